@@ -65,13 +65,21 @@ class AxisLink(NamedTuple):
 
     def single(self) -> tuple[dict[int, int], dict[int, int]] | None:
         """Return the axes of operands and of results, or None if one is a part or several axes."""
-        pair: list[dict[int, int]] = []
-        for runs in (self.operands, self.results):
-            axes = {i: run[0] for i, run in runs.items() if len(run) == 1}
-            pair.append({i: axis for i, axis in axes.items() if not isinstance(axis, AxisPart)})
-            if len(pair[-1]) < len(runs):
-                return None
-        return pair[0], pair[1]
+        operands = _single(self.operands)
+        results = _single(self.results)
+        if operands is None or results is None:
+            return None
+        return operands, results
+
+
+def _single(runs: Mapping[int, Run]) -> dict[int, int] | None:
+    """Return the axis of each run, or None if a run is a part of an axis, or several axes."""
+    axes: dict[int, int] = {}
+    for place, run in runs.items():
+        if len(run) != 1 or isinstance(run[0], AxisPart):
+            return None
+        axes[place] = run[0]
+    return axes
 
 
 class LinkedAxes(NamedTuple):
@@ -95,19 +103,23 @@ _ROWS: dict[str, Row] = {}
 
 def axes_of(equation: Equation) -> LinkedAxes | None:
     """Return the linked axes of an equation, or None if its primitive has no row."""
-    row = _ROWS.get(name := primitive(equation))
+    name = primitive(equation)
+    row = _ROWS.get(name)
     if row is not None:
         return row(equation)
     fact = facts(equation)
     if fact.by_item:
         return _same(equation, repeats=True)
     if fact.removes:
-        return _removed(equation, fact.removes, is_sum=fact.reduces and not name.startswith("arg"))
+        is_sum = fact.reduces and not name.startswith("arg")
+        return _removed(equation, fact.removes, is_sum=is_sum)
     if fact.along:
         return _same(equation, [equation.params[fact.along]])
     if fact.across:
         return _same(equation, equation.params[fact.across])
-    return _same(equation, _touched(equation, fact.per_axis)) if fact.per_axis else None
+    if fact.per_axis:
+        return _same(equation, _touched(equation, fact.per_axis))
+    return None
 
 
 def is_listed(name: str) -> bool:
@@ -157,13 +169,14 @@ def _same(equation: Equation, touched: Iterable[int] = (), *, repeats: bool = Fa
     rank = len(_shape(equation.outvars[0]))
     operands = [(i, _shape(v)) for i, v in enumerate(equation.invars) if len(_shape(v)) == rank]
     for axis in {*range(rank)} - {*touched}:
-        (extent, *extents) = [_shape(v)[axis] for v in equation.outvars]
+        result_extents = {_shape(v)[axis] for v in equation.outvars}
+        if len(result_extents) > 1:
+            continue
+        (extent,) = result_extents
         equal = [i for i, shape in operands if shape[axis] == extent]
-        is_linked = len(equal) == len(operands) or (
-            repeats and all(shape[axis] in (1, extent) for _, shape in operands)
-        )
-        if is_linked and all(n == extent for n in extents):
-            links.append(_shared(equal, axis, range(1 + len(extents)), axis))
+        others = [shape[axis] for _, shape in operands if shape[axis] != extent]
+        if not others or (repeats and all(n == 1 for n in others)):
+            links.append(_shared(equal, axis, range(len(equation.outvars)), axis))
     return LinkedAxes(links)
 
 
@@ -183,19 +196,20 @@ def _removed(equation: Equation, name: str, *, is_sum: bool) -> LinkedAxes:
 
 def _touched(equation: Equation, per_axis: Mapping[str, object]) -> set[int]:
     """Return the axes for which a parameter of `Facts.per_axis` has a non-neutral entry."""
-    return {
-        axis
-        for name, neutral in per_axis.items()
-        if neutral is not None and equation.params[name] is not None
-        for axis, entry in enumerate(equation.params[name])
-        if entry != neutral
-    }
+    touched: set[int] = set()
+    for name, neutral in per_axis.items():
+        entries = equation.params[name]
+        if neutral is not None and entries is not None:
+            touched.update(axis for axis, entry in enumerate(entries) if entry != neutral)
+    return touched
 
 
 @_row("optimization_barrier")
 def _barrier(equation: Equation) -> LinkedAxes:
-    pairs = enumerate(equation.invars)
-    return LinkedAxes([_one({i: a}, {i: a}) for i, v in pairs for a in range(len(_shape(v)))])
+    links: list[AxisLink] = []
+    for i, operand in enumerate(equation.invars):
+        links += [_one({i: axis}, {i: axis}) for axis in range(len(_shape(operand)))]
+    return LinkedAxes(links)
 
 
 @_row("transpose")
@@ -217,26 +231,30 @@ def _broadcast(equation: Equation) -> LinkedAxes:
 def _reshape(equation: Equation) -> LinkedAxes:
     if equation.params.get("dimensions") is not None:
         return UNLINKED
-    shapes = _shape(equation.invars[0]), _shape(equation.outvars[0])
+    before = _shape(equation.invars[0])
+    after = _shape(equation.outvars[0])
     links: list[AxisLink] = []
-    for runs in runs_of(*shapes) or ():
-        if max(map(len, runs)) > 1:  # leave out axes of extent 1, except one that stays one axis
-            runs = [tuple(i for i in x if n[i] != 1) for x, n in zip(runs, shapes, strict=True)]
-        old, new = runs
-        links.append(AxisLink({0: old}, {0: new}))
+    for operand_run, result_run in runs_of(before, after) or ():
+        if max(len(operand_run), len(result_run)) > 1:
+            # Leave out axes of extent 1.
+            operand_run = tuple(axis for axis in operand_run if before[axis] != 1)
+            result_run = tuple(axis for axis in result_run if after[axis] != 1)
+        links.append(AxisLink({0: operand_run}, {0: result_run}))
     return LinkedAxes(links)
 
 
 @_row("stack")
 def _stack(equation: Equation) -> LinkedAxes:
-    operands, axis = range(len(equation.invars)), equation.params["axis"]
+    operands = range(len(equation.invars))
+    axis = equation.params["axis"]
     places = [j for j in range(len(_shape(equation.outvars[0]))) if j != axis]
     return LinkedAxes([_shared(operands, i, [0], j) for i, j in enumerate(places)])
 
 
 @_row("unstack")
 def _unstack(equation: Equation) -> LinkedAxes:
-    results, axis = range(len(equation.outvars)), equation.params["axis"]
+    results = range(len(equation.outvars))
+    axis = equation.params["axis"]
     places = [i for i in range(len(_shape(equation.invars[0]))) if i != axis]
     return LinkedAxes([_shared([0], i, results, j) for j, i in enumerate(places)])
 
@@ -245,8 +263,9 @@ def _unstack(equation: Equation) -> LinkedAxes:
 def _slice(equation: Equation) -> LinkedAxes:
     """Link axes that are not cut, and slices that take one index of an axis's leading factor."""
     links: list[AxisLink] = []
+    extents = _shape(equation.invars[0])
     for place, starts in enumerate(cuts(equation)):
-        extents, sizes = _shape(equation.invars[0]), _shape(equation.outvars[place])
+        sizes = _shape(equation.outvars[place])
         for i, (start, extent, size) in enumerate(zip(starts, extents, sizes, strict=True)):
             if start is None or size == 0 or extent % size or start % size:
                 continue
@@ -257,13 +276,20 @@ def _slice(equation: Equation) -> LinkedAxes:
 
 def cuts(equation: Equation) -> list[list[int | None]]:
     """Return the start along each axis for each result of a slice or split; None for a stride."""
-    params, rank = equation.params, len(_shape(equation.invars[0]))
+    params = equation.params
+    rank = len(_shape(equation.invars[0]))
     if primitive(equation) == "slice":
         strides = params["strides"] or (1,) * rank
         pairs = zip(params["start_indices"], strides, strict=True)
         return [[start if stride == 1 else None for start, stride in pairs]]
-    starts = [sum(params["sizes"][:i]) for i in range(len(params["sizes"]))]
-    return [[start if i == params["axis"] else 0 for i in range(rank)] for start in starts]
+    cuts: list[list[int | None]] = []
+    start = 0
+    for size in params["sizes"]:
+        starts: list[int | None] = [0] * rank
+        starts[params["axis"]] = start
+        cuts.append(starts)
+        start += size
+    return cuts
 
 
 @_row("top_k")
@@ -274,10 +300,10 @@ def _top_k(equation: Equation) -> LinkedAxes:
 
 @_row("tile")
 def _tile(equation: Equation) -> LinkedAxes:
-    repeats = equation.params["reps"]
-    pairs = enumerate(zip(repeats, _shape(equation.invars[0]), strict=True))
-    alike = frozenset(i for i, (count, n) in pairs if n == 1 and count != 1)
-    return LinkedAxes(_same(equation, [i for i, n in enumerate(repeats) if n != 1]).links, alike)
+    repeated = [axis for axis, count in enumerate(equation.params["reps"]) if count != 1]
+    extents = _shape(equation.invars[0])
+    alike = frozenset(axis for axis in repeated if extents[axis] == 1)
+    return LinkedAxes(_same(equation, repeated).links, alike)
 
 
 @_row("iota")
@@ -306,16 +332,23 @@ def _products(
         groups: axes of the right operand that the result lacks.
     """
     sums, batches = numbers
-    links = [_one({0: i, 1: j}, {0: k}) for k, (i, j) in enumerate(zip(*batches, strict=True))]
+    links: list[AxisLink] = []
+    for left_axis, right_axis in zip(*batches, strict=True):
+        links.append(_one({0: left_axis, 1: right_axis}, {0: len(links)}))
     result_axis = len(links)
-    for side, v in enumerate(equation.invars[:2]):
-        for i in range(len(_shape(v))):
-            if i in (*sums[side], *batches[side]) or (side == 1 and i in groups):
-                continue
-            if side == 1 or i not in mixed:
-                links.append(_one({side: i}, {0: result_axis}))
+    left, right, *_ = equation.invars
+    for axis in range(len(_shape(left))):
+        if axis not in (*sums[0], *batches[0]):
+            if axis not in mixed:
+                links.append(_one({0: axis}, {0: result_axis}))
             result_axis += 1
-    return [*links, *(_one({0: i, 1: j}, does="sum") for i, j in zip(*sums, strict=True))]
+    for axis in range(len(_shape(right))):
+        if axis not in (*sums[1], *batches[1], *groups):
+            links.append(_one({1: axis}, {0: result_axis}))
+            result_axis += 1
+    for left_axis, right_axis in zip(*sums, strict=True):
+        links.append(_one({0: left_axis, 1: right_axis}, does="sum"))
+    return links
 
 
 @_row(PRODUCT)
@@ -327,7 +360,8 @@ def _dot(equation: Equation) -> LinkedAxes:
 def _ragged_dot(equation: Equation) -> LinkedAxes:
     """Link axes of a product whose rows are in groups, with a matrix for each group."""
     ragged = equation.params["ragged_dot_dimension_numbers"]
-    numbers, rows = ragged.dot_dimension_numbers, ragged.lhs_ragged_dimensions
+    numbers = ragged.dot_dimension_numbers
+    rows = ragged.lhs_ragged_dimensions
     (sums, _), (batch, _) = numbers
     if not {*rows}.isdisjoint((*sums, *batch)) or len(_shape(equation.invars[2])) > 1:
         return UNLINKED  # each item of a batch may have its own group sizes
@@ -338,17 +372,21 @@ def _ragged_dot(equation: Equation) -> LinkedAxes:
 @_row(CONVOLUTION)
 def _convolution(equation: Equation) -> LinkedAxes:
     """Link the batch and the channels; with groups link the groups instead of the channels."""
-    params, numbers = equation.params, equation.params["dimension_numbers"]
+    params = equation.params
+    numbers = params["dimension_numbers"]
     items, channels, *_ = numbers.lhs_spec
     outputs, inputs, *_ = numbers.rhs_spec
     batch, produced, *_ = numbers.out_spec
     if params["batch_group_count"] != 1:
         return UNLINKED
-    links, groups = [_one({0: items}, {0: batch})], params["feature_group_count"]
+    links = [_one({0: items}, {0: batch})]
+    groups = params["feature_group_count"]
     if groups > 1:
-        parts = (AxisPart(x, 1, groups) for x in (channels, outputs, produced))
-        x, filters, y = ((part,) for part in parts)
-        return LinkedAxes([*links, AxisLink({0: x, 1: filters}, {0: y})], weights=(1,))
+        input_groups, filter_groups, result_groups = (
+            (AxisPart(axis, 1, groups),) for axis in (channels, outputs, produced)
+        )
+        links.append(AxisLink({0: input_groups, 1: filter_groups}, {0: result_groups}))
+        return LinkedAxes(links, weights=(1,))
     links += [_one({1: outputs}, {0: produced}), _one({0: channels, 1: inputs}, does="sum")]
     return LinkedAxes(links, weights=(1,))
 
@@ -356,16 +394,22 @@ def _convolution(equation: Equation) -> LinkedAxes:
 @_row("gather")
 def _gather(equation: Equation) -> LinkedAxes:
     """Link axes that slices take as a whole, axes of the indices, and the one axis of a lookup."""
-    numbers, sizes = equation.params["dimension_numbers"], equation.params["slice_sizes"]
-    table, result = _shape(equation.invars[0]), _shape(equation.outvars[0])
-    collapsed, batched = numbers.collapsed_slice_dims, numbers.operand_batching_dims
+    numbers = equation.params["dimension_numbers"]
+    sizes = equation.params["slice_sizes"]
+    table = _shape(equation.invars[0])
+    result = _shape(equation.outvars[0])
+    collapsed = numbers.collapsed_slice_dims
+    batched = numbers.operand_batching_dims
     window = [i for i in range(len(table)) if i not in (*collapsed, *batched)]
     pairs = zip(window, numbers.offset_dims, strict=True)
     links = [_one({0: i}, {0: j}) for i, j in pairs if sizes[i] == table[i]]
     rows = [j for j in range(len(result)) if j not in numbers.offset_dims]
     table_axis = dict(zip(numbers.start_indices_batching_dims, batched, strict=True))
     for i, j in enumerate(rows):  # the last axis of the indices holds the coordinates of one item
-        links.append(_one({1: i} | ({0: table_axis[i]} if i in table_axis else {}), {0: j}))
+        operands = {1: i}
+        if i in table_axis:
+            operands[0] = table_axis[i]
+        links.append(_one(operands, {0: j}))
     if len(collapsed) != 1 or batched or numbers.start_index_map != collapsed:
         return LinkedAxes(links)
     return LinkedAxes([*links, _one({0: collapsed[0]}, does="lookup")], weights=(0,))
@@ -396,6 +440,7 @@ def _reduce(equation: Equation) -> LinkedAxes:
 def _leading(equation: Equation) -> LinkedAxes:
     """Link the batch axes: the leading ones, before the axes of the matrix or the transform."""
     count = len(equation.params.get("fft_lengths", (0, 0)))
-    operands, results = range(len(equation.invars)), range(len(equation.outvars))
+    operands = range(len(equation.invars))
+    results = range(len(equation.outvars))
     axes = range(max(map(len, map(_shape, equation.invars))) - count)
     return LinkedAxes([_shared(operands, i, results, i) for i in axes])

@@ -42,7 +42,8 @@ def batch_axes(
         reduces: whether sums and maxima over the batch are allowed; they have no batch axis.
         resizes: whether `resized` will change the batch. If not, loops and lookups are followed.
     """
-    axes, following = dict(seeds), set(follow) - set(seeds)
+    axes = dict(seeds)
+    following = set(follow) - set(seeds)
     size = next((v.aval.shape[axis] for v, axis in seeds.items()), 1)
     alike = {} if resizes else _alike(program, size)
 
@@ -60,13 +61,15 @@ def batch_axes(
                 elif primitive(equation) == "broadcast_in_dim" and program.uses[result] == 1:
                     alike[result] = _axes_alike(equation, {})
             continue
-        if functions := [] if resizes else bodies(equation):
+        functions = [] if resizes else bodies(equation)
+        if functions:
             inner = [_axes_within(program, equation, x, operands, has_items) for x in functions]
             inner = [x for x in inner if x]  # a function may have effects only
             if any(x != inner[0] for x in inner):  # branches
                 raise NotSeparableError(equation)
             targets = following.union(equation.outvars)
-            for v, axis in inner[0].items() if inner else ():
+            inner_axes = inner[0] if inner else {}
+            for v, axis in inner_axes.items():
                 if axis is not None and v in targets:
                     axes[v] = axis
             continue
@@ -74,10 +77,13 @@ def batch_axes(
         for operand_axes, result_axes in links:
             for place, axis in operand_axes.items():
                 v = equation.invars[place]
-                if operands[place] is None and (resizes or v in following) and has_items(v, axis):
+                may_get_axis = operands[place] is None and (resizes or v in following)
+                if may_get_axis and has_items(v, axis):
                     axes[v] = axis
             axes.update((equation.outvars[place], axis) for place, axis in result_axes.items())
-        if not axes.keys() >= {*equation.outvars} and not (reduces and links):
+        all_have_axis = axes.keys() >= {*equation.outvars}
+        is_reduction = reduces and links
+        if not all_have_axis and not is_reduction:
             raise NotSeparableError(equation)
     return axes
 
@@ -98,20 +104,21 @@ def _links(
     """
     if resizes and not _is_resizable(equation):
         return []
-    table, sums = axes_of(equation) or UNLINKED, primitive(equation) in _SUMS
-    singles = (link.single() for link in table.links if sums or link.does == "apart")
+    table = axes_of(equation) or UNLINKED
+    is_sum = primitive(equation) in _SUMS
+    singles = (link.single() for link in table.links if is_sum or link.does == "apart")
     links = [ends for ends in singles if ends]
     batch = {i: axis for i, axis in enumerate(operands) if axis is not None}
     exact = [ends for ends in links if ends[0] == batch]
 
-    def lacks(place: int, axis: int) -> bool:
+    def may_lack_axis(place: int, axis: int) -> bool:
         v = equation.invars[place]
-        is_one = facts(equation).by_item and v.aval.shape[axis] == 1
-        return not is_one and (is_literal(v) or not has_items(v, axis))
+        is_repeated = facts(equation).by_item and v.aval.shape[axis] == 1
+        return is_repeated or (not is_literal(v) and has_items(v, axis))
 
     def covers_batch(linked: Mapping[int, int]) -> bool:
         missing = linked.keys() - batch.keys()
-        return batch.items() <= linked.items() and not any(lacks(i, linked[i]) for i in missing)
+        return batch.items() <= linked.items() and all(may_lack_axis(i, linked[i]) for i in missing)
 
     return exact or [ends for ends in links if covers_batch(ends[0])][:1]
 
@@ -126,7 +133,8 @@ def _alike(program: Program, size: int) -> dict[Variable, set[int]]:
     """Map each constant to its axes of extent `size` along which all its items are equal."""
     alike: dict[Variable, set[int]] = {}
     for variable, constant in zip(program.constants, program.closed.consts, strict=True):
-        if axes := [axis for axis, n in enumerate(variable.aval.shape) if n == size]:
+        axes = [axis for axis, n in enumerate(variable.aval.shape) if n == size]
+        if axes:
             array = np.asarray(constant)
             alike[variable] = {x for x in axes if np.all(array == array.take([0], axis=x))}
     return alike
@@ -136,7 +144,8 @@ def _axes_alike(equation: Equation, alike: Alike) -> set[int]:
     """Return the axes along which all items of the first result are equal."""
     table = axes_of(equation) or UNLINKED
     axes = {*table.alike}
-    for operand_axes, result_axes in filter(None, (link.single() for link in table.links)):
+    singles = (link.single() for link in table.links)
+    for operand_axes, result_axes in filter(None, singles):
         linked = [(equation.invars[i], axis) for i, axis in operand_axes.items()]
         if all(not is_literal(v) and axis in alike.get(v, ()) for v, axis in linked):
             axes.update(axis for i, axis in result_axes.items() if i == 0)
@@ -156,11 +165,15 @@ def _axes_within(
     may get a batch axis in a turn.
     """
     inside = replace(program, closed=body.closed)
-    arguments, carried = inside.arguments, [*body.again.values()]
-    if {i for i, x in enumerate(operands) if x is not None} - {x.place for x in body.arguments}:
+    arguments = inside.arguments
+    carried = list(body.again.values())
+    with_batch = {i for i, axis in enumerate(operands) if axis is not None}
+    if with_batch - {outer.place for outer in body.arguments}:
         raise NotSeparableError(equation)  # the choice between branches depends on the batch
-    starts = [(operands[place], steps) for place, steps in body.arguments]
-    before = [None if axis is None else axis - steps for axis, steps in starts]
+    before: list[int | None] = []
+    for place, steps in body.arguments:
+        axis = operands[place]
+        before.append(None if axis is None else axis - steps)
     while -1 not in before:  # -1: the steps of the loop go over the batch
         seeds = {v: x for v, x in zip(arguments, before, strict=True) if x is not None}
         follow = [arguments[i] for i in carried if before[i] is None]
@@ -169,12 +182,14 @@ def _axes_within(
         after = list(before)
         for i, j in body.again.items():
             after[j] = axes.get(arguments[j], ends[i])
-        if after == before and all(ends[i] == before[j] for i, j in body.again.items()):
+        is_stable = after == before and all(ends[i] == before[j] for i, j in body.again.items())
+        if is_stable:
             initial = {i: equation.invars[body.arguments[i].place] for i in carried}
             initial_axes = {v: before[i] for i, v in initial.items() if not is_literal(v)}
             return initial_axes | _outside(equation, body, ends)
         for i in carried:
-            v, axis = equation.invars[body.arguments[i].place], after[i]
+            v = equation.invars[body.arguments[i].place]
+            axis = after[i]
             may_hold_batch = axis is not None and not is_literal(v) and has_items(v, axis)
             if axis != before[i] and not (may_hold_batch and primitive(equation) == SCAN):
                 raise NotSeparableError(equation)
@@ -200,17 +215,22 @@ def _outside(
 
 def resized(program: Program, *parts: tuple[Axes, int]) -> Program:
     """Return the program with other extents: each part has axes by variable, and their extent."""
+    if not parts:
+        return program
     shapes: dict[Variable, list[int]] = {}
     for axes, extent in parts:
         for variable, axis in axes.items():
             shapes.setdefault(variable, list(variable.aval.shape))[axis] = extent
 
     def change(equation: Equation) -> Equation:
-        (result, *_), name = equation.outvars, facts(equation).resized
+        result, *_ = equation.outvars
+        name = facts(equation).resized
         if not name or result not in shapes:
             return equation
-        triples = zip(equation.params[name], result.aval.shape, shapes[result], strict=True)
-        sizes = tuple(new if old != new else size for size, old, new in triples)
-        return equation.replace(params=equation.params | {name: sizes})
+        sizes = list(equation.params[name])
+        for axis, extent in enumerate(shapes[result]):
+            if extent != result.aval.shape[axis]:
+                sizes[axis] = extent
+        return equation.replace(params=equation.params | {name: tuple(sizes)})
 
-    return program.with_closed(jaxprs.retyped(program.closed, shapes, change)) if parts else program
+    return program.with_closed(jaxprs.retyped(program.closed, shapes, change))

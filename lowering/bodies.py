@@ -18,7 +18,7 @@ class Outer(NamedTuple):
 
     Args:
         place: its index among the operands or results.
-        steps: 1 if the inner function gets one item along the leading axis of it, else 0.
+        steps: 1 if the inner function gets one item along its leading axis, else 0.
     """
 
     place: int
@@ -45,11 +45,10 @@ class InnerFunction(NamedTuple):
 
 def bodies(equation: Equation) -> list[InnerFunction]:
     """Return the functions that an equation evaluates, in order; most primitives have none."""
-    name, params = primitive(equation), equation.params
-    operands, results = (
-        list(map(Outer, range(len(x)))) for x in (equation.invars, equation.outvars)
-    )
-    match name:
+    params = equation.params
+    operands = list(map(Outer, range(len(equation.invars))))
+    results = list(map(Outer, range(len(equation.outvars))))
+    match primitive(equation):
         case "scan":
             count, carried = jaxprs.scan_counts(equation)
             stacked = count + carried

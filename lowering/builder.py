@@ -160,7 +160,8 @@ class GraphBuilder:
             )
         if target.update is not None:
             raise InvalidOperation(f"variable '{target.label}' is updated twice in one cycle")
-        shape = target.value.type.shape if shape is None else shape
+        if shape is None:
+            shape = target.value.type.shape
         if shapes_differ(shape, value.type.shape):
             raise InvalidShape(
                 f"variable '{target.label}' has shape {show(shape)}, "
@@ -196,7 +197,9 @@ class GraphBuilder:
                     f"an operand has the shape {show(type.shape)}; an axis has at most "
                     f"{MAX_EXTENT} items"
                 )
-        return PRESENT if type == ABSENT and isinstance(operand, Value) else type
+        if type == ABSENT and isinstance(operand, Value):
+            return PRESENT
+        return type
 
     def operation(
         self,
@@ -229,7 +232,8 @@ class GraphBuilder:
         """
         active = rule or rules[kind]
         arguments: dict[str, Any] = {**operands, **attributes}
-        reads, infer_arguments = active.infer_reads, dict[str, Any]()
+        reads = active.infer_reads
+        infer_arguments: dict[str, Any] = {}
         for name, x in arguments.items():
             if "**" in reads or name in reads:
                 argument = mapped(x, self._as_read) if name in operands else _opened(x)
@@ -240,7 +244,8 @@ class GraphBuilder:
                     raise InvalidOperation(f"the rule takes no '{name}'")
         if len(arguments) < len(active.parameters):
             required = set(active.parameters) - active.defaults.keys() - {"**"}
-            if missing := sorted(required - arguments.keys()):
+            missing = sorted(required - arguments.keys())
+            if missing:
                 raise InvalidOperation(f"the rule needs {', '.join(map(repr, missing))}")
         try:
             inferred = active.infer(**infer_arguments)
@@ -252,24 +257,33 @@ class GraphBuilder:
             results = (Value(self._name(names[0], True), _possible(inferred), inserted),)
         else:
             results = self._results(inferred, names, inserted)
-        pairs = tuple(operands.items()), tuple(attributes.items())
-        self.operations.append(Operation(kind, *pairs, results, span, calls, rule))
+        operand_pairs = tuple(operands.items())
+        attribute_pairs = tuple(attributes.items())
+        operation = Operation(kind, operand_pairs, attribute_pairs, results, span, calls, rule)
+        self.operations.append(operation)
         return results
 
     def _results(self, types: Types, names: Sequence[str], inserted: bool) -> tuple[Result, ...]:
         """Return new values of these types, with names from `names` or made from the first."""
         structure = types if isinstance(types, tuple) else (types,)
-        count = sum([len(item) if isinstance(item, list) else 1 for item in structure])
+        count = 0
+        for item in structure:
+            count += len(item) if isinstance(item, list) else 1
         exact = len(names) == count
-        stem = names[0][:_LONGEST]
-        result_names = iter(
-            names if exact else [f"{stem}_{i}" if count > 1 else names[0] for i in range(count)]
-        )
+        if not exact and count == 1:
+            names = names[:1]
+        elif not exact:
+            stem = names[0][:_LONGEST]
+            names = [f"{stem}_{i}" for i in range(count)]
+        remaining_names = iter(names)
 
         def value(type: TensorType) -> Value:
-            return Value(self._name(next(result_names), exact), _possible(type), inserted)
+            return Value(self._name(next(remaining_names), exact), _possible(type), inserted)
 
-        return tuple([tuple(map(value, i)) if isinstance(i, list) else value(i) for i in structure])
+        results: list[Result] = []
+        for item in structure:
+            results.append(tuple(map(value, item)) if isinstance(item, list) else value(item))
+        return tuple(results)
 
     def graph(
         self,
@@ -279,20 +293,24 @@ class GraphBuilder:
         input_names: Sequence[str] | None = None,
     ) -> Graph:
         """Return the graph; `input_names` orders its inputs, by default as `input` was called."""
-        variables = self._variables.values()
         inputs = {value.name: value for value in self._inputs}
+        if input_names is None:
+            input_names = tuple(inputs)
+        parameters: list[Parameter] = []
+        states: list[StateVariable] = []
+        for v in self._variables.values():
+            if v.update is None:
+                parameters.append(Parameter(v.label, v.value, v.span))
+            else:
+                states.append(StateVariable(v.label, v.value, v.update, v.span, v.initial))
         return Graph(
             name,
-            tuple(inputs[n] for n in (inputs if input_names is None else input_names)),
+            tuple(inputs[input_name] for input_name in input_names),
             tuple(outputs),
             tuple(output_names),
             tuple(self.operations),
-            tuple(Parameter(v.label, v.value, v.span) for v in variables if v.update is None),
-            tuple(
-                StateVariable(v.label, v.value, v.update, v.span, v.initial)
-                for v in variables
-                if v.update is not None
-            ),
+            tuple(parameters),
+            tuple(states),
             dict(self.aliases),
             dict(self.folded),
         )
@@ -303,17 +321,21 @@ def _possible(type: TensorType) -> TensorType:
     for extent in type.shape:
         if extent < 0:
             raise InvalidShape(f"the result would have the shape {show(type.shape)}")
-    if 0 in type.shape and volume(type.shape[: type.shape.index(0)]) > _MOST_EMPTY:
-        raise InvalidShape(
-            f"the result would have the shape {show(type.shape)}: more than {_MOST_EMPTY} items "
-            "along the axes before the empty one, which take long to compile"
-        )
+    if 0 in type.shape:
+        axes_before = type.shape[: type.shape.index(0)]
+        if volume(axes_before) > _MOST_EMPTY:
+            raise InvalidShape(
+                f"the result would have the shape {show(type.shape)}: more than {_MOST_EMPTY} "
+                "items along the axes before the empty one, which take long to compile"
+            )
     return ABSENT if type is PRESENT else type
 
 
 def _opened(attribute: Any) -> Any:
     """Return an attribute with UNKNOWN in the place of symbolic extents."""
-    if isinstance(attribute, tuple):
-        items: tuple[Any, ...] = attribute
-        return tuple(map(_opened, items)) if any(map(is_symbolic, items)) else items
-    return UNKNOWN if is_symbolic(attribute) else attribute
+    if not isinstance(attribute, tuple):
+        return UNKNOWN if is_symbolic(attribute) else attribute
+    items: tuple[Any, ...] = attribute
+    if not any(map(is_symbolic, items)):
+        return items
+    return tuple(map(_opened, items))

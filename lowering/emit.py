@@ -101,7 +101,7 @@ def preparation(
         return None
     arrays = leaves[: program.parameters]
     parts = lower(differentiable(program), target)
-    are_traced = any(isinstance(x, Tracer) for x in arrays)
+    are_traced = any(map(_is_tracer, arrays))
     values = parts.prepare(arrays) if are_traced else prepared(parts, arrays)
     computed = [x for x, source in zip(values, parts.sources, strict=True) if source is None]
     return Preparation(tuple(map(jax.lax.stop_gradient, computed)), parts.recipe.digest)
@@ -123,16 +123,19 @@ def _bind(
     """
     if program.closed.effects:  # a user's callbacks keep their order
         return program(*operands)
-    closed, outer = jaxprs.lifted(program.closed, lambda x: isinstance(x, Tracer))
-    operands, recipe, constants = [*outer, *operands], None, _NOTHING
+    closed, outer = jaxprs.lifted(program.closed, _is_tracer)
+    operands = [*outer, *operands]
+    recipe = None
+    constants = _NOTHING
+    # Lifted constants are the first operands: no leading operands are parameters then.
     program = replace(program, closed=closed, parameters=0 if outer else program.parameters)
     arrays = operands[: program.parameters]
     if preparation is not None and not outer:
-        operands, recipe = [*operands, *preparation.arrays], preparation.recipe
-    elif as_constants and all(
-        isinstance(x, jax.Array) and not isinstance(x, Tracer) for x in arrays
-    ):
-        constants, operands = ConstantParameters(tuple(arrays)), operands[program.parameters :]
+        operands = [*operands, *preparation.arrays]
+        recipe = preparation.recipe
+    elif as_constants and all(map(_is_concrete, arrays)):
+        constants = ConstantParameters(tuple(arrays))
+        operands = operands[program.parameters :]
     return _network.bind(
         *operands,
         jaxpr=program.closed,
@@ -143,6 +146,14 @@ def _bind(
         constants=constants,
         about=about,
     )
+
+
+def _is_tracer(x: object) -> bool:
+    return isinstance(x, Tracer)
+
+
+def _is_concrete(x: object) -> bool:
+    return isinstance(x, jax.Array) and not isinstance(x, Tracer)
 
 
 @_network.def_impl
@@ -189,15 +200,15 @@ def _lowering_rule(
 
     def with_prepared() -> Callable[..., list[Any]]:
         parts = lower(program, target)
-        values = prepared(parts, constants.arrays)
-        return lambda *operands: parts.call(values, operands)
+        return partial(_call, parts, prepared(parts, constants.arrays))
 
     with named(about):
         if constants.arrays:
             # A module for several platforms holds the parameters, which the platforms share.
-            is_one = len(context.module_context.platforms) == 1
-            prepares = is_one and target.has_kernels and program.has_items
-            run = or_else(with_prepared, lambda: with_constants) if prepares else with_constants
+            is_one_platform = len(context.module_context.platforms) == 1
+            run = with_constants
+            if is_one_platform and target.has_kernels and program.has_items:
+                run = or_else(with_prepared, lambda: with_constants)
             return mlir.lower_fun(run, multiple_results=True)(context, *operands)
         if recipe is not None and target.has_kernels:
             parts = lower(program, target)
@@ -205,15 +216,21 @@ def _lowering_rule(
                 run = partial(with_arrays, parts)
                 return mlir.lower_fun(run, multiple_results=True)(context, *operands)
         context = context.replace(avals_in=context.avals_in[:count])
-        rewritten, operands = rewrite(program, target), operands[:count]
+        operands = operands[:count]
+        rewritten = rewrite(program, target)
         if not target.has_kernels:  # tracing leaves unused equations out of the module
             return mlir.lower_fun(rewritten, multiple_results=True)(context, *operands)
         # A call, which XLA inlines. Tracing the program anew would take a fifth of the compile time
         # of a training step of ConvNeXt-T.
-        module, platforms = context.module_context, context.platforms
-        module = module if platforms is None else module.replace(platforms=platforms)
+        module = context.module_context
+        if context.platforms is not None:
+            module = module.replace(platforms=context.platforms)
         call: Any = {"name": "network", "call_jaxpr": rewritten.closed}
         return mlir.core_call_lowering(context.replace(module_context=module), *operands, **call)
+
+
+def _call(parts: Split, values: Sequence[Array], *inputs: Array) -> list[Any]:
+    return parts.call(values, inputs)
 
 
 mlir.register_lowering(_network, partial(_lowering_rule, platform="other"))
@@ -231,9 +248,11 @@ def _jvp(
     **params: Any,
 ) -> tuple[list[Any], list[Any]]:
     """Compute results and residuals by one primitive, and tangents by a second, linear one."""
-    count, avals = len(jaxpr.in_avals), jaxpr.out_avals
+    count = len(jaxpr.in_avals)
+    avals = jaxpr.out_avals
     fixed = [ad.Zero(aval.to_tangent_aval()) for aval in jaxpr.in_avals[: len(constants.arrays)]]
-    operands, tangents = [*constants.arrays, *operands], [*fixed, *tangents]
+    operands = [*constants.arrays, *operands]
+    tangents = [*fixed, *tangents]
     if any(map(_moves, tangents[count:])):
         raise TypeError(
             "prepared values have no derivatives: differentiate in parameters, and prepare these"
@@ -241,21 +260,25 @@ def _jvp(
         )
     moving = [i for i, tangent in enumerate(tangents[:count]) if _moves(tangent)]
     first = count - linear
-    if not moving or moving[0] >= first:  # it is linear in all moving operands
+    is_linear = not moving or moving[0] >= first
+    if is_linear:
         params |= {"linear": linear, "constants": _NOTHING, "about": about}
         results = _network.bind(*operands, jaxpr=jaxpr, **params)
         if not moving:
             return results, [ad.Zero(aval.to_tangent_aval()) for aval in avals]
         changes = [*operands[:first], *map(ad.instantiate_zeros, tangents[first:count])]
         return results, _bind(Program(jaxpr, role="backward"), changes, about, linear=linear)
-    operands, changes = operands[:count], [tangents[i] for i in moving]
+    operands = operands[:count]
+    changes = [tangents[i] for i in moving]
     are_real = [jnp.issubdtype(aval.dtype, jnp.inexact) for aval in avals]
     trees: list[Any] = []  # tracing `with_residuals` appends the tree of the linear function
 
     def with_residuals(*operands: Array) -> tuple[list[Any], list[Any], list[Any]]:
         def parted(*moved: Array) -> tuple[list[Any], list[Any]]:
             results = jaxprs.as_function(jaxpr)(*_merged(operands, moving, moved))
-            return list(compress(results, are_real)), list(compress(results, map(not_, are_real)))
+            reals = list(compress(results, are_real))
+            integers = list(compress(results, map(not_, are_real)))
+            return reals, integers
 
         points = [operands[i] for i in moving]
         reals, linear_function, integers = jax.linearize(parted, *points, has_aux=True)
@@ -263,10 +286,12 @@ def _jvp(
         trees.append(tree)
         return reals, integers, residuals
 
-    forward, shapes = jaxprs.make_jaxpr_and_types(with_residuals, *operands)
-    forward, sources = jaxprs.without_forwarded(forward, keep=sum(map(len, shapes[:2])))
+    forward, (real_types, integer_types, _) = jaxprs.make_jaxpr_and_types(with_residuals, *operands)
+    result_count = len(real_types) + len(integer_types)
+    forward, sources = jaxprs.without_forwarded(forward, keep=result_count)
     computed = iter(_bind(Program(forward, role="forward"), operands, about))
-    reals, integers = (iter([next(computed) for _ in part]) for part in shapes[:2])
+    reals = iter([next(computed) for _ in real_types])
+    integers = iter([next(computed) for _ in integer_types])
     residuals = [next(computed) if i is None else operands[i] for i in sources]
 
     def push(residuals: Sequence[Array], changes: Sequence[Array]) -> Any:
@@ -276,9 +301,12 @@ def _jvp(
     real_tangents = iter(_bind(backward, [*residuals, *changes], about, linear=len(changes)))
     results, result_tangents = list[Any](), list[Any]()
     for is_real, aval in zip(are_real, avals, strict=True):
-        results.append(next(reals if is_real else integers))
-        zero = ad.Zero(aval.to_tangent_aval())
-        result_tangents.append(next(real_tangents) if is_real else zero)
+        if is_real:
+            results.append(next(reals))
+            result_tangents.append(next(real_tangents))
+        else:
+            results.append(next(integers))
+            result_tangents.append(ad.Zero(aval.to_tangent_aval()))
     return results, result_tangents
 
 
@@ -307,7 +335,8 @@ def _transpose(
     **_: object,
 ) -> list[Any]:
     """Compute the cotangents of the linear operands by one primitive, linear in `cotangents`."""
-    operands, count = (*constants.arrays, *operands), len(jaxpr.in_avals)
+    operands = (*constants.arrays, *operands)
+    count = len(jaxpr.in_avals)
     linear = [i for i, x in enumerate(operands) if ad.is_undefined_primal(x)]
     fixed = [i for i in range(count) if i not in linear]
     nonzero = [i for i, cotangent in enumerate(cotangents) if type(cotangent) is not ad.Zero]
@@ -321,7 +350,8 @@ def _transpose(
         full = _merged(list(map(ad.instantiate_zeros, cotangents)), nonzero, changes)
         return list(jax.linear_transpose(function, *types)(full))
 
-    constant, changes = [operands[i] for i in fixed], [cotangents[i] for i in nonzero]
+    constant = [operands[i] for i in fixed]
+    changes = [cotangents[i] for i in nonzero]
     backward = Program(jaxprs.make_jaxpr(transposed, constant, changes), role="backward")
     results = _bind(backward, [*constant, *changes], about, linear=len(changes))
     return _merged([None] * len(operands), linear, results)[len(constants.arrays) :]

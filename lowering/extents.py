@@ -91,9 +91,13 @@ def shapes_differ(a: Sequence[int], b: Sequence[int]) -> bool:
 
 def common(a: int, b: int) -> int | None:
     """Return the extent that two extents broadcast to; None if they differ and neither is 1."""
-    if a == 1 or (a is UNKNOWN and b != 1):
+    if a == 1:
         return b
-    return None if b != 1 and differ(a, b) else a
+    if b == 1:
+        return a
+    if differ(a, b):
+        return None
+    return b if a is UNKNOWN else a
 
 
 def volume(shape: Iterable[int]) -> int:
@@ -118,7 +122,9 @@ def with_ones(attribute: Any) -> Any:
 
 def along(axis: int, rank: int) -> list[int]:
     """Return the shape of a vector along one axis of a tensor, with -1 there and 1s elsewhere."""
-    return [-1 if a == axis else 1 for a in range(rank)]
+    shape = [1] * rank
+    shape[axis] = -1
+    return shape
 
 
 def with_extent(shape: Shape, axis: int, *extents: int) -> Shape:
@@ -131,9 +137,14 @@ def show(shape: Sequence[int | None], names: Sequence[str] = ()) -> str:
 
     An extent that is UNKNOWN or None is shown by its name, if it has one: `[batch,3,?,?]`.
     """
-    pairs = zip(shape, [*names, *[""] * (len(shape) - len(names))], strict=False)
-    shown = (name or "?" if n is UNKNOWN or n is None else str(n) for n, name in pairs)
-    return f"[{','.join(shown)}]"
+    texts: list[str] = []
+    for axis, extent in enumerate(shape):
+        if extent is UNKNOWN or extent is None:
+            name = names[axis] if axis < len(names) else ""
+            texts.append(name or "?")
+        else:
+            texts.append(str(extent))
+    return f"[{','.join(texts)}]"
 
 
 def is_static(value: object) -> bool:
@@ -161,17 +172,22 @@ def runs_of(
     if 0 in old:
         return None
     runs: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
-    i = j = 0
-    while i < len(old) or j < len(new):
-        old_start, new_start = i, j
-        old_size, i = (old[i], i + 1) if i < len(old) else (1, i)
-        new_size, j = (new[j], j + 1) if j < len(new) else (1, j)
+    old_end = new_end = 0
+    while old_end < len(old) or new_end < len(new):
+        old_start, new_start = old_end, new_end
+        # A run has one axis at least, of those that are left.
+        old_end = min(old_end + 1, len(old))
+        new_end = min(new_end + 1, len(new))
+        old_size = volume(old[old_start:old_end])
+        new_size = volume(new[new_start:new_end])
         while old_size != new_size:
-            if i < len(old) and at_least(new_size, old_size):
-                old_size, i = old_size * old[i], i + 1
-            elif j < len(new) and at_least(old_size, new_size):
-                new_size, j = new_size * new[j], j + 1
+            if old_end < len(old) and at_least(new_size, old_size):
+                old_size = old_size * old[old_end]
+                old_end += 1
+            elif new_end < len(new) and at_least(old_size, new_size):
+                new_size = new_size * new[new_end]
+                new_end += 1
             else:
                 return None
-        runs.append((tuple(range(old_start, i)), tuple(range(new_start, j))))
+        runs.append((tuple(range(old_start, old_end)), tuple(range(new_start, new_end))))
     return runs

@@ -54,29 +54,34 @@ def block(axis: Iterable[Factor]) -> None:
         factor.is_blocked = True
 
 
-def unite(one: Iterable[Factor], other: Iterable[Factor]) -> None:
+def unite(first: Iterable[Factor], second: Iterable[Factor]) -> None:
     """Make the factors of two axes equal, from the left.
 
     Of two factors with different extents the larger one is split. If that is impossible, these and
     all later factors are blocked.
     """
-    left, right = leaves(one), leaves(other)
+    left = leaves(first)
+    right = leaves(second)
     while left and right:
-        x, y = left.pop(0), right.pop(0)
+        x = left.pop(0)
+        y = right.pop(0)
         if x is y:
             continue
         if x.extent == y.extent:
-            y.parts, x.is_blocked = [x], x.is_blocked or y.is_blocked
+            x.is_blocked = x.is_blocked or y.is_blocked
+            y.parts = [x]
         else:
-            small, large = sorted((x, y), key=lambda factor: factor.extent)
+            small, large = (x, y) if x.extent < y.extent else (y, x)
             if large.extent % small.extent:
                 block([x, y, *left, *right])
                 return
             extents = small.extent, large.extent // small.extent
             large.parts = [Factor(n, is_blocked=large.is_blocked) for n in extents]
-            left, right = [x, *left], [y, *right]
-        # The remaining factors may contain the one that has parts now.
-        left, right = leaves(left), leaves(right)
+            left = [x, *left]
+            right = [y, *right]
+        # The remaining factors may contain the factor that was replaced or split.
+        left = leaves(left)
+        right = leaves(right)
 
 
 UseKind = Literal["sum", "lookup", "gather"]
@@ -112,6 +117,12 @@ class Product(NamedTuple):
     columns: Axis
     items: int
     kind: Literal["product", "lookup"] = "product"
+
+
+def _axes(operand: Atom) -> Axes:
+    """Return new axes of an operand: an axis is one factor, or none if its extent is 1."""
+    extents = getattr(operand.aval, "shape", ())
+    return [[Factor(extent)] if extent != 1 else [] for extent in extents]
 
 
 class FactorWalk:
@@ -158,9 +169,10 @@ class FactorWalk:
             for place, run in link.operands.items():
                 parts = {number(x): self._part(operands[place], x) for x in run}
                 linked |= {(place, axis): factors for axis, factors in parts.items()}
-                runs.append([*chain(*parts.values())])
+                runs.append(list(chain(*parts.values())))
             for place, run in link.results.items():
-                runs.append([*chain(*(self._part(results[place], x) for x in run))])
+                parts_of_result = (self._part(results[place], x) for x in run)
+                runs.append(list(chain(*parts_of_result)))
             for run in runs[1:]:
                 unite(runs[0], run)
             if link.does != "apart":
@@ -178,8 +190,9 @@ class FactorWalk:
         if not isinstance(part, AxisPart):
             return axis
         total = math.prod(factor.extent for factor in axis)
-        extents = part.before, part.extent, total // (part.before * part.extent)
-        before, inside, after = map(Factor, extents)
+        before = Factor(part.before)
+        inside = Factor(part.extent)
+        after = Factor(total // (part.before * part.extent))
         unite([factor for factor in (before, inside, after) if factor.extent > 1], axis)
         return [inside]
 
@@ -187,15 +200,19 @@ class FactorWalk:
         """Record a product whose weight depends on parameters alone."""
         if not self.is_known(weight) or self.is_known(result):
             return
-        rows, columns, result_axes = Axis(), Axis(), set[int]()
+        rows = Axis()
+        columns = Axis()
+        result_axes: set[int] = set()
         kind: Literal["product", "lookup"] = "product"
         for link in table.links:
             axes = [self.of(weight)[number(x)] for x in link.operands.get(place, ())]
-            factors = [*chain(*axes)]
+            factors = list(chain(*axes))
+            is_of_weight_alone = place in link.operands and len(link.operands) == 1
             if link.does != "apart":
                 rows += factors
-                kind = "lookup" if link.does == "lookup" else kind
-            elif place in link.operands and (len(link.operands) == 1 or link.is_of_parts):
+                if link.does == "lookup":
+                    kind = "lookup"
+            elif is_of_weight_alone or (place in link.operands and link.is_of_parts):
                 columns += factors
                 result_axes.update(map(number, link.results[0]))
         product = Product(self.origin(weight), rows, columns, self.items(result), kind)
@@ -219,8 +236,8 @@ class FactorWalk:
                 inside.use("gather", inside.of(inner), inner)
             elif outer is not None:
                 item = self._item(equation.outvars[outer.place], outer.steps)
-                for axis, other in zip(inside.of(inner), item, strict=True):
-                    unite(axis, other)
+                for inner_axis, outer_axis in zip(inside.of(inner), item, strict=True):
+                    unite(inner_axis, outer_axis)
 
     def _item(self, variable: Atom, steps: int) -> Axes:
         """Block the first `steps` axes, which the steps of a loop go over; return the others."""
@@ -231,11 +248,10 @@ class FactorWalk:
 
     def of(self, operand: Atom) -> Axes:
         """Return the axes of a variable, or of a literal."""
-        extents = getattr(operand.aval, "shape", ())
         if is_literal(operand):
-            return [[Factor(n)] if n != 1 else [] for n in extents]
+            return _axes(operand)
         if operand not in self.axes:
-            self.axes[operand] = [[Factor(n)] if n != 1 else [] for n in extents]
+            self.axes[operand] = _axes(operand)
         return self.axes[operand]
 
     def is_known(self, operand: Atom) -> bool:

@@ -135,17 +135,22 @@ def renumbered(equation: Equation, places: Sequence[Places]) -> dict[str, Any] |
     `places` has an item for each operand; an axis may become several. Return None if the table
     lacks the primitive, or its parameters cannot express the new axes.
     """
-    name, fact, params = equation.primitive.name, facts(equation), equation.params
+    name = equation.primitive.name
+    params = equation.params
+    fact = facts(equation)
     if name == "dot_general":
-        numbers = params["dimension_numbers"]
-        return {"dimension_numbers": tuple(tuple(map(spanned, places, x)) for x in numbers)}
+        sums, batch = params["dimension_numbers"]
+        numbers = tuple(map(spanned, places, sums)), tuple(map(spanned, places, batch))
+        return {"dimension_numbers": numbers}
     first = next((x for x in places if x), ())  # scalars have no axes
     if name == "transpose":
         return {"permutation": spanned(first, params["permutation"])}
-    if fact.removes or fact.across:
-        parameter = fact.removes or fact.across
+    parameter = fact.removes or fact.across
+    if parameter:
         axes = tuple(sorted(spanned(first, params[parameter])))
-        return None if name.startswith("arg") and len(axes) > 1 else {parameter: axes}
+        if name.startswith("arg") and len(axes) > 1:
+            return None
+        return {parameter: axes}
     if fact.along:
         axes = first[params[fact.along]]
         return {fact.along: axes[0]} if len(axes) == 1 else None
@@ -155,7 +160,8 @@ def renumbered(equation: Equation, places: Sequence[Places]) -> dict[str, Any] |
             continue
         entries: dict[int, Any] = {}
         for axes, entry in zip(first, params[key], strict=True):
-            if len(axes) != 1 and (neutral is None or entry != neutral):
+            is_neutral = neutral is not None and entry == neutral
+            if len(axes) != 1 and not is_neutral:
                 return None
             entries.update(dict.fromkeys(axes, entry))
         changed[key] = tuple(entries[axis] for axis in sorted(entries))

@@ -81,7 +81,9 @@ def reason(error: Exception) -> str:
 @functools.lru_cache(1024)
 def _warn(name: str, step: str, reason: str) -> None:
     network = f"network '{name}'" if name else "a network"
-    outcome = f"is compiled without {step}, which" if step else "runs unoptimised, since rewriting"
+    outcome = "runs unoptimised, since rewriting"
+    if step:
+        outcome = f"is compiled without {step}, which"
     warnings.warn(
         f"{network} {outcome} fails with jax {jax.__version__}; it is slower: {reason}",
         stacklevel=2,

@@ -25,7 +25,8 @@ def forward_only(x: Array, refuse: Callable[[], Exception]) -> Array:
         return x
 
     def derivative(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
-        (x,), (tangent,) = primals, tangents
+        (x,) = primals
+        (tangent,) = tangents
         with suppress(ImportError, AttributeError):  # a later jax may lack `identity`'s names
             tangent = _tangent().bind(tangent, refuse=refuse)
         return x, tangent

@@ -165,7 +165,9 @@ class Operation:
 
 def mapped(operand: Operand | Result, leaf: Callable[[Any], Any]) -> Any:
     """Apply a function to a tensor or literal; return a list for an array of these."""
-    return [mapped(x, leaf) for x in operand] if isinstance(operand, tuple) else leaf(operand)
+    if isinstance(operand, tuple):
+        return [mapped(item, leaf) for item in operand]
+    return leaf(operand)
 
 
 def substituted(operand: Operand, values: Mapping[Value, Value]) -> Operand:
@@ -246,8 +248,9 @@ class Graph:
 
         Tensors that are folded themselves are left out, but not their readers.
         """
-        readers, waiting = dict[str, None](), [folded]
-        for name in waiting:  # the loop appends to it
+        readers: dict[str, None] = {}
+        waiting = [folded]
+        for name in waiting:  # the loop appends to the list
             for reader in self.folded[name]:
                 if reader in self.folded and reader not in readers:
                     waiting.append(reader)

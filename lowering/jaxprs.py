@@ -209,13 +209,15 @@ def retyped(
     def mapped(operands: Iterable[Atom]) -> list[Atom]:
         return [v if is_literal(v) else types.get(v, v) for v in operands]
 
+    def changed(equation: Equation) -> Equation:
+        invars = mapped(equation.invars)
+        outvars = mapped(equation.outvars)
+        return change(equation).replace(invars=invars, outvars=outvars)
+
     jaxpr = closed.jaxpr.replace(
         invars=mapped(closed.jaxpr.invars),
         outvars=mapped(closed.jaxpr.outvars),
-        eqns=[
-            change(e).replace(invars=mapped(e.invars), outvars=mapped(e.outvars))
-            for e in closed.jaxpr.eqns
-        ],
+        eqns=list(map(changed, closed.jaxpr.eqns)),
     )
     return closed_jaxpr(jaxpr, closed.consts)
 
@@ -238,15 +240,18 @@ def of_equations(
         if equation.effects or not needed.isdisjoint(equation.outvars):
             steps.append(equation)
             needed.update(variables(equation.invars))
+    steps.reverse()
     jaxpr = closed.jaxpr
     if constants is None:
         constants = dict(zip(jaxpr.constvars, closed.consts, strict=True))
     constants = {v: x for v, x in constants.items() if v in needed}
+    if arguments is None:
+        arguments = jaxpr.invars
     pruned = jaxpr.replace(
         constvars=list(constants),
-        invars=list(jaxpr.invars if arguments is None else arguments),
+        invars=list(arguments),
         outvars=list(results),
-        eqns=steps[::-1],
+        eqns=steps,
         debug_info=jaxpr.debug_info.with_unknown_names(),
     )
     return closed_jaxpr(pruned, constants.values())
@@ -279,8 +284,10 @@ def trace_at(
 
     def flat(*arrays: Array) -> object:
         values = dict(zip(variables(leaves), arrays, strict=True))
-        read = [np.asarray(v.val, v.aval.dtype) if is_literal(v) else values[v] for v in leaves]
-        return function(*jax.tree.unflatten(tree, read))
+        arguments: list[Any] = []
+        for v in leaves:
+            arguments.append(np.asarray(v.val, v.aval.dtype) if is_literal(v) else values[v])
+        return function(*jax.tree.unflatten(tree, arguments))
 
     types = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in variables(leaves)]
     with np.errstate(all="ignore"):  # literals may overflow, or be divided by 0
@@ -292,13 +299,10 @@ def trace_at(
     def mapped(v: Atom) -> Atom:
         return v if is_literal(v) else renamed.get(v, v)
 
-    steps = [
-        e.replace(
-            invars=list(map(mapped, e.invars)),
-            source_info=outer.replace(name_stack=outer.name_stack + e.source_info.name_stack),
-        )
-        for e in closed.jaxpr.eqns
-    ]
+    steps: list[Equation] = []
+    for e in closed.jaxpr.eqns:
+        info = outer.replace(name_stack=outer.name_stack + e.source_info.name_stack)
+        steps.append(e.replace(invars=list(map(mapped, e.invars)), source_info=info))
     results = jax.tree.unflatten(jax.tree.structure(shapes), map(mapped, closed.jaxpr.outvars))
     return steps, results, dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
 
@@ -325,7 +329,8 @@ def without_forwarded(closed: ClosedJaxpr, keep: int) -> tuple[ClosedJaxpr, list
     None if it is computed.
     """
     places = {variable: i for i, variable in enumerate(closed.jaxpr.invars)}
-    first, later = closed.jaxpr.outvars[:keep], closed.jaxpr.outvars[keep:]
+    first = closed.jaxpr.outvars[:keep]
+    later = closed.jaxpr.outvars[keep:]
     sources = [None if is_literal(v) else places.get(v) for v in later]
     computed = [v for v, source in zip(later, sources, strict=True) if source is None]
     return of_equations(closed, closed.jaxpr.eqns, [*first, *computed]), sources
@@ -355,8 +360,9 @@ def spliced(
             platforms = equation.params["branches_platforms"]
             is_for_platform = [x is None or platform in x for x in platforms]
             return equation.params["branches"][is_for_platform.index(True)]
-        stays = keeps_derivatives and primitive(equation) != CALL
-        return None if stays else _called_function(equation)
+        if keeps_derivatives and primitive(equation) != CALL:
+            return None
+        return _called_function(equation)
 
     return _spliced(closed, callee)
 
@@ -379,14 +385,21 @@ def _spliced(
     constants = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
 
     def add(jaxpr: Jaxpr, values: dict[Variable, Atom], outer: Any) -> list[Atom]:
+        """Add the equations of a function; return its results.
+
+        `values` maps its variables to operands, and `outer` is the place of the call.
+        """
+
         def now(v: Atom) -> Atom:
             return v if is_literal(v) else values.get(v, v)
 
         for e in jaxpr.eqns:
-            operands, info, results = list(map(now, e.invars)), e.source_info, list(e.outvars)
+            operands = list(map(now, e.invars))
+            results = list(e.outvars)
+            info = e.source_info
             if outer is not None:  # a function that is called twice needs other variables each time
-                stack = outer.name_stack + info.name_stack
-                info, results = outer.replace(name_stack=stack), list(map(_renewed, results))
+                results = list(map(_renewed, results))
+                info = outer.replace(name_stack=outer.name_stack + info.name_stack)
             callee = callee_of(e)
             if callee is None:
                 equations.append(e.replace(invars=operands, outvars=results, source_info=info))
@@ -417,14 +430,18 @@ def _renewed(variable: Variable) -> Variable:
 
 def _called_function(equation: Equation) -> ClosedJaxpr | None:
     parameter = _CALLS.get(primitive(equation))
-    stays = INLINED in (getattr(equation.ctx, "xla_metadata", None) or ())
-    return None if parameter is None or stays else equation.params[parameter]
+    metadata = getattr(equation.ctx, "xla_metadata", None) or ()
+    if parameter is None or INLINED in metadata:
+        return None
+    return equation.params[parameter]
 
 
 def called(equation: Equation) -> ClosedJaxpr | None:
     """Return the function that an equation calls, or None if the equation is no call."""
     parameter = _CALLS.get(primitive(equation))
-    return recomputed(equation) if parameter is None else equation.params[parameter]
+    if parameter is None:
+        return recomputed(equation)
+    return equation.params[parameter]
 
 
 def inner(equation: Equation) -> list[ClosedJaxpr]:
@@ -437,8 +454,9 @@ def inner(equation: Equation) -> list[ClosedJaxpr]:
 
 def recomputed(equation: Equation) -> ClosedJaxpr | None:
     """Return the function of a `jax.checkpoint`, or None if the equation is another primitive."""
-    is_checkpoint = primitive(equation) == "remat2"
-    return closed_jaxpr(equation.params["jaxpr"], []) if is_checkpoint else None
+    if primitive(equation) != "remat2":
+        return None
+    return closed_jaxpr(equation.params["jaxpr"], [])
 
 
 def innermost(jaxpr: Jaxpr) -> Iterator[Equation]:
@@ -470,7 +488,9 @@ def scan_counts(equation: Equation) -> tuple[int, int]:
 def scan_parts(equation: Equation, operands: Sequence[T]) -> tuple[list[T], list[T], list[T]]:
     """Return the constants, the initial carry and the stacked inputs among a scan's operands."""
     count, carried = scan_counts(equation)
-    return [*operands[:count]], [*operands[count:][:carried]], [*operands[count + carried :]]
+    constants = list(operands[:count])
+    carry = list(operands[count : count + carried])
+    return constants, carry, list(operands[count + carried :])
 
 
 def scanned(
@@ -502,9 +522,11 @@ def bind(equation: Equation, operands: Sequence[Any], **params: object) -> list[
     equation = unnamed(equation).replace(params=equation.params | params)
     # Literals become arguments too: `operands` may hold other values.
     arguments = [_Variable(v.aval) for v in equation.invars]
-    equation, name = equation.replace(invars=arguments), primitive(equation)
-    paths = tuple("" for _ in equation.outvars)
-    info = core.DebugInfo(name, name, tuple("" for _ in arguments), paths)
+    equation = equation.replace(invars=arguments)
+    name = primitive(equation)
+    argument_names = ("",) * len(arguments)
+    result_paths = ("",) * len(equation.outvars)
+    info = core.DebugInfo(name, name, argument_names, result_paths)
     jaxpr = _Jaxpr([], arguments, equation.outvars, [equation], debug_info=info)
     return core.jaxpr_as_fun(closed_jaxpr(jaxpr, []))(*operands)
 

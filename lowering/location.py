@@ -35,7 +35,9 @@ class Source:
         """Return the text of a 1-based line, without the line break."""
         start = self._line_starts[number - 1]
         end = self.text.find("\n", start)
-        return self.text[start : end if end >= 0 else len(self.text)].rstrip("\r")
+        if end < 0:
+            end = len(self.text)
+        return self.text[start:end].rstrip("\r")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +69,9 @@ class Span:
         """Return the source line with a caret below the place, cut to about `width` characters."""
         line, column = self.source.position(self.offset)
         start = 0 if column <= width - 20 else column - width // 2
-        shown = self.source.line(line)[start : start + width]
-        shown = "".join(c if c.isprintable() else " " for c in shown)
+        shown = ""
+        for character in self.source.line(line)[start : start + width]:
+            shown += character if character.isprintable() else " "
         caret = column - 1 - start
         marks = "^" * max(1, min(self.length, len(shown) - caret))
         return f"{shown}\n{' ' * caret}{marks}"

@@ -96,14 +96,11 @@ class _Choice:
         for result in program.results:
             walk.use("gather", walk.of(result), result)
         self.count = count
-        self.large = {
-            i: v
-            for i, v in enumerate(program.arguments[: program.parameters])
-            if math.prod(v.aval.shape) >= least
-        }
+        parameters = program.arguments[: program.parameters]
+        self.large = {i: v for i, v in enumerate(parameters) if math.prod(v.aval.shape) >= least}
         self.products: dict[int, list[Product]] = {i: [] for i in self.large}
         for product in walk.products:
-            for i in product.parameters & {*self.large}:
+            for i in product.parameters & self.large.keys():
                 self.products[i].append(product)
         # For each factor and number of a parameter that has it: `axis` and `before` of `Division`.
         self.members: dict[Factor, dict[int, tuple[int, int]]] = {}
@@ -134,7 +131,10 @@ class _Choice:
         heapq.heapify(heap)
         while heap:
             earlier_cost, k, factor = heapq.heappop(heap)
-            if factor in excluded or (cost := net_cost(factor)) >= 0:
+            if factor in excluded:
+                continue
+            cost = net_cost(factor)
+            if cost >= 0:
                 continue
             if cost > earlier_cost:  # some of its parameters have been divided since
                 heapq.heappush(heap, (cost, k, factor))
@@ -142,14 +142,15 @@ class _Choice:
             excluded |= conflicts[factor]
             undivided = self.members[factor].keys() - divisions.keys()
             divisions |= {i: self._division(i, factor) for i in sorted(undivided)}
-        return {**{i: x for i, (_, x) in self.separate.items() if x}, **divisions}
+        separate = {i: division for i, (_, division) in self.separate.items() if division}
+        return {**separate, **divisions}
 
     def _conflicts(self) -> dict[Factor, set[Factor]]:
         """Map each factor to the other factors that occur with it in one tensor."""
         conflicts: dict[Factor, set[Factor]] = {factor: set() for factor in self.members}
         for axes in _all_axes(self.walk):
-            together = {f for axis in axes for f in leaves(axis)} & conflicts.keys()
-            for factor in together if len(together) > 1 else ():
+            together = set(chain(*map(leaves, axes))) & conflicts.keys()
+            for factor in together:
                 conflicts[factor] |= together - {factor}
         return conflicts
 
@@ -172,25 +173,31 @@ class _Choice:
 
     def _separate(self, i: int) -> tuple[int, Division | None]:
         """Return the cost of dividing a parameter separately, and the division if there is one."""
-        products, shape = self.products[i], self.large[i].aval.shape
+        products = self.products[i]
+        shape = self.large[i].aval.shape
         if not products:
             return 0, None
         axes = list(map(leaves, self.walk.of(self.large[i])))
-        columns = {f for p in products for f in leaves(p.columns)}
-        rows = {f for p in products for f in leaves(p.rows)}
+        columns = {factor for p in products for factor in leaves(p.columns)}
+        rows = {factor for p in products for factor in leaves(p.rows)}
         divisible = [k for k, n in enumerate(shape) if n % self.count == 0]
-        by_columns = [k for k in divisible if {*axes[k]} <= columns]
-        by_rows = [k for k in divisible if {*axes[k]} <= rows]
-        count, items = len(products), sum(p.items for p in products)
-        gather, reduce = items + count * _EACH, 2 * items + count * _EACH
+        by_columns = [k for k in divisible if columns.issuperset(axes[k])]
+        by_rows = [k for k in divisible if rows.issuperset(axes[k])]
+        count = len(products)
+        items = sum(product.items for product in products)
+        gather_cost = _COST["gather"] * items + count * _EACH
+        reduce_cost = _COST["sum"] * items + count * _EACH
         is_table = products[0].kind == "lookup"
-        if by_columns and not (is_table and by_rows):
+        prefers_rows = is_table and by_rows
+        if by_columns and not prefers_rows:
             axis = max(by_columns, key=shape.__getitem__)
-            return gather, Division(axis, 1, axis, False, "columns", f"{count} all-gather")
+            division = Division(axis, 1, axis, False, "columns", f"{count} all-gather")
+            return gather_cost, division
         if by_rows:
-            axis, why = max(by_rows, key=shape.__getitem__), "words" if is_table else "rows"
-            return reduce, Division(axis, 1, axis, False, why, f"{count} all-reduce")
-        return reduce, None
+            axis = max(by_rows, key=shape.__getitem__)
+            why = "words" if is_table else "rows"
+            return reduce_cost, Division(axis, 1, axis, False, why, f"{count} all-reduce")
+        return reduce_cost, None
 
 
 def _all_axes(walk: FactorWalk) -> Iterator[list[list[Factor]]]:

@@ -106,12 +106,15 @@ def rewrite(program: Program, target: Target) -> Program:
             return program
     with using(target.rates or profile()):
         for run in target.passes:
-            if runs(name := name_of(run)):
-                before = program
-                checked = partial(_checked, run, before, target)
-                program = or_else(checked, lambda unchanged=before: unchanged, f"pass '{name}'")
-                if watch := _watch.get():
-                    watch(name, target, before, program)
+            name = name_of(run)
+            if not runs(name):
+                continue
+            before = program
+            checked = partial(_checked, run, before, target)
+            program = or_else(checked, lambda unchanged=before: unchanged, f"pass '{name}'")
+            watch = _watch.get()
+            if watch:
+                watch(name, target, before, program)
     return program.pruned()
 
 
@@ -120,7 +123,9 @@ def _without_empty(matcher: Matcher, equation: Equation) -> Rewrite:
     operands = [v for v in equation.invars if 0 not in v.aval.shape]
     if not operands or len(operands) == len(equation.invars):
         return None
-    return equation.replace(invars=operands) if len(operands) > 1 else operands[0]
+    if len(operands) == 1:
+        return operands[0]
+    return equation.replace(invars=operands)
 
 
 def _checked(run: Callable[..., Program], program: Program, target: Target) -> Program:
@@ -132,12 +137,12 @@ def _checked(run: Callable[..., Program], program: Program, target: Target) -> P
 
 def check(before: Program, after: Program) -> None:
     """Raise ValueError if a pass changed types or effects, or the equations are inconsistent."""
-    for ends, old, new in (
+    for ends, earlier, later in (
         ("arguments", before.closed.in_avals, after.closed.in_avals),
         ("results", before.closed.out_avals, after.closed.out_avals),
     ):
-        if list(map(_type, old)) != list(map(_type, new)):
-            raise ValueError(f"{ends} were {_types(old)}, they are {_types(new)}")
+        if list(map(_type, earlier)) != list(map(_type, later)):
+            raise ValueError(f"{ends} were {_types(earlier)}, they are {_types(later)}")
     if before.closed.effects != after.closed.effects:
         raise ValueError(f"effects were {before.closed.effects}, they are {after.closed.effects}")
     computed = {*after.closed.jaxpr.constvars, *after.arguments}

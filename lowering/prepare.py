@@ -91,7 +91,8 @@ class Split:
 
     def prepare(self, parameters: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
         """Return the prepared values of parameters, which may be tracers."""
-        return assemble(self.sources, parameters, self.first(*parameters) if self.first else ())
+        computed = self.first(*parameters) if self.first else ()
+        return assemble(self.sources, parameters, computed)
 
     def computed(self, chosen: Sequence[int], parameters: Sequence[jax.Array]) -> list[jax.Array]:
         """Compute the values with these indices among the computed ones, outside of any trace."""
@@ -152,7 +153,8 @@ def assemble(
 
     A compiled function that returned all of them would copy the parameters.
     """
-    results, values = iter(computed), list[jax.Array]()
+    results = iter(computed)
+    values: list[jax.Array] = []
     for source in sources:
         values.append(next(results) if source is None else parameters[source])
     return tuple(values)
@@ -194,7 +196,8 @@ def prepared(
     if missing:
         computed = (compute or parts.computed)([*missing.values()], parameters)
         for key, x in zip(missing, computed, strict=True):
-            if _is_gone(value := _values.setdefault(key, x)):
+            value = _values.setdefault(key, x)  # another thread may have stored it since
+            if _is_gone(value):
                 _values[key] = value = x
             values[key] = value
     return assemble(parts.sources, parameters, map(values.__getitem__, keys))

@@ -124,7 +124,9 @@ class Program:
     def readers(self, variable: Variable) -> set[str]:
         """Return the primitives that read a variable, and "" if it is a result of the program."""
         primitives = {primitive(e) for e in self.equations if variable in variables(e.invars)}
-        return primitives | {""} if variable in variables(self.results) else primitives
+        if variable in variables(self.results):
+            primitives.add("")
+        return primitives
 
     def with_closed(self, closed: ClosedJaxpr) -> Program:
         """Return the program with another traced function in it."""
@@ -149,10 +151,12 @@ class Program:
         """
         equations: list[Equation] = []
         for e in self.equations:
-            is_named = not names or primitive(e) in names
-            equations.append(jaxprs.with_inner(e, partial(change, e)) if is_named else e)
-        is_same = all(map(is_, equations, self.equations))
-        return self if is_same else self.with_equations(equations)
+            if not names or primitive(e) in names:
+                e = jaxprs.with_inner(e, partial(change, e))
+            equations.append(e)
+        if all(map(is_, equations, self.equations)):
+            return self
+        return self.with_equations(equations)
 
     def with_bodies(self, change: Callable[[Program], Program]) -> Program:
         """Return the program with `change(body)` for the body of each scan."""
@@ -176,8 +180,8 @@ class Program:
 
         `constant` converts an array that the program holds to such a value.
         """
-        jaxpr, consts = self.closed.jaxpr, map(constant, self.closed.consts)
-        values = dict(zip(jaxpr.constvars, consts, strict=True))
+        constants = map(constant, self.closed.consts)
+        values = dict(zip(self.constants, constants, strict=True))
         values.update(zip(self.arguments, arguments, strict=True))
 
         def read(v: Atom) -> Any:
@@ -265,8 +269,12 @@ class Matcher:
 
         With `names`, return None for equations of other primitives too.
         """
-        equation = None if is_literal(operand) else self.makers.get(operand)
-        return equation if equation and (not names or primitive(equation) in names) else None
+        if is_literal(operand):
+            return None
+        equation = self.makers.get(operand)
+        if equation is None or (names and primitive(equation) not in names):
+            return None
+        return equation
 
     def note(self, operand: Atom) -> Any:
         """Return the note on an operand, or None."""
@@ -324,10 +332,9 @@ class Matcher:
 
     def result(self) -> Program:
         """Return the rewritten program."""
-        closed, results = self.program.closed, list(map(self.now, self.program.results))
-        return self.program.with_closed(
-            jaxprs.of_equations(closed, self._equations, results, self._constants)
-        )
+        results = list(map(self.now, self.program.results))
+        closed = jaxprs.of_equations(self.program.closed, self._equations, results, self._constants)
+        return self.program.with_closed(closed)
 
 
 class Rules:
@@ -363,11 +370,17 @@ class Rules:
 
     def of(self, equation: Equation) -> Rule | None:
         """Return the rule of an equation, if it has one."""
-        rule, fact = self._by_primitive.get(equation.primitive.name), facts(equation)
-        for name, general in self._by_fact.items():
-            if rule is None and getattr(fact, name):
-                rule = general
-        return rule if rule and (self._only is None or self._only(equation)) else None
+        rule = self._by_primitive.get(equation.primitive.name) or self._general(equation)
+        if rule is None or (self._only is not None and not self._only(equation)):
+            return None
+        return rule
+
+    def _general(self, equation: Equation) -> Rule | None:
+        fact = facts(equation)
+        for name, rule in self._by_fact.items():
+            if getattr(fact, name):
+                return rule
+        return None
 
 
 def rewritten(program: Program, rules: Rules | Mapping[str, Rule]) -> Program:
@@ -377,23 +390,29 @@ def rewritten(program: Program, rules: Rules | Mapping[str, Rule]) -> Program:
     `Rewrite`: another equation of the same results, the operand that the result equals, a function
     to trace, or None to leave the equation as it is.
     """
-    rules = rules if isinstance(rules, Rules) else Rules(rules)
+    if not isinstance(rules, Rules):
+        rules = Rules(rules)
     if not any(map(rules.of, program.equations)):
         return program
-    matcher, changed = Matcher(program), False
+    matcher = Matcher(program)
+    is_changed = False
     for original in program.equations:
         if original.outvars and matcher.is_put(original.outvars[0]):
             continue  # an earlier rewrite computes its results
         operands = list(map(matcher.now, original.invars))
-        matcher.original = equation = original
+        matcher.original = original
+        equation = original
         if not all(map(is_, operands, original.invars)):
             equation = original.replace(invars=operands)
         rule = rules.of(equation)
         with _located(equation):
             rewrite = None if rule is None else rule(matcher, equation)
-            changed |= rewrite is not None
-            if rewrite is None or hasattr(rewrite, "invars"):
-                matcher.add(equation if rewrite is None else rewrite, program.uses)
+            if rewrite is None:
+                matcher.add(equation, program.uses)
+                continue
+            is_changed = True
+            if hasattr(rewrite, "invars"):
+                matcher.add(rewrite, program.uses)
                 continue
             results = equation.outvars
             if isinstance(rewrite, Computed):
@@ -401,7 +420,7 @@ def rewritten(program: Program, rules: Rules | Mapping[str, Rule]) -> Program:
                 rewrite = matcher.trace(rewrite.function, *rewrite.operands, at=rewrite.at)
             for variable, operand in zip(results, jax.tree.leaves(rewrite), strict=True):
                 matcher.put(variable, operand)
-    return matcher.result() if changed else program
+    return matcher.result() if is_changed else program
 
 
 def replaced(program: Program, functions: Sequence[Computed]) -> Program:

@@ -23,9 +23,9 @@ def printed(program: Any) -> str:
     Variables are numbered in the order of the text. `*` marks results that are computed once,
     before calls.
     """
-    names: dict[Atom, str] = {}
-    for i, v in enumerate(program.arguments):
-        names[v] = f"p{i}" if i < program.parameters else f"x{i - program.parameters}"
+    count = program.parameters
+    names: dict[Atom, str] = {v: f"p{i}" for i, v in enumerate(program.arguments[:count])}
+    names.update((v, f"x{i}") for i, v in enumerate(program.arguments[count:]))
     names.update((v, f"c{i}") for i, v in enumerate(program.closed.jaxpr.constvars))
     arguments = ", ".join(f"{names[v]}: {_type(v)}" for v in program.arguments)
     lines = [f"program({arguments})"]
@@ -39,12 +39,16 @@ def _lines(
     for equation in equations:
         names.update((v, f"v{len(names)}") for v in equation.outvars)
         results = ", ".join(f"{names[v]}: {_type(v)}" for v in equation.outvars)
-        mark = "*" if equation.outvars and all(v in early for v in equation.outvars) else " "
+        is_early = len(equation.outvars) > 0 and all(v in early for v in equation.outvars)
+        mark = "*" if is_early else " "
         text = f"{indent}{mark}{results} = {primitive(equation)} {_named(equation.invars, names)}"
         params = ", ".join(f"{k}={_shown(v)}" for k, v in _params(equation))
-        text += f" [{params}]" if params else ""
+        if params:
+            text += f" [{params}]"
         where = place(equation)
-        yield f"{text}  # {where}" if where else text
+        if where:
+            text += f"  # {where}"
+        yield text
         for closed in jaxprs.inner(equation):
             inside = {**names, **{v: f"a{i}" for i, v in enumerate(closed.jaxpr.invars)}}
             yield from _lines(jaxprs.equations(closed), inside, frozenset(), f"{indent}    ")
@@ -73,15 +77,17 @@ def _params(equation: Equation) -> list[tuple[str, Any]]:
 
 
 def _shown(value: object) -> str:
-    # `tuple` removes the class of named tuples from the text.
-    text = str(tuple(value) if isinstance(value, tuple) else value)
+    if isinstance(value, tuple):
+        value = tuple(value)  # removes the class of named tuples from the text
+    text = str(value)
     return text if len(text) <= _LONG else f"{text[:_LONG]}..."
 
 
 def _named(operands: Sequence[Atom], names: Mapping[Atom, str]) -> str:
-    return " ".join(
-        str(np.asarray(v.val)) if is_literal(v) else names.get(v, "?") for v in operands
-    )
+    def text(operand: Atom) -> str:
+        return str(np.asarray(operand.val)) if is_literal(operand) else names.get(operand, "?")
+
+    return " ".join(map(text, operands))
 
 
 def _type(variable: Atom) -> str:

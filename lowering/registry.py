@@ -47,14 +47,18 @@ class Registry:
         def register(lower: Lower) -> Lower:
             if kind in self._rules:
                 raise ValueError(f"operation '{kind}' already has a rule")
-            parameters, of_infer = _parameters(lower), _parameters(infer)
+            parameters = _parameters(lower)
+            of_infer = _parameters(infer)
+            of_work = {} if work is None else _parameters(work)
             wants_context = parameters.pop("ctx", None) is not None
             shared = of_infer.keys() & parameters.keys()
             if any(_differ(of_infer[name], parameters[name]) for name in shared):
                 raise TypeError(f"rule of '{kind}': infer and lower have different defaults")
             if "**" in parameters:
                 parameters = of_infer | parameters
-            of_work = () if work is None else _parameters(work)
+            work_reads = _reads(f"rule of '{kind}': work", of_work, [*parameters, "result"])
+            infer_reads = _reads(f"rule of '{kind}': infer", of_infer, parameters)
+            defaults = {name: x for name, x in parameters.items() if x is not _REQUIRED}
             self._rules[kind] = Rule(
                 kind,
                 infer,
@@ -63,9 +67,9 @@ class Registry:
                 wants_context,
                 not_differentiable,
                 work,
-                _reads(f"rule of '{kind}': work", of_work, [*parameters, "result"]),
-                {name: x for name, x in parameters.items() if x is not _REQUIRED},
-                _reads(f"rule of '{kind}': infer", of_infer, parameters),
+                work_reads,
+                defaults,
+                infer_reads,
             )
             return lower
 
@@ -109,9 +113,10 @@ def _keys(annotation: Any, function: Callable[..., object]) -> Iterable[str]:
     if "Unpack" not in str(annotation):
         return ["**"]
     try:
-        # `typing.get_type_hints` evaluates all annotations: a millisecond for each rule.
-        hint = eval(annotation, function.__globals__) if isinstance(annotation, str) else annotation
-        return hint.__args__[0].__annotations__
+        # `typing.get_type_hints` would evaluate all annotations, in a millisecond for each rule.
+        if isinstance(annotation, str):
+            annotation = eval(annotation, function.__globals__)
+        return annotation.__args__[0].__annotations__
     except (NameError, AttributeError):  # a local name, or a function that jax wraps
         return ["**"]
 

@@ -42,13 +42,14 @@ _WIDE = 2 << 10
 def split(program: Program, platform: str | None = None) -> Split:
     """Split a program; values that depend on parameters alone are prepared if that pays."""
     program = program.with_closed(jaxprs.inlined(program.closed))
-    closed, parameters = program.closed, program.arguments[: program.parameters]
+    closed = program.closed
+    parameters = program.arguments[: program.parameters]
     prepared, later = _parted(program)
     narrow = _narrow(program, prepared)
     stored = [narrow.get(v, v) for v in prepared]
     indices = {v: i for i, v in enumerate(parameters)}
     computed = [v for v in stored if v not in indices]
-    early = [*filterfalse(program.is_late, program.equations)]
+    early = list(filterfalse(program.is_late, program.equations))
     first = program.with_closed(jaxprs.of_equations(closed, early, computed, arguments=parameters))
     if not narrow.keys().isdisjoint(computed):
         first = first.retraced(partial(_rounded, first, [v in narrow for v in computed]))
@@ -59,7 +60,8 @@ def split(program: Program, platform: str | None = None) -> Split:
     def call(values: Sequence[Array], inputs: Sequence[Array]) -> list[Any]:
         return evaluate(*map(_as_read, values, prepared), *inputs)
 
-    recipe, sources = cache(partial(recipe_of, first)), tuple(map(indices.get, stored))
+    recipe = cache(partial(recipe_of, first))
+    sources = tuple(map(indices.get, stored))
     return Split(sources, first, call, platform, recipe, call_jaxpr)
 
 
@@ -77,14 +79,17 @@ def _parted(program: Program) -> tuple[list[Variable], list[Equation]]:
     needed = set(variables(program.results))
     for equation in reversed(program.equations):
         is_late = program.is_late(equation)
-        results = needed.intersection(equation.outvars)
-        for v in equation.outvars if not (is_late or _is_free(equation)) else ():
-            if v in results and _is_worth_storing(v, *sources[v]):
-                prepared[v] = None
-        if is_late or not results <= prepared.keys():
+        results = [v for v in equation.outvars if v in needed]
+        if not is_late and not _is_free(equation):
+            for v in results:
+                if _is_worth_storing(v, *sources[v]):
+                    prepared[v] = None
+        if is_late or not prepared.keys() >= {*results}:
             later.append(equation)
             needed.update(variables(equation.invars))
-    return [*filter(needed.__contains__, _roots(program)), *prepared], later[::-1]
+    later.reverse()
+    roots = [v for v in _roots(program) if v in needed]
+    return [*roots, *prepared], later
 
 
 def _is_free(equation: Equation) -> bool:
@@ -136,7 +141,8 @@ def _narrow(program: Program, prepared: Iterable[Variable]) -> dict[Variable, Va
     for equation in program.equations:
         if primitive(equation) == "convert_element_type" and equation.outvars[0] in narrow:
             (source,) = equation.invars
-            narrow |= {equation.outvars[0]: source} if source.aval.dtype == jnp.bfloat16 else {}
+            if source.aval.dtype == jnp.bfloat16:
+                narrow[equation.outvars[0]] = source
     return narrow
 
 
@@ -147,7 +153,8 @@ def _rounded(program: Program, chosen: Sequence[bool], *arguments: Array) -> lis
 
 def _is_worth_storing(variable: Atom, items: int, bits: int) -> bool:
     """Tell whether to prepare a variable whose parameters have `items` items of `bits` bits."""
-    size, width = _size(variable), _bits(variable) / bits
+    size = _size(variable)
+    width = _bits(variable) / bits
     if size > _GROWTH * items or width > _WIDTH:
         return False
     return width < _WIDTH or size * _bits(variable) // 8 <= _LARGE
@@ -183,7 +190,9 @@ def recipe_of(program: Program) -> Recipe:
         is_key = jnp.issubdtype(x.dtype, jax.dtypes.extended)
         places[variable] = add(Step(_text(x), constant=None if is_key else np.asarray(x)))
     for equation in program.equations:
-        operands, params = tuple(map(place, equation.invars)), params_of_numpy(equation)
+        operands = tuple(map(place, equation.invars))
+        params = params_of_numpy(equation)
+        # Without a name numpy does not compute the step.
         name = "" if params is None else primitive(equation)
         text = _text_of_equation(equation)
         for index, variable in enumerate(equation.outvars):

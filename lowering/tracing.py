@@ -158,7 +158,8 @@ def apply_rule(operation: Operation, context: Context, operands: Mapping[str, An
     Raise InvalidComputation if the rule refuses them.
     """
     rule = operation.rule or rules[operation.kind]
-    arguments = {python_name(n): x for n, x in ({**operands} | dict(operation.attributes)).items()}
+    values = {**operands, **dict(operation.attributes)}
+    arguments = {python_name(name): value for name, value in values.items()}
     if rule.wants_context:
         arguments["ctx"] = replace(context, operation=operation)
     try:
@@ -210,7 +211,7 @@ def _typed(operation: Operation, value: Value, array: Any) -> Any:
     if (
         array.dtype != dtype
         or len(array.shape) != len(inferred.shape)
-        or any(differ(n, m) for n, m in pairs if not is_symbolic(m))
+        or any(differ(due, extent) for due, extent in pairs if not is_symbolic(extent))
     ):
         returned = f"{array.dtype}{show(array.shape)}"
         raise _invalid(operation, f"{returned} for '{value.name}', it inferred {inferred}")

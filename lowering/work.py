@@ -21,9 +21,9 @@ def multiply_adds(operation: Operation) -> int:
     arguments: dict[str, Any] = {n: mapped(x, _type) for n, x in operation.operands}
     arguments |= {name: with_ones(attribute) for name, attribute in operation.attributes}
     arguments["result"] = mapped(operation.results[0], _type)
-    reads = rule.work_reads
-    read = {python_name(n): x for n, x in arguments.items() if n in reads or "**" in reads}
-    return rule.work(**read)
+    if "**" not in rule.work_reads:
+        arguments = {name: x for name, x in arguments.items() if name in rule.work_reads}
+    return rule.work(**{python_name(name): x for name, x in arguments.items()})
 
 
 def total(graph: Graph) -> int:

@@ -65,11 +65,12 @@ def _is_batched(equation: Equation) -> bool:
     """Tell whether an equation multiplies batches of rows by batches of matrices."""
     if primitive(equation) != PRODUCT:
         return False
-    ((left, _), (batch, right_batch)) = equation.params["dimension_numbers"]
+    (left_sums, _), (batch, right_batch) = equation.params["dimension_numbers"]
     count = len(batch)
-    ranks = [len(v.aval.shape) for v in equation.invars]
-    in_front = batch == right_batch == tuple(range(count))
-    return count > 0 and in_front and len(left) == 1 and ranks[0] >= ranks[1] == count + 2
+    left_rank, right_rank = (len(v.aval.shape) for v in equation.invars)
+    is_in_front = batch == right_batch == tuple(range(count))
+    has_matrices = len(left_sums) == 1 and right_rank == count + 2 and left_rank >= right_rank
+    return count > 0 and is_in_front and has_matrices
 
 
 def _attention(
@@ -81,9 +82,11 @@ def _attention(
     last product by a value of the attention, the attention ends with it.
     """
     first, *inner, last = equations
-    (scores,), (weights, values), (result,) = first.outvars, last.invars, last.outvars
-    (((left,), (right,)), _) = first.params["dimension_numbers"]
-    (((summed,), (along,)), _) = last.params["dimension_numbers"]
+    (scores,) = first.outvars
+    weights, values = last.invars
+    (result,) = last.outvars
+    ((left,), (right,)), _ = first.params["dimension_numbers"]
+    ((summed,), (along,)), _ = last.params["dimension_numbers"]
     dependent = {scores}  # variables that depend on the scores
     between: list[Equation] = []
     for equation in inner:
@@ -100,12 +103,15 @@ def _attention(
         or not any(primitive(e) == "reduce_max" for e in between)
     ):
         return None
-    end, division = last, division_of.get(result)
+    end = last
+    division = division_of.get(result)
     if division is not None and division.invars[1] in dependent and program.uses[result] == 1:
         end = division
         dependent.add(result)
         between.append(end)
-    reads = Counter(variables([weights, *(v for e in between for v in e.invars)]))
+    reads = Counter(variables([weights]))
+    for equation in between:
+        reads.update(variables(equation.invars))
     if any(reads[v] != program.uses[v] for v in dependent):
         return None  # an equation outside reads one of them
     masks = [v for v in reads if v not in dependent]
@@ -113,17 +119,21 @@ def _attention(
 
     def laid_out(queries: Array, keys: Array, values: Array, *masks: Array) -> list[Array]:
         """Return the operands with their axes in the order that `ATTENTION` takes."""
-        queries, keys = jnp.moveaxis(queries, left, -1), jnp.moveaxis(keys, right, -1)
-        return [queries, keys, jnp.moveaxis(values, along, -2), *masks]
+        queries = jnp.moveaxis(queries, left, -1)
+        keys = jnp.moveaxis(keys, right, -1)
+        values = jnp.moveaxis(values, along, -2)
+        return [queries, keys, values, *masks]
 
     part = program.part([*dict.fromkeys(operands)], end.outvars)
     run = _function(part, masks, first, last, *_division(program, last, dependent))
     types = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in operands]
     closed = jaxprs.inlined(jaxprs.make_jaxpr(run, *jax.eval_shape(laid_out, *types)))
-    attended, keys = part.with_closed(closed).pruned(), first.invars[1].aval
+    attended = part.with_closed(closed).pruned()
+    keys = first.invars[1].aval
     is_large = math.prod(keys.shape) * keys.dtype.itemsize >= _MANY
     is_narrow = keys.dtype.itemsize <= _NARROW
-    if scores.aval.shape[-2] < FEW and not (is_large and is_narrow and hidden_keys(attended)):
+    has_few_queries = scores.aval.shape[-2] < FEW
+    if has_few_queries and not (is_large and is_narrow and hidden_keys(attended)):
         return None
 
     def function(*operands: Array) -> list[Array]:
@@ -174,27 +184,33 @@ def _product(equation: Equation, left: Array, right: Array, along: int) -> Array
 
     If `left` has many rows, they are the last axis of the result in memory.
     """
-    count, kind = right.ndim - 2, kind_of(equation)
+    count = right.ndim - 2
+    kind = kind_of(equation)
     batch = tuple(range(count)), tuple(range(count))
-    last, other = (left.ndim - 1,), (right.ndim + along,)
+    left_sums = (left.ndim - 1,)
+    right_sums = (right.ndim + along,)
     if max(left.shape[count:-1]) < FEW:
-        return lax.dot_general(left, right, ((last, other), batch), **kind)
-    return jnp.moveaxis(lax.dot_general(right, left, ((other, last), batch), **kind), count, -1)
+        return lax.dot_general(left, right, ((left_sums, right_sums), batch), **kind)
+    turned = lax.dot_general(right, left, ((right_sums, left_sums), batch), **kind)
+    return jnp.moveaxis(turned, count, -1)
 
 
 def _division(
     program: Program, last: Equation, dependent: Collection[Atom]
 ) -> tuple[Equation, Equation] | tuple[None, None]:
     """Return the division of weights by a divisor, and the broadcast of the divisor to all keys."""
-    weights, makers = last.invars[0], program.makers
+    weights = last.invars[0]
+    makers = program.makers
     while primitive(makers[weights]) == "convert_element_type" and program.uses[weights] == 1:
         (weights,) = makers[weights].invars
     division = makers[weights]
     if primitive(division) != "div" or any(map(is_literal, division.invars)):
         return None, None
     divisor = division.invars[1]
-    repeated = makers[divisor] if divisor in dependent and program.uses[weights] == 1 else None
-    if repeated is None or primitive(repeated) != "broadcast_in_dim":
+    if divisor not in dependent or program.uses[weights] != 1:
+        return None, None
+    repeated = makers[divisor]
+    if primitive(repeated) != "broadcast_in_dim":
         return None, None
     axes = repeated.params["broadcast_dimensions"]
     extents = dict(zip(axes, repeated.invars[0].aval.shape, strict=True))

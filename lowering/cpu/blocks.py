@@ -53,7 +53,8 @@ def attended(program: Program, views: Sequence[View], evaluate: Evaluate) -> Vie
     """
     loops = _loops(program)
     has_few_queries = program.arguments[0].aval.shape[-2] < FEW
-    hidden = hidden_keys(program) if program.is_alone and (loops or has_few_queries) else None
+    may_skip_keys = program.is_alone and (loops or has_few_queries)
+    hidden = hidden_keys(program) if may_skip_keys else None
     block = _Block(program, loops, hidden, evaluate)
     if not loops:
         return block.computed(views, block.visible_keys(views))
@@ -65,10 +66,12 @@ def attended(program: Program, views: Sequence[View], evaluate: Evaluate) -> Vie
     def visible_keys_at(starts: Array) -> Array | None:
         return block.visible_keys(views_at(starts))
 
-    # The last block along an axis may overlap the one before.
-    starts_of = [[*range(0, x.extent - x.size, x.size), x.extent - x.size] for x in loops]
+    starts_of: list[list[int]] = []
+    for loop in loops:
+        last_start = loop.extent - loop.size  # the last block may overlap the block before
+        starts_of.append([*range(0, last_start, loop.size), last_start])
     table = np.array(list(itertools.product(*starts_of)), np.int32)
-    # Outside the loop: if masks depend on parameters alone, the counts can be prepared.
+    # Counts are computed outside the loop: if masks depend on parameters alone, they are prepared.
     counts = None if hidden is None else lax.map(visible_keys_at, table)
     example = jax.eval_shape(lambda: block.at_once(views_at(table[0])))
     (result,) = program.results
@@ -78,11 +81,11 @@ def attended(program: Program, views: Sequence[View], evaluate: Evaluate) -> Vie
         array: Array, item: tuple[Array | NDArray[np.int32], Array | None]
     ) -> tuple[Array, None]:
         starts, count = item
-        at: list[np.int32 | Array] = [np.int32(0)] * array.ndim
+        corner: list[np.int32 | Array] = [np.int32(0)] * array.ndim
         for place, start in zip(places, starts, strict=True):
-            at[place] = start
+            corner[place] = start
         part = full_array(block.computed(views_at(starts), count))
-        return lax.dynamic_update_slice(array, part, at), None
+        return lax.dynamic_update_slice(array, part, corner), None
 
     shape = tuple(result.aval.shape)
     start = jnp.zeros([shape[axis] for axis in example.order], example.array.dtype)
@@ -93,10 +96,11 @@ def attended(program: Program, views: Sequence[View], evaluate: Evaluate) -> Vie
 def _loops(program: Program) -> list[_Loop]:
     """Return the loops over blocks; none if all scores fit the caches."""
     queries, keys, values, *_ = program.arguments
-    shape, scores = queries.aval.shape, program.equations[0].outvars[0].aval
+    shape = queries.aval.shape
+    scores = program.equations[0].outvars[0].aval
     if scores.size * scores.dtype.itemsize <= _AT_ONCE:
         return []
-    count = len(keys.aval.shape) - 2 if program.is_alone else 0  # leading axes with loops: heads
+    count = len(keys.aval.shape) - 2 if program.is_alone else 0  # axes of heads, with loops
     row_items = math.prod((*shape[count:-2], keys.aval.shape[-2]))
     rows = max(1, _BLOCK // (row_items * scores.dtype.itemsize))  # rows of scores in a block
     seeds = [({queries: len(shape) - 2}, _QUERIES)]
@@ -105,12 +109,12 @@ def _loops(program: Program) -> list[_Loop]:
     loops: list[_Loop] = []
     for seed, most in seeds:
         extent = shape[seed[queries]]
-        parts = -(-extent // min(most, rows, extent))
+        parts = -(-extent // min(most, rows, extent))  # rounded up
         try:
             axes = batch_axes(program, seed, follow=program.arguments)
         except NotSeparableError:
             continue
-        size = -(-extent // parts)
+        size = -(-extent // parts)  # rounded up
         rows = max(1, rows // size)
         if parts > 1:
             loops.append(_Loop(axes, extent, size))
@@ -169,16 +173,20 @@ class _Block:
         is_visible = view.array != -jnp.inf
         is_key_visible = is_visible.any([i for i in range(is_visible.ndim) if i != position])
         extent = view.shape[axes[masked]]
-        return jnp.max(jnp.where(is_key_visible, jnp.arange(1, extent + 1, dtype=np.int32), 0))
+        numbers = jnp.arange(1, extent + 1, dtype=np.int32)
+        return jnp.max(jnp.where(is_key_visible, numbers, 0))
 
 
 def _part(view: View, variable: Variable, starts: Iterable[tuple[_Loop, Array | int]]) -> View:
     """Return the view of a block's items of a variable; `starts` has the start along each loop."""
-    array, shape = view.array, list(view.shape)
+    array = view.array
+    shape = list(view.shape)
     for loop, start in starts:
         axis = loop.axes.get(variable)
-        if axis is not None:
-            shape[axis], position = loop.size, view.position(axis)
-            if array.shape[position] > 1:
-                array = lax.dynamic_slice_in_dim(array, start, loop.size, position)
+        if axis is None:
+            continue
+        shape[axis] = loop.size
+        position = view.position(axis)
+        if array.shape[position] > 1:
+            array = lax.dynamic_slice_in_dim(array, start, loop.size, position)
     return View(array, view.order, tuple(shape), view.is_early)

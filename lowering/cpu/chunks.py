@@ -47,18 +47,21 @@ def run(program: Program, target: Target) -> Program:
     except NotSeparableError:
         return program
     batch = inputs[0].aval.shape[0]
-    stages = _stages([e for e in program.equations if _varies(program, e)], axes, batch)
-    last_size, _ = stages[-1] if stages else (batch, ())
-    if len(stages) > 1 and last_size < batch:
-        stages = [(last_size, [e for _, equations in stages for e in equations])]
+    equations = [e for e in program.equations if _varies(program, e)]
+    stages = _stages(equations, axes, batch)
+    if len(stages) > 1:
+        last_size, _ = stages[-1]
+        if last_size < batch:
+            stages = [(last_size, equations)]
     loops = [_loop(program, target, axes, part, n) for n, part in stages if n < batch]
     return replaced(program, loops) if loops else program
 
 
 def _is_batch(inputs: Sequence[Variable]) -> bool:
     """Tell whether all inputs have the same extent, two or more, along their first axis."""
-    extents = {x.aval.shape[0] if x.aval.shape else 1 for x in inputs}
-    return len(extents) == 1 and min(extents) > 1
+    shapes = [x.aval.shape for x in inputs]
+    extents = {shape[0] for shape in shapes if shape}
+    return all(shapes) and len(extents) == 1 and min(extents) > 1
 
 
 def _varies(program: Program, equation: Equation) -> bool:
@@ -82,9 +85,14 @@ def _loop(
     body = run(resized(program.part([*parameters, *reads], results), (axes, size)), target)
 
     def function(*operands: Array) -> list[Array]:
-        prepared, items = operands[: len(parameters)], operands[len(parameters) :]
+        prepared = operands[: len(parameters)]
+        items = operands[len(parameters) :]
+
+        def of_part(part: Sequence[Array]) -> list[Array]:
+            return body(*prepared, *part)
+
         parts = [_divided(x, axes[v], size) for v, x in zip(reads, items, strict=True)]
-        arrays = jax.lax.map(lambda parts: body(*prepared, *parts), parts)
+        arrays = jax.lax.map(of_part, parts)
         return [_joined(x, axes[v]) for v, x in zip(results, arrays, strict=True)]
 
     return Computed(function, [*parameters, *reads], results, at=equations[-1])
@@ -119,7 +127,9 @@ def _stages(
     if not runs("stages"):
         return [(least, equations)]
     allowed = [max(least, most(nbytes, _LIGHT)) for nbytes in traffic]
-    allowed = list(itertools.accumulate(reversed(allowed), min))[::-1]  # minima over later ones
+    # An equation takes no more items than any later equation.
+    allowed = list(itertools.accumulate(reversed(allowed), min))
+    allowed.reverse()
     groups: list[tuple[int, Sequence[Equation]]] = []
     start = 0
     while start < len(equations):

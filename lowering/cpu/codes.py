@@ -20,6 +20,7 @@ from jax.tree_util import register_dataclass
 
 from lowering.cpu.memory import in_memory
 from lowering.cpu.products import row_twice
+from lowering.extents import with_extent
 from lowering.jaxpr_types import Equation, Params
 from lowering.jaxprs import bind, primitive
 from lowering.kernels.broadcast import broadcast_shapes
@@ -64,9 +65,10 @@ class Codes:
 
         Return None if step or start would have several items along more than one axis.
         """
-        start = 0 if self.start is None else self.start
         if name in ("add", "sub"):
-            codes = replace(self, start=start + (other if name == "add" else -other))
+            term = other if name == "add" else -other
+            start = 0 if self.start is None else self.start
+            codes = replace(self, start=start + term)
         else:
             factor = other if name == "mul" else 1 / other
             start = None if self.start is None else self.start * factor
@@ -79,11 +81,17 @@ def of_levels(level: Array, step: Array, start: Array, levels: Levels) -> Codes:
 
     If possible, the code of 0 is 0.
     """
-    zero, shift = levels.zero, levels.lowest - _LOW
-    if levels.lowest >= _LOW and levels.highest <= _HIGH:
-        shift = 0
-    if zero is not None and levels.lowest - zero >= _LOW and levels.highest - zero <= _HIGH:
+
+    def fits(shift: int) -> bool:
+        return levels.lowest - shift >= _LOW and levels.highest - shift <= _HIGH
+
+    zero = levels.zero
+    if zero is not None and fits(zero):
         shift = zero
+    elif fits(0):
+        shift = 0
+    else:
+        shift = levels.lowest - _LOW
     codes = in_memory((level - np.float32(shift)).astype(_WIDE).astype(BYTE))
     if zero is not None:
         return Codes(codes, step, zero - shift)
@@ -94,15 +102,23 @@ def of_bytes(x: Array) -> Codes:
     """Return the codes of an array of int8 or uint8."""
     if x.dtype == BYTE:
         return Codes(x, np.float32(1))
-    return Codes(lax.bitcast_convert_type(x ^ np.uint8(_HIGH + 1), BYTE), np.float32(1), _LOW)
+    # The exclusive or subtracts 128.
+    codes = lax.bitcast_convert_type(x ^ np.uint8(_HIGH + 1), BYTE)
+    return Codes(codes, np.float32(1), _LOW)
 
 
 def moved(equation: Equation, x: Codes) -> Codes | None:
     """Apply an equation that moves items to codes; None if steps or starts may move otherwise."""
-    parts = x.codes, x.step, x.start
-    if primitive(equation) != "transpose" and any(map(np.ndim, parts[1:])):
+
+    def moved_part(part: Any) -> Any:
+        return bind(equation, [part])[0] if np.ndim(part) else part
+
+    has_scalars = np.ndim(x.step) == np.ndim(x.start) == 0
+    if primitive(equation) != "transpose" and not has_scalars:
         return None
-    codes, step, start = (bind(equation, [v])[0] if np.ndim(v) else v for v in parts)
+    codes = moved_part(x.codes)
+    step = moved_part(x.step)
+    start = moved_part(x.start)
     return Codes(codes, step, x.zero, start)
 
 
@@ -117,13 +133,16 @@ def product(left: Codes, right: Codes, params: Params) -> Array | None:
     Return None if it has batches, if steps vary along a summed axis, or if the number of summed
     items is out of range.
     """
-    numbers, both = params["dimension_numbers"], (left, right)
+    numbers = params["dimension_numbers"]
     sums, batch = numbers
-    depth = math.prod(left.codes.shape[axis] for axis in sums[0])
-    varies = any(x.extents[i] > 1 for x, axes in zip(both, sums, strict=True) for i in axes)
-    if any(batch) or varies or depth not in _DEPTHS:
+    left_sums, right_sums = sums
+    depth = math.prod(left.codes.shape[axis] for axis in left_sums)
+    left_varies = any(left.extents[axis] > 1 for axis in left_sums)
+    right_varies = any(right.extents[axis] > 1 for axis in right_sums)
+    if any(batch) or left_varies or right_varies or depth not in _DEPTHS:
         return None
-    free = [x.codes.ndim - len(axes) for x, axes in zip(both, sums, strict=True)]
+    # The numbers of axes of the operands that the result has.
+    free = left.codes.ndim - len(left_sums), right.codes.ndim - len(right_sums)
 
     def placed(x: Real, side: int) -> Real:
         """Return an operand's step, start or sums in the axes of the result."""
@@ -131,67 +150,80 @@ def product(left: Codes, right: Codes, params: Params) -> Array | None:
             return x
         if np.ndim(x) > free[side]:
             x = jnp.squeeze(x, tuple(sums[side]))
-        first = 0 if side else free[0]
+        # Axes of the left operand come first in the result.
+        first = free[0] if side == 0 else 0
         return lax.expand_dims(x, range(first, first + free[1 - side]))
 
-    totals = [jnp.sum(x.codes, tuple(sums[side]), dtype=_WIDE) for side, x in enumerate(both)]
+    totals = [
+        jnp.sum(left.codes, tuple(left_sums), dtype=_WIDE),
+        jnp.sum(right.codes, tuple(right_sums), dtype=_WIDE),
+    ]
     kind: dict[str, Any] = {"preferred_element_type": _WIDE}
-    if left.codes.size == depth and free[1] == 1 == len(sums[1]):
-        matrix = jnp.moveaxis(right.codes, sums[1][0], 1)
+    is_row = left.codes.size == depth
+    is_matrix = free[1] == 1 and len(right_sums) == 1
+    if is_row and is_matrix:
+        matrix = jnp.moveaxis(right.codes, right_sums[0], 1)
         total = row_twice(left.codes.reshape(-1), matrix, 1, kind)
         total = total.reshape((1,) * free[0] + total.shape)
     else:
         total = lax.dot_general(left.codes, right.codes, numbers, **kind)
-    return _joined(total, both, placed, totals, depth)
+    return _joined(total, (left, right), placed, totals, depth)
 
 
 def convolution(x: Codes, filter: Codes, params: Params) -> Array | None:
     """Return the real result of a convolution of codes; None if integers cannot compute it."""
-    numbers, padding = params["dimension_numbers"], params["padding"]
-    (_, _, *places), (outputs, *summed) = numbers.lhs_spec, numbers.rhs_spec
-    shape, channel, is_padded = filter.codes.shape, numbers.out_spec[1], any(map(any, padding))
+    numbers = params["dimension_numbers"]
+    padding = params["padding"]
+    _, _, *places = numbers.lhs_spec
+    outputs, *summed = numbers.rhs_spec
+    channel = numbers.out_spec[1]
+    shape = filter.codes.shape
+    is_padded = any(map(any, padding))
     depth = math.prod(shape[axis] for axis in summed)
     if (
         params["feature_group_count"] * params["batch_group_count"] > 1
-        or any(n > 1 for n in (*params["lhs_dilation"], *x.extents))
-        or any(n > 1 for axis, n in enumerate(filter.extents) if axis != outputs)
+        or any(d > 1 for d in params["lhs_dilation"])
+        or any(n > 1 for n in x.extents)
+        or any(filter.extents[axis] > 1 for axis in summed)
         or (is_padded and x.start is not None)
         or not {depth, shape[summed[0]]}.issubset(_DEPTHS)
     ):
         return None
-    codes, ones = x.codes, [1 if axis == outputs else n for axis, n in enumerate(shape)]
-    if is_padded and x.zero:  # padding is 0
+    codes = x.codes
+    if is_padded and x.zero:  # the padding stands for 0, whose code is not 0
         sides = dict(zip(places, padding, strict=True))
         edges = [(*sides.get(axis, (0, 0)), 0) for axis in range(codes.ndim)]
-        codes, padding = lax.pad(codes, np.array(x.zero, BYTE), edges), [(0, 0)] * len(padding)
-    # Another output channel, whose filter is ones, computes the sums of the covered codes.
-    needs_sums = filter.zero or filter.start is not None
-    parts = [filter.codes, *([jnp.ones(ones, BYTE)] if needs_sums else [])]
+        codes = lax.pad(codes, np.array(x.zero, BYTE), edges)
+        padding = [(0, 0)] * len(padding)
+    filters = [filter.codes]
+    if filter.zero or filter.start is not None:
+        # Another output channel, whose filter is ones, computes the sums of the covered codes.
+        filters.append(jnp.ones(with_extent(shape, outputs, 1), BYTE))
     total = lax.conv_general_dilated(
         codes,
-        jnp.concatenate(parts, outputs),
+        jnp.concatenate(filters, outputs),
         params["window_strides"],
         padding,
         rhs_dilation=params["rhs_dilation"],
         dimension_numbers=numbers,
         preferred_element_type=_WIDE,
     )
-    ends = (0, shape[outputs]), (shape[outputs], None)
-    total, sums = (lax.slice_in_dim(total, *part, axis=channel) for part in ends)
+    result = lax.slice_in_dim(total, 0, shape[outputs], axis=channel)
+    sums = lax.slice_in_dim(total, shape[outputs], None, axis=channel)
 
     def placed(v: Real, side: int) -> Real:
         """Return an operand's step, start or sums along the channels of the result."""
-        if np.ndim(v) == codes.ndim and not side:
+        if side == 0 and np.ndim(v) == codes.ndim:
             return v
-        return jnp.reshape(v, [np.size(v) if i == channel else 1 for i in range(codes.ndim)])
+        return jnp.reshape(v, with_extent((1,) * codes.ndim, channel, np.size(v)))
 
     totals = [sums, jnp.sum(filter.codes, tuple(summed), dtype=_WIDE)]
-    return _joined(total, (x, filter), placed, totals, depth)
+    return _joined(result, (x, filter), placed, totals, depth)
 
 
 def _joined(
     total: Array,
-    both: tuple[Codes, Codes],
+    operands: tuple[Codes, Codes],
     placed: Callable[[Real, int], Real],
     totals: Sequence[Array],
     depth: int,
@@ -200,9 +232,12 @@ def _joined(
 
     `total` has the sums of products of codes, `totals` the sums of codes for each operand.
     """
-    (a, p), (c, q) = ((placed(x.step, i), placed(totals[i], i)) for i, x in enumerate(both))
-    b, d = (None if x.start is None else placed(x.start, i) for i, x in enumerate(both))
-    y, z, n = (np.int32(v) for v in (both[0].zero, both[1].zero, depth))
+    left, right = operands
+    a, p = placed(left.step, 0), placed(totals[0], 0)
+    c, q = placed(right.step, 1), placed(totals[1], 1)
+    b = None if left.start is None else placed(left.start, 0)
+    d = None if right.start is None else placed(right.start, 1)
+    y, z, n = np.int32(left.zero), np.int32(right.zero), np.int32(depth)
     if z:
         total = total - z * p
     if y:
@@ -212,4 +247,6 @@ def _joined(
         real = real + (p - y * n).astype(REAL) * (a * d)
     if b is not None:
         real = real + (q - z * n).astype(REAL) * (b * c)
-    return real if b is None or d is None else real + np.float32(depth) * (b * d)
+    if b is not None and d is not None:
+        real = real + np.float32(depth) * (b * d)
+    return real

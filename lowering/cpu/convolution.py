@@ -32,9 +32,11 @@ def convolution(x: Array, filter: Array, window: Window, *, varies: bool = False
     A filter that `varies` is another one in each call, and each call lays it out.
     """
     name = kernel_for(x, filter, window, varies=varies)
-    if x.dtype == jnp.bfloat16 and not (name in _NARROW and profile().multiplies_bfloat16):
+    is_faster_narrow = name in _NARROW and profile().multiplies_bfloat16
+    if x.dtype == jnp.bfloat16 and not is_faster_narrow:
         # XLA's convolution is no faster in bfloat16, and there are more kernels for float32.
-        x, filter = x.astype(jnp.float32), filter.astype(jnp.float32)
+        x = x.astype(jnp.float32)
+        filter = filter.astype(jnp.float32)
         result = convolution(x, filter, window, varies=varies)
         return result.astype(window.accumulator or jnp.bfloat16)
     kernel = _KERNELS[name] if name and runs(name) else direct
@@ -48,13 +50,16 @@ def kernel_for(x: Array, filter: Array, window: Window, *, varies: bool = False)
     if not jnp.issubdtype(x.dtype, jnp.floating):
         return "pointwise" if is_pointwise(filter, window) else None
     cells = math.prod(filter.shape[:-2])
-    xla = "bordered" if cells > math.prod(x.shape[1:-1]) and window.groups == 1 else None
+    has_more_cells = cells > math.prod(x.shape[1:-1])
+    xla = "bordered" if has_more_cells and window.groups == 1 else None
     if window.is_spread and any(s != 1 for s in window.stride):
         return xla
     if window.is_spread and window.groups == 1:
         if is_tiled(filter, window):
             return "tiled"
-        return "pointwise" if cells == 1 else xla
+        if cells == 1:
+            return "pointwise"
+        return xla
     if is_pointwise(filter, window):
         return "pointwise"
     if window.groups > 1:
@@ -140,7 +145,9 @@ def patches(x: Array, matrix: Array, size: Sequence[int], window: Window) -> Arr
 def by_product(x: Array, filter: Array, window: Window) -> Array:
     """Convolve with a window of one cell; if the input is dilated, results in between are 0."""
     result = pointwise(x, filter.reshape(filter.shape[-2:]), 0, window.bare)
-    return lax.pad(result, np.array(0, result.dtype), window.edges) if window.is_spread else result
+    if not window.is_spread:
+        return result
+    return lax.pad(result, np.array(0, result.dtype), window.edges)
 
 
 _TERMS = 32  # the most terms of a sum that one loop computes
@@ -154,11 +161,12 @@ def is_summed(x: Array, filter: Array, window: Window) -> bool:
 def summed(x: Array, filter: Array, window: Window) -> Array:
     """Sum shifted channels times items of the filter."""
     *size, depth, count = filter.shape
-    terms = [
-        part[..., i : i + 1] * filter[(*cell, i)].reshape(*(1,) * len(size), 1, count)
-        for cell, part in cells(x, size, window)
-        for i in range(depth)
-    ]
+    terms: list[Array] = []
+    for cell, part in cells(x, size, window):
+        for channel in range(depth):
+            items = part[..., channel : channel + 1]
+            factors = filter[(*cell, channel)].reshape(*(1,) * len(size), 1, count)
+            terms.append(items * factors)
     return in_memory(functools.reduce(lax.add, terms))
 
 
@@ -166,32 +174,35 @@ def grouped(x: Array, filter: Array, window: Window) -> Array:
     """Compute the convolutions of groups one after the other; narrow groups are joined."""
     if is_by_depthwise(filter, window.groups):
         return by_depthwise(x, filter, window)
-    few = is_summed(x, filter, window)
-    count = 1 if few else joined_at_a_time(filter.shape[-2], window.groups)
-    filter, groups = joined(filter, window.groups, count), window.groups // count
+    covers_few = is_summed(x, filter, window)
+    count = 1 if covers_few else joined_at_a_time(filter.shape[-2], window.groups)
+    filter = joined(filter, window.groups, count)
+    groups = window.groups // count
     single = replace(window, groups=1)
     inputs = x.reshape(*x.shape[:-1], groups, -1)
     filters = filter.reshape(*filter.shape[:-1], groups, -1)
     if groups <= UNROLLED_GROUPS:
         parts = [convolution(inputs[..., g, :], filters[..., g, :], single) for g in range(groups)]
         return jnp.concatenate(parts, axis=-1)
+
+    def of_group(input_and_filter: tuple[Array, Array]) -> Array:
+        return convolution(*input_and_filter, single)
+
     stacks = jnp.moveaxis(inputs, -2, 0), jnp.moveaxis(filters, -2, 0)
-    results = lax.map(lambda pair: convolution(pair[0], pair[1], single), stacks)
+    results = lax.map(of_group, stacks)
     return jnp.moveaxis(results, 0, -2).reshape(*results.shape[1:-1], filter.shape[-1])
 
 
 def by_depthwise(x: Array, filter: Array, window: Window) -> Array:
     """Compute narrow groups as a sum of depthwise convolutions, one for each channel of a group."""
     *_, depth, count = filter.shape
-    single, times = replace(window, groups=count), count // window.groups
-    terms = [
-        depthwise(
-            lax.optimization_barrier(jnp.repeat(x[..., i::depth], times, axis=-1)),
-            filter[..., i : i + 1, :],
-            single,
-        )
-        for i in range(depth)
-    ]
+    single = replace(window, groups=count)
+    times = count // window.groups
+    terms: list[Array] = []
+    for i in range(depth):
+        channels = jnp.repeat(x[..., i::depth], times, axis=-1)
+        channels = lax.optimization_barrier(channels)
+        terms.append(depthwise(channels, filter[..., i : i + 1, :], single))
     return functools.reduce(lax.add, terms)
 
 
@@ -204,26 +215,31 @@ def sliced(x: Array, filter: Array, window: Window) -> Array:
     """
     first, *size, depth, count = filter.shape
     along_first = replace(window, padding=[window.padding[0], *[(0, 0)] * len(size)])
-    places, x = window.positions(x, filter.shape[:-2])[0], padded(x, along_first)
+    positions, *_ = window.positions(x, filter.shape[:-2])
+    x = padded(x, along_first)
     dilation, stride = window.dilation[0], window.stride[0]
     starts = (j * dilation for j in range(first))
-    length = (places - 1) * stride + 1
+    length = (positions - 1) * stride + 1
     slices = [lax.slice_in_dim(x, start, start + length, stride, axis=1) for start in starts]
     rows = jnp.concatenate(slices, axis=-1).reshape(-1, *x.shape[2:-1], first * depth)
     matrix = jnp.moveaxis(filter, 0, -3).reshape(*size, first * depth, count)
     result = convolution(rows, matrix, window.inner)
-    return result.reshape(len(x), places, *result.shape[1:])
+    return result.reshape(len(x), positions, *result.shape[1:])
 
 
 def is_tiled(filter: Array, window: Window) -> bool:
     """Tell whether a convolution is a transposed one whose windows lie side by side."""
     *size, _, _ = filter.shape
+    has_padding_within = all(
+        0 <= before < cells and 0 <= after < cells
+        for (before, after), cells in zip(window.padding, size, strict=True)
+    )
     return (
         window.groups == 1
         and tuple(size) == tuple(window.input_dilation)
         and all(d == 1 for d in window.dilation)
         and all(s == 1 for s in window.stride)
-        and all(0 <= p < k and 0 <= q < k for (p, q), k in zip(window.padding, size, strict=True))
+        and has_padding_within
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import reduce
 from operator import add
@@ -42,22 +42,24 @@ def depthwise(x: Array, filter: Array, window: Window) -> Array:
     if max(size) > _CELLS and count > _VECTOR and count % _VECTOR == 0:
         total = _by_vectors(_repeated(x, count).astype(wide), filter.astype(wide), window)
         return total.astype(window.accumulator or x.dtype)
-    terms = (
-        _repeated(part, count).astype(wide) * _factors(filter, cell, wide)
-        for cell, part in cells(x, size, window)
-    )
-    total = reduce(add, terms)
-    total = in_memory(total) if math.prod(size) > _CELLS else total
+
+    def terms() -> Iterator[Array]:
+        for cell, part in cells(x, size, window):
+            items = _repeated(part, count).astype(wide)
+            yield items * _factors(filter, cell, wide)
+
+    total = reduce(add, terms())
+    if math.prod(size) > _CELLS:
+        total = in_memory(total)
     return total.astype(window.accumulator or x.dtype)
 
 
 def _by_vectors(x: Array, filter: Array, window: Window) -> Array:
     """Compute the convolution with one vector of channels after the other."""
     *size, _, count = filter.shape
-    vectors, factors = (
-        jnp.moveaxis(y.reshape(*y.shape[:-1], -1, _VECTOR), -2, 0)
-        for y in (padded(x, window), filter)
-    )
+
+    def by_vectors(y: Array) -> Array:
+        return jnp.moveaxis(y.reshape(*y.shape[:-1], -1, _VECTOR), -2, 0)
 
     def sums(vectors: Array, factors: Array) -> Array:
         number, batch, *extents = vectors.shape
@@ -68,7 +70,9 @@ def _by_vectors(x: Array, filter: Array, window: Window) -> Array:
         # Each addition waits for the one before: two sums take half the time of one.
         return reduce(lax.add, terms[::2]) + reduce(lax.add, terms[1::2])
 
-    total = jnp.moveaxis(uninlined(sums)(vectors, factors), 0, -2)
+    x = padded(x, window)
+    total = uninlined(sums)(by_vectors(x), by_vectors(filter))
+    total = jnp.moveaxis(total, 0, -2)
     return total.reshape(*total.shape[:-2], count)
 
 
@@ -79,7 +83,9 @@ def _spread_out(x: Array, filter: Array, window: Window) -> Array:
     x = _repeated(x, count)
     # The windows of the strided convolution that is differentiated.
     reach = [(k - 1) * d for k, d in zip(size, window.dilation, strict=True)]
-    edges = [(r - p, r - q) for r, (p, q) in zip(reach, window.padding, strict=True)]
+    edges: list[tuple[int, int]] = []
+    for n, (before, after) in zip(reach, window.padding, strict=True):
+        edges.append((n - before, n - after))
     original = replace(window, padding=edges, stride=window.input_dilation)
     extents = window.positions(x, size)
     windows = original.over(size, (x.shape[0], *extents, x.shape[-1]), x.shape)
@@ -88,7 +94,8 @@ def _spread_out(x: Array, filter: Array, window: Window) -> Array:
     def term(cell: tuple[int, ...], part: Array) -> Array:
         return part * _factors(turned, cell[1:-1], wide)
 
-    return spread([(x.astype(wide), 0)], windows, term).astype(window.accumulator or x.dtype)
+    total = spread([(x.astype(wide), 0)], windows, term)
+    return total.astype(window.accumulator or x.dtype)
 
 
 def _factors(filter: Array, cell: tuple[int, ...], dtype: np.dtype[np.generic]) -> Array:
@@ -101,8 +108,8 @@ def _accumulator(x: Array, window: Window) -> np.dtype[np.generic]:
 
 
 def _repeated(part: Array, count: int) -> Array:
-    multiplier = count // part.shape[-1]
-    return jnp.repeat(part, multiplier, axis=-1) if multiplier > 1 else part
+    times = count // part.shape[-1]
+    return jnp.repeat(part, times, axis=-1) if times > 1 else part
 
 
 def filter_gradient(gradient: Array, x: Array, size: Sequence[int], window: Window) -> Array:
@@ -120,10 +127,9 @@ def filter_gradient(gradient: Array, x: Array, size: Sequence[int], window: Wind
     windows = symmetric.over(size, x.shape, (*gradient.shape[:-1], x.shape[-1]))
     sums: list[Array] = []
     for items in covered(x, windows):
-        terms = [
-            _repeated(items[box], count).astype(wide) * part
-            for box, part in zip(boxes, parts, strict=True)
-        ]
+        terms: list[Array] = []
+        for box, part in zip(boxes, parts, strict=True):
+            terms.append(_repeated(items[box], count).astype(wide) * part)
         sums.append(sums_of_channels(reduce(lax.add, terms)))
     return jnp.stack(sums).reshape(*size, 1, count).astype(window.accumulator or x.dtype)
 
@@ -135,11 +141,21 @@ _PARTS = 16
 
 def _boxes(extents: Sequence[int]) -> list[tuple[slice, ...]]:
     """Return the slices of equal boxes: 16 to 32 if possible, else as many as possible."""
-    counts = itertools.product(*([k for k in range(1, n + 1) if n % k == 0] for n in extents))
-    possible = [c for c in counts if math.prod(c) <= 2 * _PARTS]
-    best = min(possible, key=lambda c: (max(_PARTS - math.prod(c), 0), math.prod(c)))
-    steps = [n // k for n, k in zip(extents, best, strict=True)]
-    return [
-        tuple(slice(i * step, (i + 1) * step) for i, step in zip(place, steps, strict=True))
-        for place in np.ndindex(*best)
-    ]
+
+    def divisors(extent: int) -> list[int]:
+        return [n for n in range(1, extent + 1) if extent % n == 0]
+
+    def missing_and_parts(counts: tuple[int, ...]) -> tuple[int, int]:
+        parts = math.prod(counts)
+        return max(_PARTS - parts, 0), parts
+
+    divisions = itertools.product(*map(divisors, extents))
+    possible = [counts for counts in divisions if math.prod(counts) <= 2 * _PARTS]
+    best = min(possible, key=missing_and_parts)
+    steps = [extent // count for extent, count in zip(extents, best, strict=True)]
+    boxes: list[tuple[slice, ...]] = []
+    for place in np.ndindex(*best):
+        starts = [i * step for i, step in zip(place, steps, strict=True)]
+        box = [slice(start, start + step) for start, step in zip(starts, steps, strict=True)]
+        boxes.append(tuple(box))
+    return boxes

@@ -44,8 +44,9 @@ def filter_gradient(
     groups = params["batch_group_count"]
     is_early = input.is_early and gradient.is_early
     if groups == 1:
-        window_is_large = math.prod(gradient.shape[axis] for axis in places) > math.prod(size)
-        if not runs("gradients") or not window_is_large or window.groups != 1:
+        window_items = math.prod(gradient.shape[axis] for axis in places)
+        is_gradient = window_items > math.prod(size) and window.groups == 1
+        if not runs("gradients") or not is_gradient:
             return None
     elif not runs("gradients") or window.is_spread or 0 in input.shape:
         (result,) = bind(equation, [tensor(input), tensor(gradient)])
@@ -68,29 +69,27 @@ def _by_cells(
     gradient: Array, x: Array, size: Sequence[int], window: Window, *, is_alone: bool
 ) -> Array:
     """Sum products of the gradient and the items that each cell covers, to (f...,C/G,O)."""
-    groups, count = window.groups, gradient.shape[-1]
+    groups = window.groups
+    count = gradient.shape[-1]
     depth = x.shape[-1] // groups
     positions = gradient.shape[1:-1]
     if window.accumulator is not None:
-        x, gradient = x.astype(window.accumulator), gradient.astype(window.accumulator)
-    if groups == 1:  # then there is one cell
+        x = x.astype(window.accumulator)
+        gradient = gradient.astype(window.accumulator)
+    if groups == 1:  # the window then has one cell
         ((_, part),) = cells(x, size, window, positions)
-        left, right = part.reshape(-1, depth), gradient.reshape(-1, count)
+        left = part.reshape(-1, depth)
+        right = gradient.reshape(-1, count)
         total = over_rows(left, right, window.precision, is_alone=is_alone)
         return total.reshape(*size, depth, count)
     if is_alone and depth < WIDEST:
         return _of_narrow_groups(gradient, x, size, window)
     right = gradient.reshape(-1, groups, count // groups)
-    parts = [
-        jnp.einsum(
-            "pgk,pgo->kgo",
-            part.reshape(-1, groups, depth),
-            right,
-            precision=window.precision,
-        )
-        for _, part in cells(x, size, window, positions)
-    ]
-    return jnp.stack(parts).reshape(*size, depth, count)
+    sums: list[Array] = []
+    for _, part in cells(x, size, window, positions):
+        left = part.reshape(-1, groups, depth)
+        sums.append(jnp.einsum("pgk,pgo->kgo", left, right, precision=window.precision))
+    return jnp.stack(sums).reshape(*size, depth, count)
 
 
 def _of_narrow_groups(gradient: Array, x: Array, size: Sequence[int], window: Window) -> Array:
@@ -100,10 +99,13 @@ def _of_narrow_groups(gradient: Array, x: Array, size: Sequence[int], window: Wi
     diagonal, each group with itself, is part of the result. A few items of the batch are taken at a
     time: the items that cells cover then stay in the caches.
     """
-    groups, count, depth = window.groups, gradient.shape[-1], x.shape[-1] // window.groups
+    groups = window.groups
+    count = gradient.shape[-1]
+    depth = x.shape[-1] // groups
     joined = fewest_wide(depth, groups)
     blocks = groups // joined
-    batch = items_at_a_time(x.shape[0], (x.size + gradient.size) * x.dtype.itemsize // x.shape[0])
+    bytes_of_item = (x.size + gradient.size) * x.dtype.itemsize // x.shape[0]
+    batch = items_at_a_time(x.shape[0], bytes_of_item)
 
     def of_block(x: Array, gradient: Array) -> list[Array]:
         right = gradient.reshape(-1, count // blocks)
@@ -114,8 +116,8 @@ def _of_narrow_groups(gradient: Array, x: Array, size: Sequence[int], window: Wi
         ]
 
     def add(total: Array, items: Sequence[Array]) -> tuple[Array, None]:
-        x, g = (jnp.moveaxis(y.reshape(*y.shape[:-1], blocks, -1), -2, 0) for y in items)
-        return total + jnp.stack(jax.vmap(of_block)(x, g)), None
+        block_arrays = [jnp.moveaxis(y.reshape(*y.shape[:-1], blocks, -1), -2, 0) for y in items]
+        return total + jnp.stack(jax.vmap(of_block)(*block_arrays)), None
 
     start = jnp.zeros((math.prod(size), blocks, depth * joined, count // blocks), x.dtype)
     items = [y.reshape(-1, batch, *y.shape[1:]) for y in (x, gradient)]

@@ -51,8 +51,13 @@ def is_by_depthwise(filter: Array, groups: int) -> bool:
 def joined_at_a_time(depth: int, groups: int) -> int:
     """Return the number of groups of `depth` channels to join to one."""
     counts = [n for n in range(1, groups + 1) if groups % n == 0 and n * depth <= WIDEST]
-    wide = [n for n in counts if n * depth >= _WIDE] or counts[-1:]
-    return next((n for n in wide if groups // n <= UNROLLED_GROUPS), wide[-1] if wide else 1)
+    if not counts:
+        return 1
+    wide_counts = [n for n in counts if n * depth >= _WIDE] or counts[-1:]
+    for count in wide_counts:
+        if groups // count <= UNROLLED_GROUPS:
+            return count
+    return wide_counts[-1]
 
 
 def joined(filter: Array, groups: int, count: int) -> Array:
@@ -62,9 +67,8 @@ def joined(filter: Array, groups: int, count: int) -> Array:
     *size, depth, outputs = filter.shape
     parts = filter.reshape(*size, 1, depth, groups // count, count, outputs // groups)
     diagonal = np.eye(count, dtype=bool).reshape(*(1,) * len(size), count, 1, 1, count, 1)
-    return jnp.where(diagonal, parts, np.array(0, filter.dtype)).reshape(
-        *size, count * depth, outputs
-    )
+    blocks = jnp.where(diagonal, parts, np.array(0, filter.dtype))
+    return blocks.reshape(*size, count * depth, outputs)
 
 
 def fewest_wide(depth: int, groups: int) -> int:

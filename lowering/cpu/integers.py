@@ -50,38 +50,46 @@ def _products(program: Program) -> list[str]:
 def _read(has_products: bool, matcher: Matcher, equation: Equation) -> Any:
     """Compute a noted tensor from its codes where that saves reading real numbers.
 
-    It does if a product reads the codes, or if the program has products of codes and several
-    equations read the tensor.
+    Reading is saved if a product reads the codes, or if the program has products of codes and
+    several equations read the tensor.
     """
     x, level, step, start = equation.invars
-    uses, (result,) = matcher.program.uses, equation.outvars
-    if level.aval.dtype == BYTE and (uses[level] > 1 or (has_products and uses[result] > 1)):
-        zero = equation.params["levels"].zero
-        coded = Codes(level, step, 0, start) if zero is None else Codes(level, step, zero)
-        return matcher.trace(Codes.real, coded)
-    return x
+    (result,) = equation.outvars
+    uses = matcher.program.uses
+    is_coded = level.aval.dtype == BYTE
+    saves_reading = uses[level] > 1 or (has_products and uses[result] > 1)
+    if not is_coded or not saves_reading:
+        return x
+    zero = equation.params["levels"].zero
+    coded = Codes(level, step, 0, start) if zero is None else Codes(level, step, zero)
+    return matcher.trace(Codes.real, coded)
 
 
 @_RULES(NOTE)
 def _coded(matcher: Matcher, equation: Equation) -> Equation | None:
     """Put codes in the place of the numbers of levels, and note them."""
     x, level, step, start = equation.invars
-    levels, (result,) = equation.params["levels"], equation.outvars
-    if x.aval.dtype != REAL or not (is_slim(step.aval.shape) and is_slim(start.aval.shape)):
+    (result,) = equation.outvars
+    levels = equation.params["levels"]
+    if x.aval.dtype != REAL or not is_slim(step.aval.shape) or not is_slim(start.aval.shape):
         return None
-    coded = matcher.notes[result] = matcher.trace(
-        partial(codes.of_levels, levels=levels), level, step, start
-    )
-    is_exact = coded.start is None
-    operands = [x, coded.codes, coded.step, start if is_exact else coded.start]
-    changed = replace(levels, zero=coded.zero if is_exact else None)
-    return equation.replace(invars=operands, params={"levels": changed})
+    of_levels = partial(codes.of_levels, levels=levels)
+    coded = matcher.trace(of_levels, level, step, start)
+    matcher.notes[result] = coded
+    if coded.start is None:
+        levels = replace(levels, zero=coded.zero)
+    else:
+        levels = replace(levels, zero=None)
+        start = coded.start
+    operands = [x, coded.codes, coded.step, start]
+    return equation.replace(invars=operands, params={"levels": levels})
 
 
 @_RULES("convert_element_type")
 def _converted(matcher: Matcher, equation: Equation) -> None:
     """Note the codes of bytes that are converted to real numbers."""
-    (operand,), (result,) = equation.invars, equation.outvars
+    (operand,) = equation.invars
+    (result,) = equation.outvars
     if operand.aval.dtype in (BYTE, np.uint8) and result.aval.dtype == REAL:
         matcher.notes[result] = matcher.trace(codes.of_bytes, operand)
 
@@ -96,15 +104,25 @@ def _moved(matcher: Matcher, equation: Equation) -> None:
 @_RULES("add", "sub", "mul", "div")
 def _changed(matcher: Matcher, equation: Equation) -> None:
     """Note the codes of a sum or product with an operand that changes step and start only."""
-    name, operands = primitive(equation), equation.invars
-    notes = [matcher.note(v) for v in operands]
-    side = 0 if notes[0] else 1
-    coded, slim = notes[side], _slim(matcher, operands[1 - side])
-    if coded and not notes[1 - side] and slim and not (side and name in ("sub", "div")):
-        source, shape = slim
-        matcher.notes[equation.outvars[0]] = matcher.trace(
-            lambda x, other: x.changed(name, jnp.reshape(other, shape)), coded, source
-        )
+    name = primitive(equation)
+    notes = [matcher.note(v) for v in equation.invars]
+    if notes[0]:
+        coded, other_note = notes
+        operand = equation.invars[1]
+    else:
+        other_note, coded = notes
+        operand = equation.invars[0]
+        if name in ("sub", "div"):
+            return
+    slim = _slim(matcher, operand)
+    if not coded or other_note or not slim:
+        return
+    source, shape = slim
+
+    def changed(x: Codes, other: Any) -> Codes | None:
+        return x.changed(name, jnp.reshape(other, shape))
+
+    matcher.notes[equation.outvars[0]] = matcher.trace(changed, coded, source)
 
 
 @_RULES(PRODUCT, CONVOLUTION)
@@ -127,7 +145,11 @@ def _slim(matcher: Matcher, operand: Atom) -> tuple[Atom, tuple[int, ...]] | Non
     spread = matcher.maker(operand, "broadcast_in_dim")
     if spread is None or len(spread.invars) > 1:
         return None
-    (source,), axes = spread.invars, spread.params["broadcast_dimensions"]
-    extents = dict(zip(axes, source.aval.shape, strict=True))
-    source_shape = tuple(extents.get(axis, 1) for axis in range(len(shape))) if extents else ()
-    return (source, source_shape) if is_slim(source_shape) else None
+    (source,) = spread.invars
+    axes = spread.params["broadcast_dimensions"]
+    if not axes:
+        return source, ()
+    source_shape = [1] * len(shape)
+    for axis, extent in zip(axes, source.aval.shape, strict=True):
+        source_shape[axis] = extent
+    return (source, tuple(source_shape)) if is_slim(tuple(source_shape)) else None

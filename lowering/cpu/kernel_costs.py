@@ -45,9 +45,15 @@ def extents(x: Array, filter: Array, window: Window) -> Extents:
     batch, *inputs, _ = map(_known, x.shape)
     positions = list(map(_known, window.positions(x, size)))
     padded = [n + p + q for n, (p, q) in zip(inputs, window.padding, strict=True)]
-    places = positions, [-(-n // 2) for n in positions], padded
-    volumes = [batch * math.prod(n) for n in places]
-    return Extents(*volumes, cells=math.prod(size), depth=depth, results=count)
+    tiles = [-(-n // 2) for n in positions]  # rounded up
+    return Extents(
+        positions=batch * math.prod(positions),
+        tiles=batch * math.prod(tiles),
+        padded=batch * math.prod(padded),
+        cells=math.prod(size),
+        depth=depth,
+        results=count,
+    )
 
 
 def _known(extent: int) -> int:
@@ -97,6 +103,7 @@ def _read(matrix: float, rows: int) -> float:
 
 
 def _vectors(channels: int) -> int:
+    """Return the number of channels, rounded up to full vectors."""
     return -(-channels // _LANES) * _LANES
 
 

@@ -32,32 +32,39 @@ class Hidden:
 def hidden_keys(program: Program) -> Hidden | None:
     """Return the masks of an attention; None if keys that they hide may change its result."""
     masks = _masks(program) if runs("hidden") else None
+    if masks is None:
+        return None
+    scores, masked = masks
     _, keys, values, *_ = program.arguments
     axis_of_keys = {x: len(x.aval.shape) - 2 for x in (keys, values)}
     try:
         axes = batch_axes(program, axis_of_keys, follow=program.arguments, reduces=True)
     except NotSeparableError:
         return None
-    return Hidden(*masks, axes) if masks and _is_neutral(program, masks[1], axes) else None
+    return Hidden(scores, masked, axes) if _is_neutral(program, masked, axes) else None
 
 
 def _masks(program: Program) -> tuple[Variable, Variable] | None:
     """Return the scores before the masks, and the masked scores, whose maximum softmax takes."""
     first, *later = program.equations
     (current,) = first.outvars
-    scores, dependent, is_masked = current, {current}, False
+    scores = current
+    dependent = {current}  # variables that depend on the scores
+    is_masked = False
     for equation in later:
-        name, operands = primitive(equation), variables(equation.invars)
-        if [v for v in operands if v in dependent] != [current]:
+        name = primitive(equation)
+        if [v for v in variables(equation.invars) if v in dependent] != [current]:
             return None
         if name == "reduce_max":
             return (scores, current) if is_masked else None
-        selects = name == "select_n" and equation.invars[0] is not current
-        is_mask = selects or name in ("add", "sub")
         (result,) = equation.outvars
-        if not (is_mask or _is_moving(equation)):
-            scores, is_masked = result, False
-        current, is_masked = result, is_masked or is_mask
+        selects = name == "select_n" and equation.invars[0] is not current
+        if selects or name in ("add", "sub"):
+            is_masked = True
+        elif not _is_moving(equation):  # masks before this equation do not count
+            scores = result
+            is_masked = False
+        current = result
         dependent.add(current)
     return None
 

@@ -84,15 +84,20 @@ def evaluated(
 ) -> list[View]:
     """Return the results of a program on views; XLA computes `stored` variables only once."""
 
-    def compute(equation: Equation, views: list[View]) -> Sequence[View]:
-        rule, is_early = RULES.of(equation), all(view.is_early for view in views)
+    def computed(equation: Equation, views: list[View]) -> list[View]:
+        rule = RULES.of(equation)
         results = None if rule is None else rule(program, equation, *views)
         if results is None:  # the equation takes tensors in their own layout
-            results = list(map(plain, jaxprs.bind(equation, list(map(tensor, views)))))
-        results = results if isinstance(results, list) else [results]
-        pairs = zip(equation.outvars, results, strict=True)
-        arrays = [(x, in_memory(full_array(x)) if v in stored else x.array) for v, x in pairs]
-        return [replace(x, array=array, is_early=is_early) for x, array in arrays]
+            return list(map(plain, jaxprs.bind(equation, list(map(tensor, views)))))
+        return results if isinstance(results, list) else [results]
+
+    def compute(equation: Equation, views: list[View]) -> Sequence[View]:
+        is_early = all(view.is_early for view in views)
+        results: list[View] = []
+        for variable, view in zip(equation.outvars, computed(equation, views), strict=True):
+            array = in_memory(full_array(view)) if variable in stored else view.array
+            results.append(replace(view, array=array, is_early=is_early))
+        return results
 
     # Early equations go first: rules for products then have the matrices.
     return program.early_first().evaluated(arguments, compute, lambda x: plain(x, True))
@@ -118,6 +123,7 @@ def _scan(program: Program, equation: Equation, *views: View) -> list[View] | No
     body = replace(program.body(equation), prepares=program.prepares or recurs, in_loop=recurs)
 
     def laid_out(view: View, *first: int) -> View:
+        """Return the view with axes `first` in front, and plain if steps hand on a state."""
         axes = sorted(view.order) if recurs else view.order
         order = (*first, *(axis for axis in axes if axis not in first))
         return View(full_array(view, order), order, view.shape)
@@ -130,28 +136,32 @@ def _scan(program: Program, equation: Equation, *views: View) -> list[View] | No
         results = evaluated(body, arguments, reread(body))
         return list(map(tensor, results[:carried])), list(map(laid_out, results[carried:]))
 
-    constants, start = (list(map(tensor, x)) for x in (views[:count], views[count:][:carried]))
+    constants = list(map(tensor, views[:count]))
+    start = list(map(tensor, views[count : count + carried]))
     stacks = [laid_out(view, 0) for view in views[count + carried :]]
     items = [item_of(stack) for stack in stacks]
     closed, (_, laid_out_views) = jaxprs.make_jaxpr_and_types(step, constants, start, items)
     parts = split(body.with_closed(closed))
     prepared = parts.prepare(constants)
     options = {name: equation.params[name] for name in ("length", "reverse", "unroll")}
-    read_first = [False] * len(stacks)  # stacks whose items a step first reads into memory
+    are_read_first = [False] * len(stacks)  # a step first reads their items into memory
     if recurs and options["length"]:
-        read_first = _are_sliced(body, len(stacks))
-    scanned = [None if x else stack.array for stack, x in zip(stacks, read_first, strict=True)]
+        are_read_first = _are_sliced(body, len(stacks))
+    scanned: list[Array | None] = []
+    for stack, is_read_first in zip(stacks, are_read_first, strict=True):
+        scanned.append(None if is_read_first else stack.array)
 
     def turn(
         carry: list[Array], index_and_items: tuple[Any, list[Array | None]]
     ) -> tuple[list[Array], list[Array]]:
         index, items = index_and_items
-        pairs = zip(stacks, items, strict=True)
-        items = [_item(x.array, index) if item is None else item for x, item in pairs]
-        results = parts.call(prepared, [*carry, *items])
+        arguments = [*carry]
+        for stack, item in zip(stacks, items, strict=True):
+            arguments.append(_item(stack.array, index) if item is None else item)
+        results = parts.call(prepared, arguments)
         return results[:carried], results[carried:]
 
-    index = jnp.arange(options["length"]) if any(read_first) else None
+    index = jnp.arange(options["length"]) if any(are_read_first) else None
     last, arrays = lax.scan(turn, start, (index, scanned), **options)
     return [*map(plain, last), *map(stack_of, laid_out_views, arrays)]
 

@@ -28,9 +28,10 @@ def in_memory(x: Array) -> Array:
     if not runs("in_memory"):
         return x
     is_real = jnp.issubdtype(x.dtype, jnp.floating)
-    most = np.inf if is_real else np.iinfo(x.dtype).max
-    one, two, most = (np.array(factor, x.dtype) for factor in (1, 2, most))
-    return lax.div(x, jnp.where(x > most, two, one))
+    largest = np.inf if is_real else np.iinfo(x.dtype).max
+    # No item is larger than the largest number: the divisor is always 1.
+    one, two, limit = (np.array(number, x.dtype) for number in (1, 2, largest))
+    return lax.div(x, jnp.where(x > limit, two, one))
 
 
 def uninlined(function: Callable[P, R]) -> Callable[P, R]:
@@ -61,4 +62,6 @@ def apart(x: Array) -> Array:
     The computing loops then go over the array's own axes, even if a product reads it in another
     shape. Nothing is copied.
     """
-    return uninlined(lambda x: lax.reshape(x, x.shape))(x) if runs("in_memory") else x
+    if not runs("in_memory"):
+        return x
+    return uninlined(lambda x: lax.reshape(x, x.shape))(x)

@@ -80,10 +80,13 @@ def arranged(view: View, order: Order) -> Array:
 
 def full_array(view: View, order: Order | None = None) -> Array:
     """Return the array in an order of axes, by default its own, with all items."""
-    order = view.order if order is None else order
+    if order is None:
+        order = view.order
     array = arranged(view, order)
     shape = tuple(view.shape[axis] for axis in order)
-    return array if jnp.shape(array) == shape else jnp.broadcast_to(array, shape)
+    if jnp.shape(array) == shape:
+        return array
+    return jnp.broadcast_to(array, shape)
 
 
 def tensor(view: View) -> Array:
@@ -100,7 +103,8 @@ def common_order(views: Sequence[View]) -> Order:
 
 def _larger(first: View, second: View) -> View:
     """Return the view with more items; of equal sizes the one that is not plain, else the first."""
-    sizes = jnp.size(second.array), jnp.size(first.array)
-    if sizes[0] == sizes[1]:
+    first_size = jnp.size(first.array)
+    second_size = jnp.size(second.array)
+    if first_size == second_size:
         return second if first.is_plain and not second.is_plain else first
-    return second if at_least(*sizes) else first
+    return second if at_least(second_size, first_size) else first

@@ -42,24 +42,25 @@ def spread(
     `term(cell, *parts)` returns the term of a cell from slices of the arrays; it is 0 for fills.
     """
     size, stride, dilation = windows.size, windows.stride, windows.dilation
+    paddings = [before for before, _ in windows.padding]
     # Items of a phase of the padded input, up to the input's last item.
-    lengths = [
-        -(-(n + p) // s)
-        for n, (p, _), s in zip(windows.upscaled, windows.padding, stride, strict=True)
-    ]
+    lengths: list[int] = []
+    for extent, padding, s in zip(windows.upscaled, paddings, stride, strict=True):
+        lengths.append(-(-(extent + padding) // s))  # rounded up
     before = [(k - 1) * d // s for k, d, s in zip(size, dilation, stride, strict=True)]
     after = [max(m - n, 0) for m, n in zip(lengths, windows.downscaled, strict=True)]
     edges = tuple(zip(before, after, strict=True))
     extended = [extend(x, edges, "constant", fill) for x, fill in arrays]
 
     def phase(offsets: Cell) -> Array | None:
+        """Return the sum of the terms of a phase; None if no cell covers its items."""
         total: Array | None = None
         for cell in np.ndindex(*size):
-            steps = [j * d - r for j, d, r in zip(cell, dilation, offsets, strict=True)]
+            steps = [j * d - offset for j, d, offset in zip(cell, dilation, offsets, strict=True)]
             if any(step % s for step, s in zip(steps, stride, strict=True)):
                 continue
-            start = [b - t // s for b, t, s in zip(before, steps, stride, strict=True)]
-            stop = [b + m for b, m in zip(start, lengths, strict=True)]
+            start = [b - step // s for b, step, s in zip(before, steps, stride, strict=True)]
+            stop = [first + length for first, length in zip(start, lengths, strict=True)]
             part = term(cell, *(lax.slice(x, start, stop) for x in extended))
             total = part if total is None else total + part
         return total
@@ -67,11 +68,11 @@ def spread(
     phases = [phase(offsets) for offsets in np.ndindex(*stride)]
     example = next(x for x in phases if x is not None)
     total = _interleaved([jnp.zeros_like(example) if x is None else x for x in phases], stride)
-    edges = [
-        (-p, p + n - length, 0)
-        for (p, _), n, length in zip(windows.padding, windows.upscaled, total.shape, strict=True)
-    ]
-    return lax.pad(total, np.array(0, total.dtype), edges)
+    # Cut the padding off, and add zeros behind the last covered item.
+    cuts: list[tuple[int, int, int]] = []
+    for padding, extent, length in zip(paddings, windows.upscaled, total.shape, strict=True):
+        cuts.append((-padding, padding + extent - length, 0))
+    return lax.pad(total, np.array(0, total.dtype), cuts)
 
 
 def _interleaved(phases: list[Array], stride: Sequence[int]) -> Array:

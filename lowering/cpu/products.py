@@ -114,7 +114,8 @@ def product(
         left = left_operand(matrix, sums)
         return lax.dot_general(left, x, (((summed,), (axis,)), ((), ())), **params)
     if sums is not None and sums != x.dtype:
-        x, axis = left_operand(jnp.moveaxis(x, axis, -1), sums), x.ndim - 1
+        x = left_operand(jnp.moveaxis(x, axis, -1), sums)
+        axis = x.ndim - 1
     return lax.dot_general(x, matrix, (((axis,), (summed,)), ((), ())), **params)
 
 
@@ -173,18 +174,20 @@ def over_rows(x: Array, y: Array, precision: lax.PrecisionLike = None, *, is_alo
 
     Rows may be sharded, unless the program runs on one device (`is_alone`).
     """
-    (rows, x_columns), y_columns = x.shape, y.shape[1]
+    rows, x_columns = x.shape
+    _, y_columns = y.shape
     parts = next((k for k in _DIVISORS if rows % k == 0), 1)
     if not is_alone or parts == 1 or not at_least(rows, _FEWEST_ROWS):
         return lax.dot_general(x, y, (((0,), (0,)), ((), ())), precision=precision)
     y_is_narrower = at_least(x_columns, y_columns + 1)
     is_small = at_least(_SMALL, x_columns * y_columns)
     is_exchanged = y_is_narrower and is_small and at_least(rows, _MANY_ROWS)
-    left, right = (
-        m.reshape(parts, rows // parts, -1) for m in ((y, x) if is_exchanged else (x, y))
-    )
+    left, right = (y, x) if is_exchanged else (x, y)
+    left = left.reshape(parts, rows // parts, -1)
+    right = right.reshape(parts, rows // parts, -1)
     numbers = ((1,), (1,)), ((0,), (0,))
-    total = jnp.sum(lax.dot_general(left, right, numbers, precision=precision), axis=0)
+    totals = lax.dot_general(left, right, numbers, precision=precision)
+    total = jnp.sum(totals, axis=0)
     return total.T if is_exchanged else total
 
 

@@ -57,8 +57,9 @@ def measured(threads: int) -> MachineProfile:
     product, bfloat16, int8 = rounded(products)
     row, row_pairs = rounded(_rates(_row(1), _row(2)))
     loop, wide_loop = rounded(_rates(_loop("256"), _loop("512")))
-    separate = _sum(1 << 18, _STEPS), _sum(1 << 23, 2), _starts()
-    cached, memory, starts = (_nearest(*_rates(trial)) for trial in separate)
+    cached = _nearest(*_rates(_sum(1 << 18, _STEPS)))
+    memory = _nearest(*_rates(_sum(1 << 23, 2)))
+    starts = _nearest(*_rates(_starts()))
     costs = Costs(product, cached, memory, _nearest(1 / starts))
     return MachineProfile(threads, bfloat16, int8, row, row_pairs, loop, wide_loop, costs)
 
@@ -67,7 +68,8 @@ def _rates(*trials: _Trial) -> list[float]:
     """Return the rate of each trial, in units of work a second."""
     with ThreadPoolExecutor(len(trials)) as pool:
         runs = [*pool.map(_compiled, trials)]
-    best, calls = [math.inf] * len(runs), 0
+    best = [math.inf] * len(runs)  # seconds
+    calls = 0
     end = time.perf_counter() + _SECONDS * len(runs)
     while calls < _CALLS or time.perf_counter() < end:
         for index, run in enumerate(runs):
@@ -99,8 +101,10 @@ def rounded(rates: Sequence[float]) -> list[float]:
 
 def _items(*shape: int, dtype: Any = jnp.float32) -> Array:
     """Return random numbers between -1 and 1, or integers between -100 and 100."""
-    draw = np.random.default_rng(0).uniform(-1, 1, shape)
-    return _placed((draw * 100 if jnp.issubdtype(dtype, jnp.integer) else draw).astype(dtype))
+    numbers = np.random.default_rng(0).uniform(-1, 1, shape)
+    if jnp.issubdtype(dtype, jnp.integer):
+        numbers = numbers * 100
+    return _placed(numbers.astype(dtype))
 
 
 def _placed(array: NDArray[np.generic]) -> Array:
@@ -144,9 +148,10 @@ def _loop(width: str) -> _Trial:
 
     def step(x: Array, filter: Array) -> Array:
         padded = jnp.pad(x, ((1, 1), (1, 1), (0, 0)))
-        cells = ((i, j) for i in range(3) for j in range(3))
-        terms = (padded[i:, j:][:extent, :extent] * filter[i, j] for i, j in cells)
-        return jnp.maximum(sum(terms, start=jnp.zeros_like(x)), 0)
+        total = jnp.zeros_like(x)
+        for i, j in np.ndindex(3, 3):
+            total = total + padded[i:, j:][:extent, :extent] * filter[i, j]
+        return jnp.maximum(total, 0)
 
     def steps(x: Array, filter: Array) -> Array:
         return lax.fori_loop(0, _STEPS, lambda _, x: step(x, filter), x)

@@ -35,25 +35,31 @@ def reread(program: Program) -> set[Variable]:
     if not runs("in_memory"):
         return set()
     role = program.role
-    readers = Counter(variables(program.results) if role == "forward" else ())
-    kernels = (PRODUCT, CONVOLUTION) if role == "forward" else (PRODUCT,)
+    readers = Counter[Variable]()  # the number of readers of each variable
+    kernels = {PRODUCT}
+    if role == "forward":
+        readers.update(variables(program.results))
+        kernels.add(CONVOLUTION)
     chosen: set[Variable] = set()
-    products: set[Variable] = set()
+    read_by_kernels: set[Variable] = set()
     for equation in reversed(program.equations):
         name = primitive(equation)
         operands = variables(equation.invars)
-        if name == "reduce_sum" or name in kernels:
+        if name in kernels:
             readers.update(operands)
-            products.update(operands if name in kernels else ())
+            read_by_kernels.update(operands)
+        elif name == "reduce_sum":
+            readers.update(operands)
         elif facts(equation).shapes:
             (result,) = equation.outvars
             readers.update({v: readers[result] for v in operands})
-            products.update(operands if result in products else ())
+            if result in read_by_kernels:
+                read_by_kernels.update(operands)
         elif facts(equation).by_item:
             (result,) = equation.outvars
             if role == "value":
                 readers.update(operands)
-            if readers[result] > 1 and result in products and _is_large(result):
+            if readers[result] > 1 and result in read_by_kernels and _is_large(result):
                 chosen.add(result)
     return chosen
 

@@ -36,9 +36,8 @@ def row_of(shape: tuple[int, ...]) -> int:
     if len(shape) < 3 or any(map(is_symbolic, shape)) or not runs("rows"):
         return 0
     *_, positions, channels = shape
-    if not channels or (channels >= _WIDE and channels % _VECTOR == 0) or channels > _MOST:
-        return 0
-    if math.prod(shape) < _MANY:
+    fills_vectors = channels >= _WIDE and channels % _VECTOR == 0
+    if channels == 0 or channels > _MOST or fills_vectors or math.prod(shape) < _MANY:
         return 0
     counts = (n for n in range(1, positions + 1) if positions % n == 0 and n * channels <= _MOST)
     count = max(counts, default=0)
@@ -59,7 +58,9 @@ def in_rows(x: Array, count: int) -> Array:
 def apart_in_rows(x: Array) -> Array:
     """Return the array, computed by loops over rows if its channels are narrow."""
     count = row_of(x.shape)
-    return apart(in_rows(x, count)).reshape(x.shape) if count else x
+    if not count:
+        return x
+    return apart(in_rows(x, count)).reshape(x.shape)
 
 
 def repeated(x: Array, count: int) -> Array:
@@ -69,8 +70,11 @@ def repeated(x: Array, count: int) -> Array:
 
 def is_in_rows(x: Array, filter: Array, window: Window) -> bool:
     """Tell whether a convolution with a group for each channel is best computed on rows."""
+    if not row_of(x.shape):
+        return False
     *size, depth, count = filter.shape
-    width = window.positions(x, size)[-1] if row_of(x.shape) else 0
+    *_, width = window.positions(x, size)
+    factor_bytes = filter.size * filter.dtype.itemsize * width
     return (
         width * count >= _FEWEST
         and depth == 1
@@ -78,7 +82,7 @@ def is_in_rows(x: Array, filter: Array, window: Window) -> bool:
         and window.is_single(x)
         and window.stride[-1] == 1
         and not window.is_spread
-        and filter.size * filter.dtype.itemsize * width <= _FACTORS
+        and factor_bytes <= _FACTORS
     )
 
 
@@ -91,13 +95,13 @@ def depthwise_rows(x: Array, filter: Array, window: Window) -> Array:
     edges = ((0, 0), *sides, (left * channels, right * channels))
     rows = apart(extend(x.reshape(*x.shape[:-2], -1), edges, "constant"))
     factors = repeated(filter.reshape(*size, channels), width)
+    *steps, _ = window.stride
     terms: list[Array] = []
     for cell in np.ndindex(*size):
-        places = [j * d for j, d in zip(cell, window.dilation, strict=True)]
-        steps = window.stride[:-1]
-        start = (0, *places[:-1], places[-1] * channels)
-        stop = [first + (n - 1) * s + 1 for first, n, s in zip(places, outer, steps, strict=False)]
-        stop = (len(x), *stop, (places[-1] + width) * channels)
+        *starts, column = (j * d for j, d in zip(cell, window.dilation, strict=True))
+        stops = [first + (n - 1) * s + 1 for first, n, s in zip(starts, outer, steps, strict=True)]
+        start = (0, *starts, column * channels)
+        stop = (len(x), *stops, (column + width) * channels)
         part = lax.slice(rows, start, stop, (1, *steps, 1))
         terms.append(part * factors[cell].reshape(*(1,) * len(size), -1))
     total = reduce(lax.add, terms)

@@ -31,8 +31,11 @@ def fits(x: Array, filter: Array, window: Window) -> bool:
 def stacked(x: Array, filter: Array, window: Window) -> Array:
     """Compute the convolution (N,x...,O): sum the products of all cells at shifted positions."""
     *size, depth, count = filter.shape
-    products = _product(padded(x, window), jnp.moveaxis(filter, -2, 0).reshape(depth, -1), window)
+    x = padded(x, window)
+    matrix = jnp.moveaxis(filter, -2, 0).reshape(depth, -1)
+    products = _product(x, matrix, window)
     shifted = (part for _, part in cells(products, size, window.bare))
+    # The results of cell i are the channels from i * count on.
     parts = (part[..., i * count :][..., :count] for i, part in enumerate(shifted))
     return functools.reduce(lax.add, parts)
 
@@ -56,7 +59,8 @@ def narrow(x: Array, filter: Array, window: Window) -> Array:
     if fits(x, filter, window):
         return stacked(x, filter, window)
     parts = cells(x, filter.shape[:-2], window)
-    return functools.reduce(lax.add, (_product(part, filter[cell], window) for cell, part in parts))
+    products = (_product(part, filter[cell], window) for cell, part in parts)
+    return functools.reduce(lax.add, products)
 
 
 def _product(x: Array, matrix: Array, window: Window) -> Array:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -39,24 +39,34 @@ def bind(equation: Equation, arrays: Sequence[Array], **changed: Any) -> Array:
 def _elementwise(program: Program, equation: Equation, *views: View) -> View:
     """Compute an elementwise operation, and transpose as few items as possible."""
     order = common_order(views)
-    arrays = [arranged(view, order) if view.order else view.array for view in views]
-    full = [x.shape for x in arrays if x.ndim]
+    arrays = _in_order(views, order)
+    shapes = [x.shape for x in arrays if x.ndim]
     # These primitives need operands of one shape, or scalars.
-    if primitive(equation) in ("add_any", "select_n", "clamp") and full:
-        widest = tuple(map(max, zip(*full, strict=True)))
+    if primitive(equation) in ("add_any", "select_n", "clamp") and shapes:
+        widest = tuple(map(max, zip(*shapes, strict=True)))
         arrays = [jnp.broadcast_to(x, widest) if x.ndim else x for x in arrays]
     are_early = [view.is_early for view in views]
     shape = max(map(jnp.shape, arrays), key=math.prod)
-    if order != tuple(sorted(order)) and not all(are_early) and may_be_in_rows(program, shape):
+    is_transposed = order != tuple(sorted(order))
+    if is_transposed and not all(are_early) and may_be_in_rows(program, shape):
         array = _by_rows(equation, arrays, are_early, shape)
         if array is not None:
             return replace(view_of(equation, array, order), in_rows=True)
     return view_of(equation, bind(equation, arrays), order)
 
 
+def _in_order(
+    views: Sequence[View], order: Order, array_of: Callable[[View, Order], Array] = arranged
+) -> list[Array]:
+    """Return the arrays of views in an order of axes; scalars have no axes."""
+    return [array_of(view, order) if view.order else view.array for view in views]
+
+
 def in_any_loop(view: View) -> View:
     """Return the view of an array that any loop may read, though loops over rows compute it."""
-    return replace(view, array=apart_in_rows(view.array), in_rows=False) if view.in_rows else view
+    if not view.in_rows:
+        return view
+    return replace(view, array=apart_in_rows(view.array), in_rows=False)
 
 
 def _by_rows(
@@ -66,15 +76,19 @@ def _by_rows(
     rows: list[Array] = []
     count = row_of(shape)
     for x, is_early in zip(arrays, are_early, strict=True):
-        if jnp.ndim(x) and x.shape != shape:
-            is_spread = all(n in (1, extent) for n, extent in zip(x.shape, shape, strict=True))
-            if math.prod(x.shape[1:-1]) != 1 or not is_spread:
-                return None
-            x = repeated(x, count) if x.shape[-1] == shape[-1] else x
-            x = x if is_early else apart(x)
+        if jnp.ndim(x) == 0:
+            row = x
+        elif x.shape == shape:
+            row = in_rows(x, count)
         else:
-            x = in_rows(x, count) if jnp.ndim(x) else x
-        rows.append(x)
+            is_broadcast = all(n in (1, extent) for n, extent in zip(x.shape, shape, strict=True))
+            if math.prod(x.shape[1:-1]) != 1 or not is_broadcast:
+                return None
+            has_channels = x.shape[-1] == shape[-1]
+            row = repeated(x, count) if has_channels else x
+            if not is_early:
+                row = apart(row)
+        rows.append(row)
     return bind(equation, rows).reshape(shape)
 
 
@@ -90,14 +104,15 @@ def _broadcast_in_dim(
 ) -> View | None:
     if extents:  # symbolic extents of the result, in jax.export
         return None
-    rank, axes = len(equation.params["shape"]), equation.params["broadcast_dimensions"]
-    new = tuple(axis for axis in range(rank) if axis not in axes)
+    rank = len(equation.params["shape"])
+    axes = equation.params["broadcast_dimensions"]
+    added = tuple(axis for axis in range(rank) if axis not in axes)
     # A plain tensor stays plain: the gradient of a matrix multiplies plain tensors.
     if view.is_plain and list(axes) == sorted(axes):
-        return view_of(equation, lax.expand_dims(view.array, new), tuple(range(rank)))
-    # New axes go in front: while their extent is 1 their position does not matter.
-    array = lax.expand_dims(view.array, tuple(range(len(new))))
-    return view_of(equation, array, (*new, *(axes[axis] for axis in view.order)))
+        return view_of(equation, lax.expand_dims(view.array, added), tuple(range(rank)))
+    # Added axes go in front: while their extent is 1 their position does not matter.
+    array = lax.expand_dims(view.array, tuple(range(len(added))))
+    return view_of(equation, array, (*added, *(axes[axis] for axis in view.order)))
 
 
 @RULES(removes=True, along=True, across=True, per_axis=True)
@@ -106,16 +121,17 @@ def moved(program: Program, equation: Equation, *views: View) -> list[View] | No
 
     Its parameters are renumbered for that order.
     """
-    order, fact = common_order(views), facts(equation)
-    if any(view.order and len(view.order) < len(order) for view in views):
+    order = common_order(views)
+    fact = facts(equation)
+    if any(0 < len(view.order) < len(order) for view in views):
         return None
     params = renumbered(equation, [places_in(order) if view.order else () for view in views])
     if params is None:
         return None
     if fact.reduces and fact.removes:
         views = tuple(map(in_any_loop, views))
-    take = arranged if fact.shapes else full_array  # broadcast arrays may keep extent 1
-    arrays = [take(view, order) if view.order else view.array for view in views]
+    # If the equation only moves items, broadcast arrays keep extent 1.
+    arrays = _in_order(views, order, arranged if fact.shapes else full_array)
     removed = equation.params[fact.removes] if fact.removes else ()
     result_order = ranks(axis for axis in order if axis not in removed)
     results = jaxprs.bind(equation, arrays, **params)
@@ -143,9 +159,15 @@ def _reshape(program: Program, equation: Equation, view: View, *extents: View) -
     if groups is None:
         return plain(lax.reshape(tensor(view), shape))
     # A run of axes is put where its last axis is.
-    groups.sort(key=lambda group: view.position(group[0][-1]) if group[0] else -1)
-    order = tuple(axis for _, new in groups for axis in new)
-    array = full_array(view, tuple(axis for old, _ in groups for axis in old))
+
+    def place(group: tuple[Sequence[int], Sequence[int]]) -> int:
+        old_axes, _ = group
+        return view.position(old_axes[-1]) if old_axes else -1
+
+    groups.sort(key=place)
+    old_order = tuple(axis for old_axes, _ in groups for axis in old_axes)
+    order = tuple(axis for _, new_axes in groups for axis in new_axes)
+    array = full_array(view, old_order)
     return View(lax.reshape(array, [shape[axis] for axis in order]), order, shape)
 
 

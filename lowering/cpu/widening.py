@@ -44,17 +44,19 @@ def run(program: Program, target: Target) -> Program:
     are added where XLA would leave them out. Convolutions of a backward pass are computed in 32
     bits, for which there are kernels.
     """
-    ends = program.results if program.role == "backward" else program.arguments
-    real = [v for v in ends if jnp.issubdtype(v.aval.dtype, jnp.floating)]
-    all_narrow = real and all(map(_is_narrow, real))
+    is_backward = program.role == "backward"
+    ends = program.results if is_backward else program.arguments
+    reals = [v for v in ends if jnp.issubdtype(v.aval.dtype, jnp.floating)]
+    all_narrow = len(reals) > 0 and all(map(_is_narrow, reals))
     rules = _RULES if all_narrow else Rules({PRODUCT: _product}, only=is_of_bfloat16)
 
     def widened(program: Program) -> Program:
         return rewritten(program, rules).with_bodies(widened)
 
-    widened_program = widened(program)
-    rounds = not all_narrow and program.role != "backward"
-    return _rounded(widened_program) if rounds else widened_program
+    program = widened(program)
+    if all_narrow or is_backward:
+        return program
+    return _rounded(program)
 
 
 def _rounded(program: Program) -> Program:
@@ -126,8 +128,12 @@ _RULES = Rules(only=lambda e: any(map(_is_narrow, (*e.invars, *e.outvars))) or i
 
 def _source(matcher: Matcher, operand: Atom) -> Atom:
     """Return the 32-bit variable that a 16-bit operand was converted from, or the operand."""
-    maker = matcher.maker(operand, "convert_element_type") if _is_narrow(operand) else None
-    return maker.invars[0] if maker and maker.invars[0].aval.dtype == _WIDE else operand
+    if not _is_narrow(operand):
+        return operand
+    maker = matcher.maker(operand, "convert_element_type")
+    if maker is None or maker.invars[0].aval.dtype != _WIDE:
+        return operand
+    return maker.invars[0]
 
 
 def _wide(x: Array) -> Array:
@@ -146,7 +152,9 @@ def _computed(
         pairs = zip(function(*x), equation.outvars, strict=True)
         return [jnp.asarray(y, v.aval.dtype) for y, v in pairs]
 
-    return matcher.trace(results, *(operands or (_source(matcher, v) for v in equation.invars)))
+    if not operands:
+        operands = tuple(_source(matcher, v) for v in equation.invars)
+    return matcher.trace(results, *operands)
 
 
 @_RULES("nextafter")
@@ -165,16 +173,19 @@ def _moved(matcher: Matcher, equation: Equation) -> Any:
 
     If no operand has a source, 16 bits are moved.
     """
-    narrow = [v for v in (_source(matcher, v) for v in equation.invars) if _is_narrow(v)]
-    has_many = any(math.prod(v.aval.shape) > 1 for v in narrow)
-    stays = has_many or len(narrow) == len(equation.invars)
-    return None if stays else _in_32_bits(matcher, equation)
+    sources = [_source(matcher, v) for v in equation.invars]
+    narrow = [v for v in sources if _is_narrow(v)]
+    has_many_items = any(math.prod(v.aval.shape) > 1 for v in narrow)
+    if has_many_items or len(narrow) == len(sources):
+        return None
+    return _in_32_bits(matcher, equation)
 
 
 @_RULES("convert_element_type")
 def _converted(matcher: Matcher, equation: Equation) -> Any:
     """Convert the 32-bit source of an operand; other types become 16 bits by way of float32."""
-    (operand,), (result,) = equation.invars, equation.outvars
+    (operand,) = equation.invars
+    (result,) = equation.outvars
     if _is_narrow(operand) and _is_narrow(result) and operand.aval.dtype != result.aval.dtype:
         return None  # the other 16-bit format has a smaller range or fewer digits
     source = _source(matcher, operand)
@@ -182,18 +193,21 @@ def _converted(matcher: Matcher, equation: Equation) -> Any:
         return source
     if _is_narrow(result) and source.aval.dtype != _WIDE:
         return _computed(matcher, equation, lambda x: [jnp.asarray(x, _WIDE)])
-    return None if source is operand else equation.replace(invars=[source])
+    if source is operand:
+        return None
+    return equation.replace(invars=[source])
 
 
 @_RULES(PRODUCT, CONVOLUTION)
 def _product(matcher: Matcher, equation: Equation) -> Any:
     """Multiply in bfloat16 if the product asks for it and that pays, else in 32 bits."""
-    by_precision, is_backward = is_of_bfloat16(equation), matcher.program.role == "backward"
+    by_precision = is_of_bfloat16(equation)
     precision = None if by_precision else equation.params["precision"]
     kind = {"preferred_element_type": _WIDE, "precision": precision}
     is_asked = by_precision or all(v.aval.dtype == jnp.bfloat16 for v in equation.invars)
-    pays = _depth(equation) >= DEPTH and (primitive(equation) == PRODUCT or not is_backward)
-    if not (is_asked and pays and profile().multiplies_bfloat16):
+    has_wide_kernel = primitive(equation) == CONVOLUTION and matcher.program.role == "backward"
+    pays = _depth(equation) >= DEPTH and not has_wide_kernel
+    if not is_asked or not pays or not profile().multiplies_bfloat16:
         return _in_32_bits(matcher, equation, **kind)
 
     def function(*x: Array) -> list[Array]:
@@ -204,11 +218,12 @@ def _product(matcher: Matcher, equation: Equation) -> Any:
 
 def _depth(equation: Equation) -> int:
     """Return the number of products that are summed; in a convolution, for one cell of a filter."""
-    numbers, (left, right) = equation.params["dimension_numbers"], equation.invars
+    numbers = equation.params["dimension_numbers"]
+    left, right = equation.invars
     if primitive(equation) == CONVOLUTION:
         return right.aval.shape[numbers.rhs_spec[1]]
-    ((sums, _), _) = numbers
-    return math.prod(left.aval.shape[axis] for axis in sums)
+    (left_sums, _), _ = numbers
+    return math.prod(left.aval.shape[axis] for axis in left_sums)
 
 
 @_RULES(SCAN)
@@ -218,10 +233,11 @@ def _loop(matcher: Matcher, equation: Equation) -> Any:
 
     def step(*operands: Array) -> list[Array]:
         pairs = zip(operands, body.arguments, strict=True)
-        return [*map(_wide, body(*(jnp.asarray(x, v.aval.dtype) for x, v in pairs)))]
+        arguments = [jnp.asarray(x, v.aval.dtype) for x, v in pairs]
+        return list(map(_wide, body(*arguments)))
 
     def loop(*operands: Array) -> list[Array]:
         constants, start, stacks = jaxprs.scan_parts(equation, operands)
-        return jaxprs.scanned(equation, step, constants, [*map(_wide, start)], stacks)
+        return jaxprs.scanned(equation, step, constants, list(map(_wide, start)), stacks)
 
     return _computed(matcher, equation, loop)

@@ -42,30 +42,34 @@ def is_winograd(filter: Array, window: Window) -> bool:
 
 def winograd(x: Array, filter: Array, window: Window) -> Array:
     """Convolve an input (N,X,Y,C) with a filter (3,3,C,O) to (N,x,y,O)."""
-    x, precision = padded(x, window), window.precision
+    x = padded(x, window)
     batch, rows, columns, depth = x.shape
-    height, width = (rows - 1) // 2, (columns - 1) // 2  # tiles; the last may hang over
+    # The numbers of tiles along both axes; the last tile may hang over.
+    height, width = (rows - 1) // 2, (columns - 1) // 2
     overhang = ((0, 0), (0, 2 * height + 2 - rows), (0, 2 * width + 2 - columns), (0, 0))
     x = extend(x, overhang, "constant")
     transformed = _filter_transform(filter)
-    volume = 16 * batch * height * width * (depth + filter.shape[3]) * 4
-    count = min(height, -(-volume // _BLOCK))
+    items = 16 * batch * height * width * (depth + filter.shape[3])
+    nbytes = 4 * items
+    count = min(height, -(-nbytes // _BLOCK))  # blocks of rows of tiles, rounded up
     ends = [height * i // count for i in range(count + 1)]
-    blocks = [
-        _block(x[:, 2 * start : 2 * end + 2], transformed, precision)
-        for start, end in itertools.pairwise(ends)
-    ]
+    blocks: list[Array] = []
+    for start, end in itertools.pairwise(ends):
+        block_rows = x[:, 2 * start : 2 * end + 2]
+        blocks.append(_block(block_rows, transformed, window.precision))
     result = jnp.concatenate(blocks, axis=1) if count > 1 else blocks[0]
     return result[:, : rows - 2, : columns - 2]
 
 
 def _block(x: Array, transformed: Sequence[Array], precision: lax.PrecisionLike) -> Array:
+    """Return the convolution of some rows of tiles by a transformed filter."""
     batch, rows, columns, _ = x.shape
-    height, width = rows // 2 - 1, columns // 2 - 1
-    products = [
-        lax.dot_general(tile, matrix, (((1,), (0,)), ((), ())), precision=precision)
-        for tile, matrix in zip(_input_transform(x, height, width), transformed, strict=True)
-    ]
+    height = rows // 2 - 1
+    width = columns // 2 - 1
+    numbers = ((1,), (0,)), ((), ())
+    products: list[Array] = []
+    for tile, matrix in zip(_input_transform(x, height, width), transformed, strict=True):
+        products.append(lax.dot_general(tile, matrix, numbers, precision=precision))
     return _output_transform([m.reshape(batch, height, width, -1) for m in products])
 
 
@@ -73,8 +77,8 @@ def _filter_transform(filter: Array) -> list[Array]:
     """Return the 16 items, each (C,O), of G g G^T of all channels."""
 
     def transform(a: Array, b: Array, c: Array) -> tuple[Array, ...]:
-        both = add(a, c)
-        return a, mul(add(both, b), half), mul(sub(both, b), half), c
+        outer = add(a, c)
+        return a, mul(add(outer, b), half), mul(sub(outer, b), half), c
 
     half = np.array(0.5, filter.dtype)
     return [cell for row in transform(*filter) for cell in transform(*row)]
@@ -96,7 +100,9 @@ def _input_transform(x: Array, height: int, width: int) -> list[Array]:
     by_rows = transform(*(rows(i) for i in range(4)))
     if by_rows[0].nbytes > _STORED:
         by_rows = map(in_memory, by_rows)
-    tiles = [tile for row in by_rows for tile in transform(*(columns(row, j) for j in range(4)))]
+    tiles: list[Array] = []
+    for row in by_rows:
+        tiles += transform(*(columns(row, j) for j in range(4)))
     return [tile.reshape(batch * height * width, depth) for tile in tiles]
 
 

@@ -59,7 +59,9 @@ _BYTES = {np.dtype(np.int8), np.dtype(np.uint8)}
 
 def candidates() -> list[dict[str, str]]:
     """Return all sets of options that may be the best for a network."""
-    return [*map(_widest, (CPU, BFLOAT16, BYTES, {}))] if _knows(CPU | _WIDTH) else [{}]
+    if not _knows(CPU | _WIDTH):
+        return [{}]
+    return list(map(_widest, (CPU, BFLOAT16, BYTES, {})))
 
 
 def compiler_options(
@@ -79,7 +81,9 @@ def compiler_options(
     options = BFLOAT16 if bfloat16 and profile().multiplies_bfloat16 else CPU
     if bfloat16 and options is CPU:  # each weight is widened where it is read
         options = CPU | in_order()
-    return _widest(options | _IN_PLACE if in_place and _knows(_IN_PLACE) else options)
+    if in_place and _knows(_IN_PLACE):
+        options = options | _IN_PLACE
+    return _widest(options)
 
 
 def of_program(program: Program, call: ClosedJaxpr, is_alone: bool) -> dict[str, str]:
@@ -94,26 +98,30 @@ def of_program(program: Program, call: ClosedJaxpr, is_alone: bool) -> dict[str,
             total += multiply_adds
             types = [v.aval.dtype for v in equation.invars]
             narrow += multiply_adds * (jnp.bfloat16 in types or is_of_bfloat16(equation))
-    equations = [*jaxprs.innermost(call.jaxpr)]
-    in_bytes = any(
-        {v.aval.dtype for v in e.invars} <= _BYTES for e in equations if primitive(e) in _PRODUCTS
-    )
+    equations = list(jaxprs.innermost(call.jaxpr))
+    products = (e for e in equations if primitive(e) in _PRODUCTS)
+    in_bytes = any({v.aval.dtype for v in e.invars} <= _BYTES for e in products)
     is_narrow = 2 * narrow > total
     writes = (e for e in equations if primitive(e).startswith(("scatter", "dynamic_update")))
     in_place = (
-        is_alone and is_narrow and any(e.outvars[0].aval.dtype == jnp.bfloat16 for e in writes)
+        is_alone
+        and is_narrow
+        and any(e.outvars[0].aval.dtype == jnp.bfloat16 for e in writes)
+        and not computes_narrow(call.jaxpr)
     )
-    in_place = in_place and not computes_narrow(call.jaxpr)
     return compiler_options(total, bfloat16=is_narrow, in_bytes=in_bytes, in_place=in_place)
 
 
 def _multiply_adds(equation: Equation) -> int:
-    (left, right), (result,) = (v.aval for v in equation.invars), equation.outvars
+    left, right = (v.aval for v in equation.invars)
+    (result,) = equation.outvars
     numbers = equation.params["dimension_numbers"]
     if primitive(equation) == CONVOLUTION:
-        summed = math.prod(right.shape) // max(right.shape[numbers.rhs_spec[0]], 1)
+        outputs = right.shape[numbers.rhs_spec[0]]
+        summed = math.prod(right.shape) // max(outputs, 1)
     else:
-        summed = math.prod(left.shape[axis] for axis in numbers[0][0])
+        (left_sums, _), _ = numbers
+        summed = math.prod(left.shape[axis] for axis in left_sums)
     return math.prod(result.aval.shape) * summed
 
 

@@ -34,14 +34,17 @@ def broadcast_shapes(*shapes: Shape) -> Shape:
         for extent in extents:
             broadcast = common(shape[axis], extent)
             if broadcast is None:
-                one_rank = len({len(s) for s in shapes if s}) == 1
+                hint = "along each axis extents must be equal, or 1"
+                ranks = {len(shape) for shape in shapes if shape}
+                if len(ranks) > 1:
+                    hint = (
+                        "shapes are matched from the left, a shorter one is continued by 1s: "
+                        "a value for each channel has shape [1,C]"
+                    )
                 raise InvalidShape(
                     f"shapes {' and '.join(map(show, shapes))} do not broadcast: "
                     f"extents {shape[axis]} and {extent} at axis {axis}",
-                    hint="along each axis extents must be equal, or 1"
-                    if one_rank
-                    else "shapes are matched from the left, a shorter one is continued by 1s: "
-                    "a value for each channel has shape [1,C]",
+                    hint=hint,
                 )
             shape[axis] = broadcast
     return tuple(shape)
@@ -74,15 +77,17 @@ def minimum(x: Operand, y: Operand) -> Array:
 
 
 def _extreme(compute: Callable[..., Array], x: Operand, y: Operand) -> Array:
-    for a, b in ((x, y), (y, x)):
-        if (bound := _number(a, b)) is not None:
-            return _bounded(a, (compute, bound))
+    for operand, other in ((x, y), (y, x)):
+        bound = _number(operand, other)
+        if bound is not None:
+            return _bounded(operand, (compute, bound))
     return compute(*align(x, y))
 
 
 def clamped(x: Operand, a: Operand, b: Operand) -> Array:
     """Return max(min(x, b), a); at a bound the derivative is 1/2."""
-    low, high = _number(x, a), _number(x, b)
+    low = _number(x, a)
+    high = _number(x, b)
     if low is not None and high is not None and low < high:
         return _bounded(x, (jnp.minimum, high), (jnp.maximum, low))
     return maximum(minimum(x, b), a)
@@ -90,8 +95,8 @@ def clamped(x: Operand, a: Operand, b: Operand) -> Array:
 
 def _number(x: Any, y: Operand) -> float | None:
     """Return y as a float if it is one finite static number and x is real and traced; else None."""
-    is_real = not is_static(x) and jnp.issubdtype(x.dtype, jnp.floating)
-    if not (is_real and is_static(y) and np.size(y) == 1 and np.ndim(y) <= x.ndim):
+    is_traced_real = not is_static(x) and jnp.issubdtype(x.dtype, jnp.floating)
+    if not is_traced_real or not is_static(y) or np.size(y) != 1 or np.ndim(y) > x.ndim:
         return None
     number = np.asarray(y, x.dtype).astype(float).item()
     return number if math.isfinite(number) else None
@@ -107,13 +112,19 @@ def _bounded(x: Any, *bounds: tuple[Callable[..., Array], float]) -> Array:
 
     @jax.custom_jvp
     def value(x: Array) -> Array:
-        return reduce(lambda x, side: side[0](x, side[1]), sides, x)
+        for compute, bound in sides:
+            x = compute(x, bound)
+        return x
+
+    def is_inside(x: Array, compute: Callable[..., Array], bound: NDArray[Any]) -> Array:
+        return x > bound if compute is jnp.maximum else x < bound
 
     @value.defjvp
     def _(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
-        (x,), (change,) = primals, tangents
+        (x,) = primals
+        (change,) = tangents
         one, half, zero = (np.array(factor, x.dtype) for factor in (1, 0.5, 0))
-        inside = [x > bound if f is jnp.maximum else x < bound for f, bound in sides]
+        inside = [is_inside(x, compute, bound) for compute, bound in sides]
         at_bound = [x == bound for _, bound in sides]
         factor = jnp.where(reduce(operator.or_, at_bound), half, zero)
         return value(x), change * jnp.where(reduce(operator.and_, inside), one, factor)

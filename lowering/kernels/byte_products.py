@@ -36,15 +36,17 @@ def contract(
 
     `terms` and `result` name axes, as in `contraction.contract`.
     """
-    pairs = [_signed(x, zero) for x, zero in zip(operands, zero_points, strict=True)]
-    (p, y), (q, z) = pairs
+    left, right = operands
+    left_zero, right_zero = zero_points
+    p, y = _signed(left, left_zero)
+    q, z = _signed(right, right_zero)
 
     def total(left: Array, right: Array) -> Array:
         return contraction.contract((left, right), terms, result, _SUM, None)
 
     products = total(p, q)
-    of_y = total(_aligned(y, p), q.astype(_SUM) - z)
-    return products - of_y - total(p.astype(_SUM), _aligned(z, q))
+    left_term = total(_aligned(y, p), q.astype(_SUM) - z)
+    return products - left_term - total(p.astype(_SUM), _aligned(z, q))
 
 
 def correlate(x: Array, filter: Array, zero_points: Sequence[Array], slide: Slide) -> Array:
@@ -53,28 +55,35 @@ def correlate(x: Array, filter: Array, zero_points: Sequence[Array], slide: Slid
     The input's zero point is a scalar, which pads the input. The filter's zero point is a scalar or
     (c,1,1...).
     """
-    (p, y), (q, z) = (_signed(v, zero) for v, zero in zip((x, filter), zero_points, strict=True))
+    input_zero, filter_zero = zero_points
+    p, y = _signed(x, input_zero)
+    q, z = _signed(filter, filter_zero)
     p = lax.pad(p, y.astype(_BYTE), [(0, 0, 0)] * 2 + [(*edges, 0) for edges in slide.padding])
-    groups, (count, depth, *size) = slide.groups, q.shape
+    groups = slide.groups
+    count, depth, *size = q.shape
     batch, _, *extents = p.shape
     places = replace(slide, padding=((0, 0),) * len(size)).places(extents, size)
-    p, q = p.reshape(batch, groups, depth, *extents), q.reshape(groups, -1, depth, *size)
-    cells, total = [*np.ndindex(*size)], jnp.zeros((batch, count, *places), _SUM)
+    p = p.reshape(batch, groups, depth, *extents)
+    q = q.reshape(groups, -1, depth, *size)
+    cells = list(np.ndindex(*size))
+    total = jnp.zeros((batch, count, *places), _SUM)
     for start in range(0, len(cells), _CELLS):
         chosen = cells[start : start + _CELLS]
         items = [p[:, :, :, *slide.items(cell, places)] for cell in chosen]
         weights = [q[:, :, :, *cell] for cell in chosen]
-        columns, matrix = jnp.concatenate(items, 2), jnp.concatenate(weights, 2)
+        columns = jnp.concatenate(items, 2)
+        matrix = jnp.concatenate(weights, 2)
         sums = jnp.einsum("bgk...,gnk->bgn...", columns, matrix, preferred_element_type=_SUM)
         total += sums.reshape(total.shape)
     channels = (1, -1, *[1] * len(size))
-    of_filter = q.astype(_SUM).reshape(count, -1).sum(1) - depth * len(cells) * z.reshape(-1)
+    # The sums of q - z over a filter, and of p over a window.
+    filter_sums = q.astype(_SUM).reshape(count, -1).sum(1) - depth * len(cells) * z.reshape(-1)
     window = {"window_strides": (1, 1, *slide.stride), "window_dilation": (1, 1, *slide.dilation)}
-    of_input = lax.reduce_window(
+    input_sums = lax.reduce_window(
         p.astype(_SUM).sum(2), np.int32(0), lax.add, (1, 1, *size), padding="VALID", **window
     )
-    of_input = jnp.repeat(of_input, count // groups, 1) * z.reshape(channels)
-    return total - y * of_filter.reshape(channels) - of_input
+    input_term = jnp.repeat(input_sums, count // groups, 1) * z.reshape(channels)
+    return total - y * filter_sums.reshape(channels) - input_term
 
 
 def _signed(x: Array, zero: Array) -> tuple[Array, Array]:
@@ -82,7 +91,9 @@ def _signed(x: Array, zero: Array) -> tuple[Array, Array]:
     x = jnp.asarray(x)
     if x.dtype == _BYTE:
         return x, zero
-    return lax.bitcast_convert_type(x ^ np.uint8(128), _BYTE), zero - 128
+    # The exclusive or subtracts 128.
+    codes = lax.bitcast_convert_type(x ^ np.uint8(128), _BYTE)
+    return codes, zero - 128
 
 
 def _aligned(zero: Array, x: Array) -> Array:

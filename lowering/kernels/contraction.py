@@ -31,16 +31,16 @@ def parse(expr: str, ranks: Sequence[int]) -> tuple[list[str], str]:
     terms = left.split(",")
     if "..." not in expr or len(terms) != len(ranks):
         return terms, output
-    counts = [
-        max(rank - len(term.replace("...", "")), 0) if "..." in term else 0
-        for term, rank in zip(terms, ranks, strict=True)
-    ]
+    # The number of axes that `...` stands for in each term.
+    counts: list[int] = []
+    for term, rank in zip(terms, ranks, strict=True):
+        named = len(term.replace("...", ""))
+        counts.append(max(rank - named, 0) if "..." in term else 0)
     spare = [letter for letter in string.ascii_letters if letter not in expr]
     letters = "".join(spare[: max(counts)])
-    terms = [
-        term.replace("...", letters[len(letters) - count :])
-        for term, count in zip(terms, counts, strict=True)
-    ]
+    for k, count in enumerate(counts):
+        last_letters = letters[len(letters) - count :]
+        terms[k] = terms[k].replace("...", last_letters)
     return terms, output.replace("...", letters)
 
 
@@ -83,10 +83,10 @@ def multiply_adds(shapes: Sequence[Shape], terms: Sequence[str], output: str) ->
     Letters of only one operand that the result lacks are summed first, and count nothing.
     """
     extents = _extents(shapes, terms)
-    remaining = [
-        {x for x, extent in zip(term, shape, strict=True) if extent == extents[x]}
-        for term, shape in zip(terms, shapes, strict=True)
-    ]
+    remaining: list[set[str]] = []  # letters of each operand, without broadcast axes
+    for term, shape in zip(terms, shapes, strict=True):
+        pairs = zip(term, shape, strict=True)
+        remaining.append({letter for letter, extent in pairs if extent == extents[letter]})
     total = 0
     for pair in _order(remaining, output, extents):
         operands = [remaining.pop(place) for place in sorted(pair, reverse=True)]
@@ -115,7 +115,8 @@ def _order(
 def _equation(terms: Iterable[Iterable[str]], output: str, extents: dict[str, int]) -> str:
     """Return the equation for `jnp.einsum`, in ASCII letters."""
     names = dict(zip(extents, string.ascii_letters, strict=False))
-    equation = ",".join(map("".join, terms)) + "->" + "".join(x for x in output if x in extents)
+    result = "".join(letter for letter in output if letter in extents)
+    equation = ",".join(map("".join, terms)) + "->" + result
     return "".join(names.get(character, character) for character in equation)
 
 
@@ -127,7 +128,8 @@ def contract(
     precision: lax.PrecisionLike,
 ) -> Array:
     """Contract operands of one dtype, with sums in the dtype `accumulator`."""
-    arrays, precision = [jnp.asarray(x) for x in operands], precision_of(accumulator, precision)
+    arrays = [jnp.asarray(x) for x in operands]
+    precision = precision_of(accumulator, precision)
     extents = _extents([x.shape for x in arrays], terms)
     letters: list[str] = []
     for k, (x, term) in enumerate(zip(arrays, terms, strict=True)):
@@ -135,15 +137,15 @@ def contract(
         is_full = [extent == extents[letter] for extent, letter in zip(x.shape, term, strict=True)]
         arrays[k] = jnp.squeeze(x, tuple(axis for axis, full in enumerate(is_full) if not full))
         letters.append("".join(itertools.compress(term, is_full)))
-    new = tuple(axis for axis, letter in enumerate(output) if letter not in extents)
+    added_axes = tuple(axis for axis, letter in enumerate(output) if letter not in extents)
     if not _is_product(letters, output):
         arrays = [x.astype(accumulator) for x in arrays]
     elif arrays[0].dtype == jnp.bfloat16:
         result = _product(arrays, letters, output, accumulator, precision)
-        return jnp.expand_dims(result, new)
+        return jnp.expand_dims(result, added_axes)
     equation = _equation(letters, output, extents)
     result = jnp.einsum(equation, *arrays, precision=precision, preferred_element_type=accumulator)
-    return jnp.expand_dims(result, new)
+    return jnp.expand_dims(result, added_axes)
 
 
 def _product(
@@ -157,17 +159,17 @@ def _product(
 
     `jnp.einsum` may swap them.
     """
-    (left, right), (x, y) = terms, arrays
+    left, right = terms
+    x, y = arrays
     batch = [letter for letter in left if letter in right and letter in output]
     sums = [letter for letter in left if letter in right and letter not in output]
     free = [letter for letter in left if letter not in right]
     order = [*batch, *free, *sums]
     x = x.transpose([left.index(letter) for letter in order])
     x = left_operand_anywhere(x, accumulator)
-    numbers = (
-        ([order.index(letter) for letter in sums], [right.index(letter) for letter in sums]),
-        ([order.index(letter) for letter in batch], [right.index(letter) for letter in batch]),
-    )
+    summed_axes = list(map(order.index, sums)), list(map(right.index, sums))
+    batch_axes = list(map(order.index, batch)), list(map(right.index, batch))
+    numbers = summed_axes, batch_axes
     result = lax.dot_general(x, y, numbers, precision, preferred_element_type=accumulator)
     letters = [*batch, *free, *(letter for letter in right if letter not in left)]
     return result.transpose([letters.index(letter) for letter in output if letter in letters])

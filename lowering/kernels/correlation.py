@@ -32,9 +32,10 @@ class Slide:
 
     def spread_out(self, x: Array) -> Array:
         """Return an input with zeros around it and between its items."""
-        steps = [(p, q, s - 1) for (p, q), s in zip(self.padding, self.spread, strict=True)]
-        zero = np.array(0, x.dtype)
-        return lax.pad(x, zero, [(0, 0, 0)] * 2 + steps) if any(map(any, steps)) else x
+        edges = [(p, q, s - 1) for (p, q), s in zip(self.padding, self.spread, strict=True)]
+        if not any(map(any, edges)):
+            return x
+        return lax.pad(x, np.array(0, x.dtype), [(0, 0, 0), (0, 0, 0), *edges])
 
     def places(self, extents: Sequence[int], size: Sequence[int]) -> tuple[int, ...]:
         """Return the number of positions of a filter of this size along each axis of an input."""
@@ -43,8 +44,11 @@ class Slide:
 
     def items(self, cell: Sequence[int], places: Sequence[int]) -> tuple[slice, ...]:
         """Return the slices of an input that one cell of the filter covers at all positions."""
-        axes = zip(cell, self.dilation, places, self.stride, strict=True)
-        return tuple(slice(j * d, j * d + (n - 1) * s + 1, s) for j, d, n, s in axes)
+        slices: list[slice] = []
+        for j, d, count, stride in zip(cell, self.dilation, places, self.stride, strict=True):
+            start = j * d
+            slices.append(slice(start, start + (count - 1) * stride + 1, stride))
+        return tuple(slices)
 
 
 def correlate(
@@ -71,15 +75,18 @@ def by_cells(x: Array, filter: Array, slide: Slide, wide: DType) -> Array:
     XLA's convolution of integers does not run on every GPU. On CPUs it takes 1.5 times (3x3 windows
     of int32, 3 to 16 channels) to 50 times (32 groups of one channel) as long.
     """
-    x, groups, (count, depth, *size) = slide.spread_out(x), slide.groups, filter.shape
+    x = slide.spread_out(x)
+    groups = slide.groups
+    count, depth, *size = filter.shape
     batch, _, *extents = x.shape
     places = slide.places(extents, size)
     x = x.reshape(batch, groups, depth, *extents)
     filter = filter.reshape(groups, count // groups, depth, *size)
     total = jnp.zeros((batch, groups, count // groups, *places), wide)
     for cell in np.ndindex(*size):
-        cells, weights = x[:, :, :, *slide.items(cell, places)], filter[:, :, :, *cell]
-        total += jnp.einsum("bgc...,gnc->bgn...", cells, weights, preferred_element_type=wide)
+        items = x[:, :, :, *slide.items(cell, places)]
+        weights = filter[:, :, :, *cell]
+        total += jnp.einsum("bgc...,gnc->bgn...", items, weights, preferred_element_type=wide)
     return total.reshape(batch, count, *places)
 
 
@@ -128,8 +135,10 @@ def bordered(x: Array, windows: Windows) -> tuple[Array, Padding]:
     """
     if windows.border in ("constant", "ignore"):
         return x, windows.padding
-    before = ((0, 0),) * (x.ndim - len(windows.size))
-    return extend(x, before + windows.padding, windows.border), ((0, 0),) * len(windows.size)
+    rank = len(windows.size)
+    leading = ((0, 0),) * (x.ndim - rank)
+    x = extend(x, leading + windows.padding, windows.border)
+    return x, ((0, 0),) * rank
 
 
 def spread(x: Array, windows: Windows) -> tuple[Array, Padding]:
@@ -138,12 +147,18 @@ def spread(x: Array, windows: Windows) -> tuple[Array, Padding]:
     Return the input, and its padding after its items are spread `stride` apart. The padding is
     negative where the output is cut.
     """
-    first, padding, reach = x.ndim - len(windows.size), list[tuple[int, int]](), windows.reach
+    first = x.ndim - len(windows.size)
+    reach = windows.reach
     if windows.border in ("constant", "ignore"):
         reach = ((0, 0),) * len(reach)
     x = extend(x, ((0, 0),) * first + reach, windows.border)
-    axes = (x.shape[first:], reach, windows.upscaled, windows.dilated, windows.stride)
-    for n, (b, _), up, span, s, (p, _) in zip(*axes, windows.padding, strict=True):
-        cut = p + b * s
-        padding.append((span - 1 - cut, up + cut - ((n - 1) * s + 1)))
+    padding: list[tuple[int, int]] = []
+    for axis, extent in enumerate(x.shape[first:]):
+        stride = windows.stride[axis]
+        reach_before, _ = reach[axis]
+        padding_before, _ = windows.padding[axis]
+        cut = padding_before + reach_before * stride
+        before = windows.dilated[axis] - 1 - cut
+        spread_extent = (extent - 1) * stride + 1
+        padding.append((before, windows.upscaled[axis] + cut - spread_extent))
     return x, tuple(padding)

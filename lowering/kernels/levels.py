@@ -67,8 +67,10 @@ def _level_of_zero(step: ArrayLike, start: ArrayLike, lowest: int, highest: int)
     """Return the level that stands for 0 in all channels; None if there is none, or for tracers."""
     if any(isinstance(v, Tracer) for v in (step, start)):
         return None
-    steps, starts = np.asarray(step, np.float64), np.asarray(start, np.float64)
-    if not (steps.size and np.all(steps) and np.all(np.isfinite(steps) & np.isfinite(starts))):
+    steps = np.asarray(step, np.float64)
+    starts = np.asarray(start, np.float64)
+    are_finite = np.all(np.isfinite(steps) & np.isfinite(starts))
+    if not steps.size or not np.all(steps) or not are_finite:
         return None
     zeros = -starts / steps
     level = int(np.clip(np.rint(zeros.ravel()[0]), lowest, highest))
@@ -91,15 +93,19 @@ def _batched(
     operands: Sequence[Array], axes: Sequence[int | None], **params: object
 ) -> tuple[Any, list[int]]:
     """Move the batch axis of all operands to the front; unbatched scalars stay scalars."""
-    size = next(x.shape[a] for x, a in zip(operands, axes, strict=True) if a is not None)
+    pairs = zip(operands, axes, strict=True)
+    size = next(x.shape[axis] for x, axis in pairs if axis is not None)
     rank = operands[0].ndim + (axes[0] is None)
 
     def placed(x: Array, axis: int | None, repeats: bool) -> Array:
         if axis is None:
-            return jnp.broadcast_to(x, (size, *x.shape)) if repeats else x[None] if x.ndim else x
+            if repeats:
+                return jnp.broadcast_to(x, (size, *x.shape))
+            return x[None] if x.ndim else x
         first = jnp.moveaxis(x, axis, 0)
         return first.reshape(size, *(1,) * (rank - x.ndim), *first.shape[1:])
 
+    # x and level have the shape of the tensor, while step and start broadcast to it.
     batched = map(placed, operands, axes, (True, True, False, False))
     return _levels.bind(*batched, **params), [0]
 

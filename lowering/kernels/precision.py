@@ -18,8 +18,11 @@ DType = np.dtype[Any] | type[Any] | str
 def accumulator(dtype: DType) -> np.dtype[Any]:
     """Return the dtype for sums of a dtype's items: at least 32 bits, signed for integers."""
     dtype = np.dtype(dtype)
-    if jnp.issubdtype(dtype, jnp.integer):
-        return np.dtype(np.int64 if dtype.itemsize == 8 else np.int32)
+    is_integer = jnp.issubdtype(dtype, jnp.integer)
+    if is_integer and dtype.itemsize == 8:
+        return np.dtype(np.int64)
+    if is_integer:
+        return np.dtype(np.int32)
     return np.dtype(np.float32) if dtype.itemsize < 4 else dtype
 
 
@@ -42,8 +45,8 @@ def left_operand(x: Array, sums: DType | None) -> Array:
     JaxRuntimeError. A barrier prevents this. 128x384 times 384x1536 takes 0.26 ms with the barrier,
     1.4 ms in float32.
     """
-    narrow = (x.dtype, sums) in ((jnp.bfloat16, jnp.float32), (jnp.int8, jnp.int32))
-    return lax.optimization_barrier(x) if narrow else x
+    is_narrow = (x.dtype, sums) in ((jnp.bfloat16, jnp.float32), (jnp.int8, jnp.int32))
+    return lax.optimization_barrier(x) if is_narrow else x
 
 
 def left_operand_anywhere(x: Array, sums: DType | None) -> Array:
@@ -61,7 +64,9 @@ def is_bfloat16(precision: lax.PrecisionLike) -> bool:
 def precision_of(dtype: DType, precision: lax.PrecisionLike) -> lax.PrecisionLike:
     """Return the precision for products of a dtype; integers are not rounded to bfloat16."""
     is_real = jnp.issubdtype(dtype, jnp.floating)
-    return None if is_bfloat16(precision) and not is_real else precision
+    if is_bfloat16(precision) and not is_real:
+        return None
+    return precision
 
 
 def narrowed(

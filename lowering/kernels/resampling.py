@@ -101,7 +101,9 @@ def places(
     `region` is (start, end) of a crop, otherwise unused. `count` is the number of the result's
     items, by default floor(length).
     """
-    count, scale = int(length) if count is None else count, length / extent
+    if count is None:
+        count = int(length)
+    scale = length / extent
     x = np.arange(count, dtype=np.float64)
     match coordinates:
         case "asymmetric":
@@ -125,6 +127,7 @@ def places(
 
 
 def _corners(x: Places, extent: int, length: float) -> Places:
+    """Return the places of items if the first and last items of input and result coincide."""
     return x * (extent - 1) / (length - 1) if len(x) > 1 else x
 
 
@@ -142,15 +145,19 @@ def resample(x: Array, axis: int, where: Places, scale: float, method: Method) -
     is_by_integer = scale > 1 and len(where) == extent * scale and scale == int(scale)
     if method.interpolator == "linear" and is_by_integer and shift is not None:
         return upsample_linear(x, axis, int(scale), shift, "replicate")
-    return _weighted(x, axis, *_weights(where, extent, scale, method))
+    items, weights = _weights(where, extent, scale, method)
+    return _weighted(x, axis, items, weights)
 
 
 def multiply_adds(shape: Shape, lengths: Sequence[float], method: Method) -> int:
     """Count the multiply-adds of resizing axis by axis, without unchanged axes."""
-    total, result = 0, list(shape)
+    if method.interpolator == "nearest":
+        return 0
+    total = 0
+    result = list(shape)
     for axis, (extent, length) in enumerate(zip(shape, lengths, strict=True)):
         result[axis] = int(length)
-        if method.interpolator != "nearest" and extent not in (0, length):
+        if extent not in (0, length):
             total += volume(result) * len(_taps(length / extent, method))
     return total
 
@@ -161,19 +168,23 @@ def host_work(extent: int, length: float, method: Method) -> tuple[int, int]:
     if method.interpolator == "nearest":
         return _WORK * count, 1
     taps = len(_taps(length / extent, method))
-    is_product = extent <= _PRODUCTS * taps
-    return _WORK * count * (taps + extent * is_product), 1 if is_product else taps
+    if extent <= _PRODUCTS * taps:  # the weights become a matrix
+        return _WORK * count * (taps + extent), 1
+    return _WORK * count * taps, taps
 
 
 def _nearest(x: Array, axis: int, where: Places, mode: str) -> Array:
     """Return the items nearest to places, by a repetition or slice if possible, else a gather."""
-    xp, extent = where.__array_namespace__(), x.shape[axis]
-    items = _ROUND[mode](xp, where, (xp.abs(where) + 1) * _PRECISION)
+    xp = where.__array_namespace__()
+    extent = x.shape[axis]
+    error = (xp.abs(where) + 1) * _PRECISION
+    items = _ROUND[mode](xp, where, error)
     items = xp.clip(items, 0, extent - 1).astype(np.int32)
     if isinstance(items, np.ndarray):  # the gradient of a slice is faster than that of a gather
         count = len(items)
-        if count % extent == 0 and np.array_equal(items, np.arange(count) // (count // extent)):
-            return jnp.repeat(x, count // extent, axis)
+        times = count // extent
+        if count % extent == 0 and np.array_equal(items, np.arange(count) // times):
+            return jnp.repeat(x, times, axis)
         step = int(items[1] - items[0]) if count > 1 else 1
         if step > 0 and np.array_equal(items, items[0] + step * np.arange(count)):
             return lax.slice_in_dim(x, int(items[0]), int(items[-1]) + 1, step, axis)
@@ -205,14 +216,16 @@ def _shrink(scale: float, method: Method) -> float:
 
 def _taps(scale: float, method: Method) -> range:
     """Return the offsets of input items from the item before a place."""
-    reach = (1 if method.interpolator == "linear" else 2) / _shrink(scale, method)
+    radius = 1 if method.interpolator == "linear" else 2
+    reach = radius / _shrink(scale, method)
     first = math.floor(-reach) + 1
     return range(first, 2 - first)
 
 
 def cubic_kernel(distance: Places, a: float) -> Any:
     """Return the weight at a distance of at least 0, in Keys' cubic convolution."""
-    xp, t = distance.__array_namespace__(), distance
+    xp = distance.__array_namespace__()
+    t = distance
     near = ((a + 2) * t - (a + 3)) * t * t + 1
     far = ((a * t - 5 * a) * t + 8 * a) * t - 4 * a
     return xp.where(t <= 1, near, xp.where(t < 2, far, 0.0))
@@ -220,7 +233,8 @@ def cubic_kernel(distance: Places, a: float) -> Any:
 
 def _weighted(x: Array, axis: int, items: Places, weights: Places) -> Array:
     """Return weighted sums of items (count,taps) along an axis, by a product or by gathers."""
-    extent, taps = x.shape[axis], items.shape[1]
+    extent = x.shape[axis]
+    taps = items.shape[1]
     if extent <= _PRODUCTS * taps:
         rows = np.arange(len(items), dtype=np.int32)[:, None]
         if isinstance(weights, np.ndarray):
@@ -228,8 +242,8 @@ def _weighted(x: Array, axis: int, items: Places, weights: Places) -> Array:
             np.add.at(matrix, (rows, items), weights)
         else:
             matrix = jnp.zeros((len(items), extent), weights.dtype).at[rows, items].add(weights)
-        contracted = (((axis,), (1,)), ((), ()))
-        y = lax.dot_general(x, jnp.asarray(matrix, x.dtype), contracted, precision="highest")
+        matrix = jnp.asarray(matrix, x.dtype)
+        y = lax.dot_general(x, matrix, (((axis,), (1,)), ((), ())), precision="highest")
         return jnp.moveaxis(y, -1, axis)
     total = jnp.zeros((), x.dtype)
     for k in range(taps):
@@ -254,22 +268,27 @@ def upsample_linear(x: Array, axis: int, factor: int, shift: bool, border: str) 
         start = offset + int(shift)
         return lax.slice_in_dim(extended, start, start + extent, 1, axis)
 
+    # Output k * factor + r has the same weights for every k.
     if factor > _UNROLLED:
-        r = lax.iota(np.float32, factor)
-        place = (r - (factor - 1) / 2 if shift else r) / factor
+        place = lax.iota(np.float32, factor)
+        if shift:
+            place = place - (factor - 1) / 2
+        place = place / factor  # relative to item k
         place = place.astype(x.dtype).reshape(along(axis + 1, x.ndim + 1))
         before, here, after = (jnp.expand_dims(neighbour(i), axis + 1) for i in _OFFSETS[shift])
-        left, right = (jnp.where(place < 0, *pair) for pair in ((before, here), (here, after)))
+        left = jnp.where(place < 0, before, here)
+        right = jnp.where(place < 0, here, after)
         weight = jnp.where(place < 0, place + 1, place)
         return merged(left * (1 - weight) + right * weight, axis)
-    # Output k * factor + r has the same weights for every k: each r is a sum of two slices.
     phases: list[Array] = []
     for r in range(factor):
         # The place is k + doubled / (2 * factor).
         doubled = 2 * r - (factor - 1) if shift else 2 * r
-        left, remainder = divmod(doubled, 2 * factor)
-        a, b, weight = neighbour(left), neighbour(left + 1), remainder / (2 * factor)
-        phases.append(a * (1 - weight) + b * weight if weight else a)
+        offset, remainder = divmod(doubled, 2 * factor)
+        left = neighbour(offset)
+        right = neighbour(offset + 1)
+        weight = remainder / (2 * factor)
+        phases.append(left * (1 - weight) + right * weight if weight else left)
     return merged(jnp.stack(phases, axis + 1), axis)
 
 
@@ -279,13 +298,16 @@ def upsample_aligned(x: Array, axis: int, factor: int, fold: Callable[[int], Non
     `fold` is called with the number of items that are computed on the host.
     """
     extent = x.shape[axis]
-    fold(_WORK * extent * factor)
-    place = np.arange(extent * factor) * (extent - 1)
-    left, remainder = np.divmod(place, max(extent * factor - 1, 1))
-    right = np.minimum(left + 1, extent - 1)
-    weight = (remainder / max(extent * factor - 1, 1)).reshape(along(axis, x.ndim))
-    a, b = (jnp.take(x, places, axis, mode="clip") for places in (left, right))
-    return a * (1 - weight).astype(x.dtype) + b * weight.astype(x.dtype)
+    count = extent * factor
+    fold(_WORK * count)
+    # Output i is at place i * (extent - 1) / divisor.
+    divisor = max(count - 1, 1)
+    before, remainder = np.divmod(np.arange(count) * (extent - 1), divisor)
+    after = np.minimum(before + 1, extent - 1)
+    weight = (remainder / divisor).reshape(along(axis, x.ndim))
+    left = jnp.take(x, before, axis, mode="clip")
+    right = jnp.take(x, after, axis, mode="clip")
+    return left * (1 - weight).astype(x.dtype) + right * weight.astype(x.dtype)
 
 
 def bilinear(x: Array, batch: Array, row: Array, column: Array) -> Array:
@@ -296,7 +318,8 @@ def bilinear(x: Array, batch: Array, row: Array, column: Array) -> Array:
     """
     top, bottom, down = neighbours(row, x.shape[2], x.dtype)
     left, right, across = neighbours(column, x.shape[3], x.dtype)
-    down, across = down[:, :, None, None], across[:, None, :, None]
+    down = down[:, :, None, None]
+    across = across[:, None, :, None]
 
     def corner(row: Array, column: Array) -> Array:
         places = (batch[:, None, None], slice(None), row[:, :, None], column[:, None, :])

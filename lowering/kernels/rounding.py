@@ -28,7 +28,9 @@ def straight_through(result: Array, x: Array) -> Array:
 def _straight_through_jvp(
     primals: tuple[Array, Array], tangents: tuple[Array, Array]
 ) -> tuple[Array, Array]:
-    return straight_through(*primals), tangents[1]  # it calls itself for second derivatives
+    _, change = tangents
+    # The call has this derivative too, for derivatives of higher order.
+    return straight_through(*primals), change
 
 
 def rounded_to(x: Array, dtype: DType) -> Array:
@@ -38,7 +40,8 @@ def rounded_to(x: Array, dtype: DType) -> Array:
     `reduce_precision`. That turns subnormal numbers into 0: they are rounded to multiples of the
     smallest one instead.
     """
-    wide, narrow = x.astype(wide_dtype(x)), jnp.finfo(dtype)
+    wide = x.astype(wide_dtype(x))
+    narrow = jnp.finfo(dtype)
     result = lax.reduce_precision(wide, narrow.nexp, narrow.nmant)
     if narrow.nexp < jnp.finfo(wide.dtype).nexp:
         step = float(narrow.smallest_subnormal)

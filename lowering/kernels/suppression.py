@@ -54,7 +54,8 @@ def rotated_overlap(box: Array, boxes: Array) -> Array:
     lines, and all vertices are clamped to the rectangle. The resulting polygon has the area of the
     intersection.
     """
-    cos, sin = jnp.cos(boxes[:, 4]), jnp.sin(boxes[:, 4])
+    cos = jnp.cos(boxes[:, 4])
+    sin = jnp.sin(boxes[:, 4])
 
     def turned(x: Array, y: Array) -> Array:
         return jnp.stack([x * cos + y * sin, y * cos - x * sin], axis=-1)
@@ -67,17 +68,21 @@ def rotated_overlap(box: Array, boxes: Array) -> Array:
     polygon = jnp.stack([turned(p[:, 0], p[:, 1]) for p in points], axis=1)  # [n,4,2]
     half = boxes[:, None, 2:4] / 2
     step = jnp.roll(polygon, -1, axis=1) - polygon
-    still = step == 0
-    crossings = [(end - polygon) / jnp.where(still, 1, step) for end in (-half, half)]
-    bends = jnp.concatenate([jnp.where(still, 0, at) for at in crossings], axis=2)
+    # Positions on each side, from 0 to 1, where it crosses the four edge lines.
+    is_parallel = step == 0
+    crossings = [(end - polygon) / jnp.where(is_parallel, 1, step) for end in (-half, half)]
+    crossings = [jnp.where(is_parallel, 0, position) for position in crossings]
+    bends = jnp.concatenate(crossings, axis=2)
     bends = jnp.sort(jnp.clip(bends, 0, 1), axis=2)
     bends = jnp.pad(bends, ((0, 0), (0, 0), (1, 0)))  # a corner, then four points of its side
     path = polygon[:, :, None] + step[:, :, None] * bends[..., None]
     path = jnp.clip(path, -half[:, None], half[:, None]).reshape(len(boxes), -1, 2)
     following = jnp.roll(path, -1, axis=1)
-    turns = path[..., 0] * following[..., 1] - path[..., 1] * following[..., 0]
-    shared = jnp.maximum(jnp.sum(turns, axis=1) / 2, 0)
-    return _ratio(shared, box[:, 2] * box[:, 3] + boxes[:, 2] * boxes[:, 3] - shared)
+    # The area is half the sum of the cross products of consecutive vertices.
+    products = path[..., 0] * following[..., 1] - path[..., 1] * following[..., 0]
+    shared = jnp.maximum(jnp.sum(products, axis=1) / 2, 0)
+    union = box[:, 2] * box[:, 3] + boxes[:, 2] * boxes[:, 3] - shared
+    return _ratio(shared, union)
 
 
 def suppressed(
@@ -98,23 +103,28 @@ def suppressed(
     if not len(scores) or not most:
         return jnp.full(most, -1, jnp.int32)
     order = jnp.argsort(-scores, stable=True).astype(jnp.int32)
-    sides, left = boxes[order], eligible[order]
+    sides = boxes[order]
+    remaining = eligible[order]
 
-    def more(state: _State) -> Array:
-        return (state[0] < most) & jnp.any(state[1])
+    def has_more(state: _State) -> Array:
+        count, remaining, *_ = state
+        return (count < most) & jnp.any(remaining)
 
-    def take(state: _State) -> _State:
-        count, left, worst, limit, chosen = state
-        best = jnp.argmax(left)
-        worst = jnp.maximum(worst, overlap(sides[best][None, :], sides))
-        limit = jnp.where(limit > 0.5, limit * decay, limit) if decay < 1 else limit
-        left = left & ~(worst > limit) & (jnp.arange(len(order)) != best)
-        return count + 1, left, worst, limit, chosen.at[count].set(order[best])
+    def take_best(state: _State) -> _State:
+        count, remaining, largest, limit, chosen = state
+        best = jnp.argmax(remaining)
+        largest = jnp.maximum(largest, overlap(sides[best][None, :], sides))
+        if decay < 1:
+            limit = jnp.where(limit > 0.5, limit * decay, limit)
+        remaining = remaining & ~(largest > limit) & (jnp.arange(len(order)) != best)
+        return count + 1, remaining, largest, limit, chosen.at[count].set(order[best])
 
-    worst = jnp.full(scores.shape, -jnp.inf, boxes.dtype)
+    # The largest overlap of each box with a selected box.
+    largest = jnp.full(scores.shape, -jnp.inf, boxes.dtype)
     limit = jnp.asarray(threshold, boxes.dtype)
-    start = (jnp.int32(0), left, worst, limit, jnp.full(most, -1, jnp.int32))
-    return lax.while_loop(more, take, start)[-1]
+    start = (jnp.int32(0), remaining, largest, limit, jnp.full(most, -1, jnp.int32))
+    *_, chosen = lax.while_loop(has_more, take_best, start)
+    return chosen
 
 
 def softened(
@@ -133,24 +143,28 @@ def softened(
     most `least` are left out. This is repeated (Bodla et al. 2017, arXiv:1704.04503).
     """
 
-    def more(state: _State) -> Array:
-        return (state[0] < most) & jnp.any(state[1] > -jnp.inf)
+    def has_more(state: _State) -> Array:
+        count, remaining, *_ = state
+        return (count < most) & jnp.any(remaining > -jnp.inf)
 
-    def take(state: _State) -> _State:
-        count, left, chosen, values = state
-        best = jnp.argmax(left)
+    def take_best(state: _State) -> _State:
+        count, remaining, chosen, values = state
+        best = jnp.argmax(remaining)
         shared = jnp.maximum(overlap(boxes[best][None, :], boxes), 0)
-        after = left * jnp.exp(-0.5 / sigma * shared**2)
-        stays = (after > least) & (jnp.arange(len(scores)) != best)
+        softer = remaining * jnp.exp(-0.5 / sigma * shared**2)
+        stays = (softer > least) & (jnp.arange(len(scores)) != best)
         chosen = chosen.at[count].set(best.astype(jnp.int32))
-        values = values.at[count].set(left[best])
-        return count + 1, jnp.where(stays, after, -jnp.inf), chosen, values
+        values = values.at[count].set(remaining[best])
+        return count + 1, jnp.where(stays, softer, -jnp.inf), chosen, values
 
-    left = jnp.where(eligible, scores, -jnp.inf)
+    # The scores of boxes that may be selected; -inf for the others.
+    remaining = jnp.where(eligible, scores, -jnp.inf)
+    chosen = jnp.full(most, -1, jnp.int32)
+    values = jnp.full(most, -jnp.inf, scores.dtype)
     if not len(scores) or not most:
-        return jnp.full(most, -1, jnp.int32), jnp.full(most, -jnp.inf, scores.dtype)
-    chosen, values = jnp.full(most, -1, jnp.int32), jnp.full(most, -jnp.inf, scores.dtype)
-    *_, chosen, values = lax.while_loop(more, take, (jnp.int32(0), left, chosen, values))
+        return chosen, values
+    start = (jnp.int32(0), remaining, chosen, values)
+    *_, chosen, values = lax.while_loop(has_more, take_best, start)
     return chosen, values
 
 

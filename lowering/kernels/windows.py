@@ -75,20 +75,24 @@ class Windows:
     @property
     def reach(self) -> Padding:
         """Return the items that a reverse operation reads beyond each edge of its input."""
-        return tuple(
-            (max((span - 1 - p) // s, 0), max((up - 1 + p) // s - (down - 1), 0))
-            for up, down, span, s, (p, _) in zip(
-                self.upscaled, self.downscaled, self.dilated, self.stride, self.padding, strict=True
-            )
-        )
+        reach: list[tuple[int, int]] = []
+        for axis, (padding, _) in enumerate(self.padding):
+            stride = self.stride[axis]
+            before = (self.dilated[axis] - 1 - padding) // stride
+            last = (self.upscaled[axis] - 1 + padding) // stride
+            after = last - (self.downscaled[axis] - 1)
+            reach.append((max(before, 0), max(after, 0)))
+        return tuple(reach)
 
     def cell(self, x: Array, axis: int, index: Array | int) -> Array:
         """Return the items of an extended array in cell `index` along an axis, for each window."""
-        dilation, stride, start = self.dilation[axis], self.stride[axis], 0
+        dilation = self.dilation[axis]
+        stride = self.stride[axis]
         span = (self.downscaled[axis] - 1) * stride + 1
         if isinstance(index, int):
             start = index * dilation
         else:
+            start = 0
             x = lax.dynamic_slice_in_dim(x, index * dilation, span, axis)
         return lax.slice_in_dim(x, start, start + span, stride, axis)
 
@@ -102,7 +106,8 @@ def basic(
     """
     size, stride, dilation = (padded(values, len(shape)) for values in (size, stride, dilation))
     dilated = spans(size, dilation)
-    # The numbers of positions with automatic padding, and with the explicit padding.
+    # The numbers of positions with automatic padding (extent / stride, rounded up), and with the
+    # explicit padding.
     automatic = tuple([-(-extent // s) for extent, s in zip(shape, stride, strict=True)])
     axes = zip(shape, padding, dilated, stride, strict=False)
     explicit = [(p + extent + q - span) // s + 1 for extent, (p, q), span, s in axes]
@@ -116,8 +121,11 @@ def reverse(shape: Shape, output: Shape, size: Shape, **sliding: Unpack[Sliding]
 
     `output` is the shape of the result, or () to compute it.
     """
-    tuples, padding = (size, sliding["stride"], sliding["dilation"]), sliding["padding"]
-    size, stride, dilation = (padded(values, len(shape)) for values in tuples)
+    padding = sliding["padding"]
+    rank = len(shape)
+    size = padded(size, rank)
+    stride = padded(sliding["stride"], rank)
+    dilation = padded(sliding["dilation"], rank)
     dilated = spans(size, dilation)
     # The extents of the result with automatic padding, and with the explicit padding.
     automatic = [extent * s for extent, s in zip(shape, stride, strict=True)]
@@ -148,7 +156,8 @@ def extend(x: Array, padding: Padding, border: str, fill: float = 0.0) -> Array:
         return jnp.pad(x, padding, mode="edge")
     if border in PAD_MODES:
         for axis, (p, q) in enumerate(padding):
-            x = _mirrored(x, axis, p, q, border) if p or q else x
+            if p or q:
+                x = _mirrored(x, axis, p, q, border)
         return x
     return lax.pad(x, np.array(fill, x.dtype), [(p, q, 0) for p, q in padding])
 
@@ -192,8 +201,9 @@ def lowest(dtype: DType) -> Any:
 
     `reduce_window` has a gradient only for numpy scalars.
     """
-    is_real = jnp.issubdtype(dtype, jnp.floating)
-    return np.array(-np.inf if is_real else jnp.iinfo(dtype).min, dtype)
+    if jnp.issubdtype(dtype, jnp.floating):
+        return np.array(-np.inf, dtype)
+    return np.array(jnp.iinfo(dtype).min, dtype)
 
 
 def window_max_and_index(x: Array, windows: Windows, border: str) -> tuple[Array, Array]:
@@ -201,8 +211,10 @@ def window_max_and_index(x: Array, windows: Windows, border: str) -> tuple[Array
 
     NaN counts as the greatest number.
     """
-    x = extend(x, windows.padding, border, fill=lowest(x.dtype) if border == "ignore" else 0.0)
-    index, volume = jnp.zeros(x.shape, jnp.int32), 1
+    fill = lowest(x.dtype) if border == "ignore" else 0.0
+    x = extend(x, windows.padding, border, fill)
+    index = jnp.zeros(x.shape, jnp.int32)
+    volume = 1
     # The axes are reduced one by one, the last one first. Of equal maxima the first is selected.
     for axis in reversed(range(x.ndim)):
         x, index = _first_of_cells(x, index, windows, axis, volume)
@@ -214,15 +226,21 @@ def _first_of_cells(
     x: Array, index: Array, windows: Windows, axis: int, volume: int
 ) -> tuple[Array, Array]:
     def chosen(best: tuple[Array, Array], j: Array | int) -> tuple[tuple[Array, Array], None]:
+        maximum, maximum_index = best
         candidate = windows.cell(x, axis, j)
-        better = (candidate > best[0]) | ((candidate != candidate) & (best[0] == best[0]))
-        later = windows.cell(index, axis, j) + j * volume
-        return (jnp.where(better, candidate, best[0]), jnp.where(better, later, best[1])), None
+        is_larger = candidate > maximum
+        is_first_nan = (candidate != candidate) & (maximum == maximum)
+        is_better = is_larger | is_first_nan
+        candidate_index = windows.cell(index, axis, j) + j * volume
+        maximum = jnp.where(is_better, candidate, maximum)
+        maximum_index = jnp.where(is_better, candidate_index, maximum_index)
+        return (maximum, maximum_index), None
 
     best = windows.cell(x, axis, 0), windows.cell(index, axis, 0)
     size = windows.size[axis]
     if size > _UNROLLED:
-        return lax.scan(chosen, best, lax.iota(np.int32, size - 1) + 1)[0]
+        best, _ = lax.scan(chosen, best, lax.iota(np.int32, size - 1) + 1)
+        return best
     for j in range(1, size):
         best, _ = chosen(best, j)
     return best
@@ -271,12 +289,15 @@ def require_basic(windows: Windows, first_axis: int = 0) -> None:
     for axis, (extent, span, (p, q)) in enumerate(axes, first_axis):
         is_empty_batch = extent == p == q == 0 and span == 1
         if p + extent + q < span and not is_empty_batch:
+            hint = "give more padding, or leave 'padding' empty to have it computed"
+            if first_axis == 0 and axis < 2:
+                hint = (
+                    "'size', 'stride' and 'padding' begin with batch and channel, as in [1,1,2,2]"
+                )
             raise InvalidShape(
                 f"the window spans {span} items at axis {axis}, "
                 f"the input with its padding has only {p} + {extent} + {q}",
-                hint="'size', 'stride' and 'padding' begin with batch and channel, as in [1,1,2,2]"
-                if first_axis == 0 and axis < 2
-                else "give more padding, or leave 'padding' empty to have it computed",
+                hint=hint,
             )
     _require_countable(windows)
     require_reflection(windows.upscaled, windows.padding, windows.border, first_axis)

@@ -65,7 +65,8 @@ def gelu(x: Array, approximation: str = "sigmoid") -> Array:
     if approximation == "sigmoid":
         return x * lax.logistic(1.702 * x)
     wide = widened(x)
-    inner = wide + 0.044715 * lax.integer_pow(wide, 3 if approximation == "tanh" else 2)
+    exponent = 3 if approximation == "tanh" else 2
+    inner = wide + 0.044715 * lax.integer_pow(wide, exponent)
     # logistic(2u) equals (1 + tanh(u)) / 2 and keeps its digits where that is small.
     return (wide * lax.logistic(math.sqrt(8 / math.pi) * inner)).astype(x.dtype)
 

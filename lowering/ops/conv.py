@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from lowering.errors import InvalidOperation, InvalidShape
-from lowering.extents import Shape, differ, is_zero, show, volume
+from lowering.extents import Shape, differ, is_zero, shapes_differ, show, volume
 from lowering.graph import TensorType, is_integer
 from lowering.kernels import correlation
 from lowering.kernels.broadcast import expand
@@ -79,7 +79,8 @@ def conv(
 ) -> Array:
     """Correlate the input with a filter and add a bias."""
     windows = basic(input.shape[2:], filter.shape[2:], **window)
-    groups, wide = groups or input.shape[1], accumulator(input.dtype)
+    groups = groups or input.shape[1]
+    wide = accumulator(input.dtype)
     if is_integer(str(wide)):
         ctx.unroll(windows.volume)
     output = correlation.conv(input, filter, windows, groups, ctx.precision, wide)
@@ -179,11 +180,11 @@ def _require_divisor(groups: int, filter: Shape) -> None:
 
 
 def _require_bias(bias: Shape, channels: int, rank: int) -> None:
-    fits = len(bias) <= rank and all(
-        not differ(extent, 1) or (axis == 1 and not differ(extent, channels))
-        for axis, extent in enumerate(bias)
-    )
-    if not fits:
+    # Each extent is 1, except that of the axis of channels.
+    expected = [1] * len(bias)
+    if len(bias) > 1 and differ(bias[1], 1):
+        expected[1] = channels
+    if len(bias) > rank or shapes_differ(bias, expected):
         raise InvalidShape(
             f"'bias' {show(bias)} does not fit {channels} output channels",
             hint=f"it must be a scalar or have the shape {show((1, channels))}",

@@ -49,13 +49,16 @@ def _exact(shares: Array) -> Array:
 @jax.custom_jvp
 def _coupled(shares: Array) -> Array:
     """Return the probabilities [count] for shares [count,count], improved class by class."""
-    Q, count = _errors(shares), len(shares)
+    Q = _errors(shares)
+    count = len(shares)
 
     def better(t: Array, state: tuple[Array, ...]) -> tuple[Array, ...]:
         p, Qp, error = state  # error: p^T Q p
         step = (error - Qp[t]) / Q[t, t]
         error = (error + step * (step * Q[t, t] + 2 * Qp[t])) / (1 + step) ** 2
-        return p.at[t].add(step) / (1 + step), (Qp + step * Q[t]) / (1 + step), error
+        p = p.at[t].add(step) / (1 + step)
+        Qp = (Qp + step * Q[t]) / (1 + step)
+        return p, Qp, error
 
     def is_far(state: tuple[Array, Array]) -> Array:
         iterations, p = state
@@ -67,10 +70,13 @@ def _coupled(shares: Array) -> Array:
         iterations, p = state
         Qp = Q @ p
         start = p, Qp, p @ Qp
-        return iterations + 1, lax.fori_loop(0, count, better, start)[0]
+        iterations = iterations + 1
+        p, _, _ = lax.fori_loop(0, count, better, start)
+        return iterations, p
 
     start = jnp.full(count, 1 / count, shares.dtype)
-    return lax.while_loop(is_far, improved, (jnp.int32(0), start))[1]
+    _, probabilities = lax.while_loop(is_far, improved, (jnp.int32(0), start))
+    return probabilities
 
 
 @_coupled.defjvp

@@ -56,53 +56,65 @@ def deformable_conv(
     `padded_bilinear` items outside of the input are 0. Without it values at positions outside of
     0 <= y < H, 0 <= x < W are 0; inside, the last row and column extend to that bound.
     """
-    x, moved, weights = jnp.asarray(input), jnp.asarray(offsets), jnp.asarray(filter)
+    x = jnp.asarray(input)
+    moves = jnp.asarray(offsets)
+    weights = jnp.asarray(filter)
     batch, channels, height, width = x.shape
+    out_channels, group_channels, rows, columns = weights.shape
+    cells = rows * columns
     windows = basic(
-        x.shape[2:], weights.shape[2:],
+        (height, width), (rows, columns),
         border="constant", padding=padding, stride=stride, dilation=dilation,
     )  # fmt: skip
-    rows, columns = weights.shape[2:]
     out_h, out_w = windows.downscaled
-    shape = (batch, offset_groups, rows * columns, 2, out_h, out_w)
-    moved = moved.reshape(shape)
-    places: list[Array] = []
-    for axis, (count, size) in enumerate(((out_h, rows), (out_w, columns))):
-        start = jnp.arange(count) * windows.stride[axis] - windows.padding[axis][0]
-        cells = jnp.arange(size) * windows.dilation[axis]
-        cells = jnp.repeat(cells, columns) if axis == 0 else jnp.tile(cells, rows)
-        grid = start.reshape((1, -1, 1) if axis == 0 else (1, 1, -1)) + cells[:, None, None]
-        places.append(grid[None, None].astype(x.dtype) + moved[:, :, :, axis])
-    row, column = places  # [B,groups,cells,h,w]
+    moves = moves.reshape(batch, offset_groups, cells, 2, out_h, out_w)
+
+    def starts(axis: int) -> Array:
+        count = windows.downscaled[axis]
+        return jnp.arange(count) * windows.stride[axis] - windows.padding[axis][0]
+
+    def moved(grid: Array, axis: int) -> Array:
+        """Return positions [B,groups,cells,h,w]: the grid [cells,h,w] plus the offsets."""
+        return grid[None, None].astype(x.dtype) + moves[:, :, :, axis]
+
+    start = starts(0)
+    steps = jnp.repeat(jnp.arange(rows) * windows.dilation[0], columns)
+    row = moved(start.reshape(1, -1, 1) + steps[:, None, None], 0)
+    start = starts(1)
+    steps = jnp.tile(jnp.arange(columns) * windows.dilation[1], rows)
+    column = moved(start.reshape(1, 1, -1) + steps[:, None, None], 1)
     parts = x.reshape(batch, offset_groups, channels // offset_groups, height * width)
     values = _interpolated(parts, row, column, height, width, padded_bilinear)
     if mask is not False:
-        shares = (batch, offset_groups, 1, rows * columns, out_h, out_w)
-        values = values * jnp.asarray(mask).reshape(shares)
-    values = values.reshape(batch, groups, channels // groups, rows * columns, out_h, out_w)
-    kernel = weights.reshape(groups, weights.shape[0] // groups, weights.shape[1], rows * columns)
+        values = values * jnp.asarray(mask).reshape(batch, offset_groups, 1, cells, out_h, out_w)
+    values = values.reshape(batch, groups, channels // groups, cells, out_h, out_w)
+    kernel = weights.reshape(groups, out_channels // groups, group_channels, cells)
     product = jnp.einsum("bgckhw,gock->bgohw", values, kernel, precision=ctx.precision)
-    return product.reshape(batch, weights.shape[0], out_h, out_w)
+    return product.reshape(batch, out_channels, out_h, out_w)
 
 
 def _interpolated(parts: Array, y: Array, x: Array, height: int, width: int, padded: bool) -> Array:
     """Return the values [B,groups,channels,cells,h,w] at positions y, x [B,groups,cells,h,w]."""
-    inside = (y >= 0) & (y < height) & (x >= 0) & (x < width)
-    low_y, low_x = jnp.floor(y), jnp.floor(x)
+
+    def is_inside(row: Array, column: Array) -> Array:
+        return (row >= 0) & (row < height) & (column >= 0) & (column < width)
+
+    is_sampled = is_inside(y, x)
+    low_y = jnp.floor(y)
+    low_x = jnp.floor(x)
     total = 0.0
     for down in (0, 1):
         for right in (0, 1):
-            row, column = low_y + down, low_x + right
+            row = low_y + down
+            column = low_x + right
             share = (1 - jnp.abs(y - row)) * (1 - jnp.abs(x - column))
             if padded:
-                within = (row >= 0) & (row < height) & (column >= 0) & (column < width)
-                share = jnp.where(within, share, 0)
-            row, column = (
-                jnp.clip(v, 0, n - 1).astype(jnp.int32) for v, n in ((row, height), (column, width))
-            )
+                share = jnp.where(is_inside(row, column), share, 0)
+            row = jnp.clip(row, 0, height - 1).astype(jnp.int32)
+            column = jnp.clip(column, 0, width - 1).astype(jnp.int32)
             place = row * width + column
             flat = place.reshape(*place.shape[:2], 1, -1)
             items = jnp.take_along_axis(parts, flat, axis=3)
             items = items.reshape(*parts.shape[:3], *place.shape[2:])
             total = total + items * share[:, :, None]
-    return total if padded else jnp.where(inside[:, :, None], total, 0)
+    return total if padded else jnp.where(is_sampled[:, :, None], total, 0)

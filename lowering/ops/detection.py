@@ -91,10 +91,10 @@ def non_max_suppression(
 
 
 def _corners(boxes: Array, center_point_box: bool) -> Array:
-    a, b = boxes[..., :2], boxes[..., 2:]
+    first, second = boxes[..., :2], boxes[..., 2:]
     if center_point_box:
-        return jnp.concatenate([a - b / 2, a + b / 2], axis=-1)
-    return jnp.concatenate([jnp.minimum(a, b), jnp.maximum(a, b)], axis=-1)
+        return jnp.concatenate([first - second / 2, first + second / 2], axis=-1)
+    return jnp.concatenate([jnp.minimum(first, second), jnp.maximum(first, second)], axis=-1)
 
 
 def _non_zero_type(input: TensorType) -> TensorType:
@@ -148,10 +148,11 @@ def sorted_suppression(
     With `rotation` a box is centre x, y, width, height and an angle in radians; a "clockwise" angle
     turns from x to y.
     """
-    x, most = jnp.asarray(scores), max_output_boxes_per_class
-    if most == 0 or x.size == 0:
+    x = jnp.asarray(scores)
+    if max_output_boxes_per_class == 0 or x.size == 0:
         return jnp.zeros((0, 3), jnp.int32), jnp.zeros((0, 3), x.dtype), jnp.zeros(1, jnp.int32)
-    wide, most = widened(x), _most(x.shape[2], most)
+    wide = widened(x)
+    most = _most(x.shape[2], max_output_boxes_per_class)
     sides = widened(jnp.asarray(boxes))
     if rotation == "none":
         sides = _corners(sides, center_point_box)
@@ -167,15 +168,16 @@ def sorted_suppression(
         chosen = suppressed(sides, scores, eligible, most, iou_threshold, shared)
         return chosen, jnp.where(chosen >= 0, scores[chosen], -jnp.inf)
 
-    place, values = jax.vmap(jax.vmap(select, (None, 0)))(sides, wide)  # [batches,classes,most]
-    batch, kind = (lax.broadcasted_iota(jnp.int32, place.shape, axis) for axis in (0, 1))
-    indices = jnp.stack([batch, kind, place], axis=-1).reshape(-1, 3)
-    values, filled = values.reshape(-1), place.reshape(-1) >= 0
+    by_class = jax.vmap(select, (None, 0))
+    place, values = jax.vmap(by_class)(sides, wide)  # [batches,classes,most]
+    batch, of_class = (lax.broadcasted_iota(jnp.int32, place.shape, axis) for axis in (0, 1))
+    indices = jnp.stack([batch, of_class, place], axis=-1).reshape(-1, 3)
+    values = values.reshape(-1)
+    filled = place.reshape(-1) >= 0
     order = jnp.argsort(-values if sorts else ~filled, stable=True)
     indices, values, filled = indices[order], values[order], filled[order]
-    rows = jnp.concatenate(
-        [indices[:, :2].astype(x.dtype), values[:, None].astype(x.dtype)], axis=1
-    )
+    columns = [indices[:, :2].astype(x.dtype), values[:, None].astype(x.dtype)]
+    rows = jnp.concatenate(columns, axis=1)
     count = jnp.sum(filled, dtype=jnp.int32)[None]
     return jnp.where(filled[:, None], indices, -1), jnp.where(filled[:, None], rows, -1), count
 
@@ -184,14 +186,13 @@ def _unique_type(input: TensorType, axis: int) -> tuple[TensorType, ...]:
     if input.dtype != "bool":
         require.ordered(input=input)
     require.indexable(input=input)
-    count = input.shape[normal_axis(axis, len(input.shape))]
+    axis = normal_axis(axis, len(input.shape))
+    count = input.shape[axis]
     if count == MAX_EXTENT:  # the index behind the last is an int32 too
         raise InvalidShape(f"'input' has {count} items, their indices have 32 bits")
-    numbers, count_type = TensorType((count,), "int32"), TensorType((1,), "int32")
-    items = TensorType(
-        with_extent(input.shape, normal_axis(axis, len(input.shape)), count), input.dtype
-    )
-    return items, numbers, numbers, numbers, count_type
+    items = TensorType(with_extent(input.shape, axis, count), input.dtype)
+    indices = TensorType((count,), "int32")
+    return items, indices, indices, indices, TensorType((1,), "int32")
 
 
 @rules.rule("unique", _unique_type)
@@ -206,13 +207,14 @@ def unique(ctx: Context, input: Array, axis: int, sorts: bool) -> tuple[Array, .
     count = x.shape[axis]
     rows = jnp.moveaxis(x, axis, 0)
     if not count:
-        none, zero = jnp.zeros((0,), jnp.int32), jnp.zeros((1,), jnp.int32)
-        return x, none, none, none, zero
+        empty = jnp.zeros((0,), jnp.int32)
+        return x, empty, empty, empty, jnp.zeros((1,), jnp.int32)
     ctx.unroll(rows.size // count)  # `jnp.unique` sorts by each item of a row in turn
     _, first, inverse, counts = jnp.unique(
         rows, axis=0, size=count, return_index=True, return_inverse=True, return_counts=True
     )
-    inverse, filled = inverse.reshape(-1), counts > 0
+    inverse = inverse.reshape(-1)
+    filled = counts > 0
     if not sorts:
         order = jnp.argsort(jnp.where(filled, first, count))
         first, counts, filled = first[order], counts[order], filled[order]

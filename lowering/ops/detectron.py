@@ -48,7 +48,8 @@ def _proposals_type(
     require.shape("anchors", anchors, (height, width, count, 4), "a box for each of 'scores'")
     if len(image.shape) != 2 or differ(image.shape[0], batch):
         raise InvalidShape(f"'image' {show(image.shape)} must have a row for each image")
-    if image.shape[1] < (3 if scales else 2):
+    least_items = 3 if scales else 2
+    if image.shape[1] < least_items:
         raise InvalidShape(f"rows of 'image' {show(image.shape)} must have height, width, scales")
     rows = batch * post_nms
     regions = TensorType((rows, 4), scores.dtype)
@@ -84,7 +85,8 @@ def anchored_proposals(
         rows = jnp.zeros((batch * post_nms, 5), dtype)
         return rows[:, :4], rows[:, 4], jnp.zeros(batch, jnp.int32)
 
-    def of_image(info: Array, moves: Array, scores: Array) -> tuple[Array, Array, Array]:
+    def best_regions(info: Array, moves: Array, scores: Array) -> tuple[Array, Array, Array]:
+        """Return the best regions of an image, their scores, and whether each row has a region."""
         boxes = refined(anchors, moves, pixel_offset, _LARGEST).reshape(-1, 4)
         ends = jnp.stack([info[1], info[0]] * 2) - pixel_offset
         boxes = jnp.maximum(jnp.minimum(boxes, ends[None]), 0)
@@ -95,7 +97,7 @@ def anchored_proposals(
         chosen = suppressed(boxes[best], scores[best], large, post_nms, nms_threshold, shared)
         return boxes[best][chosen], scores[best][chosen], chosen >= 0
 
-    boxes, values, filled = jax.vmap(of_image)(info, moves, flat)
+    boxes, values, filled = jax.vmap(best_regions)(info, moves, flat)
     rows = jnp.concatenate([boxes, values[..., None]], axis=-1).reshape(-1, 5)
     rows, is_filled = first(rows, filled.reshape(-1))
     rows = jnp.where(is_filled[:, None], rows, 0).astype(dtype)
@@ -142,8 +144,8 @@ def refined_detections(
     scores = jnp.where(exists[:, None], scores, 0)
     most = min(keep_per_class, count) if keep_per_class >= 0 else count
     if not most or not classes:
-        none = jnp.zeros(keep, dtype)
-        return jnp.zeros((keep, 4), dtype), jnp.zeros(keep, jnp.int32), none
+        no_scores = jnp.zeros(keep, dtype)
+        return jnp.zeros((keep, 4), dtype), jnp.zeros(keep, jnp.int32), no_scores
     shared = partial(overlap, offset=1.0, touches=False)
 
     def of_class(boxes: Array, scores: Array) -> Array:
@@ -152,12 +154,15 @@ def refined_detections(
     chosen = jax.vmap(of_class, (1, 1))(boxes, scores)  # [classes,most]
     label = jnp.broadcast_to(jnp.arange(classes, dtype=jnp.int32)[:, None], chosen.shape)
     filled = ((chosen >= 0) & (label > 0)).reshape(-1)
-    label, place = label.reshape(-1), jnp.maximum(chosen.reshape(-1), 0)
+    label = label.reshape(-1)
+    place = jnp.maximum(chosen.reshape(-1), 0)
     values = jnp.where(filled, scores[place, label], -jnp.inf)
     too_many = jnp.sum(filled) > keep
     by_score = jnp.lexsort((place, -values))
-    order = jnp.where(too_many, by_score, jnp.argsort(~filled, stable=True))
-    order = jnp.pad(order, (0, max(keep - len(order), 0)), constant_values=-1)[:keep]
+    by_class = jnp.argsort(~filled, stable=True)
+    order = jnp.where(too_many, by_score, by_class)
+    missing = max(keep - len(order), 0)
+    order = jnp.pad(order, (0, missing), constant_values=-1)[:keep]
     is_filled = filled[order] & (order >= 0)
     box = jnp.where(is_filled[:, None], boxes[place[order], label[order]], 0)
     score = jnp.where(is_filled, values[order], 0)

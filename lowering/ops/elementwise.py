@@ -54,7 +54,11 @@ def _non_finite_type(x: TensorType) -> TensorType:
 
 def _rounding(kind: str, function: Callable[[Array], Array]) -> None:
     """Register a rule that rounds real numbers, and leaves integers as they are."""
-    _unary(kind, lambda x: function(x) if _is_real(x) else x, ordered_type)
+
+    def rounding(x: Array) -> Array:
+        return function(x) if _is_real(x) else x
+
+    _unary(kind, rounding, ordered_type)
 
 
 _unary("neg", jnp.negative, _number_type)
@@ -90,11 +94,13 @@ _unary("is_nan", jnp.isnan, _non_finite_type, _LOGICAL)
 
 def rounded(x: Array, ties: str) -> Array:
     """Return real numbers rounded to integers; `ties` is the direction of halves, as in `round`."""
-    if ties == "up":  # not floor(x + 0.5), whose sum is inexact just below 0.5 and from 2**23 on
+    if ties == "up":
+        # The sum in floor(x + 0.5) would be inexact just below 0.5 and from 2**23 on.
         floor = jnp.floor(x)
         return jnp.where(x - floor >= 0.5, floor + 1, floor)
-    away = lax.RoundingMethod.AWAY_FROM_ZERO
-    return lax.round(x, away if ties == "away" else lax.RoundingMethod.TO_NEAREST_EVEN)
+    if ties == "away":
+        return lax.round(x, lax.RoundingMethod.AWAY_FROM_ZERO)
+    return lax.round(x, lax.RoundingMethod.TO_NEAREST_EVEN)
 
 
 def _round_type(x: TensorType, ties: str = "up") -> TensorType:
@@ -108,7 +114,8 @@ def round_(ctx: Context, x: Array, ties: str = "up") -> Array:
     x = jnp.asarray(x)
     if not _is_real(x):
         return x
-    return straight_through(rounded(x, ties), x) if ctx.straight_through else rounded(x, ties)
+    whole = rounded(x, ties)
+    return straight_through(whole, x) if ctx.straight_through else whole
 
 
 def _same_type(x: TensorType, y: TensorType) -> TensorType:
@@ -206,8 +213,9 @@ def power(x: Array, y: Array) -> Array:
 
 def _integer_power(x: Array, y: Array) -> Array:
     power = jnp.power(x, jnp.maximum(y, 0))
-    of_one = jnp.where(y % 2 == 0, x * x, x)  # the power, if x is 1 or -1 and y is negative
-    return jnp.where(y >= 0, power, jnp.where(jnp.abs(x) == 1, of_one, 0))
+    # If y is negative, only the powers of 1 and -1 are not truncated to 0.
+    power_of_unit = jnp.where(y % 2 == 0, x * x, x)
+    return jnp.where(y >= 0, power, jnp.where(jnp.abs(x) == 1, power_of_unit, 0))
 
 
 def _shift_bounds(x: Array, y: Array) -> tuple[Array, Array, Array, int]:

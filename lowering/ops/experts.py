@@ -37,13 +37,16 @@ def _experts_type(
 ) -> TensorType:
     require.one_of("activation", activation, tuple(_ACTIVATIONS))
     require.one_of("gate", gate, GATES)
-    router, w1 = weights["router"].shape, weights["w1"].shape
+    router = weights["router"].shape
+    w1 = weights["w1"].shape
     if not input.shape or len(router) != 2 or len(w1) != 3:
         raise InvalidShape(
             f"'input' {show(input.shape)} must be [tokens...,items], 'router' {show(router)} "
             f"[experts,items], and 'w1' {show(w1)} have an expert's matrix for each expert"
         )
-    experts, items, hidden = router[0], input.shape[-1], w1[2]
+    experts = router[0]
+    items = input.shape[-1]
+    hidden = w1[2]
     shapes = {
         "router": (experts, items),
         "w1": (experts, items, hidden),
@@ -61,7 +64,8 @@ def _experts_type(
     why = f"there are {experts} experts that take {items} items to {hidden} and back"
     for name, operand in operands.items():
         require.shape(name, operand, shapes[name], why)
-    if "w3" not in operands and (activation == "swiglu" or limit or "w3_bias" in operands):
+    needs_w3 = activation == "swiglu" or limit or "w3_bias" in operands
+    if needs_w3 and "w3" not in operands:
         raise InvalidOperation("'swiglu', 'limit' and 'w3_bias' need the weights 'w3'")
     if k < 1 or k > experts:
         raise InvalidOperation(f"'k' must lie in [1,{experts}], the number of experts, it is {k}")
@@ -72,10 +76,11 @@ def _experts_type(
 
 def _experts_work(input: TensorType, w1: TensorType, w3: TensorType, w2_bias: TensorType) -> int:
     # All experts compute all tokens: the logits, two or three products, the sum of the biases.
-    experts, items = w1.shape[0], input.shape[-1]
-    products = volume(w1.shape) * (2 if w3 == ABSENT else 3)
-    rows = experts * items * (1 if w2_bias == ABSENT else 2)
-    return volume(input.shape[:-1]) * (products + rows)
+    experts = w1.shape[0]
+    tokens, items = volume(input.shape[:-1]), input.shape[-1]
+    products = 2 if w3 == ABSENT else 3
+    rows = 1 if w2_bias == ABSENT else 2
+    return tokens * (products * volume(w1.shape) + rows * experts * items)
 
 
 @rules.rule("mixture_of_experts", _experts_type, work=_experts_work)
@@ -112,22 +117,24 @@ def mixture_of_experts(
     dtype = wide_dtype(x, *(operand for operand in operands if operand is not False))
     tokens = x.astype(dtype).reshape(-1, x.shape[-1])
 
-    def product(expr: str, a: Array, weights: Array, bias: Array | Literal[False]) -> Array:
+    def product(expr: str, a: Array, weights: Array, bias: Array | Literal[False] = False) -> Array:
         result = jnp.einsum(expr, a, jnp.asarray(weights, dtype), precision=ctx.precision)
         return result if bias is False else result + jnp.asarray(bias, dtype)[None]
 
     logits = product("td,ed->te", tokens, router, router_bias)
     weights = _gates(logits, k, gate)
     inner = product("td,edh->teh", tokens, w1, w1_bias)
-    factor = None if w3 is False else product("td,edh->teh", tokens, w3, w3_bias)
-    if factor is not None and limit:
-        inner = clamped_swiglu(inner, factor, alpha, limit)
-    else:
+    if w3 is False:
         inner = _ACTIVATIONS[activation](inner)
-        inner = inner if factor is None else inner * factor
-    result = product("teh,ehd->td", inner * weights[..., None], w2, False)
+    else:
+        factor = product("td,edh->teh", tokens, w3, w3_bias)
+        if limit:
+            inner = clamped_swiglu(inner, factor, alpha, limit)
+        else:
+            inner = _ACTIVATIONS[activation](inner) * factor
+    result = product("teh,ehd->td", inner * weights[..., None], w2)
     if w2_bias is not False:
-        result += product("te,ed->td", weights, w2_bias, False)
+        result += product("te,ed->td", weights, w2_bias)
     return result.reshape(x.shape).astype(x.dtype)
 
 

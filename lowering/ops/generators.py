@@ -31,8 +31,10 @@ def _constant_type(shape: Shape, value: tuple[Scalar, ...], dtype: str) -> Tenso
         )
     if value and is_integer(dtype):
         numbers: Any = value
-        are_ordered = float not in set(map(type, numbers))  # no NaN
-        require.within(dtype, (min(numbers), max(numbers)) if are_ordered else numbers)
+        may_have_nan = float in set(map(type, numbers))
+        if not may_have_nan:
+            numbers = (min(numbers), max(numbers))
+        require.within(dtype, numbers)
     return TensorType(shape, dtype)
 
 
@@ -41,9 +43,12 @@ def constant(shape: Shape, value: tuple[Scalar, ...], dtype: str) -> Array | NDA
     """Return a tensor of the values in row-major order; a single value fills it."""
     if any(map(is_symbolic, value)):
         items = jnp.stack([jnp.asarray(x).astype(dtype) for x in value])
-        return jnp.broadcast_to(items.reshape(shape if len(value) > 1 else ()), shape)
+        items_shape = shape if len(value) > 1 else ()
+        return jnp.broadcast_to(items.reshape(items_shape), shape)
     items = saturated(value, dtype)
-    return np.broadcast_to(items[0], shape) if items.size == 1 else items.reshape(shape)
+    if items.size == 1:
+        return np.broadcast_to(items[0], shape)
+    return items.reshape(shape)
 
 
 def _range_type(start: float, end: float, step: float, dtype: str) -> TensorType:

@@ -34,11 +34,11 @@ def _require_elements(input: TensorType, indices: TensorType, axis: int) -> None
     require.integer(indices=indices)
     axis = normal_axis(axis, len(input.shape))
     _require_same_rank("indices", indices.shape, "input", input.shape)
-    for a, (count, extent) in enumerate(zip(indices.shape, input.shape, strict=True)):
-        if a != axis and count > extent:
+    for other_axis, extent in enumerate(input.shape):
+        if other_axis != axis and indices.shape[other_axis] > extent:
             raise InvalidShape(
                 f"'indices' {show(indices.shape)} must not be larger than 'input' "
-                f"{show(input.shape)} except along axis {axis}, at axis {a} it is"
+                f"{show(input.shape)} except along axis {axis}, at axis {other_axis} it is"
             )
 
 
@@ -55,9 +55,10 @@ def gather_elements(input: Array, indices: Array, axis: int) -> Array:
 
     Other axes of `indices` may be shorter than those of the input.
     """
-    x, places = jnp.asarray(input), _index(indices)
+    x = jnp.asarray(input)
+    places = _index(indices)
     axis = axis % x.ndim
-    extents = [e if a == axis else places.shape[a] for a, e in enumerate(x.shape)]
+    extents = with_extent(places.shape, axis, x.shape[axis])
     return jnp.take_along_axis(lax.slice(x, [0] * x.ndim, extents), places, axis)
 
 
@@ -155,16 +156,20 @@ def scatter_elements(
     smaller than `input` and, as in torch, than `updates`, whose first items count. A scalar update
     is written at all indices.
     """
-    x, along = jnp.asarray(input), _index(indices)
+    x = jnp.asarray(input)
+    index = _index(indices)
     axis = axis % x.ndim
-    places = tuple(
-        along if a == axis else lax.broadcasted_iota(along.dtype, along.shape, a)
-        for a in range(x.ndim)
-    )
+
+    def place(other_axis: int) -> Array:
+        if other_axis == axis:
+            return index
+        return lax.broadcasted_iota(index.dtype, index.shape, other_axis)
+
+    places = tuple(map(place, range(x.ndim)))
     updates = jnp.asarray(updates)
     if updates.ndim == 0:
-        updates = jnp.broadcast_to(updates, along.shape)
-    return _scatter(x, places, lax.slice(updates, [0] * x.ndim, along.shape), reduction)
+        updates = jnp.broadcast_to(updates, index.shape)
+    return _scatter(x, places, lax.slice(updates, [0] * x.ndim, index.shape), reduction)
 
 
 def _scatter_nd_type(
@@ -212,11 +217,9 @@ def _multiply_jvp(
     factors = jnp.where(is_zero, 1.0, updates)
     product = _multiply(jnp.ones_like(x), places, factors)
     zeros = jnp.zeros(x.shape, jnp.int32).at[places].add(is_zero.astype(jnp.int32), mode="drop")
-    other_products = jnp.where(
-        zeros.at[places].get(mode="fill") == is_zero.astype(jnp.int32),
-        product.at[places].get(mode="fill", fill_value=0) / factors,
-        0.0,
-    )
+    has_no_other_zero = zeros.at[places].get(mode="fill") == is_zero.astype(jnp.int32)
+    quotients = product.at[places].get(mode="fill", fill_value=0) / factors
+    other_products = jnp.where(has_no_other_zero, quotients, 0.0)
     moved = jnp.zeros_like(x).at[places].add(du * other_products, mode="drop")
     change = dx * jnp.where(zeros == 0, product, 0.0) + x * moved
     return _multiply(x, places, updates), change
@@ -247,10 +250,12 @@ def topk(input: Array, k: int, axis: int, largest: bool) -> tuple[Array, Array]:
         # lax.top_k orders zeros and NaNs by their signs.
         key = jnp.where(key == 0, 0.0, key)
         key = jnp.where(jnp.isnan(key), jnp.inf, key)
-        key = key if largest else -key
+        if not largest:
+            key = -key
     elif not largest:
         key = ~key  # reverses the order; the negative of the least integer would overflow
-    indices = jnp.moveaxis(lax.top_k(jnp.moveaxis(key, axis, -1), k)[1], -1, axis)
+    _, indices = lax.top_k(jnp.moveaxis(key, axis, -1), k)
+    indices = jnp.moveaxis(indices, -1, axis)
     return jnp.take_along_axis(x, indices, axis), indices
 
 

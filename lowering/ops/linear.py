@@ -24,8 +24,8 @@ from lowering.tracing import Context
 
 def matrix_shape(shape: Shape, transpose: bool) -> Shape:
     """Return the shape of matrices in the last two axes; a vector is a column."""
-    shape = padded(shape, 2)
-    return (*shape[:-2], shape[-1], shape[-2]) if transpose else shape
+    *batch, rows, columns = padded(shape, 2)
+    return (*batch, columns, rows) if transpose else (*batch, rows, columns)
 
 
 def product_shape(names: tuple[str, str], left: Shape, right: Shape, layout: str) -> Shape:
@@ -72,9 +72,14 @@ def matmul(ctx: Context, A: Array, B: Array, transposeA: bool, transposeB: bool)
 
 
 def _product(ctx: Context, A: Array, B: Array, transposeA: bool, transposeB: bool) -> Array:
-    left, right = (expand(x, max(x.ndim, 2)) for x in (jnp.asarray(A), jnp.asarray(B)))
-    left = jnp.swapaxes(left, -1, -2) if transposeA else left
-    right = jnp.swapaxes(right, -1, -2) if transposeB else right
+    left = jnp.asarray(A)
+    right = jnp.asarray(B)
+    left = expand(left, max(left.ndim, 2))
+    right = expand(right, max(right.ndim, 2))
+    if transposeA:
+        left = jnp.swapaxes(left, -1, -2)
+    if transposeB:
+        right = jnp.swapaxes(right, -1, -2)
     wide = sums_of(jnp.result_type(A, B))
     left = left_operand_anywhere(left, wide)
     precision = precision_of(wide, ctx.precision)
@@ -139,8 +144,9 @@ def einsum(ctx: Context, inputs: Sequence[Array], expr: str, accumulator: str, d
     """
     terms, result = contraction.parse(expr, [len(x.shape) for x in inputs])
     dtypes = (np.dtype(accumulator), np.dtype(inputs[0].dtype))
-    wide = sums_of(max(dtypes, key=lambda dtype: (_generality(str(dtype)), dtype.itemsize)))
-    if _generality(str(dtypes[1])) != _generality(accumulator):
+    widest = max(dtypes, key=lambda dtype: (_generality(str(dtype)), dtype.itemsize))
+    wide = sums_of(widest)
+    if _generality(str(inputs[0].dtype)) != _generality(accumulator):
         inputs = [jnp.asarray(x).astype(wide) for x in inputs]
     total = contraction.contract(inputs, terms, result, wide, ctx.precision)
     return total.astype(dtype)

@@ -111,22 +111,24 @@ def tree_ensemble(
     thresholds = lax.bitcast_convert_type(nodes[:, 3], jnp.float32)
 
     def descend(state: tuple[Array, Array]) -> tuple[Array, Array]:
-        depth, at = state  # the node of each tree for each row of the input
-        here = nodes[at]
-        value = jnp.take_along_axis(x, here[..., 0], axis=-1, mode="clip")
-        threshold = thresholds[at]
+        depth, index = state  # the index of a node, for each row of the input and each tree
+        node = nodes[index]
+        value = jnp.take_along_axis(x, node[..., 0], axis=-1, mode="clip")
+        threshold = thresholds[index]
         ordered = jnp.stack([value < threshold, value == threshold, value > threshold], -1)
-        true = jnp.any(ordered & jnp.asarray(_COMPARISONS)[code[at]], -1)
-        true |= jnp.isnan(value) & (here[..., 4] & 0x100 != 0)
-        below = jnp.where(true, here[..., 1], here[..., 2])
-        return depth + 1, jnp.where(code[at] == 0, at, below)
+        is_true = jnp.any(ordered & jnp.asarray(_COMPARISONS)[code[index]], -1)
+        is_true |= jnp.isnan(value) & (node[..., 4] & 0x100 != 0)
+        child = jnp.where(is_true, node[..., 1], node[..., 2])
+        return depth + 1, jnp.where(code[index] == 0, index, child)
 
-    def inside(state: tuple[Array, Array]) -> Array:
+    def is_above_leaves(state: tuple[Array, Array]) -> Array:
+        depth, index = state
         # A path longer than the number of nodes is a cycle.
-        return (state[0] < len(nodes)) & jnp.any(code[state[1]] != 0)
+        return (depth < len(nodes)) & jnp.any(code[index] != 0)
 
     roots = jnp.broadcast_to(_integers(trees), (*x.shape[:-1], len(trees)))
-    reached = nodes[lax.while_loop(inside, descend, (jnp.int32(0), roots))[1]]
+    _, index = lax.while_loop(is_above_leaves, descend, (jnp.int32(0), roots))
+    reached = nodes[index]
     return _votes(reached[..., 0], reached[..., 1], leaves, classes, aggregate)
 
 
@@ -139,8 +141,10 @@ def _votes(first: Array, end: Array, leaves: Array, classes: int, aggregate: str
     batch = tuple(lax.broadcasted_iota(jnp.int32, first.shape, a) for a in range(first.ndim - 1))
     edges = jnp.zeros((*first.shape[:-1], len(leaves) + 1), jnp.int32)
     edges = edges.at[(*batch, first)].add(1).at[(*batch, end)].add(-1)
-    times = jnp.moveaxis(jnp.cumsum(edges, -1)[..., :-1], -1, 0)  # how often each row is reached
-    voted, weights = leaves[:, 0], lax.bitcast_convert_type(leaves[:, 1], jnp.float32)
+    # The number of times that each row is reached.
+    times = jnp.moveaxis(jnp.cumsum(edges, -1)[..., :-1], -1, 0)
+    voted = leaves[:, 0]
+    weights = lax.bitcast_convert_type(leaves[:, 1], jnp.float32)
     weights = weights.reshape(-1, *[1] * (times.ndim - 1))
     number = segment_sum(times, voted, classes)
     match aggregate:

@@ -31,7 +31,14 @@ from lowering.errors import InvalidOperation
 from lowering.extents import shapes_differ
 from lowering.graph import Graph, TensorType
 from lowering.ops import require, rules
-from lowering.ops.scan import Outputs, joined, require_body, require_constant_state, result_type
+from lowering.ops.scan import (
+    Outputs,
+    carried_and_stacked,
+    joined,
+    require_body,
+    require_constant_state,
+    result_type,
+)
 from lowering.tracing import Context, trace
 from lowering.work import total
 
@@ -82,17 +89,14 @@ def loop(
 ) -> list[Array]:
     """Run the body, which is traced once.
 
-    With a limit it is a scan that skips iterations after the last, without one a while loop.
+    With a limit the loop is a scan that skips the iterations after the last. Without a limit the
+    loop is a while loop.
     """
     states = [jnp.asarray(x) for x in initial]
     bound = jnp.asarray(count).reshape(())
+    next_states = body.outputs[1 : 1 + len(states)]
     values = body.outputs[1 + len(states) :]
-    results = list(zip(values, outputs, strict=True))
-    # The carry holds the states, and other values whose last one is a result.
-    carried_values = list(body.outputs[1 : 1 + len(states)])
-    last_values = dict.fromkeys(value for value, (which, *_) in results if which == "last")
-    carried_values += [value for value in last_values if value not in carried_values]
-    stacked = [value for value, (which, *_) in results if which == "full"]
+    carried_values, stacked = carried_and_stacked(next_states, values, outputs)
 
     def turn(i: Array, carried: Sequence[Array]) -> tuple[Array, list[Array], list[Array]]:
         computed = trace(body, ctx, {}, {}, [i, *full, *carried[: len(states)]])
@@ -112,20 +116,25 @@ def loop(
     def step(
         carry: tuple[Array, list[Array]], i: Array
     ) -> tuple[tuple[Array, list[Array]], list[Array]]:
-        goes_on, after, shown = lax.cond(carry[0], turn, skipped, i, carry[1])
-        return (goes_on, after), shown
+        runs, carried = carry
+        goes_on, after, stacked_items = lax.cond(runs, turn, skipped, i, carried)
+        return (goes_on, after), stacked_items
 
     if limit >= 0:
         (_, last), stacks = lax.scan(step, (begins, first), jnp.arange(limit, dtype=bound.dtype))
     else:
         stacks = []
 
+        def goes_on_of(carry: tuple[Array, Array, list[Array]]) -> Array:
+            return carry[0]
+
         def next_turn(carry: tuple[Array, Array, list[Array]]) -> tuple[Array, Array, list[Array]]:
-            goes_on, after, _ = turn(carry[1], carry[2])
-            return goes_on, carry[1] + 1, after
+            _, i, carried = carry
+            goes_on, after, _ = turn(i, carried)
+            return goes_on, i + 1, after
 
         start = begins, jnp.zeros((), bound.dtype), first
-        _, _, last = lax.while_loop(lambda carry: carry[0], next_turn, start)
+        _, _, last = lax.while_loop(goes_on_of, next_turn, start)
         reason = "the number of its iterations is known only at run time"
         hint = (
             "make its largest number of iterations a constant, by load(..., values=...) if an "
@@ -133,10 +142,13 @@ def loop(
         )
         last = ctx.forward_only(last, reason, hint)
     stack = iter(stacks)
-    return [
-        last[carried_values.index(value)] if which == "last" else joined(next(stack), axis, sign, 0)
-        for value, (which, axis, sign) in results
-    ]
+    results: list[Array] = []
+    for value, (which, axis, sign) in zip(values, outputs, strict=True):
+        if which == "last":
+            results.append(last[carried_values.index(value)])
+        else:
+            results.append(joined(next(stack), axis, sign, 0))
+    return results
 
 
 def _branch_type(

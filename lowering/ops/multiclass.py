@@ -43,7 +43,8 @@ def _type(
         require.integer(counts=counts)
         require.layout("[B]", counts=counts)
         require.layout("[C,N]", "boxes of all images have 'counts'", scores=scores)
-        (batch,), (classes, count) = counts.shape, scores.shape
+        batch = counts.shape[0]
+        classes, count = scores.shape
         expected = (classes, count)
     if any(map(differ, boxes.shape[:2], expected)):
         raise InvalidShape(
@@ -83,7 +84,8 @@ def _ranked(
     """
     batch = len(place)
     label, values, indices = (x.reshape(batch, -1) for x in (label, values, indices))
-    sides = jnp.take_along_axis(boxes, place[..., None], axis=2).reshape(batch, -1, 4)
+    sides = jnp.take_along_axis(boxes, place[..., None], axis=2)
+    sides = sides.reshape(batch, -1, 4)
     best = jnp.argsort(-values, axis=1, stable=True)[:, :keep]
     label, values, indices = (
         jnp.take_along_axis(x, best, axis=1) for x in (label, values, indices)
@@ -91,13 +93,16 @@ def _ranked(
     sides = jnp.take_along_axis(sides, best[..., None], axis=1)
     filled = values > -jnp.inf
     image = jnp.broadcast_to(jnp.arange(batch)[:, None], filled.shape)
-    keys: list[Array] = [label, image] if across else [image, label]
-    if order != "class":
-        keys = [-values, image] if across and order == "score" else [image]
+    keys: list[Array] = [image]
+    if order == "class":
+        keys = [label, image] if across else [image, label]
+    elif order == "score" and across:
+        keys = [-values, image]
     flat = [key.reshape(-1) for key in [~filled, *keys, -values, label]]
     chosen = jnp.lexsort(tuple(reversed(flat)))
     rows = jnp.concatenate([label[..., None].astype(values.dtype), values[..., None], sides], -1)
-    rows, indices = rows.reshape(-1, 6)[chosen], indices.reshape(-1, 1)[chosen]
+    rows = rows.reshape(-1, 6)[chosen]
+    indices = indices.reshape(-1, 1)[chosen]
     is_filled = filled.reshape(-1, 1)[chosen]
     count = jnp.sum(filled, axis=1, dtype=jnp.int32)
     return jnp.where(is_filled, rows, -1).astype(dtype), jnp.where(is_filled, indices, -1), count
@@ -130,26 +135,32 @@ def matrix_suppression(
     most = _most(count, top_k)
     if not classes * most:
         return _none(batch, dtype)
-    before = jnp.arange(most)[:, None] < jnp.arange(most)[None, :]
+    is_better = jnp.arange(most)[:, None] < jnp.arange(most)[None, :]
 
-    def of_class(sides: Array, scores: Array) -> tuple[Array, Array]:
+    def decayed(image_and_scores: tuple[Array, Array]) -> tuple[Array, Array]:
+        """Return the places of the best boxes of a class, and their decayed scores, or -inf."""
+        image, scores = image_and_scores
+        sides = boxes[image]
         place = jnp.argsort(-scores, stable=True)[:most].astype(jnp.int32)
-        box, score = sides[place], scores[place]
+        box = sides[place]
+        score = scores[place]
         eligible = score > score_threshold
-        shared = jax.vmap(lambda one: overlap(one[None], box, pixel_offset, touches=False))(box)
-        shared = jnp.where(before, jnp.maximum(shared, 0), 0)  # [better,worse]
+
+        def overlaps(side: Array) -> Array:
+            return overlap(side[None], box, pixel_offset, touches=False)
+
+        shared = jax.vmap(overlaps)(box)
+        shared = jnp.where(is_better, jnp.maximum(shared, 0), 0)  # [better,worse]
         largest = jnp.max(shared, axis=0, initial=0)[:, None]
         if decay == "gaussian":
-            falls = jnp.exp(sigma * (largest**2 - shared**2))
+            factors = jnp.exp(sigma * (largest**2 - shared**2))
         else:
-            falls = (1 - shared) / (1 - largest + 1e-10)
-        value = score * jnp.min(jnp.where(before, falls, 1), axis=0, initial=1)
+            factors = (1 - shared) / (1 - largest + 1e-10)
+        value = score * jnp.min(jnp.where(is_better, factors, 1), axis=0, initial=1)
         return place, jnp.where(eligible & (value > post_threshold), value, -jnp.inf)
 
-    place, values = lax.map(
-        lambda pair: of_class(boxes[pair[0]], pair[1]),
-        (jnp.repeat(jnp.arange(batch), classes), scores.reshape(-1, count)),
-    )
+    images = jnp.repeat(jnp.arange(batch), classes)
+    place, values = lax.map(decayed, (images, scores.reshape(-1, count)))
     place, values = (x.reshape(batch, classes, most) for x in (place, values))
     label = lax.broadcasted_iota(jnp.int32, place.shape, 1)
     values = jnp.where(label == background, -jnp.inf, values)
@@ -176,7 +187,8 @@ def multiclass_suppression(
     classes, count = scores.shape[-2:]
     most = _most(count, top_k)
     if not classes * most:
-        return _none(len(boxes if counts is False else counts), dtype)
+        batch = len(boxes) if counts is False else len(counts)
+        return _none(batch, dtype)
     eligible = scores >= score_threshold
     if counts is not False:
         ends = jnp.cumsum(jnp.asarray(counts))[:, None]
@@ -195,8 +207,12 @@ def multiclass_suppression(
         )
         return jnp.where(picked >= 0, best.astype(jnp.int32)[picked], -1)
 
-    by_class = jax.vmap(of_class, (None if counts is False else 0, 0, 0))
-    sides = boxes[:, 0] if counts is False else boxes
+    if counts is False:
+        by_class = jax.vmap(of_class, (None, 0, 0))
+        sides = boxes[:, 0]
+    else:
+        by_class = jax.vmap(of_class)
+        sides = boxes
     place = jax.vmap(by_class)(sides, scores, eligible)  # [batch,classes,most]
     label = lax.broadcasted_iota(jnp.int32, place.shape, 1)
     is_filled = (place >= 0) & (label != background)

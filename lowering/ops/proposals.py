@@ -30,44 +30,57 @@ def _detection_type(
     background_label: int, top_k: int, keep_top_k: int, share_location: bool,
     variance_encoded: bool, normalized: bool,
 ) -> TensorType:  # fmt: skip
-    sets = 1 if share_location else num_classes
     if num_classes < 1:
         raise InvalidOperation(f"'num_classes' must be positive, it is {num_classes}")
-    items = {
-        "locations": (locations, 4 * sets),
-        "confidences": (confidences, num_classes),
-        "anchor_confidences": (anchor_confidences, 2),
-        "anchor_locations": (anchor_locations, 4),
+    location_sets = 1 if share_location else num_classes
+    items_of_a_box = {
+        "locations": 4 * location_sets,
+        "confidences": num_classes,
+        "anchor_confidences": 2,
+        "anchor_locations": 4,
     }
-    items = {name: item for name, item in items.items() if item[0] != ABSENT}
-    operands = {name: operand for name, (operand, _) in items.items()}
+    operands = {"locations": locations, "confidences": confidences}
+    if anchor_confidences != ABSENT:
+        operands["anchor_confidences"] = anchor_confidences
+    if anchor_locations != ABSENT:
+        operands["anchor_locations"] = anchor_locations
     require.same_dtype(require.real, priors=priors, **operands)
     require.layout("[B,K,N]", priors=priors)
-    batch, boxes = (locations.shape or (UNKNOWN,))[0], _priors(priors.shape, normalized)
-    for name, (operand, each) in items.items():
-        if not operand.shape or differ(volume(operand.shape[1:]), boxes * each):
+    batch = locations.shape[0] if locations.shape else UNKNOWN
+    boxes = _prior_count(priors.shape, normalized)
+    for name, operand in operands.items():
+        items = items_of_a_box[name]
+        if not operand.shape or differ(volume(operand.shape[1:]), boxes * items):
             raise InvalidShape(
-                f"'{name}' {show(operand.shape)} must have {each} items for each of {boxes} boxes"
+                f"'{name}' {show(operand.shape)} must have {items} items for each of {boxes} boxes"
             )
         if differ(operand.shape[0], batch):
             raise InvalidShape(f"'{name}' {show(operand.shape)} must have {batch} images")
     if differ(priors.shape[0], 1) and differ(priors.shape[0], batch):
         raise InvalidShape(f"'priors' {show(priors.shape)} must have 1 or {batch} images")
-    if differ(priors.shape[1], 1 if variance_encoded else 2):
-        kinds = "boxes alone" if variance_encoded else "boxes and variances"
-        raise InvalidShape(f"'priors' {show(priors.shape)} must have {kinds}")
+    if variance_encoded and differ(priors.shape[1], 1):
+        raise InvalidShape(f"'priors' {show(priors.shape)} must have boxes alone")
+    if not variance_encoded and differ(priors.shape[1], 2):
+        raise InvalidShape(f"'priors' {show(priors.shape)} must have boxes and variances")
     require.int32(top_k=top_k, keep_top_k=keep_top_k, background_label=background_label)
-    rows = batch * _rows(boxes, num_classes, top_k, keep_top_k)
+    rows = batch * _rows_of_an_image(boxes, num_classes, top_k, keep_top_k)
     return TensorType((1, 1, rows, 7), locations.dtype)
 
 
-def _priors(shape: tuple[int, ...], normalized: bool) -> int:
-    return shape[-1] // (4 if normalized else 5)
+def _prior_count(shape: tuple[int, ...], normalized: bool) -> int:
+    items_of_a_box = 4 if normalized else 5
+    return shape[-1] // items_of_a_box
 
 
-def _rows(boxes: int, classes: int, top_k: int, keep_top_k: int) -> int:
+def _rows_of_an_image(boxes: int, classes: int, top_k: int, keep_top_k: int) -> int:
     """Return the largest number of rows of an image."""
-    return keep_top_k if keep_top_k > 0 else classes * (min(top_k, boxes) if top_k > 0 else boxes)
+    if keep_top_k > 0:
+        return keep_top_k
+    return classes * _limited(boxes, top_k)
+
+
+def _limited(boxes: int, top_k: int) -> int:
+    return min(top_k, boxes) if top_k > 0 else boxes
 
 
 @rules.rule("detection_output", _detection_type, not_differentiable=_CHOICES)
@@ -89,63 +102,71 @@ def detection_output(
     locations, confidences, priors = (
         widened(jnp.asarray(x)) for x in (locations, confidences, priors)
     )
-    batch, count = locations.shape[0], _priors(priors.shape, normalized)
-    sets = 1 if share_location else num_classes
-    size = jnp.asarray([*input_size[::-1], *input_size[::-1]], priors.dtype)
+    batch = locations.shape[0]
+    count = _prior_count(priors.shape, normalized)
+    location_sets = 1 if share_location else num_classes
+    height, width = input_size
+    size = jnp.asarray([width, height, width, height], priors.dtype)
     boxes, variances = _boxes(priors, count, normalized, variance_encoded, size)
-    offsets = locations.reshape(batch, count, sets, 4)
+    offsets = locations.reshape(batch, count, location_sets, 4)
     scores = confidences.reshape(batch, count, num_classes)
     if anchor_confidences is not False:
         objectness = widened(jnp.asarray(anchor_confidences)).reshape(batch, count, 2)[..., 1]
         is_background = jnp.arange(num_classes) == background_label
         background = is_background.astype(scores.dtype)[None, None, :]
         scores = jnp.where((objectness < objectness_threshold)[..., None], background, scores)
-    boxes, variances = (jnp.broadcast_to(x, (batch, *x.shape[1:])) for x in (boxes, variances))
+    boxes = jnp.broadcast_to(boxes, (batch, *boxes.shape[1:]))
+    variances = jnp.broadcast_to(variances, (batch, *variances.shape[1:]))
     if anchor_locations is not False:
         moves = widened(jnp.asarray(anchor_locations)).reshape(batch, count, 1, 4)
         boxes = _decoded(boxes[:, :, None], variances[:, :, None], moves, center_size)[:, :, 0]
     decoded = _decoded(boxes[:, :, None], variances[:, :, None], offsets, center_size)
     if clip_before:
         decoded = jnp.clip(decoded, 0, 1)
-    most = min(top_k, count) if top_k > 0 else count
-    keep = _rows(count, num_classes, top_k, keep_top_k)
+    most = _limited(count, top_k)
+    keep = _rows_of_an_image(count, num_classes, top_k, keep_top_k)
 
-    def of_image(decoded: Array, scores: Array) -> tuple[Array, Array]:
+    def eligible_boxes(scores: Array) -> Array:
+        """Return the mask [count,classes] of the boxes of an image that suppression starts from."""
         eligible = scores > confidence_threshold
         if decrease_label:
-            best = jnp.argmax(scores[:, 1:], axis=1) + 1
-            eligible = (scores >= confidence_threshold) & (
-                jnp.arange(num_classes)[None, :] == best[:, None]
-            )
-            joint = jnp.where(eligible, scores, -jnp.inf).max(axis=1)
-            eligible = eligible & _best(joint, jnp.isfinite(joint), most)[:, None]
+            best_class = jnp.argmax(scores[:, 1:], axis=1) + 1
+            is_confident = scores >= confidence_threshold
+            eligible = is_confident & (jnp.arange(num_classes)[None, :] == best_class[:, None])
+            best_score = jnp.where(eligible, scores, -jnp.inf).max(axis=1)
+            eligible = eligible & _best(best_score, jnp.isfinite(best_score), most)[:, None]
         if background_label >= 0:
             eligible = eligible & (jnp.arange(num_classes) != background_label)[None, :]
+        return eligible
 
-        def of_class(score: Array, eligible: Array, label: Array) -> Array:
-            sides = decoded[:, jnp.minimum(label, sets - 1)]
+    def detections(decoded: Array, scores: Array) -> tuple[Array, Array]:
+        """Return the rows of an image [keep,6], and the mask of the rows that have a box."""
+
+        def suppressed_in_class(score: Array, eligible: Array, label: Array) -> Array:
+            sides = decoded[:, jnp.minimum(label, location_sets - 1)]
             eligible = _best(score, eligible, most)
             return suppressed(sides, score, eligible, most, nms_threshold)
 
+        eligible = eligible_boxes(scores)
         classes = jnp.arange(num_classes)
-        chosen = jax.vmap(of_class)(scores.T, eligible.T, classes)  # [classes,most]
+        chosen = jax.vmap(suppressed_in_class)(scores.T, eligible.T, classes)  # [classes,most]
         is_box = chosen >= 0
         values = jnp.take_along_axis(scores.T, jnp.maximum(chosen, 0), axis=1)
         filled = _best(values.reshape(-1), is_box.reshape(-1), keep)
         labels = jnp.broadcast_to(classes[:, None], chosen.shape).reshape(-1)
-        box = decoded[jnp.maximum(chosen.reshape(-1), 0), jnp.minimum(labels, sets - 1)]
-        labels = labels - 1 if decrease_label else labels
-        rows = jnp.concatenate(
-            [labels[:, None].astype(box.dtype), values.reshape(-1, 1), box], axis=1
-        )
+        place = jnp.maximum(chosen.reshape(-1), 0)
+        box = decoded[place, jnp.minimum(labels, location_sets - 1)]
+        if decrease_label:
+            labels = labels - 1
+        labels = labels[:, None].astype(box.dtype)
+        rows = jnp.concatenate([labels, values.reshape(-1, 1), box], axis=1)
         missing = max(keep - len(rows), 0)
         rows, filled = first(rows, filled)
-        rows, filled = (
-            jnp.pad(x, [(0, missing)] + [(0, 0)] * (x.ndim - 1)) for x in (rows, filled)
-        )
+        rows = jnp.pad(rows, [(0, missing), (0, 0)])
+        filled = jnp.pad(filled, [(0, missing)])
         return rows[:keep], filled[:keep]
 
-    rows, filled = jax.vmap(of_image)(decoded, scores)  # [batch,keep,6]
+    rows, filled = jax.vmap(detections)(decoded, scores)  # [batch,keep,6]
     images = jnp.broadcast_to(jnp.arange(batch)[:, None, None], (batch, keep, 1))
     rows = jnp.concatenate([images.astype(rows.dtype), rows], axis=2).reshape(-1, 7)
     if clip_after:
@@ -162,7 +183,8 @@ def _best(scores: Array, eligible: Array, most: int) -> Array:
     if most >= len(scores):
         return eligible
     order = jnp.argsort(jnp.where(eligible, -scores, jnp.inf), stable=True)
-    rank = jnp.zeros(len(scores), jnp.int32).at[order].set(jnp.arange(len(scores), dtype=jnp.int32))
+    rank = jnp.zeros(len(scores), jnp.int32)
+    rank = rank.at[order].set(jnp.arange(len(scores), dtype=jnp.int32))
     return eligible & (rank < most)
 
 
@@ -170,21 +192,26 @@ def _boxes(
     priors: Array, count: int, normalized: bool, variance_encoded: bool, size: Array
 ) -> tuple[Array, Array]:
     """Return prior boxes and their variances, each [1 or batch,count,4]."""
-    items = 4 if normalized else 5
-    rows = priors.reshape(priors.shape[0], -1, count, items)[..., items - 4 :]
-    boxes = rows[:, 0] if normalized else rows[:, 0] / size[None, None, :]
+    batch = priors.shape[0]
+    items = 4 if normalized else 5  # the first of five is the image
+    rows = priors.reshape(batch, -1, count, items)[..., items - 4 :]
+    boxes = rows[:, 0]
+    if not normalized:
+        boxes = boxes / size[None, None, :]
     if variance_encoded:
         return boxes, jnp.ones_like(boxes)
     # Variances have four items a box even if boxes have five.
-    flat = priors.reshape(priors.shape[0], 2, -1)[:, 1, : 4 * count]
-    return boxes, flat.reshape(priors.shape[0], count, 4)
+    variances = priors.reshape(batch, 2, -1)[:, 1, : 4 * count]
+    return boxes, variances.reshape(batch, count, 4)
 
 
 def _decoded(boxes: Array, variances: Array, offsets: Array, center_size: bool) -> Array:
     if not center_size:
         return boxes + variances * offsets
-    low, high = boxes[..., :2], boxes[..., 2:]
-    extent, centre = high - low, (low + high) / 2
+    low = boxes[..., :2]
+    high = boxes[..., 2:]
+    extent = high - low
+    centre = (low + high) / 2
     centre = variances[..., :2] * offsets[..., :2] * extent + centre
     extent = jnp.exp(variances[..., 2:] * offsets[..., 2:]) * extent
     return jnp.concatenate([centre - extent / 2, centre + extent / 2], axis=-1)
@@ -232,16 +259,20 @@ def proposal(
     batch, _, height, width = scores.shape
     anchor_boxes = jnp.asarray(np.array(anchors, np.float32).reshape(1, 1, -1, 4), scores.dtype)
     count = anchor_boxes.shape[2]
-    shift_y, shift_x = (
-        lax.broadcasted_iota(scores.dtype, (height, width, 1), axis) * feature_stride
-        for axis in (0, 1)
-    )
-    shifts, limits = [shift_x, shift_y], info[1::-1]
+    grid = (height, width, 1)
+    shift_y = lax.broadcasted_iota(scores.dtype, grid, 0) * feature_stride
+    shift_x = lax.broadcasted_iota(scores.dtype, grid, 1) * feature_stride
     if swaps:
-        shifts, limits = shifts[::-1], info[:2]
-    boxes = jnp.stack([*shifts, *shifts], axis=-1) + anchor_boxes  # [h,w,anchors,4]
+        shifts = [shift_y, shift_x, shift_y, shift_x]
+        limits = info[:2]
+    else:
+        shifts = [shift_x, shift_y, shift_x, shift_y]
+        limits = info[1::-1]  # width, height
+    boxes = jnp.stack(shifts, axis=-1) + anchor_boxes  # [h,w,anchors,4]
     limits = jnp.concatenate([limits, limits])
-    smallest = jnp.stack([info[3 if info.shape[0] > 3 else 2], info[2]]) * min_size
+    has_two_scales = info.shape[0] > 3
+    first_scale = info[3 if has_two_scales else 2]
+    smallest = jnp.stack([first_scale, info[2]]) * min_size
 
     def clipped(boxes: Array, offset: float = pixel_offset) -> Array:
         ends = (limits - offset).reshape((1,) * (boxes.ndim - 1) + (4,))
@@ -258,29 +289,38 @@ def proposal(
         regions = jnp.concatenate([centre - extent / 2, centre + extent / 2], axis=-1)
         return clipped(regions) if clips_before else regions
 
-    def of_image(score: Array, delta: Array) -> tuple[Array, Array, Array]:
+    def best_regions(score: Array, delta: Array) -> tuple[Array, Array, Array]:
         """Return the best regions of an image, their scores, and whether each row has a region."""
         regions = moved(delta).reshape(-1, 4)
         values = score[count:].transpose(1, 2, 0).reshape(-1)
         sizes = regions[:, 2:] - regions[:, :2] + pixel_offset
-        fits = jnp.all((jnp.trunc(sizes) if truncates else sizes) >= smallest[None], axis=-1)
+        if truncates:
+            sizes = jnp.trunc(sizes)
+        fits = jnp.all(sizes >= smallest[None], axis=-1)
         if truncates:
             fits = fits & (values > 0)
         if later_ties:
             regions, values, fits = regions[::-1], values[::-1], fits[::-1]
-        ranked = values if truncates else jnp.where(fits, values, 0.0)
-        eligible = fits if truncates else jnp.ones_like(fits)
-        eligible = _best(ranked, eligible, pre_nms) if pre_nms > 0 else eligible
+        if truncates:
+            ranked = values
+            eligible = fits
+        else:
+            ranked = jnp.where(fits, values, 0.0)
+            eligible = jnp.ones_like(fits)
+        if pre_nms > 0:
+            eligible = _best(ranked, eligible, pre_nms)
         shared = partial(overlap, offset=pixel_offset)
         chosen = suppressed(regions, ranked, eligible, post_nms, nms_threshold, shared)
         filled = chosen >= 0
         best = regions[jnp.maximum(chosen, 0)]
-        best = clipped(best, 0.0) if clips_after else best
-        best = best / limits[None] if normalizes else best
+        if clips_after:
+            best = clipped(best, 0.0)
+        if normalizes:
+            best = best / limits[None]
         best = jnp.where(filled[:, None], best, 0.0)
         return best, jnp.where(filled, ranked[chosen], 0.0), filled
 
-    regions, values, filled = jax.vmap(of_image)(scores, deltas)
+    regions, values, filled = jax.vmap(best_regions)(scores, deltas)
     images = jnp.broadcast_to(jnp.arange(batch, dtype=regions.dtype)[:, None], filled.shape)
     end = jnp.arange(post_nms)[None, :] == jnp.sum(filled, axis=1, keepdims=True)
     images = jnp.where(filled, images, jnp.where(end, -1.0, 0.0))

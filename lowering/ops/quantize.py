@@ -47,7 +47,8 @@ def _wide(x: Array) -> Array:
 def _min_max_type(
     x: TensorType, bits: int, signed: bool, symmetric: bool, ties: str = "up", **ends: TensorType
 ) -> TensorType:
-    return _quantized_type(x, bits, 2 if signed and symmetric else 1, ties, **ends)
+    least_bits = 2 if signed and symmetric else 1
+    return _quantized_type(x, bits, least_bits, ties, **ends)
 
 
 def _with_derivative(ctx: Context, result: Array, x: Array, low: Array, high: Array) -> Array:
@@ -107,15 +108,21 @@ def zero_point_linear_quantize(
 
     The least q is left out if `signed` and `symmetric`.
     """
-    top = 2 ** (bits - 1) - 1 if signed else 2**bits - 1
-    bottom = 0 if not signed else -top if symmetric else -top - 1
+    if not signed:
+        bottom, top = 0, 2**bits - 1
+    else:
+        top = 2 ** (bits - 1) - 1
+        bottom = -top if symmetric else -top - 1
     x, zero, scale = align(jnp.asarray(x), zero_point, scale)
     dtype = x.dtype
     x, scale = _wide(x), _wide(scale)
-    start = -(zero if isinstance(zero, int) else zero.astype(np.float32)) * scale
+    wide_zero = zero if isinstance(zero, int) else zero.astype(np.float32)
+    start = -wide_zero * scale
     zero = jnp.asarray(zero).astype(x.dtype)
-    level = jnp.maximum(jnp.minimum(rounded(x / scale, ties) + zero, float(top)), float(bottom))
-    low, high = ((float(end) - zero) * scale for end in (bottom, top))
+    level = rounded(x / scale, ties) + zero
+    level = jnp.maximum(jnp.minimum(level, float(top)), float(bottom))
+    low = (float(bottom) - zero) * scale
+    high = (float(top) - zero) * scale
     result = _with_derivative(ctx, (level - zero) * scale, x, low, high).astype(dtype)
     return noted(result, level, scale, start, bottom, top)
 
@@ -171,10 +178,12 @@ def fake_quantize(
     )
     dtype = x.dtype
     x, low, high, first, last = (_wide(v) for v in (x, low, high, first, last))
-    below, beyond = jnp.minimum(low, high), jnp.maximum(low, high)
-    span, steps = high - low, float(levels - 1)
+    smaller = jnp.minimum(low, high)
+    larger = jnp.maximum(low, high)
+    span = high - low
+    steps = float(levels - 1)
     level = rounded((x - low) / jnp.where(span == 0, 1.0, span) * steps, "even")
-    level = jnp.where(x <= below, 0.0, jnp.where(x > beyond, steps, level))
+    level = jnp.where(x <= smaller, 0.0, jnp.where(x > larger, steps, level))
     result = jnp.where(level == steps, last, level / steps * (last - first) + first)
-    result = _with_derivative(ctx, result, x, below, beyond).astype(dtype)
+    result = _with_derivative(ctx, result, x, smaller, larger).astype(dtype)
     return noted(result, level, (last - first) / steps, first, 0, levels - 1)

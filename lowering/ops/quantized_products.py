@@ -31,7 +31,12 @@ from lowering.tracing import Context
 _INTEGERS = "its operands are integers"
 _PARAMETERS = (
     "bias",
-    *(f"{tensor}_{x}" for tensor in ("a", "b", "output") for x in ("zero_point", "scale")),
+    "a_zero_point",
+    "a_scale",
+    "b_zero_point",
+    "b_scale",
+    "output_zero_point",
+    "output_scale",
 )
 
 
@@ -47,10 +52,11 @@ def _einsum_type(
     left, right, *letters = terms
     _require_types(a=a, b=b, **parameters)
     shape = contraction.contracted_shape([a.shape, b.shape], [left, right], result)
-    places = {"a_zero_point": (left, a.shape), "b_zero_point": (right, b.shape)}
+    # Channels are those of the result, except for zero points of operands.
+    sources = {"a_zero_point": (left, a.shape), "b_zero_point": (right, b.shape)}
     for name, letter in zip(_PARAMETERS, letters or [""] * 7, strict=True):
-        place = places.get(name, (result, shape))
-        _require_channels(name, parameters[name].shape, letter, *place)
+        term, extents = sources.get(name, (result, shape))
+        _require_channels(name, parameters[name].shape, letter, term, extents)
     return _result_type(shape, dtype)
 
 
@@ -132,21 +138,26 @@ def quantized_conv(
 
     The filter's zero point and scale may have an item for each output channel.
     """
-    rank, zero = input.ndim, _along(_wide(input_zero_point), "", "")
-    zero_points = _along(_wide(filter_zero_point), "c", "c" + "x" * (rank - 1))
+    rank = input.ndim
+    filter_axes = "c" + "x" * (rank - 1)
+    result_axes = "bc" + "x" * (rank - 2)
+    zero = _along(_wide(input_zero_point), "", "")
+    zero_points = _along(_wide(filter_zero_point), "c", filter_axes)
     windows = basic(input.shape[2:], filter.shape[2:], **window)
+    is_matrix_product = filter.shape[1] > 1
     has_zeros = windows.border in ("constant", "ignore")
-    if byte_products.is_byte(input, filter) and filter.shape[1] > 1 and has_zeros:
+    if byte_products.is_byte(input, filter) and is_matrix_product and has_zeros:
         ctx.unroll(windows.volume)
         slide = Slide(windows.stride, windows.padding, (), windows.dilation, groups)
         total = byte_products.correlate(input, filter, (zero, zero_points), slide)
-        total += _along(_wide(bias), "c", "bc" + "x" * (rank - 2))
-    else:  # plane by plane, which is no matrix product
-        x, filter = _wide(input) - zero, _wide(filter) - zero_points
+        total += _along(_wide(bias), "c", result_axes)
+    else:
+        x = _wide(input) - zero
+        filter = _wide(filter) - zero_points
         total = conv(ctx, x, filter, _wide(bias), groups, **window)
     return _requantised(
         total,
-        _along(filter_scale, "c", "bc" + "x" * (rank - 2)),
+        _along(filter_scale, "c", result_axes),
         _along(input_scale, "", ""),
         _along(output_scale, "", ""),
         _along(_wide(output_zero_point), "", ""),
@@ -166,12 +177,13 @@ def _require_channels(name: str, extents: Shape, letter: str, term: str, shape: 
     several = [extent for extent in extents if differ(extent, 1)]
     if not several:
         return
-    extent = shape[term.index(letter)] if len(letter) == 1 and term.count(letter) == 1 else 1
-    if len(several) > 1 or differ(several[0], extent):
-        raise InvalidShape(
-            f"'{name}' {show(extents)} must have one item"
-            + (f", or {extent} for as many channels" if extent != 1 else "")
-        )
+    has_channels = len(letter) == 1 and term.count(letter) == 1
+    channels = shape[term.index(letter)] if has_channels else 1
+    if len(several) > 1 or differ(several[0], channels):
+        message = f"'{name}' {show(extents)} must have one item"
+        if channels != 1:
+            message += f", or {channels} for as many channels"
+        raise InvalidShape(message)
 
 
 def _result_type(shape: Shape, dtype: str) -> TensorType:
@@ -190,7 +202,9 @@ def _wide(x: Array) -> Array:
 def _along(x: Array, letter: str, term: str) -> Array:
     """Reshape a parameter to lie along the letter's axis of `term`; a single item is a scalar."""
     x = jnp.asarray(x)
-    return x.reshape(() if x.size == 1 else [-1 if name == letter else 1 for name in term])
+    if x.size == 1:
+        return x.reshape(())
+    return x.reshape([-1 if name == letter else 1 for name in term])
 
 
 def _requantised(

@@ -96,8 +96,10 @@ def _sequence_type(
 
 
 def _sequence_work(input: TensorType, weight: TensorType, recurrent_weight: TensorType) -> int:
-    rows = volume(recurrent_weight.shape) + (0 if weight == ABSENT else volume(weight.shape))
-    return volume(input.shape[:2]) * rows
+    products = volume(recurrent_weight.shape)
+    if weight != ABSENT:
+        products += volume(weight.shape)
+    return volume(input.shape[:2]) * products
 
 
 @rules.rule("gru_sequence", _sequence_type, work=_sequence_work)
@@ -118,7 +120,8 @@ def gru_sequence(
     products with it, and the first half of `bias` is ignored. `reverse` starts at the last time.
     Without `emit_states` the first result has no items.
     """
-    x, recurrent = jnp.asarray(input), jnp.asarray(recurrent_weight)
+    x = jnp.asarray(input)
+    recurrent = jnp.asarray(recurrent_weight)
     hidden = recurrent.shape[1]
     if bias is False:
         biases = jnp.zeros((2, 1, 1), x.dtype)
@@ -136,7 +139,9 @@ def gru_sequence(
     first = jnp.asarray(initial_state).reshape(x.shape[0], hidden)
     last, states = lax.scan(step, first, jnp.moveaxis(x, 1, 0), reverse=reverse)
     states = jnp.moveaxis(states, 0, 1)
-    return states if emit_states else states[:, :0], last[:, None]
+    if not emit_states:
+        states = states[:, :0]
+    return states, last[:, None]
 
 
 _TAPS = 4
@@ -169,11 +174,13 @@ def causal_conv1d_update(input: Array, weight: Array, initial_state: Array) -> t
     Computation is in float32 at least. Results have the shapes and dtypes of input and state. It
     is part of Qwen3.5's linear attention.
     """
-    x, state = jnp.asarray(input), jnp.asarray(initial_state)
+    x = jnp.asarray(input)
+    state = jnp.asarray(initial_state)
     dtype = wide_dtype(x, weight, state)
     previous = state.astype(dtype).reshape(-1, _TAPS)[:, 1:]
     inputs = jnp.concatenate([previous, x.astype(dtype).reshape(-1, 1)], axis=1)
-    total = jnp.sum(inputs * jnp.asarray(weight, dtype).reshape(-1, _TAPS), axis=1)
+    taps = jnp.asarray(weight, dtype).reshape(-1, _TAPS)
+    total = jnp.sum(inputs * taps, axis=1)
     output = jax.nn.silu(total).reshape(x.shape).astype(x.dtype)
     return output, inputs.reshape(state.shape).astype(state.dtype)
 
@@ -236,7 +243,8 @@ def gated_delta_rule(
     sequences = (query, key, value, log_decay, beta)
     dtype = wide_dtype(*sequences, initial_state)
     q, k, v, decay, rate = (jnp.moveaxis(jnp.asarray(x, dtype), 1, 0) for x in sequences)
-    groups, width = v.shape[2] // q.shape[2], q.shape[-1]
+    groups = v.shape[2] // q.shape[2]
+    width = q.shape[-1]
     q = jnp.repeat(_unit(q), groups, axis=2) / math.sqrt(width)
     k = jnp.repeat(_unit(k), groups, axis=2)
     decay = jnp.exp(decay)[..., None, None]

@@ -24,8 +24,10 @@ _LOGICAL = "its results are logical values"
 
 def _reduced(input: TensorType, axes: Ints) -> TensorType:
     require.axes(axes, len(input.shape))
-    shape = tuple(1 if i in axes else extent for i, extent in enumerate(input.shape))
-    return TensorType(shape, input.dtype)
+    shape = list(input.shape)
+    for axis in axes:
+        shape[axis] = 1
+    return TensorType(tuple(shape), input.dtype)
 
 
 def _reduced_if(check: Callable[..., None]) -> Callable[[TensorType, Ints], TensorType]:
@@ -90,7 +92,8 @@ def sum_reduce(input: Array, axes: Ints, normalize: bool) -> Array:
     """Return the sum over the axes, or with `normalize` the mean; an integer mean is truncated."""
     x = jnp.asarray(input)
     if jnp.issubdtype(x.dtype, jnp.inexact):
-        return (jnp.mean if normalize else jnp.sum)(x, axis=axes, keepdims=True)
+        reduction = jnp.mean if normalize else jnp.sum
+        return reduction(x, axis=axes, keepdims=True)
     total = jnp.sum(x, axis=axes, keepdims=True)
     if normalize:
         total = divide(total, _count(x, axes, total.dtype))
@@ -129,17 +132,15 @@ def _index_of(kind: str, function: Callable[..., Array]) -> None:
     def lower(input: Array, axes: Ints, last: bool = False) -> Array:
         x = jnp.asarray(input)
         if last:
-            return _count(x, axes, np.dtype(np.int32)) - 1 - lower(lax.rev(x, axes), axes)
+            last_index = _count(x, axes, np.dtype(np.int32)) - 1
+            return last_index - lower(lax.rev(x, axes), axes)
         if len(axes) == 1:
             index = function(x, axes[0], np.int32)
         else:
             remaining = tuple(axis for axis in range(x.ndim) if axis not in axes)
             spanned = jnp.transpose(x, (*remaining, *sorted(axes)))
-            index = function(
-                spanned.reshape(*(x.shape[axis] for axis in remaining), -1),
-                len(remaining),
-                np.int32,
-            )
+            spanned = spanned.reshape(*(x.shape[axis] for axis in remaining), -1)
+            index = function(spanned, len(remaining), np.int32)
         return jnp.expand_dims(index, axes)
 
     rules.rule(kind, _index_type, not_differentiable="its results are indices")(lower)

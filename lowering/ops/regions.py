@@ -68,9 +68,10 @@ def position_sensitive_roi_pool(
 
     Results are 0 from the first region on whose image is -1.
     """
-    x, regions = jnp.asarray(input), jnp.asarray(rois)
+    x = jnp.asarray(input)
+    regions = jnp.asarray(rois)
     batch, _, height, width = x.shape
-    alive = jnp.cumprod((regions[:, 0] >= 0).astype(jnp.int32)) > 0
+    has_region = jnp.cumprod((regions[:, 0] >= 0).astype(jnp.int32)) > 0
     images = jnp.clip(regions[:, 0].astype(jnp.int32), 0, batch - 1)
     place = jnp.arange(group_size, dtype=x.dtype)
 
@@ -80,13 +81,15 @@ def position_sensitive_roi_pool(
         end = (corners[2:] + 1) * spatial_scale
         size = jnp.maximum(end - start, 0.1) / group_size
 
-        def within(axis: int, extent: int) -> Array:
+        def is_touched(axis: int, extent: int) -> Array:
+            """Return the mask [group,extent] of the items that each bin touches along an axis."""
             low = jnp.clip(jnp.floor(place * size[axis] + start[axis]), 0, extent)
             high = jnp.clip(jnp.ceil((place + 1) * size[axis] + start[axis]), 0, extent)
-            at = jnp.arange(extent, dtype=x.dtype)[None, :]
-            return (at >= low[:, None]) & (at < high[:, None])  # [group,extent]
+            items = jnp.arange(extent, dtype=x.dtype)[None, :]
+            return (items >= low[:, None]) & (items < high[:, None])
 
-        rows, columns = within(1, height).astype(x.dtype), within(0, width).astype(x.dtype)
+        rows = is_touched(1, height).astype(x.dtype)
+        columns = is_touched(0, width).astype(x.dtype)
         plane = x[image].reshape(output_channels, group_size, group_size, height, width)
         total = jnp.einsum("cghyx,gy,hx->cgh", plane, rows, columns, precision="highest")
         count = (rows.sum(1)[:, None] * columns.sum(1)[None, :])[None]
@@ -101,27 +104,32 @@ def position_sensitive_roi_pool(
         size = (scale[2:] - scale[:2]) / jnp.array([columns, rows], x.dtype)
         plane = x[image].reshape(rows, columns, output_channels, height, width)
 
-        def of_bin(r: int, c: int) -> Array:
-            low = start + size * jnp.array([c, r], x.dtype)
+        def samples(row: int, column: int) -> Array:
+            low = start + size * jnp.array([column, row], x.dtype)
             step = size * extent / max(group_size - 1, 1)
             if group_size > 1:
-                at_y, at_x = (place * step[i] + low[i] * extent[i] for i in (1, 0))
+                y = place * step[1] + low[1] * extent[1]
+                at_x = place * step[0] + low[0] * extent[0]
             else:
                 middle = (2 * low + size) / 2 * extent
-                at_y, at_x = (jnp.full(1, middle[i]) for i in (1, 0))
-            return _linear(plane[r, c], at_y, at_x)
+                y = jnp.full(1, middle[1])
+                at_x = jnp.full(1, middle[0])
+            return _linear(plane[row, column], y, at_x)
 
-        means = [of_bin(r, c) for r in range(rows) for c in range(columns)]
-        return sum(means[1:], means[0]) / (rows * columns)
+        parts = [samples(row, column) for row in range(rows) for column in range(columns)]
+        return sum(parts[1:], parts[0]) / (rows * columns)
 
     def deformed(region: Array, image: Array, moves: Array | None) -> Array:
         corners = lax.round(region[1:], lax.RoundingMethod.AWAY_FROM_ZERO)
         start = corners[:2] * spatial_scale - 0.5
-        size = jnp.maximum((corners[2:] + 1) * spatial_scale - 0.5 - start, 0.1)
+        end = (corners[2:] + 1) * spatial_scale - 0.5
+        size = jnp.maximum(end - start, 0.1)
         shift = None
         if moves is not None:
-            kinds, *parts = moves.shape[0] // 2, *moves.shape[1:]
-            rows, columns = (jnp.arange(group_size) * n // group_size for n in parts)
+            channels, moves_height, moves_width = moves.shape
+            kinds = channels // 2
+            rows = jnp.arange(group_size) * moves_height // group_size
+            columns = jnp.arange(group_size) * moves_width // group_size
             shift = moves[:, rows][:, :, columns].reshape(kinds, 2, group_size, group_size)
             shift = shift.repeat(output_channels // kinds, axis=0) * offset_scale
 
@@ -143,26 +151,30 @@ def position_sensitive_roi_pool(
             return jnp.broadcast_to(weight, (*grid, extent)), jnp.sum(inside, axis=-1)
 
         plane = x[image].reshape(output_channels, group_size, group_size, height, width)
-        (across, columns), (down, rows) = shares(0, bins[1], width), shares(1, bins[0], height)
+        across, columns = shares(0, bins[1], width)
+        down, rows = shares(1, bins[0], height)
         total = jnp.einsum("cghyx,cghy,cghx->cgh", plane, down, across, precision="highest")
         return total / jnp.maximum(rows * columns, 1)
 
     if mode == "deformable":
         moves = None if offsets is False else jnp.asarray(offsets)
-        pooled = jax.vmap(deformed, (0, 0, None if moves is None else 0))(regions, images, moves)
+        moves_axis = None if offsets is False else 0
+        pooled = jax.vmap(deformed, (0, 0, moves_axis))(regions, images, moves)
+    elif mode == "bilinear":
+        pooled = jax.vmap(interpolated)(regions, images)
     else:
-        pooled = jax.vmap(mean if mode == "average" else interpolated)(regions, images)
-    return jnp.where(alive[:, None, None, None], pooled, 0)
+        pooled = jax.vmap(mean)(regions, images)
+    return jnp.where(has_region[:, None, None, None], pooled, 0)
 
 
 def _linear(plane: Array, y: Array, x: Array) -> Array:
     """Return values (C,h,w) of a plane (C,H,W) at rows y (h) and columns x (w); 0 outside."""
     height, width = plane.shape[1:]
 
-    def weights(at: Array, extent: int) -> Array:
-        inside = (at >= 0) & (at <= extent - 1)
-        distance = jnp.abs(at[:, None] - jnp.arange(extent, dtype=at.dtype)[None, :])
-        return jnp.where(inside[:, None], jnp.maximum(1 - distance, 0), 0)
+    def weights(position: Array, extent: int) -> Array:
+        is_inside = (position >= 0) & (position <= extent - 1)
+        distance = jnp.abs(position[:, None] - jnp.arange(extent, dtype=position.dtype)[None, :])
+        return jnp.where(is_inside[:, None], jnp.maximum(1 - distance, 0), 0)
 
     return jnp.einsum(
         "cyx,hy,wx->chw", plane, weights(y, height), weights(x, width), precision="highest"

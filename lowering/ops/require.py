@@ -37,10 +37,10 @@ def _requirement(what: str, holds: Callable[[str], bool], hint: str = "") -> Cal
                     hint="`cast` widens them",
                 )
             if not holds(operand.dtype):
-                raise InvalidOperation(
-                    f"'{name}' must hold {what}, it holds {operand.dtype}",
-                    hint=hint if operand.dtype == "bool" else "",
-                )
+                message = f"'{name}' must hold {what}, it holds {operand.dtype}"
+                if operand.dtype == "bool":
+                    raise InvalidOperation(message, hint=hint)
+                raise InvalidOperation(message)
 
     return check
 
@@ -72,12 +72,10 @@ def axes(axes: Sequence[int], rank: int, name: str = "axes") -> None:
     """Refuse axes that are negative, repeated, or not below the rank."""
     if len(set(axes)) != len(axes):
         raise InvalidOperation(f"'{name}' must not repeat an axis, it is {list(axes)}")
+    hint = f"axes count from 0, the last one is {rank - 1}" if rank else ""
     for axis in axes:
         if not 0 <= axis < rank:
-            raise InvalidOperation(
-                f"'{name}' must lie in [0,{rank}), it has {axis}",
-                hint=f"axes count from 0, the last one is {rank - 1}" if rank else "",
-            )
+            raise InvalidOperation(f"'{name}' must lie in [0,{rank}), it has {axis}", hint=hint)
 
 
 def axis(number: int, rank: int) -> None:
@@ -109,7 +107,8 @@ def shape(name: str, operand: TensorType, expected: Shape, why: str) -> None:
 
 def layout(axes: str, hint: str = "", **operands: TensorType) -> None:
     """Refuse operands that do not match a layout such as `[N,4]`, where N is any extent."""
-    expected = [int(axis) if axis.isdigit() else UNKNOWN for axis in axes[1:-1].split(",")]
+    names = axes[1:-1].split(",")
+    expected = [int(axis) if axis.isdigit() else UNKNOWN for axis in names]
     for name, operand in operands.items():
         if shapes_differ(operand.shape, expected):
             raise InvalidShape(
@@ -191,11 +190,11 @@ def one_of(name: str, value: str, allowed: Sequence[str]) -> None:
 
 def normal_axes(signed: Sequence[int], rank: int, name: str = "axes") -> Ints:
     """Return axes counted from the first; raise InvalidOperation if out of range or repeated."""
+    hint = "axes below 0 count from the end" if rank else "the tensor has no axes"
     for axis in signed:
         if not -rank <= axis < rank:
             raise InvalidOperation(
-                f"'{name}' must lie in [{-rank},{rank}), it has {axis}",
-                hint="axes below 0 count from the end" if rank else "the tensor has no axes",
+                f"'{name}' must lie in [{-rank},{rank}), it has {axis}", hint=hint
             )
     normal = tuple(axis + rank if axis < 0 else axis for axis in signed)
     axes(normal, rank, name)

@@ -42,20 +42,23 @@ def _down_type(input: TensorType, factor: Shape) -> TensorType:
                 f"'input' {show(input.shape)}: {input.shape[axis]} at axis {axis}",
                 hint="cut or pad the input to a multiple of the factor",
             )
-    shape = (extent // f for extent, f in zip(input.shape, _full(input.shape, factor), strict=True))
+    factors = _of_all_axes(factor, len(input.shape))
+    shape = (extent // f for extent, f in zip(input.shape, factors, strict=True))
     return TensorType(tuple(shape), input.dtype)
 
 
 def _up_type(input: TensorType, factor: Shape) -> TensorType:
     _require_factor(input, factor)
-    shape = (extent * f for extent, f in zip(input.shape, _full(input.shape, factor), strict=True))
+    factors = _of_all_axes(factor, len(input.shape))
+    shape = (extent * f for extent, f in zip(input.shape, factors, strict=True))
     return TensorType(tuple(shape), input.dtype)
 
 
 @rules.rule("nearest_downsample", _down_type)
 def nearest_downsample(input: Array, factor: Shape) -> Array:
     """Return the first item of each block of `factor` items."""
-    return lax.slice(input, (0,) * input.ndim, input.shape, _full(input.shape, factor))
+    strides = _of_all_axes(factor, input.ndim)
+    return lax.slice(input, (0,) * input.ndim, input.shape, strides)
 
 
 @rules.rule("area_downsample", _area_type)
@@ -89,10 +92,12 @@ def _multilinear_type(input: TensorType, factor: Shape, method: str, border: str
 
 
 def _multilinear_work(input: TensorType, factor: Shape) -> int:
-    total, count = 0, volume(input.shape)
+    total = 0
+    count = volume(input.shape)
     for f in factor:
         count *= f
-        total += 2 * count if f > 1 else 0
+        if f > 1:
+            total += 2 * count
     return total
 
 
@@ -121,5 +126,7 @@ def _require_factor(input: TensorType, factor: Shape) -> None:
         )
 
 
-def _full(shape: Shape, factor: Shape) -> Shape:
-    return (1,) * min(2, len(shape)) + factor + (1,) * (len(shape) - 2 - len(factor))
+def _of_all_axes(factor: Shape, rank: int) -> Shape:
+    """Return the factors of all axes; batch, channels and missing spatial dimensions have 1."""
+    missing = rank - 2 - len(factor)
+    return (1,) * min(2, rank) + factor + (1,) * missing

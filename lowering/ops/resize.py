@@ -61,19 +61,14 @@ def _resize_type(
     require.one_of("mode", mode, INTERPOLATORS)
     require.one_of("nearest_mode", nearest_mode, ROUNDINGS)
     require.one_of("coordinate_transformation_mode", coordinate_transformation_mode, COORDINATES)
-    count = 2 * len(input.shape)
-    if coordinate_transformation_mode == CROP and (
-        roi == ABSENT or len(roi.shape) != 1 or differ(roi.shape[0], count)
-    ):
-        actual = "there is none" if roi == ABSENT else f"it is {roi}"
-        raise InvalidShape(
-            f"'{CROP}' needs a 'roi' of shape [{count}], {actual}",
-            hint="it has the starts of all axes of 'input', then the ends, as parts of the extents",
-        )
-    if bool(scales) == bool(sizes):
-        actual = "both are" if scales else "none is"
-        raise InvalidOperation(f"one of 'scales' and 'sizes' must be given, {actual}")
-    name, items = ("scales", scales) if scales else ("sizes", sizes)
+    if coordinate_transformation_mode == CROP:
+        _require_roi(roi, 2 * len(input.shape))
+    if scales and sizes:
+        raise InvalidOperation("one of 'scales' and 'sizes' must be given, both are")
+    if not scales and not sizes:
+        raise InvalidOperation("one of 'scales' and 'sizes' must be given, none is")
+    name = "scales" if scales else "sizes"
+    items = scales or sizes
     if len(items) != len(input.shape):
         raise InvalidShape(
             f"'{name}' {list(items)} must have an item for each axis of 'input' "
@@ -82,19 +77,38 @@ def _resize_type(
         )
     if any(item <= 0 for item in items) or not all(map(math.isfinite, scales)):
         raise InvalidOperation(f"items of '{name}' must be positive, it is {list(items)}")
-    shape = sizes or tuple(
-        _extent(n, scale, rounds) for n, scale in zip(input.shape, scales, strict=True)
-    )
-    if any((count == 0) != (extent == 0) for count, extent in zip(shape, input.shape, strict=True)):
-        raise InvalidShape(
-            f"'input' {show(input.shape)} cannot be resized to {show(shape)}: an empty axis "
-            "must stay empty, and no other axis may become empty"
+    shape = sizes
+    if scales:
+        shape = tuple(
+            _extent(n, scale, rounds) for n, scale in zip(input.shape, scales, strict=True)
         )
+    for before, after in zip(input.shape, shape, strict=True):
+        if (before == 0) != (after == 0):
+            raise InvalidShape(
+                f"'input' {show(input.shape)} cannot be resized to {show(shape)}: an empty axis "
+                "must stay empty, and no other axis may become empty"
+            )
     return TensorType(shape, input.dtype)
 
 
+def _require_roi(roi: TensorType, items: int) -> None:
+    if roi == ABSENT:
+        actual = "there is none"
+    elif len(roi.shape) != 1 or differ(roi.shape[0], items):
+        actual = f"it is {roi}"
+    else:
+        return
+    raise InvalidShape(
+        f"'{CROP}' needs a 'roi' of shape [{items}], {actual}",
+        hint="it has the starts of all axes of 'input', then the ends, as parts of the extents",
+    )
+
+
 def _extent(extent: int, scale: float, rounds: bool) -> int:
-    return UNKNOWN if extent is UNKNOWN else int(length(extent, scale) + rounds / 2)
+    """Return the extent of the result: extent * scale, rounded down, or to nearest if `rounds`."""
+    if extent is UNKNOWN:
+        return UNKNOWN
+    return int(length(extent, scale) + rounds / 2)
 
 
 def _lengths(shape: Shape, scales: tuple[float, ...], sizes: Shape) -> tuple[float, ...]:
@@ -134,8 +148,10 @@ def resize(
     method = Method(coordinates, mode, nearest_mode, cubic_coeff_a, exclude_outside, antialias)
     x = jnp.asarray(input)
     region = None
-    if coordinates == CROP and roi is not False:
-        region = roi.astype(np.float64) if isinstance(roi, np.ndarray) else widened(roi)
+    if coordinates == CROP and isinstance(roi, np.ndarray):
+        region = roi.astype(np.float64)
+    elif coordinates == CROP and roi is not False:
+        region = widened(roi)
     dtype = x.dtype
     if mode != "nearest":
         x = widened(x)
@@ -151,13 +167,17 @@ def resize(
         x = resample(x, axis, where, target / extent, method)
         if region is not None:
             outside = ((where < 0) | (where > extent - 1)).reshape(along(axis, x.ndim))
-            fill = saturated(extrapolation_value, dtype if is_float(dtype.name) else x.dtype)
+            fill_dtype = dtype if is_float(dtype.name) else x.dtype
+            fill = saturated(extrapolation_value, fill_dtype)
             x = jnp.where(outside, jnp.asarray(fill, x.dtype), x)
     if x.dtype == dtype:
         return x
-    nearest = jnp.round(x)  # a cast truncates, and float32 weights sum to 1 only nearly
+    # A cast truncates, and float32 weights sum to 1 only nearly.
+    nearest = jnp.round(x)
     is_integer = jnp.abs(x - nearest) <= (jnp.abs(nearest) + 1) * _ROUNDING
-    return cast(jnp.where(is_integer, nearest, x) if dtype.kind in "iu" else x, dtype.name)
+    if dtype.kind in "iu":
+        x = jnp.where(is_integer, nearest, x)
+    return cast(x, dtype.name)
 
 
 # For each point, the index of an item along an axis, and the item's weight.
@@ -194,6 +214,7 @@ def _bounded(place: Array, extent: int, padding_mode: str, align_corners: bool) 
     if padding_mode == "zeros":
         return place
     if padding_mode == "reflection":
+        # The first mirror, and the distance between the mirrors.
         low, span = (0.0, extent - 1.0) if align_corners else (-0.5, float(extent))
         if span == 0:
             return jnp.zeros_like(place)
@@ -201,7 +222,8 @@ def _bounded(place: Array, extent: int, padding_mode: str, align_corners: bool) 
         remainder = lax.rem(distance, jnp.full_like(distance, 2 * span))
         place = jnp.where(remainder < span, remainder, 2 * span - remainder) + low
     # NaN goes to the first item, as in torch.
-    return jnp.where(place > 0, jnp.where(place < extent - 1, place, extent - 1.0), 0.0)
+    is_positive = place > 0
+    return jnp.where(is_positive, jnp.where(place < extent - 1, place, extent - 1.0), 0.0)
 
 
 def _grid_type(
@@ -248,7 +270,8 @@ def grid_sample(
     takes the even one of two equally near items. The result is differentiable by input and grid; a
     coordinate that 'border' clamps has the derivative 0.
     """
-    x, points = widened(jnp.asarray(input)), widened(jnp.asarray(grid))
+    x = widened(jnp.asarray(input))
+    points = widened(jnp.asarray(grid))
     taps: list[list[_Tap]] = []
     for axis, extent in enumerate(x.shape[2:]):
         place = points[..., -1 - axis] + 1  # from 0 to 2
@@ -268,6 +291,7 @@ def grid_sample(
     ctx.unroll(math.prod(map(len, taps)))
     total = jnp.zeros((), x.dtype)
     for corner in itertools.product(*taps):
-        weight = functools.reduce(jnp.multiply, (weight for _, weight in corner))
-        total = total + read(x, tuple(item for item, _ in corner)) * weight[:, None]
+        items, weights = zip(*corner, strict=True)
+        weight = functools.reduce(jnp.multiply, weights)
+        total = total + read(x, items) * weight[:, None]
     return total.astype(input.dtype)

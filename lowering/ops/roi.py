@@ -109,14 +109,16 @@ def roi_resample(
 def _places(start: Array, end: Array, count: int, method: str) -> Array:
     # Positions between pixels need more digits than half precision has.
     dtype = start.dtype if start.dtype.itemsize > 4 else np.dtype(np.float32)
-    start, end = start.astype(dtype), end.astype(dtype)
+    start = start.astype(dtype)
+    end = end.astype(dtype)
     step = jnp.arange(count, dtype=dtype)[None, :]
-    start, length = start[:, None], (end - start)[:, None]
+    first = start[:, None]
+    length = (end - start)[:, None]
     if method == "symmetric":
-        return start + (step + 0.5) * length / count - 0.5
+        return first + (step + 0.5) * length / count - 0.5
     if method == "asymmetric":
-        return start + step * length / count
-    return start + step * (length - 1) / max(count - 1, 1)
+        return first + step * length / count
+    return first + step * (length - 1) / max(count - 1, 1)
 
 
 def _pool(
@@ -124,21 +126,22 @@ def _pool(
 ) -> Array:
     """Pool one region at a time; the gradient computes it again, to save memory."""
 
-    def one(region: tuple[Array, Array]) -> Array:
-        roi, item = region
-        plane = jnp.take(input, item, 0, mode="clip")
+    def pooled(region: tuple[Array, Array]) -> Array:
+        roi, batch = region
+        plane = jnp.take(input, batch, 0, mode="clip")
         rows = _bins(roi[1], roi[3], output_size[0], input.shape[2])
         columns = _bins(roi[0], roi[2], output_size[1], input.shape[3])
         return pool(plane, rows, columns)
 
     rounded = lax.round(rois, lax.RoundingMethod.AWAY_FROM_ZERO).astype(jnp.int32)
-    return lax.map(jax.checkpoint(one), (rounded, batch_index))
+    return lax.map(jax.checkpoint(pooled), (rounded, batch_index))
 
 
 def _bins(start: Array, end: Array, count: int, extent: int) -> Array:
     """Return the mask (count,extent) of the indices in each bin of a region."""
     length = jnp.maximum(end - start + 1, 1)
-    quotient, remainder = length // count, length % count  # their products with `step` fit int32
+    # Products of these with `step` fit int32, where those of `length` may not.
+    quotient, remainder = length // count, length % count
     step = jnp.arange(count, dtype=np.int32)
     first = start + step * quotient + step * remainder // count
     last = start + (step + 1) * quotient - (-(step + 1) * remainder) // count

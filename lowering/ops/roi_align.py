@@ -51,21 +51,33 @@ def roi_align(
     weight in a sample, and may be negative. With `sampling_ratio` 0 there are no derivatives by
     regions, and none in reverse mode for maxima and for rotated regions.
     """
-    x, regions = jnp.asarray(input), jnp.asarray(rois)
+    x = jnp.asarray(input)
+    regions = jnp.asarray(rois)
     # Positions between items need more digits than half precision has.
     regions = regions.astype(np.promote_types(regions.dtype, np.float32))
-    regions = regions if sampling_ratio else lax.stop_gradient(regions)
-    turned, bins = regions.shape[1] == 5, output_size[::-1]  # along x, along y
+    if not sampling_ratio:
+        regions = lax.stop_gradient(regions)
+    is_rotated = regions.shape[1] == 5
+    is_separable = mode == "avg" and not is_rotated
+    smallest = float(least) if least else -jnp.inf
+    bins = output_size[::-1]  # along x, along y
 
-    def one(region: tuple[Array, Array]) -> Array:
-        roi, item = region
-        plane = jnp.take(x, item, 0, mode="clip")
-        size = roi[2:4] if turned else jnp.maximum(roi[2:] - roi[:2], float(least) or -jnp.inf)
-        start = -size / 2 if turned else roi[:2]
+    def pool(region: tuple[Array, Array]) -> Array:
+        """Return the bins (C,h,w) of one region and its batch index."""
+        roi, batch = region
+        plane = jnp.take(x, batch, 0, mode="clip")
+        if is_rotated:
+            size = roi[2:4]
+            start = -size / 2  # relative to the centre, before the rotation
+        else:
+            size = jnp.maximum(roi[2:] - roi[:2], smallest)
+            start = roi[:2]
         bin = size / jnp.array(bins, size.dtype)
-        counts: Any = (sampling_ratio,) * 2 if sampling_ratio else jnp.ceil(bin).astype(jnp.int32)
+        counts: Any = (sampling_ratio, sampling_ratio)  # samples of a bin along x, along y
+        if not sampling_ratio:
+            counts = jnp.ceil(bin).astype(jnp.int32)
 
-        def places(axis: int, k: Array) -> Array:
+        def positions(axis: int, k: Array) -> Array:
             """Return the position of sample k of each bin along an axis."""
             within = (jnp.asarray(k, bin.dtype) + 0.5) / jnp.asarray(counts[axis], bin.dtype)
             return start[axis] + (jnp.arange(bins[axis], dtype=bin.dtype) + within) * bin[axis]
@@ -76,57 +88,67 @@ def roi_align(
             items = jnp.arange(extent, dtype=bin.dtype)[None, :]
 
             def add(k: Array, total: Array) -> Array:
-                at = places(axis, k)[:, None]
-                near = jnp.abs(jnp.clip(at, 0, extent - 1) - items)
-                return total + jnp.where(_inside(at, extent), jnp.maximum(1 - near, 0), 0)
+                position = positions(axis, k)[:, None]
+                distance = jnp.abs(jnp.clip(position, 0, extent - 1) - items)
+                is_inside = _is_inside(position, extent)
+                return total + jnp.where(is_inside, jnp.maximum(1 - distance, 0), 0)
 
-            none = jnp.zeros((bins[axis], extent), bin.dtype)
-            total = lax.fori_loop(0, counts[axis], add, none)
-            return (total / jnp.maximum(jnp.asarray(counts[axis], bin.dtype), 1)).astype(x.dtype)
+            zeros = jnp.zeros((bins[axis], extent), bin.dtype)
+            total = lax.fori_loop(0, counts[axis], add, zeros)
+            count = jnp.maximum(jnp.asarray(counts[axis], bin.dtype), 1)
+            return (total / count).astype(x.dtype)
 
-        if mode == "avg" and not turned:
+        if is_separable:
             return jnp.einsum("cyx,hy,wx->chw", plane, weights(1), weights(0), precision="highest")
 
-        def add(k: Array, total: Array) -> Array:
-            column, row = places(0, k % counts[0])[None, :], places(1, k // counts[0])[:, None]
-            if turned:
-                cos, sin = jnp.cos(roi[4]), jnp.sin(roi[4])
-                column, row = column * cos - row * sin, column * sin + row * cos
-                column, row = column + roi[0], row + roi[1]
-            join = jnp.add if mode == "avg" else jnp.maximum
-            return join(total, _sampled(plane, row, column, jnp.maximum if shares else jnp.add))
+        samples = counts[0] * counts[1]
+        join_samples = jnp.add if mode == "avg" else jnp.maximum
+        join_shares = jnp.maximum if mode == "max_share" else jnp.add
 
-        samples, shares = counts[0] * counts[1], mode == "max_share"
-        start_value = jnp.where(jnp.asarray(samples) > 0, -jnp.inf, 0) if shares else 0
-        none = jnp.full((len(plane), *output_size), start_value, x.dtype)
-        total = lax.fori_loop(0, samples, add, none)
+        def add(k: Array, total: Array) -> Array:
+            column = positions(0, k % counts[0])[None, :]
+            row = positions(1, k // counts[0])[:, None]
+            if is_rotated:
+                cos = jnp.cos(roi[4])
+                sin = jnp.sin(roi[4])
+                column, row = column * cos - row * sin, column * sin + row * cos
+                column = column + roi[0]
+                row = row + roi[1]
+            return join_samples(total, _sampled(plane, row, column, join_shares))
+
+        # Without samples a bin is 0, also where the maximum of its samples may be negative.
+        initial: Array | int = 0
+        if mode == "max_share":
+            initial = jnp.where(jnp.asarray(samples) > 0, -jnp.inf, 0)
+        total = jnp.full((len(plane), *output_size), initial, x.dtype)
+        total = lax.fori_loop(0, samples, add, total)
         if mode == "avg":
             total = total / jnp.maximum(jnp.asarray(samples, x.dtype), 1)
         return total
 
-    pooled = lax.map(jax.checkpoint(one), (regions, jnp.asarray(batch_index)))
-    if mode == "avg" and not turned:
+    pooled = lax.map(jax.checkpoint(pool), (regions, jnp.asarray(batch_index)))
+    if is_separable:
         return pooled
-    what = "rotated regions" if turned else "a maximum"
-    reason = f"samples of {what} are computed in a loop of unknown length"
+    subject = "rotated regions" if is_rotated else "a maximum"
+    reason = f"samples of {subject} are computed in a loop of unknown length"
     hint = "differentiate forwards, by jax.jvp or jax.jacfwd, or take the mean of upright regions"
     return ctx.forward_only([pooled], reason, hint)[0]
 
 
-def _inside(at: Array, extent: int) -> Array:
-    return (at >= -1) & (at <= extent)
+def _is_inside(position: Array, extent: int) -> Array:
+    return (position >= -1) & (position <= extent)
 
 
 def _sampled(
     plane: Array, row: Array, column: Array, join: Callable[[Array, Array], Array]
 ) -> Array:
-    """Return the weighted items around positions (h,w) of a plane (C,H,W), joined; 0 outside."""
+    """Return the joined weighted items of a plane (C,H,W) around positions (h,w); 0 outside."""
     height, width = plane.shape[1:]
-    inside = _inside(row, height) & _inside(column, width)
-    (top, bottom, down), (left, right, across) = (
-        neighbours(at, extent, plane.dtype) for at, extent in ((row, height), (column, width))
-    )
-    down, across = down[None], across[None]
+    is_inside = _is_inside(row, height) & _is_inside(column, width)
+    top, bottom, down = neighbours(row, height, plane.dtype)
+    left, right, across = neighbours(column, width, plane.dtype)
+    down = down[None]
+    across = across[None]
     upper = join(plane[:, top, left] * (1 - across), plane[:, top, right] * across)
     lower = join(plane[:, bottom, left] * (1 - across), plane[:, bottom, right] * across)
-    return jnp.where(inside[None], join(upper * (1 - down), lower * down), 0)
+    return jnp.where(is_inside[None], join(upper * (1 - down), lower * down), 0)

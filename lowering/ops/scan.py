@@ -32,7 +32,7 @@ from jax import Array, lax
 
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import Ints, Shape, shapes_differ, show, with_extent
-from lowering.graph import Graph, TensorType
+from lowering.graph import Graph, TensorType, Value
 from lowering.kernels.resampling import merged
 from lowering.ops import require, rules
 from lowering.ops.require import normal_axis
@@ -45,7 +45,8 @@ Outputs = tuple[tuple[str, int, int], ...]
 def _iterations(shape: Shape, axis: int, chunk: int) -> int:
     if chunk == 0:
         raise InvalidOperation("'scan' must cut a tensor into chunks of at least 1, one has 0")
-    return -(-shape[normal_axis(axis, len(shape), "scan")] // abs(chunk))
+    extent = shape[normal_axis(axis, len(shape), "scan")]
+    return -(-extent // abs(chunk))  # rounded up
 
 
 def _scan_type(
@@ -66,10 +67,8 @@ def _scan_type(
     require.not_negative(skip=skip)
     require.length("axes", axes, len(scanned), "tensors that are cut")
     require.length("chunks", chunks, len(scanned), "tensors that are cut")
-    counts = [
-        _iterations(x.shape, axis, chunk)
-        for x, axis, chunk in zip(scanned, axes, chunks, strict=True)
-    ]
+    cuts = list(zip(scanned, axes, chunks, strict=True))
+    counts = [_iterations(x.shape, axis, chunk) for x, axis, chunk in cuts]
     if any(count < counts[0] for count in counts):
         raise InvalidShape(
             f"the tensors that 'scan' cuts have {', '.join(map(str, counts))} chunks: "
@@ -77,14 +76,14 @@ def _scan_type(
             hint=f"their shapes are {', '.join(show(x.shape) for x in scanned)}, "
             f"the chunks {list(chunks)} along the axes {list(axes)}",
         )
-    cut = [
-        TensorType(with_extent(x.shape, normal_axis(axis, len(x.shape)), abs(chunk)), x.dtype)
-        for x, axis, chunk in zip(scanned, axes, chunks, strict=True)
-    ]
+    chunk_types: list[TensorType] = []
+    for x, axis, chunk in cuts:
+        shape = with_extent(x.shape, normal_axis(axis, len(x.shape)), abs(chunk))
+        chunk_types.append(TensorType(shape, x.dtype))
     names = [value.name for value in body.inputs[len(scanned) + len(full) :]]
     for name, before, after in zip(names, initial, body.outputs, strict=False):
         require_constant_state(name, before, after.type)
-    require_body(body, [*cut, *full, *initial], len(initial) + len(outputs))
+    require_body(body, [*chunk_types, *full, *initial], len(initial) + len(outputs))
     values = body.outputs[len(initial) :]
     return [
         result_type(value.type, which, axis, counts[0])
@@ -152,18 +151,15 @@ def scan(
         for x, axis, chunk in zip(scanned, axes, chunks, strict=True)
     ]
     states = [jnp.asarray(x) for x in initial]
-    results = list(zip(body.outputs[len(states) :], outputs, strict=True))
-    # The carry holds the states, and other values whose last one is a result.
-    carried_values = list(body.outputs[: len(states)])
-    last_values = dict.fromkeys(value for value, (which, *_) in results if which == "last")
-    carried_values += [value for value in last_values if value not in carried_values]
-    stacked = [value for value, (which, *_) in results if which == "full"]
+    next_states = body.outputs[: len(states)]
+    values = body.outputs[len(states) :]
+    carried_values, stacked = carried_and_stacked(next_states, values, outputs)
 
     def turn(carried: list[Array], chunk: list[Array]) -> tuple[list[Array], list[Array]]:
         inputs = [*chunk, *full, *carried[: len(states)]]
-        values = trace(body, ctx, {}, {}, inputs)
-        carry = [jnp.asarray(values[value]) for value in carried_values]
-        return carry, [jnp.asarray(values[value]) for value in stacked]
+        computed = trace(body, ctx, {}, {}, inputs)
+        carry = [jnp.asarray(computed[value]) for value in carried_values]
+        return carry, [jnp.asarray(computed[value]) for value in stacked]
 
     first = states
     if len(carried_values) > len(states):
@@ -172,16 +168,37 @@ def scan(
         first = states + [jnp.zeros(x.shape, x.dtype) for x in later]
     last, stacks = lax.scan(turn, first, parts)
     stack = iter(stacks)
-    return [
-        last[carried_values.index(value)]
-        if which == "last"
-        else joined(next(stack), axis, chunk, min(skip, count))
-        for value, (which, axis, chunk) in results
-    ]
+    results: list[Array] = []
+    for value, (which, axis, chunk) in zip(values, outputs, strict=True):
+        if which == "last":
+            results.append(last[carried_values.index(value)])
+        else:
+            results.append(joined(next(stack), axis, chunk, min(skip, count)))
+    return results
+
+
+def carried_and_stacked(
+    states: Sequence[Value], values: Sequence[Value], outputs: Outputs
+) -> tuple[list[Value], list[Value]]:
+    """Return the values that iterations hand on, and the values of which all are kept.
+
+    `values` has a value for each item of `outputs`. Iterations hand on the states, and other values
+    whose last one is a result.
+    """
+    carried = list(states)
+    stacked: list[Value] = []
+    for value, (which, *_) in zip(values, outputs, strict=True):
+        if which == "full":
+            stacked.append(value)
+        elif value not in carried:
+            carried.append(value)
+    return carried, stacked
 
 
 def _parts(x: Array, axis: int, chunk: int) -> Array:
-    axis, size = axis % x.ndim, abs(chunk)
+    """Return the chunks of a tensor, stacked along a new first axis."""
+    axis = axis % x.ndim
+    size = abs(chunk)
     missing = -x.shape[axis] % size
     if missing:
         pads = [(0, 0)] * x.ndim

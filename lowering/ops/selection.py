@@ -25,13 +25,15 @@ def _slice_type(input: TensorType, axes: Ints, begin: Ints, end: Ints, stride: I
     if 0 in stride:
         raise InvalidOperation(f"'stride' must not be 0, it is {list(stride)}")
     shape = list(input.shape)
-    for axis, b, e, step in zip(axes, begin, end, stride or (1,) * len(axes), strict=True):
+    strides = stride or (1,) * len(axes)
+    for axis, b, e, step in zip(axes, begin, end, strides, strict=True):
         extent = shape[axis]
         if UNKNOWN in (b, e, step, extent):
             shape[axis] = UNKNOWN
             continue
         first, last = _bounds(b, e, step, extent)
-        if not (0 <= first <= last if step > 0 else last <= first < extent):
+        is_range = 0 <= first <= last if step > 0 else last <= first < extent
+        if not is_range:
             raise InvalidShape(
                 f"'begin' {b}, 'end' {e} and 'stride' {step} are no range in the "
                 f"{extent} items of 'input' {show(input.shape)} along axis {axis}",
@@ -43,11 +45,14 @@ def _slice_type(input: TensorType, axes: Ints, begin: Ints, end: Ints, stride: I
 
 def _bounds(begin: int, end: int, step: int, extent: int) -> tuple[int, int]:
     """Return the first index and the end, which is excluded: -1 if item 0 is included backwards."""
-    first = begin + extent if begin < 0 else min(begin, extent)
+
+    def from_start(bound: int) -> int:
+        return bound + extent if bound < 0 else min(bound, extent)
+
+    first = from_start(begin)
     if end == 0 and step > 0:
         return first, extent
-    last = end + extent if end < 0 else min(end, extent)
-    return max(first, -1), max(last, -1)
+    return max(first, -1), max(from_start(end), -1)
 
 
 @rules.rule("slice", _slice_type)
@@ -59,17 +64,22 @@ def slice_(input: Array, axes: Ints, begin: Ints, end: Ints, stride: Ints) -> Ar
     includes item 0.
     """
     x = jnp.asarray(input)
-    for axis, b, e, step in zip(axes, begin, end, stride or (1,) * len(axes), strict=True):
-        if any(map(is_symbolic, (b, e, x.shape[axis]))):
-            bounds = slice(b, None if step > 0 and not is_symbolic(e) and e == 0 else e, step)
+    strides = stride or (1,) * len(axes)
+    for axis, b, e, step in zip(axes, begin, end, strides, strict=True):
+        extent = x.shape[axis]
+        if any(map(is_symbolic, (b, e, extent))):
+            is_to_end = step > 0 and not is_symbolic(e) and e == 0
+            bounds = slice(b, None if is_to_end else e, step)
             x = x[(slice(None),) * axis + (bounds,)]
             continue
-        first, last = _bounds(b, e, step, x.shape[axis])
+        first, last = _bounds(b, e, step, extent)
         if step < 0:
             x = lax.rev(x, (axis,))
-            first, last = x.shape[axis] - 1 - first, x.shape[axis] - 1 - last
-        # A stride of any size beyond the extent takes the first item only; XLA's is an int64.
-        x = lax.slice_in_dim(x, first, last, min(abs(step), x.shape[axis] or 1), axis)
+            first = extent - 1 - first
+            last = extent - 1 - last
+        # All strides beyond the extent take the first item only; XLA's stride is an int64.
+        largest_stride = max(extent, 1)
+        x = lax.slice_in_dim(x, first, last, min(abs(step), largest_stride), axis)
     return x
 
 
@@ -154,10 +164,12 @@ def pad(input: Array, padding: Padding, border: str, value: float) -> Array:
     """Pad each axis before and after (border modes: spec 4.3); `value` is cast to the dtype."""
     x = jnp.asarray(input)
     if border == "constant":
-        dtype = x.dtype if is_float(x.dtype.name) else np.float32
-        fill = cast(saturated(value, dtype), x.dtype.name)
+        real_dtype = x.dtype if is_float(x.dtype.name) else np.float32
+        fill = cast(saturated(value, real_dtype), x.dtype.name)
         return lax.pad(x, fill, [(before, after, 0) for before, after in padding])
-    return jnp.pad(x, padding, mode=PAD_MODES[border]) if x.ndim else x
+    if not x.ndim:
+        return x
+    return jnp.pad(x, padding, mode=PAD_MODES[border])
 
 
 def _gather_type(input: TensorType, indices: TensorType, axis: int) -> TensorType:
@@ -183,7 +195,9 @@ def _broadcast_type(input: TensorType, shape: Ints) -> TensorType:
 
 def _right_aligned_shape(input: Shape, shape: Shape) -> Shape:
     rank = max(len(input), len(shape))
-    return broadcast_shapes(*((1,) * (rank - len(s)) + tuple(s) for s in (input, shape)))
+    preceded_input = (1,) * (rank - len(input)) + input
+    preceded_shape = (1,) * (rank - len(shape)) + tuple(shape)
+    return broadcast_shapes(preceded_input, preceded_shape)
 
 
 @rules.rule("broadcast", _broadcast_type)

@@ -51,7 +51,7 @@ def ctc_loss(
     Source: Graves et al. 2006, Connectionist temporal classification, section 4.1.
     """
     x = jax.nn.log_softmax(widened(jnp.asarray(logits)), axis=2)
-    places = jnp.asarray(labels)
+    label_rows = jnp.asarray(labels)
 
     def loss(x: Array, steps: Array, labels: Array, count: Array) -> Array:
         count_of_labels = labels.shape[0]
@@ -74,8 +74,8 @@ def ctc_loss(
         may_skip = ~is_blank & (states > 1) & ((class_of != before) | (not merges))
         start = jnp.where(states < 2, x[0, class_of], _NEVER)
 
-        def step(sums: Array, now: tuple[Array, Array]) -> tuple[Array, None]:
-            time, row = now
+        def step(sums: Array, time_and_row: tuple[Array, Array]) -> tuple[Array, None]:
+            time, row = time_and_row
             advanced = jnp.where(states > 0, jnp.roll(sums, 1), _NEVER)
             skipped = jnp.where(may_skip, jnp.roll(sums, 2), _NEVER)
             stayed = jnp.where(may_stay, sums, _NEVER)
@@ -88,7 +88,7 @@ def ctc_loss(
         total = jax.nn.logsumexp(last)
         return jnp.where(total < 0.1 * _NEVER, jnp.inf, -total)
 
-    losses = jax.vmap(loss)(x, jnp.asarray(logit_lengths), places, jnp.asarray(label_lengths))
+    losses = jax.vmap(loss)(x, jnp.asarray(logit_lengths), label_rows, jnp.asarray(label_lengths))
     return losses.astype(jnp.asarray(logits).dtype)
 
 
@@ -110,17 +110,20 @@ def gather_tree(tokens: Array, parents: Array, lengths: Array, end: Array) -> Ar
     `parents` holds the beam of the step before that each beam continues. Tokens behind the first
     `end` of a path, and behind the length of its batch item, are `end`.
     """
-    x, parents, end = jnp.asarray(tokens), jnp.asarray(parents), jnp.asarray(end).reshape(())
+    x = jnp.asarray(tokens)
+    parents = jnp.asarray(parents)
+    end = jnp.asarray(end).reshape(())
     steps, _, beams = x.shape
     lengths = jnp.minimum(jnp.asarray(lengths), steps)[:, None]
     start = jnp.broadcast_to(jnp.arange(beams, dtype=parents.dtype), x.shape[1:])
 
-    def back(beam: Array, now: tuple[Array, Array, Array]) -> tuple[Array, Array]:
-        time, row, parent = now
-        inside = time < lengths
-        token = jnp.take_along_axis(row, beam, axis=1)
-        before = jnp.take_along_axis(parent, beam, axis=1)
-        return jnp.where(inside, before, beam), jnp.where(inside, token, end)
+    def back(beam: Array, step: tuple[Array, Array, Array]) -> tuple[Array, Array]:
+        """Return the beam of the step before, and the token of this step."""
+        time, step_tokens, step_parents = step
+        is_inside = time < lengths
+        token = jnp.take_along_axis(step_tokens, beam, axis=1)
+        parent = jnp.take_along_axis(step_parents, beam, axis=1)
+        return jnp.where(is_inside, parent, beam), jnp.where(is_inside, token, end)
 
     _, paths = lax.scan(back, start, (jnp.arange(steps), x, parents), reverse=True)
     ended = jnp.cumsum((paths == end).astype(jnp.int32), axis=0) > 0

@@ -20,10 +20,11 @@ from lowering.tracing import Context
 
 def _merged(shapes: Sequence[Shape]) -> Shape:
     """Return the common shape of shapes that differ at most in extents that one leaves UNKNOWN."""
-    return tuple(
-        next((e for e in extents if e is not UNKNOWN), UNKNOWN)
-        for extents in zip(*shapes, strict=True)
-    )
+
+    def first_known(extents: Sequence[int]) -> int:
+        return next((extent for extent in extents if extent is not UNKNOWN), UNKNOWN)
+
+    return tuple(map(first_known, zip(*shapes, strict=True)))
 
 
 def _reshape_type(input: TensorType, shape: Ints, axis_start: int, axis_count: int) -> TensorType:
@@ -47,23 +48,34 @@ def _reshape_type(input: TensorType, shape: Ints, axis_start: int, axis_count: i
             f"'shape' {list(shape)} has a 0 at item {max(copied)}, but 'input' {show(input.shape)} "
             f"has no axis {max(copied.values())} to copy"
         )
-    items = tuple(
-        input.shape[copied[i]] if i in copied else extent for i, extent in enumerate(shape)
-    )
+    items = _with_copies(input.shape, shape, axis_start)
     items = _fill(input.shape, range(axis_start, end), items, set(copied.values()))
     return TensorType(input.shape[:axis_start] + items + input.shape[end:], input.dtype)
 
 
+def _with_copies(input: Shape, shape: Ints, axis_start: int) -> Shape:
+    """Return the shape with the extent of the input's axis for each 0."""
+    items = list(shape)
+    for i, extent in enumerate(shape):
+        if extent == 0:
+            items[i] = input[i + axis_start]
+    return tuple(items)
+
+
 def _fill(input: Shape, replaced: range, items: Shape, copied: set[int]) -> Shape:
     """Return the new extents `items` of the replaced axes, with the computed extent for -1."""
-    # If exactly the unknown and empty extents are copied, the other ones are compared alone.
     free = {axis for axis in replaced if _is_free(input[axis])}
     copied_free = {axis for axis in copied if _is_free(input[axis])}
-    is_copied = free == copied_free and len(free) == sum(map(_is_free, items))
-    is_unknown = any(input[axis] is UNKNOWN for axis in replaced)
-    compared = [input[axis] for axis in replaced if not (is_copied and axis in free)]
-    count = UNKNOWN if is_unknown and not is_copied else volume(compared)
-    due = volume(n for n in items if n != -1 and n is not UNKNOWN and not (is_copied and n == 0))
+    # If exactly the unknown and empty extents are copied, only the other extents are compared.
+    leaves_out_free = free == copied_free and len(free) == sum(map(_is_free, items))
+    if leaves_out_free:
+        count = volume(input[axis] for axis in replaced if axis not in free)
+        due = volume(extent for extent in items if extent != -1 and not _is_free(extent))
+    else:
+        extents = [input[axis] for axis in replaced]
+        is_unknown = any(extent is UNKNOWN for extent in extents)
+        count = UNKNOWN if is_unknown else volume(extents)
+        due = volume(extent for extent in items if extent != -1 and extent is not UNKNOWN)
     source = show(tuple(input[axis] for axis in replaced))
     hint = "0 copies an extent of the input, -1 is the extent that the other extents leave"
     if -1 not in items:
@@ -101,9 +113,7 @@ def reshape(input: Array, shape: Ints, axis_start: int, axis_count: int) -> Arra
         type = TensorType(x.shape, str(x.dtype))
         return x.reshape(_reshape_type(type, shape, axis_start, axis_count).shape)
     end = x.ndim if axis_count == -1 else axis_start + axis_count
-    items = tuple(
-        x.shape[i + axis_start] if extent == 0 else extent for i, extent in enumerate(shape)
-    )
+    items = _with_copies(x.shape, shape, axis_start)
     return x.reshape(x.shape[:axis_start] + items + x.shape[end:])
 
 
@@ -132,8 +142,8 @@ def _squeeze_type(input: TensorType, axes: Ints) -> TensorType:
                 f"'axes' {list(axes)} of 'input' {show(input.shape)} must have extent 1, "
                 f"axis {axis} has {input.shape[axis]}"
             )
-    left_out = set(axes)
-    return TensorType(tuple(e for i, e in enumerate(input.shape) if i not in left_out), input.dtype)
+    kept_axes = [axis for axis in range(len(input.shape)) if axis not in axes]
+    return TensorType(tuple(input.shape[axis] for axis in kept_axes), input.dtype)
 
 
 @rules.rule("squeeze", _squeeze_type)
@@ -145,22 +155,27 @@ def squeeze(input: Array, axes: Ints) -> Array:
 def _unsqueeze_type(input: TensorType, axes: Ints) -> TensorType:
     rank = len(input.shape) + len(axes)
     require.axes(axes, rank)
-    extents, new = iter(input.shape), set(axes)
-    return TensorType(tuple(1 if i in new else next(extents) for i in range(rank)), input.dtype)
+    shape = list(input.shape)
+    for axis in sorted(axes):
+        shape.insert(axis, 1)
+    return TensorType(tuple(shape), input.dtype)
 
 
 @rules.rule("unsqueeze", _unsqueeze_type)
 def unsqueeze(input: Array, axes: Ints) -> Array | NDArray[np.generic]:
     """Add axes of extent 1, counted in the result."""
     x = _array(input)
-    return (np if isinstance(x, np.ndarray) else jnp).expand_dims(x, axes)
+    if isinstance(x, np.ndarray):
+        return np.expand_dims(x, axes)
+    return jnp.expand_dims(x, axes)
 
 
 def _concat_type(values: Sequence[TensorType], axis: int) -> TensorType:
     _require_values(values)
     require.axis(axis, len(values[0].shape))
     shapes = [with_extent(value.shape, axis, 1) for value in values if len(value.shape) > axis]
-    if len(shapes) < len(values) or any(shapes_differ(a, b) for a in shapes for b in shapes[:1]):
+    all_have_axis = len(shapes) == len(values)
+    if not all_have_axis or any(shapes_differ(shape, shapes[0]) for shape in shapes):
         raise InvalidShape(
             f"'values' must have one shape except along axis {axis}, they have "
             + " and ".join(show(value.shape) for value in values),
@@ -271,32 +286,40 @@ def cast(input: Array | NDArray[np.generic], dtype: str) -> Array:
         return x if x.dtype == jnp.bool_ else x != 0
     if dtype in HALVES and x.dtype != dtype and x.dtype.itemsize > 1:
         return rounded_to(x, dtype)
-    if not (jnp.issubdtype(x.dtype, jnp.floating) and jnp.issubdtype(dtype, jnp.integer)):
+    is_from_real = jnp.issubdtype(x.dtype, jnp.floating)
+    is_to_integer = jnp.issubdtype(dtype, jnp.integer)
+    if not is_from_real or not is_to_integer:
         return x.astype(dtype)
     if jnp.finfo(x.dtype).bits < 32:  # 16 bits cannot hold the limits of integers
         x = x.astype(jnp.float32)
     # XLA's conversion of numbers out of range depends on the platform.
     limits = jnp.iinfo(dtype)
-    lowest, highest = float(limits.min), float(limits.max)
-    inside = (x > lowest) & (x < highest)
-    result = jnp.where(inside, x, 0.0).astype(dtype)
+    lowest = float(limits.min)
+    highest = float(limits.max)
+    is_inside = (x > lowest) & (x < highest)
+    result = jnp.where(is_inside, x, 0.0).astype(dtype)
     result = jnp.where(x >= highest, np.asarray(limits.max, dtype), result)
     return jnp.where(x <= lowest, np.asarray(limits.min, dtype), result)
 
 
 def _bitcast_type(input: TensorType, dtype: str) -> TensorType:
-    widths = [8 if name == "bool" else _bits(name) for name in (input.dtype, dtype)]
-    if widths[0] != widths[1]:
+    before = _bits(input.dtype)
+    after = _bits(dtype)
+    if before != after:
         raise InvalidOperation(
-            f"items of {input.dtype} have {widths[0]} bits, those of {dtype} {widths[1]}"
+            f"items of {input.dtype} have {before} bits, those of {dtype} {after}"
         )
     return TensorType(input.shape, dtype)
 
 
 def _bits(dtype: str) -> int:
+    if dtype == "bool":
+        return 8
     if is_complex(dtype):
         return 8 * np.dtype(dtype).itemsize
-    return (jnp.finfo if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo)(dtype).bits
+    if jnp.issubdtype(dtype, jnp.floating):
+        return jnp.finfo(dtype).bits
+    return jnp.iinfo(dtype).bits
 
 
 @rules.rule("bitcast", _bitcast_type, not_differentiable="it reinterprets bits")

@@ -37,7 +37,8 @@ def _pairs(x: Array, dtype: np.dtype[np.generic]) -> Array:
 
 def _to_complex_type(input: TensorType) -> TensorType:
     _require_pairs(input)
-    return TensorType(input.shape[:-1], "complex128" if input.dtype == "float64" else "complex64")
+    dtype = "complex128" if input.dtype == "float64" else "complex64"
+    return TensorType(input.shape[:-1], dtype)
 
 
 @rules.rule("pairs_to_complex", _to_complex_type)
@@ -142,7 +143,9 @@ def stft(
     frames = jnp.take(x, places, axis=axis, mode="clip")
     if window is not False:
         weights = jnp.ravel(jnp.asarray(window, x.dtype))
-        left = (frame_length - weights.size) // 2
-        weights = jnp.pad(weights, (left, frame_length - weights.size - left))
-        frames *= jnp.expand_dims(weights, [i for i in range(frames.ndim) if i != axis + 1])
+        missing = frame_length - weights.size
+        left = missing // 2
+        weights = jnp.pad(weights, (left, missing - left))
+        other_axes = [i for i in range(frames.ndim) if i != axis + 1]
+        frames *= jnp.expand_dims(weights, other_axes)
     return _pairs(jnp.fft.fft(_complex(frames), axis=axis + 1), input.dtype)

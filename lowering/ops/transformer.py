@@ -19,7 +19,8 @@ from lowering.tracing import Context
 
 def _require_trailing(name: str, shape: Shape, target: Shape, what: str) -> None:
     pairs = zip(reversed(shape), reversed(target), strict=False)
-    if len(shape) > len(target) or any(a != 1 and differ(a, b) for a, b in pairs):
+    is_longer = len(shape) > len(target)
+    if is_longer or any(extent != 1 and differ(extent, due) for extent, due in pairs):
         raise InvalidShape(
             f"'{name}' of shape {show(shape)} must broadcast to {what} {show(target)}",
             hint="shapes are matched from the right here, a shorter one is preceded by 1s",
@@ -112,7 +113,8 @@ def attention(
     query, keys, values = (jnp.asarray(x) for x in (query, key, value))
     scale = scale or 1 / math.sqrt(query.shape[-1])
     *batch, heads, times, items = query.shape
-    groups = (keys.shape[-3], heads // keys.shape[-3])
+    key_heads = keys.shape[-3]
+    groups = (key_heads, heads // key_heads)
     queries = query.reshape(*batch, *groups, times, items)
     scores = jnp.einsum("...hgtd,...hsd->...hgts", queries, keys, precision=ctx.precision) * scale
     if mask is not False:
@@ -121,11 +123,13 @@ def attention(
         diagonal = 0 if from_first else scores.shape[-1] - times
         visible = jnp.tril(jnp.ones(scores.shape[-2:], jnp.bool_), diagonal)
         scores = _masked(scores, visible)
-    exponentials, total = _exponentials(scores)
-    divides_last = exponentials.dtype == scores.dtype  # 16 bits would overflow
-    weights = exponentials if divides_last else (exponentials / total).astype(scores.dtype)
+    weights, total = _exponentials(scores)
+    divides_last = weights.dtype == scores.dtype  # in 16 bits the product would overflow
+    if not divides_last:
+        weights = (weights / total).astype(scores.dtype)
     result = jnp.einsum("...hgts,...hsd->...hgtd", weights, values, precision=ctx.precision)
-    result = result / total if divides_last else result
+    if divides_last:
+        result = result / total
     return result.reshape(*result.shape[:-4], heads, *result.shape[-2:])
 
 
@@ -133,7 +137,8 @@ def _grouped(mask: Array, rank: int, groups: tuple[int, int]) -> Array:
     """Return the mask with its axis of heads split into the groups that the scores have."""
     mask = _preceded(mask, rank - 1)
     *batch, heads, times, keys = mask.shape
-    return mask.reshape(*batch, *(groups if heads > 1 else (1, 1)), times, keys)
+    mask_groups = groups if heads > 1 else (1, 1)
+    return mask.reshape(*batch, *mask_groups, times, keys)
 
 
 def _masked_softmax_type(input: TensorType, mask: TensorType) -> TensorType:

@@ -59,15 +59,17 @@ def _reverse_type(input: TensorType, output_shape: Shape, **pool: Unpack[Pool]) 
             f"'output_shape' {list(output_shape)} must have {len(input.shape)} items"
         )
     windows = _reverse(input.shape, output_shape, **pool)
-    require_positive("output_shape", windows.upscaled if output_shape else ())
+    if output_shape:
+        require_positive("output_shape", windows.upscaled)
     require_reverse(windows, pool["padding"])
     return TensorType(windows.upscaled, input.dtype)
 
 
 def _reverse(shape: Shape, output_shape: Shape, **pool: Unpack[Pool]) -> Windows:
-    # If windows do not span the batch, it is the input's: `output_shape` may hold another one.
-    size, stride, padding = pool["size"][:1], pool["stride"][:1], pool["padding"][:1]
-    if output_shape and size in ((), (1,)) and stride in ((), (1,)) and padding in ((), ((0, 0),)):
+    # If windows do not span the batch, its extent is the input's, whatever `output_shape` has.
+    is_one_item = pool["size"][:1] in ((), (1,)) and pool["stride"][:1] in ((), (1,))
+    is_unpadded = pool["padding"][:1] in ((), ((0, 0),))
+    if output_shape and is_one_item and is_unpadded:
         output_shape = (shape[0], *output_shape[1:])
     return reverse(shape, output_shape, **pool)
 
@@ -89,9 +91,9 @@ def box(ctx: Context, input: Array, normalize: bool, **pool: Unpack[Pool]) -> Ar
 
 
 def _sums(x: Array, windows: Windows, stride: Shape, padding: Padding) -> Array:
-    zero, size = np.array(0, x.dtype), windows.size
+    zero = np.array(0, x.dtype)
     return lax.reduce_window(
-        x, zero, lax.add, size, stride, padding, window_dilation=windows.dilation
+        x, zero, lax.add, windows.size, stride, padding, window_dilation=windows.dilation
     )
 
 
@@ -100,8 +102,9 @@ def debox(input: Array, output_shape: Shape, normalize: bool, **pool: Unpack[Poo
     """Add each item to all cells of its window, divided by the volume if `normalize`."""
     windows = _reverse(input.shape, output_shape, **pool)
     x, padding = spread(input, windows)
-    steps = [(p, q, s - 1) for (p, q), s in zip(padding, windows.stride, strict=True)]
-    x = lax.pad(x, np.array(0, x.dtype), steps)
+    # Zeros between the items put a stride of 1 in the place of the windows' stride.
+    edges = [(p, q, s - 1) for (p, q), s in zip(padding, windows.stride, strict=True)]
+    x = lax.pad(x, np.array(0, x.dtype), edges)
     total = _sums(x, windows, (1,) * x.ndim, ((0, 0),) * x.ndim)
     return total / windows.volume if normalize else total
 
@@ -112,7 +115,8 @@ def max_pool(input: Array, **pool: Unpack[Pool]) -> Array:
 
     The derivative goes to the first of equal maxima.
     """
-    x, windows = jnp.asarray(input), basic(input.shape, **pool)
+    x = jnp.asarray(input)
+    windows = basic(input.shape, **pool)
     padding, border = windows.padding, windows.border
     if any(d > 1 for d in windows.dilation):  # reduce_window then has no derivative in reverse mode
         return window_max_and_index(x, windows, border)[0]
@@ -132,6 +136,7 @@ def avg_pool(ctx: Context, input: Array, **pool: Unpack[Pool]) -> Array:
 def rms_pool(ctx: Context, input: Array, **pool: Unpack[Pool]) -> Array:
     """Return the root mean square of each window; the derivative at 0 is 0."""
     mean = avg_pool(ctx, jnp.square(input), **pool)
+    # The inner selection keeps the infinite derivative of the root at 0 out of the result.
     return jnp.where(mean > 0, jnp.sqrt(jnp.where(mean > 0, mean, 1)), mean)
 
 
@@ -165,7 +170,8 @@ def max_pool_with_index(
     The index is row-major in the window, or, if `first_axis` is not negative, in the axes of the
     input from `first_axis` on.
     """
-    x, windows = jnp.asarray(input), basic(input.shape, **pool)
+    x = jnp.asarray(input)
+    windows = basic(input.shape, **pool)
     maximum, index = window_max_and_index(x, windows, windows.border)
     if first_axis < 0:
         return maximum, index
@@ -210,16 +216,18 @@ def _desample_type(
 def desample(input: Array, index: Array, output_shape: Shape, **pool: Unpack[Pool]) -> Array:
     """Add each item to the cell of its window at its index: the reverse of `sample`."""
     windows = _reverse(input.shape, output_shape, **pool)
-    spans = zip(windows.downscaled, windows.stride, windows.dilated, strict=True)
-    covered = tuple((extent - 1) * s + span for extent, s, span in spans)
+    axes = zip(windows.downscaled, windows.stride, windows.dilated, strict=True)
+    covered = tuple((count - 1) * stride + size for count, stride, size in axes)
     is_cell = (index >= 0) & (index < windows.volume)
     zero = np.array(0, input.dtype)
     cells = jnp.zeros(covered, input.dtype)
     cells = cells.at[positions(index, windows)].add(jnp.where(is_cell, input, zero))
-    edges = [
-        (-p, up + p - extent, 0)
-        for up, extent, (p, _) in zip(windows.upscaled, covered, windows.padding, strict=True)
-    ]
+    # Cut the cells on the padding off, and add zeros that no window covers.
+    edges: list[tuple[int, int, int]] = []
+    for upscaled, extent, (before, _) in zip(
+        windows.upscaled, covered, windows.padding, strict=True
+    ):
+        edges.append((-before, upscaled + before - extent, 0))
     return lax.pad(cells, zero, edges)
 
 
@@ -254,8 +262,11 @@ def _windows(ctx: Context, extent: int, count: int) -> NDArray[np.bool_]:
     ceil((i + 1) e / n)) of the extent e.
     """
     ctx.fold(_WORK * count * extent)
-    i, place = np.arange(count)[:, None], np.arange(extent)[None, :]
-    return (place >= i * extent // count) & (place < -((-(i + 1) * extent) // count))
+    i = np.arange(count)[:, None]
+    place = np.arange(extent)[None, :]
+    start = i * extent // count
+    end = -((-(i + 1) * extent) // count)  # rounded up
+    return (place >= start) & (place < end)
 
 
 @rules.rule("adaptive_avg_pool", _adaptive_type)
@@ -264,8 +275,9 @@ def adaptive_avg_pool(ctx: Context, input: Array, output_size: Shape) -> Array:
     x = widened(jnp.asarray(input))
     for axis, count in enumerate(output_size, 2):
         windows = _windows(ctx, x.shape[axis], count).astype(x.dtype)
-        means = windows / windows.sum(axis=1, keepdims=True)
-        x = jnp.moveaxis(jnp.tensordot(x, means, ((axis,), (1,)), precision="highest"), -1, axis)
+        weights = windows / windows.sum(axis=1, keepdims=True)
+        means = jnp.tensordot(x, weights, ((axis,), (1,)), precision="highest")
+        x = jnp.moveaxis(means, -1, axis)
     return x.astype(jnp.asarray(input).dtype)
 
 

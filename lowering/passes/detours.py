@@ -40,31 +40,43 @@ def _shapes(equation: Equation) -> tuple[tuple[int, ...], tuple[int, ...]] | Non
     if len(equation.invars) != 1 or len(equation.outvars) != 1:
         return None
     before, after = (tuple(v.aval.shape) for v in (*equation.invars, *equation.outvars))
-    return None if any(map(is_symbolic, (*before, *after))) else (before, after)
+    if any(map(is_symbolic, (*before, *after))):
+        return None
+    return before, after
 
 
 def _keeps_items(equation: Equation) -> bool:
     """Tell whether the result has the items of the operand in the same order."""
-    shapes, name = _shapes(equation), primitive(equation)
-    reorders = name == "transpose" or equation.params.get("dimensions") is not None
-    if (reorders and name != "squeeze") or not (facts(equation).shapes or name == "reduce_sum"):
+    shapes = _shapes(equation)
+    if shapes is None:
         return False
-    return shapes is not None and volume(shapes[0]) == volume(shapes[1]) > 0
+    name = primitive(equation)
+    # The parameter `dimensions` of a reshape is an order of axes, that of a squeeze is not.
+    has_order = equation.params.get("dimensions") is not None and name != "squeeze"
+    reorders = name == "transpose" or has_order
+    may_keep = facts(equation).shapes or name == "reduce_sum"
+    if reorders or not may_keep:
+        return False
+    before, after = shapes
+    return volume(before) == volume(after) > 0
 
 
 @_RULES("broadcast_in_dim", "reduce_sum", "reshape", "squeeze")
 def _reshaped(matcher: Matcher, equation: Equation) -> Rewrite:
     """Merge two reshapes into one, or remove both if the second one reverses the first."""
     if not _keeps_items(equation):
-        return _broadcast(matcher, equation) if primitive(equation) == "broadcast_in_dim" else None
-    before = matcher.maker(equation.invars[0])
-    source = before.invars[0] if before and _keeps_items(before) else equation.invars[0]
+        if primitive(equation) == "broadcast_in_dim":
+            return _broadcast(matcher, equation)
+        return None
+    (operand,) = equation.invars
+    before = matcher.maker(operand)
+    source = before.invars[0] if before and _keeps_items(before) else operand
     if is_literal(source):
         return None
     shape = tuple(equation.outvars[0].aval.shape)
     if tuple(source.aval.shape) == shape:
         return source
-    if source is equation.invars[0] and primitive(equation) != "reduce_sum":
+    if source is operand and primitive(equation) != "reduce_sum":
         return None
     params = {"new_sizes": shape, "dimensions": None, "sharding": None}
     return equation.replace(primitive=lax.reshape_p, invars=[source], params=params)
@@ -80,12 +92,15 @@ def _broadcast(matcher: Matcher, equation: Equation) -> Rewrite:
         return None
     axes = equation.params["broadcast_dimensions"]
     long_axes = iter([axis for axis, n in zip(axes, reshaped, strict=True) if n != 1])
-    new_axes: list[int] = []  # the result's axes for the source's; an axis of extent 1 comes next
+    new_axes: list[int] = []  # the result's axis for each axis of the source
+    following = 0
     for n in source_shape:
-        following = new_axes[-1] + 1 if new_axes else 0
-        new_axes.append(next(long_axes) if n != 1 else following)
+        axis = following if n == 1 else next(long_axes)
+        new_axes.append(axis)
+        following = axis + 1
     rank = len(equation.params["shape"])
-    if sorted(set(new_axes)) != new_axes or new_axes[-1:] >= [rank]:
+    is_increasing = sorted(set(new_axes)) == new_axes
+    if not is_increasing or following > rank:
         return None
     changed = {**equation.params, "broadcast_dimensions": tuple(new_axes)}
     return equation.replace(invars=[before.invars[0]], params=changed)
@@ -106,7 +121,8 @@ def _chosen(matcher: Matcher, equation: Equation) -> Rewrite:
 @_RULES("convert_element_type")
 def _converted(matcher: Matcher, equation: Equation) -> Rewrite:
     """Remove a conversion to the same dtype, and one from 32 bits that reverses the one before."""
-    (operand,), (result,) = equation.invars, equation.outvars
+    (operand,) = equation.invars
+    (result,) = equation.outvars
     if is_literal(operand):
         return None
     if operand.aval.dtype == result.aval.dtype:
@@ -116,7 +132,8 @@ def _converted(matcher: Matcher, equation: Equation) -> Rewrite:
         return None
     (source,) = before.invars
     is_widened = _widens(source.aval.dtype, operand.aval.dtype)
-    return source if is_widened and source.aval.dtype == result.aval.dtype else None
+    is_reversed = source.aval.dtype == result.aval.dtype
+    return source if is_widened and is_reversed else None
 
 
 def _widens(source: np.dtype[Any], result: np.dtype[Any]) -> bool:
@@ -152,13 +169,14 @@ def _product(matcher: Matcher, equation: Equation) -> Rewrite:
         before = matcher.maker(operand, "transpose")
         if before is None:
             continue
-        permutation, sums_and_batch = before.params["permutation"], by_operand[side]
-        named = {axis for axes in sums_and_batch for axis in axes}
-        free = [old for axis, old in enumerate(permutation) if axis not in named]
+        permutation = before.params["permutation"]
+        sums, batch = by_operand[side]
+        free = [old for axis, old in enumerate(permutation) if axis not in (*sums, *batch)]
         if free == sorted(free):
             operands[side] = before.invars[0]
-            renumbered = (tuple(permutation[axis] for axis in axes) for axes in sums_and_batch)
-            by_operand[side] = tuple(renumbered)
+            source_sums = tuple(permutation[axis] for axis in sums)
+            source_batch = tuple(permutation[axis] for axis in batch)
+            by_operand[side] = source_sums, source_batch
     numbers = tuple(zip(*by_operand, strict=True))
     changed = {**equation.params, "dimension_numbers": numbers}
     return _narrow(matcher, equation.replace(invars=operands, params=changed))
@@ -168,13 +186,15 @@ def _product(matcher: Matcher, equation: Equation) -> Rewrite:
 def _transposed(matcher: Matcher, equation: Equation) -> Rewrite:
     """Remove two inverse transpositions; keep a conversion between them."""
     (operand,) = equation.invars
-    between = matcher.maker(operand, "convert_element_type")
-    before = matcher.maker(between.invars[0] if between else operand, "transpose")
+    conversion = matcher.maker(operand, "convert_element_type")
+    source = conversion.invars[0] if conversion else operand
+    before = matcher.maker(source, "transpose")
     if before is None or is_literal(before.invars[0]):
         return None
-    first, second = before.params["permutation"], equation.params["permutation"]
+    first = before.params["permutation"]
+    second = equation.params["permutation"]
     if [first[axis] for axis in second] != sorted(first):
         return None
-    if between is None:
+    if conversion is None:
         return before.invars[0]
-    return between.replace(invars=before.invars, outvars=equation.outvars)
+    return conversion.replace(invars=before.invars, outvars=equation.outvars)

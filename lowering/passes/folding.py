@@ -37,15 +37,19 @@ def _parts(matcher: Matcher, operand: Atom) -> tuple[Equation, Atom | None] | No
     """
     if not matcher.is_read_once(operand):
         return None
-    maker, offset = matcher.maker(operand, CONVOLUTION, "add"), None
+    maker = matcher.maker(operand, CONVOLUTION, "add")
+    offset = None
     if maker is not None and primitive(maker) == "add":
         operand, offset = maker.invars
         maker = matcher.maker(operand, CONVOLUTION) if matcher.is_read_once(operand) else None
         if maker is None or _factor(matcher, maker, offset) is None:
             return None
-    if maker is None or not matcher.is_known(maker.invars[1]) or matcher.is_known(maker.invars[0]):
+    if maker is None or maker.params["batch_group_count"] != 1:
         return None
-    return (maker, offset) if maker.params["batch_group_count"] == 1 else None
+    x, filter = maker.invars
+    if matcher.is_known(x) or not matcher.is_known(filter):
+        return None
+    return maker, offset
 
 
 def _factor(matcher: Matcher, convolution: Equation, operand: Atom) -> Atom | None:
@@ -61,11 +65,17 @@ def _factor(matcher: Matcher, convolution: Equation, operand: Atom) -> Atom | No
 def _operands(matcher: Matcher, equation: Equation) -> tuple[Equation, Atom | None, Atom] | None:
     """Return a convolution that an equation reads, its offset, and the other operand's source."""
     left, right = equation.invars
-    pairs = [(left, right), (right, left)] if primitive(equation) in ("add", "mul") else []
-    for product, other in pairs or [(left, right)]:
+    pairs = [(left, right)]
+    if primitive(equation) in ("add", "mul"):
+        pairs.append((right, left))
+    for product, other in pairs:
         parts = _parts(matcher, product)
-        if parts is not None and (factor := _factor(matcher, parts[0], other)) is not None:
-            return *parts, factor
+        if parts is None:
+            continue
+        convolution, offset = parts
+        factor = _factor(matcher, convolution, other)
+        if factor is not None:
+            return convolution, offset, factor
     return None
 
 
@@ -110,7 +120,8 @@ def _scaled(matcher: Matcher, equation: Equation) -> Computed | None:
 
     def function(x: Array, filter: Array, factor: Array, *offsets: Array) -> Array:
         factor = _flat(factor)
-        factor = 1 / factor if is_divisor else factor
+        if is_divisor:
+            factor = 1 / factor
         wide = filter.astype(factor.dtype) * _along(factor, filter, numbers.rhs_spec[0])
         y = lax.conv_general_dilated_p.bind(x, wide.astype(filter.dtype), **convolution.params)
         for offset in offsets:
@@ -122,8 +133,10 @@ def _scaled(matcher: Matcher, equation: Equation) -> Computed | None:
 
 
 def _offsets(matcher: Matcher, convolution: Equation, offset: Atom | None) -> list[Atom]:
-    factor = None if offset is None else _factor(matcher, convolution, offset)
-    return [] if factor is None else [factor]
+    if offset is None:
+        return []
+    source = _factor(matcher, convolution, offset)
+    return [] if source is None else [source]
 
 
 def _flat(items: Array) -> Array:

@@ -29,7 +29,8 @@ def _gated(matcher: Matcher, equation: Equation) -> Computed | None:
         (x,) = maker.invars
         # A gate that is broadcast has few items: its function is cheaper before the broadcast.
         is_repeated = matcher.maker(x, "broadcast_in_dim") is not None
-        if x.aval.dtype == jnp.float32 and x.aval.shape == result.aval.shape and not is_repeated:
+        is_full = x.aval.shape == result.aval.shape and not is_repeated
+        if x.aval.dtype == jnp.float32 and is_full:
             return Computed(_quotient, [factor, x])
     return None
 

@@ -18,7 +18,9 @@ def run(program: Program, target: Target) -> Program:
     keeps = target.keeps_derivatives
     closed = jaxprs.spliced(program.closed, target.platform, keeps_derivatives=keeps)
     program = program.with_closed(closed)
-    return rewritten(program, {PRODUCT: _bare}) if target.has_kernels else program
+    if not target.has_kernels:
+        return program
+    return rewritten(program, {PRODUCT: _bare})
 
 
 def _bare(matcher: Matcher, equation: Equation) -> Rewrite:

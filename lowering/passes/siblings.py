@@ -30,14 +30,16 @@ def run(program: Program, target: Target) -> Program:
             input = equation.invars[0]
             key = equal.get(input, input), sums, str(sorted(kind_of(equation).items()))
             groups[key].append(equation)
-    several = {id(g[0]): g for g in groups.values() if len(g) > 1}
+    several = {id(group[0]): group for group in groups.values() if len(group) > 1}
+    if not several:
+        return program
 
     def joined(matcher: Matcher, equation: Equation) -> Computed | None:
         group = several.get(id(matcher.original))
         return None if group is None else _joined(equation, group)
 
     # Early equations go first: all matrices must be computed before the first of the products.
-    return rewritten(program.early_first(), {PRODUCT: joined}) if several else program
+    return rewritten(program.early_first(), {PRODUCT: joined})
 
 
 def kind_of(equation: Equation) -> dict[str, Any]:
@@ -65,9 +67,13 @@ def _equal(program: Program) -> dict[Atom, Variable]:
     """Map results of equal reshapes of one variable to the first of these results."""
     first: dict[object, Variable] = {}
     equal: dict[Atom, Variable] = {}
+
+    def key_of(operand: Atom) -> object:
+        return id(operand) if is_literal(operand) else equal.get(operand, operand)
+
     for equation in program.equations:
         if facts(equation).shapes:
-            operands = tuple(id(v) if is_literal(v) else equal.get(v, v) for v in equation.invars)
+            operands = tuple(map(key_of, equation.invars))
             key = equation.primitive, operands, tuple(sorted(equation.params.items(), key=str))
             (result,) = equation.outvars
             equal[result] = first.setdefault(key, result)
@@ -76,11 +82,16 @@ def _equal(program: Program) -> dict[Atom, Variable]:
 
 def _joined(equation: Equation, group: Sequence[Equation]) -> Computed:
     """Return one product with all matrices of a group, which computes the results of the group."""
-    ((sums, _), _) = equation.params["dimension_numbers"]
-    summed = [e.params["dimension_numbers"][0][1][0] for e in group]  # axes of the matrices
+    (sums, _), _ = equation.params["dimension_numbers"]
+    summed_axes: list[int] = []  # of the matrices
+    for product in group:
+        (_, (axis,)), _ = product.params["dimension_numbers"]
+        summed_axes.append(axis)
 
     def function(x: Array, *matrices: Array) -> list[Array]:
-        columns = [m if axis == 0 else m.T for m, axis in zip(matrices, summed, strict=True)]
+        columns: list[Array] = []
+        for matrix, axis in zip(matrices, summed_axes, strict=True):
+            columns.append(matrix if axis == 0 else matrix.T)
         numbers = (sums, (0,)), ((), ())
         product = lax.dot_general(x, jnp.concatenate(columns, 1), numbers, **kind_of(equation))
         parts: list[Array] = []

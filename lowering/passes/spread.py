@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -41,12 +41,12 @@ def run(program: Program, target: Target) -> Program:
     walk = FactorWalk(program)
     for i, division in parameters.items():
         axis = walk.of(program.arguments[i])[division.axis]
-        extent = math.prod(factor.extent for factor in axis)
         if division.before > 1:
-            unite(axis, [Factor(division.before), Factor(extent // division.before)])
+            unite(axis, [Factor(division.before), Factor(_extent(axis) // division.before)])
     walk.through()
     divided: dict[Factor, Names] = {}
-    for along, item in ((plan.batch, _FREE), (plan.parameters, _spec_item(plan.parameters.names))):
+    parameter_item = _spec_item(plan.parameters.names)
+    for along, item in ((plan.batch, _FREE), (plan.parameters, parameter_item)):
         count = math.prod(plan.mesh.shape[name] for name in along.names)
         for i, division in along.divisions.items():
             factor = _at(walk.of(program.arguments[i])[division.axis], division.before)
@@ -79,11 +79,17 @@ def _at(axis: list[Factor], before: int) -> Factor | None:
     return None
 
 
+def _extent(factors: Iterable[Factor]) -> int:
+    return math.prod(factor.extent for factor in factors)
+
+
 class _Spread:
     """Evaluates a program on arrays with split axes."""
 
     def __init__(self, walk: FactorWalk, divided: Mapping[Factor, Names], mesh: Mesh) -> None:
-        self.walk, self.divided, self.mesh = walk, divided, mesh
+        self.walk = walk
+        self.divided = divided
+        self.mesh = mesh
 
     def evaluated(self, arguments: Sequence[Array]) -> list[Array]:
         """Evaluate the program; its arguments and results have no split axes."""
@@ -93,15 +99,14 @@ class _Spread:
 
     def groups(self, operand: Atom) -> Groups:
         """Return, for each axis of a variable, the extents of the axes that it is split into."""
-        return [
-            [math.prod(f.extent for f in group) for group in axis] for axis in self._of(operand)
-        ]
+        return [list(map(_extent, axis)) for axis in self._of(operand)]
 
     def shape(self, operand: Atom) -> tuple[int, ...]:
         """Return the shape of a variable with split axes."""
         return tuple(n for axis in self.groups(operand) for n in axis)
 
     def _of(self, operand: Atom) -> Iterator[list[list[Factor]]]:
+        """Yield, for each axis of a variable, the factors of the axes that it is split into."""
         for axis in self.walk.of(operand):
             groups: list[list[Factor]] = [[]]
             for factor in leaves(axis):
@@ -120,8 +125,11 @@ class _Spread:
         for i, axis in enumerate(self._of(variable)):
             for group in axis:
                 item = self.divided.get(group[0]) if group else None
-                item = _FREE if item is None and i not in fixed else item
-                items.append(None if item is not _FREE and item in items else item)
+                if item is None and i not in fixed:
+                    item = _FREE
+                elif item is not _FREE and item in items:  # a mesh axis divides one axis at most
+                    item = None
+                items.append(item)
         sharding = NamedSharding(self.mesh, PartitionSpec(*items))
         return lax.with_sharding_constraint(_shaped(x, self.shape(variable)), sharding)
 
@@ -140,9 +148,8 @@ class _Spread:
             if results is None:
                 pairs = zip(equation.invars, arrays, strict=True)
                 results = jaxprs.bind(equation, [_shaped(x, v.aval.shape) for v, x in pairs])
-        results = [
-            _shaped(x, self.shape(v)) for v, x in zip(equation.outvars, results, strict=True)
-        ]
+        pairs = zip(equation.outvars, results, strict=True)
+        results = [_shaped(x, self.shape(v)) for v, x in pairs]
         if equation.outvars and equation.outvars[0] in self.walk.columns:
             (result,) = equation.outvars
             return [self.sharded(result, results[0], self.walk.columns[result])]
@@ -162,9 +169,10 @@ class _Spread:
 
         def step(*operands: Array) -> Sequence[Array]:
             results = body.program.evaluated(operands, inside._compute)
-            pairs = [*zip(results, body.program.results, strict=True)]
+            pairs = list(zip(results, body.program.results, strict=True))
             carried = [_shaped(x, v.aval.shape) for x, v in pairs[: len(start)]]
-            return [*carried, *(_shaped(x, inside.shape(v)) for x, v in pairs[len(start) :])]
+            stacked = [_shaped(x, inside.shape(v)) for x, v in pairs[len(start) :]]
+            return [*carried, *stacked]
 
         return jaxprs.scanned(equation, step, constants, start, stacks)
 
@@ -195,7 +203,9 @@ def _renumbered(spread: _Spread, equation: Equation, arrays: Sequence[Array]) ->
         if any(run != runs[0] for run in runs):
             return None
     params = renumbered(equation, list(map(_places, groups)))
-    return None if params is None else jaxprs.bind(equation, arrays, **params)
+    if params is None:
+        return None
+    return jaxprs.bind(equation, arrays, **params)
 
 
 @_RULES(by_item=True)
@@ -205,11 +215,16 @@ def _by_item(spread: _Spread, equation: Equation, arrays: Sequence[Array]) -> Re
     operands: list[Array] = []
     for v, x in zip(equation.invars, arrays, strict=True):
         groups = spread.groups(v)
-        pairs = list(zip(groups, target, strict=True) if groups else ())
-        if any(math.prod(axis) > 1 and axis != of_result for axis, of_result in pairs):
-            return None
-        split = [[1] * len(b) if math.prod(a) == 1 else a for a, b in pairs]
-        operands.append(_shaped(x, [n for axis in split for n in axis]))
+        shape: list[int] = []
+        if groups:  # a scalar has no axes
+            for axis, result_axis in zip(groups, target, strict=True):
+                if math.prod(axis) == 1:
+                    shape += [1] * len(result_axis)
+                elif axis == result_axis:
+                    shape += axis
+                else:
+                    return None
+        operands.append(_shaped(x, shape))
     return [equation.primitive.bind(*operands, **equation.params)]
 
 
@@ -225,14 +240,15 @@ def _reshape(spread: _Spread, equation: Equation, arrays: Sequence[Array]) -> Re
 
 @_RULES("broadcast_in_dim")
 def _broadcast(spread: _Spread, equation: Equation, arrays: Sequence[Array]) -> Results:
-    groups, target = spread.groups(equation.invars[0]), spread.groups(equation.outvars[0])
-    axes, places = equation.params["broadcast_dimensions"], _places(target)
+    groups = spread.groups(equation.invars[0])
+    target = spread.groups(equation.outvars[0])
     long = [i for i, axis in enumerate(groups) if math.prod(axis) > 1]
-    if any(groups[i] != target[axes[i]] for i in long):
+    axes = [equation.params["broadcast_dimensions"][i] for i in long]
+    if any(groups[i] != target[axis] for i, axis in zip(long, axes, strict=True)):
         return None
     x = _shaped(arrays[0], [n for i in long for n in groups[i]])
     shape = spread.shape(equation.outvars[0])
-    return [lax.broadcast_in_dim(x, shape, spanned(places, [axes[i] for i in long]))]
+    return [lax.broadcast_in_dim(x, shape, spanned(_places(target), axes))]
 
 
 @_RULES("slice", "split")
@@ -241,7 +257,9 @@ def _slice(spread: _Spread, equation: Equation, arrays: Sequence[Array]) -> Resu
     groups = spread.groups(equation.invars[0])
     results: list[Array] = []
     for result, starts in zip(equation.outvars, cuts(equation), strict=True):
-        result_groups, x, place = spread.groups(result), arrays[0], 0
+        result_groups = spread.groups(result)
+        x = arrays[0]
+        place = 0
         for axis, result_axis, start in zip(groups, result_groups, starts, strict=True):
             extent, size = math.prod(axis), math.prod(result_axis)
             inner = math.prod(axis[1:])

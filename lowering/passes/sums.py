@@ -38,13 +38,14 @@ def run(program: Program, target: Target) -> Program:
     program = rewritten(program, {SCAN: loop})
     if not (program.in_loop and program.role == "backward"):
         return program
-    sums = {id(x.add): x for x in _sums(program)}
+    sums = {id(x.add): x.computed() for x in _sums(program)}
+    if not sums:
+        return program
 
-    def add(matcher: Matcher, equation: Equation) -> Computed | None:
-        sum = sums.get(id(matcher.original))
-        return None if sum is None else sum.computed()
+    def computed(matcher: Matcher, equation: Equation) -> Computed | None:
+        return sums.get(id(matcher.original))
 
-    return rewritten(program, dict.fromkeys(_SUMS, add)) if sums else program
+    return rewritten(program, dict.fromkeys(_SUMS, computed))
 
 
 class _Total(NamedTuple):
@@ -62,11 +63,14 @@ class _Total(NamedTuple):
 
     def total(self, first: Array, left: Array, right: Array) -> Array:
         """Return the final value: the initial one, and one product of the stacked operands."""
+
+        def behind_steps(axes: Sequence[int]) -> tuple[int, ...]:
+            return tuple(axis + 1 for axis in axes)
+
+        # Axis 0 of the stacked operands, the steps, is summed too.
         sums, batch = self.product.params["dimension_numbers"]
-        numbers: Any = (
-            [(0, *(axis + 1 for axis in axes)) for axes in sums],
-            [tuple(axis + 1 for axis in axes) for axes in batch],
-        )
+        summed_axes = [(0, *behind_steps(axes)) for axes in sums]
+        numbers: Any = summed_axes, list(map(behind_steps, batch))
         x = lax.dot_general(left, right, numbers, **kind_of(self.product))
         return first + _applied(self.after, x)
 
@@ -94,11 +98,14 @@ def _chain(program: Program, variable: Atom) -> tuple[Equation | None, list[Equa
 
 def _totals(body: Program, count: int, carried: int) -> Iterator[_Total]:
     """Yield the totals of a scan's body with `count` constants and `carried` values."""
-    starts, ends = body.arguments[count:][:carried], body.results[:carried]
+    starts = body.arguments[count : count + carried]
+    ends = body.results[:carried]
     fixed = set(body.arguments[:count])
     for place, (start, end) in enumerate(zip(starts, ends, strict=True)):
-        add = None if is_literal(end) or body.uses[end] != 1 else body.makers.get(end)
-        if add is None or primitive(add) not in _SUMS or body.uses.get(start) != 1:
+        if is_literal(end) or body.uses[end] != 1 or body.uses.get(start) != 1:
+            continue
+        add = body.makers.get(end)
+        if add is None or primitive(add) not in _SUMS:
             continue
         terms = [v for v in add.invars if v is not start]
         if len(terms) != 1:
@@ -119,34 +126,34 @@ def _without_totals(equation: Equation, body: Program) -> Computed | None:
     added = {total.place for total in totals}
     remaining = [i for i in range(carried) if i not in added]
     stacked = body.arguments[count + carried :]
-    factors = [v for x in totals for v in x.product.invars if v not in stacked]
-    factors = list(dict.fromkeys(factors))
+    operands = [v for total in totals for v in total.product.invars]
+    factors = list(dict.fromkeys(v for v in operands if v not in stacked))
+    results = [v for i, v in enumerate(body.results) if i not in added]
+    arguments = [v for i, v in enumerate(body.arguments) if i - count not in added]
     inner = jaxprs.of_equations(
-        body.closed,
-        body.equations,
-        results=[*(v for i, v in enumerate(body.results) if i not in added), *factors],
-        arguments=[v for i, v in enumerate(body.arguments) if i - count not in added],
+        body.closed, body.equations, [*results, *factors], arguments=arguments
     )
     run = jaxprs.as_function(inner)
     options = {name: equation.params[name] for name in ("length", "reverse", "unroll")}
 
     def function(*operands: Array) -> list[Array]:
-        constants, start = operands[:count], operands[count:][:carried]
+        constants = operands[:count]
+        start = operands[count : count + carried]
         stacks = operands[count + carried :]
 
         def turn(carry: list[Array], items: list[Array]) -> tuple[list[Array], list[Array]]:
             results = run(*constants, *carry, *items)
             return results[: len(remaining)], results[len(remaining) :]
 
-        last, results = lax.scan(turn, [start[i] for i in remaining], list(stacks), **options)
-        split = len(results) - len(factors)
+        last, collected = lax.scan(turn, [start[i] for i in remaining], list(stacks), **options)
+        split = len(collected) - len(factors)
         values = dict[Atom, Array](zip(stacked, stacks, strict=True))
-        values.update(zip(factors, results[split:], strict=True))
+        values.update(zip(factors, collected[split:], strict=True))
         carry = dict(zip(remaining, last, strict=True))
         for total in totals:
             left, right = (values[v] for v in total.product.invars)
             carry[total.place] = total.total(start[total.place], left, right)
-        return [*(carry[i] for i in range(carried)), *results[:split]]
+        return [*(carry[i] for i in range(carried)), *collected[:split]]
 
     return Computed(function, equation.invars)
 
@@ -168,14 +175,20 @@ class _Sum(NamedTuple):
 
     def computed(self) -> Computed:
         """Return the sum as one product of concatenated inputs and matrices."""
-        pairs = [e.params["dimension_numbers"][0] for e in self.products]
-        count = len(pairs)
+        summed_axes = [e.params["dimension_numbers"][0] for e in self.products]
+        count = len(summed_axes)
 
         def function(*operands: Array) -> Array:
-            inputs, matrices = operands[:count], operands[count : 2 * count]
-            rows = [jnp.moveaxis(x, i, -1) for x, ((i,), _) in zip(inputs, pairs, strict=True)]
-            columns = [m.T if k else m for m, (_, (k,)) in zip(matrices, pairs, strict=True)]
-            x, matrix = jnp.concatenate(rows, -1), jnp.concatenate(columns)
+            inputs = operands[:count]
+            matrices = operands[count : 2 * count]
+            rows: list[Array] = []
+            for x, ((axis,), _) in zip(inputs, summed_axes, strict=True):
+                rows.append(jnp.moveaxis(x, axis, -1))
+            columns: list[Array] = []
+            for matrix, (_, (axis,)) in zip(matrices, summed_axes, strict=True):
+                columns.append(matrix.T if axis else matrix)
+            x = jnp.concatenate(rows, -1)
+            matrix = jnp.concatenate(columns)
             numbers = ((x.ndim - 1,), (0,)), ((), ())
             total = lax.dot_general(x, matrix, numbers, **kind_of(self.products[0]))
             total = _applied(self.after, total)
@@ -208,9 +221,9 @@ def _sums(program: Program) -> Iterator[_Sum]:
                 chains.append(after)
             else:
                 terms.append(variable)
-        kinds = {
-            str((kind_of(e), e.outvars[0].aval, [(c.primitive, c.params) for c in chain]))
-            for e, chain in zip(products, chains, strict=True)
-        }
+        kinds: set[str] = set()
+        for product, chain in zip(products, chains, strict=True):
+            steps = [(step.primitive, step.params) for step in chain]
+            kinds.add(str((kind_of(product), product.outvars[0].aval, steps)))
         if len(products) > 1 and len(kinds) == 1:
             yield _Sum(equation, products, chains[0], terms)
