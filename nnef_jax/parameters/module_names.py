@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from itertools import accumulate, takewhile
+from itertools import takewhile
 
 from lowering.graph import Graph, Operation, Value
 
@@ -29,11 +29,13 @@ def components(name: str) -> Path:
             if parts and part.startswith(f"{parts[-1]}."):
                 parts.pop()
             parts.append(part)
-        return tuple([x for part in parts for x in part.split(".") if x])
-    texts = [part for part in re.split(r"\.|__", name) if part]
-    numbers = map(_NUMBER.fullmatch, texts)
-    path = [part if n is None else n[1] for part, n in zip(texts, numbers, strict=True)]
-    if "__" in name and (leaf := _LEAF.fullmatch(path[-1] if path else "")):
+        return tuple(filter(None, ".".join(parts).split(".")))
+    path: list[str] = []
+    for part in filter(None, re.split(r"\.|__", name)):
+        number = _NUMBER.fullmatch(part)
+        path.append(number[1] if number else part)
+    leaf = _LEAF.fullmatch(path[-1]) if path else None
+    if "__" in name and leaf:
         path[-1] = leaf[1]
     return tuple(path)
 
@@ -72,11 +74,14 @@ class ModuleNames:
                     root, _, _ = operation.name.partition("__")
                     starts.setdefault(root, set()).add(_start(operation.name, label))
         # A root is resolved only if all its pairs of a label and an operation's name agree.
-        self._starts = {
-            root: path for root, (path, *more) in starts.items() if path is not None and not more
-        }
-        paths = {self.of_label(label)[:-1] for label in self._labels.values()}
-        self._modules = {start for path in paths for start in accumulate((x,) for x in path)}
+        for root, paths in starts.items():
+            first, *more = paths
+            if first is not None and not more:
+                self._starts[root] = first
+        self._modules: set[Path] = set()
+        for label in self._labels.values():
+            path = self.of_label(label)[:-1]
+            self._modules.update(path[:end] for end in range(1, len(path) + 1))
 
     def of_label(self, label: str) -> Path:
         """Return the parts of a parameter's name in PyTorch."""
@@ -122,8 +127,8 @@ def _start(name: str, label: str) -> Path | None:
     """Return the start of the label's path that the root of an operation's name abbreviates."""
     root, *inner = components(name)
     path = components(label)[:-1]
-    ends = range(1, len(path) + 1)
-    matches = (
-        end for end in ends if path[end - 1] == root and [*path[end:]] == inner[: len(path) - end]
-    )
-    return next((path[:end] for end in matches), None)
+    for end in range(1, len(path) + 1):
+        start, remaining = path[:end], path[end:]
+        if start[-1] == root and list(remaining) == inner[: len(remaining)]:
+            return start
+    return None

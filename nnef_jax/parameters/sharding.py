@@ -54,14 +54,17 @@ def layout_of(
         fully = tuple(name for name in axes if name in names)  # fully sharded parameters
         specs: dict[str, _Spec] = {x: [None] * len(shape) for x, shape in shapes.items()}
         if along:
-            count, platform = _divisor(along, mesh), platform_of(mesh)
-            chosen = chosen_divisions(definition, count, platform, _SMALL)
+            count = _divisor(along, mesh)
+            chosen = chosen_divisions(definition, count, platform_of(mesh), _SMALL)
         for label, division in chosen.items():
             if division.along is not None:
                 specs[label][division.along] = _joined(along)
         _divide_fully(specs, shapes, fully, mesh)
-    sharded = {label: spec for label, spec in specs.items() if any(x is not None for x in spec)}
-    pairs = tuple((label, PartitionSpec(*spec)) for label, spec in sharded.items())
+    partitions: list[tuple[str, PartitionSpec]] = []
+    for label, spec in specs.items():
+        if any(name is not None for name in spec):
+            partitions.append((label, PartitionSpec(*spec)))
+    pairs = tuple(partitions)
     layout = Layout(mesh, names, batch_axis, pairs, along, tuple(chosen.items()))
     _require_batch(layout, graph)
     return layout
@@ -69,7 +72,11 @@ def layout_of(
 
 def _names(what: str, value: object, mesh: AnyMesh) -> tuple[str, ...]:
     """Return the mesh axes that an argument names. Raises TypeError or InputError."""
-    names: Any = (value,) if isinstance(value, str) else () if value is None else value
+    names: Any = value
+    if value is None:
+        names = ()
+    elif isinstance(value, str):
+        names = (value,)
     if not isinstance(names, list | tuple) or not all(isinstance(x, str) for x in names):
         expected = "the name of an axis of the mesh, several, or None"
         raise TypeError(f"{what} must be {expected}, it is {shown(value)}")
@@ -84,7 +91,10 @@ def _names(what: str, value: object, mesh: AnyMesh) -> tuple[str, ...]:
 
 
 def _divisor(names: _Names, mesh: AnyMesh) -> int:
-    names = () if names is None else (names,) if isinstance(names, str) else names
+    if names is None:
+        return 1
+    if isinstance(names, str):
+        return mesh.shape[names]
     return math.prod(mesh.shape[name] for name in names)
 
 
@@ -96,12 +106,15 @@ def _divide_fully(
     specs: dict[str, _Spec], shapes: Shapes, names: Sequence[str], mesh: AnyMesh
 ) -> None:
     """Shard each large parameter along its longest axis that is free and divisible."""
+    if not names:
+        return
     count = _divisor(tuple(names), mesh)
-    for label, spec in specs.items() if names else ():
+    for label, spec in specs.items():
         shape = shapes[label]
-        free = [i for i, n in enumerate(shape) if spec[i] is None and n % count == 0]
+        free = [axis for axis, n in enumerate(shape) if spec[axis] is None and n % count == 0]
         if free and math.prod(shape) >= _SMALL:
-            spec[max(free, key=lambda axis: shape[axis])] = _joined(names)
+            longest = max(free, key=shape.__getitem__)
+            spec[longest] = _joined(names)
 
 
 def _by_pattern(params: Mapping[Any, object], shapes: Shapes, mesh: AnyMesh) -> dict[str, _Spec]:
@@ -117,7 +130,9 @@ def _by_pattern(params: Mapping[Any, object], shapes: Shapes, mesh: AnyMesh) -> 
         if not isinstance(spec, PartitionSpec):
             message = f"params of '{pattern}' must be a jax.sharding.PartitionSpec"
             raise TypeError(f"{message}, it is {shown(spec)}")
-        labels = [pattern] if pattern in shapes else [x for x in shapes if fnmatchcase(x, pattern)]
+        labels = [pattern]
+        if pattern not in shapes:
+            labels = [label for label in shapes if fnmatchcase(label, pattern)]
         if not labels:
             hint = did_you_mean(pattern, shapes) or "model.params has the labels"
             raise InputError(f"params: no parameter is called '{pattern}'", hint=hint)
@@ -132,16 +147,22 @@ def _checked(label: str, spec: PartitionSpec, shape: Sequence[int], mesh: AnyMes
     what = f"params of '{label}'"
     if len(spec) > len(shape):
         raise InputError(f"{what} divides {len(spec)} axes, its shape is {show(shape)}")
-    names = [x for part in spec for x in (part if isinstance(part, tuple) else (part,)) if x]
+    names: list[str] = []
+    for part in spec:
+        if isinstance(part, tuple):
+            names += filter(None, part)
+        elif part:
+            names.append(part)
     _names(what, names, mesh)
     for axis, part in enumerate(spec):
-        if shape[axis] % _divisor(part, mesh):
+        count = _divisor(part, mesh)
+        if shape[axis] % count:
             raise InputError(
-                f"{what}: axis {axis} of {show(shape)} does not divide into "
-                f"{_divisor(part, mesh)} equal parts along {part!r}",
+                f"{what}: axis {axis} of {show(shape)} does not divide into {count} equal parts "
+                f"along {part!r}",
                 hint="None does not shard an axis",
             )
-    return [*spec]
+    return list(spec)
 
 
 def chosen_divisions(
@@ -195,8 +216,13 @@ class ShardingPlan(tuple[ShardedParameter, ...]):
 
 def _axes(spec: PartitionSpec) -> str:
     """Return the sharded axes with their mesh axes, as '0: data, 1: model'."""
-    sharded = [(i, x) for i, x in enumerate(spec) if x is not None]
-    return ", ".join(f"{i}: {x if isinstance(x, str) else ' '.join(x)}" for i, x in sharded)
+    texts: list[str] = []
+    for axis, names in enumerate(spec):
+        if isinstance(names, str):
+            texts.append(f"{axis}: {names}")
+        elif names is not None:
+            texts.append(f"{axis}: {' '.join(names)}")
+    return ", ".join(texts)
 
 
 def plan_of(definition: Definition) -> ShardingPlan | None:
@@ -204,11 +230,14 @@ def plan_of(definition: Definition) -> ShardingPlan | None:
     layout = definition.layout
     if layout is None:
         return None
-    by_label, rows = dict(layout.divisions), list[ShardedParameter]()
+    by_label = dict(layout.divisions)
+    rows: list[ShardedParameter] = []
     for label in definition.labels:
-        shape, spec = definition.parameters[label].value.type.shape, layout.of_parameter(label).spec
+        shape = definition.parameters[label].value.type.shape
+        spec = layout.of_parameter(label).spec
         division = by_label.get(label)
-        why, moves = (division.why, division.moves) if division else ("", "")
+        why = division.why if division else ""
+        moves = division.moves if division else ""
         if has_names(spec, layout.batch):
             why = f"{why}, gathered when read" if why else "gathered when read"
             moves = f"{moves}, 1 all-gather" if moves else "1 all-gather"

@@ -62,9 +62,11 @@ class _Matching:
         unclear: set[str] = set()
         owners: dict[str, dict[str, str]] = {}  # labels by name; gates of a layer count once
         for parameter in self.graph.parameters:
-            label, shape = parameter.label, tuple(parameter.value.type.shape)
-            candidates = [*self._candidates(label, shape)]
-            unclear |= {label} if len(candidates) > 1 else set()
+            label = parameter.label
+            shape = tuple(parameter.value.type.shape)
+            candidates = list(self._candidates(label, shape))
+            if len(candidates) > 1:
+                unclear.add(label)
             for names, array in candidates:
                 for name in names:
                     owners.setdefault(name, {})[_layer(label) or label] = label
@@ -75,12 +77,20 @@ class _Matching:
                     shapes.append(f"{arrays} for {list(shape)}")
             if not candidates and not self._is_constant(label, shape):
                 missing.append(".".join(self.names.of_label(label)) or label)
-        unclear |= {label for x in owners.values() if len(x) > 1 for label in x.values()}
-        unknown = [x for x in self.arrays if x not in owners and not self._is_neutral(x, owners)]
-        parts = [f"does not tell which arrays are {_shown(sorted(unclear))}"] if unclear else []
-        parts += [f"lacks {_shown(missing)}"] if strict and missing else []
-        parts += [f"has unknown {_shown(unknown)}"] if strict and unknown else []
-        parts += [f"has other shapes: {listed(shapes)}"] if shapes else []
+        for labels in owners.values():
+            if len(labels) > 1:
+                unclear.update(labels.values())
+        unused = [name for name in self.arrays if name not in owners]
+        unknown = [name for name in unused if not self._is_neutral(name, owners)]
+        parts: list[str] = []
+        if unclear:
+            parts.append(f"does not tell which arrays are {_shown(sorted(unclear))}")
+        if strict and missing:
+            parts.append(f"lacks {_shown(missing)}")
+        if strict and unknown:
+            parts.append(f"has unknown {_shown(unknown)}")
+        if shapes:
+            parts.append(f"has other shapes: {listed(shapes)}")
         if parts:
             message = f"the state dict for '{self.graph.name:.60}' {', '.join(parts)}"
             raise InputError(message, hint=_hint(unclear, missing, unknown))
@@ -98,7 +108,8 @@ class _Matching:
         path = ".".join(self.names.of_label(label))
         if self.names.is_transposed(label) and path in self.arrays:
             array = self.arrays[path]
-            yield [path], _shaped(array.T, shape, exactly=True) if array.ndim == 2 else None
+            is_matrix = array.ndim == 2
+            yield [path], _shaped(array.T, shape, exactly=True) if is_matrix else None
         elif path in self.arrays or "__" in label:
             names = [path] if path in self.arrays else self._ending(path)
             candidates = [([x], self._restored(label, self.arrays[x], shape)) for x in names]
@@ -123,19 +134,25 @@ class _Matching:
     def _gate(self, gate: re.Match[str], shape: Shape) -> _Candidate:
         """Return the names of a recurrent layer's arrays, and a gate's rows of them."""
         module, layer, back, what, side, letter = gate.groups()
-        layer += "_reverse" if back else ""
+        if back:
+            layer += "_reverse"
         kind = "weight" if what == "w" else "bias"
+        # A gate without a side is the sum of both: biases of the input and of the state.
         names = [f"{module}.{kind}_{x}h_l{layer}" for x in side or "ih"]
         names = [name for name in names if name in self.arrays]
         arrays = [self.arrays[name] for name in names]
         rows = [x.shape[0] for x in arrays if x.ndim]
         hidden = shape[-2] if kind == "weight" else shape[-1]
-        order = _GATES.get(rows[0] // hidden, "") if rows and hidden else ""
+        order = ""
+        if rows and hidden:
+            order = _GATES.get(rows[0] // hidden, "")
         if letter not in order or {*rows} != {len(order) * hidden}:
             return names, None
         start = order.index(letter) * hidden
-        parts = [x[start : start + hidden] for x in arrays]
-        return names, _shaped(parts[0] + parts[1] if len(parts) > 1 else parts[0], shape)
+        total, *addends = (x[start : start + hidden] for x in arrays)
+        for addend in addends:
+            total = total + addend
+        return names, _shaped(total, shape)
 
     def _is_constant(self, label: str, shape: Shape) -> bool:
         """Tell whether a parameter is a number or an initial state that an exporter added."""
@@ -148,13 +165,15 @@ class _Matching:
         if isinstance(array, Tracer):
             return False
         leaf = name.rpartition(".")[2]
-        neutral = {"weight": 1, "bias": 0}.get(leaf) if array.ndim == 1 else None
-        if neutral is not None and bool((array == neutral).all()):
+        neutral = {"weight": 1, "bias": 0}.get(leaf)
+        if array.ndim == 1 and neutral is not None and bool((array == neutral).all()):
             return True
-        used_arrays = (self.arrays[x] for x in used if self.arrays[x].shape == array.shape)
-        return any(
-            x is array or np.array_equal(x, array) for x in used_arrays if not isinstance(x, Tracer)
-        )
+        for used_array in map(self.arrays.__getitem__, used):
+            if isinstance(used_array, Tracer) or used_array.shape != array.shape:
+                continue
+            if used_array is array or np.array_equal(used_array, array):
+                return True
+        return False
 
 
 def _shaped(array: _Array, shape: Shape, *, exactly: bool = False) -> _Array | None:
@@ -180,7 +199,8 @@ def _array(name: str, value: object) -> _Array:
         if hasattr(value, "detach"):
             tensor: Any = value
             tensor = tensor.detach().cpu()
-            tensor = tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor
+            if str(tensor.dtype) == "torch.bfloat16":  # numpy lacks it
+                tensor = tensor.float()
             return np.array(tensor.numpy())
         return np.asarray(value)
     except Exception as reason:  # an object's own conversion may raise any exception

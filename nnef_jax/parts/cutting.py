@@ -77,7 +77,9 @@ def _part(graph: Graph, inputs: _Names, outputs: _Names) -> Part:
     if ends is None:
         computable = _computable(graph, frozenset(sources.values()))
         pairs = zip(graph.output_names, graph.outputs, strict=True)
-        ends = tuple(name for name, value in pairs if value in computable) or graph.output_names
+        ends = tuple(name for name, value in pairs if value in computable)
+        if not ends:
+            ends = graph.output_names
     results = {name: by_name[name] for name in ends}
     raise_all([*_wrong_part(graph, sources, results)])
     return Part(starts, ends)
@@ -134,15 +136,17 @@ def _missing(graph: Graph, inputs: frozenset[Value], values: set[Value]) -> list
     """
     inside = _after(graph, inputs, inputs)
     outside = _after(graph, {*graph.inputs} - inputs, inputs)
-    reads = [
-        value
-        for operation in graph.operations
-        if any(v in values and v in inside and v not in inputs for v in operation.writes())
-        for value in operation.reads()
-    ]
+    computed = (values & inside) - inputs
+    reads: list[Value] = []
+    for operation in graph.operations:
+        if not computed.isdisjoint(operation.writes()):
+            reads += operation.reads()
     reads += [s.update for s in graph.states if s.value in values and s.value not in inputs]
-    missing = [value for value in dict.fromkeys(reads) if value in outside and value not in inside]
-    return [*dict.fromkeys(name for value in missing for name in _names_of(graph, value, outside))]
+    names: list[str] = []
+    for value in dict.fromkeys(reads):
+        if value in outside and value not in inside:
+            names += _names_of(graph, value, outside)
+    return list(dict.fromkeys(names))
 
 
 def _computable(graph: Graph, inputs: frozenset[Value]) -> set[Value]:

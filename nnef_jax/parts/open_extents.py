@@ -52,8 +52,9 @@ class Solver:
                 return part
             slopes = [self._slopes(sizes, name, part, meter) for name in sizes]
             residual = np.subtract(target, _extents(part))
-            change = np.linalg.lstsq(np.transpose(slopes), residual, rcond=None)[0]
-            rounded = np.maximum(np.rint(np.add([*sizes.values()], change)), 0)
+            change, *_ = np.linalg.lstsq(np.transpose(slopes), residual, rcond=None)
+            solution = np.add(list(sizes.values()), change)
+            rounded = np.maximum(np.rint(solution), 0)
             better = dict(zip(sizes, rounded.astype(int).tolist(), strict=True))
             if better == sizes:
                 break
@@ -76,18 +77,25 @@ class Solver:
 
     def _slopes(self, sizes: Sizes, name: str, part: Graph, meter: Meter) -> Sequence[float]:
         """Return the change of each extent of the part's inputs per unit of an open extent."""
-        before, size = _extents(part), sizes[name]
-        for other in (max(int(size * factor), 1) for factor in _FACTORS):
-            changed = self._part_if_valid({**sizes, name: other}, meter) if other != size else None
+        before = _extents(part)
+        size = sizes[name]
+        for factor in _FACTORS:
+            changed_size = max(int(size * factor), 1)
+            if changed_size == size:
+                continue
+            changed = self._part_if_valid({**sizes, name: changed_size}, meter)
             if changed is not None and _extents(changed) != before:
-                return (np.subtract(_extents(changed), before) / (other - size)).tolist()
+                difference = np.subtract(_extents(changed), before)
+                return (difference / (changed_size - size)).tolist()
         return [0.0] * len(before)
 
     def _require_unique(self, sizes: Sizes, part: Graph, meter: Meter) -> None:
         """Raise InputError if other sizes give the same input shapes, but another graph."""
         for name, size in sizes.items():
-            for other in (size - 1, size + 1, 2 * size + 2):
-                changed = self._part_if_valid({**sizes, name: other}, meter) if other > 0 else None
+            for changed_size in (size - 1, size + 1, 2 * size + 2):
+                if changed_size <= 0:
+                    continue
+                changed = self._part_if_valid({**sizes, name: changed_size}, meter)
                 if changed is None or _extents(changed) != _extents(part):
                     continue
                 if self.described(changed) != self.described(part):
@@ -115,15 +123,19 @@ class Solver:
 
     def _shapes(self, size: Callable[[str], int]) -> dict[str, list[int]]:
         """Return the shapes of the network's inputs; `size` returns each open extent."""
-        network, shapes = self.network, dict[str, list[int]]()
+        network = self.network
+        shapes: dict[str, list[int]] = {}
         symbolic = network.frontend.symbolic_shapes(size)
         for value in network.graph.inputs:
             shape = list(value.type.shape)
             extents = symbolic.get(value.name, ())
             for axis, extent in enumerate(shape):
-                if extent is UNKNOWN:
-                    by_symbols = axis < len(extents) and _has_symbol(network, value.name, axis)
-                    shape[axis] = extents[axis] if by_symbols else size(f"{value.name}[{axis}]")
+                if extent is not UNKNOWN:
+                    continue
+                if axis < len(extents) and _has_symbol(network, value.name, axis):
+                    shape[axis] = extents[axis]
+                else:
+                    shape[axis] = size(f"{value.name}[{axis}]")
             shapes[value.name] = shape
         return shapes
 

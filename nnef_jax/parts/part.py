@@ -44,9 +44,13 @@ class Part:
 
     def of(self, graph: Graph) -> tuple[Graph, Mapping[Value, Value]]:
         """Return the part of a graph, and its inputs by the values that they replace."""
-        named = tensors(graph)
-        inputs = {named[n]: replace(named[n], name=n, inserted=False) for n in self.inputs}
-        values = needed(graph, [named[name] for name in self.outputs], inputs)
+        by_name = tensors(graph)
+        inputs: dict[Value, Value] = {}
+        for name in self.inputs:
+            value = by_name[name]
+            inputs[value] = replace(value, name=name, inserted=False)
+        outputs = [by_name[name] for name in self.outputs]
+        values = needed(graph, outputs, inputs)
 
         def swap(value: Value) -> Value:
             return inputs.get(value, value)
@@ -59,7 +63,7 @@ class Part:
         part = replace(
             graph,
             inputs=tuple(inputs.values()),
-            outputs=tuple(swap(named[name]) for name in self.outputs),
+            outputs=tuple(map(swap, outputs)),
             output_names=self.outputs,
             operations=tuple(operation.reading(inputs) for operation in operations),
             parameters=tuple(p for p in graph.parameters if is_computed(p.value)),
@@ -180,34 +184,34 @@ def _retyped(graph: Graph, options: Options, integer: str) -> Graph:
     """
     emission = Emission(options, integer)
     builder = emission.builder
-    new: dict[Value, Value] = {}
+    retyped: dict[Value, Value] = {}
     for value in graph.inputs:
         type = TensorType(_shape(value, options), value.type.dtype)
-        new[value] = builder.input(value.name, type)
+        retyped[value] = builder.input(value.name, type)
     for v in (*graph.parameters, *graph.states):
-        new[v.value] = builder.variable(v.value.name, v.label, v.value.type, v.span)
+        retyped[v.value] = builder.variable(v.value.name, v.label, v.value.type, v.span)
     for operation in graph.operations:
-        operands = {name: substituted(operand, new) for name, operand in operation.operands}
-        old = tuple(operation.writes())
+        operands = {name: substituted(operand, retyped) for name, operand in operation.operands}
+        results = tuple(operation.writes())
         try:
             emission.add(
                 operation.kind,
                 operands,
                 dict(operation.attributes),
-                [value.name for value in old] or [operation.kind],
+                [value.name for value in results] or [operation.kind],
                 operation.span,
                 operation.calls,
                 rule=operation.rule,
-                inserted=any(value.inserted for value in old),
+                inserted=any(value.inserted for value in results),
             )
         except InvalidOperation as error:
             raise refused(
                 error, operation.kind, operands, operation.span, operation.calls
             ) from None
-        new.update(zip(old, builder.operations[-1].writes(), strict=True))
+        retyped.update(zip(results, builder.operations[-1].writes(), strict=True))
     for state in graph.states:
         with placed("'update'", state.span):
-            builder.update(new[state.value], new[state.update])
-    builder.aliases.update({name: new[value] for name, value in graph.aliases.items()})
+            builder.update(retyped[state.value], retyped[state.update])
+    builder.aliases.update({name: retyped[value] for name, value in graph.aliases.items()})
     builder.folded.update(graph.folded)
-    return builder.graph(graph.name, [new[v] for v in graph.outputs], graph.output_names)
+    return builder.graph(graph.name, [retyped[v] for v in graph.outputs], graph.output_names)

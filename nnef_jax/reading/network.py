@@ -64,15 +64,14 @@ class Network:
         Raises InputError for shapes and pairs that do not fit the document, NnefError for a broken
         document.
         """
-        raise_all(
-            [
-                *_unknown("input_shapes", options.input_shapes, "input", frontend.inputs),
-                *_unknown("input_shapes", options.extents, "open extent", frontend.symbols),
-                *_unknown("values", options.values, "input", frontend.inputs),
-                *_unknown("state", pairs, "input", frontend.inputs),
-                *_unknown("state", pairs.values(), "output", frontend.outputs),
-            ]
-        )
+        errors = [
+            *_unknown("input_shapes", options.input_shapes, "input", frontend.inputs),
+            *_unknown("input_shapes", options.extents, "open extent", frontend.symbols),
+            *_unknown("values", options.values, "input", frontend.inputs),
+            *_unknown("state", pairs, "input", frontend.inputs),
+            *_unknown("state", pairs.values(), "output", frontend.outputs),
+        ]
+        raise_all(errors)
         graph, declared, is_guessed = _flatten_and_check(frontend, options)
         stored: Mapping[str, NDArray[Any]] = {}
         if data:
@@ -81,9 +80,9 @@ class Network:
             if content.frontend is not frontend:
                 frontend = content.frontend
                 graph, declared, is_guessed = _flatten_and_check(frontend, options)
-        unpaired, graph = graph, with_pairs(graph, pairs)
-        stored = {**stored, **_zeros(graph, pairs, frontend)}
-        return cls(frontend, options, graph, unpaired, stored, pairs, declared, is_guessed)
+        paired = with_pairs(graph, pairs)
+        stored = {**stored, **_zeros(paired, pairs, frontend)}
+        return cls(frontend, options, paired, graph, stored, pairs, declared, is_guessed)
 
     @cached_property
     def is_open(self) -> bool:
@@ -92,9 +91,12 @@ class Network:
 
     def example(self) -> Graph:
         """Return a graph with 8 for open extents of inputs. Raises NnefError if 8 does not fit."""
-        shapes = [value.type.shape for value in self.graph.inputs]
-        closed = [tuple(_EXAMPLE if n is UNKNOWN else n for n in shape) for shape in shapes]
-        return self.graph if all(map(is_known, shapes)) else self.specialise(closed)
+        if not self.is_open:
+            return self.graph
+        shapes: list[Shape] = []
+        for value in self.graph.inputs:
+            shapes.append(tuple(_EXAMPLE if n is UNKNOWN else n for n in value.type.shape))
+        return self.specialise(shapes)
 
     def specialise(
         self, shapes: Sequence[Shape], state: Mapping[str, Shape] | None = None
@@ -105,9 +107,11 @@ class Network:
         cycle. Raises ShapeError or SemanticError, which names an operation that the shapes do not
         fit.
         """
-        if not self.is_open and not (self.graph.states and self.changing):
+        has_changing_states = self.graph.states and self.changing
+        if not self.is_open and not has_changing_states:
             return self.graph
-        state_shapes = {x: tuple(state[x]) for x in self.changing if state and x in state}
+        state = state or {}
+        state_shapes = {label: tuple(state[label]) for label in self.changing if label in state}
         key = (*shapes, *state_shapes.items())
         if key not in self._specialised:
             names = [value.name for value in self.graph.inputs]
@@ -121,7 +125,8 @@ class Network:
             )
             if self.is_guessed:  # other extents may need weights that were folded for the guess
                 options = replace(options, labels=self.labels)
-            if any(is_symbolic(x) for shape in (*shapes, *state_shapes.values()) for x in shape):
+            extents = chain(*shapes, *state_shapes.values())
+            if any(map(is_symbolic, extents)):
                 return self._symbolic(options)
             try:
                 graph = self._flatten(options)
@@ -151,10 +156,10 @@ class Network:
         `stored` is the function from a label to the data. Raises NnefError if the document fixes
         the batch. Some documents do so in ways that only `specialise` detects.
         """
-        shapes = {
-            value.name: [None, *(None if n is UNKNOWN else n for n in value.type.shape[1:])]
-            for value in self.graph.inputs
-        }
+        shapes: dict[str, list[int | None]] = {}
+        for value in self.graph.inputs:
+            item_shape = value.type.shape[1:]
+            shapes[value.name] = [None, *(None if n is UNKNOWN else n for n in item_shape)]
         meter = Meter(self.options.meter.limits)
         options = replace(self.options, input_shapes=shapes, meter=meter)
         network = Network.build(self.frontend, options, self.pairs, data=False)
@@ -164,10 +169,9 @@ class Network:
     def _symbolic(self, options: Options) -> Graph:
         """Return the graph for shapes with symbolic extents of `jax.export`."""
         symbolic = options.input_shapes
-        numeric = {
-            name: [None if is_symbolic(extent) else extent for extent in shape]
-            for name, shape in symbolic.items()
-        }
+        numeric: dict[str, list[int | None]] = {}
+        for name, shape in symbolic.items():
+            numeric[name] = [None if is_symbolic(extent) else extent for extent in shape]
         try:
             return self._flatten(replace(options, input_shapes=numeric, symbolic_shapes=symbolic))
         except ExtentNeeded:
@@ -224,17 +228,13 @@ class Network:
         """Raise SemanticError for a variable that is new, or has another type than its data."""
         types = {v.label: v.value.type for v in (*self.graph.parameters, *self.graph.states)}
         types.update((v.label, v.value.type) for v in graph.states if v.label in self.changing)
-        raise_all(
-            [
-                SemanticError(
-                    f"variable '{variable.label}' depends on an open extent of an input",
-                    span=variable.span,
-                    hint=f"give the extent by {self.frontend.closing()}",
-                )
-                for variable in (*graph.parameters, *graph.states)
-                if types.get(variable.label) != variable.value.type
-            ]
-        )
+        errors: list[SemanticError] = []
+        for variable in (*graph.parameters, *graph.states):
+            if types.get(variable.label) != variable.value.type:
+                message = f"variable '{variable.label}' depends on an open extent of an input"
+                hint = f"give the extent by {self.frontend.closing()}"
+                errors.append(SemanticError(message, span=variable.span, hint=hint))
+        raise_all(errors)
 
 
 def _flatten(frontend: Frontend, options: Options) -> Graph:
@@ -297,8 +297,10 @@ def _has_open_inputs(graph: Graph) -> bool:
 
 
 def _unknown(what: str, names: Iterable[str], kind: str, valid: Sequence[str]) -> list[InputError]:
-    choices = f"the graph's {kind}s are {', '.join(valid)}"
-    choices = choices if valid else f"the graph has no {kind} with a name"
+    """Return an error for each name in `what`, an argument of `load`, that is not valid."""
+    choices = f"the graph has no {kind} with a name"
+    if valid:
+        choices = f"the graph's {kind}s are {', '.join(valid)}"
     return [
         InputError(f"{what} names '{name}', {choices}", hint=did_you_mean(name, valid))
         for name in names
@@ -315,9 +317,11 @@ def with_pairs(graph: Graph, pairs: Mapping[str, str]) -> Graph:
     remaining = {name: value for name, value in outputs.items() if name not in pairs.values()}
     states: list[StateVariable] = []
     for input, output in pairs.items():
-        old, new = inputs[input].type, outputs[output].type
-        if old.dtype != new.dtype or len(old.shape) != len(new.shape):
-            raise InputError(f"output '{output}' is {new}, it cannot be state '{input}', of {old}")
+        before = inputs[input].type
+        after = outputs[output].type
+        if before.dtype != after.dtype or len(before.shape) != len(after.shape):
+            message = f"output '{output}' is {after}, it cannot be state '{input}', of {before}"
+            raise InputError(message)
         states.append(StateVariable(input, inputs[input], outputs[output]))
     return replace(
         graph,
@@ -343,46 +347,49 @@ def _zeros(graph: Graph, pairs: Mapping[str, str], frontend: Frontend) -> dict[s
 
 def _require_ranks(frontend: Frontend, declared: Graph | None, shapes: Shapes) -> None:
     """Raise InputError for shapes whose rank differs from the document's."""
-    names = frontend.extent_names()
-    raise_all(
-        [
-            InputError(
-                f"input_shapes gives '{value.name}' rank {len(shapes[value.name])}, "
-                f"the graph declares {show(value.type.shape, names.get(value.name, ()))}",
-                span=frontend.spans().get(value.name),
-            )
-            for value in (declared.inputs if declared else ())
-            if value.name in shapes and len(shapes[value.name]) != len(value.type.shape)
-        ]
-    )
+    if declared is None:
+        return
+    extent_names = frontend.extent_names()
+    errors: list[InputError] = []
+    for value in declared.inputs:
+        name = value.name
+        if name in shapes and len(shapes[name]) != len(value.type.shape):
+            shape = show(value.type.shape, extent_names.get(name, ()))
+            rank = len(shapes[name])
+            message = f"input_shapes gives '{name}' rank {rank}, the graph declares {shape}"
+            errors.append(InputError(message, span=frontend.spans().get(name)))
+    raise_all(errors)
 
 
 def _require_no_baked_extents(declared: Graph | None, graph: Graph) -> None:
     """Raise ShapeError if `input_shapes` changes an extent that is constant in a reshape."""
     if declared is None or len(declared.operations) != len(graph.operations):
         return
-    raise_all(
-        [
-            error
-            for old, new in zip(declared.operations, graph.operations, strict=True)
-            if old.kind == new.kind == "reshape" and (error := _baked_extent(old, new))
-        ]
-    )
+    errors: list[ShapeError] = []
+    for original, changed in zip(declared.operations, graph.operations, strict=True):
+        if original.kind == changed.kind == "reshape":
+            error = _baked_extent(original, changed)
+            if error is not None:
+                errors.append(error)
+    raise_all(errors)
 
 
-def _baked_extent(old: Operation, new: Operation) -> ShapeError | None:
+def _baked_extent(original: Operation, changed: Operation) -> ShapeError | None:
     """Return the error for a reshape that keeps a leading extent of the declared shape, or None."""
-    old_in, new_in = next(old.reads()).type.shape, next(new.reads()).type.shape
-    old_out, new_out = next(old.writes()).type.shape, next(new.writes()).type.shape
-    for axis, (a, b) in enumerate(zip(old_in, old_out, strict=False)):
-        if a != b:
+    original_input = next(original.reads()).type.shape
+    original_output = next(original.writes()).type.shape
+    input = next(changed.reads()).type.shape
+    output = next(changed.writes()).type.shape
+    pairs = zip(original_input, original_output, strict=False)
+    for axis, (extent, output_extent) in enumerate(pairs):
+        if extent != output_extent:
             break
-        if new_in[axis] != a and axis < len(new_out) and new_out[axis] == b:
+        if input[axis] != extent and axis < len(output) and output[axis] == extent:
             return ShapeError(
-                f"'reshape' of {show(new_in)} to {show(new_out)} keeps the extent {b} that the "
-                f"document's input shapes had at axis {axis}, input_shapes made it {new_in[axis]}",
-                span=new.span,
-                calls=new.calls,
+                f"'reshape' of {show(input)} to {show(output)} keeps the extent {extent} that the "
+                f"document's input shapes had at axis {axis}, input_shapes made it {input[axis]}",
+                span=changed.span,
+                calls=changed.calls,
                 hint="write 0 there in the document, which takes the extent of the input",
             )
     return None

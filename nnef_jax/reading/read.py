@@ -69,7 +69,8 @@ class ReadingOptions:
     def checked(self) -> Options:
         """Return the options of front ends; raise TypeError or ValueError for a wrong keyword."""
         dtype: Any = self.dtype
-        dtype = np.dtype(dtype).name if isinstance(dtype, type | np.dtype) else dtype
+        if isinstance(dtype, type | np.dtype):
+            dtype = np.dtype(dtype).name
         require_choice("dtype", dtype, _REAL_DTYPES)
         require_choice("quantization", self.quantization, get_args(Quantization))
         require_choice("expand", self.expand, get_args(Expand))
@@ -77,7 +78,8 @@ class ReadingOptions:
         input_shapes = {} if self.input_shapes is None else self.input_shapes
         input_shapes, extents = extents_by_name("input_shapes", input_shapes)
         shapes = shapes_by_name("input_shapes", input_shapes)
-        values = arrays_by_name("values", {} if self.values is None else self.values)
+        arrays = {} if self.values is None else self.values
+        values = arrays_by_name("values", arrays)
         require("rules", self.rules, Registry | None, "a nnef_jax.Registry")
         require("limits", self.limits, Limits | None, "a nnef_jax.Limits")
         require("progress", self.progress, Callable | None, "a function")
@@ -112,25 +114,28 @@ def with_network(
     Without `data` the network has no tensor data. A folder that changes meanwhile is read again.
     Raises ArchiveError after 100 attempts.
     """
-    (source, member), weights = as_readable(source), reading.weights
+    source, member = as_readable(source)
+    weights = reading.weights
     require_readable("source", source)
     if weights is not None:
         require_readable("weights", weights)
     options = reading.checked()
     state = {} if reading.state is None else reading.state
     state = word_pairs("state", state, "output names by input name")
-    source, weights = _unchanging(source), _unchanging(weights)
+    source = _unchanging(source)
+    weights = _unchanging(weights)
+    tries = 1 if hasattr(weights, "read") else _TRIES  # a file object cannot be read again
     last_error: Exception | None = None
+
+    def sniff(start: bytes) -> str:
+        return member or sole_member(start)
+
     with within_memory("the network"):
-        for _ in range(1 if hasattr(weights, "read") else _TRIES):
+        for _ in range(tries):
             options.meter.expanded = 0
             try:
                 archive = open_archive(
-                    source,
-                    options.meter,
-                    graphs=graphs(),
-                    weights=weights,
-                    sniff=lambda start: member or sole_member(start),
+                    source, options.meter, graphs=graphs(), weights=weights, sniff=sniff
                 )
             except FileNotFoundError as error:
                 if not error.filename or not os.path.exists(error.filename):
@@ -172,7 +177,8 @@ def network_of(
     data: bool = True,
 ) -> Network:
     """Read and check the network in an archive; `state` has output names by input, as in `load`."""
-    format, labels = format_of(archive, options.format), None
+    format = format_of(archive, options.format)
+    labels = None  # of separate weights
     if archive.weights is not None and not format.HAS_WEIGHTS_BESIDE:
         if archive.graph != GRAPH:
             raise InputError(

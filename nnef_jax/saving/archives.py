@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from lowering import Registry
 from lowering.extents import show
+from lowering.graph import Graph, Value
 from nnef_jax.errors import DataError, NnefError, UnsupportedError, raise_all
 from nnef_jax.formats.base import NO_RULES, Options, Written
 from nnef_jax.formats.syntax.declared_tensors import require_kind, require_range, without_member
@@ -112,14 +113,16 @@ def require_readable(network: Network, written: Written) -> None:
     options = replace(network.options, meter=meter, values={}, progress=None)
     if not any(isinstance(x, str) and x.encode() == text for x in network.frontend.content()):
         options = replace(options, format="auto", input_shapes={}, extents={})
-    archive = archive_of_members({n: partial(_image, x) for n, x in members.items()}, name, meter)
+    images = {member_name: partial(_image, member) for member_name, member in members.items()}
+    archive = archive_of_members(images, name, meter)
     try:
         graph = network_of(archive, options, data=False).graph
         for variable in (*graph.parameters, *graph.states):
             member = member_of(variable.label)
             if member not in members:
                 raise without_member(archive, member, variable.label)
-            array, dtype = members[member], np.dtype(variable.value.type.dtype)
+            array = members[member]
+            dtype = np.dtype(variable.value.type.dtype)
             if isinstance(array, np.ndarray) and array.dtype != dtype:
                 require_range(array, dtype, member)
     except DataError:  # The message names the wrong array.
@@ -154,10 +157,10 @@ def written(network: Network, arrays: Mapping[str, Any], quantization: str | Non
     variables = (*network.graph.parameters, *network.graph.states)
     refused = {*network.pairs, *network.changing}  # The format refuses these labels.
     types = {v.label: v.value.type for v in variables if v.label not in refused}
-    errors: list[NnefError] = [
-        DataError(f"params: the document has no variable '{label}'")
-        for label in sorted(map(str, arrays.keys() - types.keys() - network.pairs.keys()))
-    ]
+    errors: list[NnefError] = []
+    unknown = arrays.keys() - types.keys() - network.pairs.keys()
+    for label in sorted(map(str, unknown)):
+        errors.append(DataError(f"params: the document has no variable '{label}'"))
     stored: dict[str, NDArray[Any]] = {}
     for label, type in sorted(types.items()):
         try:
@@ -180,7 +183,8 @@ def written(network: Network, arrays: Mapping[str, Any], quantization: str | Non
     raise_all(errors)
     frontend = network.frontend
     # The document has inputs for fixed values; a flat document has constants instead.
-    if not (frontend.is_saved_flat or network.options.values):
+    is_flat = frontend.is_saved_flat or network.options.values
+    if not is_flat:
         return frontend.members(stored, quantization)
     raise_all(frontend.unsavable())
     if network.is_guessed:
@@ -189,5 +193,8 @@ def written(network: Network, arrays: Mapping[str, Any], quantization: str | Non
             hint=f"close them by {frontend.closing()}",
         )
     options = replace(network.options, meter=Meter(network.options.meter.limits))
-    flat = network.unpaired, options, lambda graph: (graph, {})
-    return frontend.flat_members(*flat, stored, quantization)
+
+    def unchanged(graph: Graph) -> tuple[Graph, Mapping[Value, Value]]:
+        return graph, {}
+
+    return frontend.flat_members(network.unpaired, options, unchanged, stored, quantization)

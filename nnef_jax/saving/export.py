@@ -157,11 +157,11 @@ def _checked_platforms(platforms: Sequence[str]) -> tuple[str, ...]:
         raise InputError("platforms is empty", hint=f"take some of {', '.join(PLATFORMS)}")
     for name in names:
         if name not in PLATFORMS:
-            similar = did_you_mean(name, PLATFORMS)
-            raise InputError(
-                f"platforms has '{name}', it may have {', '.join(PLATFORMS)}",
-                hint="a GPU is 'cuda' or 'rocm'" if name.lower() == "gpu" else similar,
-            )
+            hint = did_you_mean(name, PLATFORMS)
+            if name.lower() == "gpu":
+                hint = "a GPU is 'cuda' or 'rocm'"
+            message = f"platforms has '{name}', it may have {', '.join(PLATFORMS)}"
+            raise InputError(message, hint=hint)
     return names
 
 
@@ -175,7 +175,8 @@ def _input_types(
 
     Raises TypeError or InputError for wrong arguments.
     """
-    network, in_time = execution.network, entry == "scan"
+    network = execution.network
+    in_time = entry == "scan"
     texts = names_of("constraints", constraints, "texts such as 'b >= 2'")
     if batch is not None:
         require("batch", batch, str, "a name or None")
@@ -205,14 +206,16 @@ def _input_types(
     def extent(name: str, axis: int, declared: int) -> Any:
         if declared is not UNKNOWN:
             return declared
-        by_document = symbolic[name][axis] if name in symbolic else None
-        if is_symbolic(by_document):
-            return by_document
-        return symbol(batch) if axis == 0 and batch else symbol(f"{name}_{axis}", "axis")
+        if name in symbolic and is_symbolic(symbolic[name][axis]):
+            return symbolic[name][axis]
+        if axis == 0 and batch:
+            return symbol(batch)
+        return symbol(f"{name}_{axis}", "axis")
 
     def struct(name: str, value: Value, in_time: bool = False) -> jax.ShapeDtypeStruct:
         shape = [extent(name, axis, x) for axis, x in enumerate(value.type.shape)]
-        shape = [symbol("time", "cycles"), *shape] if in_time else shape
+        if in_time:
+            shape.insert(0, symbol("time", "cycles"))
         return jax.ShapeDtypeStruct(shape, jnp.dtype(value.type.dtype))
 
     types = [struct(value.name, value, in_time) for value in network.graph.inputs]

@@ -38,9 +38,12 @@ class Writable(Runnable):
 
         require_path("path", path)
         require_flags(overwrite=overwrite)
-        stored, definition = self._execution.arrays, self._execution.definition
-        state = stored.initial_state() if state is None else state
-        params = stored.parameters() if params is None else params
+        stored = self._execution.arrays
+        definition = self._execution.definition
+        if state is None:
+            state = stored.initial_state()
+        if params is None:
+            params = stored.parameters()
         checked = {
             "state": definition.check_state(state, definition.states),
             "params": definition.check_params(params, all=True, stored=True),

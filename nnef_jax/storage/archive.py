@@ -44,7 +44,9 @@ class _Single:
     """A file that is a network by itself, as a container with one member."""
 
     def __init__(self, data: memoryview, name: str, member: str) -> None:
-        self._data, self._name, self._member = data, name, member
+        self._data = data
+        self._name = name
+        self._member = member
 
     def names(self) -> list[str]:
         return [self._member]
@@ -216,7 +218,9 @@ def open_archive(
     if not graph:
         refuse_file(name, b"")
         names = list(islice(container.names(), _SEARCHED_NAMES))
-        shown = ", ".join(names[:_SHOWN_NAMES]) + ", ..." * (len(names) > _SHOWN_NAMES)
+        shown = ", ".join(names[:_SHOWN_NAMES])
+        if len(names) > _SHOWN_NAMES:
+            shown += ", ..."
         expected = " or ".join(graphs)
         hint = f"a container has {expected} at its top, or in its only folder"
         below = {os.path.dirname(x) for x in names if is_graph(os.path.basename(x), graphs)}
@@ -232,7 +236,8 @@ def open_archive(
 
 def _graph_in(container: _Container, graphs: Sequence[str], name: str) -> str:
     """Return the member at the top that matches one of `graphs`, '' if none does."""
-    if graph := next(filter(container.exists, graphs), ""):
+    graph = next(filter(container.exists, graphs), "")
+    if graph:
         return graph
     top = takewhile(lambda member: "/" not in member, container.names())
     matches = [member for member in top if is_graph(member, graphs)]
@@ -296,7 +301,8 @@ def _packed(
 
 def _decode(data: bytes, location: str) -> Source:
     try:
-        text, reason = data.decode(), "NUL character in the text"
+        text = data.decode()
+        reason = "NUL character in the text"
         offset = text.find("\0")
     except UnicodeDecodeError as error:
         # Before the first bad byte the text with replacements equals the decoded bytes.

@@ -72,12 +72,14 @@ class Folder:
         if not depth:
             raise LimitError(f"{self._path}: folders are nested more than {_MAX_DEPTH} deep")
         below: list[str] = []
+        opened = None  # stays None on systems without descriptors of folders
         try:
-            opened = _open_below(above, folder) if above is not None else None
+            if above is not None:
+                opened = _open_below(above, folder)
         except OSError:
             return
         try:
-            place = opened if opened is not None else os.path.join(self._real, prefix)
+            place = os.path.join(self._real, prefix) if opened is None else opened
             with suppress(OSError), os.scandir(place) as entries:
                 for entry in entries:
                     if entry.is_dir(follow_symlinks=False):
@@ -134,9 +136,10 @@ class Folder:
 
     def _differs(self) -> bool:
         try:
-            opened = None if self._root is None else os.fstat(self._root)
-            if opened is not None and not os.path.samestat(os.stat(self._path or "."), opened):
-                return True
+            if self._root is not None:
+                opened = os.fstat(self._root)
+                if not os.path.samestat(os.stat(self._path or "."), opened):
+                    return True
             for name, before in self._read.items():
                 with self._parent(name, split_name(name) or (), follow=True) as (folder, part):
                     now = os.stat(part, dir_fd=folder, follow_symlinks=False)
@@ -164,7 +167,8 @@ class Folder:
             return
         opened = [self._root]  # descriptors of the folders on the path
         walked = list[str]()  # names of the folders after the root
-        ahead, links = [*reversed(parts)], 0
+        ahead = list(reversed(parts))
+        links = 0
         try:
             while len(ahead) > 1 or follow:
                 part = ahead.pop() if ahead else "."
@@ -181,8 +185,9 @@ class Folder:
                         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
                     target = os.readlink(part, dir_fd=opened[-1])
                     path = os.path.join(self._real, *walked, target)
-                    # The user's link may lead to a blob through other links.
-                    blob = self._blob(os.path.realpath(path) if name == self._named else path)
+                    if name == self._named:  # the user's link may lead to a blob by other links
+                        path = os.path.realpath(path)
+                    blob = self._blob(path)
                     if self._store is not None and blob and not ahead:
                         opened.append(os.dup(self._store))
                         ahead.append(blob)

@@ -38,22 +38,24 @@ def write_jointly(
             f"'{target}' cannot be written by several hosts: they write parts of one file",
             hint="end the path in .tar, which is not compressed",
         )
-    is_first, new = jax.process_index() == 0, ""
+    is_first = jax.process_index() == 0
+    temporary_path = ""
     with ExitStack() as stack:
         with _together():
             if is_first:
                 old = files.check_target(target, overwrite=overwrite)
                 temporary = temporaries.temporary_file(target, private=old is not None)
-                new, file = stack.enter_context(temporary)
+                temporary_path, file = stack.enter_context(temporary)
                 write_tar(file, by_normal_name(members))
                 file.flush()
                 os.fsync(file.fileno())
         with _together():
-            _fill_parts(_broadcast(new), spread)
+            _fill_parts(_broadcast(temporary_path), spread)
         with _together():
             if is_first:
-                placing.keep_mode(new, files.check_target(target, overwrite=overwrite))
-                placing.place_file(new, target, overwrite=overwrite)
+                old = files.check_target(target, overwrite=overwrite)
+                placing.keep_mode(temporary_path, old)
+                placing.place_file(temporary_path, target, overwrite=overwrite)
 
 
 @contextmanager
@@ -98,17 +100,15 @@ def _fill_parts(path: str, spread: Mapping[str, jax.Array]) -> None:
 def _runs(index: Sequence[slice], shape: Sequence[int]) -> Iterator[tuple[int, int]]:
     """Yield the start and the length, in items, of each contiguous run that a shard covers."""
     bounds = [part.indices(extent)[:2] for part, extent in zip(index, shape, strict=True)]
-    cut = [
-        i
-        for i, (bound, extent) in enumerate(zip(bounds, shape, strict=True))
-        if bound != (0, extent)
-    ]
-    last = max(cut, default=-1)
+    last = -1  # the last axis along which the shard is only a part
+    for axis, extent in enumerate(shape):
+        if bounds[axis] != (0, extent):
+            last = axis
     if last < 0:
         yield 0, math.prod(shape)
         return
-    steps = [math.prod(shape[i + 1 :]) for i in range(last + 1)]
+    strides = [math.prod(shape[axis + 1 :]) for axis in range(last + 1)]
     start, stop = bounds[last]
-    for outer in product(*(range(*bound) for bound in bounds[:last])):
-        offset = sum(i * step for i, step in zip(outer, steps, strict=False))
-        yield offset + start * steps[last], (stop - start) * steps[last]
+    for indices in product(*(range(*bound) for bound in bounds[:last])):
+        offset = sum(i * stride for i, stride in zip(indices, strides, strict=False))
+        yield offset + start * strides[last], (stop - start) * strides[last]

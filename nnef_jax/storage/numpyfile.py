@@ -48,7 +48,8 @@ def read_npy(data: memoryview, name: str) -> Array:
     the bytes are not a .npy.
     """
     head = bytes(data[:8])
-    length = _LENGTHS.get(head[6]) if head[:6] == _MAGIC and len(head) == 8 else None
+    has_magic = head[:6] == _MAGIC and len(head) == 8
+    length = _LENGTHS.get(head[6]) if has_magic else None
     if length is None:
         raise _broken(name, "it does not start with a header of version 1, 2 or 3")
     start = 8 + length
@@ -63,7 +64,9 @@ def read_npy(data: memoryview, name: str) -> Array:
         raise _broken(name, "its extents are too large")
     items = np.frombuffer(data[end : end + size], dtype)
     try:
-        return items.reshape(shape[::-1]).T if in_columns else items.reshape(shape)
+        if in_columns:
+            return items.reshape(tuple(reversed(shape))).T
+        return items.reshape(shape)
     except ValueError as error:  # more axes than numpy allows
         raise _broken(name, str(error)) from None
 

@@ -66,11 +66,11 @@ class Tarball(PackedArchive[_Member]):
 
     def __init__(self, data: memoryview, name: str, meter: Meter, graphs: Sequence[str]) -> None:
         self._data = _expand(data, name, meter)
-        members = [
-            (member.name, member)
-            for member in _scan(self._data, name, meter)
-            if member.kind not in _FOLDERS and not member.name.endswith("/")
-        ]
+        members: list[tuple[str, _Member]] = []
+        for member in _scan(self._data, name, meter):
+            is_folder = member.kind in _FOLDERS or member.name.endswith("/")
+            if not is_folder:
+                members.append((member.name, member))
         super().__init__(members, name, graphs)
 
     def read(self, name: str) -> memoryview:
@@ -160,7 +160,7 @@ def _scan(data: memoryview, name: str, meter: Meter) -> Iterator[_Member]:
             if size > len(data) - start:
                 left = len(data) - start
                 raise ValueError(f"truncated: {left} of {size} bytes of data are left")
-            position = start + -(-size // _BLOCK) * _BLOCK
+            position = start + -(-size // _BLOCK) * _BLOCK  # rounded up to full blocks
             if kind in _HEADERS and size > _MAX_HEADER:
                 raise ValueError(f"an extended header of {size} bytes")
             if kind in _HEADERS:
@@ -171,7 +171,9 @@ def _scan(data: memoryview, name: str, meter: Meter) -> Iterator[_Member]:
                 extended |= _records(bytes(data[start : start + size]))
             elif kind not in _IGNORED:
                 path = extended.get("path") or _path(header)
-                yield _Member(path, "S" if "sparse" in extended else kind, start, size)
+                if "sparse" in extended:
+                    kind = "S"
+                yield _Member(path, kind, start, size)
                 extended = {}
         except ValueError as error:
             raise ArchiveError(f"{name}: header at byte {start - _BLOCK}: {error}") from None
@@ -214,7 +216,8 @@ def _number(field: bytes) -> int:
 
 def _path(header: bytes) -> str:
     path = _text(header[:100])
-    prefix = _text(header[345:500]) if header[257:263] == b"ustar\0" else ""
+    has_prefix = header[257:263] == b"ustar\0"
+    prefix = _text(header[345:500]) if has_prefix else ""
     return f"{prefix}/{path}" if prefix else path
 
 

@@ -188,7 +188,8 @@ def _read_header(data: memoryview, name: str) -> _Header:
         raise DataError(f"{name}: the header ends after {len(data)} bytes")
     code, bits, text_length = struct.unpack_from("<BBH", data, end)
     shape: tuple[int, ...] = struct.unpack_from(f"<{rank}I", data, 12)
-    if bits and (first == end + 4 + text_length or len(data) < HEADER_SIZE):
+    has_provisional_length = first == end + 4 + text_length or len(data) < HEADER_SIZE
+    if bits and has_provisional_length:
         return _provisional_header(data, name, shape, code, bits, text_length)
     header = final_header(data, name)
     if header.vendor:
@@ -258,12 +259,14 @@ def _item_type(
 
 def _dtype(kind: str, bits: int) -> np.dtype[Any] | None:
     """Return the smallest dtype for items of a kind; None if they cannot have that many bits."""
-    if kind == "b":
-        return np.dtype(np.bool_) if bits in (1, 8) else None
-    if kind == "f":
-        return np.dtype(f"f{bits // 8}") if bits in (16, 32, 64) else None
-    width = next((width for width in (8, 16, 32, 64) if bits <= width), 0)
-    return np.dtype(f"{kind}{width // 8}") if bits >= 1 and width else None
+    if kind == "b" and bits in (1, 8):
+        return np.dtype(np.bool_)
+    if kind == "f" and bits in (16, 32, 64):
+        return np.dtype(f"f{bits // 8}")
+    if kind in "iu" and 1 <= bits <= 64:
+        width = next(width for width in (8, 16, 32, 64) if bits <= width)
+        return np.dtype(f"{kind}{width // 8}")
+    return None
 
 
 def _check_length(data: memoryview, header: _Header, items: int, size: int, name: str) -> None:
@@ -290,7 +293,9 @@ def _decode(data: memoryview, header: _Header, items: int, meter: Meter, name: s
     meter.expand(items * dtype.itemsize, name)
     if dtype.kind == "b":
         stored = np.frombuffer(data, np.uint8)
-        return np.unpackbits(stored, count=items).view(dtype) if header.bits == 1 else stored != 0
+        if header.bits == 1:
+            return np.unpackbits(stored, count=items).view(dtype)
+        return stored != 0
     bits = items * (header.bits + bitstream.BITS_FOR_ITEM)
     meter.spend(bits // bitstream.BITS_PER_STEP, name)
     return bitstream.unpack(data, items, dtype, header.bits)
@@ -321,10 +326,11 @@ def write_tensor(
     require("bits", bits, int | None, "an integer, or None")
     require_flags(quantized=quantized, overwrite=overwrite)
     header, data = encode_tensor(array, bits=bits, quantized=quantized)
-    is_path = isinstance(file, str | os.PathLike)
-    with (
-        files.replacing(os.fsdecode(file), overwrite=overwrite) if is_path else nullcontext(file)
-    ) as stream:
+    if isinstance(file, str | os.PathLike):
+        opened = files.replacing(os.fsdecode(file), overwrite=overwrite)
+    else:
+        opened = nullcontext(file)
+    with opened as stream:
         stream.write(header)
         stream.write(data)
 
@@ -343,7 +349,8 @@ def encode_tensor(
             hint="convert the array to float, integer or bool of at most 64 bits first",
         )
     dtype_bits = 1 if kind == "b" else values.dtype.itemsize * 8
-    bits = dtype_bits if bits is None else bits
+    if bits is None:
+        bits = dtype_bits
     dtype = _dtype(kind, bits)
     if dtype is None or (kind == "f" and bits != dtype_bits):
         raise DataError(f"items of dtype {values.dtype} cannot be stored in {bits} bits")
@@ -357,14 +364,17 @@ def encode_tensor(
     if length > _MAX_WORD:
         raise DataError(f"{length} bytes of data, but a tensor file holds less than 4 GiB")
     if bits < dtype_bits:
-        low, high = (-1 << bits - 1, (1 << bits - 1) - 1) if kind == "i" else (0, (1 << bits) - 1)
-        least, most = int(values.min()), int(values.max())
+        low = -(1 << (bits - 1)) if kind == "i" else 0
+        high = low + (1 << bits) - 1
+        least = int(values.min())
+        most = int(values.max())
         if least < low or most > high:
             raise DataError(
                 f"values from {least} to {most} do not fit {bits} bits, which hold {low} to {high}"
             )
     extents = values.shape + (0,) * (_MAX_RANK - values.ndim)
-    code = next(c for c, (_, k, q) in _FINAL.items() if (k, q) == (kind, quantized))
+    codes = {(item_kind, is_code): code for code, (_, item_kind, is_code) in _FINAL.items()}
+    code = codes[kind, quantized]
     header = _HEADER.pack(_MAGIC, 1, 0, length, values.ndim, *extents, bits, code, 0, 0)
     return header, _encode(values, dtype, bits)
 

@@ -140,11 +140,12 @@ def write_folder(
     names = members.keys()
     check = partial(_check_replaceable, shown=target, names=names, network=network)
     with placing.naming(target):
-        old = check_folder(target, names, overwrite=overwrite, network=network)
+        old_status = check_folder(target, names, overwrite=overwrite, network=network)
         # The new folder gets the modes of an old folder, not those of a link's target.
-        in_place = old is not None and stat.S_ISDIR(old.st_mode)
-        with temporaries.temporary_folder(target, private=in_place) as temporary:
-            _fill(temporary, members, target if in_place else None)
+        replaces_folder = old_status is not None and stat.S_ISDIR(old_status.st_mode)
+        old_folder = target if replaces_folder else None
+        with temporaries.temporary_folder(target, private=replaces_folder) as temporary:
+            _fill(temporary, members, old_folder)
             placing.place_folder(temporary, target, check if overwrite else None)
 
 
@@ -155,8 +156,10 @@ def check_folder(
     placing.require_parent(path)
     target = os.path.abspath(path)
     old = placing.status(target)
-    if old and not overwrite and not (stat.S_ISDIR(old.st_mode) and not os.listdir(target)):
-        raise placing.exists(path)
+    if old and not overwrite:
+        is_empty_folder = stat.S_ISDIR(old.st_mode) and not os.listdir(target)
+        if not is_empty_folder:
+            raise placing.exists(path)
     with temporaries.held(target):
         _check_replaceable(target, shown=path, names=names, network=network)
     return old
@@ -225,12 +228,12 @@ def _other_file(root: str, members: set[str]) -> str:
         for entry in sorted(os.listdir(os.path.join(root, folder))):
             name = f"{folder}/{entry}" if folder else entry
             path = os.path.join(root, name)
-            if not os.path.isdir(path) or os.path.islink(path):
+            if os.path.isdir(path) and not os.path.islink(path):
+                ahead.append(name)
+                is_expected = name in folders
+            else:
                 protected_files.require_other(path)
                 is_expected = name in members or (name in folders and os.path.islink(path))
-            else:
-                is_expected = name in folders
-                ahead.append(name)
             if not is_expected:
                 return name
     return ""
