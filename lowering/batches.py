@@ -54,7 +54,8 @@ def batch_axes(
 
     for equation in program.equations:
         operands = [None if is_literal(v) else axes.get(v) for v in equation.invars]
-        if all(axis is None for axis in operands):
+        has_batch = any(axis is not None for axis in operands)
+        if not has_batch:
             for result in equation.outvars[:1]:
                 if not resizes:
                     alike[result] = _axes_alike(equation, alike)

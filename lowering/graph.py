@@ -118,7 +118,7 @@ Result = Value | tuple[Value, ...]
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One of the nested calls of fragments that an operation comes from."""
+    """A call of a fragment, one of the nested calls that an operation comes from."""
 
     fragment: str
     span: Span | None
@@ -126,7 +126,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Operation:
-    """One operation: its kind, and operands and attributes by name of the rule's parameter."""
+    """A kind, with operands and attributes by name of the rule's parameter, and results."""
 
     kind: str
     operands: tuple[tuple[str, Operand], ...]

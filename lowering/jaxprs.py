@@ -286,7 +286,10 @@ def trace_at(
         values = dict(zip(variables(leaves), arrays, strict=True))
         arguments: list[Any] = []
         for v in leaves:
-            arguments.append(np.asarray(v.val, v.aval.dtype) if is_literal(v) else values[v])
+            if is_literal(v):
+                arguments.append(np.asarray(v.val, v.aval.dtype))
+            else:
+                arguments.append(values[v])
         return function(*jax.tree.unflatten(tree, arguments))
 
     types = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in variables(leaves)]

@@ -156,7 +156,10 @@ def assemble(
     results = iter(computed)
     values: list[jax.Array] = []
     for source in sources:
-        values.append(next(results) if source is None else parameters[source])
+        if source is None:
+            values.append(next(results))
+        else:
+            values.append(parameters[source])
     return tuple(values)
 
 

@@ -27,12 +27,19 @@ from lowering.program import Program
 _QUARTERS = (1, 2, 3, 4)
 _QUARTERS_OF_FEW = (1, 2, 4)
 
-# At most so many bytes of scores are computed at once; more are computed by blocks. Milliseconds of
-# 12 heads of 64 items at 512, 1024, 2048 and 4096 tokens: 7.1 (6.5 in blocks), 29, 112 and 426; as
-# written 8.5, 68, 275 and 1030.
+# At most so many bytes of scores are computed at once; more are computed by blocks. The measured
+# milliseconds of 12 heads of 64 items:
+#   tokens  as written  this module
+#      512         8.5          7.1
+#     1024        68           29
+#     2048       275          112
+#     4096      1030          426
+# Blocks would take 6.5 ms for 512 tokens.
 _AT_ONCE = 16 << 20
 _BLOCK = 9 << 20  # bytes of a block's scores
-_QUERIES = 256  # the most of a block; with 512 12 heads at 1024 tokens take 44 ms instead of 24
+
+# The most queries of a block. With 512 queries 12 heads at 1024 tokens take 44 ms instead of 24.
+_QUERIES = 256
 
 Evaluate = Callable[[Program, Sequence[View]], list[View]]
 

@@ -71,7 +71,9 @@ class Codes:
             codes = replace(self, start=start + term)
         else:
             factor = other if name == "mul" else 1 / other
-            start = None if self.start is None else self.start * factor
+            start = self.start
+            if start is not None:
+                start = start * factor
             codes = replace(self, step=self.step * factor, start=start)
         return codes if is_slim(codes.extents) else None
 

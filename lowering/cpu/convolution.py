@@ -209,9 +209,14 @@ def by_depthwise(x: Array, filter: Array, window: Window) -> Array:
 def sliced(x: Array, filter: Array, window: Window) -> Array:
     """Convolve along three axes by a convolution along two: the first axis's cells become channels.
 
-    XLA's convolution along three axes takes two to thirteen times as long. Milliseconds of XLA's
-    and of this kernel: 16 channels to 32 at 32x32x32 positions 39 and 7, 3 to 16 at 35x35x35 22 and
-    1.3, 64 to 64 at 16x16x16 21 and 6, 128 to 128 at 8x8x8 6 and 3.
+    XLA's convolution along three axes takes two to thirteen times as long. The measured
+    milliseconds:
+
+        channels    positions   XLA  this kernel
+        16 to 32     32x32x32    39          7
+        3 to 16      35x35x35    22          1.3
+        64 to 64     16x16x16    21          6
+        128 to 128      8x8x8     6          3
     """
     first, *size, depth, count = filter.shape
     along_first = replace(window, padding=[window.padding[0], *[(0, 0)] * len(size)])
@@ -265,10 +270,15 @@ def has_few_positions(x: Array, filter: Array, window: Window) -> bool:
     """Tell whether the positions are no more than the rows and the columns of the filter's matrix.
 
     To lay out or transform a filter that varies then costs more than it gains. ResNet-50 of batch 1
-    takes 2.9 times as long as with prepared filters if all filters are laid out, 1.2 times if those
-    with few positions are not. Milliseconds, laid out and by `patches`: 512 channels at 7x7 3.7 and
-    2.1 (prepared 1.8), 8 items 11.2 and 9.2; 256 at 14x14 1.7 and 1.6, 8 items 8.0 and 15; 128 at
-    28x28 1.0 and 1.6.
+    takes 2.9 times as long as with prepared filters if all filters are laid out. It takes 1.2 times
+    as long if filters with few positions are not laid out. The measured milliseconds:
+
+        channels  positions  batch  laid out  `patches`
+             512        7x7      1       3.7        2.1
+             512        7x7      8      11.2        9.2
+             256      14x14      1       1.7        1.6
+             256      14x14      8       8.0       15
+             128      28x28      1       1.0        1.6
     """
     *size, depth, columns = filter.shape
     smaller = min(columns, depth * math.prod(size))

@@ -25,11 +25,11 @@ from lowering.kernels.precision import accumulator
 _CELLS = 25
 
 # Channels of a vector of 512 bits. If a window has more than _CELLS cells along an axis, the input
-# is laid out vector by vector, and the items of a window stay in the first cache. On two cores 75
-# cells at 8x200 positions of 512 channels take 2.7 ms instead of 5.7, 33 cells of 256 channels 0.75
-# instead of 1.3 (medians), QuartzNet 0.8 to 0.98 of the time, its training step 0.94 to 0.99. 7x7
-# cells keep their layout: by themselves they would take 0.7 to 0.9 of the time, but ConvNeXt-T 0.97
-# and its training step 1.08.
+# is laid out vector by vector, and the items of a window stay in the first cache. On two cores, at
+# 8x200 positions, 75 cells of 512 channels take 2.7 ms instead of 5.7, and 33 cells of 256 channels
+# take 0.75 ms instead of 1.3. QuartzNet takes 0.8 to 0.98 of the time, its training step 0.94 to
+# 0.99. Windows of 7x7 cells keep their layout: alone they would take 0.7 to 0.9 of the time, but
+# ConvNeXt-T would take 0.97 and its training step 1.08.
 _VECTOR = 16
 
 

@@ -8,32 +8,42 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-# The most groups whose convolutions are unrolled, for 0.03 s of compilation each. A loop over the
-# groups takes up to twice as long (10 groups of 24 channels, 2 items of 28x28: 6.8 ms, not 3.1).
+# The most groups whose convolutions are unrolled. Each takes 0.03 s to compile. A loop over the
+# groups takes up to twice as long to run: two items of 10 groups of 24 channels at 28x28 positions
+# take 6.8 ms instead of 3.1.
 UNROLLED_GROUPS = 16
 
-# A group with at least _WIDE channels has a convolution of its own; joined groups have at most
-# WIDEST.
-# Milliseconds of 3x3 windows for 1, 2, 4 and 8 groups at a time, and by oneDNN; with more than 16
-# groups 1 at a time is a loop:
-#   32 groups of  4 channels, 56x56   4.6         2.0   2.2   0.5
-#   32 groups of  8 channels, 28x28   1.7   1.0   1.2   2.0   0.3
-#   32 groups of 16 channels, 14x14   1.0   0.7   1.1   1.4   0.2
-#   32 groups of 32 channels,  7x7    0.9   0.8   1.0         0.3
-#   16 groups of 24 channels, 14x14   0.7   0.9   1.3         0.3
+# A group with at least _WIDE channels has a convolution of its own. Joined groups have at most
+# WIDEST channels. The measured milliseconds of 3x3 windows, by the number of groups joined to one,
+# and of oneDNN. More than 16 groups that are not joined are a loop.
+#   groups  channels  positions   not joined     2     4     8   oneDNN
+#       32         4      56x56          4.6         2.0   2.2      0.5
+#       32         8      28x28          1.7   1.0   1.2   2.0      0.3
+#       32        16      14x14          1.0   0.7   1.1   1.4      0.2
+#       32        32        7x7          0.9   0.8   1.0            0.3
+#       16        24      14x14          0.7   0.9   1.3            0.3
 _WIDE, WIDEST = 16, 32
 
 # With fewer channels in a group, a sum of depthwise convolutions, one for each channel of a group,
-# is faster than joined groups. Milliseconds, joined and by the sum: 32 groups of 4 channels at
-# 56x56, 3x3 1.26, 0.49; 24 of 4 at 28x28, 5x5 0.63, 0.30; 32 of 2 at 28x28 0.15, 0.05; 23 of 2 at
-# 48x48, 7x7, 4 items 10.0, 2.5; 224 of 2 at 160, 7 0.35, 0.06; 8 of 8 at 56x56 0.45, 0.46.
+# is faster than joined groups. The measured milliseconds:
+#   groups  channels  positions  window  batch   joined    sum
+#       32         4      56x56     3x3      1     1.26   0.49
+#       24         4      28x28     5x5      1     0.63   0.30
+#       32         2      28x28              1     0.15   0.05
+#       23         2      48x48     7x7      4    10.0    2.5
+#      224         2        160       7      1     0.35   0.06
+#        8         8      56x56              1     0.45   0.46
 _NARROWEST = 8
-_TERMS = 128  # the most of such a sum; 343 terms take 0.87 s to compile
+_TERMS = 128  # the most terms of such a sum; 343 terms take 0.87 s to compile
 
-# The most bytes of items that the gradient by the filter takes at a time, though always two items.
-# Milliseconds for 3x3 windows and 8 items, with all, 2 and 4 at a time: 32 groups of 4 channels at
-# 56x56 90, 37, 46; of 8 at 28x28 38, 19, 30; of 16 at 14x14 21, 11, 12; 4 groups of 24 at 28x28, 16
-# items, 24, 18, 11. Groups of 32 channels at 7x7, which are not joined: all 6, in parts 8.
+# The most bytes of items that the gradient by the filter takes at a time. It takes two items at
+# least. The measured milliseconds of 3x3 windows, by the number of items at a time:
+#   groups  channels  positions  batch   all    2    4
+#       32         4      56x56      8    90   37   46
+#       32         8      28x28      8    38   19   30
+#       32        16      14x14      8    21   11   12
+#        4        24      28x28     16    24   18   11
+# Groups of 32 channels at 7x7 positions, which are not joined, take 6 ms at once and 8 ms in parts.
 _ITEMS = 7 << 19
 
 

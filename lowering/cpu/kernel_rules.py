@@ -52,9 +52,13 @@ def _sum(program: Program, equation: Equation, view: View) -> View | list[View] 
 
 _MANY = 16 << 10  # items; sums of fewer are not worth products
 
-# The most sums of one tensor that products compute. Microseconds by reduction and by products: for
-# 128 sums over 16 rows of 64 items 87 and 43, over 49 rows 68 and 55; for 512 sums over 49 rows 212
-# and 323, for 1024 over 16 rows 182 and 302, for 8192 over 8 rows 543 and 1128.
+# The most sums of one tensor that products compute. The measured microseconds of rows of 64 items:
+#    sums  rows  by reduction  by products
+#     128    16            87           43
+#     128    49            68           55
+#     512    49           212          323
+#    1024    16           182          302
+#    8192     8           543         1128
 _FEW = 128
 
 
@@ -107,12 +111,12 @@ def _layer(program: Program, equation: Equation, input: View, matrix: View) -> V
     """Multiply by the matrix of a layer; with some rows and many columns compute the transpose.
 
     A matrix that varies from call to call keeps its layout. A large matrix that programs of other
-    shapes read keeps it too, since another layout would be a copy; only products of 32 to 48 rows
-    by 1024x1024 would gain from another layout, 0.67 to 0.87 of the time.
+    shapes read keeps its layout too, since another layout would be a copy. Only products of 32 to
+    48 rows by 1024x1024 would gain from the copy: they would take 0.67 to 0.87 of the time.
 
     In a loop the result is transposed back at once. The transpose is computed there only if nothing
-    but slices reads the result: otherwise XLA undoes the transposition, and an LSTM of 32 rows
-    takes 73 ms instead of 47.
+    but slices reads the result. Otherwise XLA would undo the transposition, and an LSTM of 32 rows
+    would take 73 ms instead of 47.
     """
     ((left,), (right,)), _ = equation.params["dimension_numbers"]
     (result,) = equation.outvars
@@ -138,16 +142,18 @@ def _layer(program: Program, equation: Equation, input: View, matrix: View) -> V
     if is_copied:
         order = (1 - right, right) if turned else (right, 1 - right)
     y = full_array(matrix, order)
+    keeps_layout = matrix.is_early and not is_copied
     if is_copied and not turned and products.is_paired(x, axis, width):
         array = products.pairs(x, axis, y, kind)
-    elif matrix.is_early and not (is_copied or turned) and products.is_shared_out(x, axis, width):
+    elif keeps_layout and not turned and products.is_shared_out(x, axis, width):
         array = products.shared_out(x, axis, y, kind)
     else:
         array = products.product(x, axis, y, order.index(right), kind, turned=turned)
+    # The columns are the last axis of the result; its array has them first if it is transposed.
     free = [a for a in input.order if a != left]
-    order = list(ranks(free))
-    order.insert(0 if turned else len(free), len(free))
-    view = view_of(equation, array, tuple(order))
+    columns = len(free)
+    result_order = (columns, *ranks(free)) if turned else (*ranks(free), columns)
+    view = view_of(equation, array, result_order)
     return plain(tensor(view)) if program.in_loop else view
 
 

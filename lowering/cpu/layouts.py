@@ -55,7 +55,8 @@ def _orders(program: Program) -> dict[Variable, tuple[int, ...]]:
     both transpositions.
     """
     orders: dict[Variable, tuple[int, ...]] = {}
-    groups_of: dict[Variable, list[Sequence[Variable]]] = defaultdict(list)  # of the same axes
+    # The groups of variables with the same axes that each variable is in.
+    groups_of: dict[Variable, list[Sequence[Variable]]] = defaultdict(list)
     pending: list[tuple[Atom, tuple[int, ...]]] = []
     for equation in program.equations:
         if primitive(equation) == jaxprs.CONVOLUTION:
@@ -147,9 +148,10 @@ def _scan(program: Program, equation: Equation, *views: View) -> list[View] | No
     are_read_first = [False] * len(stacks)  # a step first reads their items into memory
     if recurs and options["length"]:
         are_read_first = _are_sliced(body, len(stacks))
-    scanned: list[Array | None] = []
-    for stack, is_read_first in zip(stacks, are_read_first, strict=True):
-        scanned.append(None if is_read_first else stack.array)
+    scanned: list[Array | None] = [stack.array for stack in stacks]
+    for i, is_read_first in enumerate(are_read_first):
+        if is_read_first:
+            scanned[i] = None
 
     def turn(
         carry: list[Array], index_and_items: tuple[Any, list[Array | None]]
@@ -157,7 +159,9 @@ def _scan(program: Program, equation: Equation, *views: View) -> list[View] | No
         index, items = index_and_items
         arguments = [*carry]
         for stack, item in zip(stacks, items, strict=True):
-            arguments.append(_item(stack.array, index) if item is None else item)
+            if item is None:
+                item = _item(stack.array, index)
+            arguments.append(item)
         results = parts.call(prepared, arguments)
         return results[:carried], results[carried:]
 

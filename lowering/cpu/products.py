@@ -15,26 +15,43 @@ from lowering.kernels.precision import left_operand
 from lowering.machine import profile
 
 # With so many rows a product is computed transposed, if there are many columns: Eigen divides the
-# rows of the result among threads. GFLOP/s of rows x depth x columns, as written and
-# transposed: 49x320x1280 90 and 130, 128x384x1536 100 and 150, 128x1536x384 117 and 114;
-# 196x576x96 144 and 89, 197x384x384 117 and 95. Few rows are better as written: 4x256x256 82 and
-# 31, 4x1024x1024 46 and 28, 17x96x392 160 and 82, 17x256x256 145 and 88, 17x512x512 129 and 153;
-# 32x256x256 93 and 191, 32x512x512 104 and 270.
+# rows of the result among threads. The measured GFLOP/s:
+#   rows  depth  columns  as written  transposed
+#      4    256      256          82          31
+#      4   1024     1024          46          28
+#     17     96      392         160          82
+#     17    256      256         145          88
+#     17    512      512         129         153
+#     32    256      256          93         191
+#     32    512      512         104         270
+#     49    320     1280          90         130
+#    128    384     1536         100         150
+#    128   1536      384         117         114
+#    196    576       96         144          89
+#    197    384      384         117          95
 #
-# In a loop the result is transposed back in each step, by gates that read it across. Milliseconds
-# of 128 steps, as written and transposed: an LSTM of 256 for 8 rows 6.8 and 12.6, for 16 15 and 20,
-# for 32 49 and 43; an LSTM of 128 for 32 rows 10 and 12; an LSTM of 512 for 16 rows 64 and 67, for
-# 32 140 and 114; a GRU of 256 for 8 rows 5.1 and 7.9, for 32 27 and 25.5.
+# In a loop the result is transposed back in each step, by gates that read it across. The measured
+# milliseconds of 128 steps:
+#   network      rows  as written  transposed
+#   LSTM of 128    32        10          12
+#   LSTM of 256     8         6.8        12.6
+#   LSTM of 256    16        15          20
+#   LSTM of 256    32        49          43
+#   LSTM of 512    16        64          67
+#   LSTM of 512    32       140         114
+#   GRU of 256      8         5.1         7.9
+#   GRU of 256     32        27          25.5
 _FEWEST, _MOST = 32, 160
 _LARGE = 128 << 10  # items; smaller matrices are worth neither the transpose nor parts
 
 _PARTS = 2  # a product of one row runs on one thread, a batch of such parts on several
 
 # Matrices with so many items do not fit the caches: the product with one row takes as long as
-# reading the matrix. With contiguous columns 768x768 takes 0.032 ms in a loop, 512x2048 0.050; in
-# two parts on two threads, with contiguous rows, 0.057 and 0.11. Parts wake a thread for each
-# product: a network with two products by 472x472 takes 0.14 to 0.15 ms with them, after a rest 0.23
-# to 0.34; as written 0.13, after a rest 0.15 to 0.23.
+# reading the matrix. In a loop, with contiguous columns, a product takes 0.032 ms for 768x768 and
+# 0.050 ms for 512x2048. In two parts on two threads, with contiguous rows, it takes 0.057 and 0.11.
+# Parts wake a thread for each product: a network with two products by 472x472 takes 0.14 to 0.15 ms
+# with parts, and 0.13 ms without them. After a rest it takes 0.23 to 0.34 ms with parts, and 0.15
+# to 0.23 ms without them.
 _STREAMED = 1 << 19
 
 # The number of parts of such a matrix. XLA divides a batch of parts among threads better than Eigen
@@ -77,8 +94,9 @@ def row_product(row: Array, matrix: Array, axis: int, params: Params) -> Array:
 def row_twice(row: Array, matrix: Array, axis: int, params: Params) -> Array:
     """Multiply a row (K) of 8 or 16 bits by a matrix, whose `axis` is summed.
 
-    XLA computes one row by a loop in 32 bits, two rows by a library: with 1280x1000 items of 8 bits
-    0.54 and 0.05 ms, with 768x2304 of bfloat16 1.8 and 0.18.
+    XLA computes one row by a loop in 32 bits, and two rows by a library. With 1280x1000 items of 8
+    bits one row takes 0.54 ms, two rows take 0.05. With 768x2304 items of bfloat16 one row takes
+    1.8 ms, two rows take 0.18.
     """
     sums = params["preferred_element_type"]
     two = jnp.broadcast_to(row, (2, row.size))
@@ -122,9 +140,14 @@ def product(
 def is_shared_out(x: Array, axis: int, columns: int) -> bool:
     """Tell whether to multiply a row by a matrix (K,N) in parts of K, in the matrix's layout.
 
-    Milliseconds for matrices that are read from memory, by one product, in 8 parts, transposed:
-    768x3072 0.29, 0.23, 0.21; 1024x4096 0.53, 0.40, 0.59; 4096x1024 0.69, 0.43, 0.41. For 512x512
-    parts take as long as one product.
+    The measured milliseconds for matrices that are read from memory:
+
+        matrix     one product  8 parts  transposed
+        768x3072          0.29     0.23        0.21
+        1024x4096         0.53     0.40        0.59
+        4096x1024         0.69     0.43        0.41
+
+    For 512x512 items parts take as long as one product.
     """
     depth = x.shape[axis]
     is_streamed = x.size == depth and depth % _SHARES == 0 and depth * columns >= _STREAMED
@@ -158,11 +181,17 @@ def pairs(x: Array, axis: int, matrix: Array, params: Params) -> Array:
 
 
 # Sums of outer products of rows, as in gradients of matrices. Eigen computes them faster as two
-# products of half of the rows, best with the narrower operand first. Milliseconds by rows and
-# columns of both, as one product, two, two with operands exchanged, and torch's: 25088, 384, 96:
-# 19.9, 13.3, 8.6, 8.0; 25088, 96, 384: 11.3, 8.5, 13.7, 7.3; 25088, 96, 288: 9.4, 6.7, 7.5, 5.8;
-# 6272, 768, 192: 11.5, 9.2, 7.8, 6.8; 6272, 192, 768: 10, 8.2, 9.4, 6.7; 1568, 1152, 384: 6.1, 6.0,
-# 6.1, 4.8; 1568, 1536, 384: 7.9, 7.8, 9.8, 6.5; 392, 3072, 768: 6.6, 7.3, -, 6.8.
+# products of half of the rows, best with the narrower operand first. The measured milliseconds, by
+# the columns of the left and the right operand:
+#    rows  left  right  one product  two products  operands exchanged  torch
+#   25088   384     96         19.9          13.3                 8.6    8.0
+#   25088    96    384         11.3           8.5                13.7    7.3
+#   25088    96    288          9.4           6.7                 7.5    5.8
+#    6272   768    192         11.5           9.2                 7.8    6.8
+#    6272   192    768         10             8.2                 9.4    6.7
+#    1568  1152    384          6.1           6.0                 6.1    4.8
+#    1568  1536    384          7.9           7.8                 9.8    6.5
+#     392  3072    768          6.6           7.3                        6.8
 _FEWEST_ROWS = 256
 _MANY_ROWS = 1024
 _SMALL = 256 << 10  # items; larger results are not worth transposing back
@@ -194,12 +223,16 @@ def over_rows(x: Array, y: Array, precision: lax.PrecisionLike = None, *, is_alo
 def sums_of_channels(x: Array, leading: int = 0) -> Array:
     """Sum over the axes between the first `leading` axes and the last, by products with ones.
 
-    XLA's reduction takes much longer among other operations: a training step of MobileNetV2 561 ms
-    instead of 300, of ResNet-18 523 instead of 481. With one row of ones instead of two, XLA would
-    compute the product and its operand in a loop for each channel. With ones as the right operand
-    100352 rows of 64 take 5.0 ms instead of 1.3, the steps 330 and 493. Microseconds of means over
-    positions, by reduction and by products: 28x28 of 240 channels 75 and 28, 7x7 of 1152 18 and 7,
-    4 items of 14x14 of 672 163 and 55.
+    With XLA's reduction a training step of MobileNetV2 takes 561 ms instead of 300, of ResNet-18
+    523 instead of 481. With one row of ones instead of two, XLA would compute the product and its
+    operand in a loop for each channel. With ones as the right operand 100352 rows of 64 items take
+    5.0 ms instead of 1.3, and the two training steps take 330 and 493 ms. The measured microseconds
+    of means over positions:
+
+        channels  positions  batch  by reduction  by products
+             240      28x28      1            75           28
+            1152        7x7      1            18            7
+             672      14x14      4           163           55
     """
     rows = x.reshape(math.prod(x.shape[:leading]), -1, x.shape[-1])
     ones = jnp.ones((rows.shape[0], 2, rows.shape[1]), x.dtype)

@@ -26,11 +26,11 @@ from lowering.machine import Costs, MachineProfile
 # that differ by less than a twelfth are equal.
 _STEP = 2**0.25
 
-_PLAIN = lax.Precision.DEFAULT  # instead of the precision in the user's settings of jax
+_PLAIN = lax.Precision.DEFAULT  # the user's settings of jax may have another precision
 
 _WIDTH = "xla_cpu_prefer_vector_width"
 
-_SECONDS = 0.01  # for calls of one program
+_SECONDS = 0.01  # seconds for the calls of one program
 _CALLS = 3  # the fewest calls of one program
 _STEPS = 32  # turns of a loop: the time to call it is small beside them
 

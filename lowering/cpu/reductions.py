@@ -14,9 +14,13 @@ from lowering.extents import at_least, is_symbolic
 
 # XLA adds the items of a row one after the other. Computed items, such as squares, are first
 # written to memory. A sum of parts of the row is one loop over lanes, and fused with the loop that
-# computes the items. Milliseconds of a layer norm, as written and by parts: 3136 rows of 96 items
-# 0.58 and 0.30, 784 of 192 0.31 and 0.20, 196 of 384 0.23 and 0.14, 1576 of 384 1.11 and 0.53, 128
-# of 384 0.09 and 0.12.
+# computes the items. The measured milliseconds of a layer norm:
+#   rows  items  as written  by parts
+#   3136     96        0.58      0.30
+#    784    192        0.31      0.20
+#    196    384        0.23      0.14
+#   1576    384        1.11      0.53
+#    128    384        0.09      0.12
 _LANES = 32  # the fewest items of a part
 _PARTS = 24  # the most parts, since separate instructions read each part
 _ITEMS = 64 << 10  # the fewest items of an array

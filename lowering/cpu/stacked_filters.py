@@ -12,10 +12,12 @@ from jax import Array, lax
 from lowering.cpu.products import product
 from lowering.cpu.sliding_filter import Window, cells, padded
 
-# The most bytes of the result of one product for all cells: beyond the caches other kernels are
-# faster. Milliseconds by one product, by one for each cell, and by XLA's convolution: 64 channels
-# of bfloat16 at 56x56 0.56, 1.35 and 1.25; 8 items of these 22.6, 22.4 and 7.5; 256 channels at
-# 14x14 0.45, 0.61 and 1.44.
+# The most bytes of the result of one product for all cells. If the result leaves the caches, other
+# kernels are faster. The measured milliseconds in bfloat16:
+#   channels  positions  batch  one product  a product for each cell   XLA
+#         64      56x56      1         0.56                     1.35  1.25
+#         64      56x56      8        22.6                     22.4   7.5
+#        256      14x14      1         0.45                     0.61  1.44
 _BYTES = 8 << 20
 
 

@@ -131,7 +131,8 @@ def moved(program: Program, equation: Equation, *views: View) -> list[View] | No
     if fact.reduces and fact.removes:
         views = tuple(map(in_any_loop, views))
     # If the equation only moves items, broadcast arrays keep extent 1.
-    arrays = _in_order(views, order, arranged if fact.shapes else full_array)
+    array_of = arranged if fact.shapes else full_array
+    arrays = _in_order(views, order, array_of)
     removed = equation.params[fact.removes] if fact.removes else ()
     result_order = ranks(axis for axis in order if axis not in removed)
     results = jaxprs.bind(equation, arrays, **params)

@@ -27,10 +27,10 @@ from lowering.kernels.windows import extend
 _BLOCK = 8 << 20
 
 # Sums of rows with more bytes are stored in memory. The sums of columns then share kernels: XLA
-# compiles 8 instead of 16, and each reads less. ResNet-18 of batch 8 takes 2.1 s to compile instead
-# of 2.85, 105 ms to run instead of 107; U-Net of batch 8 1.8 s instead of 2.8, 148 ms instead of
-# 151. If all were stored, ResNet-50 of batch 1 would take 1.0 s instead of 1.25, but 44.5 ms
-# instead of 43.2.
+# compiles 8 instead of 16, and each reads less. ResNet-18 of batch 8 takes 2.1 s instead of 2.85 to
+# compile, and 105 ms instead of 107 to run. U-Net of batch 8 takes 1.8 s instead of 2.8 to compile,
+# and 148 ms instead of 151 to run. If all sums were stored, ResNet-50 of batch 1 would take 1.0 s
+# instead of 1.25 to compile, but 44.5 ms instead of 43.2 to run.
 _STORED = 180_000
 
 

@@ -34,8 +34,11 @@ def parse(expr: str, ranks: Sequence[int]) -> tuple[list[str], str]:
     # The number of axes that `...` stands for in each term.
     counts: list[int] = []
     for term, rank in zip(terms, ranks, strict=True):
-        named = len(term.replace("...", ""))
-        counts.append(max(rank - named, 0) if "..." in term else 0)
+        count = 0
+        if "..." in term:
+            named_axes = len(term.replace("...", ""))
+            count = max(rank - named_axes, 0)
+        counts.append(count)
     spare = [letter for letter in string.ascii_letters if letter not in expr]
     letters = "".join(spare[: max(counts)])
     for k, count in enumerate(counts):

@@ -62,8 +62,10 @@ _PRODUCTS = 32
 
 _WORK = 8  # arrays on the host at once, with items of 64 bits
 _UNROLLED = 32  # phases of an output; more are computed together
-_OFFSETS = {False: (0, 0, 1), True: (-1, 0, 1)}  # by shift: offsets of the neighbours
-_SHIFTED = {"half_pixel": True, "pytorch_half_pixel": True, "asymmetric": False}  # of upsampling
+# Upsampling reads three neighbours of an item, at these offsets with and without a shift.
+_OFFSETS = {False: (0, 0, 1), True: (-1, 0, 1)}
+# Whether `upsample_linear` has a shift for these coordinates.
+_SHIFTED = {"half_pixel": True, "pytorch_half_pixel": True, "asymmetric": False}
 
 # Scales have single precision: 1.7 is rounded up, and 17 / 1.7 is less than 10.
 _PRECISION = 2.0**-23

@@ -118,6 +118,7 @@ class Families(Registry):
         return self._rules.get(kind)
 
     def __getitem__(self, kind: str) -> Rule:
+        # Most rules are imported already: the first look-up spares a call.
         rule = self._rules.get(kind) or self.get(kind)
         if rule is None:
             raise KeyError(kind)

@@ -148,10 +148,10 @@ def refined_detections(
         return jnp.zeros((keep, 4), dtype), jnp.zeros(keep, jnp.int32), no_scores
     shared = partial(overlap, offset=1.0, touches=False)
 
-    def of_class(boxes: Array, scores: Array) -> Array:
+    def places(boxes: Array, scores: Array) -> Array:
         return suppressed(boxes, scores, scores > score_threshold, most, nms_threshold, shared)
 
-    chosen = jax.vmap(of_class, (1, 1))(boxes, scores)  # [classes,most]
+    chosen = jax.vmap(places, (1, 1))(boxes, scores)  # [classes,most]
     label = jnp.broadcast_to(jnp.arange(classes, dtype=jnp.int32)[:, None], chosen.shape)
     filled = ((chosen >= 0) & (label > 0)).reshape(-1)
     label = label.reshape(-1)

@@ -200,7 +200,8 @@ def multiclass_suppression(
         boxes = boxes[:, None]
     shared = partial(overlap, offset=pixel_offset)
 
-    def of_class(sides: Array, scores: Array, eligible: Array) -> Array:
+    def places(sides: Array, scores: Array, eligible: Array) -> Array:
+        """Return the places [most] of the selected boxes of a class, padded by -1."""
         best = jnp.argsort(jnp.where(eligible, -scores, jnp.inf), stable=True)[:most]
         picked = suppressed(
             sides[best], scores[best], eligible[best], most, iou_threshold, shared, eta
@@ -208,10 +209,10 @@ def multiclass_suppression(
         return jnp.where(picked >= 0, best.astype(jnp.int32)[picked], -1)
 
     if counts is False:
-        by_class = jax.vmap(of_class, (None, 0, 0))
+        by_class = jax.vmap(places, (None, 0, 0))
         sides = boxes[:, 0]
     else:
-        by_class = jax.vmap(of_class)
+        by_class = jax.vmap(places)
         sides = boxes
     place = jax.vmap(by_class)(sides, scores, eligible)  # [batch,classes,most]
     label = lax.broadcasted_iota(jnp.int32, place.shape, 1)

@@ -59,10 +59,16 @@ def _normalization(kind: str, norm_of: Callable[[Array, Ints], Array]) -> None:
     rules.rule(kind, _axes_type)(lower)
 
 
-_normalization("l1_normalization", lambda x, axes: jnp.sum(jnp.abs(x), axis=axes, keepdims=True))
-_normalization(  # its gradient at 0 is finite
-    "l2_normalization", lambda x, axes: _root(jnp.sum(jnp.square(x), axis=axes, keepdims=True))
-)
+def _l1_norm(x: Array, axes: Ints) -> Array:
+    return jnp.sum(jnp.abs(x), axis=axes, keepdims=True)
+
+
+def _l2_norm(x: Array, axes: Ints) -> Array:
+    return _root(jnp.sum(jnp.square(x), axis=axes, keepdims=True))
+
+
+_normalization("l1_normalization", _l1_norm)
+_normalization("l2_normalization", _l2_norm)
 
 
 # Windows are centred on the items of the input, zero-padded.
@@ -145,6 +151,7 @@ def rms_norm(input: Array, scale: Array, epsilon: Array, axis: int, dtype: str) 
     x = widened(jnp.asarray(input))
     squares = jnp.mean(jnp.square(x), axis=axis, keepdims=True)
     y = x * lax.rsqrt(squares + jnp.asarray(epsilon).astype(x.dtype).reshape(()))
-    if not (is_static(scale) and np.all(np.asarray(scale) == 1)):
+    is_one = is_static(scale) and np.all(np.asarray(scale) == 1)
+    if not is_one:
         y = y * jnp.asarray(scale).astype(y.dtype).reshape(along(axis, y.ndim))
     return y.astype(dtype or input.dtype)

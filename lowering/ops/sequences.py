@@ -12,7 +12,7 @@ from lowering.graph import TensorType
 from lowering.kernels.precision import widened
 from lowering.ops import require, rules
 
-_NEVER = -1e30  # the logarithm of probability 0, finite for the sake of derivatives
+_NEVER = -1e30  # the logarithm of probability 0; infinity would have no derivatives
 
 
 def _loss_type(

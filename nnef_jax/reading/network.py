@@ -397,23 +397,25 @@ def _baked_extent(original: Operation, changed: Operation) -> ShapeError | None:
 
 def _opened(graph: Graph, shapes: Shapes, states: Shapes) -> Graph:
     """Return the graph with these shapes of inputs and states, and other extents open."""
-    swapped: dict[Value, Value] = {}
+    opened: dict[Value, Value] = {}
     changing = {s.value: states[s.label] for s in graph.states if s.label in states}
     tensors = chain.from_iterable(operation.writes() for operation in graph.operations)
     for value in dict.fromkeys((*graph.inputs, *tensors, *changing)):
-        extents = changing.get(value) or shapes.get(value.name, [None] * len(value.type.shape))
+        extents = changing.get(value)
+        if not extents:
+            extents = shapes.get(value.name, [None] * len(value.type.shape))
         shape = tuple(UNKNOWN if extent is None else extent for extent in extents)
-        swapped[value] = replace(value, type=TensorType(shape, value.type.dtype))
+        opened[value] = replace(value, type=TensorType(shape, value.type.dtype))
 
     def swap(operation: Operation) -> Operation:
-        results: Any = substituted(operation.results, swapped)
-        return replace(operation.reading(swapped), results=results)
+        results: Any = substituted(operation.results, opened)
+        return replace(operation.reading(opened), results=results)
 
     return replace(
         graph,
-        inputs=tuple(swapped[value] for value in graph.inputs),
-        outputs=tuple(swapped.get(value, value) for value in graph.outputs),
+        inputs=tuple(opened[value] for value in graph.inputs),
+        outputs=tuple(opened.get(value, value) for value in graph.outputs),
         operations=tuple(map(swap, graph.operations)),
-        states=tuple(state.substituted(swapped) for state in graph.states),
-        aliases={name: swapped.get(value, value) for name, value in graph.aliases.items()},
+        states=tuple(state.substituted(opened) for state in graph.states),
+        aliases={name: opened.get(value, value) for name, value in graph.aliases.items()},
     )

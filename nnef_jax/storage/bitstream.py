@@ -66,12 +66,15 @@ BITS = {"uint4": 4, "int4": 4, "float4_e2m1fn": 4, "uint2": 2, "int2": 2}  # by 
 def codes_of(
     data: memoryview, bits: int, shape: tuple[int, ...], *, from_high: bool = False
 ) -> NDArray[np.uint8]:
-    """Return the bits of each item as an integer. The first item is in the low bits of a byte.
+    """Return the bits of each item as an integer.
 
-    With `from_high` it is in the high bits. An array of an ml_dtypes type of fewer than 8 bits has
-    the same bytes: `codes_of(...).view("int4")`.
+    The first item is in the low bits of a byte, or with `from_high` in the high bits. An array of
+    an ml_dtypes type of fewer than 8 bits has the same bytes: `codes_of(...).view("int4")`.
     """
     shifts = np.arange(0, 8, bits, dtype=np.uint8)
-    codes = np.frombuffer(data, np.uint8)[:, None] >> (shifts[::-1] if from_high else shifts)
+    if from_high:
+        shifts = shifts[::-1]
+    codes = np.frombuffer(data, np.uint8)[:, None] >> shifts
     codes &= 2**bits - 1
-    return codes.reshape(-1)[: math.prod(shape)].reshape(shape)
+    items = math.prod(shape)  # the last byte may have more
+    return codes.reshape(-1)[:items].reshape(shape)

@@ -54,11 +54,13 @@ def _at_top(members: dict[str, _Member], name: str, graphs: Sequence[str]) -> di
     """Return the members of the container, which has one of `graphs` at its top, by name in it."""
     if any("/" not in member and is_graph(member, graphs) for member in members):
         return members
-    paths = [path.split("/") for path in members]
-    networks = {
-        path[0]: "/".join(path) for path in paths if len(path) == 2 and is_graph(path[1], graphs)
-    }
+    networks: dict[str, str] = {}  # the path of a network by its folder
+    for path in members:
+        folder, _, file_name = path.partition("/")
+        if file_name and "/" not in file_name and is_graph(file_name, graphs):
+            networks[folder] = path
     if len(networks) > 1:
-        raise ArchiveError(f"{name} holds several networks: {', '.join([*networks.values()][:5])}")
+        paths = list(networks.values())[:5]
+        raise ArchiveError(f"{name} holds several networks: {', '.join(paths)}")
     prefix = "".join(f"{folder}/" for folder in networks)
     return {p.removeprefix(prefix): m for p, m in members.items() if p.startswith(prefix)}

@@ -216,8 +216,9 @@ def _number(field: bytes) -> int:
 
 def _path(header: bytes) -> str:
     path = _text(header[:100])
-    has_prefix = header[257:263] == b"ustar\0"
-    prefix = _text(header[345:500]) if has_prefix else ""
+    if header[257:263] != b"ustar\0":
+        return path
+    prefix = _text(header[345:500])
     return f"{prefix}/{path}" if prefix else path
 
 

@@ -30,8 +30,8 @@ _ENCRYPTED = 1  # a flag
 class ZipArchive(PackedArchive[zipfile.ZipInfo]):
     """The members of a zip archive, without folders.
 
-    The checksum of a stored member is compared only with `checked`, which reads all its bytes. That
-    of an inflated member always is.
+    The checksum of a stored member is compared only with `checked`, since that reads all its bytes.
+    The checksum of an inflated member is always compared.
     """
 
     def __init__(
@@ -43,10 +43,14 @@ class ZipArchive(PackedArchive[zipfile.ZipInfo]):
         *,
         checked: bool = False,
     ) -> None:
-        self._name, self._data, self._meter, self._checked = name, data, meter, checked
+        self._name = name
+        self._data = data
+        self._meter = meter
+        self._checked = checked
         self._inflated: dict[zipfile.ZipInfo, memoryview] = {}
         # In Python 3.11 `is_dir` fails for a name that is empty, or begins with NUL.
-        members = [(x.filename, x) for x in self._entries() if not x.filename.endswith("/")]
+        entries = self._entries()
+        members = [(entry.filename, entry) for entry in entries if not entry.filename.endswith("/")]
         super().__init__(members, name, graphs)
 
     def _entries(self) -> list[zipfile.ZipInfo]:
