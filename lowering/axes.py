@@ -174,8 +174,8 @@ def _same(equation: Equation, touched: Iterable[int] = (), *, repeats: bool = Fa
             continue
         (extent,) = result_extents
         equal = [i for i, shape in operands if shape[axis] == extent]
-        others = [shape[axis] for _, shape in operands if shape[axis] != extent]
-        if not others or (repeats and all(n == 1 for n in others)):
+        unequal = [shape[axis] for _, shape in operands if shape[axis] != extent]
+        if not unequal or (repeats and all(n == 1 for n in unequal)):
             links.append(_shared(equal, axis, range(len(equation.outvars)), axis))
     return LinkedAxes(links)
 

@@ -21,7 +21,8 @@ from lowering.program import Program
 def convolution(program: Program, equation: Equation, input: View, filter: View) -> View:
     """Return the view of a convolution's result, in a program of any role."""
     params = equation.params
-    numbers, shape = params["dimension_numbers"], tuple(equation.outvars[0].aval.shape)
+    numbers = params["dimension_numbers"]
+    shape = tuple(equation.outvars[0].aval.shape)
     window = Window(*map(params.__getitem__, WINDOW))
     if program.role == "backward" or params["batch_group_count"] > 1:
         gradient = filter_gradient(equation, input, filter, window, is_alone=program.is_alone)
@@ -35,7 +36,8 @@ def convolution(program: Program, equation: Equation, input: View, filter: View)
     if filter.is_early and may_be_in_rows(program, x.shape) and is_in_rows(x, w, window):
         array = depthwise_rows(x, w, window)
         return View(array, (batch, *spatial, channel), shape, in_rows=True)
-    x = apart_in_rows(x) if input.in_rows else x
+    if input.in_rows:
+        x = apart_in_rows(x)
     is_read_by_loops = window.groups > 1 or kernels.is_summed(x, w, window)
     if is_read_by_loops and not filter.is_early and w.dtype == jnp.float32:
         w = in_memory(w)  # it is small; loops would scale it again for each item

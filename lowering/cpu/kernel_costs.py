@@ -84,11 +84,13 @@ def winograd(e: Extents) -> float:
     An eighth is added, since many operations take long to compile. Transforms that leave the caches
     cost more: 64 channels at 256x256 positions take 26 to 41 ms in networks, by `direct` 20.
     """
-    channels, tiles = e.depth + e.results, 16 * e.tiles
-    moved = 8.0 * tiles * channels + 6.2 * _read(e.matrix * 16 / 9, e.tiles)
-    beyond = max(0, e.positions * channels - _CACHED)
-    seconds = _seconds(0.56 * tiles * e.depth * _vectors(e.results), moved, starts=28)
-    return seconds + 2 * 4 * beyond / profile().costs.memory
+    channels = e.depth + e.results
+    rows = 16 * e.tiles  # of the products
+    moved = 8.0 * rows * channels + 6.2 * _read(e.matrix * 16 / 9, e.tiles)
+    seconds = _seconds(0.56 * rows * e.depth * _vectors(e.results), moved, starts=28)
+    uncached = max(0, e.positions * channels - _CACHED)
+    nbytes = 2 * 4 * uncached  # written and read
+    return seconds + nbytes / profile().costs.memory
 
 
 def summed(e: Extents) -> float:

@@ -114,8 +114,8 @@ def round_(ctx: Context, x: Array, ties: str = "up") -> Array:
     x = jnp.asarray(x)
     if not _is_real(x):
         return x
-    whole = rounded(x, ties)
-    return straight_through(whole, x) if ctx.straight_through else whole
+    integers = rounded(x, ties)
+    return straight_through(integers, x) if ctx.straight_through else integers
 
 
 def _same_type(x: TensorType, y: TensorType) -> TensorType:

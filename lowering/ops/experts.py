@@ -77,7 +77,8 @@ def _experts_type(
 def _experts_work(input: TensorType, w1: TensorType, w3: TensorType, w2_bias: TensorType) -> int:
     # All experts compute all tokens: the logits, two or three products, the sum of the biases.
     experts = w1.shape[0]
-    tokens, items = volume(input.shape[:-1]), input.shape[-1]
+    items = input.shape[-1]
+    tokens = volume(input.shape[:-1])
     products = 2 if w3 == ABSENT else 3
     rows = 1 if w2_bias == ABSENT else 2
     return tokens * (products * volume(w1.shape) + rows * experts * items)

@@ -142,8 +142,8 @@ def _squeeze_type(input: TensorType, axes: Ints) -> TensorType:
                 f"'axes' {list(axes)} of 'input' {show(input.shape)} must have extent 1, "
                 f"axis {axis} has {input.shape[axis]}"
             )
-    kept_axes = [axis for axis in range(len(input.shape)) if axis not in axes]
-    return TensorType(tuple(input.shape[axis] for axis in kept_axes), input.dtype)
+    remaining = [axis for axis in range(len(input.shape)) if axis not in axes]
+    return TensorType(tuple(input.shape[axis] for axis in remaining), input.dtype)
 
 
 @rules.rule("squeeze", _squeeze_type)

@@ -56,5 +56,6 @@ def mesh_target(platform: str, divided: Divided | None = None) -> Target:
     """
     from lowering.passes import inlining, spread
 
-    passes, count = (inlining.run, spread.run), divided and divided.mesh.size
+    passes = inlining.run, spread.run
+    count = None if divided is None else divided.mesh.size
     return Target(platform, passes, keeps_derivatives=True, devices=count, divided=divided)

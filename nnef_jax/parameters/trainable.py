@@ -7,7 +7,8 @@ from typing import Any
 
 from lowering.graph import Graph, Operation, Value, is_float, values_of
 
-_NORM, _STATISTICS = "batch_normalization", ("mean", "variance")
+_NORM = "batch_normalization"
+_STATISTICS = ("mean", "variance")  # operands of a norm
 _CARRIED = "initial"  # the operand of a loop that each iteration changes
 
 
@@ -35,7 +36,8 @@ def _statistics(graph: Graph, constants: Collection[Value]) -> Set[Value]:
     for operation in reversed(graph.operations):
         if operation.kind == _NORM:
             operands = dict(operation.operands)
-            statistics.update(x for name in _STATISTICS for x in values_of(operands.get(name, ())))
+            for name in _STATISTICS:
+                statistics.update(values_of(operands.get(name, ())))
         statistics.update(_read_by_bodies(operation, constant))
         results = set(operation.writes())
         if results <= constant and not statistics.isdisjoint(results):

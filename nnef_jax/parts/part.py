@@ -133,8 +133,9 @@ class PartFrontend(Frontend):
 
     def spans(self) -> Mapping[str, Span]:
         """Return the places where the document assigns names of the part."""
-        spans, values = self.network.frontend.spans(), self.graph.values
-        return {name: span for name, span in spans.items() if name in values}
+        spans = self.network.frontend.spans()
+        names = self.graph.values
+        return {name: span for name, span in spans.items() if name in names}
 
     def identifiers(self, graph: Graph) -> Mapping[str, str]:
         """Return the names of the part's tensors, by their names in a saved graph.quant."""

@@ -35,7 +35,9 @@ def with_safetensors(archive: Archive, meter: Meter) -> tuple[Archive, Collectio
 
 def require_labels(labels: Collection[str], variables: Collection[str]) -> None:
     """Raise InputError for labels of weights that no variable has."""
-    if wrong := sorted(set(labels) - {*variables, *(x.removeprefix("/") for x in variables)}):
+    valid = {*variables, *(label.removeprefix("/") for label in variables)}
+    wrong = sorted(set(labels) - valid)
+    if wrong:
         message = f"weights= has {listed(wrong)}, but the network has no such variable"
         raise InputError(message, hint="names in the file must be labels of model.params")
 
@@ -44,7 +46,8 @@ class _Beside:
     """A container whose tensor members come from a safetensors file."""
 
     def __init__(self, archive: Archive, tensors: Any, name: str) -> None:
-        self._archive, self._name = archive, name
+        self._archive = archive
+        self._name = name
         self._read: dict[str, Any] = {
             member_of(label): partial(tensors.get, label) for label in tensors.labels
         }

@@ -101,7 +101,8 @@ class ZipArchive(PackedArchive[zipfile.ZipInfo]):
         return self._inflate(stored, member, location)
 
     def _inflate(self, data: memoryview, member: zipfile.ZipInfo, location: str) -> memoryview:
-        expanded, stream = bytearray(_PADDING), zlib.decompressobj(-zlib.MAX_WBITS)
+        expanded = bytearray(_PADDING)
+        stream = zlib.decompressobj(-zlib.MAX_WBITS)
         self._meter.expand(member.file_size, location)
         try:
             for start in range(0, len(data), _PIECE):
@@ -127,7 +128,10 @@ class _File(io.RawIOBase):
 
     def __init__(self, data: memoryview, name: str, meter: Meter) -> None:
         super().__init__()
-        self._data, self._name, self._meter, self._at = data, name, meter, 0
+        self._data = data
+        self._name = name
+        self._meter = meter
+        self._at = 0  # the position in the file
 
     def seekable(self) -> bool:
         return True
