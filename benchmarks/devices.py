@@ -16,20 +16,26 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import geometric_mean
+from typing import Any
 
 import jax
 
 import nnef_jax
 from benchmarks.builders.jax_builder import function_of
 from benchmarks.builders.nnef_builder import NnefBuilder
-from benchmarks.networks import NETWORKS
+from benchmarks.networks import NETWORKS, Describe, gpt
+from benchmarks.networks.convolutional import c3d
+from benchmarks.networks.gpt import GptJaxBuilder, GptNnefBuilder
+from nnef_jax.execution.runnable import execution_of
 from nnef_jax.measure.device_costs import estimated_seconds
 from nnef_jax.measure.hlo import HloText
 from nnef_jax.measure.topologies import topology_of
 from nnef_jax.measure.unattached import Compiled, LoweredFunction, compile_for, lowered_program
-from nnef_jax.workings import program_on, types_of
 
-ONES = ("resnet50", "mobilenet_v2", "vit_s", "bert", "lstm", "unet", "chain3d")
+GPT = "gpt_step"
+LAYERS = 12
+DESCRIBED: dict[str, Describe] = NETWORKS | {"c3d": c3d}
+ONES = ("resnet50", "mobilenet_v2", "vit_s", "bert", GPT, "lstm", "unet", "c3d")
 TOPOLOGIES = ("v5e:1", "h100")
 DTYPES = ("float32", "bfloat16")
 _CONVOLUTION = "__cudnn$conv"
@@ -64,20 +70,59 @@ def figures(compiled: Compiled) -> Figures:
 
 
 def ours(name: str, batch: int, dtype: str, platform: str) -> LoweredFunction:
-    """Lower what a call of a model runs."""
+    """Lower what a call of a model runs, or a step of GPT, which donates its caches."""
     with tempfile.TemporaryDirectory(prefix="benchmarks-") as folder:
-        builder, path = NnefBuilder(), Path(folder, "network")
-        builder.write(path, NETWORKS[name](builder, batch))
-        model = nnef_jax.load(path, parameters="shapes", dtype=dtype)
-    function, arguments = program_on(model, types_of(model, (), {}), platform)
-    return lowered_program(function, arguments, platform)
+        path = Path(folder, "network")
+        if name == GPT:
+            builder = GptNnefBuilder()
+            logits = gpt.network(builder, LAYERS)
+            builder.write(path, ", ".join([logits, *builder.states.values()]))
+            options: dict[str, Any] = {"state": builder.states, "donate_state": True}
+        else:
+            builder, options = NnefBuilder(), {}
+            builder.write(path, DESCRIBED[name](builder, batch))
+        model = nnef_jax.load(path, parameters="shapes", dtype=dtype, **options)
+    execution = execution_of(model)
+    types = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in model.inputs]
+    if name != GPT:
+        function, arguments = execution.program(execution.outputs, types, platform)
+        return lowered_program(function, arguments, platform)
+    function, (values, inputs, states) = execution.program(execution.step, types, platform)
+    donating = jax.jit(function, donate_argnums=2)
+    return lowered_program(donating, (values, inputs, states), platform)
 
 
 def plain(name: str, batch: int, dtype: str, platform: str) -> LoweredFunction:
-    """Lower the function of plain jax."""
-    function, parameters, inputs = function_of(NETWORKS[name], batch, dtype)
+    """Lower the same in plain jax."""
+    function, parameters, inputs = _step(dtype) if name == GPT else _function(name, batch, dtype)
     types = {key: jax.ShapeDtypeStruct(x.shape, dtype) for key, x in parameters.items()}
-    return lowered_program(jax.jit(function), (types, inputs), platform)
+    caches = {key: x for key, x in inputs.items() if "." in key}
+    others = {key: x for key, x in inputs.items() if key not in caches}
+
+    def call(parameters: Any, inputs: Any, caches: Any) -> Any:
+        return function(parameters, inputs | caches)
+
+    return lowered_program(jax.jit(call, donate_argnums=2), (types, others, caches), platform)
+
+
+def _function(name: str, batch: int, dtype: str) -> Any:
+    return function_of(DESCRIBED[name], batch, dtype)
+
+
+def _step(dtype: str) -> Any:
+    """Return a step of GPT, its parameters, and the types of its inputs."""
+    collected = GptJaxBuilder(dtype)
+
+    def step(builder: GptJaxBuilder) -> Any:
+        logits = gpt.network(builder, LAYERS).array
+        return logits, builder.caches
+
+    jax.eval_shape(lambda: step(collected))
+    return (
+        lambda parameters, inputs: step(GptJaxBuilder(dtype, parameters, inputs)),
+        collected.values,
+        collected.input_types,
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -96,6 +141,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         for topology in options.topology.split(","):
             for batch in map(int, options.batch.split(",")):
                 for dtype in options.dtype.split(","):
+                    if name == GPT and batch > 1:
+                        continue
                     key = f"{topology} {name} b{batch} {dtype}"
                     if key not in results:
                         results[key] = _compiled(topology, name, batch, dtype)

@@ -334,3 +334,23 @@ def _conv_norm(
         f"{name}.conv", x, inputs, outputs, size, stride=stride, groups=groups, axes=axes
     )
     return b.batch_norm_layer(f"{name}.norm", x, outputs, gain)
+
+
+def c3d(
+    b: Builder[T],
+    batch: int,
+    *,
+    frames: int = 16,
+    extent: int = 112,
+    channels: Sequence[int] = (64, 128, 256, 256, 512, 512),
+    classes: int = 101,
+) -> T:
+    """Convolutions over time and space, a pool after every other (after Tran et al. 2015)."""
+    x, inputs = b.input("volume", batch, 3, frames, extent, extent), 3
+    for layer, outputs in enumerate(channels):
+        x = b.conv_layer(f"layer{layer}", x, inputs, outputs, axes=3)
+        x = b.relu(b.batch_norm_layer(f"layer{layer}.norm", x, outputs))
+        if layer % 2:
+            x = b.max_pool(x, size=2, stride=2, padding=0)
+        inputs = outputs
+    return b.dense_layer("classifier", b.global_average(x), inputs, classes)

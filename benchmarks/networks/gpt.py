@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
+from benchmarks.builders.jax_builder import JaxBuilder, Tensor
 from benchmarks.builders.nnef_builder import NnefBuilder
 from benchmarks.networks.transformers import feed_forward
 
@@ -75,3 +79,40 @@ class GptNnefBuilder(NnefBuilder):
         kept = self._add(f"tract_core_scatter_nd({past}, at, squeeze({x}, axes = [0]))", 3)
         self.states[past] = kept
         return self._add(f"unsqueeze({kept}, axes = [0])", 4)
+
+
+class GptJaxBuilder(JaxBuilder):
+    """Updates caches of keys and values in their place, and returns them in `caches`.
+
+    A cache is (1, heads, places, size), an input under the layer's name and "keys" or "values".
+    """
+
+    def __init__(self, dtype: str, parameters: Any = None, inputs: Any = None) -> None:
+        super().__init__(dtype, parameters, inputs)
+        self.caches: dict[str, Any] = {}
+
+    def read(self, table: Tensor, name: str) -> Tensor:
+        """Look up the row of a table at an input's index."""
+        return Tensor(lambda: table.array[self.input_array(name, (1, 1), "int32")])
+
+    def attend(self, name: str, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Write the token's key and value in their place, and attend to all up to it."""
+
+        def make() -> Any:
+            place = self.input_array("place", (1, 1), "int32")[0, 0]
+            parts: list[Any] = []
+            for kind, x in (("keys", k), ("values", v)):
+                label = f"{name}.{kind}"
+                cache = self.input_array(label, (1, HEADS, PLACES, SIZE), self.dtype)
+                cache = lax.dynamic_update_slice(cache, x.array, (0, 0, place, 0))
+                self.caches[label] = cache
+                parts.append(jnp.swapaxes(cache, 1, 2))
+            seen = (jnp.arange(PLACES) <= place)[None, None, None]
+            query = jnp.swapaxes(q.array, 1, 2)
+            return jnp.swapaxes(jax.nn.dot_product_attention(query, *parts, mask=seen), 1, 2)
+
+        return Tensor(make)
+
+    def logits(self, x: Tensor, tokens: Tensor) -> Tensor:
+        """Return how well each token would follow."""
+        return Tensor(lambda: x.array @ tokens.array.T)

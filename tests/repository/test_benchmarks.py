@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 from rich.console import Console
@@ -20,10 +21,12 @@ import benchmarks.drawn
 import nnef_jax
 from benchmarks import networks, parsing, passes, report, startup, timing
 from benchmarks.__main__ import main
+from benchmarks.builders.jax_builder import function_of
 from benchmarks.builders.nnef_builder import NnefBuilder
 from benchmarks.engines import write_nnef
 from benchmarks.inference import Result
 from benchmarks.networks import drawn
+from benchmarks.networks.convolutional import c3d
 from nnef_jax.reading.read import network_of_text
 
 SMALL: dict[str, tuple[Callable[..., str], tuple[int, ...]]] = {
@@ -122,6 +125,22 @@ def nothing_is_to_last(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_network_has_a_small_form() -> None:
     assert SMALL.keys() == networks.NETWORKS.keys()
+
+
+@pytest.mark.parametrize("name", [*SMALL, "c3d"])
+def test_plain_jax_computes_the_same(name: str, tmp_path: Path) -> None:
+    small = partial(c3d, frames=4, extent=8, channels=(4, 6), classes=5)
+    describe: Any = small if name == "c3d" else SMALL[name][0]
+    builder = NnefBuilder()
+    builder.write(tmp_path / "network", describe(builder, 2))
+    inputs = builder.arguments()
+    expected = nnef_jax.load(tmp_path / "network", precision="highest")(**inputs)
+    function, parameters, types = function_of(describe, 2, "float32")
+    arrays = {
+        n: x if types[n].shape == x.shape else np.moveaxis(x, 1, -1) for n, x in inputs.items()
+    }
+    result = jax.jit(function)(parameters, arrays)
+    np.testing.assert_allclose(result, expected, rtol=1e-3, atol=1e-4)
 
 
 def test_networks_load(tmp_path: Path) -> None:
