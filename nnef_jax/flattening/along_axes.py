@@ -35,14 +35,18 @@ def sliced(
     If `final`, the slice is the last operation of the layer or node.
     """
     if isinstance(x, Constant) and x.array.size <= LARGEST:
-        slices = [slice(*parts[a]) if a in parts else slice(None) for a in range(site.rank(x))]
-        if not any(is_symbolic(n) for part in parts.values() for n in part):
+        all_bounds = [n for part in parts.values() for n in part]
+        if not any(map(is_symbolic, all_bounds)):
+            every_item = (None, None, 1)
+            slices = [slice(*parts.get(axis, every_item)) for axis in range(site.rank(x))]
             return Constant(x.array[tuple(slices)], x.type, derived=True)
-    axes, bounds, lengths = list[int](), list[tuple[int, int, int]](), dict[int, int]()
+    axes: list[int] = []
+    bounds: list[tuple[int, int, int]] = []
+    lengths: dict[int, int] = {}
     for axis, (begin, end, step) in sorted(parts.items()):
         if step == 0:
             raise InvalidOperation("a step is 0")
-        if any(n is not None and not is_symbolic(n) and n < 0 for n in (begin, end)):
+        if _counts_from_end(begin) or _counts_from_end(end):
             site.graph.require_items(x, [axis])  # padding would shift bounds from the end
         extent = site.shape(x)[axis]
         if extent is UNKNOWN or is_symbolic(begin) or is_symbolic(end):
@@ -51,7 +55,7 @@ def sliced(
             if is_number and end == 0 and step > 0:
                 lengths[axis] = 0
                 continue
-            if step < 0 or not (is_symbolic(begin) or begin >= 0):
+            if step < 0 or _counts_from_end(begin):
                 site.known_shape(x)  # raises ExtentNeeded for an open extent
             if end is None or (is_number and end >= FAR):
                 end = 0  # the end of the axis
@@ -61,7 +65,9 @@ def sliced(
             lengths[axis] = len(items)
             if items == range(extent):
                 continue
-            bounds.append((items.start, items.stop if items.stop >= 0 else -FAR - 1, step))
+            # A negative end would count from the end of the axis.
+            stop = items.stop if items.stop >= 0 else -FAR - 1
+            bounds.append((items.start, stop, step))
         axes.append(axis)
     add = site.step_or_last(final)
     if 0 in lengths.values():
@@ -73,13 +79,20 @@ def sliced(
     return add.slice(x, axes=axes, begin=begins, end=ends, stride=steps)
 
 
+def _counts_from_end(bound: int | None) -> bool:
+    return bound is not None and not is_symbolic(bound) and bound < 0
+
+
 def cropped(site: Site[TensorGraph], x: Tensor, around: Mapping[int, Sequence[int]]) -> Any:
     """Return a tensor without the items that negative padding removes.
 
     `around` is the padding (before, after) by axis.
     """
-    pairs = ((axis, pair) for axis, pair in around.items() if any(n < 0 for n in pair))
-    parts: dict[int, Part] = {a: (max(-p, 0), min(q, 0) or None, 1) for a, (p, q) in pairs}
+    parts: dict[int, Part] = {}
+    for axis, (before, after) in around.items():
+        if before < 0 or after < 0:
+            end = after if after < 0 else None
+            parts[axis] = (max(-before, 0), end, 1)
     return sliced(site, x, parts, final=False) if parts else x
 
 
@@ -103,7 +116,8 @@ def cut(site: Site[TensorGraph], x: Tensor, axis: int, lengths: Sequence[int]) -
             window = {"begin": (start,), "end": (start + length,), "stride": (1,)}
             parts.append(site.last.slice(x, axes=(axis,), **window))
         else:
-            shape = [0 if i == axis else n for i, n in enumerate(site.known_shape(x))]
+            shape = list(site.known_shape(x))
+            shape[axis] = 0
             parts.append(site.last.constant(shape=shape, value=(), dtype=site.dtype_of(x)))
         start += length
     return parts
@@ -137,18 +151,22 @@ def reduced(
     """
     before, kind, after = steps
     attributes: dict[str, Any] = {"axes": axes}
-    if kind == "sum_reduce" or (kind == "mean_reduce" and is_integer(site.dtype_of(x))):
-        kind, attributes["normalize"] = "sum_reduce", kind == "mean_reduce"
-    more: list[Any] = [("cast", [], {"dtype": back})] if back else []
+    is_mean_of_integers = kind == "mean_reduce" and is_integer(site.dtype_of(x))
+    if kind == "sum_reduce" or is_mean_of_integers:
+        kind = "sum_reduce"
+        attributes["normalize"] = is_mean_of_integers
+    last_steps: list[Any] = [("cast", [], {"dtype": back})] if back else []
     if not keeps:
-        more.append(("squeeze", [], {"axes": axes}))
+        last_steps.append(("squeeze", [], {"axes": axes}))
     if before == "exp" and not any(site.shape(x)[a] == 0 for a in axes):
         # log(sum(exp(x))) = log(sum(exp(x - m))) + m, with the largest finite item m.
         largest = site.step.max_reduce(x, axes=axes)
         largest = site.step.clamp(largest, *map(float, ends_of(site.dtype_of(x))))
-        x, more = site.step.sub(x, largest), [("add", [largest], {}), *more]
+        x = site.step.sub(x, largest)
+        last_steps.insert(0, ("add", [largest], {}))
     if after == "sqrt":
-        x = getattr(site.step, kind)(getattr(site.step, before)(x), **attributes)
-        x = site.root(x, site.step_or_last(not more))
-        return site.chain(x, *more) if more else x
-    return site.chain(x, (before, [], {}), (kind, [], attributes), (after, [], {}), *more)
+        x = getattr(site.step, before)(x)
+        x = getattr(site.step, kind)(x, **attributes)
+        x = site.root(x, site.step_or_last(not last_steps))
+        return site.chain(x, *last_steps) if last_steps else x
+    return site.chain(x, (before, [], {}), (kind, [], attributes), (after, [], {}), *last_steps)

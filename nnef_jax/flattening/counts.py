@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -56,11 +57,13 @@ class PaddedOperation:
         self.span: Span | None = span
         self.counts: dict[str, Count] = {}
         for name, x in operands.items():
-            named = [(name, x)]
+            tensors = {name: x}
             if isinstance(x, list | tuple):
                 items = cast("Sequence[Any]", x)
-                named = [(f"{name}[{i}]", item) for i, item in enumerate(items)]
-            self.counts |= {k: counts[v] for k, v in named if isinstance(v, Value) and v in counts}
+                tensors = {f"{name}[{i}]": item for i, item in enumerate(items)}
+            for key, tensor in tensors.items():
+                if isinstance(tensor, Value) and tensor in counts:
+                    self.counts[key] = counts[tensor]
 
     @property
     def first(self) -> Count:
@@ -93,8 +96,10 @@ class PaddedOperation:
 
     def masked(self, name: str, padding: float) -> Value:
         """Return an operand whose padding has the value `padding`, in the operand's dtype."""
-        x, count = self.operands[name], self.counts[name]
-        rank, dtype, axis = len(x.type.shape), x.type.dtype, count.axis
+        x = self.operands[name]
+        count = self.counts[name]
+        axis = count.axis
+        rank = len(x.type.shape)
         extent = x.type.shape[axis]
         if extent is UNKNOWN:
             if self.graph.symbolic is None:
@@ -105,16 +110,23 @@ class PaddedOperation:
         new_axes = tuple(i for i in range(rank) if i != axis)
         indices = self.insert("unsqueeze", {"input": indices}, axes=new_axes)
         items = self.spread(count.items, rank)
-        padding = bool(padding) if dtype == "bool" else (float if is_float(dtype) else int)(padding)
-        is_nan = padding != padding  # documents have no literal for NaN: it is the root of -1
-        value = -1.0 if is_nan else padding
-        constant = {"shape": (1,) * rank, "value": (value,), "dtype": dtype}
-        filling = self.insert("constant", {}, **constant)
-        if is_nan:
-            filling = self.insert("sqrt", {"x": filling})
+        filling = self._filling(padding, rank, x.type.dtype)
         is_item = self.insert("lt", {"x": indices, "y": items})
         operands = {"condition": is_item, "true_value": x, "false_value": filling}
         return self.insert("select", operands)
+
+    def _filling(self, padding: float, rank: int, dtype: str) -> Value:
+        """Return the tensor [1,...,1] of the value `padding`."""
+        is_nan = math.isnan(padding)
+        if is_nan:  # documents have no literal for NaN, which is the root of -1
+            value = -1.0
+        elif dtype == "bool":
+            value = bool(padding)
+        else:
+            value = float(padding) if is_float(dtype) else int(padding)
+        constant = {"shape": (1,) * rank, "value": (value,), "dtype": dtype}
+        filling = self.insert("constant", {}, **constant)
+        return self.insert("sqrt", {"x": filling}) if is_nan else filling
 
     def spread(self, items: Value, rank: int) -> Value:
         """Reshape a tensor [1] to `rank` axes of extent 1."""

@@ -24,8 +24,7 @@ from nnef_jax.limits import EXTENT, OPERATION, Limits, Meter, raising
 ByName = Mapping[str, Any]  # operands or attributes by parameter of the kind
 _ARRAYS = frozenset({list, tuple})
 _SEQUENCES = _ARRAYS | {str}
-_CHECKED = _ARRAYS | {float}
-_MOST_RESULTS = 4  # results of a node that are noted as readers of a folded tensor
+_MOST_RESULTS = 4  # A node notes so many of its results as readers of a folded tensor.
 _NARROW = {"int64": "int32", "uint64": "uint32", "complex128": "complex64"}
 
 
@@ -90,21 +89,27 @@ class Emission:
         arrays = [len(x) for x in attributes.values() if type(x) in _SEQUENCES]
         arrays += [_extents(x) for x in operands.values() if type(x) in _SEQUENCES]
         self.meter.spend(OPERATION + sum(arrays), "the network", span, calls)
-        operands = {k: self._checked(x) if type(x) in _CHECKED else x for k, x in operands.items()}
+        operands = {k: self._checked(x) for k, x in operands.items()}
         attributes = {k: _plain(x) for k, x in attributes.items()}
         results = self.builder.operation(
             kind, operands, attributes, names, span, calls, rule=rule, inserted=inserted
         )
+        listed: list[Any] = []
         for result in results:
-            for value in result if isinstance(result, tuple) else (result,):
+            values = result if isinstance(result, tuple) else (result,)
+            for value in values:
                 self.require_bounds(value, span, calls)
-        return tuple([list(result) if isinstance(result, tuple) else result for result in results])
+            listed.append(list(values) if isinstance(result, tuple) else result)
+        return tuple(listed)
 
     def _checked(self, x: Any) -> Any:
         """Return a hashable operand, with finite numbers clipped to the range of real tensors."""
-        if isinstance(x, float):
-            return math.copysign(self._most, x) if self._most < abs(x) < math.inf else x
-        return tuple([self._checked(item) if type(item) in _CHECKED else item for item in x])
+        if type(x) is float:
+            is_beyond = self._most < abs(x) < math.inf
+            return math.copysign(self._most, x) if is_beyond else x
+        if type(x) in _ARRAYS:
+            return tuple([self._checked(item) for item in x])
+        return x
 
     def require_bounds(self, value: Value, span: Span | None, calls: tuple[Call, ...] = ()) -> None:
         """Raise NnefError for a tensor beyond the limits. Open and empty extents count as 1."""
@@ -116,7 +121,7 @@ class Emission:
         if rank > MAX_RANK:
             message = f"'{value.name}' has {rank} axes, arrays have at most {MAX_RANK}"
             raise UnsupportedError(message, span=span, calls=calls)
-        items = volume([1 if extent is UNKNOWN else extent or 1 for extent in shape])
+        items = volume([extent for extent in shape if extent is not UNKNOWN and extent != 0])
         if items > self.limits.tensor_items:
             message = f"'{value.name}' has {items} items, more than {self.limits.tensor_items}"
             raise self.beyond(message, "tensor_items", span, calls)
@@ -192,7 +197,8 @@ def refused(
 ) -> NnefError:
     """Return the error of an operation that refuses its operands, with their types or values."""
     pairs = ", ".join(f"{name} {show_operand(x)}" for name, x in operands.items())
-    return located(error, f"'{kind}'", span, calls, translate, f" ({pairs})" if pairs else "")
+    shown_operands = f" ({pairs})" if pairs else ""
+    return located(error, f"'{kind}'", span, calls, translate, shown_operands)
 
 
 def show_operand(operand: object) -> str:

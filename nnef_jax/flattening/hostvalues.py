@@ -44,7 +44,9 @@ def host(value: Any) -> Host:
         kind = value.dtype.kind
         if kind == "c":
             raise InvalidOperation("a real number is due, these numbers are complex")
-        return value if kind in "Ob" else value.astype(object if kind in "iu" else np.float64)
+        if kind in "Ob":
+            return value
+        return value.astype(object) if kind in "iu" else value.astype(np.float64)
     if isinstance(value, bool | np.bool_):
         return np.array(bool(value))
     if isinstance(value, int) or is_symbolic(value):
@@ -52,21 +54,25 @@ def host(value: Any) -> Host:
     if isinstance(value, float):
         return np.array(value, np.float64)
     if isinstance(value, list | tuple):
-        kinds = set(map(type, value))
-        if kinds and kinds <= {int, float}:  # the fast path for most lists
-            return np.array(value, np.float64 if float in kinds else object)
-        items = [host(item) for item in value]
-        if not items:
-            return np.array([], object)
-        if len({item.shape for item in items}) > 1:
-            raise InvalidOperation("the lists in this array have different lengths")
-        if items[0].ndim >= _DEEPEST:
-            raise InvalidOperation(f"lists are nested more than {_DEEPEST} deep")
-        kinds = {item.dtype.kind for item in items}
-        if "f" in kinds:
-            items = [to_float(item) for item in items]
-        return np.stack(items)
+        return _stacked(value)
     raise InvalidOperation(f"a number is due, this is {reprlib.repr(value)}")
+
+
+def _stacked(values: Sequence[Any]) -> Host:
+    types = set(map(type, values))
+    if types and types <= {int, float}:  # the fast path for most lists
+        dtype = np.float64 if float in types else object
+        return np.array(values, dtype)
+    items = [host(item) for item in values]
+    if not items:
+        return np.array([], object)
+    if len({item.shape for item in items}) > 1:
+        raise InvalidOperation("the lists in this array have different lengths")
+    if items[0].ndim >= _DEEPEST:
+        raise InvalidOperation(f"lists are nested more than {_DEEPEST} deep")
+    if any(item.dtype.kind == "f" for item in items):
+        items = [to_float(item) for item in items]
+    return np.stack(items)
 
 
 def is_integer(value: Host) -> bool:
@@ -132,7 +138,10 @@ def to_integer(value: Host) -> Host:
     if is_integer(value):
         return value
     bound = 2.0**63
-    items = [UNKNOWN if x != x else int(max(min(x, bound), -bound)) for x in value.ravel().tolist()]
+    items: list[int] = []
+    for item in value.ravel().tolist():
+        is_nan = item != item
+        items.append(UNKNOWN if is_nan else int(max(min(item, bound), -bound)))
     return boxes(items, value.shape)
 
 
@@ -212,7 +221,11 @@ def _each(function: Callable[..., int], *operands: Host) -> Host:
 
 def _decided(function: Callable[..., bool], *operands: Host) -> Host:
     """Return truth values as bool, or as integers 0, 1 and UNKNOWN if one of them is unknown."""
-    result = _each(lambda *items: int(function(*items)), *operands)
+
+    def decide(*items: int) -> int:
+        return int(function(*items))
+
+    result = _each(decide, *operands)
     return result if is_open(result.ravel()) else result.astype(bool)
 
 
@@ -234,8 +247,14 @@ def _unified(*operands: Host) -> list[Host]:
     if len(kinds) == 1:
         return list(operands)
     reals = [x for x in operands if x.dtype.kind == "f"]
-    are_integers = "O" in kinds and all(np.all(np.isfinite(x) & (x == np.trunc(x))) for x in reals)
-    return [to_integer(x) if are_integers or not reals else to_float(x) for x in operands]
+    are_integers = not reals or ("O" in kinds and all(map(_is_whole, reals)))
+    convert = to_integer if are_integers else to_float
+    return [convert(x) for x in operands]
+
+
+def _is_whole(x: Host) -> bool:
+    """Tell whether all real numbers are finite and have no fraction."""
+    return bool(np.all(np.isfinite(x) & (x == np.trunc(x))))
 
 
 def truncated(a: int, b: int) -> int:
@@ -275,11 +294,19 @@ def binary(integer: Callable[..., int], real: Callable[..., Host]) -> Callable[.
 
 
 def _comparison(function: Callable[..., bool]) -> Callable[..., Host]:
-    return lambda x, y: _decided(function, *_unified(*_aligned(x, y)))
+    def compute(x: Host, y: Host) -> Host:
+        x, y = _unified(*_aligned(x, y))
+        return _decided(function, x, y)
+
+    return compute
 
 
 def _logical(function: Callable[..., bool]) -> Callable[..., Host]:
-    return lambda *operands: _decided(function, *(cast(x, "logical") for x in _aligned(*operands)))
+    def compute(*operands: Host) -> Host:
+        logicals = [cast(x, "logical") for x in _aligned(*operands)]
+        return _decided(function, *logicals)
+
+    return compute
 
 
 def _unary(integer: Callable[..., Any] | None, real: Callable[..., Host]) -> Callable[..., Host]:
@@ -294,7 +321,10 @@ def _unary(integer: Callable[..., Any] | None, real: Callable[..., Host]) -> Cal
 
 
 def _rounding(real: Callable[..., Host]) -> Callable[..., Host]:
-    return lambda x: np.asarray(real(x)) if x.dtype.kind == "f" else x
+    def compute(x: Host) -> Host:
+        return np.asarray(real(x)) if x.dtype.kind == "f" else x
+
+    return compute
 
 
 def _round(x: Host, ties: str = "up") -> Host:
@@ -307,11 +337,14 @@ def _round(x: Host, ties: str = "up") -> Host:
 
 
 def _select(condition: Host, true_value: Host, false_value: Host) -> Host:
+    def choose(condition: int, x: int, y: int) -> int:
+        return x if condition else y
+
     condition, a, b = _aligned(condition, *_unified(true_value, false_value))
     if is_integer(condition) and is_open(condition.ravel()):
         if not is_integer(a):
             raise NotFolded
-        return _each(lambda c, x, y: x if c else y, condition, a, b)
+        return _each(choose, condition, a, b)
     return np.where(condition.astype(bool), a, b)
 
 
@@ -320,8 +353,11 @@ def _select(condition: Host, true_value: Host, false_value: Host) -> Host:
 
 def _slice(input: Host, axes: Ints, begin: Ints, end: Ints, stride: Ints) -> Host:
     index: list[slice] = [slice(None)] * input.ndim
-    for axis, first, last, step in zip(axes, begin, end, stride or [1] * len(axes), strict=True):
-        index[axis] = slice(first, last if step < 0 else last or None, step)
+    strides = stride or [1] * len(axes)
+    for axis, first, last, step in zip(axes, begin, end, strides, strict=True):
+        is_to_end = last == 0 and step > 0
+        stop = None if is_to_end else last
+        index[axis] = slice(first, stop, step)
     return input[tuple(index)]
 
 
@@ -371,10 +407,11 @@ def _mean(input: Host, axes: Ints) -> Host:
 
 def _reshape(input: Host, shape: Ints, axis_start: int = 0, axis_count: int = -1) -> Host:
     end = input.ndim if axis_count == -1 else axis_start + axis_count
-    extents = tuple(
-        input.shape[i + axis_start] if extent == 0 else extent for i, extent in enumerate(shape)
-    )
-    return input.reshape(input.shape[:axis_start] + extents + input.shape[end:])
+    extents = list(shape)
+    for i, extent in enumerate(shape):
+        if extent == 0:
+            extents[i] = input.shape[axis_start + i]
+    return input.reshape([*input.shape[:axis_start], *extents, *input.shape[end:]])
 
 
 def _split(value: Host, axis: int, ratios: Ints) -> list[Host]:

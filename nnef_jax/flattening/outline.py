@@ -6,7 +6,7 @@ Their results have no type. Operations that read such results have results witho
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NoReturn, TypeGuard
+from typing import NoReturn
 
 from lowering.graph import UNTYPED, Graph, Rule, Value
 from lowering.location import Span
@@ -38,18 +38,18 @@ def add_untyped(
     """
     if not names:
         return []
-    if isinstance(graph, TensorGraph):
-        operands = [graph.tensor(x, x.label, span) if _is_weight(x) else x for x in operands]
+    reads: list[Value] = []
+    for x in operands:
+        if isinstance(x, Value):
+            reads.append(x)
+        elif isinstance(x, Constant) and x.label and isinstance(graph, TensorGraph):
+            reads.append(graph.tensor(x, x.label, span))
     graph.meter.spend(OPERATION, "the network", span)
     types = tuple([UNTYPED] * len(names))
     rule = Rule(kind, lambda: types, _refuse, ("**",), wants_context=False, infer_reads=frozenset())
-    reads = tuple(x for x in operands if isinstance(x, Value))
-    results = graph.builder.operation(kind, {"inputs": reads}, {}, names, span, rule=rule)
+    operation = {"inputs": tuple(reads)}
+    results = graph.builder.operation(kind, operation, {}, names, span, rule=rule)
     return [value for value in results if isinstance(value, Value)]
-
-
-def _is_weight(x: object) -> TypeGuard[Constant]:
-    return isinstance(x, Constant) and bool(x.label)
 
 
 def unknown(operator: str) -> str:

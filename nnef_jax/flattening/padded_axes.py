@@ -109,8 +109,11 @@ class CountedEmission(Emission):
         if count.marked:
             return x
         dtype = x.type.dtype
-        signed = is_integer(dtype) and not dtype.startswith("u")
-        padding = np.nan if is_float(dtype) else -1 if signed else 0
+        padding = 0
+        if is_float(dtype):
+            padding = np.nan
+        elif is_integer(dtype) and not dtype.startswith("u"):
+            padding = -1
         step = PaddedOperation(self, self.counts, "copy", {"x": x}, {}, span)
         self.builder.aliases[name] = output = step.masked("x", padding)
         return output
@@ -118,7 +121,9 @@ class CountedEmission(Emission):
     def items_of(self, x: Value) -> list[int | Value]:
         """Return the shape of a padded tensor without padding. The count is a tensor [1]."""
         count = self.counts[x]
-        return [count.items if i == count.axis else n for i, n in enumerate(x.type.shape)]
+        shape: list[int | Value] = list(x.type.shape)
+        shape[count.axis] = count.items
+        return shape
 
 
 def _listed(result: Value | Sequence[Value]) -> Sequence[Value]:

@@ -35,10 +35,12 @@ def followed(step: PaddedOperation) -> Place:
 
 def _sliced(step: PaddedOperation) -> Place:
     """Slice the padded axis from its first item on."""
-    count, axes = step.only("input"), list(step.attributes["axes"])
+    count = step.only("input")
+    axes = list(step.attributes["axes"])
     if count.axis not in axes:
         return TABLE
-    i, extent = axes.index(count.axis), step.shape("input")[count.axis]
+    i = axes.index(count.axis)
+    extent = step.shape("input")[count.axis]
     begin, end, stride = (step.attributes[n][i] for n in ("begin", "end", "stride"))
     if (begin, stride) != (0, 1):
         raise step.refusal()
@@ -51,8 +53,9 @@ def _sliced(step: PaddedOperation) -> Place:
 
 def _gathered(step: PaddedOperation) -> Place:
     """Follow a padded axis of the indices, or of the input, to the result."""
-    axis, counts = step.attributes["axis"], step.counts
-    source, indices = counts.get("input"), counts.get("indices")
+    axis = step.attributes["axis"]
+    source = step.counts.get("input")
+    indices = step.counts.get("indices")
     if indices and (source is None or source.axis == axis):
         return Count(axis + indices.axis, indices.items)
     if source is None or indices:
@@ -79,10 +82,15 @@ def _constant(step: PaddedOperation, x: Value) -> Any:
 def _gathered_at(step: PaddedOperation) -> Count:
     """Follow a padded axis of the indices, along which the result has an item for each index."""
     count = step.only("indices")
-    last = len(step.shape("indices")) - (1 if step.kind == "gather_nd" else 0)
-    if count.axis >= last or step.attributes.get("batch_dims", 0):
+    if _is_within_index(step, count.axis) or step.attributes.get("batch_dims", 0):
         raise step.refusal()
     return count
+
+
+def _is_within_index(step: PaddedOperation, axis: int) -> bool:
+    """Tell whether an axis of the indices is the last one, along which one index is spread."""
+    is_spread = step.kind in ("gather_nd", "scatter_nd")
+    return is_spread and axis == len(step.shape("indices")) - 1
 
 
 def _scattered(step: PaddedOperation) -> None:
@@ -90,18 +98,17 @@ def _scattered(step: PaddedOperation) -> None:
     counts = {**step.counts}
     count = counts.pop("indices", None)
     updates = counts.pop("updates", count)
-    last = len(step.shape("indices")) - (1 if step.kind == "scatter_nd" else 0)
     if count is None or updates is None or counts:
         raise step.refusal()
-    if count.axis >= last or updates.axis != count.axis:
+    if _is_within_index(step, count.axis) or updates.axis != count.axis:
         raise step.refusal()
     step.mask("indices", _FAR)
 
 
 def _reduced(step: PaddedOperation) -> Place:
     """Pad the reduced axis with the neutral value of the reduction."""
-    count, axes = step.only("input"), step.attributes["axes"]
-    if count.axis not in axes:
+    count = step.only("input")
+    if count.axis not in step.attributes["axes"]:
         return TABLE
     if step.attributes.get("normalize") or step.attributes.get("last"):
         raise step.refusal()
@@ -123,12 +130,13 @@ def _reduced(step: PaddedOperation) -> Place:
 
 def _best(step: PaddedOperation) -> Place:
     """Pad the axis of a top-k with the value that is chosen last."""
-    count, axis = step.only("input"), step.attributes["axis"]
-    if axis != count.axis:
+    count = step.only("input")
+    if count.axis != step.attributes["axis"]:
         return TABLE
     least, most = step.ends("input")
-    step.mask("input", least if step.attributes["largest"] else most)
-    return step.at_most(axis, count, step.attributes["k"])
+    chosen_last = least if step.attributes["largest"] else most
+    step.mask("input", chosen_last)
+    return step.at_most(count.axis, count, step.attributes["k"])
 
 
 def _regions(step: PaddedOperation) -> Count:

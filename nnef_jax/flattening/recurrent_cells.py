@@ -114,8 +114,8 @@ class Cell:
             product: the product of a state with the weights of gates `first` to `end` - 1.
             peepholes: weights of an LSTM's memory by letter of the gate.
         """
-        step, state = at.step, states[0]
-        add, mul = step.add, step.mul
+        step = at.step
+        state = states[0]
 
         def split(gates: Tensor, count: int) -> list[Any]:
             return list(step.split(gates, axis=at.rank(gates) - 1, ratios=(1,) * count))
@@ -127,27 +127,34 @@ class Cell:
         if self.kind == "gru":
             xz, xr, xh = split(x, 3)
             rz, rr = split(product(state, 0, 2), 2)
-            update, reset = activated(0, add(xz, rz)), activated(0, add(xr, rr))
+            update = activated(0, step.add(xz, rz))
+            reset = activated(0, step.add(xr, rr))
             if self.resets_after:
-                rh = mul(reset, product(state, 2, 3))
+                rh = step.mul(reset, product(state, 2, 3))
             else:
-                rh = product(mul(reset, state), 2, 3)
-            new = activated(1, add(xh, rh))
-            return [add(new, mul(update, step.sub(state, new)))]
-        gates = add(x, product(state, 0, self.gates))
+                rh = product(step.mul(reset, state), 2, 3)
+            candidate = activated(1, step.add(xh, rh))
+            difference = step.sub(state, candidate)
+            return [step.add(candidate, step.mul(update, difference))]
+        gates = step.add(x, product(state, 0, self.gates))
         if self.kind == "rnn":
             return [activated(0, gates)]
         by_letter = dict(zip(self.order, split(gates, 4), strict=True))
 
         def opened(letter: str, memory: Tensor) -> Any:
-            gate, weight = by_letter[letter], (peepholes or {}).get(letter)
-            return activated(0, gate if weight is None else add(gate, mul(memory, weight)))
+            gate = by_letter[letter]
+            if peepholes and letter in peepholes:
+                gate = step.add(gate, step.mul(memory, peepholes[letter]))
+            return activated(0, gate)
 
         before = states[1]
         i = opened("i", before)
         f = step.sub(1.0, i) if self.couples else opened("f", before)
-        memory = add(mul(f, before), mul(i, activated(1, by_letter["c"])))
-        return [mul(opened("o", memory), self.activations[2](at, memory)), memory]
+        remembered = step.mul(f, before)
+        candidate = activated(1, by_letter["c"])
+        memory = step.add(remembered, step.mul(i, candidate))
+        o = opened("o", memory)
+        return [step.mul(o, self.activations[2](at, memory)), memory]
 
     def run(
         self, site: Site[TensorGraph], x: Value, states: Sequence[Tensor],
@@ -167,7 +174,8 @@ class Cell:
             reverse: whether time runs backwards.
         """
         body = RepeatedBody(site)
-        step, now = body.at.step, body.item(x, axis, reverse=reverse)
+        step = body.at.step
+        now = body.item(x, axis, reverse=reverse)
         before = [body.state(s) for s in states]
         factors = {name: body.seen(part) for name, part in (peepholes or {}).items()}
         after = self.next(body.at, now, before, partial(product, body), factors)
@@ -176,7 +184,8 @@ class Cell:
             is_within = body.item(mask, axis, reverse=reverse)
             output = step.select(is_within, output, 0.0)
             after = [step.select(is_within, a, b) for a, b in zip(after, before, strict=True)]
-        how = [("full", axis, -1 if reverse else 1), *[LAST] * len(after)]
+        chunk = -1 if reverse else 1
+        how = [("full", axis, chunk), *[LAST] * len(after)]
         output = step.unsqueeze(output, axes=(axis,))
         return body.add(site.insert, [], after, [output, *after], how)
 

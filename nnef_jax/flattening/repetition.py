@@ -82,8 +82,8 @@ class RepeatedBody:
 
     def scan(self, after: Sequence[Tensor], values: Sequence[Tensor], how: Outputs) -> list[Value]:
         """Add a scan; return the last states, then the outputs of `values`."""
-        values, how = (*after, *values), (*[LAST] * len(after), *how)
-        return self.add(self.site.emit, [], after, values, how)
+        last_states = [LAST] * len(after)
+        return self.add(self.site.emit, [], after, [*after, *values], [*last_states, *how])
 
     def add(
         self,
@@ -109,12 +109,15 @@ class RepeatedBody:
         ends = [self.at.tensor(x) for x in (*going, *after, *values)]
         captured = self.graph.captured
         body = closed(self.graph, [*self.heads, *captured, *self.before], ends)
-        operands, kind, attributes = start, "loop", {"limit": limit}
         if start is None:
+            kind = "scan"
             scanned, axes, chunks = zip(*self.scanned, strict=True)
-            operands, kind = {"scanned": scanned}, "scan"
+            start = {"scanned": scanned}
             attributes = {"axes": axes, "chunks": chunks, "skip": 0}
-        operands = {**(operands or {}), "full": [*captured.values()], "initial": self.initial}
+        else:
+            kind = "loop"
+            attributes = {"limit": limit}
+        operands = {**start, "full": [*captured.values()], "initial": self.initial}
         outputs = add(kind, operands, **attributes, body=body, outputs=tuple(how))
         return list(outputs) if isinstance(outputs, list | tuple) else [outputs]
 
@@ -154,17 +157,20 @@ def branch(
 
     `results` are the tensors of each body that are its outputs.
     """
-    read = list(dict.fromkeys(v for graph in graphs for v in graph.captured.values()))
-    then_body, else_body = (
-        closed(graph, [graph.entered(v, v.name) for v in read], outputs)
-        for graph, outputs in zip(graphs, results, strict=True)
-    )
+    captured = [value for graph in graphs for value in graph.captured.values()]
+    read = list(dict.fromkeys(captured))
+    bodies: list[Graph] = []
+    for graph, outputs in zip(graphs, results, strict=True):
+        inputs = [graph.entered(value, value.name) for value in read]
+        bodies.append(closed(graph, inputs, outputs))
+    then_body, else_body = bodies
     operands = {"condition": condition, "operands": read}
     try:
         return add("branch", operands, then_body=then_body, else_body=else_body)
     except InvalidOperation as error:
         outer = graphs[0].outer
-        error.hint = error.hint or (outer.fixing(condition) if outer else "")
+        if outer and not error.hint:
+            error.hint = outer.fixing(condition)
         raise
 
 

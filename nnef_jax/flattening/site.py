@@ -73,11 +73,14 @@ class Site(OperatorSite[_Graph]):
 
     def integers(self, x: int | Tensor) -> list[int]:
         """Return the items of a known operand as integers. Extents among them may be symbolic."""
-        return [n if is_symbolic(n) else int(n) for n in self.known(x).reshape(-1).tolist()]
+        items = self.known(x).reshape(-1).tolist()
+        return [n if is_symbolic(n) else int(n) for n in items]
 
     def scalar(self, i: int, default: float | None = None) -> float:
         """Return the first item of a known input, or a default if the input is left out."""
-        return float(self.known(i).ravel()[0]) if default is None or self.has(i) else default
+        if default is not None and not self.has(i):
+            return default
+        return float(self.known(i).ravel()[0])
 
     def shape(self, x: int | Tensor = 0) -> Shape:
         """Return the shape of an operand, or of input `x`. Extents may be UNKNOWN."""
@@ -109,7 +112,8 @@ class Site(OperatorSite[_Graph]):
             return self.tensor(x) if isinstance(x, Constant) else x
 
         operands = {key: placed(x) for key, x in operands.items()}
-        builder, name = self.graph.builder, f"{self.name}.{kind}" if inserted else self.name
+        builder = self.graph.builder
+        name = f"{self.name}.{kind}" if inserted else self.name
         if inserted or builder.is_taken(name):
             name = builder.unreserved(name)
         results = self.graph.add(kind, operands, attributes, [name], self.span, inserted=inserted)
@@ -129,14 +133,14 @@ class Site(OperatorSite[_Graph]):
 
         Raises NotFolded.
         """
-        operands, graph = list(operands), self.graph
+        operands = list(operands)
         constants = [x for x in _listed(operands) if isinstance(x, Constant)]
         self.spend(sum(x.array.size for x in constants))
         values = function(*map(_exact, operands))
-        types = (x.type for x in constants if x.type != graph.TYPES["b"])
-        type = next(types, graph.TYPES["b"])
+        logical = self.graph.TYPES["b"]
+        type = next((x.type for x in constants if x.type != logical), logical)
         arrays = cast("list[Any]", values) if isinstance(values, list) else [values]
-        results = [_derived(graph, x, type) for x in arrays]
+        results = [_derived(self.graph, x, type) for x in arrays]
         self.spend(sum(x.array.size for x in results))
         return results if isinstance(values, list) else results[0]
 
@@ -234,10 +238,12 @@ class Site(OperatorSite[_Graph]):
 
     def fitted(self, x: Tensor, axis: int, size: int, value: float = 0.0) -> Any:
         """Return a tensor with `size` items along an axis. It is cut, or padded with `value`."""
-        axis, missing = self.axis(axis, self.rank(x)), size - self.known_shape(x)[axis]
+        axis = self.axis(axis, self.rank(x))
+        missing = size - self.known_shape(x)[axis]
         if missing <= 0:
             return self.part(x, axis, 0, size)
-        padding = [(0, missing if i == axis else 0) for i in range(self.rank(x))]
+        padding = [(0, 0)] * self.rank(x)
+        padding[axis] = (0, missing)
         return self.step.pad(x, padding=padding, border="constant", value=value)
 
     def places(self, count: int, axis: int = 0, rank: int = 1) -> Value:
@@ -268,10 +274,11 @@ def decides(operands: Operands, reals: int = 1) -> bool:
 
 def _is_few(x: Constant, reals: int) -> bool:
     """Tell whether a tensor has few items. A matrix of quantised weights never has."""
-    if x.array.dtype.kind == "f":
-        return x.array.size <= reals
     is_codes = x.array.ndim > 1 and x.type not in ("int32", "int64", "bool")
-    return x.array.size <= (1 if is_codes else _FEW)
+    most = 1 if is_codes else _FEW
+    if x.array.dtype.kind == "f":
+        most = reals
+    return x.array.size <= most
 
 
 def _listed(operands: Operands) -> Iterator[Operand | None]:
@@ -295,7 +302,8 @@ def _derived(graph: TensorGraph, x: NDArray[Any], type: str) -> Constant:
     """
     kind = {"b": "b", "O": "i"}.get(x.dtype.kind, "f")
     held = graph.held(type)
-    if kind != {"u": "i"}.get(held.kind, held.kind):
+    held_kind = "i" if held.kind == "u" else held.kind
+    if kind != held_kind:
         type = graph.TYPES[kind]
         held = graph.held(type)
     if kind == "i":
@@ -307,5 +315,6 @@ def _derived(graph: TensorGraph, x: NDArray[Any], type: str) -> Constant:
 def _wrapped(x: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
     """Return integers in a dtype. Those beyond its range wrap, as they do in the network."""
     ends = ml_dtypes.iinfo(dtype)
-    low, count = int(ends.min), int(ends.max) - int(ends.min) + 1
+    low = int(ends.min)
+    count = int(ends.max) - low + 1
     return np.asarray((x - low) % count + low).astype(dtype)

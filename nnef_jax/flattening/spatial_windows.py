@@ -17,7 +17,8 @@ Pairs = list[tuple[int, int]]  # padding before and after each axis
 
 def halves(total: int, *, more_behind: bool) -> tuple[int, int]:
     """Divide the total padding of an axis into the padding before it and behind it."""
-    less, more = total // 2, total - total // 2
+    less = total // 2
+    more = total - less
     return (less, more) if more_behind else (more, less)
 
 
@@ -32,11 +33,15 @@ def same_padding(
     """
     if any(n is UNKNOWN and s != 1 for n, s in zip(shape, strides, strict=True)):
         shape = site.known_shape()[2:]
-    totals = (
-        n - 1 if extent is UNKNOWN else max((-(-extent // s) - 1) * s + n - extent, 0)
-        for extent, n, s in zip(shape, reach, strides, strict=True)
-    )
-    return [halves(total, more_behind=more_behind) for total in totals]
+    padding: Pairs = []
+    for extent, span, stride in zip(shape, reach, strides, strict=True):
+        total = span - 1
+        if extent is not UNKNOWN:
+            count = -(-extent // stride)  # rounded up
+            last_start = (count - 1) * stride
+            total = max(last_start + span - extent, 0)
+        padding.append(halves(total, more_behind=more_behind))
+    return padding
 
 
 def _read_behind(
@@ -50,17 +55,21 @@ def _read_behind(
 
     With `begins_inside` no window begins in the padding behind the axis.
     """
-    shape, strides = site.shape()[2:], window["stride"]
+    shape = site.shape()[2:]
+    strides = window["stride"]
     if any(n is UNKNOWN and s > 1 for n, s in zip(shape, strides, strict=True)):
         shape = site.known_shape()[2:]
     reach = windows.spans(kernel, window["dilation"])
     more: list[int] = []
     for n, (p, q), span, s in zip(shape, window["padding"], reach, strides, strict=True):
-        last_start = n + p + q - span  # the largest start of a window
-        positions = -(-last_start // s) + 1
-        if s > 1 and begins_inside and (positions - 1) * s >= n + p:
-            positions -= 1
-        more.append(max((positions - 1) * s - last_start, 0) if s > 1 else 0)
+        if s == 1:
+            more.append(0)
+            continue
+        bound = n + p + q - span  # A window that starts here ends with the padding.
+        last_start = -(-bound // s) * s  # the next multiple of the stride
+        if begins_inside and last_start >= n + p:
+            last_start -= s
+        more.append(max(last_start - bound, 0))
     return more
 
 
@@ -83,15 +92,18 @@ def pooled(
         counts_more: whether means include the items that rounding up adds to the padding.
         attributes: further attributes of the kind.
     """
-    padding, more, border = window["padding"], [0] * len(kernel), "ignore"
+    padding = window["padding"]
+    border = "ignore"
+    more = [0] * len(kernel)
     if rounding != "floor":
         more = _read_behind(site, kernel, window, begins_inside=rounding == "ceil_torch")
     if includes and any(map(any, padding)):
-        border = "constant"
         if any(more) and not counts_more:
             around = [(0, 0), (0, 0), *padding]
             x = site.step.pad(x, padding=around, border="constant", value=0.0)
-            border, padding = "ignore", [(0, 0)] * len(kernel)
+            padding = [(0, 0)] * len(kernel)
+        else:
+            border = "constant"
     padding = [(0, 0), (0, 0), *((p, q + n) for (p, q), n in zip(padding, more, strict=True))]
     steps = {name: [1, 1, *window[name]] for name in ("stride", "dilation")}
     return add(x, size=[1, 1, *kernel], padding=padding, border=border, **steps, **attributes)
@@ -139,16 +151,17 @@ def depth_to_space(site: Site[TensorGraph], block: int, *, depth_first: bool) ->
     """
     batch, channels, *extents = site.known_shape()
     k = len(extents)
-    depth, blocks = channels // block**k, [block] * k
-    if depth_first:
-        split, depth_axis, first_block = [depth, *blocks], 1, 2
-    else:
-        split, depth_axis, first_block = [*blocks, depth], k + 1, 1
-    order = [0, depth_axis, *(axis for i in range(k) for axis in (k + 2 + i, first_block + i))]
+    depth = channels // block**k
+    blocks = [block] * k
+    split = [depth, *blocks] if depth_first else [*blocks, depth]
+    depth_axis = 1 if depth_first else k + 1
+    first_block = 2 if depth_first else 1
+    order = [0, depth_axis]
+    for i in range(k):
+        order += [k + 2 + i, first_block + i]  # a spatial axis and its axis of the block
     x = site.reshaped(site.operand(0), [batch, *split, *extents])
-    return site.last_reshape(
-        site.transposed(x, order), [batch, depth, *(n * block for n in extents)]
-    )
+    x = site.transposed(x, order)
+    return site.last_reshape(x, [batch, depth, *(n * block for n in extents)])
 
 
 def space_to_depth(site: Site[TensorGraph], block: int, *, depth_first: bool) -> Any:
@@ -157,6 +170,8 @@ def space_to_depth(site: Site[TensorGraph], block: int, *, depth_first: bool) ->
     k = len(extents)
     parts = [part for n in extents for part in (n // block, block)]
     x = site.reshaped(site.operand(0), [batch, channels, *parts])
-    outer, inner = range(2, 2 * k + 2, 2), range(3, 2 * k + 3, 2)
-    x = site.transposed(x, [0, 1, *inner, *outer] if depth_first else [0, *inner, 1, *outer])
+    outer = range(2, 2 * k + 2, 2)
+    inner = range(3, 2 * k + 3, 2)
+    order = [0, 1, *inner, *outer] if depth_first else [0, *inner, 1, *outer]
+    x = site.transposed(x, order)
     return site.last_reshape(x, [batch, channels * block**k, *(n // block for n in extents)])

@@ -42,7 +42,8 @@ class SymbolicShapes:
 
     def _trace(self, operation: Operation) -> None:
         """Note the shapes of an operation's results, and the results that the host computes."""
-        reads, writes = tuple(dict.fromkeys(operation.reads())), tuple(operation.writes())
+        reads = tuple(dict.fromkeys(operation.reads()))
+        writes = tuple(operation.writes())
         graph = Graph("", reads, writes, tuple(x.name for x in writes), (operation,))
         structs = [self._struct_of(value) for value in reads]
         traced = [x for x in structs if not isinstance(x, np.ndarray)]
@@ -70,4 +71,5 @@ def opened(shape: Sequence[int], dtype: str) -> TensorType:
 
 def numbers(shape: Sequence[int]) -> NDArray[Any]:
     """Return the extents of a shape as an array [rank]: int64, or object if one is symbolic."""
-    return np.array(shape, object if any(map(is_symbolic, shape)) else np.int64)
+    dtype = object if any(map(is_symbolic, shape)) else np.int64
+    return np.array(shape, dtype)

@@ -166,8 +166,9 @@ class TensorGraph(CountedEmission, ABC):
         array = constant.array
         type = TensorType(array.shape, self.computed(constant.type))
         labels = self.options.labels
-        is_parameter = constant.label and (labels is None or constant.label in labels)
-        if not is_parameter or (type.dtype in _INDICES and array.size <= _MOST):
+        is_weight = bool(constant.label) and (labels is None or constant.label in labels)
+        is_short_index = type.dtype in _INDICES and array.size <= _MOST
+        if is_short_index or not is_weight:
             self.meter.spend(array.size // _ITEMS_PER_STEP, f"'{name}'", span)
             items = tuple(narrowed(array, type.dtype).ravel().tolist())
             attributes = {"shape": type.shape, "value": items, "dtype": type.dtype}

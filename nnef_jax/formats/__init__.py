@@ -49,7 +49,8 @@ KINDS = {
 
 def graphs() -> tuple[str, ...]:
     """Return the names of the members that hold the graph of a network, in any format."""
-    return tuple(dict.fromkeys(name for format in FORMATS for name in _format(format).GRAPHS))
+    names = [name for format in FORMATS for name in _format(format).GRAPHS]
+    return tuple(dict.fromkeys(names))
 
 
 def sole_member(start: bytes) -> str:

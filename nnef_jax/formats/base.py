@@ -87,7 +87,8 @@ class Options:
         `shape` is the declared shape, in which open extents are no numbers. Raises InvalidShape for
         a value of another shape, InvalidOperation for a real value of an integer or logical input.
         """
-        array, declared_dtype = self.values[name], np.dtype(dtype)
+        array = self.values[name]
+        declared_dtype = np.dtype(dtype)
         declared = array.shape if shape is None else shape
         pairs = zip(declared, array.shape, strict=False)
         differ = any(isinstance(n, int) and n is not UNKNOWN and n != m for n, m in pairs)
@@ -105,9 +106,11 @@ class Options:
 
         A declared extent may be a name, whose value is in `extents`.
         """
-        shape = self.input_shapes.get(name, declared)
-        extents = (self.extents.get(n) if isinstance(n, str) else n for n in shape)
-        return tuple([self.open_extent if extent is None else extent for extent in extents])
+        extents: list[int] = []
+        for n in self.input_shapes.get(name, declared):
+            extent = self.extents.get(n) if isinstance(n, str) else n
+            extents.append(self.open_extent if extent is None else extent)
+        return tuple(extents)
 
 
 class Format(Protocol):
@@ -145,8 +148,10 @@ class Frontend(ABC):
 
     def describe_as(self, other: Frontend) -> None:
         """Copy the description from another front end of the same document."""
-        self.dialect, self.extensions = other.dialect, other.extensions
-        self.quantizes, self.integer = other.quantizes, other.integer
+        self.dialect = other.dialect
+        self.extensions = other.extensions
+        self.quantizes = other.quantizes
+        self.integer = other.integer
 
     @abstractmethod
     def flatten(self, options: Options) -> Graph:
@@ -190,7 +195,8 @@ class Frontend(ABC):
     def closing(self, function: str = "load") -> str:
         """Return Python code that calls a function with open extents set, for hints of errors."""
         extents = ", ".join(f"{name!r}: ..." for name in self.symbols)
-        return f"{function}(..., input_shapes={f'{{{extents}}}' if extents else '...'})"
+        shapes = f"{{{extents}}}" if extents else "..."
+        return f"{function}(..., input_shapes={shapes})"
 
     def content(self) -> Iterable[object]:
         """Return the texts, bytes and hashable objects that graphs depend on, without the options.

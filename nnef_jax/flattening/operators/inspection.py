@@ -25,6 +25,8 @@ TYPES = {
 # Variables and attributes that hold a `ByKind`.
 _BUILDERS = {"add", "end", "last", "step", "step_on", "step_or_last"}
 _METHODS = ("LOAD_ATTR", "LOAD_METHOD")  # instructions
+_FORMATS = ("FORMAT_VALUE", "FORMAT_SIMPLE", "BUILD_STRING")
+_ENDS = (*_METHODS, *_FORMATS, "PRECALL", "CALL", "CALL_KW", "KW_NAMES")  # These end arguments.
 _CALLED = {"step_on", "step_or_last"}  # methods that return a `ByKind`
 # Methods that may align operands, or put a constant into the graph, for every operator.
 _SHARED = {
@@ -97,12 +99,16 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 def _followed(code: CodeType, namespace: dict[str, Any], site: type) -> Iterator[Any]:
     """Yield the objects that a function may use: globals of its module, and methods."""
     sites = site.__mro__
-    classes = [*sites, *(x for x in namespace.values() if isinstance(x, type) and _adds(x))]
+    classes = [*sites]
+    classes += [x for x in namespace.values() if isinstance(x, type) and _adds(x)]
     for part in _codes(code):
-        objects = (namespace[x] for x in part.co_names if x in namespace)
-        yield from ([*x, *x.values()] if isinstance(x, dict) else x for x in objects)
+        names = {*part.co_names}
+        for name in names.intersection(namespace):
+            x = namespace[name]
+            yield [*x, *x.values()] if isinstance(x, dict) else x
         for owner in classes:
-            for name in {*part.co_names} - (_SHARED if owner in sites else set()):
+            methods = names - _SHARED if owner in sites else names
+            for name in methods:
                 method = getattr(owner, name, None)
                 yield method.fget if isinstance(method, property) else method
 
@@ -119,7 +125,8 @@ def _kinds(code: CodeType) -> Iterator[str]:
     """
     before = ""  # the name that the previous instruction loads
     for instruction in dis.get_instructions(code):
-        name, argument = instruction.opname, instruction.argval
+        name = instruction.opname
+        argument = instruction.argval
         if name in _METHODS and before in _BUILDERS:
             yield argument.removesuffix("_")
         if name == "CALL" and not _CALLED.isdisjoint(code.co_names):
@@ -132,28 +139,29 @@ def _kinds(code: CodeType) -> Iterator[str]:
 
 def _attributes(code: CodeType) -> Iterator[Attribute]:
     """Yield the attributes that the code reads by methods of a site, as `site.int("axis", 0)`."""
-    method, constants, is_constant = "", list[Any](), True
+    method = ""  # the method that is called next
+    constants: list[Any] = []  # its arguments
+    are_constant = True  # whether all its arguments are constants
     for instruction in dis.get_instructions(code):
-        match instruction.opname:
-            case "CACHE" | "PUSH_NULL":
-                continue
-            case "LOAD_CONST" | "LOAD_SMALL_INT":
-                constants.append(instruction.argval)
-                continue
-            case "LOAD_ATTR" | "LOAD_METHOD":
-                ends, following = True, instruction.argval
-            case "FORMAT_VALUE" | "FORMAT_SIMPLE" | "BUILD_STRING":
-                method, ends, following = "", True, ""
-            case "CALL_KW":  # since Python 3.13 the last constant has the names of arguments
-                constants, ends, following = constants[:-1], True, ""
-            case name:
-                ends, following = name in ("PRECALL", "CALL", "KW_NAMES"), ""
-        if ends and method in TYPES and constants and isinstance(constants[0], str):
-            yield Attribute(constants[0], method, tuple(constants[1:]) if is_constant else ())
-        if ends:
-            method, constants, is_constant = following, [], True
-        else:
-            is_constant = False
+        name = instruction.opname
+        if name in ("CACHE", "PUSH_NULL"):
+            continue
+        if name in ("LOAD_CONST", "LOAD_SMALL_INT"):
+            constants.append(instruction.argval)
+            continue
+        if name not in _ENDS:
+            are_constant = False
+            continue
+        if name in _FORMATS:
+            method = ""
+        elif name == "CALL_KW":  # since Python 3.13 the last constant has the names of arguments
+            constants = constants[:-1]
+        if method in TYPES and constants and isinstance(constants[0], str):
+            arguments = tuple(constants[1:]) if are_constant else ()
+            yield Attribute(constants[0], method, arguments)
+        method = instruction.argval if name in _METHODS else ""
+        constants = []
+        are_constant = True
 
 
 def _texts(constants: Iterable[object]) -> Iterator[str]:

@@ -165,27 +165,32 @@ def _run(meaning: Meaning, attributes: Mapping[str, Any]) -> Callable[[_Site], A
     names = inputs_of(meaning)
     keywords = {*code.co_varnames[code.co_argcount :][: code.co_kwonlyargcount]}
     takes_more = bool(code.co_flags & CO_VARKEYWORDS)
-    if not (keywords <= {*attributes} if takes_more else keywords == {*attributes}):
+    agree = keywords <= {*attributes} if takes_more else keywords == {*attributes}
+    if not agree:
         raise TypeError(
             f"{meaning.__name__} takes {sorted(keywords)}, its attributes are {[*attributes]}"
         )
-    needed = len(names) - len(meaning.__defaults__ or ())
+    required_inputs = len(names) - len(meaning.__defaults__ or ())
     takes_all = bool(code.co_flags & CO_VARARGS)
     if not names and not takes_all and not attributes:
         return meaning
 
     def run(site: _Site) -> Any:
-        inputs = [site.input(i) if i < needed or site.has(i) else None for i in range(len(names))]
-        if takes_all:
-            more = range(len(names), len(site.operands))
-            inputs += [site.input(i) if site.has(i) else None for i in more]
+        inputs = [site.input(i) for i in range(required_inputs)]
+        last = max(len(names), len(site.operands)) if takes_all else len(names)
+        for i in range(required_inputs, last):
+            inputs.append(site.input(i) if site.has(i) else None)
         return meaning(site, *inputs, **_read(attributes, site))
 
     return run
 
 
 def _read(attributes: Mapping[str, Any], site: _Site) -> dict[str, Any]:
-    return {name: x(site) if callable(x) else x for name, x in attributes.items()}
+    values = dict(attributes)
+    for name, x in attributes.items():
+        if callable(x):
+            values[name] = x(site)
+    return values
 
 
 @dataclass(frozen=True, slots=True)

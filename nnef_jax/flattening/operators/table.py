@@ -64,7 +64,8 @@ def entries_of(operators: Operators, site: type) -> Iterator[OperatorEntry]:
 
 
 def _entry(operator: Operator, last: int, site: type) -> OperatorEntry:
-    meaning, until = operator.meaning, None if last == NEWEST else last
+    meaning = operator.meaning
+    until = None if last == NEWEST else last
     versions = operator.name, operator.domain, operator.since, until
     if isinstance(meaning, Refusal):
         return OperatorEntry(*versions, role="refused", refusal=meaning.reason)
@@ -78,18 +79,22 @@ def _entry(operator: Operator, last: int, site: type) -> OperatorEntry:
 def _registered(operator: Operator) -> Iterator[Attribute]:
     """Yield the attributes of a registration, which are always read."""
     readers = [*operator.attributes.values()]
-    if isinstance(meaning := operator.meaning, OperatorRow):
+    meaning = operator.meaning
+    if isinstance(meaning, OperatorRow):
         readers += [*meaning.inputs, *meaning.attributes.values()]
     yield from (x for x in readers if isinstance(x, Attribute))
 
 
 def _attribute(x: Attribute, is_registered: bool) -> AttributeEntry:
-    type, arguments = TYPES.get(x.type, x.type), x.arguments
+    type = TYPES.get(x.type, x.type)
     if type == "word":
         is_required = is_registered and x.type == "choice"
-        return AttributeEntry(x.name, type, None, tuple(dict.fromkeys(arguments)), is_required)
-    default = arguments[-1] if arguments else None
+        words = tuple(dict.fromkeys(x.arguments))
+        return AttributeEntry(x.name, type, None, words, is_required)
+    default = x.arguments[-1] if x.arguments else None
     is_required = is_registered and default is None
-    default = list(default) if isinstance(default, tuple) else default
-    is_plain = isinstance(default, bool | int | float | str | list)
-    return AttributeEntry(x.name, type, default if is_plain else None, is_required=is_required)
+    if isinstance(default, tuple):
+        default = list(default)
+    elif not isinstance(default, bool | int | float | str | list):
+        default = None
+    return AttributeEntry(x.name, type, default, is_required=is_required)
