@@ -51,10 +51,13 @@ class Evaluator(Emitter, ABC):
         """
         self.spend(RESULT * result_count(kind, operands, attributes), place.node, place.frame)
         v.require_known(operands.values(), self.meter)
-        name, rule = _POSITIVE.get(kind), self.options.rules.get(kind)
-        if name is not None and rule is None and any([item < least for item in attributes[name]]):
-            error = InvalidOperation(f"'{name}' must be positive, it is {list(attributes[name])}")
-            raise self.invalid(error, kind, operands, place.node, place.frame)
+        rule = self.options.rules.get(kind)
+        name = _POSITIVE.get(kind)
+        if name is not None and rule is None:
+            items = list(attributes[name])
+            if any([item < least for item in items]):
+                error = InvalidOperation(f"'{name}' must be positive, it is {items}")
+                raise self.invalid(error, kind, operands, place.node, place.frame)
         return self.emit(kind, operands, attributes, place, rule)
 
     # The loop that drives evaluation
@@ -199,13 +202,15 @@ class Evaluator(Emitter, ABC):
         operator = node.operator
         a = yield self._evaluate(node.left, frame)
         # && and || evaluate their right side only if the left side does not decide.
-        if (operator == "&&" and a is False) or (operator == "||" and a is True):
+        decides = (operator == "&&" and a is False) or (operator == "||" and a is True)
+        if decides:
             return a
         b = yield self._evaluate(node.right, frame)
         if operator in ("&&", "||") and not isinstance(a, Value):
             return b
         if isinstance(a, Value) or isinstance(b, Value):
-            a, b = (self._declared(node, frame, x, Tensor("scalar")) for x in (a, b))
+            a = self._declared(node, frame, a, Tensor("scalar"))
+            b = self._declared(node, frame, b, Tensor("scalar"))
             kind = library.OPERATORS[operator]
             return self._emit(kind, {"x": a, "y": b}, {}, CallPlace(node, frame, names))[0]
         return self._value(node, frame, lambda: v.binary(operator, a, b, self.meter), a, b)

@@ -78,7 +78,9 @@ class ExpressionTypes:
                 return self._array(items)
             case s.Tuple(items=items):
                 types = tuple([self.of(item) for item in items])
-                type = self._tuples.get(types) or self._tuples.setdefault(types, t.TupleOf(types))
+                type = self._tuples.get(types)
+                if type is None:
+                    type = self._tuples[types] = t.TupleOf(types)
                 if type.size <= _LARGEST_TUPLE:  # tuples of names can grow exponentially
                     return type
                 message = f"tuples within tuples have over {_LARGEST_TUPLE} items here"
@@ -87,17 +89,22 @@ class ExpressionTypes:
                 return self._invocation(expression)
             case s.Unary(operator=operator, operand=operand):
                 type = self.of(operand)
-                return _unary(operator, type) or self._wrong(
-                    f"operator '{operator}' does not take a value of type {type}", expression
-                )
+                result = _unary(operator, type)
+                if result is not None:
+                    return result
+                message = f"operator '{operator}' does not take a value of type {type}"
+                return self._wrong(message, expression)
             case s.Binary():
                 return self._binary(expression)
             case s.Select(condition=condition, true_value=left, false_value=right):
                 self._expect(condition, t.LOGICAL, "the condition of 'if'")
-                types = self.of(left), self.of(right)
-                return self._common(*types) or self._wrong(
-                    f"the two sides of 'if' have types {types[0]} and {types[1]}", expression
-                )
+                left_type = self.of(left)
+                right_type = self.of(right)
+                type = self._common(left_type, right_type)
+                if type is not None:
+                    return type
+                message = f"the two sides of 'if' have types {left_type} and {right_type}"
+                return self._wrong(message, expression)
             case s.Subscript():
                 return self._subscript(expression)
             case s.Subrange(sequence=sequence, begin=begin, end=end):
@@ -130,10 +137,13 @@ class ExpressionTypes:
         """Return a hint for an undefined name."""
         if name in self._targets:
             return "it is assigned later: a name must be assigned before it is used"
-        names, meter = (self.types, self._loops), self.scope.meter
-        return did_you_mean(name, *names, meter=meter, most=1, cutoff=0.7) or (
-            "assign it before this" + ", or make it a parameter" * bool(self.fragment)
-        )
+        meter = self.scope.meter
+        hint = did_you_mean(name, self.types, self._loops, meter=meter, most=1, cutoff=0.7)
+        if hint:
+            return hint
+        if self.fragment:
+            return "assign it before this, or make it a parameter"
+        return "assign it before this"
 
     def _common(self, a: t.Type, b: t.Type) -> t.Type | None:
         """Return a common type, by `types.common`. A provisional integer may become a scalar."""
@@ -168,21 +178,28 @@ class ExpressionTypes:
         return t.ArrayOf(item)
 
     def _binary(self, node: s.Binary) -> t.Type:
-        operator, left, right = node.operator, self.of(node.left), self.of(node.right)
-        mixed = {left, right} == _NUMBERS
-        if mixed and self.provisional:
+        operator = node.operator
+        left = self.of(node.left)
+        right = self.of(node.right)
+        are_mixed = {left, right} == _NUMBERS
+        if are_mixed and self.provisional:
             left = right = t.SCALAR
         if isinstance(left, t.Anything) or isinstance(right, t.Anything):
             return t.LOGICAL if operator == "in" else t.ANY
-        hint = "integers and scalars do not mix: write scalar(...) or a number with a point" * mixed
+        hint = ""
         if isinstance(left, t.Tensor) or isinstance(right, t.Tensor):
-            item = t.Tensor("logical" if operator in _LOGIC else "scalar")
-            if operator != "in" and self.fits(left, item) and self.fits(right, item):
+            operand_type = t.Tensor("logical" if operator in _LOGIC else "scalar")
+            fit = self.fits(left, operand_type) and self.fits(right, operand_type)
+            if operator != "in" and fit:
                 return t.Tensor("scalar" if operator in _ARITHMETIC else "logical")
-            has_integer = t.INTEGER in (left, right)
-            hint = "write an integer with a point to use it with a tensor" * has_integer
-        elif result := _binary(operator, left, right):
-            return result
+            if t.INTEGER in (left, right):
+                hint = "write an integer with a point to use it with a tensor"
+        else:
+            result = _binary(operator, left, right)
+            if result is not None:
+                return result
+            if are_mixed:
+                hint = "integers and scalars do not mix: write scalar(...) or a number with a point"
         message = f"operator '{operator}' does not take types {left} and {right}"
         return self._wrong(message, node, hint)
 
@@ -225,12 +242,14 @@ class ExpressionTypes:
     def _builtin(self, function: str, type: t.Type, node: s.SyntaxNode) -> t.Type:
         match function:
             case "shape_of":
-                fits, takes = isinstance(type, t.Tensor) or t.fits(type, t.TENSOR), "a tensor"
+                takes = "a tensor"
+                fits = isinstance(type, t.Tensor) or t.fits(type, t.TENSOR)
             case "length_of" | "range_of":
-                fits = isinstance(type, t.ArrayOf) or type == t.STRING
                 takes = "an array or a string"
+                fits = isinstance(type, t.ArrayOf) or type == t.STRING
             case _:
-                fits, takes = isinstance(type, t.Primitive), "a primitive value"
+                takes = "a primitive value"
+                fits = isinstance(type, t.Primitive)
         if not fits and not isinstance(type, t.Anything):
             return self._wrong(f"'{function}' takes {takes}, this is {type}", node)
         return _BUILTIN_RESULTS[function]
@@ -313,7 +332,8 @@ class ExpressionTypes:
         if node.generic is not None:
             if not fragment.generic:
                 self._wrong(f"'{fragment.name}' is not generic, it takes no <{node.generic}>", node)
-            if node.generic == "?" and not (self.fragment and self.fragment.generic):
+            is_within_generic = self.fragment is not None and self.fragment.generic
+            if node.generic == "?" and not is_within_generic:
                 self._wrong("'?' stands for nothing here", node)
             return node.generic
         if not fragment.generic:
@@ -323,7 +343,8 @@ class ExpressionTypes:
                 deduced = t.deduce(types[parameter.name], parameter.type)
                 if deduced:
                     is_integer = self.provisional and types[parameter.name] == t.INTEGER
-                    return "scalar" if is_integer and t.has_tensor(parameter.type) else deduced
+                    is_for_tensor = t.has_tensor(parameter.type)
+                    return "scalar" if is_integer and is_for_tensor else deduced
         leaves = t.GENERIC, t.Tensor("?")
         is_generic = any(t.holds(p.type, *leaves) for p in fragment.parameters)
         if fragment.generic_default is None and not is_generic:
@@ -336,16 +357,19 @@ class ExpressionTypes:
 
 def _item(type: t.Type) -> t.Type | None:
     """Return the type of the items of an array or string, None for other types."""
-    return type.item if isinstance(type, t.ArrayOf) else type if type in (t.STRING, t.ANY) else None
+    if isinstance(type, t.ArrayOf):
+        return type.item
+    return type if type in (t.STRING, t.ANY) else None
 
 
 def _unary(operator: str, type: t.Type) -> t.Type | None:
     """Return the type of a unary operation, None if the operator does not take the operand."""
-    items = ("logical",) if operator == "!" else ("scalar", "integer")
+    tensor_item = "logical" if operator == "!" else "scalar"
+    primitives = ("logical",) if operator == "!" else ("scalar", "integer")
     match type:
-        case t.Tensor(item) if item is None or item == items[0]:
-            return t.Tensor(items[0])
-        case t.Primitive(name) if name in items:
+        case t.Tensor(item) if item is None or item == tensor_item:
+            return t.Tensor(tensor_item)
+        case t.Primitive(name) if name in primitives:
             return type
         case _:
             return type if type == t.ANY else None

@@ -59,11 +59,13 @@ def evaluate(expression: s.Expression, source: Source, scope: Scope, options: Op
     Raises SemanticError for an expression without a value or with an invocation, ExtentNeeded for
     an expression that reads a name, LimitError.
     """
-    flattener, frame = _Flattener(scope, options, {}), Frame(None, source, {})
-    called = next(s.invocations([expression]), None)
-    if called is not None:
+    flattener = _Flattener(scope, options, {})
+    frame = Frame(None, source, {})
+    invocation = next(s.invocations([expression]), None)
+    if invocation is not None:
+        message = "an expression here must not call operations"
         hint = "write numbers and arrays of numbers"
-        raise flattener.error("an expression here must not call operations", called, frame, hint)
+        raise flattener.error(message, invocation, frame, hint)
     try:
         return flattener.run(expression, frame)
     except KeyError:
@@ -86,18 +88,11 @@ class _Flattener(Evaluator):
         return self._run(value) if isinstance(value, GeneratorType) else value
 
     def flatten(self, calls: Calls) -> Graph:
-        graph, source = self.document.graph, self.document.source
-        bodies = [(calls_of([q.node]), q.source) for q in self.quantizers.values()]
-        bodies.append((calls, source))
-        reached = bodies, self.scope, self._has_rule, self._is_atomic
-        refused = frozenset[str]()
-        if self.options.outline:
-            fragments = {fragment.name: fragment for fragment in self.document.fragments}
-            refused = callers_of([*unsupported(*reached), *self.scope.undeclared()], fragments)
-        if not refused:
-            refuse_unsupported(*reached)
+        graph = self.document.graph
+        source = self.document.source
+        refused = self._refused([*self._entry_calls(), (calls, source)])
         frame = Frame(None, source, {})
-        targets = [[i.name for i in s.identifiers(a.target)] for a in graph.body]
+        targets = [_names(assignment) for assignment in graph.body]
         self.builder.reserve(chain(*targets))
         for assignment, names in zip(graph.body, targets, strict=True):
             if refused and shown(self, assignment, frame.values, refused, source):
@@ -125,6 +120,25 @@ class _Flattener(Evaluator):
         outputs = [frame.values[result.name] for result in graph.results]
         names = [result.name for result in graph.results]
         return self.builder.graph(graph.name, outputs, names, self.options.unfixed(inputs))
+
+    def _entry_calls(self) -> list[tuple[Calls, Source]]:
+        """Return the invocations in the entries of graph.quant, and their sources."""
+        quantizers = self.quantizers.values()
+        return [(calls_of([quantizer.node]), quantizer.source) for quantizer in quantizers]
+
+    def _refused(self, bodies: Sequence[tuple[Calls, Source]]) -> frozenset[str]:
+        """Return the operations that an outline shows as unsupported.
+
+        If there are none, unsupported operations raise UnsupportedError.
+        """
+        search = bodies, self.scope, self._has_rule, self._is_atomic
+        if self.options.outline:
+            fragments = {fragment.name: fragment for fragment in self.document.fragments}
+            refused = callers_of([*unsupported(*search), *self.scope.undeclared()], fragments)
+            if refused:
+                return refused
+        refuse_unsupported(*search)
+        return frozenset()
 
     def _named(self, name: str, item: Value | Scalar, node: s.SyntaxNode, frame: Frame) -> Value:
         """Return a tensor for an item of the main graph. A second name of a tensor is an alias."""
@@ -162,7 +176,8 @@ class _Flattener(Evaluator):
         fragment = self.scope.lookup(node.operation, frame.fragment)
         assert fragment is not None, node.operation  # `semantics.check` has looked it up
         form = self.scope.form(fragment, node)
-        values, place = self._all(form.expressions(node), frame), CallPlace(node, frame, names)
+        place = CallPlace(node, frame, names)
+        values = self._all(form.expressions(node), frame)
         if isinstance(values, GeneratorType):
             return self._then(values, lambda v: self._apply(fragment, form, v, place))
         return self._apply(fragment, form, values, place)
@@ -204,14 +219,15 @@ class _Flattener(Evaluator):
             raise self.beyond(message, "call_depth", s.span_in(frame.source, node), calls[:-1])
         work = CALL + EVALUATION * len(fragment.body or ()) + len(fragment.results)
         self.spend(work + len(calls) // CALLS_PER_STEP, node, frame)
-        result_names = dict(zip((r.name for r in fragment.results), names, strict=False))
-        prefix = f"{names[0] if names else frame.prefix + fragment.name}_"
+        result_names = dict(zip([r.name for r in fragment.results], names, strict=False))
+        call_name = names[0] if names else frame.prefix + fragment.name
+        prefix = f"{call_name}_"
         if len(prefix) > _LONGEST_PREFIX:  # prefixes of recursive calls would fill the memory
             prefix = f"{fragment.name[:_LONGEST_PREFIX]}_"
         inner = Frame(fragment, fragment.source, arguments, prefix, calls, generic)
         assert fragment.body is not None
         for assignment in fragment.body:
-            targets = [identifier.name for identifier in s.identifiers(assignment.target)]
+            targets = _names(assignment)
             # If an array is the only result, its tensors get all the names.
             is_array = len(fragment.results) == 1 and targets == [fragment.results[0].name]
             local = [result_names.get(name) or self.local(prefix + name) for name in targets]
@@ -235,9 +251,10 @@ class _Flattener(Evaluator):
     ) -> tuple[Any, ...]:
         """Add an operation of the kind that a custom operation names."""
         try:
-            attributes = {
-                name: self._body(x, place) if is_body(x) else x for name, x in attributes.items()
-            }
+            attributes = dict(attributes)
+            for name, x in attributes.items():
+                if is_body(x):
+                    attributes[name] = self._body(x, place)
             return self._emit(kind, self._of_one_dtype(operands), attributes, place, least=0)
         except NnefError:
             raise
@@ -253,7 +270,8 @@ class _Flattener(Evaluator):
         if len(dtypes) != 1 or self.builder.integer in dtypes:
             return operands
         as_item = np.dtype(dtypes.pop()).type
-        return {n: as_item(x) if type(x) is int else x for n, x in operands.items()}
+        integers = {name: as_item(x) for name, x in operands.items() if type(x) is int}
+        return {**operands, **integers}
 
     def _body(self, value: Sequence[Any], place: CallPlace) -> Graph:
         """Return the graph for an argument: a fragment's name, and the types of its parameters."""
@@ -302,7 +320,8 @@ class _Flattener(Evaluator):
                 variable = self.builder.variable(name, label, type, span)
                 self.variables.add(variable)
                 return self.bound(variable, node, frame)
-            variable, value = arguments["variable"], arguments["value"]
+            variable = arguments["variable"]
+            value = arguments["value"]
             if not isinstance(value, Value):
                 rank = len(variable.type.shape) if isinstance(variable, Value) else 1
                 value = self._constant(value, rank, place)
@@ -318,8 +337,9 @@ class _Flattener(Evaluator):
         """Tell whether an operation becomes one operation of the graph: it is not expanded."""
         is_atomic = self._atomic.get(id(fragment))
         if is_atomic is None:
-            expands = self.options.expand == "all" or not self._has_rule(fragment)
-            is_atomic = self._atomic[id(fragment)] = fragment.body is None or not expands
+            is_expanded = self.options.expand == "all" or not self._has_rule(fragment)
+            is_atomic = fragment.body is None or not is_expanded
+            self._atomic[id(fragment)] = is_atomic
         return is_atomic
 
     def _has_rule(self, fragment: s.Fragment) -> bool:
@@ -332,9 +352,15 @@ class _Flattener(Evaluator):
         """
         if self._custom_kind(fragment):
             return True
-        name, final = fragment.name, standard().get(fragment.name)
+        name = fragment.name
+        final = standard().get(name)
         in_document = fragment.source is self.document.source
         if name in self.options.rules:
             return in_document or final is None or final is fragment
-        is_final = final is fragment or (fragment.body is None and final is not None)
-        return name in ops.rules and not in_document and is_final
+        is_primitive = fragment.body is None and final is not None
+        is_kind = name in ops.rules and (final is fragment or is_primitive)
+        return is_kind and not in_document
+
+
+def _names(assignment: s.Assignment) -> list[str]:
+    return [identifier.name for identifier in s.identifiers(assignment.target)]

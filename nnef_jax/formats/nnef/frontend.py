@@ -109,7 +109,8 @@ class StandardFrontend(TextFrontend):
         if not (rounding and self.options.rounds):
             return Stored(data, self)
         frontend = copy(self)
-        frontend._rounding, frontend._labels = rounding, frozenset(data)
+        frontend._rounding = rounding
+        frontend._labels = frozenset(data)
         frontend.quantizes = True
         return Stored(data, frontend)
 
@@ -120,7 +121,8 @@ class StandardFrontend(TextFrontend):
 
         An entry that only decodes the data is removed from `rounding`.
         """
-        meter, declared = self.options.meter, variable.value.type
+        meter = self.options.meter
+        declared = variable.value.type
         meter.spend(len(variable.label) // LETTERS_PER_STEP, "the label of a variable")
         member = member_of(variable.label)
         if not self.archive.exists(member):
@@ -160,11 +162,13 @@ class StandardFrontend(TextFrontend):
         if flat or self.document.provisional:
             text, names, quantization = conversion.flat(self.options.meter)
         else:
-            text, names = self.document.source.text, conversion.names
+            text = self.document.source.text
+            names = conversion.names
             quantization = self.quantization.text if self.quantization else ""
         members: dict[str, Member] = {GRAPH: text.encode()}
         entries = [quantization]
-        for variable in (*graph.parameters, *graph.states) if data is not None else ():
+        variables = () if data is None else (*graph.parameters, *graph.states)
+        for variable in variables:
             member = member_of(variable.label)
             file = self._file(member)
             file = replace(file, array=file.array.reshape(variable.value.type.shape))
@@ -185,8 +189,8 @@ class StandardFrontend(TextFrontend):
         return Written(members)
 
     def _file(self, member: str) -> TensorFile:
-        data, meter = self.archive.open_tensor(member), self.options.meter
-        return read_tensor_file(data, name=member, meter=meter)
+        data = self.archive.open_tensor(member)
+        return read_tensor_file(data, name=member, meter=self.options.meter)
 
 
 @dataclass(frozen=True)
@@ -207,8 +211,10 @@ class _Conversion:
         writer = FlatWriter(self.graph, meter)
         document = writer.write()
         raise_all(list(self._unfit_entries()))
-        values = {name: self.graph.values[name] for name in self.entries}
-        lines = [self.entry(writer.names[values[n]], values[n], q) for n, q in self.entries.items()]
+        lines: list[str] = []
+        for name, quantizer in self.entries.items():
+            value = self.graph.values[name]
+            lines.append(self.entry(writer.names[value], value, quantizer))
         return print_document(document), writer.names, "".join(lines)
 
     @cached_property
@@ -266,4 +272,5 @@ class _Conversion:
     def entry(self, name: str, value: Value, quantizer: Quantizer) -> str:
         """Return the line of graph.quant that quantises a value by its name."""
         node = quantizer.invocation(name, value.type, variable=value in self._variables)
-        return f'"{name}": {print_expression(replace(node, arguments=node.arguments[1:]))};\n'
+        node = replace(node, arguments=node.arguments[1:])  # without the tensor
+        return f'"{name}": {print_expression(node)};\n'

@@ -15,5 +15,7 @@ def entries() -> Iterator[OperatorEntry]:
     for name, fragment in standard().items():
         if name in rules:
             yield entry_of(fragment, "operation", [name])
+        elif name in INTRODUCING:
+            yield entry_of(fragment, "structure")
         else:
-            yield entry_of(fragment, "structure" if name in INTRODUCING else "definition")
+            yield entry_of(fragment, "definition")

@@ -117,8 +117,8 @@ def check_features(source: Source, provisional: bool, features: Sequence[tuple[s
     errors: list[NnefError] = []
     for name, offset in first.items():
         title, hint = foreign[name]
-        message, span = f"{title} is not part of NNEF {dialect}", Span(source, offset)
-        errors.append(NnefSyntaxError(message, span=span, hint=hint))
+        message = f"{title} is not part of NNEF {dialect}"
+        errors.append(NnefSyntaxError(message, span=Span(source, offset), hint=hint))
     if provisional and errors:  # probably the text is final, and the semicolon is missing
         semicolon = "begin it with 'version 1.0;', with the semicolon"
         errors[0].hint = f"if this is a text of 1.0 final, {semicolon}"
@@ -135,43 +135,61 @@ def end_statements(text: str) -> tuple[str, str]:
     a single `=` outside of brackets.
     """
     tokens = _tokens(text)
-    blank = TOKEN.sub(lambda m: " " * len(m[0]) if m[0].startswith("#") else m[0], text)
-    spaced, ended, at = "", "", 0
+    without_comments = TOKEN.sub(_blank_comment, text)
+    spaced = ""
+    ended = ""
+    offset = 0  # the end of the text that both results have so far
     for index in _statement_ends(tokens):
-        end, begin = tokens[index - 1][2], tokens[index][1]
-        spaced += text[at:end] + (text[end:begin] or " ")
-        ended += blank[at:end] + ";" + blank[end + 1 : begin]
-        at = begin
-    return spaced + text[at:], ended + blank[at:]
+        end = tokens[index - 1][2]
+        begin = tokens[index][1]
+        spaced += text[offset:end] + (text[end:begin] or " ")
+        ended += without_comments[offset:end] + ";" + without_comments[end + 1 : begin]
+        offset = begin
+    return spaced + text[offset:], ended + without_comments[offset:]
+
+
+def _blank_comment(token: re.Match[str]) -> str:
+    text = token[0]
+    return " " * len(text) if text.startswith("#") else text
 
 
 def _tokens(text: str) -> list[tuple[str, int, int]]:
     """Return the tokens with their start and end. Each string is the token `''`."""
-    return [
-        ("''" if match.lastgroup == "string" else match[0], match.start(), match.end())
-        for match in TOKEN.finditer(text)
-        if match.lastgroup != "skip"
-    ]
+    tokens: list[tuple[str, int, int]] = []
+    for match in TOKEN.finditer(text):
+        if match.lastgroup == "skip":
+            continue
+        token = "''" if match.lastgroup == "string" else match[0]
+        tokens.append((token, match.start(), match.end()))
+    return tokens
 
 
 def _statement_ends(tokens: Sequence[tuple[str, int, int]]) -> Iterator[int]:
     """Yield the indices of tokens that need a semicolon before them, if there is none."""
-    depth, in_body, before = 0, False, ""  # `before` is the previous token
-    start = 0  # index of the first token of a possible target
+    depth = 0  # open brackets
+    in_body = False
+    target = 0  # the index of the first token of a possible target
+    previous = ""  # the token before
     for index, (token, _, _) in enumerate(tokens):
+        end = 0  # the index of the token before which a statement ends
         # A target goes on after a comma. Any other token may begin one.
-        end, begins = 0, depth == 0 and (before == ",") == (token == ",")
+        begins_target = depth == 0 and (previous == ",") == (token == ",")
         if token in ("(", "["):
             depth += 1
         elif token in (")", "]"):
             depth -= 1
         elif token == "{":
-            depth, in_body, start = 0, True, index
+            depth = 0
+            in_body = True
+            target = index
         elif token == "}" and in_body:
-            in_body, end = False, index
-        elif token == "=" and in_body and depth == 0 and before != ",":
-            end = start if _TARGET.match(tokens[start][0]) else 0
-        start, before = index if begins else start, token
+            in_body = False
+            end = index
+        elif token == "=" and in_body and depth == 0 and previous != ",":
+            end = target if _TARGET.match(tokens[target][0]) else 0
+        if begins_target:
+            target = index
+        previous = token
         if end and tokens[end - 1][0] not in ("{", ";"):
             yield end
 

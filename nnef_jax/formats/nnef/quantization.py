@@ -43,8 +43,10 @@ class _ArgumentTypes(ExpressionTypes):
         return super().fits(actual, formal)
 
     def shown(self, formal: Type) -> str:
-        item = (formal.item or "scalar") if isinstance(formal, Tensor) else ""
-        return f"{item} or {item}[]" if item else str(formal)
+        if not isinstance(formal, Tensor):
+            return str(formal)
+        item = formal.item or "scalar"
+        return f"{item} or {item}[]"
 
     def how_to_write(self, formal: Type, actual: Type) -> str:
         wants_point = "scalar" in self.shown(formal) and "integer" in str(actual)
@@ -79,8 +81,9 @@ class QuantizationReader:
             span = Span(source, key.offset, len(name) + 2)
             try:
                 if name not in names:
-                    hint = f"that is a label: write the variable's identifier, '{labels.get(name)}'"
-                    if name not in labels:
+                    if name in labels:
+                        hint = f"that is a label: write the variable's identifier, '{labels[name]}'"
+                    else:
                         hint = did_you_mean(name, names, meter=self.meter) or _NAMES
                     message = f"the graph has no tensor '{name}'"
                     raise SemanticError(message, span=span, hint=hint)
@@ -112,11 +115,12 @@ class QuantizationReader:
         tensor, *parameters = fragment.parameters
         for argument in node.arguments:
             if argument.name in (None, tensor.name):
-                rule = (
-                    "the tensor must not be given" if argument.name else "arguments must be named"
-                )
+                rule = "arguments must be named"
+                if argument.name:
+                    rule = "the tensor must not be given"
                 span = s.span_in(source, argument)
-                hint = f"write {', '.join(f'{p.name} = ...' for p in parameters)}"
+                named = ", ".join(f"{parameter.name} = ..." for parameter in parameters)
+                hint = f"write {named}"
                 raise SemanticError(f"in a quantisation entry {rule}", span=span, hint=hint)
         tensor_argument = s.Argument(node.offset, None, s.Identifier(node.offset, _TENSOR))
         call = replace(node, operation=fragment.name, arguments=(tensor_argument, *node.arguments))
@@ -127,12 +131,12 @@ class QuantizationReader:
         values: dict[str, ArgumentValue] = {}
         positions = self._scope.form(fragment, call).positions
         for parameter in parameters:
-            name, type = parameter.name, parameter.type
-            if name in positions:
-                expression = call.arguments[positions[name]].value
-                value = _as_declared(self._value(expression, source), type)
-                if not isinstance(type, ArrayOf | TupleOf):
-                    values[name] = value
+            position = positions.get(parameter.name)
+            if position is not None:
+                value = self._value(call.arguments[position].value, source)
+                value = _as_declared(value, parameter.type)
+                if not isinstance(parameter.type, ArrayOf | TupleOf):
+                    values[parameter.name] = value
         quantizer = Quantizer(source, node, fragment.name, values)
         if fragment.name in ALGORITHMS:
             raise_all(list(quantizer.problems()))
@@ -142,14 +146,15 @@ class QuantizationReader:
         """Return the declaration of the operation, which takes and returns a tensor of scalars."""
         assert isinstance(node, s.Invocation | s.Builtin)
         operation = node.operation if isinstance(node, s.Invocation) else node.function
-        name, span = _ALIASES.get(operation, operation), s.span_in(source, node)
+        name = _ALIASES.get(operation, operation)
+        span = s.span_in(source, node)
         algorithms = [*ALGORITHMS, *(fragment.name for fragment in self._document.fragments)]
         fragment = self._scope.lookup(name, None)
         if fragment is None or name not in algorithms:
             message = f"'{operation}' is not a quantisation algorithm"
-            hint = did_you_mean(name, algorithms, meter=self.meter, most=2) or (
-                f"there are {', '.join(ALGORITHMS)}, and the document's own fragments"
-            )
+            hint = did_you_mean(name, algorithms, meter=self.meter, most=2)
+            if not hint:
+                hint = f"there are {', '.join(ALGORITHMS)}, and the document's own fragments"
             raise SemanticError(message, span=span, hint=hint)
         types = [*(p.type for p in fragment.parameters[:1]), *(r.type for r in fragment.results)]
         if len(types) != 2 or any(type not in _SCALARS for type in types):
@@ -162,7 +167,8 @@ class QuantizationReader:
         if not isinstance(expression, s.Invocation) or expression.operation != "constant":
             return evaluate(expression, source, self._scope, self._options)
         parts = {a.name: self._value(a.value, source) for a in expression.arguments}
-        shape, items = tuple(parts["shape"]), np.array(parts["value"])
+        shape = tuple(parts["shape"])
+        items = np.array(parts["value"])
         span = s.span_in(source, expression)
         if len(shape) > MAX_RANK:
             message = f"a constant has {len(shape)} axes, arrays have at most {MAX_RANK}"
@@ -179,13 +185,13 @@ class QuantizationReader:
 
 def _labels(names: dict[str, s.Expression]) -> dict[Any, str]:
     """Return by label the first identifier of a variable with the label."""
-    return {
-        argument.value.value: name
-        for name, value in reversed(names.items())
-        if isinstance(value, s.Invocation) and value.operation == "variable"
-        for argument in value.arguments
-        if argument.name == "label" and isinstance(argument.value, s.Literal)
-    }
+    labels: dict[Any, str] = {}
+    for name, value in names.items():
+        if isinstance(value, s.Invocation) and value.operation == "variable":
+            for argument in value.arguments:
+                if argument.name == "label" and isinstance(argument.value, s.Literal):
+                    labels.setdefault(argument.value.value, name)
+    return labels
 
 
 def _as_declared(value: Any, type: Type) -> Any:

@@ -61,8 +61,10 @@ class Scope:
 
     def undeclared(self) -> set[str]:
         """Return the names of operations that the document calls and that are not declared."""
-        bodies = [self.document.graph.body, *(x.body or () for x in self.document.fragments)]
-        calls = invocations(assignment.value for body in bodies for assignment in body)
+        assignments = list(self.document.graph.body)
+        for fragment in self.document.fragments:
+            assignments += fragment.body or ()
+        calls = invocations(assignment.value for assignment in assignments)
         return {node.operation for node in calls if node.operation not in self._declarations}
 
     def form(self, fragment: Fragment, invocation: Invocation) -> Form:

@@ -33,8 +33,12 @@ def check(scope: Scope, *, outline: bool = False) -> Calls:
         calls = checker.run()
         if checker.errors or not outline:
             checker.unknown_operations()
-    raise_all(sorted(checker.errors, key=lambda error: error.span.offset if error.span else 0))
+    raise_all(sorted(checker.errors, key=_offset))
     return calls
+
+
+def _offset(error: NnefError) -> int:
+    return error.span.offset if error.span else 0
 
 
 class _Checker:
@@ -102,9 +106,11 @@ class _Checker:
         if not s.is_literal(default):
             self._report(f"the default of '{parameter.name}' is not a literal", default)
             return
-        expressions, declared = self.types(fragment, {}), parameter.type
+        declared = parameter.type
+        expressions = self.types(fragment, {})
         actual = expressions.of(default)
-        if not expressions.fits(actual, t.substitute(declared, fragment.generic_default)):
+        formal = t.substitute(declared, fragment.generic_default)
+        if not expressions.fits(actual, formal):
             message = f"the default of '{parameter.name}' has type {actual}, declared is {declared}"
             self._report(message, default)
 
@@ -221,11 +227,11 @@ class _Checker:
         """Report the undeclared operations."""
         for name, uses in self.unknown.items():
             often = f", used {len(uses)} times" if len(uses) > 1 else ""
-            hint = self.scope.similar(name) or (
-                "load(..., dialect='tract') reads a document of tract that does not say so"
-                if name.startswith("tract_")
-                else "operations beyond the standard need a fragment that defines them"
-            )
+            hint = self.scope.similar(name)
+            if not hint and name.startswith("tract_"):
+                hint = "load(..., dialect='tract') reads a document of tract that does not say so"
+            elif not hint:
+                hint = "operations beyond the standard need a fragment that defines them"
             self._report(f"unknown operation '{name}'{often}", uses[0], hint)
 
 
@@ -289,8 +295,9 @@ def unsupported(
                 uses[fragment.name] += [span or s.span_in(source, node) for node in nodes]
             elif fragment.body is not None and not is_atomic(fragment):
                 seen.add(id(fragment))
-                is_library = fragment.source not in sources
-                inner_span = (span or s.span_in(source, nodes[0])) if is_library else None
+                inner_span = None
+                if fragment.source not in sources:  # a fragment of the library
+                    inner_span = span or s.span_in(source, nodes[0])
                 inner = calls_of(assignment.value for assignment in fragment.body)
                 pending.append((fragment, inner, fragment.source, inner_span))
     return uses

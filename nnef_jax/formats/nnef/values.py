@@ -89,13 +89,7 @@ def binary(symbol: str, left: Known, right: Known, meter: Meter) -> Known:
         require_known((left, right), meter)
         return _RELATIONS[symbol](left, right)
     if isinstance(left, list | str):
-        most = meter.limits.array_items
-        if symbol == "*":
-            _require_extent(right)
-        length = len(left) * max(right, 0) if symbol == "*" else len(left) + len(right)
-        if length > most:
-            raise TooLarge(f"an array or string would be longer than {most}")
-        return left * right if symbol == "*" else left + right
+        return _joined(symbol, left, right, meter.limits.array_items)
     if UNKNOWN is left or UNKNOWN is right:
         return UNKNOWN
     if isinstance(left, int) != isinstance(right, int):  # provisional texts may mix numbers
@@ -104,13 +98,26 @@ def binary(symbol: str, left: Known, right: Known, meter: Meter) -> Known:
     return _checked(result) if isinstance(result, int) else result
 
 
+def _joined(symbol: str, left: Known, right: Known, most: int) -> Known:
+    """Return the sum of two arrays or strings, or the product of one with an integer."""
+    if symbol == "*":
+        _require_extent(right)
+        length = len(left) * max(right, 0)
+    else:
+        length = len(left) + len(right)
+    if length > most:
+        raise TooLarge(f"an array or string would be longer than {most}")
+    return _ARITHMETIC[symbol](left, right)
+
+
 def _leaves(values: Iterable[Known], meter: Meter) -> Iterator[Known]:
     """Yield the innermost items of arrays and tuples. Raises TooLarge for too many items.
 
     An array may contain the same array many times, so the number of items may be exponential.
     """
     pending = list(values)
-    count, most = len(pending), meter.limits.array_items
+    count = len(pending)
+    most = meter.limits.array_items
     while pending:
         value = pending.pop()
         if isinstance(value, _SEQUENCES):
@@ -160,7 +167,8 @@ def builtin(function: str, value: Known) -> Known:
     match function:
         case "shape_of":
             shape = list(value.type.shape) if isinstance(value, Value) else []
-            return shape + [1] * (2 - len(shape))
+            missing_axes = 2 - len(shape)  # NNEF has no tensors of a lower rank
+            return shape + [1] * missing_axes
         case "length_of":
             return len(value)
         case "range_of":

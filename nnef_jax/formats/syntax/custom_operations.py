@@ -62,9 +62,12 @@ class KeepingWriter(FlatWriter):
 
     def __init__(self, graph: Graph, meter: Meter, real: str, outer: KeepingWriter | None) -> None:
         super().__init__(graph if outer else _with_casts(graph, real), meter)
-        self._real, self._outer = real, outer
-        self._custom: dict[object, s.Fragment] = outer._custom if outer else {}
-        self._uses: dict[str, int] = outer._uses if outer else {}  # number of fragments by name
+        self._real = real
+        self._custom: dict[object, s.Fragment] = {}
+        self._uses: dict[str, int] = {}  # number of fragments by name
+        if outer:
+            self._custom = outer._custom
+            self._uses = outer._uses
 
     def write(self) -> s.Document:
         """Return the document. Raises UnsupportedError as `FlatWriter.write` does."""
@@ -85,7 +88,8 @@ class KeepingWriter(FlatWriter):
         return self._customised(operation)
 
     def _customised(self, operation: Operation) -> Invoked:
-        kind, operands = operation.kind, dict(operation.operands)
+        kind = operation.kind
+        operands = dict(operation.operands)
         arguments = {n: self._argument(x) for n, x in (*operands.items(), *operation.attributes)}
         parameters = tuple((n, _type(x, is_tensor=n in operands)) for n, x in arguments.items())
         results = tuple((f"y{i}", _type(x)) for i, x in enumerate(operation.results))
@@ -103,17 +107,21 @@ class KeepingWriter(FlatWriter):
         """Return an operand or attribute as an argument. A graph becomes a fragment and a tuple."""
         if not isinstance(value, Graph):
             return value
-        writer = KeepingWriter(value, self.meter, self._real, self)
-        document = writer.write()
-        graph, name = document.graph, self._fresh(_BODY)
-        parameters, results = (
-            [(x.name, _type(v)) for x, v in zip(names, values, strict=True)]
-            for names, values in ((graph.parameters, value.inputs), (graph.results, value.outputs))
-        )
+        graph = KeepingWriter(value, self.meter, self._real, self).write().graph
+        name = self._fresh(_BODY)
+        parameters = _typed(graph.parameters, value.inputs)
+        results = _typed(graph.results, value.outputs)
         body = graph.body[len(parameters) :]  # without the declarations of inputs
         self._custom[name] = _fragment(name, parameters, results, body)
-        types = [x.type for x in value.inputs]
-        return (name, *((REAL if x.dtype == self._real else x.dtype, x.shape) for x in types))
+        argument: list[object] = [name]
+        for x in value.inputs:
+            dtype = REAL if x.type.dtype == self._real else x.type.dtype
+            argument.append((dtype, x.type.shape))
+        return tuple(argument)
+
+
+def _typed(identifiers: Sequence[s.Identifier], values: Sequence[Value]) -> _Declared:
+    return [(x.name, _type(value)) for x, value in zip(identifiers, values, strict=True)]
 
 
 def _fragment(
@@ -135,7 +143,9 @@ def _type(value: object, *, is_tensor: bool = True) -> t.Type:
         items = [_type(x, is_tensor=is_tensor) for x in cast("Sequence[object]", value)]
         if len(set(map(str, items))) > 1:
             return t.TupleOf(tuple(items))
-        return t.ArrayOf(items[0] if items else t.Tensor("scalar") if is_tensor else t.INTEGER)
+        if items:
+            return t.ArrayOf(items[0])
+        return t.ArrayOf(t.Tensor("scalar") if is_tensor else t.INTEGER)
     item = value.item() if isinstance(value, np.generic) else value
     literal = t.LITERALS.get(type(item), t.SCALAR)
     return t.Tensor(str(literal)) if is_tensor else literal
@@ -149,12 +159,10 @@ def _with_casts(graph: Graph, real: str) -> Graph:
     """
     exact = {real, "int32", "bool"}
     sources = [*graph.inputs, *(p.value for p in graph.parameters)]
-    uncast = {
-        value
-        for operation in graph.operations
-        if operation.kind != "cast"
-        for value in operation.reads()
-    } | set(graph.outputs)
+    uncast = set(graph.outputs)
+    for operation in graph.operations:
+        if operation.kind != "cast":
+            uncast.update(operation.reads())
     swapped: dict[Value, Value] = {}
     casts: list[Operation] = []
     for value in sources:
@@ -162,11 +170,11 @@ def _with_casts(graph: Graph, real: str) -> Graph:
         if dtype in exact or value not in uncast:
             continue
         swapped[value] = inner = Value(f"{value.name}_{dtype}", value.type, inserted=True)
-        operands, attributes = (("input", value),), (("dtype", dtype),)
+        operands = (("input", value),)
+        attributes = (("dtype", dtype),)
         casts.append(Operation("cast", operands, attributes, (inner,), None, (), None))
     if not casts:
         return graph
-
     return replace(
         graph,
         operations=(*casts, *(operation.reading(swapped) for operation in graph.operations)),
@@ -177,8 +185,11 @@ def _with_casts(graph: Graph, real: str) -> Graph:
 
 def types_of(value: Sequence[Any], real: str) -> list[TensorType]:
     """Return the types of a graph's inputs, from the argument for it. Raises ValueError."""
+    types: list[TensorType] = []
     try:
-        types = [TensorType(tuple(shape), real if x == REAL else x) for x, shape in value[1:]]
-        return [replace(type, dtype=np.dtype(type.dtype).name) for type in types]
+        for name, shape in value[1:]:
+            dtype = np.dtype(real if name == REAL else name)
+            types.append(TensorType(tuple(shape), dtype.name))
     except TypeError as error:
         raise ValueError(f"no types of tensors: {error}") from None
+    return types

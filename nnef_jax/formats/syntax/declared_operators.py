@@ -33,10 +33,9 @@ def entry_of(
 
 
 def _attribute(parameter: s.FormalParameter) -> AttributeEntry:
-    default, type = parameter.default, str(parameter.type)
-    if default is None:
+    type = str(parameter.type)
+    if parameter.default is None:
         return AttributeEntry(parameter.name, type, is_required=True)
-    text = print_expression(default)
-    return AttributeEntry(
-        parameter.name, type, _LITERALS[text] if text in _LITERALS else ast.literal_eval(text)
-    )
+    text = print_expression(parameter.default)
+    default = _LITERALS[text] if text in _LITERALS else ast.literal_eval(text)
+    return AttributeEntry(parameter.name, type, default)

@@ -68,7 +68,9 @@ def dtype_of(generic: str | None, builder: GraphBuilder) -> str:
 
 def item_of(dtype: str) -> str:
     """Return the language's name for the items of a dtype: scalar, integer or logical."""
-    return "logical" if dtype == "bool" else "integer" if "int" in dtype else "scalar"
+    if dtype == "bool":
+        return "logical"
+    return "integer" if "int" in dtype else "scalar"
 
 
 def generic_of(
@@ -175,7 +177,9 @@ def require_range(
 ) -> None:
     """Raise DataError for integers beyond the range of a dtype. `title` names the array."""
     if dtype.kind in "iu" and array.size:
-        low, high, bounds = int(array.min()), int(array.max()), np.iinfo(dtype)
+        low = int(array.min())
+        high = int(array.max())
+        bounds = np.iinfo(dtype)
         if low < bounds.min or high > bounds.max:
             message = f"{title} holds values from {low} to {high}, which do not fit {dtype}"
             raise DataError(message, hint=hint)
@@ -183,7 +187,8 @@ def require_range(
 
 def require_kind(array: NDArray[Any], dtype: np.dtype[Any], title: str) -> None:
     """Raise DataError if the array's items are of another kind, such as logical for scalars."""
-    kind, stored = _kind(dtype), _kind(array.dtype)
+    kind = _kind(dtype)
+    stored = _kind(array.dtype)
     if stored not in _CONVERTIBLE[kind]:
         raise DataError(
             f"{title} holds {_KINDS.get(stored, array.dtype)}, the variable is declared "

@@ -41,7 +41,9 @@ class Names:
     def fresh(self, name: str) -> str:
         """Return the name, changed if it is taken or is no identifier."""
         base = _NOT_IN_NAMES.sub("_", name)
-        name = base = f"_{base}" if not base or base[0].isdigit() else base
+        if not base or base[0].isdigit():
+            base = f"_{base}"
+        name = base
         while name in self.taken:
             self._suffixes[base] = self._suffixes.get(base, 0) + 1
             name = f"{base}_{self._suffixes[base]}"
@@ -97,9 +99,7 @@ class FlatWriter:
             if value not in self.names:
                 self.names[value] = names.fresh(value.name)
         inputs = tuple(map(self._tensor, graph.inputs))
-        body = [
-            _assign(x.name, self.external(v)) for x, v in zip(inputs, graph.inputs, strict=True)
-        ]
+        body = [_assign(self.names[value], self.external(value)) for value in graph.inputs]
         body += self._variables()
         declared = len(body)
         for operation in graph.operations:
@@ -146,7 +146,8 @@ class FlatWriter:
 
     def _variables(self) -> Iterator[s.Assignment]:
         for variable in (*self.graph.parameters, *self.graph.states):
-            value, label = variable.value, s.Literal(0, variable.label)
+            value = variable.value
+            label = s.Literal(0, variable.label)
             shape = integers(value.type.shape)
             node = invocation("variable", generic=self._item(value), shape=shape, label=label)
             yield _assign(self.names[value], node)
@@ -157,13 +158,14 @@ class FlatWriter:
         for name, value in reversed(copies.items()):
             copies_of.setdefault(value, []).append(name)
         for state in self.graph.states:
-            if outputs := copies_of.get(state.update):
+            outputs = copies_of.get(state.update)
+            if outputs:
                 name = outputs.pop()
                 del copies[name]
             else:
                 name = names.fresh(f"{self.names[state.value]}_update")
-            values = self._tensor(state.value), self._tensor(state.update)
-            yield _assign(name, invocation("update", *values))
+            value = self._tensor(state.value)
+            yield _assign(name, invocation("update", value, self._tensor(state.update)))
 
     def external(self, value: Value) -> s.Invocation:
         """Return the invocation that declares an input."""
@@ -181,7 +183,9 @@ class FlatWriter:
         kind = operation.kind
         arguments: dict[str, Any] = {**dict(operation.operands), **dict(operation.attributes)}
         if kind == "resize" and operation.rule is None:
-            kind, arguments = standard_resampling(operation) or (kind, arguments)
+            resampling = standard_resampling(operation)
+            if resampling is not None:
+                kind, arguments = resampling
         declaration = standard().get(kind)
         if declaration is None:
             self.refuse(f"'{kind}' is not an operation of the standard", operation)
@@ -191,14 +195,15 @@ class FlatWriter:
             if defaults.get(name, value) != value:  # a parameter beyond the standard's
                 self.refuse(f"'{name}' {value!r} of '{kind}' is not NNEF", operation)
         for parameter in declaration.parameters:
-            value, type = arguments.get(parameter.name, ()), parameter.type
-            type = type.item if isinstance(type, t.ArrayOf) else type
-            item = type.item if isinstance(type, t.Tensor) else None
-            if item not in _ITEMS:
+            type = parameter.type
+            if isinstance(type, t.ArrayOf):
+                type = type.item
+            if not isinstance(type, t.Tensor) or type.item not in _ITEMS:
                 continue
-            dtypes = {x.type.dtype for x in values_of(value)}
-            if wrong := next((x for x in sorted(dtypes) if item_of(x) != item), ""):
-                self.refuse(f"'{kind}' of items of {wrong} is not NNEF", operation)
+            dtypes = {x.type.dtype for x in values_of(arguments.get(parameter.name, ()))}
+            wrong = sorted(dtype for dtype in dtypes if item_of(dtype) != type.item)
+            if wrong:
+                self.refuse(f"'{kind}' of items of {wrong[0]} is not NNEF", operation)
                 break
         if kind == "constant" and 0 in arguments["shape"]:
             self.refuse("a tensor without items is not NNEF", operation)
@@ -214,7 +219,8 @@ class FlatWriter:
         invoked = self.invoked(operation)
         if invoked is None:
             return
-        declaration, generic = invoked.declaration, invoked.generic
+        declaration = invoked.declaration
+        generic = invoked.generic
         arguments: list[s.Argument] = []
         is_positional = True
         for parameter in declaration.parameters:
@@ -225,7 +231,8 @@ class FlatWriter:
                 is_positional = False
                 continue
             is_positional = is_positional and t.has_tensor(parameter.type)
-            arguments.append(s.Argument(0, None if is_positional else parameter.name, expression))
+            name = None if is_positional else parameter.name
+            arguments.append(s.Argument(0, name, expression))
         if generic == declaration.generic_default:
             generic = None
         invocation = s.Invocation(0, declaration.name, generic, tuple(arguments))
@@ -286,8 +293,8 @@ class FlatWriter:
     def _infinity(self, is_positive: bool) -> s.Identifier:
         """Return the name of an infinite tensor: 1 / 0 or log(0)."""
         if is_positive not in self._infinities:
-            name, operation = ("infinity", "rcp") if is_positive else ("minus_infinity", "log")
-            node = invocation(operation, s.Literal(0, 0.0))
+            name = "infinity" if is_positive else "minus_infinity"
+            node = invocation("rcp" if is_positive else "log", s.Literal(0, 0.0))
             self._infinities[is_positive] = _assign(self._identifiers.fresh(name), node)
         target = self._infinities[is_positive].target
         assert isinstance(target, s.Identifier)
@@ -295,7 +302,8 @@ class FlatWriter:
 
     def refuse(self, message: str, operation: Operation | None = None, hint: str = "") -> None:
         """Record an error: an operation that cannot be written."""
-        span, calls = (operation.span, operation.calls) if operation else (None, ())
+        span = operation.span if operation else None
+        calls = operation.calls if operation else ()
         self.errors.append(UnsupportedError(message, span=span, calls=calls, hint=hint))
 
 
@@ -306,7 +314,8 @@ def _holds(dtype: str, x: object) -> bool:
     source = x.type.dtype if isinstance(x, Value) else ""
     if not is_integer(source):
         return source == "bool"
-    narrow, wide = ml_dtypes.iinfo(source), ml_dtypes.iinfo(dtype)
+    narrow = ml_dtypes.iinfo(source)
+    wide = ml_dtypes.iinfo(dtype)
     return wide.min <= narrow.min and narrow.max <= wide.max
 
 
@@ -318,9 +327,11 @@ def invocation(
     operation: str, *tensors: s.Expression, generic: str | None = None, **attributes: s.Expression
 ) -> s.Invocation:
     """Return an invocation with tensors by position and attributes by name."""
-    pairs = [*((None, value) for value in tensors), *attributes.items()]
-    arguments = tuple(s.Argument(0, name, value) for name, value in pairs)
-    return s.Invocation(0, operation, None if generic == "scalar" else generic, arguments)
+    arguments = [s.Argument(0, None, value) for value in tensors]
+    arguments += [s.Argument(0, name, value) for name, value in attributes.items()]
+    if generic == "scalar":  # the default
+        generic = None
+    return s.Invocation(0, operation, generic, tuple(arguments))
 
 
 def integers(values: tuple[int, ...]) -> s.Array:

@@ -40,7 +40,8 @@ class TextFrontend(Frontend):
     def __init__(
         self, source: Source, graph: s.GraphDefinition, archive: Archive, options: Options
     ) -> None:
-        self._source, self._graph = source, graph
+        self._source = source
+        self._graph = graph
         self.inputs: Sequence[str] = [i.name for i in graph.parameters]
         self.outputs: Sequence[str] = [i.name for i in graph.results]
         self.archive = archive
@@ -54,11 +55,11 @@ class TextFrontend(Frontend):
 
     def spans(self) -> Mapping[str, Span]:
         """Return the span of each name that the graph's body assigns."""
-        return {
-            identifier.name: s.span_in(self._source, identifier)
-            for assignment in self._graph.body
-            for identifier in s.identifiers(assignment.target)
-        }
+        spans: dict[str, Span] = {}
+        for assignment in self._graph.body:
+            for identifier in s.identifiers(assignment.target):
+                spans[identifier.name] = s.span_in(self._source, identifier)
+        return spans
 
     @abstractmethod
     def quantizers(self, source: Source) -> Mapping[str, Quantizer]:

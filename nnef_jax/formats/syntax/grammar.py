@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from importlib.resources import files
 from typing import Any
 
@@ -16,6 +16,7 @@ from nnef_jax.errors import NnefSyntaxError
 from nnef_jax.formats.syntax.tokens import STRING
 from nnef_jax.formats.syntax.tree_builder import TreeBuilder
 
+_MOST_SHOWN = 8  # allowed terminals; a message with more of them shows none
 _WORD = re.compile(r"[A-Za-z_0-9.]+|[=<>!]=|->|&&|\|\||[^A-Za-z_0-9]")
 _STRING = re.compile(STRING)
 _STATEMENT = re.compile(r"[A-Za-z_([}]")
@@ -47,8 +48,9 @@ class GrammarReader:
     """
 
     def __init__(self, package: str, starts: Sequence[str], kind: type[TreeBuilder]) -> None:
-        parts = ("nnef_jax.formats.syntax", "common.lark"), (package, "grammar.lark")
-        grammar = "".join(files(p).joinpath(name).read_text(encoding="utf-8") for p, name in parts)
+        common = files("nnef_jax.formats.syntax").joinpath("common.lark")
+        special = files(package).joinpath("grammar.lark")
+        grammar = common.read_text(encoding="utf-8") + special.read_text(encoding="utf-8")
         self._callbacks = _Callbacks(kind)
         self._lark = Lark(grammar, parser="lalr", start=[*starts], transformer=self._callbacks)
         self._lock = threading.Lock()
@@ -73,53 +75,89 @@ def _syntax_error(
     lark: Lark, builder: TreeBuilder, text: str, error: UnexpectedInput
 ) -> NnefSyntaxError:
     """Return lark's error with its span, the expected tokens, and a hint."""
-    source, provisional = builder.source, builder.provisional
-    patterns = {terminal.name: terminal.pattern for terminal in lark.terminals}
+    source = builder.source
+    offset, terminals = _offset_and_terminals(text, error)
+    if text[offset : offset + 1] != source.text[offset : offset + 1]:  # an inserted semicolon
+        remaining = text[offset + 1 :].lstrip()
+        offset = len(text) - len(remaining)
+    names = _shown_terminals(lark, terminals)
+    if builder.provisional:
+        names.discard("';'")
+    match = _WORD.match(source.text, offset)
+    word = match[0] if match else ""
+    unexpected = _quoted(word) if word else "end of the text"
+    message = f"unexpected {unexpected}"
+    if len(names) == 1:
+        message += f", expected {min(names)}"
+    elif 0 < len(names) <= _MOST_SHOWN:
+        message += f", expected one of {', '.join(sorted(names))}"
+    is_token = not isinstance(error, UnexpectedCharacters)
+    hint = _hint(text, offset, word, names, is_token)
+    span = Span(source, offset, max(len(word), 1))
+    return NnefSyntaxError(message, span=span, hint=hint)
 
-    def shown(name: str) -> str:
-        pattern = patterns.get(name)
-        return _SHOWN.get(name) or (f"'{pattern.value}'" if pattern else name)
 
+def _offset_and_terminals(text: str, error: UnexpectedInput) -> tuple[int, Collection[str]]:
+    """Return the offset of an error in the text, and the terminals that are allowed there."""
     match error:
         case UnexpectedCharacters():
-            offset, allowed = error.pos_in_stream or 0, error.allowed
+            return error.pos_in_stream or 0, error.allowed or ()
         case UnexpectedToken(token=Token(type="$END")) | UnexpectedEOF():
-            offset, allowed = len(text.rstrip()), error.expected
+            return len(text.rstrip()), error.expected
         case UnexpectedToken():
-            offset, allowed = error.token.start_pos or 0, error.accepts or error.expected
+            return error.token.start_pos or 0, error.accepts or error.expected
         case _:
-            offset, allowed = 0, ()
-    if text[offset : offset + 1] != source.text[offset : offset + 1]:  # an inserted semicolon
-        offset += len(text[offset:]) - len(text[offset + 1 :].lstrip())
-    names = {shown(name) for name in allowed or ()} - ({"';'"} if provisional else set())
-    word = _WORD.match(source.text, offset)
-    unexpected = _quoted(word[0]) if word else "end of the text"
-    message = f"unexpected {unexpected}"
-    if 0 < len(names) <= 8:
-        message += f", expected {'one of ' * (len(names) > 1)}{', '.join(sorted(names))}"
-    hint = ""
-    is_no_token = isinstance(error, UnexpectedCharacters)
-    if unexpected[1] in "'\"" and not _STRING.match(text, offset):
-        hint = "the string does not end on its line, or has quotes of two kinds"
-    elif text[offset : offset + 1] == "\ufeff":
-        hint = "save the text without a byte order mark"
-    elif not text.strip():
-        hint = "the text is empty: a document starts with 'version 1.0;' and has a graph"
-    elif names == {"'version'"}:
-        hint = "a document starts with 'version 1.0;'"
-    elif (unexpected == "':'" and "'='" in names) or text[max(0, offset - 1) : offset + 1] == "==":
-        hint = "write a single '=' to assign a name, or to name an argument"
-    elif unexpected[1] in ";}" and "')'" in names:
-        hint = "a ')' may be missing before this"
-    elif unexpected[1] in ";}" and "']'" in names:
-        hint = "a ']' may be missing before this"
-    elif "';'" in names and not is_no_token and word and _STATEMENT.match(word[0]):
-        hint = "a semicolon may be missing before this"
-    elif word and word[0][0].isalpha() and _UNCLOSED.search(text, max(0, offset - 40), offset):
-        hint = "the body before this may lack its '}'"
-    length = len(word[0]) if word else 1
-    return NnefSyntaxError(message, span=Span(source, offset, length), hint=hint)
+            return 0, ()
+
+
+def _shown_terminals(lark: Lark, terminals: Collection[str]) -> set[str]:
+    """Return terminals of the grammar as messages show them."""
+    patterns = {terminal.name: terminal.pattern for terminal in lark.terminals}
+    names: set[str] = set()
+    for name in terminals:
+        if name in _SHOWN:
+            names.add(_SHOWN[name])
+        elif name in patterns:
+            names.add(f"'{patterns[name].value}'")
+        else:
+            names.add(name)
+    return names
+
+
+def _hint(text: str, offset: int, word: str, names: set[str], is_token: bool) -> str:
+    """Return a hint for the error at an offset, '' for none.
+
+    Args:
+        text: the text, in which a provisional one has semicolons.
+        offset: the offset of the unexpected word.
+        word: the unexpected word, '' for the end of the text.
+        names: the allowed terminals, as messages show them.
+        is_token: whether the word is a token of the language.
+    """
+    is_double_equals = text[max(0, offset - 1) : offset + 1] == "=="
+    if word[:1] in ("'", '"') and not _STRING.match(text, offset):
+        return "the string does not end on its line, or has quotes of two kinds"
+    if text[offset : offset + 1] == "\ufeff":
+        return "save the text without a byte order mark"
+    if not text.strip():
+        return "the text is empty: a document starts with 'version 1.0;' and has a graph"
+    if names == {"'version'"}:
+        return "a document starts with 'version 1.0;'"
+    if is_double_equals or (word == ":" and "'='" in names):
+        return "write a single '=' to assign a name, or to name an argument"
+    if word[:1] in (";", "}"):
+        if "')'" in names:
+            return "a ')' may be missing before this"
+        if "']'" in names:
+            return "a ']' may be missing before this"
+    if "';'" in names and is_token and _STATEMENT.match(word):
+        return "a semicolon may be missing before this"
+    if word[:1].isalpha() and _UNCLOSED.search(text, max(0, offset - 40), offset):
+        return "the body before this may lack its '}'"
+    return ""
 
 
 def _quoted(word: str) -> str:
-    return f'"{word}"' if "'" in word else f"'{word}'" if word.isprintable() else repr(word)
+    if "'" in word:
+        return f'"{word}"'
+    return f"'{word}'" if word.isprintable() else repr(word)

@@ -61,9 +61,9 @@ class GraphFrontend(Frontend):
                 continue  # the network computes the first value
             array = self._data[variable.label]
             dtype = np.dtype(variable.value.type.dtype)
-            data[variable.label] = (
-                array if array.dtype == dtype else rounding.saturated(array, dtype)
-            )
+            if array.dtype != dtype:
+                array = rounding.saturated(array, dtype)
+            data[variable.label] = array
         return Stored(data, self)
 
     def identifiers(self, graph: Graph) -> Mapping[str, str]:
@@ -96,7 +96,8 @@ class GraphFrontend(Frontend):
     def converted(self, graph: Graph, data: Arrays | None, *, flat: bool, keep: bool) -> Written:
         """Return the network as an archive of NNEF 1.0, always flat."""
         raise_all(self.unsavable())
-        options, arrays = self._options, data or {}
+        options = self._options
+        arrays = data or {}
         if not keep:
             return self.flat_members(graph, options, lambda graph: (graph, {}), arrays, None)
         document = KeepingWriter(graph, options.meter, options.real, None).write()
@@ -115,9 +116,9 @@ def _reads_alike(graph: Graph, text: str, options: Options) -> bool:
     bool, and no extent is 0, which would declare an open extent. The user's limits may be too small
     for the document, so the limits must be the default ones.
     """
-    operations = (value for operation in graph.operations for value in operation.writes())
-    variables = (variable.value for variable in (*graph.parameters, *graph.states))
-    types = {value.type for value in (*graph.inputs, *variables, *operations)}
+    computed = [value for operation in graph.operations for value in operation.writes()]
+    variables = [variable.value for variable in (*graph.parameters, *graph.states)]
+    types = {value.type for value in (*graph.inputs, *variables, *computed)}
     return (
         options.meter.limits == Limits()
         and len(text) <= _SHORT
@@ -146,7 +147,8 @@ class _TitledWriter(FlatWriter):
 
     def __init__(self, graph: Graph, titles: Callable[[], Titles], options: Options) -> None:
         super().__init__(graph, options.meter)
-        self._titles, self._real = cache(titles), options.real
+        self._titles = cache(titles)
+        self._real = options.real
         self._refused = set[int]()
 
     def write(self) -> Document:

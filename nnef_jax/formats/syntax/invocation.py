@@ -96,12 +96,12 @@ def bind(
         positions[name] = position
     missing = [n for n, p in parameters.items() if n not in positions and p.default is None]
     if missing:
+        noun = "arguments" if len(missing) > 1 else "argument"
         names = ", ".join(f"'{name}'" for name in missing)
-        raise InvalidInvocation(
-            f"'{fragment.name}' lacks its argument{'s' * (len(missing) > 1)} {names}",
-            invocation,
-            hint=f"write {fragment.name}(..., {', '.join(f'{name} = ...' for name in missing)})",
-        )
+        written = ", ".join(f"{name} = ..." for name in missing)
+        message = f"'{fragment.name}' lacks its {noun} {names}"
+        hint = f"write {fragment.name}(..., {written})"
+        raise InvalidInvocation(message, invocation, hint)
     return {name: positions[name] for name in parameters if name in positions}
 
 
@@ -114,20 +114,25 @@ def refuse(uses: Mapping[str, Sequence[Span]], explain: Callable[[str], tuple[st
     errors: list[UnsupportedError] = []
     for name, spans in uses.items():
         origin, hint = explain(name)
-        times = f"used {len(spans)} time{'s' * (len(spans) > 1)}"
-        message = f"there is no rule for operation '{name}'{origin}, {times}"
+        times = "1 time" if len(spans) == 1 else f"{len(spans)} times"
+        message = f"there is no rule for operation '{name}'{origin}, used {times}"
         first = min(spans, key=lambda span: span.offset)
         errors.append(UnsupportedError(message, span=first, hint=hint))
-    raise_all(sorted(errors, key=lambda error: error.span.offset if error.span else 0))
+    raise_all(sorted(errors, key=_offset))
+
+
+def _offset(error: UnsupportedError) -> int:
+    return error.span.offset if error.span else 0
 
 
 def _positional(
     fragment: s.Fragment, arguments: Sequence[s.Argument], position: int, *, freely: bool
 ) -> str:
     """Return the parameter of a positional argument. Raises InvalidInvocation."""
-    parameters, argument = fragment.parameters, arguments[position]
+    parameters = fragment.parameters
+    argument = arguments[position]
     if position >= len(parameters):
-        most = f"{len(parameters)} argument{'s' * (len(parameters) != 1)}"
+        most = "1 argument" if len(parameters) == 1 else f"{len(parameters)} arguments"
         message = f"'{fragment.name}' takes at most {most}, this is number {position + 1}"
         raise InvalidInvocation(message, argument)
     name = parameters[position].name

@@ -41,10 +41,10 @@ def shown(
     names = list(dict.fromkeys(s.names_in(assignment.value)))
     operands = [values[name] for name in names if name in values]
     calls = [node.operation for node in s.invocations([assignment.value])]
-    called = next((name for name in calls if name in unsupported), "")
-    if not called and not has_untyped(operands):
+    operator = next((name for name in calls if name in unsupported), "")
+    if not operator and not has_untyped(operands):
         return False
-    kind = unknown(called) if called else next(iter(calls), "expression")
+    kind = unknown(operator) if operator else next(iter(calls), "expression")
     targets = [identifier.name for identifier in s.identifiers(assignment.target)]
     span = s.span_in(source, assignment.value)
     read = [x for x in operands if isinstance(x, Value)]

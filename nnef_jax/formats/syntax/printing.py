@@ -64,8 +64,9 @@ class _Printer:
         return f"{head};\n" if fragment.body is None else head + self.body(fragment.body)
 
     def graph(self, graph: s.GraphDefinition) -> str:
-        names = ([identifier.name for identifier in i] for i in (graph.parameters, graph.results))
-        return _declaration(f"graph {graph.name}", *names) + self.body(graph.body)
+        parameters = [parameter.name for parameter in graph.parameters]
+        results = [result.name for result in graph.results]
+        return _declaration(f"graph {graph.name}", parameters, results) + self.body(graph.body)
 
     def parameter(self, parameter: s.FormalParameter) -> str:
         default = "" if parameter.default is None else f" = {self.expression(parameter.default)}"
@@ -135,11 +136,13 @@ class _Printer:
                 return f"{function}({self.expression(argument)})", _ATOM
             case s.Invocation(operation=operation, generic=generic, arguments=arguments):
                 listing = ", ".join(map(self.argument, arguments))
-                return f"{operation}{f'<{generic}>' if generic else ''}({listing})", _ATOM
+                head = f"{operation}<{generic}>" if generic else operation
+                return f"{head}({listing})", _ATOM
 
     def items(self, items: Sequence[s.Expression]) -> str:
         """Return the items of an array or tuple, without spaces if all are literals: `[1,1]`."""
-        return ("," if all(map(s.is_literal, items)) else ", ").join(map(self.expression, items))
+        separator = "," if all(map(s.is_literal, items)) else ", "
+        return separator.join(map(self.expression, items))
 
     def comprehension(self, node: s.Comprehension) -> str:
         loops = [f"{loop.name} in {self.expression(loop.iterable, _OR)}" for loop in node.loops]

@@ -81,7 +81,8 @@ class Quantizer:
             return value
         if len(value) == 1:
             return value[0]
-        for axis in (0, 1) if variable or len(shape) < 2 else (1,):
+        axes = (0, 1) if variable or len(shape) < 2 else (1,)
+        for axis in axes:
             if axis < len(shape) and shape[axis] in (len(value), UNKNOWN):
                 return np.array(value).reshape((1,) * axis + (-1,))
         raise ShapeError(
@@ -99,7 +100,8 @@ class Quantizer:
             case {"scale": scale}:
                 return np.asarray(scale, np.float64)
             case {"min": low, "max": high, "bits": bits}:
-                return (np.asarray(high, np.float64) - np.asarray(low, np.float64)) / (2**bits - 1)
+                span = np.asarray(high, np.float64) - np.asarray(low, np.float64)
+                return span / (2**bits - 1)
             case _:
                 return None
 
@@ -161,11 +163,11 @@ def _expression(value: ArgumentValue, offset: int) -> s.Expression:
         return s.Literal(offset, value)
     kind = {"i": "integer", "b": "logical"}.get(value.dtype.kind, "scalar")
     parts: dict[str, list[Any]] = {"shape": list(value.shape), "value": value.ravel().tolist()}
-    arguments = tuple(
-        s.Argument(offset, name, s.Array(offset, tuple(s.Literal(offset, item) for item in items)))
-        for name, items in parts.items()
-    )
-    return s.Invocation(offset, "constant", kind, arguments)
+    arguments: list[s.Argument] = []
+    for name, items in parts.items():
+        literals = tuple(s.Literal(offset, item) for item in items)
+        arguments.append(s.Argument(offset, name, s.Array(offset, literals)))
+    return s.Invocation(offset, "constant", kind, tuple(arguments))
 
 
 def _in_order(low: ArgumentValue, high: ArgumentValue) -> bool:
@@ -173,7 +175,8 @@ def _in_order(low: ArgumentValue, high: ArgumentValue) -> bool:
 
     The shape of the quantised tensor decides how a list and a constant tensor are compared.
     """
-    if isinstance(low, list) != isinstance(high, list) and np.size(low) > 1 and np.size(high) > 1:
+    are_unlike = isinstance(low, list) != isinstance(high, list)
+    if are_unlike and np.size(low) > 1 and np.size(high) > 1:
         return True
     lows, highs = broadcast.align(np.asarray(low), np.asarray(high))
     try:
@@ -202,7 +205,8 @@ def dequantize(stored: TensorFile, quantizer: Quantizer, member: str, meter: Met
         )
     meter.expand(_BYTES * codes.size, member)
     arguments = {name: _argument(quantizer, name, codes.shape) for name in quantizer.arguments}
-    bits, signed = arguments["bits"], arguments.get("signed", stored.signed)
+    bits = arguments["bits"]
+    signed = arguments.get("signed", stored.signed)
     symmetric = arguments.get("symmetric", False)
     _check_codes(codes, bits, signed, quantizer, member)
     q = codes.astype(np.float64)
@@ -240,8 +244,10 @@ def _check_codes(
 ) -> None:
     if not codes.size:
         return
-    low, high = (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if signed else (0, 2**bits - 1)
-    least, most = int(codes.min()), int(codes.max())
+    low = -(2 ** (bits - 1)) if signed else 0
+    high = low + 2**bits - 1
+    least = int(codes.min())
+    most = int(codes.max())
     if least < low or most > high:
         kind = "signed" if signed else "unsigned"
         raise DataError(

@@ -140,10 +140,13 @@ class FastReader:
     def document(self) -> Any:
         definitions = self.definitions()
         self.expect("graph")
-        name, opening, *parameters = self.name(), *self.listed("()", self.name, not self.loose)
+        name = self.name()
+        least = 0 if self.loose else 1
+        opening, *parameters = self.listed("()", self.name, least)
         self.expect("->")
-        results = self.listed("()", self.name, not self.loose)[1:]
-        parameters, results = self.build.names(*parameters), self.build.names(*results)
+        _, *results = self.listed("()", self.name, least)
+        parameters = self.build.names(*parameters)
+        results = self.build.names(*results)
         graph = self.build.graph(name, opening, parameters, opening, results, self.body())
         return self.build.document(*definitions, graph)
 
@@ -153,14 +156,16 @@ class FastReader:
     def quantization(self) -> Any:
         entries: list[Any] = []
         while self.kind == _STRING:
-            key, _ = self.take(), self.take(":")
+            key = self.take()
+            self.expect(":")
             quantizer = self.invocation(self.name())
             self.accept(";")
             entries.append(self.build.quantization_entry(key, quantizer, None))
         return self.build.items(*entries)
 
     def assertion(self) -> Any:
-        scenario, condition = _placed(self.token, self.start), self.expression()
+        scenario = _placed(self.token, self.start)
+        condition = self.expression()
         if condition == s.Identifier(0, scenario) and self.accept(":"):
             return self.build.assertion(scenario, self.expression())
         return self.build.assertion(None, condition)
@@ -182,17 +187,19 @@ class FastReader:
         return definitions
 
     def fragment(self) -> s.Fragment:
-        name, generic = self.name(), self.generic(declared=True)
+        name = self.name()
+        generic = self.generic(declared=True)
         opening, *parameters = self.listed("()", self.parameter)
         self.expect("->")
-        results = tuple(self.listed("()", self.result, 1)[1:])
+        _, *results = self.listed("()", self.result, 1)
         body = self.take() if self.token == ";" and not self.loose else self.body()
-        parts = name, generic, opening, tuple(parameters), opening, results, body
+        parts = name, generic, opening, tuple(parameters), opening, tuple(results), body
         return self.build.fragment(*parts)
 
     def parameter(self) -> s.FormalParameter:
         name, type = self.declared()
-        return self.build.parameter(name, type, self.expression() if self.accept("=") else None)
+        default = self.expression() if self.accept("=") else None
+        return self.build.parameter(name, type, default)
 
     def result(self) -> s.ResultDeclaration:
         return self.build.result(*self.declared(typed=not self.loose))
@@ -214,7 +221,8 @@ class FastReader:
             return self.arrays(self.build.generic_type())
         if self.token != "(":
             return self.arrays(self.build.named_type(self.name(), self.generic()))
-        opening, items = self.take(), self.several(self.type)
+        opening = self.take()
+        items = self.several(self.type)
         _require(self.loose or len(items) > 1)
         self.expect(")")
         return self.arrays(self.build.tuple_type(opening, *items))
@@ -227,7 +235,8 @@ class FastReader:
     # Statements
 
     def body(self) -> tuple[s.Assignment, ...]:
-        at, items = self.stop, list[s.Assignment]()
+        at = self.stop
+        items: list[s.Assignment] = []
         self.expect("{")
         while True:
             match = self.language.statement.match(self.text, at)
@@ -237,8 +246,10 @@ class FastReader:
                 self.go(at)
                 if self.token == "}" and (items or self.loose):
                     break
-                targets, _ = self.several(self.target), self.expect("=")
-                statement, at = self.assignment(targets), self.stop
+                targets = self.several(self.target)
+                self.expect("=")
+                statement = self.assignment(targets)
+                at = self.stop
             items.append(statement)
         self.go(self.stop)
         return tuple(items)
@@ -285,12 +296,15 @@ class FastReader:
 
     def arguments(self, at: int) -> tuple[list[s.Argument], int]:
         """Return the arguments after the opening bracket, and the end of the closing bracket."""
-        match, text, loose, build = self.language.value.match, self.text, self.loose, self.build
+        match = self.language.value.match
+        text = self.text
+        loose = self.loose
+        build = self.build
         items: list[s.Argument] = []
-        value: s.Expression | None
-        after = ","
+        after = ","  # the mark after an argument
         while after == ",":
-            value, part = None, match(text, at)
+            value: s.Expression | None = None
+            part = match(text, at)
             if part is not None and part[1] not in _LOGICAL:
                 argument, numbers, number, name, string, after = part.groups()
                 if name is not None:
@@ -310,11 +324,14 @@ class FastReader:
                 if self.token == ")" and (loose or not items):
                     return items, self.stop
                 items.append(self.argument())
-                after, at = self.token, self.stop
+                after = self.token
+                at = self.stop
             else:
-                at, argument = part.end(), part[1]
+                at = part.end()
+                argument = part[1]
                 start = value.offset if argument is None else part.start(1)
-                argument = build.name(_token(part, 1)) if loose and argument else argument
+                if loose and argument:
+                    argument = build.name(_token(part, 1))
                 items.append(s.Argument(start, argument, value))
         _require(after == ")")
         return items, at
@@ -322,18 +339,22 @@ class FastReader:
     # Expressions
 
     def expression(self, first: s.Expression | None = None) -> s.Expression:
-        if first is None and self.kind <= _STRING and self.text[self.stop : self.stop + 1] in _ENDS:
+        following = self.text[self.stop : self.stop + 1]
+        if first is None and self.kind <= _STRING and following in _ENDS:
             return self.atom()
         value = self.binary(1, first)
         if self.loose or not self.accept("if"):
             return value
-        condition, _ = self.binary(), self.expect("else")
+        condition = self.binary()
+        self.expect("else")
         return self.build.select(value, condition, self.expression())
 
     def binary(self, level: int = 1, first: s.Expression | None = None) -> s.Expression:
-        left, levels = self.unary(first), self.language.levels
-        while (binding := levels.get(self.token, 0)) >= level:
-            left = self.build.binary(left, self.take(), self.binary(binding + 1))
+        levels = self.language.levels
+        left = self.unary(first)
+        while levels.get(self.token, 0) >= level:
+            operator_level = levels[self.token]
+            left = self.build.binary(left, self.take(), self.binary(operator_level + 1))
         return left
 
     def unary(self, first: s.Expression | None = None) -> s.Expression:
@@ -346,15 +367,19 @@ class FastReader:
 
     def postfix(self, value: s.Expression) -> s.Expression:
         while self.accept("["):
-            begin = None if self.token == ":" and not self.loose else self.expression()
-            if begin is not None and (self.loose or self.token != ":"):
-                value = self.build.subscript(value, None, begin)
-            else:
+            begin = None if self._at_colon() else self.expression()
+            if self._at_colon():
                 self.expect(":")
                 end = None if self.token == "]" else self.expression()
                 value = self.build.subrange(value, None, begin, end)
+            else:
+                value = self.build.subscript(value, None, begin)
             self.expect("]")
         return value
+
+    def _at_colon(self) -> bool:
+        """Tell whether the next token is the `:` of a range, which a loose language lacks."""
+        return self.token == ":" and not self.loose
 
     def atom(self) -> s.Expression:
         kind, token = self.kind, self.take()
@@ -429,10 +454,11 @@ def _number(text: str) -> int | float:
 
 def _numbers(text: str, offset: int) -> s.Array | s.Tuple:
     """Return an array or a tuple of numbers, or an array of pairs of numbers."""
-    items: list[Any] = [
-        s.Literal(offset + m.start(), int(m[0]) if m[0].isdigit() else _number(m[0]))
-        for m in _ITEM.finditer(text)
-    ]
+    items: list[Any] = []
+    for match in _ITEM.finditer(text):
+        item = match[0]
+        number = int(item) if item.isdigit() else _number(item)  # most items are digits only
+        items.append(s.Literal(offset + match.start(), number))
     if "(" in text[1:]:
         pairs = zip(_OPENING.finditer(text), items[::2], items[1::2], strict=True)
         items = [s.Tuple(offset + m.start(), (a, b)) for m, a, b in pairs]

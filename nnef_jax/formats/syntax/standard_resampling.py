@@ -57,14 +57,18 @@ def standard_resampling(operation: Operation) -> Resampling | None:
     """Return the operation of NNEF that is equal to a resize, None if there is none."""
     attributes: Any = dict(operation.attributes)
     x = dict(operation.operands)["input"]
-    if not isinstance(x, Value) or not (attributes["scales"] or is_known(x.type.shape)):
+    scales = attributes["scales"]
+    if not isinstance(x, Value) or not (scales or is_known(x.type.shape)):
         return None
     # An open extent counts as 1, since scales do not depend on it.
     shape = [1 if extent is UNKNOWN else extent for extent in x.type.shape]
-    lengths = list(map(resampling.length, shape, attributes["scales"])) or attributes["sizes"]
-    mode, coordinates = attributes["mode"], attributes["coordinate_transformation_mode"]
-    rounding, is_linear = attributes["nearest_mode"], mode == "linear"
-    ups, downs = _factors(lengths, shape), _factors(shape, lengths)
+    lengths = list(map(resampling.length, shape, scales)) if scales else attributes["sizes"]
+    mode = attributes["mode"]
+    is_linear = mode == "linear"
+    coordinates = attributes["coordinate_transformation_mode"]
+    rounding = attributes["nearest_mode"]
+    ups = _factors(lengths, shape)
+    downs = _factors(shape, lengths)
     if rounding == "simple":
         rounding = "floor" if ups else "ceil"
     key = coordinates, rounding
@@ -74,14 +78,14 @@ def standard_resampling(operation: Operation) -> Resampling | None:
         method = {"method": _METHODS[coordinates], "border": "replicate"}
         return "multilinear_upsample", {"input": x, "factor": ups, **method}
     shrinking = [axis for axis, factor in enumerate(downs, 2) if factor > 1]
-    if (
-        not downs
-        or attributes["antialias"]
-        or any(x.type.shape[axis] is UNKNOWN for axis in shrinking)
-    ):
+    if not downs or attributes["antialias"]:
         return None
-    is_first = max(downs) <= _FIRSTS.get(key, 0) if mode == "nearest" else key[0] == "asymmetric"
-    if is_first:
+    if any(x.type.shape[axis] is UNKNOWN for axis in shrinking):
+        return None
+    takes_first = coordinates == "asymmetric"
+    if mode == "nearest":
+        takes_first = max(downs) <= _FIRSTS.get(key, 0)
+    if takes_first:
         return "nearest_downsample", {"input": x, "factor": downs}
     is_single = coordinates == "pytorch_half_pixel" and any(lengths[a] == 1 for a in shrinking)
     if is_linear and coordinates in _MEANS and max(downs) <= 2 and not is_single:
@@ -94,6 +98,10 @@ def _factors(larger: Sequence[float], smaller: Sequence[float]) -> tuple[int, ..
 
     The result is () unless all ratios are integers, and those of batch and channels are 1.
     """
-    pairs = zip(larger, smaller, strict=True)
-    factors = [int(n // m) if m and n % m == 0 else 0 for n, m in pairs]
-    return tuple(factors[2:]) if all(factors) and factors[:2] == [1, 1] else ()
+    factors: list[int] = []
+    for n, m in zip(larger, smaller, strict=True):
+        if m == 0 or n == 0 or n % m:
+            return ()
+        factors.append(int(n // m))
+    batch_and_channels, spatial = factors[:2], factors[2:]
+    return tuple(spatial) if batch_and_channels == [1, 1] else ()

@@ -78,9 +78,9 @@ class Language:
         loose: bool = False,
     ) -> None:
         self.extension: re.Pattern[str] = re.compile(extension)
-        self.levels: dict[str, int] = {
-            o: i for i, level in enumerate(levels, 1) for o in level.split()
-        }
+        self.levels: dict[str, int] = {}
+        for i, operators in enumerate(levels, 1):
+            self.levels.update(dict.fromkeys(operators.split(), i))
         self.signs = signs
         self.loose = loose
         self.token: re.Pattern[str] = re.compile(

@@ -122,9 +122,11 @@ class TreeBuilder:
                 raise self._fail(message, generic, _GENERIC_HINT)
         self._note("fragment", name.start_pos)
         self._note_operators("fragment")
+        if isinstance(body, str):  # a semicolon
+            body = None
         return s.Fragment(
             name.start_pos, self.name(name), generic is not None, default, parameters, results,
-            None if isinstance(body, str) else body, self.source,
+            body, self.source,
         )  # fmt: skip
 
     def parameter(
@@ -232,8 +234,11 @@ class TreeBuilder:
 
     def unary(self, operator: Token, operand: s.Expression) -> s.Expression:
         value = operand.value if isinstance(operand, s.Literal) else None
-        if operator != "!" and isinstance(value, int | float) and not isinstance(value, bool):
-            return s.Literal(operator.start_pos, -value if operator == "-" else value)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            if operator == "-":
+                return s.Literal(operator.start_pos, -value)
+            if operator == "+":
+                return s.Literal(operator.start_pos, value)
         return self._computed(s.Unary(operator.start_pos, str(operator), operand), operand)
 
     def subscript(

@@ -64,7 +64,8 @@ def weight(type: Type) -> int:
     """Return the number of types in a type, itself included."""
     depth = 1
     while isinstance(type, ArrayOf):
-        depth, type = depth + 1, type.item
+        depth += 1
+        type = type.item
     return depth + type.size if isinstance(type, TupleOf) else depth
 
 
@@ -139,8 +140,13 @@ def common(a: Type, b: Type) -> Type | None:
             item = common(x, y)
             return ArrayOf(item) if item else None
         case TupleOf(x), TupleOf(y) if len(x) == len(y):
-            items = tuple(common(i, j) for i, j in zip(x, y, strict=True))
-            return TupleOf(tuple(i for i in items if i)) if all(items) else None
+            items: list[Type] = []
+            for i, j in zip(x, y, strict=True):
+                item = common(i, j)
+                if item is None:
+                    return None
+                items.append(item)
+            return TupleOf(tuple(items))
         case _ if fits(a, b):
             return b
         case _:
