@@ -111,8 +111,10 @@ def _run(source: str, folder: str, limits: Limits) -> str:
     if status == 0 and os.path.exists(os.path.join(folder, _RESULT)):
         return ""
     with open(log, "rb") as file:
-        file.seek(-min(_SHOWN, os.path.getsize(log)), os.SEEK_END)
-        complaint = " ".join(file.read().decode(errors="replace").split())
+        shown = min(_SHOWN, os.path.getsize(log))
+        file.seek(-shown, os.SEEK_END)
+        words = file.read().decode(errors="replace").split()
+    complaint = " ".join(words)
     return complaint or f"its converter ended with status {status} and no message"
 
 

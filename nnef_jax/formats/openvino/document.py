@@ -21,7 +21,6 @@ _OLD_TYPES = {  # spellings in version 2 by type in lower case
     "fullyconnected": "fc", "innerproduct": "fc", "norm": "lrn", "batchnormalization": "batch_norm",
 }  # fmt: skip
 _BODIES = ("body", "then_body", "else_body")
-_PLACE = ("offset", "size")  # attributes: bytes in the .bin
 _LARGEST = 1 << 40  # items along an axis
 OPEN_RANK = "..."  # the shape of a tensor of any rank
 BOUNDS = re.compile(r"(\d{0,20})\.\.(\d{0,20})")  # an open extent between two bounds
@@ -72,8 +71,9 @@ class NetLayer:
 
     def named(self, ports: Sequence[Port]) -> list[tuple[str, Port]]:
         """Return ports with names: the layer's name, followed by `.i` if there are several."""
-        several = len(ports) > 1
-        return [(f"{self.name}.{i}" if several else self.name, x) for i, x in enumerate(ports)]
+        if len(ports) == 1:
+            return [(self.name, ports[0])]
+        return [(f"{self.name}.{i}", port) for i, port in enumerate(ports)]
 
 
 End = tuple[int, int]  # the ids of a layer and of its port
@@ -174,28 +174,28 @@ class _NetReader:
 
     def _layer(self, e: Element) -> NetLayer:
         self.meter.spend(OPERATION, self.source.name)
-        name, type = e.attributes.get("name", ""), e.attributes.get("type", "")
-        id, blobs, inputs, outputs = -1, dict[str, Blob](), list[Port](), list[Port]()
+        name = e.attributes.get("name", "")
+        type = e.attributes.get("type", "")
+        id = -1
+        precision = ""
+        inputs: list[Port] = []
+        outputs: list[Port] = []
+        blobs: Mapping[str, Blob] = {}
         try:
             if not type:
                 raise InvalidOperation("a layer has no type")
             id = whole_number(e.attributes, "id")
-            is_typed = e.attributes.get("precision") != "UNSPECIFIED"
-            precision = _type(e.attributes) if is_typed else ""
+            if e.attributes.get("precision") != "UNSPECIFIED":
+                precision = _type(e.attributes)
             inputs = [self._port(p) for p in e.below("input") if p.tag == "port"]
             outputs = [self._port(p) for p in e.below("output") if p.tag == "port"]
             ids = [port.id for port in (*inputs, *outputs)]
             if len(ids) != len(set(ids)):
                 raise InvalidOperation("two ports of the layer have the same id")
-            for holder in (e, e.child("blobs")):
-                for blob in holder.children if holder else ():
-                    if all(name in blob.attributes for name in _PLACE):
-                        offset, size = (whole_number(blob.attributes, x) for x in _PLACE)
-                        blobs[blob.tag] = Blob(offset, size, _type(blob.attributes))
+            blobs = _blobs(e)
         except InvalidOperation as error:
             message = f"layer '{name}' ({type or 'of no type'}): {error.message}"
             self._error(message, e, error.hint)
-            precision = ""
         bodies = {tag: self._body(e, tag) for tag in _BODIES if e.child(tag)}
         for body in bodies.values():  # lines of a port map are compared with each other
             lines = len(body.ports) + len(inputs) + len(outputs)
@@ -236,7 +236,8 @@ class _NetReader:
 
     def _edge(self, e: Element, layers: Mapping[int, NetLayer], feeds: dict[End, End]) -> None:
         try:
-            start, end = _end(e, "from"), _end(e, "to")
+            start = _end(e, "from")
+            end = _end(e, "to")
             for side, (layer, port) in (("outputs", start), ("inputs", end)):
                 if layer not in layers:
                     raise InvalidOperation(f"there is no layer with the id {layer}")
@@ -281,13 +282,23 @@ class _NetReader:
 def _data(e: Element, type: str) -> Element:
     """Return the element with a layer's attributes. In version 2 the layer's type is its name."""
     kind = type.lower()
-    names = [
-        f"{name}{end}"
-        for name in (kind, _OLD_TYPES.get(kind, kind), "norm")
-        for end in ("_data", "-data", "")
-    ]
-    element = e.child("data", *names) or e.child("elementwise_data")
+    names = ["data"]
+    for name in (kind, _OLD_TYPES.get(kind, kind), "norm"):
+        names += [f"{name}_data", f"{name}-data", name]
+    element = e.child(*names) or e.child("elementwise_data")
     return element or Element("data", {}, e.line, e.column)
+
+
+def _blobs(e: Element) -> dict[str, Blob]:
+    """Return the places of a layer's weights, by the tags of their elements."""
+    elements = [*e.children, *e.below("blobs")]
+    blobs: dict[str, Blob] = {}
+    for element in elements:
+        if "offset" in element.attributes and "size" in element.attributes:
+            offset = whole_number(element.attributes, "offset")
+            size = whole_number(element.attributes, "size")
+            blobs[element.tag] = Blob(offset, size, _type(element.attributes))
+    return blobs
 
 
 def _type(attributes: Mapping[str, str]) -> str:
@@ -326,8 +337,14 @@ def extents(text: str) -> list[int | None]:
     """Return the shape in an attribute. Open extents (`?`, -1, bounds as `1..8`) are None."""
     if text.strip() == OPEN_RANK:
         raise InvalidOperation("its rank is open")
-    parts = map(str.strip, text.split(",") if text.strip() else ())
-    return [None if x in ("?", "-1") or BOUNDS.fullmatch(x) else _extent(x) for x in parts]
+    if not text.strip():
+        return []
+    shape: list[int | None] = []
+    for part in map(str.strip, text.split(",")):
+        is_open = part in ("?", "-1") or BOUNDS.fullmatch(part)
+        extent = None if is_open else _extent(part)
+        shape.append(extent)
+    return shape
 
 
 def _names(text: str) -> tuple[str, ...]:

@@ -70,7 +70,8 @@ class Flattener:
         """Add an input of the network."""
         declared = layer.attributes.get("element_type", "") or port.type or layer.precision
         with placed(f"input '{name}'", layer.span):
-            type, shape = element_type(declared or "f32"), declared_shape(layer, port)
+            type = element_type(declared or "f32")
+            shape = declared_shape(layer, port)
             if net.is_legacy and type not in ("i32", "i64"):
                 type = "f32"  # the runtime converts inputs of other types
             require_bounds(self.graph.options.input_shapes.get(name, ()), layer)
@@ -81,8 +82,9 @@ class Flattener:
 
     def site(self, layer: NetLayer, net: Net, operands: Sequence[Tensor | None]) -> LayerSite:
         """Return the site of a layer with its operands."""
-        version, body = net.version, self.body
-        return LayerSite(layer, net, version, self.graph, self.weights, operands, body, self.prefix)
+        return LayerSite(
+            layer, net, net.version, self.graph, self.weights, operands, self.body, self.prefix
+        )
 
     def run(
         self, net: Net, feeds: Mapping[End, Tensor], outputs: Sequence[End]
@@ -97,11 +99,13 @@ class Flattener:
         for layer in layers:
             if layer.kind in INPUTS or layer.kind == "result":
                 continue
-            ports = ((layer.id, port.id) for port in layer.inputs)
-            operands = [
-                feeds[end] if end in feeds else tensors.get(net.feeds.get(end, (-1, -1)))
-                for end in ports
-            ]
+            operands: list[Tensor | None] = []
+            for port in layer.inputs:
+                end = layer.id, port.id
+                if end in feeds:
+                    operands.append(feeds[end])
+                else:
+                    operands.append(tensors.get(net.feeds.get(end, (-1, -1))))
             if is_shown and (has_untyped(operands) or not _is_supported(net, layer)):
                 tensors.update(self._shown(layer, operands))
                 continue
@@ -118,14 +122,15 @@ class Flattener:
     ) -> Iterator[tuple[End, Tensor]]:
         """Add an unsupported layer for display: its tensors have no types."""
         kind = layer.type if has_untyped(operands) else unknown(layer.type)
-        names, ports = zip(*layer.named(layer.outputs), strict=True) if layer.outputs else ((), ())
+        names = [name for name, _ in layer.named(layer.outputs)]
         results = add_untyped(self.graph, kind, operands, names, layer.span)
-        builder = self.graph.builder
-        variable = builder.variable_of(label_of(layer)) if layer.kind == "assign" else None
-        if variable is not None:  # it stays a state, updated by its own value, which has its type
-            with placed(str(layer), layer.span):
-                builder.update(variable, variable)
-        return (((layer.id, port.id), value) for port, value in zip(ports, results, strict=True))
+        if layer.kind == "assign":
+            variable = self.graph.builder.variable_of(label_of(layer))
+            if variable is not None:  # stays a state; its own value has its type
+                with placed(str(layer), layer.span):
+                    self.graph.builder.update(variable, variable)
+        for port, value in zip(layer.outputs, results, strict=True):
+            yield (layer.id, port.id), value
 
     def _flattened(
         self, layer: NetLayer, net: Net, operands: Sequence[Tensor | None]
@@ -158,7 +163,8 @@ class Flattener:
 
     def value(self, net: Net, name: str, end: End, tensors: Mapping[End, Tensor]) -> Value:
         """Return the tensor of an output port as the output `name` of the graph."""
-        layer, tensor = net.by_id[end[0]], tensors.get(end)
+        layer = net.by_id[end[0]]
+        tensor = tensors.get(end)
         site = self.site(layer, net, ())
         with placed(str(layer), layer.span):
             if tensor is None:
@@ -167,14 +173,20 @@ class Flattener:
 
     def note_folded(self, net: Net, tensors: Mapping[End, Tensor]) -> None:
         """Note the names of known tensors, and the layers that read them."""
-        outputs = {layer: layer.named(layer.outputs) for layer in net.layers}
-        names = {(x.id, port.id): [n, *port.names] for x in outputs for n, port in outputs[x]}
-        constants = [n for end, x in tensors.items() if isinstance(x, Constant) for n in names[end]]
+        names: dict[End, list[str]] = {}
+        for layer in net.layers:
+            for name, port in layer.named(layer.outputs):
+                names[layer.id, port.id] = [name, *port.names]
+        constants: list[str] = []
+        for end, tensor in tensors.items():
+            if isinstance(tensor, Constant):
+                constants += names[end]
         steps: list[tuple[list[str], list[str]]] = []
         for layer in net.layers:
-            ends = [net.feeds.get((layer.id, port.id), (-1, -1)) for port in layer.inputs]
-            reads = [name for end in ends for name in names.get(end, ())]
-            steps.append((reads, [name for name, _ in outputs[layer]]))
+            reads: list[str] = []
+            for port in layer.inputs:
+                reads += names.get(net.feeds.get((layer.id, port.id), (-1, -1)), ())
+            steps.append((reads, [name for name, _ in layer.named(layer.outputs)]))
         self.graph.fold(constants, steps)
 
     def body(
@@ -225,8 +237,9 @@ def _needed(net: Net, feeds: Mapping[End, Tensor], outputs: Sequence[End]) -> li
     # A ReadValue declares its variable, so it must precede the Assign that writes the variable.
     # Therefore each Assign comes last unless a layer other than a Result reads it.
     layers = [layer for layer in net.layers if layer.id in visited]
-    inputs = (
-        (layer.id, port.id) for layer in layers if layer.kind != "result" for port in layer.inputs
-    )
-    read = {net.feeds[end][0] for end in inputs if end in net.feeds}
+    read: set[int] = set()  # ids of layers
+    for layer in layers:
+        if layer.kind != "result":
+            ends = [(layer.id, port.id) for port in layer.inputs]
+            read.update(net.feeds[end][0] for end in ends if end in net.feeds)
     return sorted(layers, key=lambda layer: layer.kind == "assign" and layer.id not in read)

@@ -72,10 +72,12 @@ class OpenvinoFrontend(GraphFrontend):
     def unsavable(self) -> Sequence[NnefError]:
         """Return errors for variables whose shape or initial value depends on a call."""
         reason = "starts with a computed value or has an open shape, which NNEF cannot express"
-        spans = [(label, x.span) for label, x in self._ends.variables.items() if x.changes]
-        return [
-            UnsupportedError(f"variable '{label}' {reason}", span=span) for label, span in spans
-        ]
+        errors: list[NnefError] = []
+        for label, variable in self._ends.variables.items():
+            if variable.changes:
+                message = f"variable '{label}' {reason}"
+                errors.append(UnsupportedError(message, span=variable.span))
+        return errors
 
 
 def _weights(archive: Archive) -> Weights:
@@ -95,4 +97,6 @@ def _small_constants(net: Net, data: memoryview | bytes) -> Iterator[bytes]:
             offset, size = (layer.attributes.get(name, "") for name in ("offset", "size"))
             if offset.isdecimal() and size.isdecimal():
                 places.append((int(offset), int(size)))
-            yield from (bytes(data[at : at + n]) for at, n in places if n <= _SMALL)
+            for start, length in places:
+                if length <= _SMALL:
+                    yield bytes(data[start : start + length])

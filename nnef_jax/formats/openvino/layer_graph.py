@@ -39,7 +39,8 @@ class LayerGraph(TensorGraph):
         """
         if type == "boolean":
             return np.dtype(np.bool_)
-        return np.dtype(np.int64 if type[0] in "iu" else np.float32)
+        is_integer = type.startswith(("i", "u"))
+        return np.dtype(np.int64) if is_integer else np.dtype(np.float32)
 
     def is_literal(self, constant: Constant) -> bool:
         """Tell whether the only item of a known tensor may become a literal of operations."""

@@ -114,7 +114,8 @@ class LayerSite(Site[LayerGraph]):
 
     def flag(self, name: str, default: bool = False) -> bool:
         """Return an attribute that is true or false."""
-        text = self.text(name, "1" if default else "0")
+        default_text = "1" if default else "0"
+        text = self.text(name, default_text)
         if text not in (*_TRUE, *_FALSE):
             raise self.wrong(name, "true or false", text)
         return text in _TRUE
@@ -138,7 +139,8 @@ class LayerSite(Site[LayerGraph]):
 
     def number(self, name: str, default: float | None = None) -> float:
         """Return an attribute that is a number."""
-        items = self.numbers(name, None if default is None else [default])
+        default_items = None if default is None else [default]
+        items = self.numbers(name, default_items)
         if len(items) != 1:
             raise self.wrong(name, "a number", items)
         return items[0]
@@ -158,8 +160,10 @@ class LayerSite(Site[LayerGraph]):
 
     def results(self, run: Callable[[Any], Any]) -> Any:
         """Return the results of a meaning, known tensors if the layer can be folded."""
-        kind, operands = self.layer.kind, [x for x in self.operands if x is not None]
-        folds = kind in (_FOLDED_OLD if self.net.is_legacy else _FOLDED) and decides(operands)
+        kind = self.layer.kind
+        folded_kinds = _FOLDED_OLD if self.net.is_legacy else _FOLDED
+        operands = [x for x in self.operands if x is not None]
+        folds = kind in folded_kinds and decides(operands)
         if kind in _CONVERSIONS:
             folds = folds and any(x.derived for x in operands if isinstance(x, Constant))
         if folds:
@@ -281,11 +285,13 @@ class LayerSite(Site[LayerGraph]):
         In mode "pdpd" the first axis of input 1 lies along `axis` of input 0.
         """
         mode = self.word("auto_broadcast", "numpy", "none", "pdpd")
-        x, y = self.operand(0), self.operand(1)
-        lacks_axes = self.rank(x) > self.rank(y)
-        if mode == "pdpd" and lacks_axes and (axis := self.int("axis", -1)) >= 0:
-            following = range(axis + self.rank(y), self.rank(x))
-            y = self.unsqueezed(y, (*range(axis), *following))
+        x = self.operand(0)
+        y = self.operand(1)
+        if mode == "pdpd" and self.rank(x) > self.rank(y):
+            axis = self.int("axis", -1)
+            if axis >= 0:
+                following = range(axis + self.rank(y), self.rank(x))
+                y = self.unsqueezed(y, (*range(axis), *following))
         return self.aligned(x, y)
 
     def unsqueezed(self, x: Tensor, axes: Sequence[int]) -> Value:
@@ -306,8 +312,10 @@ class LayerSite(Site[LayerGraph]):
     def beside(self, x: Value, item: float) -> Value | float:
         """Return a number as an operand in the dtype of `x`, if possible as a literal."""
         dtype = x.type.dtype
-        if dtype in (self.real, self.integer):
-            return float(item) if dtype == self.real else int(item)
+        if dtype == self.real:
+            return float(item)
+        if dtype == self.integer:
+            return int(item)
         return self.filled(item, dtype)
 
     def flattened(self, x: Value, first: int, last: int) -> Value:
@@ -352,8 +360,9 @@ def stored(site: LayerSite, type: str = "") -> Constant:
         return Constant(np.zeros(shape, np.float32), "f32", site.name)
     declared = layer.attributes.get("element_type", layer.outputs[0].type or "f32")
     type = type or element_type(declared)
-    text = layer.attributes.get("shape")
-    shape = tuple(site.ints("shape", [])) if text is not None else layer.outputs[0].shape or ()
+    shape = layer.outputs[0].shape or ()
+    if "shape" in layer.attributes:
+        shape = tuple(site.ints("shape", []))
     if len(shape) > MAX_RANK:
         raise InvalidOperation(f"it has {len(shape)} axes, arrays have at most {MAX_RANK}")
     if any(n < 0 for n in shape):

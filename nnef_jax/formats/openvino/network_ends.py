@@ -67,29 +67,38 @@ def ends_of(net: Net) -> Ends:
     for layer in sorted(net.layers, key=lambda layer: layer.span.offset):
         if layer.kind in INPUTS and layer.outputs:
             name, port = layer.named(layer.outputs)[0]
-            is_named = port.names and not net.is_legacy
-            inputs.append((port.names[0] if is_named else name, (layer, port)))
+            if port.names and not net.is_legacy:
+                name = port.names[0]
+            inputs.append((name, (layer, port)))
         elif net.is_legacy:
-            ends = layer.named(layer.inputs)
-            inputs += [(n, (layer, x)) for n, x in ends if (layer.id, x.id) not in net.feeds]
+            for name, port in layer.named(layer.inputs):
+                if (layer.id, port.id) not in net.feeds:
+                    inputs.append((name, (layer, port)))
         if net.is_legacy:
-            ends = layer.named(layer.outputs)
-            outputs += [(n, (layer.id, x.id)) for n, x in ends if (layer.id, x.id) not in net.read]
+            for name, port in layer.named(layer.outputs):
+                if (layer.id, port.id) not in net.read:
+                    outputs.append((name, (layer.id, port.id)))
         elif layer.kind == "result":
-            end = net.feeds.get((layer.id, layer.inputs[0].id)) if layer.inputs else None
-            if end is None:
-                message = f"layer '{layer.name}' (Result) has no input"
-                raise SemanticError(message, span=layer.span)
-            producer = net.by_id[end[0]]
-            name, port = next(x for x in producer.named(producer.outputs) if x[1].id == end[1])
-            names = port.names or layer.inputs[0].names or (name,)
-            outputs.append((names[0], end))
+            outputs.append(_output_of(layer, net))
     return Ends(_by_name(inputs), _by_name(outputs), variables_of(net))
+
+
+def _output_of(result: NetLayer, net: Net) -> tuple[str, End]:
+    """Return the name and the end that a Result makes an output of the network."""
+    end = net.feeds.get((result.id, result.inputs[0].id)) if result.inputs else None
+    if end is None:
+        message = f"layer '{result.name}' (Result) has no input"
+        raise SemanticError(message, span=result.span)
+    producer = net.by_id[end[0]]
+    name, port = next(x for x in producer.named(producer.outputs) if x[1].id == end[1])
+    names = port.names or result.inputs[0].names or (name,)
+    return names[0], end
 
 
 def _by_name(items: Iterable[tuple[str, _T]]) -> dict[str, _T]:
     """Return items by name. The second item with a name gets `name_1`."""
-    table, repeated = dict[str, _T](), Counter[str]()
+    table: dict[str, _T] = {}
+    repeated = Counter[str]()
     for name, item in items:
         unique = name
         while unique in table:
@@ -114,7 +123,9 @@ def require_bounds(shape: Sequence[int | None], layer: NetLayer) -> None:
         bounds = BOUNDS.fullmatch(text.strip())
         if bounds and extent is not None:
             low, high = bounds.groups()
-            if extent < int(low or 0) or (high and extent > int(high)):
+            is_below = extent < int(low or 0)
+            is_above = high != "" and extent > int(high)
+            if is_below or is_above:
                 raise InvalidShape(f"axis {axis} has {extent} items, it must have {text.strip()}")
 
 
@@ -138,7 +149,8 @@ def variables_of(net: Net) -> Mapping[str, Variable]:
         if follows or layer.kind == "parameter":
             following.add(layer.id)
         label = label_of(layer)
-        if layer.kind == "readvalue" and layer.outputs and (label in written or not follows):
+        is_left_out = follows and label not in written
+        if layer.kind == "readvalue" and layer.outputs and not is_left_out:
             shape = _shape(layer)
             if label not in written:  # the state keeps its initial shape
                 shape = tuple(0 if n is UNKNOWN else n for n in shape)

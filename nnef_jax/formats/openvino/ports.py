@@ -37,10 +37,13 @@ def _link(body: Body, attributes: Mapping[str, str]) -> Link:
     layer = body.net.by_id.get(_number(attributes, "internal_layer_id"))
     if layer is None:
         raise InvalidOperation(f"the body has no layer {attributes.get('internal_layer_id')}")
+    port = _number(attributes, "external_port_id", -1)
+    inner_port = _number(attributes, "internal_port_id", _port_of(layer))
+    axis = _number(attributes, "axis") if "axis" in attributes else None
     return Link(
-        _number(attributes, "external_port_id", -1),
-        (layer.id, _number(attributes, "internal_port_id", _port_of(layer))),
-        _number(attributes, "axis") if "axis" in attributes else None,
+        port,
+        (layer.id, inner_port),
+        axis,
         _number(attributes, "start", 0),
         _number(attributes, "end", -1),
         _number(attributes, "stride", 1),
@@ -71,14 +74,14 @@ def back_edges(body: Body) -> dict[End, End]:
     for source, target in body.back:
         if source[0] not in by_id or target[0] not in by_id:
             raise InvalidOperation("a back edge leads from or to a missing layer")
-        ends = [
-            end if body.net.is_legacy else (end[0], _port_of(by_id[end[0]]))
-            for end in (source, target)
-        ]
-        edges[ends[1]] = ends[0]
+        if not body.net.is_legacy:
+            source = source[0], _port_of(by_id[source[0]])
+            target = target[0], _port_of(by_id[target[0]])
+        edges[target] = source
     return edges
 
 
 def source_of(body: Body, end: End) -> End:
     """Return the output port with the value of an end of the body, for a Result its input's."""
-    return body.net.feeds.get(end, end) if body.net.by_id[end[0]].kind == "result" else end
+    is_result = body.net.by_id[end[0]].kind == "result"
+    return body.net.feeds.get(end, end) if is_result else end

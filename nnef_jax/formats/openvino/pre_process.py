@@ -37,11 +37,13 @@ def _input(net: Net, inputs: Mapping[End, Tensor], element: Element) -> tuple[Ne
     """Return the input that `element` names, or the first input with four axes without a name."""
     name = element.attributes.get("reference-layer-name")
     for layer in net.layers:
-        for end in ((layer.id, port.id) for port in layer.outputs):
+        for port in layer.outputs:
+            end = layer.id, port.id
             value = inputs.get(end)
-            if isinstance(value, Value) and (
-                layer.name == name or (name is None and len(value.type.shape) == 4)
-            ):
+            if not isinstance(value, Value):
+                continue
+            is_image = len(value.type.shape) == 4
+            if layer.name == name or (name is None and is_image):
                 return layer, end, value
     raise InvalidOperation(f"there is no input '{name}'")
 
@@ -52,7 +54,8 @@ def _processed(element: Element, x: Value, site: LayerSite) -> Value:
     if x.type.shape[1:2] != (len(channels),):
         message = f"it has {len(channels)} channels, the input is {show(x.type.shape)}"
         raise InvalidOperation(message)
-    means, scales = ([c.child(tag) for c in channels] for tag in ("mean", "scale"))
+    means = [channel.child("mean") for channel in channels]
+    scales = [channel.child("scale") for channel in channels]
     if any(m is not None and "offset" in m.attributes for m in means):
         type = element_type(element.attributes.get("mean-precision", "FP32"))
         shape = x.type.shape[2:]
@@ -74,7 +77,8 @@ def _per_channel(
         items = [default if e is None else float(e.attributes["value"]) for e in elements]
     except (KeyError, ValueError):
         raise InvalidOperation(f"the {name} of each channel must be a number") from None
-    array = np.array(items, np.float32).reshape(1, -1, *[1] * (len(x.type.shape) - 2))
+    spatial_axes = len(x.type.shape) - 2
+    array = np.array(items, np.float32).reshape(1, -1, *[1] * spatial_axes)
     return Constant(array, "f32", f"{x.name}.{name}")
 
 

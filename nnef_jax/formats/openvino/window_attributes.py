@@ -29,8 +29,9 @@ def spatial(
     if name == "pads_end":
         keys = ["pad-r", "pad-b"][:rank] if rank <= 2 else []
     if not site.has_attribute(name) and any(map(site.has_attribute, keys)):
-        defaults = list(default or [1] * rank)[::-1]
-        return [site.int(key, n) for key, n in zip(keys, defaults, strict=True)][::-1]
+        defaults = reversed(default or [1] * rank)
+        items = [site.int(key, n) for key, n in zip(keys, defaults, strict=True)]
+        return items[::-1]
     items = site.ints(name, default)
     if len(items) == 1 and rank > 1:
         items *= rank
@@ -54,7 +55,8 @@ def auto_pad(site: LayerSite) -> str:
 def pads_of(site: LayerSite, rank: int) -> Pairs:
     """Return explicit padding. Before version 10 `pads_end` is `pads_begin` by default."""
     begin = spatial(site, "pads_begin", rank, [0] * rank)
-    end = spatial(site, "pads_end", rank, begin if site.net.is_legacy else [0] * rank)
+    default_end = begin if site.net.is_legacy else [0] * rank
+    end = spatial(site, "pads_end", rank, default_end)
     return list(zip(begin, end, strict=True))
 
 

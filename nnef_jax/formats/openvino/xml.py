@@ -45,13 +45,15 @@ class Element:
 def parse(data: memoryview, name: str, meter: Meter) -> tuple[Element, Source]:
     """Return the root element, and the source for errors. Raises NnefSyntaxError, LimitError."""
     is_wide = bytes(data[:2]) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-    source = Source(name, str(data, "utf-16" if is_wide else "utf-8-sig", "replace"))
+    encoding = "utf-16" if is_wide else "utf-8-sig"
+    source = Source(name, str(data, encoding, "replace"))
     return _ElementReader(source, meter).read(data), source
 
 
 class _ElementReader:
     def __init__(self, source: Source, meter: Meter) -> None:
-        self._source, self._meter = source, meter
+        self._source = source
+        self._meter = meter
         self._parser: Any = expat.ParserCreate()
         self._parser.buffer_text = True
         self._parser.StartElementHandler = self._start
@@ -80,7 +82,8 @@ class _ElementReader:
         return self._root
 
     def _start(self, tag: str, attributes: dict[str, str]) -> None:
-        meter, parser = self._meter, self._parser
+        meter = self._meter
+        parser = self._parser
         meter.spend(_ELEMENT, self._source.name)
         self._texts.clear()
         if tag == _NUMBERS and self._open and not self._in_number:
@@ -110,7 +113,8 @@ class _ElementReader:
         raise self._error("document types are refused: they may define entities without end")
 
     def _error(self, message: str) -> NnefSyntaxError:
-        line, column = self._parser.CurrentLineNumber, self._parser.CurrentColumnNumber + 1
+        line = self._parser.CurrentLineNumber
+        column = self._parser.CurrentColumnNumber + 1
         span = Span(self._source, self._source.offset(line, column))
         return NnefSyntaxError(message, span=span)
 

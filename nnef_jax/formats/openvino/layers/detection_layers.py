@@ -19,6 +19,9 @@ from nnef_jax.formats.openvino.layers.registry import legacy, operator, opsets, 
 _BOX = 4  # steps for a box
 _INPUTS = [*map(tensor, range(3))]
 _Sizes = tuple[tuple[int, int], tuple[int, int]]
+# A box in pixels: (half width, half height, right, down, clips). `right` and `down` shift the
+# centre. `clips` tells whether the box is clipped to the image.
+_Shape = tuple[float, float, float, float, bool]
 
 
 def _old_sizes(site: LayerSite) -> _Sizes:
@@ -32,8 +35,8 @@ def _sizes(site: LayerSite) -> _Sizes:
 
 
 def _clustered_sizes(site: LayerSite) -> _Sizes:
-    feature, image = _old_sizes(site)
-    return feature, (site.int("img_h", 0) or image[0], site.int("img_w", 0) or image[1])
+    feature, (image_h, image_w) = _old_sizes(site)
+    return feature, (site.int("img_h", 0) or image_h, site.int("img_w", 0) or image_w)
 
 
 def _positive(feature: Sequence[int], image: Sequence[int]) -> _Sizes:
@@ -49,12 +52,11 @@ def _priors(
     sizes: _Sizes,
     steps: tuple[float, float],
     offset: float,
-    shapes: Sequence[tuple[float, float, float, float, bool]],
+    shapes: Sequence[_Shape],
 ) -> Constant:
     """Return boxes around each item of the features, and their variances: [2,4*boxes].
 
-    Each of `shapes` is a box in pixels: (half width, half height, right, down, clips). `right` and
-    `down` shift the centre. `clips` tells whether the box is clipped to the image.
+    `steps` are the distances of rows and of columns in pixels.
     """
     (height, width), (image_h, image_w) = sizes
     variance = site.numbers("variance", []) or [0.1]
@@ -64,16 +66,20 @@ def _priors(
     rows, columns = ((np.arange(n) + offset) * s for n, s in zip(sizes[0], steps, strict=True))
     half_w, half_h, right, down, clips = np.asarray(shapes, float).reshape(-1, 5).T
     with np.errstate(all="ignore"):
-        x, y = columns[None, :, None] + right, rows[:, None, None] + down
+        x = columns[None, :, None] + right
+        y = rows[:, None, None] + down
         ends = x - half_w, y - half_h, x + half_w, y + half_h
         boxes = np.stack(np.broadcast_arrays(*ends), -1) / ([image_w, image_h] * 2)
         inside = np.clip(boxes, (0, 0, -np.inf, -np.inf), (np.inf, np.inf, 1, 1))
         flat = np.where(clips[:, None], inside, boxes).astype(np.float32).reshape(-1)
     if site.flag("clip"):
         flat = np.clip(flat, 0, 1)
-    variances = np.tile(np.asarray(variance * (4 // len(variance)), np.float32), flat.size // 4)
-    rows = np.stack([flat, variances])
-    return derived(rows[None] if site.net.is_legacy else rows)
+    of_box = np.asarray(variance * (4 // len(variance)), np.float32)
+    variances = np.tile(of_box, flat.size // 4)
+    priors = np.stack([flat, variances])
+    if site.net.is_legacy:
+        priors = priors[None]
+    return derived(priors)
 
 
 def _ratios(site: LayerSite) -> list[float]:
@@ -117,30 +123,41 @@ def _prior_box(
     if not scale_all and not site.net.is_legacy:
         step = image[0] / feature[0] if step == -1 else step * image[0]
         smallest = [size * image[0] for size in smallest]
-    shapes: list[tuple[float, float, float, float, bool]] = []
-    for size, per_side in zip(fixed, density, strict=False):  # clipped boxes
-        count, side = int(per_side), int(size)
-        step_in_box = int(size / count)
-        halves = [] if fixed_ratios else [(side / 2, side / 2)]
+    shapes: list[_Shape] = []
+    for size, per_side in zip(fixed, density, strict=False):
+        halves = [] if fixed_ratios else [(int(size) / 2, int(size) / 2)]
         halves += _halves(size, fixed_ratios or ratios[1:])
-        site.spend(_BOX * len(halves) * count**2)
-        shifts = [step_in_box / 2 + i * step_in_box - side // 2 for i in range(count)]
-        shapes += [
-            (*half, right, down, True) for half in halves for down in shifts for right in shifts
-        ]
+        shapes += _dense(site, size, int(per_side), halves)
     for i, size in enumerate(smallest):
         halves = _halves(size, [1.0])
         if i < len(largest):
             halves += _halves(math.sqrt(size * largest[i]), [1.0])
         of_ratios: list[tuple[float, float]] = []
-        if scale_all or i == len(smallest) - 1:
-            of_ratios = _halves(size if scale_all else smallest[0], ratios[1:])
+        if scale_all:
+            of_ratios = _halves(size, ratios[1:])
+        elif i == len(smallest) - 1:
+            of_ratios = _halves(smallest[0], ratios[1:])
         halves = [*halves, *of_ratios] if in_order else [halves[0], *of_ratios, *halves[1:]]
         shapes += [(w, h, 0.0, 0.0, False) for w, h in halves]
     steps = (step, step)
     if step == 0:
-        steps, offset = (image[0] / feature[0], image[1] / feature[1]), 0.5
+        steps = (image[0] / feature[0], image[1] / feature[1])
+        offset = 0.5
     return _priors(site, sizes, steps, offset, shapes)
+
+
+def _dense(
+    site: LayerSite, size: float, count: int, halves: Sequence[tuple[float, float]]
+) -> list[_Shape]:
+    """Return clipped boxes around a grid of count * count points in a square of a size."""
+    site.spend(_BOX * len(halves) * count**2)
+    step = int(size / count)
+    shifts = [step / 2 + i * step - int(size) // 2 for i in range(count)]
+    shapes: list[_Shape] = []
+    for half_w, half_h in halves:
+        for down in shifts:
+            shapes += [(half_w, half_h, right, down, True) for right in shifts]
+    return shapes
 
 
 _OF_EXTENTS: dict[str, Any] = {
@@ -181,7 +198,8 @@ def _scaled(default: bool) -> dict[str, Any]:
     is_normalized = flag("normalized", default)
 
     def classes(site: LayerSite) -> int:
-        count = max(site.shape(2)[-1] // (4 if is_normalized(site) else 5), 1)
+        items_per_prior = 4 if is_normalized(site) else 5
+        count = max(site.shape(2)[-1] // items_per_prior, 1)
         return site.int("num_classes", 0) or math.prod(site.shape(1)[1:]) // count
 
     return {"normalized": is_normalized, "num_classes": classes}
@@ -224,11 +242,14 @@ def _anchors(
     middle = (base - offset) / 2 if offset else 0.0
     for ratio in ratios:
         width = math.sqrt(base * base / ratio)
-        width = float(math.floor(width + 0.5)) if offset else width
+        if offset:
+            width = float(math.floor(width + 0.5))
         height = width * ratio
-        height = float(math.floor(height + 0.5)) if offset else height
+        if offset:
+            height = float(math.floor(height + 0.5))
         for scale in scales:
-            half_w, half_h = (width * scale - offset) / 2, (height * scale - offset) / 2
+            half_w = (width * scale - offset) / 2
+            half_h = (height * scale - offset) / 2
             boxes += [middle - half_w, middle - half_h, middle + half_w, middle + half_h]
     return tuple(boxes)
 
@@ -247,8 +268,8 @@ def _pixel(site: LayerSite) -> float:
 
 
 def _anchors_around(site: LayerSite) -> tuple[float, ...]:
-    base, ratios = site.int("base_size", 16), site.numbers("ratio")
-    return _anchors(base, ratios, site.numbers("scale"), _pixel(site))
+    base = site.int("base_size", 16)
+    return _anchors(base, site.numbers("ratio"), site.numbers("scale"), _pixel(site))
 
 
 operator("Proposal")(
@@ -316,19 +337,19 @@ def _prior_grid_generator(
     flattens: bool = flag("flatten", True),
 ) -> Value:
     """Return boxes [n,4]: each prior around the centre of each item of the features."""
-    extents = [n or site.known_shape(1)[axis] for axis, n in enumerate((h, w), 2)]
-    steps = [
-        stride or site.known_shape(2)[axis] / extent
-        for axis, (stride, extent) in enumerate(zip((stride_y, stride_x), extents, strict=True), 2)
-    ]
-    site.spend(4 * math.prod(extents))
-    y, x = (step * (np.arange(n) + 0.5) for n, step in zip(extents, steps, strict=True))
-    y, x = np.meshgrid(y, x, indexing="ij")
+    height = h or site.known_shape(1)[2]
+    width = w or site.known_shape(1)[3]
+    step_y = stride_y or site.known_shape(2)[2] / height
+    step_x = stride_x or site.known_shape(2)[3] / width
+    site.spend(4 * height * width)
+    rows = step_y * (np.arange(height) + 0.5)
+    columns = step_x * (np.arange(width) + 0.5)
+    y, x = np.meshgrid(rows, columns, indexing="ij")
     centres = np.stack([x, y, x, y], axis=-1).reshape(-1, 1, 4).astype(np.float32)
     around = site.unsqueezed(priors, (0,))
     boxes = site.step.add(derived(centres), around)
     if not flattens:
-        return site.reshaped(boxes, [*extents, priors.type.shape[0], 4])
+        return site.reshaped(boxes, [height, width, priors.type.shape[0], 4])
     return site.flattened(boxes, 0, 1)
 
 
@@ -367,7 +388,8 @@ def _proposals(
 
     Regions and scores are padded with zeros.
     """
-    offsets = dict.fromkeys(("pixel_offset", "overlap_offset"), 0.0 if is_normal else 1.0)
+    offset = 0.0 if is_normal else 1.0
+    offsets = {"pixel_offset": offset, "overlap_offset": offset}
     regions, scores, count = site.last.anchored_proposals(
         *site.first(4), scales=True, **offsets, **limits
     )

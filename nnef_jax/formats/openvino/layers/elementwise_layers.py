@@ -47,7 +47,8 @@ def _clamp(site: LayerSite, x: Value, *, low: float, high: float) -> Value:
 @legacy("HardSigmoid", slope=number("alpha", 0.2), offset=number("beta", 0.5))
 @opsets("HardSigmoid", slope=number_at(1), offset=number_at(2))
 def _hard_sigmoid(site: LayerSite, x: Value, *, slope: float, offset: float) -> Value:
-    return site.last.clamp(site.step.add(site.step.mul(x, slope), offset), 0.0, 1.0)
+    line = site.step.add(site.step.mul(x, slope), offset)
+    return site.last.clamp(line, 0.0, 1.0)
 
 
 @legacy("ReLU")
@@ -68,8 +69,11 @@ def _legacy_prelu(site: LayerSite, x: Value) -> Value:
 @opsets("PReLU")
 def _prelu(site: LayerSite, x: Value) -> Value:
     """Multiply negative items by slopes: a vector has one for each channel, others broadcast."""
-    shape, slope, slopes = x.type.shape, site.operand(1), site.shape(1)
-    if len(slopes) == 1 and len(shape) > 1 and slopes[0] in (1, shape[1]):
+    slope = site.operand(1)
+    slopes = site.shape(1)
+    shape = x.type.shape
+    is_by_channel = len(slopes) == 1 and len(shape) > 1 and slopes[0] in (1, shape[1])
+    if is_by_channel:
         return site.last.prelu(x, site.unsqueezed(slope, (0,)))
     return site.last.prelu(*site.aligned(x, slope))
 
@@ -113,7 +117,9 @@ def _activation(site: LayerSite, x: Value, *, type: str = text("type")) -> Value
         return site.last.add(scaled, site.number("beta", 0))
     if type not in _ACTIVATIONS:
         raise InvalidOperation(f"there is no activation '{type}'")
-    function = OPERATORS.get("relu" if type == "leakyrelu" else type, LEGACY)
+    if type == "leakyrelu":
+        type = "relu"
+    function = OPERATORS.get(type, LEGACY)
     assert function is not None, type
     return function.run(site)
 
@@ -141,7 +147,8 @@ def _type_of_second(site: LayerSite) -> str:
 @opsets("Convert", type=element("destination_type"))
 @opsets("ConvertLike", type=_type_of_second)
 def _convert(site: LayerSite, *, type: str) -> Value | Constant:
-    x, dtype = site.operand(0), site.graph.computed(type)
+    x = site.operand(0)
+    dtype = site.graph.computed(type)
     if isinstance(x, Constant):
         if is_float(dtype) and site.dtype_of(0) == dtype:
             return x  # The graph widens stored weights of 16 bits when they are read.
@@ -254,10 +261,9 @@ def _eltwise(
     if factors and operation in ("sum", ""):
         if len(factors) != len(parts):
             raise InvalidOperation(f"'coeff' must have an item for each of {len(parts)} inputs")
-        parts = [
-            x if factor == 1 else site.step.mul(site.tensor(x), factor)
-            for x, factor in zip(parts, factors, strict=True)
-        ]
+        for i, factor in enumerate(factors):
+            if factor != 1:
+                parts[i] = site.step.mul(site.tensor(parts[i]), factor)
     result, *parts = parts
     for i, part in enumerate(parts, 1):
         x, y = site.aligned(result, part)
@@ -282,10 +288,12 @@ def _combined(
             return getattr(last, _ELTWISE[operation])(x, y)
         case _:
             if operation.startswith("logical_"):
-                x, y = step.ne(x, 0.0), step.ne(y, 0.0)
+                x = step.ne(x, 0.0)
+                y = step.ne(y, 0.0)
             if operation not in _CONDITIONS:
                 raise InvalidOperation(f"there is no operation '{operation}'")
-            return last.cast(getattr(step, _CONDITIONS[operation])(x, y), dtype=site.real)
+            condition = getattr(step, _CONDITIONS[operation])(x, y)
+            return last.cast(condition, dtype=site.real)
 
 
 @legacy("Power")
@@ -298,5 +306,11 @@ def _legacy_power(
     power: float = number("power", 1),
 ) -> Value:
     """Return (shift + scale * x) ** power."""
-    steps = ("mul", scale, 1), ("add", shift, 0), ("pow", power, 1)
-    return site.chain(x, *((kind, [y], {}) for kind, y, neutral in steps if y != neutral))
+    steps: list[Any] = []
+    if scale != 1:
+        steps.append(("mul", [scale], {}))
+    if shift != 0:
+        steps.append(("add", [shift], {}))
+    if power != 1:
+        steps.append(("pow", [power], {}))
+    return site.chain(x, *steps)

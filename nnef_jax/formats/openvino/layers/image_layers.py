@@ -49,8 +49,10 @@ def _interpolate(
     Operation set 1 has sizes only. Set 4 has an input for each, set 11 has one input for either.
     """
     if any((*begin, *end)):
-        x = site.padded(x, dict(enumerate(zip_longest(begin, end, fillvalue=0))))
-    rank, opset = len(x.type.shape), site.layer.opset
+        around = zip_longest(begin, end, fillvalue=0)
+        x = site.padded(x, dict(enumerate(around)))
+    rank = len(x.type.shape)
+    opset = site.layer.opset
     if opset in ("opset1", "") and not site.has_attribute("shape_calculation_mode"):
         axes = [site.axis(a) for a in site.ints("axes")]
         mode = site.choice("mode", "nearest", "linear", "cubic")
@@ -89,9 +91,12 @@ def _interpolated(
     antialias = site.flag("antialias")
     if mode in ("bilinear_pillow", "bicubic_pillow"):
         attributes |= {"antialias": True, "exclude_outside": True}
-        mode, coordinates = ("cubic" if mode == "bicubic_pillow" else "linear"), "half_pixel"
-        if mode == "cubic":
+        coordinates = "half_pixel"
+        if mode == "bicubic_pillow":
+            mode = "cubic"
             attributes["cubic_coeff_a"] = site.number("cube_coeff", -0.5)
+        else:
+            mode = "linear"
     elif mode in ("linear", "linear_onnx"):
         # The runtime of 2026.4 widens the kernel only in the mode 'linear', for five axes or more.
         antialias = antialias and mode == "linear" and len(shape) > 4
@@ -135,8 +140,10 @@ def _resample(site: LayerSite, x: Value, *, type: str = text("type")) -> Value:
     if type.endswith("nearest"):
         return _resized(site.last, x, sizes, "nearest", "asymmetric")
     shrinks = any(n < m for n, m in zip(sizes, x.type.shape, strict=True))
-    widens = dict.fromkeys(("antialias", "exclude_outside"), site.flag("antialias") and shrinks)
-    return _resized(site.last, x, sizes, "linear", "half_pixel", **widens)
+    widens = site.flag("antialias") and shrinks
+    return _resized(
+        site.last, x, sizes, "linear", "half_pixel", antialias=widens, exclude_outside=widens
+    )
 
 
 # Frames of video (ITU-R BT.601, range of video): the factors of u - 128 and v - 128 in red, green

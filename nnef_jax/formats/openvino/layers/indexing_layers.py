@@ -41,7 +41,8 @@ def _gather(
     indices = site.indices(1)
     if dims == 0:
         return site.last.gather(x, indices, axis=axis)
-    dims = dims + site.rank(1) if dims < 0 else dims
+    if dims < 0:
+        dims += site.rank(1)
     return site.last.gather_in_batches(x, indices, axis=axis, batch_dims=dims)
 
 
@@ -84,7 +85,9 @@ def _hot(
     site: LayerSite, indices: Value, values: Sequence[float], dtype: str, **attributes: int
 ) -> Value:
     """Return the layer's result: of the `values` (off, on), on at indices along a new axis."""
-    off, on = (float(rounding.saturated(x, dtype)) if is_float(dtype) else x for x in values)
+    if is_float(dtype):
+        values = [float(rounding.saturated(x, dtype)) for x in values]
+    off, on = values
     is_last = dtype == "float32"
     hot = site.step_or_last(is_last).one_hot(indices, on_value=on, off_value=off, **attributes)
     return hot if is_last else site.last.cast(hot, dtype=dtype)
@@ -92,7 +95,8 @@ def _hot(
 
 def _unsigned(site: LayerSite, depth: int, negative: str) -> Value:
     """Return the indices. If the layer ignores negative indices, these are replaced by `depth`."""
-    indices, step = site.indices(0), site.step
+    step = site.step
+    indices = site.indices(0)
     if negative == "normalize" or isinstance(site.operand(0), Constant):
         return indices
     is_negative = step.lt(indices, site.beside(indices, 0))
@@ -119,7 +123,9 @@ def _legacy_one_hot(
 @opsets("OneHot", **_NEW_AXIS)
 def _one_hot(site: LayerSite, *, depth: int = integer_at(1), axis: int, negative: str) -> Value:
     """Put the value of input 2 at indices along a new axis, and that of input 3 elsewhere."""
-    indices, step, rank = _unsigned(site, depth, negative), site.step, site.rank() + 1
+    step = site.step
+    indices = _unsigned(site, depth, negative)
+    rank = site.rank() + 1
     axis = site.axis(axis, rank)
     if not any(isinstance(site.operand(i), Value) for i in (2, 3)):
         values = site.scalar(3), site.scalar(2)
@@ -142,8 +148,9 @@ def _range(site: LayerSite) -> Constant | Value:
         return site.last.range(start=start, end=stop, step=step, dtype=computed(type, site.real))
     if abs((stop - start) / step) > site.graph.options.meter.limits.array_items:
         raise InvalidOperation("the range has too many items")
-    items = np.arange(start, stop, step)
-    return Constant(items.astype(np.int64 if type[0] in "iu" else np.float32), type, derived=True)
+    dtype = np.int64 if type[0] in "iu" else np.float32
+    items = np.arange(start, stop, step).astype(dtype)
+    return Constant(items, type, derived=True)
 
 
 @operator("Bucketize")
@@ -154,7 +161,8 @@ def _bucketize(
     rank = len(x.type.shape)
     x = site.unsqueezed(x, (rank,))
     edges = site.step.unsqueeze(site.cast(edges, x.type.dtype), axes=[*range(rank)])
-    is_beyond = (site.step.gt if has_right else site.step.ge)(x, edges)
+    compare = site.step.gt if has_right else site.step.ge
+    is_beyond = compare(x, edges)
     return site.last.squeeze(site.count(is_beyond, rank, "int32"), axes=(rank,))
 
 
@@ -174,8 +182,10 @@ def _search_sorted(
     rank = len(x.type.shape)
     if len(edges.type.shape) == 1:
         edges = site.step.unsqueeze(edges, axes=[*range(rank - 1)])
-    edges, x = site.unsqueezed(edges, (rank - 1,)), site.unsqueezed(x, (rank,))
-    is_below = (site.step.le if right else site.step.lt)(edges, x)
+    edges = site.unsqueezed(edges, (rank - 1,))
+    x = site.unsqueezed(x, (rank,))
+    compare = site.step.le if right else site.step.lt
+    is_below = compare(edges, x)
     return site.last.squeeze(site.count(is_below, rank, dtype), axes=(rank,))
 
 
@@ -215,7 +225,7 @@ def _scatter_elements(
     total = scattered(site.step, x, updates, "add")
     count = scattered(site.step, filled(0, x), filled(1), "add")
     one = site.step.constant(shape=(), value=(1,), dtype=dtype)
-    count = (site.step.add if keeps_first else site.step.max)(count, one)
+    count = site.step.add(count, one) if keeps_first else site.step.max(count, one)
     return site.last.div(total, count)
 
 
@@ -230,7 +240,8 @@ def _scatter_nd(
 ) -> Value:
     """Put slices at coordinates, or reduce them with the old slices there."""
     if reduction == "sub":
-        reduction, updates = "sum", site.step.neg(updates)
+        reduction = "sum"
+        updates = site.step.neg(updates)
     return site.last.scatter_nd(x, indices, updates, reduction=_REDUCTIONS[reduction])
 
 
@@ -239,7 +250,8 @@ def _scatter_update(
     site: LayerSite, x: Value, indices: Value, updates: Value, *, axis: int = axis_at(3)
 ) -> Value:
     """Put slices at indices along an axis."""
-    rank, count = len(x.type.shape), len(indices.type.shape)
+    rank = len(x.type.shape)
+    count = len(indices.type.shape)
     # The axis comes first, and in the updates the axes of the indices, which replace it.
     order = [axis, *(i for i in range(rank) if i != axis)]
     moved = site.transposed(x, order)
@@ -249,7 +261,10 @@ def _scatter_update(
     changes = site.transposed(updates, indices_first)
     coordinates = site.unsqueezed(indices, (count,))
     result = site.step_or_last(axis == 0).scatter_nd(moved, coordinates, changes, reduction="none")
-    return result if axis == 0 else site.last.transpose(result, axes=np.argsort(order).tolist())
+    if axis == 0:
+        return result
+    inverse_order = np.argsort(order).tolist()
+    return site.last.transpose(result, axes=inverse_order)
 
 
 @opsets("SliceScatter")
@@ -307,7 +322,8 @@ def _non_zero(site: LayerSite, *, type: str = text("output_type", "i64")) -> Val
     x = site.operand(0)
     if isinstance(x, Constant):
         return Constant(np.stack(np.nonzero(np.atleast_1d(x.array))), type, derived=True)
-    x = x if x.type.shape else site.reshaped(x, (1,))
+    if not x.type.shape:
+        x = site.reshaped(x, (1,))
     site.known_shape(x)
     indices = site.cast(site.last.non_zero(x), site.dtype("output_type", "i64"))
     return _noted(site, indices, 1, _total(site, site.truths(x)))
@@ -357,8 +373,12 @@ def _legacy_unique(
     Attributes add inverse indices and counts, as real numbers.
     """
     items, _, inverse, counts, _ = _distinct(site, x, 0, sorts=sorts)
-    numbers = [inverse] * with_inverse + [counts] * with_counts
-    return [items, *(site.cast(integers, x.type.dtype) for integers in numbers)]
+    results = [items]
+    if with_inverse:
+        results.append(site.cast(inverse, x.type.dtype))
+    if with_counts:
+        results.append(site.cast(counts, x.type.dtype))
+    return results
 
 
 @opsets("SparseFillEmptyRows")
@@ -367,7 +387,9 @@ def _filled_rows(site: LayerSite, values: Value, *, rows: int = integer_at(1)) -
 
     The results are indices [items,2], values, and which rows were empty.
     """
-    step, indices, count = site.step, site.integer_tensor(2), site.known_shape(values)[0]
+    step = site.step
+    indices = site.integer_tensor(2)
+    count = site.known_shape(values)[0]
     row = site.part(indices, 1, 0, 1)  # [items,1]
     sizes = site.count(step.eq(row, site.places(rows, 1, 2)), 0)
     is_empty = step.eq(site.reshaped(sizes, (rows,)), 0)
@@ -375,10 +397,11 @@ def _filled_rows(site: LayerSite, values: Value, *, rows: int = integer_at(1)) -
     # last, by the key `rows`.
     keys = step.select(is_empty, site.places(rows), rows)
     keys = step.concat([site.reshaped(row, (count,)), keys], axis=0)
-    order = step.topk(keys, k=count + rows, axis=0, largest=False)[1]
+    _, order = step.topk(keys, k=count + rows, axis=0, largest=False)
     total = step.add(_total(site, is_empty), count)
     added = site.padded(site.places(rows, 0, 2), {1: (0, 1)})
     defaults = step.broadcast(site.reshaped(site.tensor(3), (1,)), shape=(rows,))
-    joined = [step.concat(parts, axis=0) for parts in ([indices, added], [values, defaults])]
-    moved = [site.last.gather(x, order, axis=0) for x in joined]
+    indices = step.concat([indices, added], axis=0)
+    values = step.concat([values, defaults], axis=0)
+    moved = [site.last.gather(x, order, axis=0) for x in (indices, values)]
     return [*(_noted(site, x, 0, total) for x in moved), is_empty]

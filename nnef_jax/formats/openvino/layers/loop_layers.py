@@ -13,7 +13,7 @@ from lowering.errors import InvalidOperation
 from lowering.graph import Value
 from nnef_jax.flattening.counts import Count
 from nnef_jax.flattening.emission import ByName
-from nnef_jax.flattening.repetition import RepeatedBody, both, branch
+from nnef_jax.flattening.repetition import LAST, RepeatedBody, both, branch
 from nnef_jax.flattening.site import Tensor
 from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.openvino.document import CONSTANTS, Body, End
@@ -53,9 +53,11 @@ class _Repetition:
     """A layer with a repeated body, while the body is flattened."""
 
     def __init__(self, site: LayerSite) -> None:
-        self.site, self.body = site, site.body("body")
+        self.site = site
+        self.body = site.body("body")
         self.repeated = RepeatedBody(site)
-        self.inputs, self.outputs = (links(self.body, inputs=x) for x in (True, False))
+        self.inputs = links(self.body, inputs=True)
+        self.outputs = links(self.body, inputs=False)
         self.back = back_edges(self.body)
         self.feeds: dict[End, Tensor] = {}
 
@@ -89,7 +91,7 @@ class _Repetition:
             shape = self.site.known_shape(_outer(self.site, link))
             axis = self.site.axis(link.axis or 0, len(shape))
             low, high, _ = _range(link, shape[axis])
-            return -(-(high - low) // link.size)
+            return -(-(high - low) // link.size)  # rounded up
         return None
 
     def _hold(self, value: Value) -> Value:
@@ -113,7 +115,8 @@ class _Repetition:
             value, sign, axis = _cut(site, site.tensor(_outer(site, link)), link)
             self.feeds[link.end] = repeated.part(value, axis, sign * link.size)
         if not self._cut or any(map(self._is_turn, self.inputs)):
-            turns = self.parts() if turns is None else turns
+            if turns is None:
+                turns = self.parts()
             if turns is None:
                 raise InvalidOperation("it has no input that is cut into parts")
             self._feed_turn(repeated.turn(turns))
@@ -126,7 +129,8 @@ class _Repetition:
 
         `begins` is the condition of the first turn.
         """
-        site, inner = self.site, self.repeated.at
+        site = self.site
+        inner = self.repeated.at
         parts = self.parts()
         bounds = [n for n in (parts, count) if isinstance(n, int)]
         limit = min(bounds, default=-1)
@@ -159,41 +163,53 @@ class _Repetition:
         self, condition: End | None = None, start: ByName | None = None, limit: int = -1
     ) -> list[Any]:
         """Add the operation: a loop with the operands `start`, or a scan without them."""
-        site, inner, body, is_loop = self.site, self.repeated.at, self.body, start is not None
-        uncut = [x for x in self.inputs if x.axis is None and not self._is_turn(x)]
-        states = [x for x in uncut if x.end in self.back]
-        for link in uncut:
-            if link in states:
-                continue
-            value = _outer(self.site, link)
-            self.feeds[link.end] = value if isinstance(value, Constant) else self._hold(value)
-        before = [self.repeated.state(_outer(site, link)) for link in states]
-        self.feeds.update({link.end: value for link, value in zip(states, before, strict=True)})
-        nexts = [source_of(body, self.back[link.end]) for link in states]
-        shown = [x for x in self.outputs if x.port >= 0]
-        results = [source_of(body, link.end) for link in shown]
-        ends = [*nexts, *results, *([condition] if condition else [])]
-        tensors = site.flatten(body, self.repeated.graph, self.feeds, ends, site.layer.name)
-        after = [
-            inner.cast(inner.tensor(tensors[end]), old.type.dtype)
-            for end, old in zip(nexts, before, strict=True)
-        ]
+        site = self.site
+        inner = self.repeated.at
+        states = self._feed_uncut()
+        before = [self.feeds[link.end] for link in states]
+        nexts = [source_of(self.body, self.back[link.end]) for link in states]
+        shown = [link for link in self.outputs if link.port >= 0]
+        results = [source_of(self.body, link.end) for link in shown]
+        ends = [*nexts, *results]
+        if condition is not None:
+            ends.append(condition)
+        tensors = site.flatten(self.body, self.repeated.graph, self.feeds, ends, site.layer.name)
+        after: list[Tensor] = []
+        for end, state in zip(nexts, before, strict=True):
+            after.append(inner.cast(inner.tensor(tensors[end]), inner.dtype_of(state)))
         values = [inner.tensor(tensors[end]) for end in results]
-        first = [_truth(inner, tensors[condition] if condition else True)] if is_loop else []
-        modes = [
-            ("last", 0, 1)
-            if link.axis is None
-            else ("full", site.axis(link.axis, len(x.type.shape)), 1 if link.stride > 0 else -1)
-            for link, x in zip(shown, values, strict=True)
-        ]
-        if is_loop:  # the number of iterations is the last result
+        going: list[Value] = []
+        if start is not None:
+            continues = True if condition is None else tensors[condition]
+            going.append(_truth(inner, continues))
+        modes = [self._mode(link, x) for link, x in zip(shown, values, strict=True)]
+        if start is not None:  # the number of iterations is the last result
             values.append(inner.step.add(self.repeated.heads[0], 1))
-            modes.append(("last", 0, 1))
-        outputs = self.repeated.add(site.insert, first, after, values, modes, start, limit)
-        if is_loop:
+            modes.append(LAST)
+        outputs = self.repeated.add(site.insert, going, after, values, modes, start, limit)
+        if start is not None:
             self._note_counts(shown, outputs)
-        by_port = dict(zip((x.port for x in shown), outputs, strict=False))
+        by_port = dict(zip([link.port for link in shown], outputs, strict=False))
         return [by_port.get(port.id) for port in site.layer.outputs]
+
+    def _feed_uncut(self) -> list[Link]:
+        """Feed the inputs that are not cut, whole or as states; return the lines of the states."""
+        uncut = [x for x in self.inputs if x.axis is None and not self._is_turn(x)]
+        states = [link for link in uncut if link.end in self.back]
+        for link in uncut:
+            if link.end not in self.back:
+                value = _outer(self.site, link)
+                self.feeds[link.end] = value if isinstance(value, Constant) else self._hold(value)
+        for link in states:
+            self.feeds[link.end] = self.repeated.state(_outer(self.site, link))
+        return states
+
+    def _mode(self, link: Link, x: Value) -> tuple[str, int, int]:
+        """Return how an output is made: its last value, or its values joined along an axis."""
+        if link.axis is None:
+            return LAST
+        direction = 1 if link.stride > 0 else -1
+        return "full", self.site.axis(link.axis, len(x.type.shape)), direction
 
     def _note_counts(self, shown: Sequence[Link], outputs: Sequence[Value]) -> None:
         """Note the number of items of each joined result, by the computed number of iterations."""
@@ -204,7 +220,8 @@ class _Repetition:
                 raise InvalidOperation(
                     "the number of iterations is computed, and results are joined from the end"
                 )
-            site, axis = self.site, self.site.axis(link.axis, len(value.type.shape))
+            site = self.site
+            axis = site.axis(link.axis, len(value.type.shape))
             items = site.step.mul(site.reshaped(outputs[-1], (1,)), link.size)
             site.graph.counts[value] = Count(axis, items)
 
@@ -219,13 +236,15 @@ operator("TensorIterator")(lambda site: _Repetition(site).scanned(None))
 def _if(site: LayerSite) -> list[Any]:
     """Choose one of two bodies. Only the chosen body is computed."""
     condition = site.operand(0)
-    bodies = [site.body(f"{name}_body") for name in ("then", "else")]
+    then_body = site.body("then_body")
+    else_body = site.body("else_body")
     if isinstance(condition, Constant):
-        body = bodies[0 if condition.array.any() else 1]
+        body = then_body if condition.array.any() else else_body
         feeds = {link.end: _outer(site, link) for link in links(body, inputs=True)}
         return _results(site, body, site.graph, feeds)
-    graphs = [site.graph.body() for _ in bodies]
-    branches = [partial(_branch, site, *x) for x in zip(bodies, graphs, strict=True)]
+    graphs = [site.graph.body() for _ in range(2)]
+    bodies = zip((then_body, else_body), graphs, strict=True)
+    branches = [partial(_branch, site, body, graph) for body, graph in bodies]
     results = both(branches, site.graph.fixing(condition))
     outputs = branch(site.insert, _truth(site, condition), graphs, results)
     return outputs if isinstance(outputs, list) else [outputs]
@@ -250,7 +269,8 @@ def _results(
     ends = [source_of(body, link.end) for link in outputs]
     tensors = site.flatten(body, graph, feeds, ends, site.layer.name)
     by_port = {link.port: tensors[end] for link, end in zip(outputs, ends, strict=True)}
-    if missing := [port.id for port in site.layer.outputs if port.id not in by_port]:
+    missing = [port.id for port in site.layer.outputs if port.id not in by_port]
+    if missing:
         raise InvalidOperation(f"a body has no result for output port {missing[0]}")
     return [by_port[port.id] for port in site.layer.outputs]
 
@@ -277,7 +297,8 @@ def _range(link: Link, extent: int) -> tuple[int, int, int]:
     """Return the begin and end of the items that are cut, and the direction: 1 or -1."""
     if abs(link.stride) != link.size or not link.size:
         raise InvalidOperation("parts that overlap or leave items out are not supported")
-    first, last = (x + extent + 1 if x < 0 else x for x in (link.start, link.stop))
+    first = link.start if link.start >= 0 else link.start + extent + 1
+    last = link.stop if link.stop >= 0 else link.stop + extent + 1
     if not (0 <= first <= extent and 0 <= last <= extent):
         raise InvalidOperation(
             f"its parts from {link.start} to {link.stop} do not fit {extent} items"

@@ -33,7 +33,12 @@ def _matmul(site: LayerSite, x: Value, y: Value, *, left: bool, right: bool) -> 
     if not has_vector:
         return product
     rank = len(product.type.shape)
-    return site.last.squeeze(product, axes=[rank - 2] * is_row + [rank - 1] * is_column)
+    dropped: list[int] = []
+    if is_row:
+        dropped.append(rank - 2)
+    if is_column:
+        dropped.append(rank - 1)
+    return site.last.squeeze(product, axes=dropped)
 
 
 @legacy("FullyConnected", "InnerProduct")
@@ -44,12 +49,17 @@ def _fully_connected(
         raise InvalidOperation("attribute 'out-size' is missing")
     shape = x.type.shape
     if len(site.declared) == len(shape) == 3:  # sums along the last axis, as later versions do
-        filter, bias = (1, outputs, shape[-1]), (1, 1, outputs)
+        filter_shape = (1, outputs, shape[-1])
+        bias_shape = (1, 1, outputs)
     else:
-        filter, bias = (outputs, volume(shape[1:])), (1, outputs)
-        x = site.reshaped(x, (shape[0], filter[1])) if len(shape) != 2 else x
-    stored = site.needed("weights", filter)
-    return site.last.linear(x, stored, site.blob("biases", bias) or 0.0)
+        items = volume(shape[1:])
+        filter_shape = (outputs, items)
+        bias_shape = (1, outputs)
+        if len(shape) != 2:
+            x = site.reshaped(x, (shape[0], items))
+    filter = site.needed("weights", filter_shape)
+    bias = site.blob("biases", bias_shape) or 0.0
+    return site.last.linear(x, filter, bias)
 
 
 @legacy("GEMM", **_TRANSPOSES)
@@ -83,7 +93,8 @@ def _einsum(site: LayerSite) -> Value:
         raise InvalidOperation("an equation with an ellipsis is not supported")
     if "->" not in expression:
         letters = expression.replace(",", "")
-        expression += "->" + "".join(x for x in sorted(set(letters)) if letters.count(x) == 1)
+        once = [x for x in sorted(set(letters)) if letters.count(x) == 1]
+        expression = f"{expression}->{''.join(once)}"
     dtype = inputs[0].type.dtype
     return site.last.einsum(inputs, expr=expression, accumulator=dtype, dtype=dtype)
 
@@ -99,11 +110,14 @@ def _attention(
     mask: Tensor | bool = site.operand(3) if site.has(3) and not is_causal else False
     if isinstance(mask, Constant) and mask.array.size == 1 and not mask.array.any():
         mask = False
-    scale, factor = site.operand(4) if site.has(4) else None, 0.0
-    if isinstance(scale, Constant):
-        factor = site.scalar(4)
-    elif scale is not None:  # a computed scale multiplies the query
-        query, factor = site.step.mul(*site.aligned(query, scale)), 1.0
+    factor = 0.0
+    if site.has(4):
+        scale = site.operand(4)
+        if isinstance(scale, Constant):
+            factor = site.scalar(4)
+        else:  # a computed scale multiplies the query
+            query = site.step.mul(*site.aligned(query, scale))
+            factor = 1.0
     if len(query.type.shape) < 3:
         raise InvalidShape(f"'query' must have 3 axes or more, it has {len(query.type.shape)}")
     factor = factor or 1 / math.sqrt(query.type.shape[-1])
@@ -121,8 +135,9 @@ def _with_sink(
 
     The key and its value are zeros: the key takes a share of the softmax, and adds 0 to the result.
     """
+    step = site.step
     *batch, times, _ = site.known_shape(query)
-    keys, step = site.known_shape(key)[-2], site.step
+    keys = site.known_shape(key)[-2]
     sink = site.tensor(5)
     if is_causal:
         site.spend(times * keys // 4)
@@ -131,9 +146,8 @@ def _with_sink(
     scores = site.tensor(scores)
     if scores.type.dtype == "bool":
         scores = step.select(scores, 0.0, -math.inf)
-    parts = [
-        step.broadcast(x, shape=(*batch, times, count)) for x, count in ((scores, keys), (sink, 1))
-    ]
+    scores = step.broadcast(scores, shape=(*batch, times, keys))
+    sink = step.broadcast(sink, shape=(*batch, times, 1))
     key, value = (site.padded(x, {len(batch): (0, 1)}) for x in (key, value))
-    joined = [site.cast(x, query.type.dtype) for x in parts]
+    joined = [site.cast(x, query.type.dtype) for x in (scores, sink)]
     return key, value, step.concat(joined, axis=len(batch) + 1)

@@ -9,7 +9,13 @@ import numpy as np
 from lowering.errors import InvalidOperation
 from lowering.graph import Value
 from nnef_jax.flattening.operators.attributes import integer, text, word
-from nnef_jax.flattening.recurrent_cells import DEFAULTS, Cell, activation, steps_within
+from nnef_jax.flattening.recurrent_cells import (
+    DEFAULTS,
+    Activation,
+    Cell,
+    activation,
+    steps_within,
+)
 from nnef_jax.flattening.repetition import RepeatedBody
 from nnef_jax.flattening.site import Tensor
 from nnef_jax.flattening.tensor_graph import Constant
@@ -25,14 +31,13 @@ def _cell_of(site: LayerSite) -> Cell:
     """Return the cell of a layer, from its type and attributes."""
     kind = site.operator.removesuffix("cell").removesuffix("sequence")
     names = [x.strip() for x in site.text("activations", "").split(",") if x.strip()]
-    parameters = [
-        site.numbers(f"activations_{x}", site.numbers(f"activation_{x}", []))
-        for x in ("alpha", "beta")
-    ]
-    activations = [
-        activation(name, *(x[i] if i < len(x) else None for x in parameters))
-        for i, name in enumerate(names or DEFAULTS[kind])
-    ]
+    alphas = site.numbers("activations_alpha", site.numbers("activation_alpha", []))
+    betas = site.numbers("activations_beta", site.numbers("activation_beta", []))
+    activations: list[Activation] = []
+    for i, name in enumerate(names or DEFAULTS[kind]):
+        alpha = alphas[i] if i < len(alphas) else None
+        beta = betas[i] if i < len(betas) else None
+        activations.append(activation(name, alpha, beta))
     resets_after = kind == "gru" and site.flag("linear_before_reset")
     return Cell(kind, "fico", activations, site.number("clip", 0), resets_after)
 
@@ -49,15 +54,18 @@ def _product(
     hidden = state.type.shape[-1]
     if last - first < cell.gates:
         filters = site.part(filters, 0, first * hidden, last * hidden)
-    return site.step.linear(state, filters, bias if first else 0.0)
+    used_bias = bias if first else 0.0
+    return site.step.linear(state, filters, used_bias)
 
 
 def _biases(
     site: LayerSite, cell: Cell, bias: Tensor | None, hidden: int
 ) -> tuple[Tensor | float, Value | float]:
     """Return the bias [1,items] of the input's product, and the bias of a GRU's reset product."""
-    if bias is None or not cell.resets_after:
-        return (0.0 if bias is None else bias), 0.0
+    if bias is None:
+        return 0.0, 0.0
+    if not cell.resets_after:
+        return bias, 0.0
     joined = site.tensor(bias)
     return site.part(joined, 1, 0, 3 * hidden), site.part(joined, 1, 3 * hidden, 4 * hidden)
 
@@ -165,7 +173,7 @@ def _sequence(
         runs.append([site.unsqueezed(v, (1,)) for v in run])
     if len(runs) == 1:
         return runs[0]
-    return [site.step.concat(parts, axis=1) for parts in map(list, zip(*runs, strict=True))]
+    return [site.step.concat([*parts], axis=1) for parts in zip(*runs, strict=True)]
 
 
 @legacy(*_SEQUENCES, cell=_cell_of)
@@ -187,4 +195,6 @@ def _legacy_sequence(
         states = [site.tensor(zeros)] * cell.states
     w, r, bias = _joined_weights(site, cell, x.type.shape[-1], hidden)
     y, *last = _run(site, cell, x, states, w, r, bias, None, reverse=way != "forward")
-    return [site.transposed(y, (1, 0, 2)) if axis == 0 else y, *last]
+    if axis == 0:
+        y = site.transposed(y, (1, 0, 2))
+    return [y, *last]

@@ -30,15 +30,20 @@ _STEPS = {
 def _reduced(
     site: LayerSite, x: Value, *, axes: Sequence[int], steps: tuple[str, str, str], keeps: bool
 ) -> Value:
-    axes, dtype = tuple(sorted(set(axes))), x.type.dtype
+    axes = tuple(sorted(set(axes)))
     if not axes:
         return site.last.copy(x)
+    dtype = x.type.dtype
     _, kind, after = steps
     back = ""  # dtype of a final cast, "" for none
-    if kind in ("all_reduce", "any_reduce") and dtype != "bool":
-        x, back = site.truths(x), dtype
-    elif is_integer(dtype) and (kind == "mean_reduce" or after):
-        x, back = site.step.cast(x, dtype=site.real), dtype
+    is_logical = kind in ("all_reduce", "any_reduce")
+    is_real = kind == "mean_reduce" or after != ""
+    if is_logical and dtype != "bool":
+        x = site.truths(x)
+        back = dtype
+    elif is_real and is_integer(dtype):
+        x = site.step.cast(x, dtype=site.real)
+        back = dtype
     return reduced(site, x, axes, steps, keeps=keeps, back=back)
 
 
@@ -89,7 +94,7 @@ def _top_k(
     k = counts[0] if extent is UNKNOWN else min(counts[0], extent)
     values, places = site.last.topk(x, k=k, axis=axis, largest=mode == "max")
     if sort == "index":
-        order = site.step.topk(places, k=k, axis=axis, largest=False)[1]
+        _, order = site.step.topk(places, k=k, axis=axis, largest=False)
         values = site.step.gather_elements(values, order, axis=axis)
         places = site.step.gather_elements(places, order, axis=axis)
     if type == "i64":
@@ -115,7 +120,8 @@ def _legacy_batch_normalization(
 @opsets("BatchNormInference")
 def _batch_normalization(site: LayerSite, *, epsilon: float = number("epsilon")) -> Value:
     """Normalise channels. The data is input 2 in operation set 1, and input 0 since set 5."""
-    data, parameters = (2, (0, 1, 3, 4)) if site.layer.opset == "opset1" else (0, (1, 2, 3, 4))
+    data = 2 if site.layer.opset == "opset1" else 0
+    parameters = [i for i in range(5) if i != data]
     scale, offset, mean, variance = (site.unsqueezed(site.operand(i), (0,)) for i in parameters)
     x = site.tensor(data)
     return site.last.batch_normalization(x, mean, variance, offset, scale, epsilon=epsilon)
@@ -127,11 +133,16 @@ def _scale_shift(site: LayerSite, x: Value) -> Value:
     axis = 1 if len(shape) > 1 else 0
     count = 1 if site.has_one_weight() else shape[axis]
     items = (1, count) if axis else (count,)
-    scale, shift = site.blob("weights", items), site.blob("biases", items)
-    if scale is None and shift is None:
+    scale = site.blob("weights", items)
+    shift = site.blob("biases", items)
+    steps: list[Any] = []
+    if scale is not None:
+        steps.append(("mul", [scale], {}))
+    if shift is not None:
+        steps.append(("add", [shift], {}))
+    if not steps:
         raise InvalidOperation("it has neither weights nor biases")
-    steps = [("mul", scale), ("add", shift)]
-    return site.chain(x, *((kind, [y], {}) for kind, y in steps if y is not None))
+    return site.chain(x, *steps)
 
 
 _EXPONENTS: dict[str, Any] = {"alpha": number("alpha"), "beta": number("beta")}
@@ -206,7 +217,8 @@ def _mvn(
         mode = site.word("eps_mode", "inside_sqrt", "outside_sqrt")
         where = "add" if mode == "inside_sqrt" else mode
     else:
-        axes = list(range(1 if site.flag("across_channels") else 2, len(site.shape())))
+        first = 1 if site.flag("across_channels") else 2
+        axes = list(range(first, len(site.shape())))
     if not scales:
         return site.last.sub(x, site.step.mean_reduce(x, axes=axes))
     centred, variance = _centred(site, x, axes)
@@ -242,7 +254,8 @@ def _legacy_unit(
     """Divide by the root of the sum of squares, and multiply by a stored scale."""
     shape = x.type.shape
     is_shared = is_shared or site.has_one_weight()
-    scale = site.blob("weights", (1, 1 if is_shared else shape[1]))
+    scales = 1 if is_shared else shape[1]
+    scale = site.blob("weights", (1, scales))
     axes = range(1, len(shape)) if is_spatial else [1]
     factor = _unit_factor(site, x, [*axes], epsilon)
     unit = site.step_or_last(scale is None).mul(x, factor)

@@ -181,8 +181,9 @@ def _scaled(
 
 
 def _samples(site: LayerSite) -> dict[str, Any]:
-    size = site.int("pooled_h"), site.int("pooled_w")
-    return {"output_size": size, "sampling_ratio": site.int("sampling_ratio")}
+    height = site.int("pooled_h")
+    width = site.int("pooled_w")
+    return {"output_size": (height, width), "sampling_ratio": site.int("sampling_ratio")}
 
 
 _SCALED: dict[str, Any] = {"scale": number("spatial_scale"), "samples": _samples}
@@ -218,8 +219,7 @@ def _rotated_roi_align(
     """Pool samples of rotated regions (x, y, width, height, angle), where x, y is the centre."""
     turn = 1.0 if is_clockwise else -1.0
     rois = _scaled(site, site.tensor(1), [*[scale] * 4, turn], [-0.5, -0.5, 0, 0, 0])
-    x, images = site.tensor(0), site.tensor(2)
-    return site.last.roi_align(x, rois, images, mode="avg", **samples)
+    return site.last.roi_align(site.tensor(0), rois, site.tensor(2), mode="avg", **samples)
 
 
 @opsets("ExperimentalDetectronROIFeatureExtractor")
@@ -252,7 +252,8 @@ def _roi_feature_extractor(
     total: Value | float = 0.0
     for i, features in enumerate(levels):
         corners = step.mul(rois, 1 / scales[i])
-        corners = step.sub(corners, 0.5) if is_aligned else corners
+        if is_aligned:
+            corners = step.sub(corners, 0.5)
         pooled = step.roi_align(features, corners, images, **sampling)
         is_level = step.eq(level, float(i))
         total = site.step_or_last(i == len(levels) - 1).select(is_level, pooled, total)

@@ -45,7 +45,13 @@ def integer_at(i: int) -> Any:
 
 def integers_at(i: int, default: tuple[int, ...] | None = None) -> Any:
     """Return the reader of a list of whole numbers. It is required if `default` is None."""
-    return lambda site: site.integers(i) if default is None or site.has(i) else default
+
+    def read(site: LayerSite) -> Any:
+        if default is not None and not site.has(i):
+            return default
+        return site.integers(i)
+
+    return read
 
 
 # Readers of attributes
@@ -59,4 +65,8 @@ def element(name: str, default: str | None = None) -> Any:
 def either(attribute: Attribute, name: str) -> Any:
     """Return the reader of an attribute that has another name in some files."""
     other = replace(attribute, name=name)
-    return lambda site: (attribute if site.has_attribute(attribute.name) else other)(site)
+
+    def read(site: LayerSite) -> Any:
+        return attribute(site) if site.has_attribute(attribute.name) else other(site)
+
+    return read

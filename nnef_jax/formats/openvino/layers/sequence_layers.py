@@ -42,7 +42,7 @@ def _greedy_decoder(
         previous = site.part(site.padded(best, {1: (1, 0)}, -1.0), 1, 0, steps)
         stays = step.and_(stays, step.ne(best, previous))
     keys = step.select(stays, times, steps)
-    order = step.topk(keys, k=steps, axis=1, largest=False)[1]
+    _, order = step.topk(keys, k=steps, axis=1, largest=False)
     packed = step.gather_elements(best, order, axis=1)
     count = site.count(stays, 1)
     path = site.last.select(step.lt(times, count), packed, -1)
@@ -98,17 +98,20 @@ def _bags(
     Input `default` is the index of the table's row for a segment without rows. Without it, or if it
     is -1, such a segment gets zeros.
     """
-    dtype, cells = rows.type.dtype, rows.type.shape[1:]
+    dtype = rows.type.dtype
+    cells = rows.type.shape[1:]
     start = site.filled(0, dtype, (count, *cells))
     total = site.step.scatter_nd(start, site.unsqueezed(segments, (1,)), rows, reduction="add")
     if over != "sum":
         sizes = _counts(site, segments, count, dtype)
         sizes = site.step.max(sizes, site.filled(1, dtype, (1,)))
-        sizes = sizes if over == "mean" else site.step.sqrt(sizes)
+        if over == "sqrtn":
+            sizes = site.step.sqrt(sizes)
         total = site.step.div(total, _of_rank(site, sizes, 1 + len(cells)))
-    row_index = site.operand(default) if default is not None and site.has(default) else None
-    is_none = isinstance(row_index, Constant) and row_index.array.ravel().tolist() == [-1]
-    if default is None or row_index is None or is_none:
+    if default is None or not site.has(default):
+        return site.last.copy(total)
+    row_index = site.operand(default)
+    if isinstance(row_index, Constant) and row_index.array.ravel().tolist() == [-1]:
         return site.last.copy(total)
     index = site.reshaped(site.integer_tensor(default), (1,))
     row = site.step.gather(site.tensor(0), index, axis=0)
@@ -123,7 +126,9 @@ _REDUCTION = word("reduction", "sum", "mean")
 @opsets("EmbeddingBagOffsets")
 def _offset_bags(site: LayerSite, *, reduction: str = _REDUCTION) -> Value:
     """Sum or average rows of a table by bag. A bag's indices end at the next offset."""
-    step, indices, offsets = site.step, site.integer_tensor(1), site.integer_tensor(2)
+    step = site.step
+    indices = site.integer_tensor(1)
+    offsets = site.integer_tensor(2)
     positions = site.places(site.known_shape(indices)[0], 0, 2)
     started = site.count(step.ge(positions, site.unsqueezed(offsets, (0,))), 1)  # in bags
     segments = step.sub(step.squeeze(started, axes=(1,)), 1)
@@ -135,11 +140,11 @@ def _offset_bags(site: LayerSite, *, reduction: str = _REDUCTION) -> Value:
 @opsets("EmbeddingBagPacked")
 def _packed_bags(site: LayerSite, *, reduction: str = _REDUCTION) -> Value:
     """Sum or average rows of a table by bag. Indices are [bags,rows]."""
-    rows, step = _rows(site, 2), site.step
+    rows = _rows(site, 2)
     if reduction == "mean":
-        total = step.mean_reduce(rows, axes=(1,))
+        total = site.step.mean_reduce(rows, axes=(1,))
     else:
-        total = step.sum_reduce(rows, axes=(1,), normalize=False)
+        total = site.step.sum_reduce(rows, axes=(1,), normalize=False)
     return site.last.squeeze(total, axes=(1,))
 
 
@@ -162,8 +167,10 @@ def _segment_max(
     else:
         message = "the number of segments depends on values: give it as input 2"
         raise InvalidOperation(message)
-    dtype, cells = x.type.dtype, x.type.shape[1:]
-    start = site.filled(float(ends_of(dtype)[0]), dtype, (count, *cells))
+    dtype = x.type.dtype
+    cells = x.type.shape[1:]
+    least, _ = ends_of(dtype)
+    start = site.filled(float(least), dtype, (count, *cells))
     indices = site.integer_tensor(1)
     most = site.step.scatter_nd(start, site.unsqueezed(indices, (1,)), x, reduction="max")
     if fill == "lowest":
@@ -178,13 +185,15 @@ def _segment_max(
 @legacy("SparseSegmentSqrtN", over="sqrtn")
 def _sparse_segments(site: LayerSite, *, over: str) -> Value:
     """Sum rows of a table by segment, and divide by the number of rows or its root."""
-    return _bags(site, _rows(site), site.integer_tensor(2), (site.declared or (0,))[0], over)
+    count = site.declared[0] if site.declared else 0
+    return _bags(site, _rows(site), site.integer_tensor(2), count, over)
 
 
 @legacy("SparseToDense")
 def _sparse_to_dense(site: LayerSite) -> Value:
     """Return a tensor with values at indices [items,axes], and a default elsewhere."""
-    values, shape = site.tensor(2), site.declared
+    values = site.tensor(2)
+    shape = site.declared
     default = site.tensor(3) if site.has(3) else site.filled(0, values.type.dtype)
     start = site.step.broadcast(site.reshaped(default, (1,) * len(shape)), shape=shape)
     return site.last.scatter_nd(start, site.integer_tensor(0), values, reduction="none")

@@ -35,7 +35,10 @@ def _shape_of(site: LayerSite, *, default: str) -> Constant | Value:
     x = site.operand(0)
     if isinstance(x, Value) and x in site.graph.counts:
         site.known_shape()
-        parts = [n if isinstance(n, Value) else derived([n]) for n in site.graph.items_of(x)]
+        parts: list[Any] = []
+        for extent in site.graph.items_of(x):
+            part = extent if isinstance(extent, Value) else derived([extent])
+            parts.append(part)
         return parts[0] if len(parts) == 1 else site.last.concat(parts, axis=0)
     type = element_type(site.text("output_type", default))
     return Constant(numbers(site.known_shape()), type, derived=True)
@@ -126,7 +129,8 @@ def _variadic_split(
     site: LayerSite, *, axis: int = axis_at(1), lengths: list[int] = integers_at(2)
 ) -> Sequence[Value]:
     if -1 in lengths:
-        lengths[lengths.index(-1)] = site.known_shape()[axis] - sum(n for n in lengths if n != -1)
+        declared = sum(n for n in lengths if n != -1)
+        lengths[lengths.index(-1)] = site.known_shape()[axis] - declared
     return cut(site, site.tensor(0), axis, lengths)
 
 
@@ -143,14 +147,18 @@ def _legacy_split(site: LayerSite, *, axis: int = axis("axis", 1)) -> Sequence[V
 def _legacy_tile(
     site: LayerSite, x: Value, *, axis: int = axis("axis"), count: int = integer("tiles")
 ) -> Value:
-    repeats = [count if i == axis else 1 for i in range(len(x.type.shape))]
+    repeats = [1] * len(x.type.shape)
+    repeats[axis] = count
     return site.last.tile(x, repeats=repeats)
 
 
 @opsets("Tile")
 def _tile(site: LayerSite, x: Value, *, repeats: list[int] = integers_at(1)) -> Value:
-    missing = len(repeats) - len(x.type.shape)
-    return site.last.tile(site.unsqueezed(x, range(missing)), repeats=[1] * -missing + repeats)
+    missing_axes = len(repeats) - len(x.type.shape)
+    if missing_axes < 0:
+        repeats = [1] * -missing_axes + repeats
+    x = site.unsqueezed(x, range(missing_axes))
+    return site.last.tile(x, repeats=repeats)
 
 
 @operator("Broadcast")
@@ -208,8 +216,10 @@ def _roll(
         first = (-shift) % extent if extent else 0
         ranges = [(begin, end) for begin, end in ((first, extent), (0, first)) if begin != end]
         parts = [site.part(x, along, begin, end) for begin, end in ranges]
-        add = site.step_or_last(i == len(axes))
-        x = add.concat(parts, axis=along) if len(parts) > 1 else parts[0]
+        if len(parts) > 1:
+            x = site.step_or_last(i == len(axes)).concat(parts, axis=along)
+        else:
+            x = parts[0]
     return x
 
 
@@ -246,7 +256,10 @@ def _space_to_batch(
         x = site.padded(x, dict(enumerate(zip(begin, end, strict=True))))
     shape = x.type.shape
     counts = [n // b for n, b in zip(shape, block, strict=True)]
-    split = site.reshaped(x, [part for pair in zip(counts, block, strict=True) for part in pair])
+    parts: list[int] = []
+    for pair in zip(counts, block, strict=True):
+        parts += pair
+    split = site.reshaped(x, parts)
     rank = len(shape)
     moved = site.transposed(split, [*range(1, 2 * rank, 2), *range(0, 2 * rank, 2)])
     return site.last_reshape(moved, [math.prod(block) * counts[0], *counts[1:]])
@@ -257,10 +270,14 @@ def _batch_to_space(
     site: LayerSite, x: Value, *, block: Sequence[int], begin: Sequence[int], end: Sequence[int]
 ) -> Value:
     """Move parts of the batch to positions within blocks, and crop."""
-    shape, rank = site.known_shape(), len(block)
-    counts = [shape[0] // math.prod(block), *shape[1:]]
+    rank = len(block)
+    batch, *extents = site.known_shape()
+    counts = [batch // math.prod(block), *extents]
     split = site.reshaped(x, [*block, *counts])
-    moved = site.transposed(split, [axis for i in range(rank) for axis in (rank + i, i)])
+    order: list[int] = []
+    for i in range(rank):
+        order += [rank + i, i]  # an axis and its axis of the block
+    moved = site.transposed(split, order)
     extents = [n * b for n, b in zip(counts, block, strict=True)]
     joined = site.reshaped(moved, extents)
     ends = [n - e for n, e in zip(extents, end, strict=True)]
@@ -290,16 +307,18 @@ def _reorg_yolo(site: LayerSite, x: Value, *, strides: Sequence[int] = integers(
     batch, channels, height, width = site.known_shape()
     if stride < 1 or channels % stride**2 or height % stride or width % stride:
         raise InvalidShape(f"a stride of {stride} does not divide {show(site.shape())}")
-    depth, items = channels // stride**2, channels * height * width
     if stride == 1:
         return site.last.copy(x)
+    depth = channels // stride**2
+    items = channels * height * width
     site.spend(items)
     c, j, i = np.meshgrid(*map(np.arange, (channels, height, width)), indexing="ij")
-    channel, offset = c % depth, c // depth
-    column, row = i * stride + offset % stride, j * stride + offset // stride
+    channel = c % depth
+    offset = c // depth
+    column = i * stride + offset % stride
+    row = j * stride + offset // stride
     indices = column + width * stride * (row + height * stride * channel)
     flat = site.reshaped(x, [batch, items])
     moved = site.step.gather(flat, derived(indices.reshape(-1)), axis=1)
-    return site.last_reshape(
-        moved, [batch, channels * stride**2, height // stride, width // stride]
-    )
+    shape = [batch, channels * stride**2, height // stride, width // stride]
+    return site.last_reshape(moved, shape)

@@ -20,8 +20,10 @@ from nnef_jax.formats.openvino.window_attributes import padding_of
 
 def _diagonal(site: LayerSite, rows: int, columns: int, offset: Value | int, dtype: str) -> Value:
     """Return [rows,columns] with ones where column - row is `offset`, and zeros elsewhere."""
-    row, column = site.places(rows, 0, 2), site.places(columns, 1, 2)
-    return site.step.cast(site.step.eq(site.step.sub(column, row), offset), dtype=dtype)
+    row = site.places(rows, 0, 2)
+    column = site.places(columns, 1, 2)
+    is_diagonal = site.step.eq(site.step.sub(column, row), offset)
+    return site.step.cast(is_diagonal, dtype=dtype)
 
 
 @opsets("Eye")
@@ -105,14 +107,16 @@ def _transformed(
     site: LayerSite, x: Value, axes: Sequence[int], sizes: Sequence[int], *, inverse: bool
 ) -> Value:
     for axis, size in zip(axes, sizes, strict=True):
-        x = site.fitted(x, axis, x.type.shape[axis] if size < 0 else size)
+        length = x.type.shape[axis] if size < 0 else size
+        x = site.fitted(x, axis, length)
         x = site.step.fft(x, axis=axis, inverse=inverse)
     return x
 
 
 def _over_length(site: LayerSite, x: Value, axes: Sequence[int]) -> Value:
     """Divide the sums of an inverse transform by their number of terms."""
-    return site.last.mul(x, 1 / max(math.prod(x.type.shape[a] for a in axes), 1))
+    terms = math.prod(x.type.shape[axis] for axis in axes)
+    return site.last.mul(x, 1 / max(terms, 1))
 
 
 @opsets("DFT", inverse=False)
@@ -150,7 +154,8 @@ def _real_signal(site: LayerSite, x: Value, axis: int, size: int) -> Value:
     if count:
         upper = site.part(x, axis, count, 0, -1)
         shape = (1,) * (len(x.type.shape) - 1) + (2,)
-        upper = site.step.mul(upper, derived(np.array([1, -1], np.float32).reshape(shape)))
+        signs = derived(np.array([1, -1], np.float32).reshape(shape))
+        upper = site.step.mul(upper, signs)
         x = site.step.concat([x, upper], axis=axis)
     pairs = site.step.fft(x, axis=axis, inverse=True)
     last = len(pairs.type.shape) - 1
@@ -207,27 +212,34 @@ def _istft(
     is_centred: bool = flag("center"),
 ) -> Value:
     """Add up windowed frames, and divide by the sum of squared windows. Input 4 is the length."""
-    add, shape = site.step, site.known_shape()
+    step = site.step
+    shape = site.known_shape()
+    missing = size - window.type.shape[0]
     if len(shape) == 3:
         x = site.reshaped(x, (1, *shape))
-    if len(shape) not in (3, 4) or min(size, hop) < 1 or window.type.shape[0] > size:
+    if len(shape) not in (3, 4) or min(size, hop) < 1 or missing < 0:
         raise InvalidShape(f"{list(shape)} cannot hold the frequencies of frames of {size} items")
-    frames = add.mul(_real_signal(site, x, 1, size), 1 / size)  # [batch,size,frames]
-    before = (size - window.type.shape[0]) // 2
-    padded = site.padded(window, {0: (before, size - window.type.shape[0] - before)})
+    frames = step.mul(_real_signal(site, x, 1, size), 1 / size)  # [batch,size,frames]
+    before = missing // 2
+    padded = site.padded(window, {0: (before, missing - before)})
     padded = site.reshaped(padded, (1, size, 1))
-    windowed = add.mul(frames, padded)
+    windowed = step.mul(frames, padded)
     if is_normal:
-        windowed = add.mul(windowed, math.sqrt(size))
-    squares = add.broadcast(add.sqr(padded), shape=(1, *frames.type.shape[1:]))
-    total, weight = _overlapped(site, windowed, hop), _overlapped(site, squares, hop)
-    is_covered = add.gt(weight, 0.0)
-    signal = add.div(total, add.select(is_covered, weight, site.filled(1.0, weight.type.dtype)))
+        windowed = step.mul(windowed, math.sqrt(size))
+    squares = step.broadcast(step.sqr(padded), shape=(1, *frames.type.shape[1:]))
+    total = _overlapped(site, windowed, hop)
+    weight = _overlapped(site, squares, hop)
+    is_covered = step.gt(weight, 0.0)
+    divisor = step.select(is_covered, weight, site.filled(1.0, weight.type.dtype))
+    signal = step.div(total, divisor)
     signal = site.reshaped(signal, (signal.type.shape[0], signal.type.shape[2]))
-    edge, extent = size // 2 if is_centred else 0, signal.type.shape[1]
-    signal = site.part(signal, 1, edge, extent if site.has(4) else extent - edge)
+    extent = signal.type.shape[1]
+    edge = size // 2 if is_centred else 0
     if site.has(4):
+        signal = site.part(signal, 1, edge, extent)
         signal = site.fitted(signal, 1, site.integers(4)[0])
+    else:
+        signal = site.part(signal, 1, edge, extent - edge)
     return site.reshaped(signal, signal.type.shape[1:]) if len(shape) == 3 else signal
 
 

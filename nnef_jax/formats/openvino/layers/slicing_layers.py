@@ -31,7 +31,11 @@ def _slice(
     return sliced(site, x, dict(zip(axes, bounds, strict=True)))
 
 
-_MASKS = ("begin_mask", "end_mask", "new_axis_mask", "shrink_axis_mask", "ellipsis_mask")
+def _mask(site: LayerSite, name: str, count: int, default: bool) -> list[bool]:
+    """Return a mask of `count` items. Items that the attribute leaves out are `default`."""
+    items = [bool(item) for item in site.ints(name, [])[:count]]
+    missing = count - len(items)
+    return items + [default] * missing
 
 
 @legacy("StridedSlice", bounds=True)
@@ -43,38 +47,45 @@ def _strided_slice(site: LayerSite, x: Value, *, bounds: bool) -> Value:
     skip axes. `bounds` is the item of `begin_mask` and `end_mask` for which the bound holds: 1
     before version 10, since then 0.
     """
-    begin, end = site.integers(1), site.integers(2)
+    begin = site.integers(1)
+    end = site.integers(2)
     count = max(len(begin), len(end))
-    step = site.integers(3) if site.has(3) else [1] * count
-    defaults = (bounds, bounds, False, False, False)
-    masks = (
-        [bool(x) for x in (site.ints(name, []) + [default] * count)[:count]]
-        for name, default in zip(_MASKS, defaults, strict=True)
-    )
-    begins, ends, adds, takes, skips = masks
-    no_begin, no_end = ([x != bounds for x in mask] for mask in (begins, ends))
+    steps = site.integers(3) if site.has(3) else []
+    steps += [1] * (count - len(steps))
+    begins = _mask(site, "begin_mask", count, bounds)
+    ends = _mask(site, "end_mask", count, bounds)
+    adds = _mask(site, "new_axis_mask", count, False)
+    takes = _mask(site, "shrink_axis_mask", count, False)
+    skips = _mask(site, "ellipsis_mask", count, False)
     rank = len(x.type.shape)
     parts: dict[int, Part] = {}
-    axis, out = 0, 0  # the next axis of the input, and of the result
-    added, dropped = list[int](), list[int]()
+    axis = 0  # the next axis of the input
+    out = 0  # the next axis of the result
+    added: list[int] = []
+    dropped: list[int] = []
     for i in range(count):
         if skips[i]:
             skipped = rank - axis - adds[i + 1 :].count(False)
-            axis, out = axis + skipped, out + skipped
-        elif adds[i]:
+            axis += skipped
+            out += skipped
+            continue
+        if adds[i]:
             added.append(out)
             out += 1
-        elif axis >= rank:
+            continue
+        if axis >= rank:
             raise InvalidShape(f"it has more bounds than the {rank} axes of its input")
-        elif takes[i]:
-            index = 0 if no_begin[i] else begin[i]
-            parts[axis] = (index, index + 1 if index != -1 else None, 1)
+        first = begin[i] if begins[i] == bounds else None
+        if takes[i]:
+            index = 0 if first is None else first
+            following = index + 1 if index != -1 else None
+            parts[axis] = (index, following, 1)
             dropped.append(axis)
-            axis += 1
         else:
-            first, last = None if no_begin[i] else begin[i], None if no_end[i] else end[i]
-            parts[axis] = (first, last, step[i] if i < len(step) else 1)
-            axis, out = axis + 1, out + 1
+            last = end[i] if ends[i] == bounds else None
+            parts[axis] = (first, last, steps[i])
+            out += 1
+        axis += 1
     x = sliced(site, x, parts, final=not dropped and not added)
     if dropped:
         x = site.step_or_last(not added).squeeze(x, axes=dropped)
@@ -98,8 +109,9 @@ def _crop(
         axes = [site.axis(int(e.attributes["axis"])) for e in crops if "axis" in e.attributes]
         offsets = [int(e.attributes.get("offset", 0)) for e in crops]
     if site.has_attribute("crop_begin"):
-        offsets, after = site.ints("crop_begin"), site.ints("crop_end")
-        ends = [x.type.shape[a] - e for a, e in zip(axes, after, strict=True)]
+        offsets = site.ints("crop_begin")
+        crops_behind = site.ints("crop_end")
+        ends = [x.type.shape[a] - n for a, n in zip(axes, crops_behind, strict=True)]
     elif site.has_attribute("dim"):
         ends = [o + d for o, d in zip(offsets, site.ints("dim"), strict=True)]
     else:

@@ -45,7 +45,8 @@ def _variable(
     graph = site.graph
     _require_outermost(site)
     if label not in graph.data:
-        initial = _zeros(site, type.shape, type.dtype) if initial is None else initial
+        if initial is None:
+            initial = _zeros(site, type.shape, type.dtype)
         graph.data[label] = rounding.saturated(initial, type.dtype)
     return graph.builder.variable(graph.builder.unreserved(label), label, type, site.layer.span)
 
@@ -69,7 +70,9 @@ def _read_value(site: LayerSite) -> Value:
     The network computes an initial value that depends on inputs; any other initial value is stored.
     Zeros have the extent 0 along open axes.
     """
-    label, options, graph = label_of(site.layer), site.graph.options, site.graph
+    graph = site.graph
+    options = graph.options
+    label = label_of(site.layer)
     _require_outermost(site)
     start = site.operand(0) if site.has(0) else None
     variable = graph.variables.get(label)
@@ -87,7 +90,8 @@ def _read_value(site: LayerSite) -> Value:
     else:
         dtype = site.dtype_of(0)
     if start is None or variable.follows:
-        initial = _zeros(site, [0 if n is UNKNOWN else n for n in variable.shape], dtype)
+        closed_shape = [0 if n is UNKNOWN else n for n in variable.shape]
+        initial = _zeros(site, closed_shape, dtype)
     else:
         initial = _array(site, start)
     value = _variable(site, label, opened(extents, dtype), initial)
@@ -105,14 +109,17 @@ def _array(site: LayerSite, start: Tensor) -> NDArray[Any]:
         return start.array
     graph = site.graph.builder.graph("", [start], [start.name])
     params = {p.label: site.graph.data[p.label] for p in graph.parameters}
-    return np.asarray(trace(graph, Context(), params, {}, [None] * len(graph.inputs))[start])
+    no_inputs = [None] * len(graph.inputs)
+    values = trace(graph, Context(), params, {}, no_inputs)
+    return np.asarray(values[start])
 
 
 @opsets("Assign")
 def _assign(site: LayerSite) -> Any:
     """Write input 0 to the variable that a ReadValue with the same `variable_id` reads."""
-    label, value = label_of(site.layer), site.tensor(0)
-    read = site.graph.builder.variable_of(label)
-    if read is not None:
-        site.graph.builder.update(read, value, site.graph.variables[label].shape)
+    label = label_of(site.layer)
+    value = site.tensor(0)
+    variable = site.graph.builder.variable_of(label)
+    if variable is not None:
+        site.graph.builder.update(variable, value, site.graph.variables[label].shape)
     return value

@@ -18,7 +18,7 @@ from nnef_jax.flattening.along_axes import cropped
 from nnef_jax.flattening.operators.attributes import flag, integer, number, text, word
 from nnef_jax.flattening.operators.registry import operation
 from nnef_jax.flattening.site import Tensor
-from nnef_jax.flattening.spatial_windows import halves, pooled
+from nnef_jax.flattening.spatial_windows import Pairs, halves, pooled
 from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.openvino.document import CONSTANTS
 from nnef_jax.formats.openvino.layer_site import LayerSite, stored
@@ -64,18 +64,21 @@ def _old_filter(*, is_transposed: bool = False, may_be_input: bool = False) -> R
     """Return the reader of filter and bias, which old layers store or have as inputs 1 and 2."""
 
     def read(site: LayerSite) -> _Filter:
-        channels, groups, outputs = site.shape()[1], site.int("group", 1), site.int("output")
+        channels = site.shape()[1]
+        groups = site.int("group", 1)
+        outputs = site.int("output")
         kernel = kernel_of(site)
         first, second = (channels, outputs) if is_transposed else (outputs, channels)
         shape = (first, second // max(groups, 1), *kernel)
-        items: Tensor | None = site.blob("weights", shape)
+        items = site.blob("weights", shape)
         bias: Tensor | float = site.blob("biases", (1, outputs)) or 0.0
-        if items is None:
-            if not may_be_input:
-                raise InvalidOperation("it has no weights")
-            bias = site.reshaped(site.tensor(2), (1, outputs)) if site.has(2) else 0.0
-            return _Filter(site.reshaped(site.tensor(1), shape), bias, groups, kernel)
-        return _Filter(items, bias, groups, kernel)
+        if items is not None:
+            return _Filter(items, bias, groups, kernel)
+        if not may_be_input:
+            raise InvalidOperation("it has no weights")
+        bias = site.reshaped(site.tensor(2), (1, outputs)) if site.has(2) else 0.0
+        filter = site.reshaped(site.tensor(1), shape)
+        return _Filter(filter, bias, groups, kernel)
 
     return read
 
@@ -119,21 +122,22 @@ def _transposed(
     end: `same_upper` before version 10, since then `same_lower`.
     """
     rank = len(filter.kernel)
-    strides, dilations, more, begin = (
-        spatial(site, name, rank, [default] * rank)
-        for name, default in (
-            ("strides", 1), ("dilations", 1), ("output_padding", 0), ("pads_begin", 0),
-        )
-    )  # fmt: skip
+    strides = spatial(site, "strides", rank, [1] * rank)
+    dilations = spatial(site, "dilations", rank, [1] * rank)
+    more = spatial(site, "output_padding", rank, [0] * rank)
+    begin = spatial(site, "pads_begin", rank, [0] * rank)
     if extents is not None:
-        shape, reach = site.known_shape(x)[2:], windows.spans(filter.kernel, dilations)
+        shape = site.known_shape(x)[2:]
+        reach = windows.spans(filter.kernel, dilations)
         axes = zip(shape, strides, reach, more, extents, begin, strict=True)
-        padding = [
-            _cut_off(mode, (n - 1) * s + span + m - extent, first, cuts_end=cuts_end)
-            for n, s, span, m, extent, first in axes
-        ]
+        padding: Pairs = []
+        for n, s, span, m, extent, first in axes:
+            excess = (n - 1) * s + span + m - extent
+            padding.append(_cut_off(mode, excess, first, cuts_end=cuts_end))
+    elif mode == "valid":
+        padding = [(0, 0)] * rank
     else:
-        padding = [(0, 0)] * rank if mode == "valid" else pads_of(site, rank)
+        padding = pads_of(site, rank)
     # On each axis, items at the end that no window reaches are zeros. `cut` is the number of items
     # that are cut off at each end.
     zeros = [max(m - q, 0) for (_, q), m in zip(padding, more, strict=True)]
