@@ -201,10 +201,8 @@ class Reader:
             add(nodes)
         source = Source(self.name, "\n".join(lines) or "(no nodes)")
         start = 0
-        for line in (
-            *lines,
-            "",
-        ):  # the empty line is for the graph itself
+        lines.append("")  # the place of the graph itself
+        for line in lines:
             self._spans.append(Span(source, start, max(len(line), 1)))
             start += len(line) + 1
 
@@ -216,11 +214,10 @@ class Reader:
         """Return the graph of a GraphProto."""
         span = self._place()
         tensors: dict[str, Constant] = {}
-        dense, sparse = proto.initializer, proto.sparse_initializer
-        labels = _texts((*(x.name for x in dense), *(x.values.name for x in sparse)))
-        readers = [partial(self.tensor, x) for x in dense]
-        readers += [partial(self.sparse, x) for x in sparse]
-        for name, read in zip(labels, readers, strict=True):
+        readers = [(x.name, partial(self.tensor, x)) for x in proto.initializer]
+        readers += [(x.values.name, partial(self.sparse, x)) for x in proto.sparse_initializer]
+        labels = _texts(name for name, _ in readers)
+        for name, (_, read) in zip(labels, readers, strict=True):
             with self.located(f"initializer '{name}'", span):
                 tensors[name] = read(label=name)
         self.distinct(_texts(x.name for x in proto.input), span)
@@ -261,7 +258,8 @@ class Reader:
         attributes: dict[str, Any] = {}
         references: dict[str, str] = {}
         self.distinct(_texts(x.name for x in proto.attribute), span)
-        name, operator = _decoded(proto.name), _decoded(proto.op_type)
+        name = _decoded(proto.name)
+        operator = _decoded(proto.op_type)
         title = _titled(name, operator)
         for attribute in proto.attribute:
             if attribute.ref_attr_name:
@@ -298,7 +296,8 @@ class Reader:
         value = getattr(proto, field)
         readers: dict[str, Any] = {"s": _decoded, "t": self.tensor, "g": self.graph}
         read = readers.get(field[0], _same)
-        return read(value) if len(field) == 1 else tuple(map(read, value))
+        is_list = len(field) > 1
+        return tuple(map(read, value)) if is_list else read(value)
 
     def port(self, proto: ValueInfoProto) -> ModelPort:
         """Return the input or output of a ValueInfoProto."""
@@ -320,7 +319,8 @@ class Reader:
 
         Raises InvalidOperation.
         """
-        dtype, shape = dtype_of(proto.data_type), _shape(proto)
+        dtype = dtype_of(proto.data_type)
+        shape = _shape(proto)
         items = volume(shape)
         if dtype in BITS:
             self.meter.spend(items // CODES_PER_STEP, f"tensor '{label}'")
@@ -368,12 +368,15 @@ class Reader:
             "int64": "int64", "uint32": "uint64", "uint64": "uint64",
         }.get(dtype, "int32")  # fmt: skip
         exact = "float32" if field == "float" else field
-        stored, kind = np.array(getattr(proto, f"{field}_data"), exact), np.dtype(dtype)
+        stored = np.array(getattr(proto, f"{field}_data"), exact)
+        kind = np.dtype(dtype)
         if kind.kind == "c":
             array = stored.view(kind)
-        else:  # float16 and smaller types are stored as the integers of their bits
-            is_bits = field == "int32" and kind.kind in "fV"
-            array = stored.astype(f"u{kind.itemsize}" if is_bits else kind, copy=False)
+        else:
+            item: Any = kind
+            if field == "int32" and kind.kind in "fV":
+                item = f"u{kind.itemsize}"  # float16 and smaller types are stored as their bits
+            array = stored.astype(item, copy=False)
             wrong = stored[stored != array]
             if wrong.size and stored.dtype.kind in "iu":
                 raise InvalidOperation(f"it has {wrong[0]}, which is no {dtype}")
@@ -387,7 +390,8 @@ class Reader:
         """Return the dense tensor of a SparseTensorProto."""
         values = self.tensor(proto.values)
         indices = self.tensor(proto.indices).array
-        shape, count = _shape(proto), values.array.size
+        shape = _shape(proto)
+        count = values.array.size
         size = size_of(values.type, volume(shape))
         shapes = {(count,), (count, len(shape))}
         if indices.dtype.kind not in "iu" or indices.shape not in shapes or np.any(indices < 0):
@@ -411,7 +415,8 @@ class Reader:
         except _Repeated:
             pass
         except (ValueError, OverflowError) as error:
-            message, hint = getattr(error, "message", error), getattr(error, "hint", "")
+            message = getattr(error, "message", error)
+            hint = getattr(error, "hint", "")
             self.errors.append(SemanticError(f"{title}: {message}", span=span, hint=hint))
 
     @staticmethod
@@ -433,9 +438,11 @@ def _line(node: NodeProto) -> str:
     """Return the line of a node in the listing."""
     domain = f"{_decoded(node.domain)}." if node.domain not in _DEFAULT_DOMAIN else ""
     name = f" '{_decoded(node.name)}'" if node.name else ""
-    read, written = (", ".join(_texts(x)) for x in (node.input, node.output))
-    text = f"{domain}{_decoded(node.op_type)}{name} ({read}) -> ({written})"
-    return "".join(c if c.isprintable() else " " for c in text[:_LONGEST])
+    inputs = ", ".join(_texts(node.input))
+    outputs = ", ".join(_texts(node.output))
+    text = f"{domain}{_decoded(node.op_type)}{name} ({inputs}) -> ({outputs})"
+    letters = [c if c.isprintable() else " " for c in text[:_LONGEST]]
+    return "".join(letters)
 
 
 def _decoded(value: bytes | str) -> str:
@@ -475,9 +482,10 @@ def _is_set(proto: AttributeProto, field: str) -> bool:
 
 def graphs_in(value: object) -> Iterator[ModelGraph]:
     """Yield the graphs in the value of an attribute."""
-    for x in value if isinstance(value, tuple) else (value,):
-        if isinstance(x, ModelGraph):
-            yield x
+    parts = value if isinstance(value, tuple) else (value,)
+    for part in parts:
+        if isinstance(part, ModelGraph):
+            yield part
 
 
 def all_nodes(document: ModelDocument) -> Iterator[Node]:

@@ -88,8 +88,10 @@ class NodeFlattener:
             if not port.is_tensor or port.dtype == "string":
                 kind = "strings" if port.dtype == "string" else "a sequence or an optional"
                 raise InvalidOperation(f"it is {kind}, of which there are no arrays in JAX")
+            dtype = port.dtype
             value = self.graph.options.values.get(port.name)
-            dtype = port.dtype or (value.dtype.name if value is not None else "float32")
+            if not dtype:
+                dtype = "float32" if value is None else value.dtype.name
             return self.graph.input(port.name, port.shape, dtype, dtype, top.span)
 
     def output(self, port: ModelPort, tensors: Mapping[str, NodeOperand], top: ModelGraph) -> Value:
@@ -128,7 +130,8 @@ class NodeFlattener:
                 if name and name not in tensors:
                     message = f"{node.title} reads '{name}', which nothing before it gives"
                     raise SemanticError(message, span=node.span)
-                operands.append(tensors[name] if name else None)
+                operand = tensors[name] if name else None
+                operands.append(operand)
             results = flatten(self._filled(node), operands, tensors)
             for name, value in zip(node.outputs, results, strict=False):
                 if name:
@@ -187,7 +190,8 @@ class NodeFlattener:
         return replace(node, attributes={**node.attributes, **filled}, references={})
 
     def _add_alias(self, value: NodeOperand, name: str) -> None:
-        builder, name = self.graph.builder, self.prefix + name
+        builder = self.graph.builder
+        name = self.prefix + name
         if isinstance(value, Value) and value.name != name and not builder.is_taken(name):
             builder.aliases.setdefault(name, value)
 
@@ -284,20 +288,25 @@ def _needed(nodes: Sequence[Node], outputs: Sequence[str]) -> Iterable[Node]:
     A node that reads the result of a later one, as onnxruntime's converters write, comes after it.
     """
     by_output = {name: node for node in nodes for name in node.outputs if name}
-    waiting, needed = list(outputs), set[Node]()
+    waiting = list(outputs)
+    needed: set[Node] = set()
     while waiting:
         node = by_output.get(waiting.pop())
         if node is not None and node not in needed:
             needed.add(node)
             waiting += node.reads
-    opened, ordered = set[Node](), dict[Node, None]()
+    opened: set[Node] = set()
+    ordered: dict[Node, None] = {}
     for node in nodes:
         stack = [node] if node in needed else []
         while stack:
-            opened.add(node := stack[-1])
-            producers = [] if node in ordered else [by_output.get(name) for name in node.reads]
-            producers = [x for x in producers if x is not None and x not in opened]
-            if not producers:
+            node = stack[-1]
+            opened.add(node)
+            unopened: list[Node] = []
+            if node not in ordered:
+                producers = [by_output.get(name) for name in node.reads]
+                unopened = [x for x in producers if x is not None and x not in opened]
+            if not unopened:
                 ordered[stack.pop()] = None
-            stack += producers
+            stack += unopened
     return ordered

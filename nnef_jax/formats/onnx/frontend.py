@@ -47,29 +47,28 @@ class OnnxFrontend(GraphFrontend):
 
     def declared_shapes(self, options: Options) -> Shapes:
         """Return the shapes of the inputs. Inputs with an open rank are left out."""
-        return {
-            port.name: [
-                n if isinstance(n, int) else options.extents.get(n or "") for n in port.shape
-            ]
-            for port in self._document.graph.inputs
-            if port.shape is not None
-        }
+
+        def extent(n: int | str | None) -> int | None:
+            return n if isinstance(n, int) else options.extents.get(n or "")
+
+        inputs = self._document.graph.inputs
+        return {x.name: list(map(extent, x.shape)) for x in inputs if x.shape is not None}
 
     def symbolic_shapes(self, symbol: Callable[[str], Any]) -> Mapping[str, Sequence[Any]]:
         """Return the shapes of inputs whose open extents all have names, as symbols."""
-        return {
-            port.name: [symbol(n) if isinstance(n, str) else n for n in port.shape]
-            for port in self._document.graph.inputs
-            if port.shape is not None and all(x is not None for x in port.shape)
-        }
+        shapes: dict[str, Sequence[Any]] = {}
+        for port in self._document.graph.inputs:
+            if port.shape is not None and None not in port.shape:
+                shapes[port.name] = [symbol(n) if isinstance(n, str) else n for n in port.shape]
+        return shapes
 
     def extent_names(self) -> Mapping[str, Sequence[str]]:
         """Return the names of the extents of inputs and outputs, "" for one without a name."""
         graph = self._document.graph
-        return {
-            port.name: [n if isinstance(n, str) else "" for n in port.shape or ()]
-            for port in (*graph.inputs, *graph.outputs)
-        }
+        names: dict[str, Sequence[str]] = {}
+        for port in (*graph.inputs, *graph.outputs):
+            names[port.name] = [n if isinstance(n, str) else "" for n in port.shape or ()]
+        return names
 
     def content(self) -> Iterable[object]:
         """Return the dialect and the message of the model, without large tensors."""

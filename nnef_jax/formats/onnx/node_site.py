@@ -182,14 +182,16 @@ class NodeSite(Site[NodeGraph]):
     def _items(
         self, name: str, kind: type | tuple[type, ...], due: str, default: Sequence[float] | None
     ) -> tuple[Any, ...]:
-        items = self.attribute(name, tuple, None if default is None else tuple(default))
+        default_items = None if default is None else tuple(default)
+        items = self.attribute(name, tuple, default_items)
         if not all(isinstance(x, kind) for x in items):
             raise self.wrong(name, due, items)
         return items
 
     def spatial(self, name: str, rank: int, default: int | None = 1) -> tuple[int, ...]:
         """Return an attribute that is a list of `rank` integers, by default all `default`."""
-        items = self.ints(name, None if default is None else (default,) * rank)
+        default_items = None if default is None else (default,) * rank
+        items = self.ints(name, default_items)
         if len(items) != rank:
             raise InvalidOperation(f"'{name}' must have {rank} items, it has {len(items)}")
         return items
@@ -237,7 +239,9 @@ class NodeSite(Site[NodeGraph]):
         """
         if kind in ON_ITEMS or "y" in operands:
             tensors = [x for x in operands.values() if isinstance(x, Tensor)]
-            typed = (self.item(x, tensors[-1]) if tensors else x for x in operands.values())
+            typed = list(operands.values())
+            if tensors:
+                typed = [self.item(x, tensors[-1]) for x in typed]
             operands = dict(zip(operands, self.aligned(*typed), strict=True))
         if self.decides(kind, operands.values()):
             with suppress(NotFolded):
@@ -247,7 +251,8 @@ class NodeSite(Site[NodeGraph]):
 
     def decides(self, kind: str, operands: Operands) -> bool:
         """Tell whether an operation of a kind is folded."""
-        return decides(operands, _SCALES if kind == "cast" else 1)
+        reals = _SCALES if kind == "cast" else 1
+        return decides(operands, reals)
 
     # Shorthands
 
@@ -268,7 +273,7 @@ class NodeSite(Site[NodeGraph]):
 
     def as_integer(self, x: int | Tensor) -> Any:
         """Return an operand, or input `x`, in the dtype in which int64 is computed."""
-        return self.cast(self.operand(x) if isinstance(x, int) else x, self.graph.builder.integer)
+        return self.cast(self._operand(x), self.graph.builder.integer)
 
     def wide(self, x: Tensor) -> Any:
         """Return a tensor in float32 if it has 16 bits, else unchanged."""

@@ -127,10 +127,13 @@ class _Walk:
         if depth > _DEEPEST:
             raise LimitError(f"{self._name}: graphs are nested too deeply", hint=raising("nesting"))
         self._meter.spend(_STEPS.get(message, _MESSAGE), self._name)
-        contents, out, copied = _READ[message], bytearray(), 0  # `data[:copied]` is in `out`
+        contents = _READ[message]
+        out = bytearray()
+        copied = 0  # `out` has the read fields of `data[:copied]`.
         for number, kind, begin, start, end in _fields(data):
             self._meter.spend(_FIELD, self._name)
-            content, inner = contents.get(number, ""), None
+            content = contents.get(number, "")
+            inner = None
             if kind != _BYTES:
                 if content in _SINGLE:
                     continue
@@ -162,7 +165,8 @@ class _Walk:
             steps = len(part) // (4 * _NUMBERS_PER_STEP)
         elif content == _WHOLES:  # varints end with the bytes whose top bit is 0
             items = int(np.count_nonzero(np.frombuffer(part, np.int8) >= 0))
-            steps, size = items // _NUMBERS_PER_STEP, _WHOLE * items
+            steps = items // _NUMBERS_PER_STEP
+            size = _WHOLE * items
         else:
             steps = len(part)
         self._meter.spend(steps, self._name)
@@ -174,22 +178,24 @@ def _fields(data: memoryview) -> Iterator[tuple[int, int, int, int, int]]:
 
     Raises _Broken, or IndexError for a varint that the end of the message cuts off.
     """
-    at, size = 0, len(data)
-    while at < size:
-        begin, (tag, start) = at, _varint(data, at)
+    size = len(data)
+    end = 0  # of the field before
+    while end < size:
+        begin = end
+        tag, start = _varint(data, begin)
         kind = tag & 7
         if kind == _BYTES:
             length, start = _varint(data, start)
-            at = start + length
+            end = start + length
         elif kind == _VARINT:
-            _, at = _varint(data, start)
+            _, end = _varint(data, start)
         elif kind in _SIZES:
-            at = start + _SIZES[kind]
+            end = start + _SIZES[kind]
         else:
             raise _Broken
-        if at > size:
+        if end > size:
             raise _Broken
-        yield tag >> 3, kind, begin, start, at
+        yield tag >> 3, kind, begin, start, end
 
 
 def _varint(data: memoryview, at: int) -> tuple[int, int]:

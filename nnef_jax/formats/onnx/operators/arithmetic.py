@@ -50,8 +50,10 @@ def _power(site: NodeSite, x: Tensor, y: Tensor) -> Any:
     dtype = site.dtype_of(x)
     if dtype == site.dtype_of(y):
         return site.last.pow(x, y)
-    wide = dtype if site.is_real(x) or not site.is_real(y) else site.computed("float64")
-    return site.cast(site.step.pow(site.cast(x, wide), site.cast(y, wide)), dtype)
+    is_integer_to_real = site.is_real(y) and not site.is_real(x)
+    wide = site.computed("float64") if is_integer_to_real else dtype
+    power = site.step.pow(site.cast(x, wide), site.cast(y, wide))
+    return site.cast(power, dtype)
 
 
 for _name, _meaning in {
@@ -88,9 +90,12 @@ def floored_mod(site: NodeSite, x: Tensor, y: Operand, add: ByKind) -> Any:
 def _combined(site: NodeSite, kind: str, values: Sequence[Tensor], end: ByKind) -> Any:
     """Combine tensors in order by operations of a kind. `end` adds the last operation."""
     result, *operands = values
-    for i, value in enumerate(operands, 1):
-        result = getattr(end if i == len(operands) else site.step, kind)(result, value)
-    return result if operands else end.copy(result)
+    if not operands:
+        return end.copy(result)
+    *inner, last = operands
+    for value in inner:
+        result = getattr(site.step, kind)(result, value)
+    return getattr(end, kind)(result, last)
 
 
 def _of_all(kind: str) -> Meaning:
@@ -111,13 +116,18 @@ def _clip(
     site: NodeSite, x: Tensor, low: Operand | None = None, high: Operand | None = None
 ) -> Any:
     """Return min(max(x, low), high)."""
-    bounds = [(kind, n) for kind, n in (("max", low), ("min", high)) if n is not None]
-    return site.chain(x, *((kind, [bound], {}) for kind, bound in bounds))
+    steps: list[Any] = []
+    if low is not None:
+        steps.append(("max", [low], {}))
+    if high is not None:
+        steps.append(("min", [high], {}))
+    return site.chain(x, *steps)
 
 
 @operator("Clip")
 def _clip_by_attributes(site: NodeSite, x: Tensor) -> Any:
-    low, high = (site.number(n) if site.has_attribute(n) else None for n in ("min", "max"))
+    low = site.number("min") if site.has_attribute("min") else None
+    high = site.number("max") if site.has_attribute("max") else None
     return _clip(site, x, low, high)
 
 
@@ -141,7 +151,8 @@ def _hard_sigmoid(
     alpha: float = number("alpha", 0.2),
     beta: float = number("beta", 0.5),
 ) -> Any:
-    return site.last.clamp(site.step.add(site.step.mul(x, alpha), beta), 0, 1)
+    line = site.step.add(site.step.mul(x, alpha), beta)
+    return site.last.clamp(line, 0, 1)
 
 
 @operator("PRelu", since=7)
@@ -165,7 +176,8 @@ def _gelu(
 ) -> Any:
     if approximation == "tanh":
         return site.last.gelu(x, approximation="tanh")
-    twice_cdf = site.step.add(site.step.erf(site.step.mul(x, math.sqrt(0.5))), 1)
+    erf = site.step.erf(site.step.mul(x, math.sqrt(0.5)))
+    twice_cdf = site.step.add(erf, 1)
     return site.last.mul(site.step.mul(x, 0.5), twice_cdf)
 
 
@@ -181,8 +193,10 @@ def _dropout(
     site: NodeSite, x: Tensor, ratio: Tensor | None = None, mode: Tensor | None = None
 ) -> Any:
     """Return the input and a mask of ones. Training, which is random, is refused."""
-    trains = mode is not None and bool(site.known(2).any())
-    return _dropped(site, x, trains and (ratio is None or bool(site.known(1).any())))
+    if mode is None or not site.known(2).any():
+        return _dropped(site, x, False)
+    drops = ratio is None or bool(site.known(1).any())
+    return _dropped(site, x, drops)
 
 
 @operator("Dropout")
@@ -190,8 +204,8 @@ def _dropout_by_attributes(site: NodeSite, x: Tensor, *, is_test: bool = flag("i
     return _dropped(site, x, not is_test and site.number("ratio", 0.5) != 0)
 
 
-def _dropped(site: NodeSite, x: Tensor, trains: bool) -> Any:
-    if trains:
+def _dropped(site: NodeSite, x: Tensor, drops: bool) -> Any:
+    if drops:
         return RANDOM(site)
     result = site.last.copy(x)
     if not site.is_read(1):

@@ -48,8 +48,11 @@ def _activations(
     values = [*map(iter, parameters)]
     activations: list[Activation] = []
     for name in map(str.lower, names):
-        pairs = zip(values, PARAMETERS.get(name, (None, None)), strict=True)
-        pair = (None if default is None else next(items, None) for items, default in pairs)
+        defaults = PARAMETERS.get(name, (None, None))
+        pair: list[float | None] = []
+        for items, default in zip(values, defaults, strict=True):
+            parameter = None if default is None else next(items, None)
+            pair.append(parameter)
         activations.append(activation(name, *pair))
     return activations
 
@@ -73,28 +76,34 @@ def _layer(
     `fields` are further fields of the `Cell`.
     """
     ways = _DIRECTIONS[direction]
-    x = site.transposed(site.tensor(0), (1, 0, 2)) if batch_first else site.tensor(0)
-    hidden = site.shape(2)[1 if is_quantized else 2]
+    x = site.tensor(0)
+    if batch_first:
+        x = site.transposed(x, (1, 0, 2))
+    hidden_axis = 1 if is_quantized else 2
+    hidden = site.shape(2)[hidden_axis]
     if site.int("hidden_size", hidden) != hidden:
         raise InvalidOperation(f"'hidden_size' must be {hidden}, as in the shape of input 2")
     if site.shape(1)[0] != len(ways):
         raise InvalidShape(f"it has {len(ways)} directions, input 1 is {show(site.shape(1))}")
-    activations, count = _activations(site, kind, len(ways), alphas, betas), len(DEFAULTS[kind])
+    activations = _activations(site, kind, len(ways), alphas, betas)
+    count = len(DEFAULTS[kind])
     filter_of = _levels if is_quantized else _of_way
     runs: list[list[Any]] = []
     for way, reverse in enumerate(ways):
         functions = activations[way * count : (way + 1) * count]
         cell = Cell(kind, "iofc", functions, **fields)
-        states = [
-            _of_way(site, i, way, int(batch_first))
-            if site.has(i)
-            else site.filled(0, x.type.dtype, (site.extent(x, 1), hidden))
-            for i in range(5, 5 + cell.states)
-        ]
+        initial: list[Tensor] = []
+        for i in range(5, 5 + cell.states):
+            if site.has(i):
+                initial.append(_of_way(site, i, way, int(batch_first)))
+            else:
+                shape = (site.extent(x, 1), hidden)
+                initial.append(site.filled(0, x.type.dtype, shape))
         filters = filter_of(site, 1, way), filter_of(site, 2, way)
-        runs.append(_run(site, cell, x, states, filters, way, reverse=reverse))
+        runs.append(_run(site, cell, x, initial, filters, way, reverse=reverse))
     outputs, *states = (list(items) for items in zip(*runs, strict=True))
-    results = [site.step.stack(outputs, axis=1), *(site.step.stack(s, axis=0) for s in states)]
+    results = [site.step.stack(outputs, axis=1)]
+    results += [site.step.stack(state, axis=0) for state in states]
     if batch_first:  # [batch,time,directions,hidden], [batch,directions,hidden]
         orders = ((2, 0, 1, 3), (1, 0, 2), (1, 0, 2))
         results = [site.transposed(y, order) for y, order in zip(results, orders, strict=False)]
@@ -108,9 +117,12 @@ def _of_way(site: NodeSite, i: int, way: int, axis: int = 0) -> Any:
 
 def _levels(site: NodeSite, i: int, way: int) -> tuple[Any, Any, Any]:
     """Return the levels in input 1 or 2 for direction `way`, with scale and zero point."""
-    scale, zero = 2 * i + 6, 2 * i + 7
-    zero_point = None if is_zero(site.optional(zero)) else _of_way(site, zero, way)
-    return _of_way(site, i, way), _of_way(site, scale, way), zero_point
+    scale_input = 2 * i + 6
+    zero_input = scale_input + 1
+    zero_point = None
+    if not is_zero(site.optional(zero_input)):
+        zero_point = _of_way(site, zero_input, way)
+    return _of_way(site, i, way), _of_way(site, scale_input, way), zero_point
 
 
 def _run(
@@ -125,21 +137,22 @@ def _run(
     items = hidden * cell.gates
     input_filter, state_filter = filters
     # The bias of the state is added to the product with the input. Only a GRU that resets after the
-    # product with the state adds its last part, `new_bias`, to that product.
-    bias, new_bias = None, None
+    # product with the state adds its last part, `candidate_bias`, to that product.
+    bias = None
+    candidate_bias = None
     if site.has(3):
         biases = _of_way(site, 3, way)
-        bias, state_bias = site.part(biases, 0, 0, items), site.part(biases, 0, items, 2 * items)
+        bias = site.part(biases, 0, 0, items)
+        state_bias = site.part(biases, 0, items, 2 * items)
         if cell.kind == "gru" and cell.resets_after:
-            new_bias = site.part(state_bias, 0, 2 * hidden, items)
+            candidate_bias = site.part(state_bias, 0, 2 * hidden, items)
             state_bias = site.fitted(site.part(state_bias, 0, 0, 2 * hidden), 0, items)
         bias = site.step.add(bias, state_bias)
     peepholes: dict[str, Any] = {}
     if cell.kind == "lstm" and site.has(7):
         parts = site.step.split(_of_way(site, 7, way), axis=0, ratios=(1, 1, 1))
-        peepholes = {
-            name: site.unsqueezed(part, (0,)) for name, part in zip("iof", parts, strict=True)
-        }
+        for letter, part in zip("iof", parts, strict=True):
+            peepholes[letter] = site.unsqueezed(part, (0,))
 
     def product(body: RepeatedBody, state: Tensor, first: int, last: int) -> Any:
         if isinstance(state_filter, tuple):
@@ -148,15 +161,19 @@ def _run(
             filter = body.seen(state_filter)
         if last - first < cell.gates:
             filter = body.at.part(filter, 0, first * hidden, last * hidden)
-        return _product(body.at, state, filter, body.seen(new_bias) if first else None)
+        state_bias = body.seen(candidate_bias) if first else None
+        return _product(body.at, state, filter, state_bias)
 
-    products, mask = _product(site, x, input_filter, bias), None
+    products = _product(site, x, input_filter, bias)
+    mask = None
     if site.has(4):
         mask = steps_within(site, site.extent(x, 0), site.operand(4), 0)
     return cell.run(site, products, states, product, mask, peepholes, axis=0, reverse=reverse)
 
 
-_LAYOUT, _RESET, _COUPLED = flag("layout"), flag("linear_before_reset"), flag("input_forget")
+_LAYOUT = flag("layout")
+_RESET = flag("linear_before_reset")
+_COUPLED = flag("input_forget")
 operator("RNN", batch_first=_LAYOUT, **_ATTRIBUTES)(
     lambda site, **attributes: _layer(site, "rnn", **attributes)
 )

@@ -43,24 +43,37 @@ def _if(
     bodies = [site.graph.body() for _ in range(2)]
     pairs = zip((then, otherwise), bodies, strict=True)
     branches = [partial(site.within, graph, body, {}) for graph, body in pairs]
-    outputs = both(branches, site.graph.fixing(condition))
-    # For each result the length of a sequence, or None for a tensor.
-    lengths = [[len(x) if isinstance(x, list) else None for x in results] for results in outputs]
-    if lengths[0] != lengths[1]:
+    then_outputs, else_outputs = both(branches, site.graph.fixing(condition))
+    lengths = list(map(_length, then_outputs))
+    if lengths != list(map(_length, else_outputs)):
         site.known(0)  # raises: the condition is computed
-    flat = [
-        [_result(replace(site, graph=body), x) for x in _flat(results)]
-        for body, results in zip(bodies, outputs, strict=True)
-    ]
+    flat: list[list[Value]] = []
+    for body, outputs in zip(bodies, (then_outputs, else_outputs), strict=True):
+        at = replace(site, graph=body)
+        flat.append([_result(at, x) for x in _flat(outputs)])
     is_then = site.reshaped(site.cast(condition, "bool"), ())
     values = branch(site.emit, is_then, bodies, flat)
     items = iter(values if isinstance(values, list | tuple) else [values])
-    return tuple(next(items) if n is None else [next(items) for _ in range(n)] for n in lengths[0])
+    results: list[Any] = []
+    for length in lengths:
+        if length is None:
+            results.append(next(items))
+        else:
+            results.append([next(items) for _ in range(length)])
+    return tuple(results)
 
 
-def _flat(results: Sequence[Tensor | list[Any]]) -> list[Any]:
+def _length(result: _State) -> int | None:
+    """Return the length of a sequence, None for a tensor."""
+    return len(result) if isinstance(result, list) else None
+
+
+def _flat(results: Sequence[_State]) -> list[Any]:
     """Return the tensors in results of a graph: items of sequences, one after another."""
-    return [y for x in results for y in (x if isinstance(x, list) else [x])]
+    tensors: list[Any] = []
+    for result in results:
+        tensors += result if isinstance(result, list) else [result]
+    return tensors
 
 
 def _result(at: NodeSite, x: Tensor) -> Value:
@@ -95,14 +108,15 @@ def _loop(
             f"its body has {len(body.inputs)} inputs and {len(body.outputs)} outputs for "
             f"{len(states)} states"
         )
-    limit = int(count.array.reshape(-1)[0]) if isinstance(count, Constant) else math.inf
+    limit = max(int(count.array.reshape(-1)[0]), 0) if isinstance(count, Constant) else math.inf
     if isinstance(begins, Constant):
-        limit = limit if begins.array.any() else 0
+        if not begins.array.any():
+            limit = 0
         begins = None
-    limit = max(limit, 0)
     continues = _continues(site, body, states)
-    if continues is False and (limit < 1 or not isinstance(count, Value)):
-        limit, continues = min(limit, 1), True  # one iteration: its condition is not read
+    if continues is False and (limit == 0 or not isinstance(count, Value)):
+        limit = min(limit, 1)  # one iteration, whose condition is not read
+        continues = True
     if begins is None and continues and limit < math.inf:
         return _counted(site, body, states, int(limit))
     if any(isinstance(x, list) for x in states) or len(body.outputs) > 1 + len(states):
@@ -121,11 +135,12 @@ def _loop(
     if isinstance(count, Value):
         most = site.reshaped(site.as_integer(count), ())
     first: Any = True if begins is None else site.reshaped(site.cast(begins, "bool"), ())
-    at, operands = repetition.at, {"count": most, "condition": first}
-    after = [_result(at, x) for x in after]
+    start = {"count": most, "condition": first}
+    after = [_result(repetition.at, x) for x in after]
     bound = int(limit) if limit <= _MOST_UNROLLED else -1
-    condition, joints = at.cast(condition, "bool"), [LAST] * len(after)
-    return tuple(repetition.add(site.emit, [condition], after, after, joints, operands, bound))
+    going = [repetition.at.cast(condition, "bool")]
+    joints = [LAST] * len(after)
+    return tuple(repetition.add(site.emit, going, after, after, joints, start, bound))
 
 
 def _inputs(
@@ -139,7 +154,10 @@ def _inputs(
 def _continues(site: NodeSite, body: ModelGraph, states: Sequence[_State]) -> bool | None:
     """Return the condition after an iteration, None if it is computed."""
     trial = RepeatedBody(site)
-    inside = [trial.seen(x) if isinstance(x, Value) else _opened(trial, x) for x in states]
+    inside: list[Any] = []
+    for x in states:
+        state = trial.seen(x) if isinstance(x, Value) else _opened(trial, x)
+        inside.append(state)
     inputs = _inputs(site, body, trial.turn(None), inside)
     (condition,) = site.within(replace(body, outputs=body.outputs[:1]), trial.graph, inputs)
     return bool(condition.array.any()) if isinstance(condition, Constant) else None
@@ -147,7 +165,9 @@ def _continues(site: NodeSite, body: ModelGraph, states: Sequence[_State]) -> bo
 
 def _opened(trial: RepeatedBody, x: _State) -> Any:
     """Return a known state as a computed one, since iterations may change it."""
-    return [_opened(trial, y) for y in x] if isinstance(x, list) else trial.state(x)
+    if isinstance(x, list):
+        return [_opened(trial, item) for item in x]
+    return trial.state(x)
 
 
 def _counted(
@@ -179,7 +199,8 @@ def _as_scan(
     if any(isinstance(x, list) for x in results):
         return None
     values = [_result(repetition.at, x) for x in results]
-    after, outputs = values[: len(states)], values[len(states) :]
+    after = values[: len(states)]
+    outputs = values[len(states) :]
     pairs = zip(after, repetition.before, strict=True)
     if any(shapes_differ(x.type.shape, y.type.shape) for x, y in pairs):
         return None
@@ -225,7 +246,8 @@ def _scan(
         lists = (site.ints(f"scan_{end}_{x}", [0] * items) for x in ("axes", "directions"))
         return list(zip(*lists, strict=True))
 
-    cuts, stacks = joints("input", count), joints("output", len(body.outputs) - first)
+    cuts = joints("input", count)
+    stacks = joints("output", len(body.outputs) - first)
     return _scanned(site, body, tensors[:first], tensors[first:], cuts, stacks)
 
 
@@ -245,12 +267,14 @@ def _scanned(
     names = [port.name for port in graph.inputs]
     results = site.within(graph, body.graph, dict(zip(names, inside, strict=True)))
     values = [_result(body.at, x) for x in results]
-    after, outputs = values[: len(states)], values[len(states) :]
+    after = values[: len(states)]
+    outputs = values[len(states) :]
     joints: list[tuple[str, int, int]] = []
     for i, (axis, way) in enumerate(stacks):
         axis = site.axis(axis, len(outputs[i].type.shape) + 1)
         outputs[i] = body.at.unsqueezed(outputs[i], (axis,))
-        joints.append(("full", axis, -1 if way else 1))
+        chunk = -1 if way else 1
+        joints.append(("full", axis, chunk))
     return tuple(body.scan(after, outputs, joints))
 
 

@@ -139,7 +139,9 @@ def _array_feature_extractor(site: NodeSite, x: Tensor, indices: Tensor) -> Any:
 @operator("FeatureVectorizer", domain=DOMAIN)
 def _feature_vectorizer(site: NodeSite, *inputs: Tensor) -> Any:
     parts = [site.cast(site.tensor(x), site.computed("float32")) for x in inputs]
-    parts = [site.unsqueezed(x, (0,)) if site.rank(x) == 1 else x for x in parts]
+    for i, x in enumerate(parts):
+        if site.rank(x) == 1:
+            parts[i] = site.unsqueezed(x, (0,))
     widths = [site.shape(x)[-1] for x in parts]
     if tuple(site.ints("inputdimensions", widths)) != tuple(widths):
         raise InvalidShape(f"'inputdimensions' must be {widths}")
@@ -155,12 +157,14 @@ def _one_hot_encoder(site: NodeSite, x: Tensor, *, zeros: bool = flag("zeros", T
     """
     if site.has_attribute("cats_strings"):
         raise InvalidOperation("its categories are strings, of which there are no arrays in JAX")
-    categories, axis = site.constant(site.ints("cats_int64s"), "int64"), site.rank()
+    axis = site.rank()
+    categories = site.constant(site.ints("cats_int64s"), "int64")
     is_equal = site.step.eq(site.unsqueezed(x, (axis,)), site.cast(categories, site.dtype_of()))
     marks = site.cast(is_equal, site.computed("float32"))
     if zeros:
         return marks
-    return site.step.select(site.step.any_reduce(is_equal, axes=(axis,)), marks, np.nan)
+    has_category = site.step.any_reduce(is_equal, axes=(axis,))
+    return site.step.select(has_category, marks, np.nan)
 
 
 @operator("LabelEncoder", domain=DOMAIN, since=2)
@@ -172,34 +176,42 @@ def _label_encoder(
     default_int: int = integer("default_int64", -1),
 ) -> Any:
     """Map keys to values. The last one of equal keys counts. NaN may be a key."""
-    attributes = site.node.attributes
-
-    def items(name: str) -> tuple[NDArray[Any], str]:
-        if tensor := attributes.get(f"{name}_tensor"):
-            return tensor.array.reshape(-1), tensor.type
-        for kind, dtype in (("int64s", "int64"), ("floats", "float32")):
-            if f"{name}_{kind}" in attributes:
-                return np.array(attributes[f"{name}_{kind}"], dtype), dtype
-        raise InvalidOperation(f"'{name}_*' must be numbers: JAX has no arrays of strings")
-
-    (keys, key_dtype), (values, dtype) = items("keys"), items("values")
+    keys, key_dtype = _encoded(site, "keys")
+    values, dtype = _encoded(site, "values")
     if len(keys) != len(values) or not len(keys):
         raise InvalidOperation(f"it has {len(keys)} keys and {len(values)} values")
     default = default_float if dtype.startswith("float") else default_int
-    if tensor := attributes.get("default_tensor"):
-        default = tensor.array.reshape(-1)[0]
-    last_places = {key: i for i, key in enumerate(keys.tolist()) if key == key}
+    default_tensor = site.node.attributes.get("default_tensor")
+    if default_tensor is not None:
+        default = default_tensor.array.reshape(-1)[0]
+    last_places: dict[float, int] = {}  # of keys that are not NaN
+    nans: list[int] = []
+    for i, key in enumerate(keys.tolist()):
+        if key == key:
+            last_places[key] = i
+        else:
+            nans.append(i)
     x = site.cast(x, site.computed(key_dtype))
     order = list(last_places.values()) or [0]
-    index = site.step.reverse_lookup(
-        x, parameter(site, "keys", keys[order], key_dtype), fallback=-1
-    )
-    nans = [i for i, key in enumerate(keys.tolist()) if key != key]
+    sorted_keys = parameter(site, "keys", keys[order], key_dtype)
+    index = site.step.reverse_lookup(x, sorted_keys, fallback=-1)
     if nans:
         order.append(nans[-1])
         index = site.step.select(site.step.is_nan(x), len(order) - 1, index)
     table = parameter(site, "values", values[order], dtype)
     return site.last.direct_lookup(index, table, site.constant(default, dtype))
+
+
+def _encoded(site: NodeSite, name: str) -> tuple[NDArray[Any], str]:
+    """Return the keys or the values of a LabelEncoder, and their dtype."""
+    attributes = site.node.attributes
+    tensor = attributes.get(f"{name}_tensor")
+    if tensor is not None:
+        return tensor.array.reshape(-1), tensor.type
+    for kind, dtype in (("int64s", "int64"), ("floats", "float32")):
+        if f"{name}_{kind}" in attributes:
+            return np.array(attributes[f"{name}_{kind}"], dtype), dtype
+    raise InvalidOperation(f"'{name}_*' must be numbers: JAX has no arrays of strings")
 
 
 operator("ZipMap", domain=DOMAIN)(
@@ -229,7 +241,8 @@ def _linear(
     """
     x = rows(site)
     features = site.known_shape(x)[1]
-    count = len(coefficients) // features if count is None else count
+    if count is None:
+        count = len(coefficients) // features
     if len(coefficients) != count * features:
         raise InvalidShape(f"it has {len(coefficients)} coefficients for {count} x {features}")
     if len(intercepts) not in (0, 1, count):
@@ -258,13 +271,19 @@ def _linear_classifier(
 
     A single score belongs to the second of two classes.
     """
-    labels, scores = classes(site, names), _linear(site, None, **linear)
+    labels = classes(site, names)
+    scores = _linear(site, None, **linear)
     if site.shape(scores)[1] > 1:
-        return labelled(site, labels, best(site, scores)), transformed(site, scores, transform)
-    label = labelled(site, labels if len(labels) == 2 else labels[:0], is_above(site, scores, 0.0))
-    if len(labels) != 2:
+        label = labelled(site, labels, best(site, scores))
         return label, transformed(site, scores, transform)
+    index = is_above(site, scores, 0.0)
+    if len(labels) != 2:
+        label = labelled(site, labels[:0], index)
+        return label, transformed(site, scores, transform)
+    label = labelled(site, labels, index)
     if transform == "PROBIT":
         raise InvalidOperation("'PROBIT' needs a score for each of its classes")
-    scores = site.step.sigmoid(scores) if transform == "LOGISTIC" else scores
-    return label, site.step.concat([site.step.sub(1.0, scores), scores], axis=1)
+    if transform == "LOGISTIC":
+        scores = site.step.sigmoid(scores)
+    complement = site.step.sub(1.0, scores)
+    return label, site.step.concat([complement, scores], axis=1)

@@ -25,7 +25,8 @@ def _padding(
 
     `reach` is the extent of a dilated window along each axis.
     """
-    rank, mode = len(reach), _AUTO_PAD(site)
+    rank = len(reach)
+    mode = _AUTO_PAD(site)
     if mode == "VALID":
         return [(0, 0)] * rank
     if mode == "NOTSET":
@@ -38,7 +39,8 @@ def _padding(
 
 def kernel_of(site: NodeSite, i: int = 1) -> tuple[int, ...]:
     """Return the spatial extents of the filter, input `i`. `kernel_shape` must be equal to them."""
-    extents, rank = site.shape(i)[2:], site.rank()
+    extents = site.shape(i)[2:]
+    rank = site.rank()
     if rank < 3 or len(extents) != rank - 2:
         raise InvalidShape(
             f"its input {show(site.shape())} and filter {show(site.shape(i))} must have the same "
@@ -58,7 +60,8 @@ def windows_of(
     `kernel` is the size of a window, `shape` the size of the image, by default that of input 0.
     """
     rank = len(kernel)
-    strides, dilations = site.spatial("strides", rank), site.spatial("dilations", rank)
+    strides = site.spatial("strides", rank)
+    dilations = site.spatial("dilations", rank)
     extents = site.shape()[2:] if shape is None else shape
     padding = _padding(site, extents, windows.spans(kernel, dilations), strides)
     return {"stride": strides, "dilation": dilations, "padding": padding}
@@ -71,7 +74,10 @@ def _bias(site: NodeSite, bias: Tensor | None) -> Any:
 
 def _plus(site: NodeSite, x: Tensor, bias: Tensor | None) -> Any:
     """Return x + bias, or x if the bias [channels] is None."""
-    return x if bias is None else site.last.add(x, site.unsqueezed(bias, range(1, site.rank() - 1)))
+    if bias is None:
+        return x
+    spatial = range(1, site.rank() - 1)
+    return site.last.add(x, site.unsqueezed(bias, spatial))
 
 
 @operator("Conv")
@@ -96,8 +102,10 @@ def _conv_transpose(
     """Transpose a convolution. Items that no window reaches have the value of the bias."""
     kernel = kernel_of(site)
     rank = len(kernel)
-    strides, dilations = site.spatial("strides", rank), site.spatial("dilations", rank)
-    more, reach = site.spatial("output_padding", rank, 0), windows.spans(kernel, dilations)
+    strides = site.spatial("strides", rank)
+    dilations = site.spatial("dilations", rank)
+    more = site.spatial("output_padding", rank, 0)
+    reach = windows.spans(kernel, dilations)
 
     def before(total: int) -> int:
         return halves(max(total, 0), more_behind=mode == "SAME_UPPER")[0]
@@ -141,9 +149,10 @@ def _deform_conv(
     groups: int = GROUPS,
     offset_groups: int = integer("offset_group", 1),
 ) -> Any:
+    weights = False if mask is None else mask
     result = site.step_or_last(bias is None).deformable_conv(
-        x, offsets, filter, False if mask is None else mask, groups=groups,
-        offset_groups=offset_groups, padded_bilinear=True, **windows_of(site, kernel_of(site)),
+        x, offsets, filter, weights, groups=groups, offset_groups=offset_groups,
+        padded_bilinear=True, **windows_of(site, kernel_of(site)),
     )  # fmt: skip
     return _plus(site, result, bias)
 
@@ -151,5 +160,6 @@ def _deform_conv(
 @operator("Col2Im")
 def _col_to_im(site: NodeSite) -> Any:
     """Sum patches [batch,channels*cells,patches] at their positions in an image."""
-    size, kernel = site.integers(1), site.integers(2)
+    size = site.integers(1)
+    kernel = site.integers(2)
     return add_patches(site, size, kernel, _bias(site, None), **windows_of(site, kernel, size))

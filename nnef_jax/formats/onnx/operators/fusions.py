@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -93,9 +94,10 @@ def _qgemm(
     flips_b: bool = flag("transB"),
     alpha: float = number("alpha", 1.0),
 ) -> Any:
-    step, zero_points = site.step, (site.optional(2), site.optional(5))
-    a, b, flags = site.operand(0), site.operand(3), (flips_a, flips_b)
-    total = product(site, a, b, zero_points, flags=flags)
+    step = site.step
+    zero_points = site.optional(2), site.optional(5)
+    flags = flips_a, flips_b
+    total = product(site, site.operand(0), site.operand(3), zero_points, flags=flags)
     if site.has(6):
         total = step.add(total, site.operand(6))
     scale = step.mul(step.mul(site.operand(1), site.operand(4)), alpha)
@@ -150,19 +152,20 @@ def _matmul_n_bits(
     only(site, 6, weight_prepacked=0)
     if bits not in (2, 4, 8) or size < 1:
         raise InvalidOperation(f"blocks of {size} weights of {bits} bits are not supported")
-    blocks = -(-inputs // size)
+    blocks = math.ceil(inputs / size)
     levels = _levels(site, 1, bits, (outputs, blocks * size))
     scale = site.reshaped(site.operand(2), (outputs, blocks))
     zero: Any = site.constant(1 << bits - 1, "uint8")
     if site.has(3) and site.dtype_of(3) == "uint8":
-        stored = -(-blocks * bits // 8) * 8 // bits  # rows are padded to whole bytes
+        row_bytes = math.ceil(blocks * bits / 8)
+        stored = row_bytes * 8 // bits  # rows are padded to whole bytes
         zero = site.part(_levels(site, 3, bits, (outputs, stored)), 1, 0, blocks)
         zero = site.cast(zero, "uint8")
     elif site.has(3):
         zero = site.reshaped(site.operand(3), (outputs, blocks))
-    scale, zero = (
-        y if site.rank(y) == 0 else spread(site, levels, y, 1, size) for y in (scale, zero)
-    )
+    scale = spread(site, levels, scale, 1, size)
+    if site.rank(zero):
+        zero = spread(site, levels, zero, 1, size)
     if site.dtype_of(zero).startswith("uint"):
         weights = dequantized(site, levels, scale, zero)
     else:
@@ -175,7 +178,8 @@ def _matmul_n_bits(
 
 def _levels(site: NodeSite, i: int, bits: int, shape: tuple[int, int]) -> Constant:
     """Return the packed numbers in input `i`, a known tensor, as weights [outputs,inputs]."""
-    data, dtype = memoryview(site.known(i).tobytes()), f"uint{bits}"
+    data = memoryview(site.known(i).tobytes())
+    dtype = f"uint{bits}"
     return Constant(unpacked(data, dtype, shape), dtype, f"{site.name}.levels_{i}")
 
 
@@ -199,7 +203,7 @@ def _fused_matmul(
         if moves and rank > 2:
             axes = [*range(1, rank - 1), 0, rank - 1]
         if flips and rank > 1:
-            axes[-2:] = axes[:-3:-1]
+            axes[-2:] = reversed(axes[-2:])
         operands.append(site.transposed(site.tensor(x), axes))
     result = _applied(site, "MatMul", operands)
     return result if alpha == 1 else site.step.mul(result, alpha)
@@ -210,11 +214,13 @@ def _fused(standard: str) -> Meaning:
 
     def meaning(site: NodeSite, *, name: str, parameters: Sequence[float]) -> Any:
         attributes = site.node.attributes
-        names = [f"activation_{n}" for n in ("alpha", "beta")]
-        parameters = parameters or [site.number(n) for n in names if n in attributes]
+        if not parameters:
+            names = ("activation_alpha", "activation_beta")
+            parameters = [site.number(n) for n in names if n in attributes]
         attributes = {k: x for k, x in attributes.items() if not k.startswith("activation")}
         x = _applied(site, standard, [site.optional(i) for i in range(3)], **attributes)
-        x = site.step.add(x, site.operand(3)) if site.has(3) else x
+        if site.has(3):
+            x = site.step.add(x, site.operand(3))
         if name.lower() in ("", "none"):
             return x
         if name.lower() == "clip":
@@ -236,7 +242,8 @@ for _name in ("Conv", "Gemm"):
 
 def _gelu(approximate: str) -> Meaning:
     def meaning(site: NodeSite, x: Tensor, bias: Tensor | None = None) -> Any:
-        x = x if bias is None else site.step.add(x, bias)
+        if bias is not None:
+            x = site.step.add(x, bias)
         return _applied(site, "Gelu", [x], approximate=approximate)
 
     return meaning

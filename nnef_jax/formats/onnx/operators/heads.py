@@ -18,7 +18,8 @@ from nnef_jax.formats.onnx.tensor_types import dtype_of
 
 def heads(site: NodeSite, x: Tensor, count: int) -> Any:
     """Return a tensor [batch,time,heads*items] as heads."""
-    if count < 1 or (site.shape(x)[-1] is not UNKNOWN and site.shape(x)[-1] % count):
+    items = site.shape(x)[-1]
+    if count < 1 or (items is not UNKNOWN and items % count):
         raise InvalidShape(f"{show(site.shape(x))} cannot be divided into {count} equal heads")
     return site.transposed(site.reshaped(x, (0, 0, count, -1)), (0, 2, 1, 3))
 
@@ -42,19 +43,26 @@ class Mask:
 
     def restrict(self, condition: Tensor) -> None:
         """Mask the scores for which a condition is False."""
-        both = self.site.step.and_
-        self.allowed = condition if self.allowed is None else both(self.allowed, condition)
+        if self.allowed is not None:
+            condition = self.site.step.and_(self.allowed, condition)
+        self.allowed = condition
 
     def add(self, bias: Tensor) -> None:
         """Add a bias to scores."""
-        self.bias = bias if self.bias is None else self.site.step.add(self.bias, bias)
+        if self.bias is not None:
+            bias = self.site.step.add(self.bias, bias)
+        self.bias = bias
 
     def take(self, mask: Tensor, keys: int) -> None:
         """Apply a mask of truth values or of biases. Keys beyond its extent do not count."""
         is_logical = self.site.dtype_of(mask) == "bool"
         if keys is not UNKNOWN and keys > self.site.extent(mask, -1):
-            mask = self.site.fitted(mask, -1, keys, 0.0 if is_logical else -math.inf)
-        (self.restrict if is_logical else self.add)(mask)
+            masked = 0.0 if is_logical else -math.inf
+            mask = self.site.fitted(mask, -1, keys, masked)
+        if is_logical:
+            self.restrict(mask)
+        else:
+            self.add(mask)
 
     def within(
         self, times: int, keys: int, before: Operand, left: int = -1, right: int = -1
@@ -64,9 +72,9 @@ class Mask:
         Query i has the position `before + i` among keys. `before` broadcasts to
         [batch,heads,time,keys]. A negative `left` or `right` is no bound.
         """
-        site, step = self.site, self.site.step
-        query = step.add(site.places(times, 0, 2), before)
-        ahead = step.sub(site.places(keys, 1, 2), query)
+        step = self.site.step
+        query = step.add(self.site.places(times, 0, 2), before)
+        ahead = step.sub(self.site.places(keys, 1, 2), query)
         if right >= 0:
             self.restrict(step.le(ahead, right))
         if left >= 0:
@@ -74,9 +82,11 @@ class Mask:
 
     def combined(self, dtype: str) -> Any:
         """Return the mask for scores of a dtype: truth values, biases, or None for no mask."""
-        bias = None if self.bias is None else self.site.cast(self.bias, dtype)
-        if self.allowed is None or bias is None:
-            return self.allowed if bias is None else bias
+        if self.bias is None:
+            return self.allowed
+        bias = self.site.cast(self.bias, dtype)
+        if self.allowed is None:
+            return bias
         return self.site.step.select(self.allowed, bias, -math.inf)
 
 
@@ -124,13 +134,15 @@ def attended(
         precision: the dtype of the softmax, "" for that of the query.
         sink: [heads,1,1], the score of a further key, whose value is 0.
     """
-    site, step, dtype = mask.site, mask.site.step, mask.site.dtype_of(query)
+    site = mask.site
+    step = site.step
+    dtype = site.dtype_of(query)
     bias = mask.combined(dtype)
     scale = scale or 1 / math.sqrt(site.extent(query, -1))
     wide = "float32" if dtype in rounding.HALVES else dtype
     if softcap == 0 and stage is None and precision in ("", dtype, wide) and sink is None:
-        bias = False if bias is None else bias
-        return step.attention(query, key, value, bias, scale=scale, is_causal=False), None
+        operand = False if bias is None else bias
+        return step.attention(query, key, value, operand, scale=scale, is_causal=False), None
     scores, value = _scores(site, query, key, value, scale)
     stages = [scores]
     if softcap:
@@ -146,12 +158,14 @@ def attended(
     if sink is not None:
         shape = (*site.known_shape(scores)[:-1], 1)
         sink_score = site.cast(site.tensor(sink), site.dtype_of(scores))
-        sink_scores = step.broadcast(site.aligned(scores, sink_score)[1], shape=shape)
+        _, sink_score = site.aligned(scores, sink_score)
+        sink_scores = step.broadcast(sink_score, shape=shape)
         scores = step.concat([scores, sink_scores], axis=3)
     weights = step.masked_softmax(scores, True, scale=1.0)
     weights = site.cast(site.part(weights, 3, 0, keys), dtype)
     stages.append(weights)
-    return site.product(weights, value), None if stage is None else stages[stage]
+    result = site.product(weights, value)
+    return result, None if stage is None else stages[stage]
 
 
 @operator("Attention", since=23, scale=number("scale", 0), softcap=number("softcap", 0))
@@ -168,23 +182,26 @@ def _attention(
     **scaling: Any,
 ) -> tuple[Any, ...]:
     """Attend to past and new keys, within windows, and up to the length of each sequence."""
-    is_flat, counts = site.rank() == 3, (query_heads, key_heads, key_heads)
-    if not is_flat and any(counts) and site.version >= 25:
-        raise InvalidOperation("'q_num_heads' and 'kv_num_heads' are for inputs of 3 axes")
-    query, key, value = (
-        heads(site, site.tensor(i), n) if is_flat else site.tensor(i) for i, n in enumerate(counts)
-    )
-    before: Any = 0
+    is_flat = site.rank() == 3
+    if is_flat:
+        query = heads(site, site.tensor(0), query_heads)
+        key = heads(site, site.tensor(1), key_heads)
+        value = heads(site, site.tensor(2), key_heads)
+    else:
+        if (query_heads or key_heads) and site.version >= 25:
+            raise InvalidOperation("'q_num_heads' and 'kv_num_heads' are for inputs of 3 axes")
+        query, key, value = map(site.tensor, range(3))
+    before: Any = 0  # the number of past keys
     if site.has(4) != site.has(5) or (site.has(4) and site.has(6)):
         raise InvalidOperation(
             "past keys and past values go together, and exclude 'nonpad_kv_seqlen'"
         )
     if site.has(4):
         before = site.extent(4, 2)
-        key, value = (
-            site.step.concat([site.tensor(i), x], axis=2) for i, x in ((4, key), (5, value))
-        )
-    times, keys = site.extent(query, 2), site.extent(key, 2)
+        key = site.step.concat([site.tensor(4), key], axis=2)
+        value = site.step.concat([site.tensor(5), value], axis=2)
+    times = site.extent(query, 2)
+    keys = site.extent(key, 2)
     mask = Mask(site)
     if site.has(3):
         mask.take(site.operand(3), keys)
@@ -198,12 +215,15 @@ def _attention(
         right = 0
     if max(left, right) >= 0:
         mask.within(times, keys, before, left, right)
-    dtype = site.dtype_of(query)
+    read_stage = stage if site.is_read(3) else None
+    precision = site.computed(dtype_of(code)) if code else ""
     result, scores = attended(
-        mask, query, key, site.cast(value, dtype), stage=stage if site.is_read(3) else None,
-        precision=site.computed(dtype_of(code)) if code else "", **scaling,
+        mask, query, key, site.cast(value, site.dtype_of(query)), stage=read_stage,
+        precision=precision, **scaling,
     )  # fmt: skip
-    return joined(site, result) if is_flat else result, key, value, scores
+    if is_flat:
+        result = joined(site, result)
+    return result, key, value, scores
 
 
 @operator("FlexAttention", domain="ai.onnx.preview")
@@ -217,10 +237,12 @@ def _flex_attention(
     scale: float = number("scale", 0),
 ) -> Any:
     """Attend. Graphs of the node may change the scores before and after the softmax."""
-    dtype = site.dtype_of(query)
+    dtype = wide = site.dtype_of(query)
     # Graphs have dtypes of the file, and `load(dtype=)` decides how float32 is computed.
-    declared = dtype_of(code) if code else "float32" if dtype in rounding.HALVES else ""
-    wide = site.computed(declared) if declared else dtype
+    if code:
+        wide = site.computed(dtype_of(code))
+    elif dtype in rounding.HALVES:
+        wide = site.computed("float32")
     scale = scale or 1 / math.sqrt(site.extent(query, -1))
     scores, value = _scores(site, query, key, value, scale)
     scores = _changed(site, "score_mod", site.cast(scores, wide))
@@ -251,15 +273,19 @@ def rotated(site: NodeSite, x: Tensor, cos: Tensor, sin: Tensor, *, interleaved:
 
     A pair is rotated by each angle: items i and i + n, or 2i and 2i + 1 if `interleaved`.
     """
-    size, half = site.extent(x, 3), site.extent(cos, -1)
+    size = site.extent(x, 3)
+    half = site.extent(cos, -1)
     if not 0 < 2 * half <= size:
         raise InvalidShape(f"{half} angles do not fit heads of {size} items")
-    part, fixed = site.part(x, 3, 0, 2 * half), site.part(x, 3, 2 * half, size)
+    part = site.part(x, 3, 0, 2 * half)
+    fixed = site.part(x, 3, 2 * half, size)
     cos, sin = (site.unsqueezed(site.cast(v, site.dtype_of(x)), (1,)) for v in (cos, sin))
     cos, sin = (site.step.concat([v, v], axis=3) for v in (cos, sin))
-    part = _regrouped(site, part, (half, 2)) if interleaved else part
+    if interleaved:
+        part = _regrouped(site, part, (half, 2))
     part = site.step.rotary_embedding(part, cos, sin)
-    part = _regrouped(site, part, (2, half)) if interleaved else part
+    if interleaved:
+        part = _regrouped(site, part, (2, half))
     return site.step.concat([part, fixed], axis=3) if 2 * half < size else part
 
 
@@ -289,7 +315,9 @@ def _rotary_embedding(
     interleaved: bool = flag("interleaved"),
 ) -> Any:
     is_flat = site.rank() == 3
-    x = heads(site, site.tensor(x), site.int("num_heads")) if is_flat else site.tensor(x)
+    x = site.tensor(x)
+    if is_flat:
+        x = heads(site, x, site.int("num_heads"))
     if positions is not None:
         cos, sin = angles(site, positions, (1, 2))
     half = site.extent(cos, -1)

@@ -45,7 +45,8 @@ def _slice_by_attributes(
 def _pad(site: NodeSite, x: Tensor, *, mode: str = _MODE) -> Any:
     """Pad a tensor. Items of negative pads are removed first."""
     axes = site.axes("axes", 3)
-    axes = tuple(range(site.rank())) if axes is None else axes
+    if axes is None:
+        axes = tuple(range(site.rank()))
     value = site.operand(2) if site.has(2) else 0.0
     return _padded(site, x, _around(site, site.integers(1), axes), mode, value)
 
@@ -95,10 +96,10 @@ def _padded(
     if not isinstance(value, Tensor) or mode != "constant":
         item = value if mode == "constant" else 0.0
         return site.last.pad(x, padding=around, border=border, value=item)
+    window = {"padding": around, "border": border, "value": 0.0}
     inside = site.step.constant(shape=site.known_shape(x), value=(True,), dtype="bool")
-    inside, x = (
-        site.step.pad(part, padding=around, border=border, value=0.0) for part in (inside, x)
-    )
+    inside = site.step.pad(inside, **window)
+    x = site.step.pad(x, **window)
     return site.last.select(inside, x, site.reshaped(value, ()))
 
 
@@ -116,8 +117,9 @@ def _tensor_scatter(
 
     In the mode "circular" it continues at the beginning of the axis.
     """
-    step, is_circular = site.step, mode == "circular"
-    shape, length = site.known_shape(), site.known_shape(1)[axis]
+    step = site.step
+    shape = site.known_shape()
+    length = site.known_shape(1)[axis]
     if axis == 0:
         raise InvalidOperation("'axis' must not be 0, the batch")
     # [batch,items of the cache]: the index in the update of each item. An item whose index lies
@@ -125,7 +127,8 @@ def _tensor_scatter(
     index: Any = site.places(shape[axis], 1, 2)
     if starts is not None:
         index = step.sub(index, site.unsqueezed(site.as_integer(starts), (1,)))
-        index = floored_mod(site, index, shape[axis], step) if is_circular else index
+        if mode == "circular":
+            index = floored_mod(site, index, shape[axis], step)
     index = step.broadcast(index, shape=(shape[0], shape[axis]))
     is_new = step.and_(step.ge(index, 0), step.lt(index, length))
     moved = step.gather_in_batches(update, step.select(is_new, index, 0), axis=axis, batch_dims=1)
@@ -136,15 +139,18 @@ def _tensor_scatter(
 @operator("OneHot")
 def _one_hot(site: NodeSite, indices: Tensor, *, axis: int = integer("axis", -1)) -> Any:
     """Return the second value at indices along a new axis, and the first value elsewhere."""
-    step, rank, depth = site.step, site.rank() + 1, site.integer(1)
+    step = site.step
+    depth = site.integer(1)
+    rank = site.rank() + 1
     axis = site.axis(axis, rank)
     indices = site.unsqueezed(site.as_integer(site.tensor(indices)), (axis,))
     indices = step.select(step.lt(indices, 0), step.add(indices, depth), indices)
     is_hot = step.eq(indices, site.places(depth, axis, rank))
-    off, on = (
-        site.reshaped(sliced(site, site.operand(2), {0: (i, i + 1, 1)}, final=False), (1,) * rank)
-        for i in range(2)
-    )
+    values: list[Tensor] = []
+    for i in range(2):
+        value = sliced(site, site.operand(2), {0: (i, i + 1, 1)}, final=False)
+        values.append(site.reshaped(value, (1,) * rank))
+    off, on = values
     return site.last.select(is_hot, on, off)
 
 

@@ -91,8 +91,9 @@ def _split(site: NodeSite, x: Tensor, *, axis: int = axis("axis", 0)) -> tuple[A
     if parts != count:
         raise InvalidOperation(f"'num_outputs' is {parts}, it has {count} outputs")
     extent = site.known_shape()[axis]
-    length = -(-extent // count)
-    return tuple(cut(site, x, axis, [length] * (count - 1) + [extent - length * (count - 1)]))
+    length = -(-extent // count)  # rounded up
+    first_lengths = [length] * (count - 1)
+    return tuple(cut(site, x, axis, [*first_lengths, extent - sum(first_lengths)]))
 
 
 @operator("Split")

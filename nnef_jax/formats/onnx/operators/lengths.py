@@ -75,6 +75,7 @@ def _unique(site: NodeSite, x: Tensor, *, sorts: bool = flag("sorted", True)) ->
     x = site.tensor(x)
     site.known_shape(x)
     items, *numbers, count = site.last.unique(x, axis=axis, sorts=sorts)
-    first, inverse, often = map(site.as_integer, numbers)
-    first, often = (_noted(site, part, 0, count) for part in (first, often))
-    return _noted(site, items, axis, count), first, inverse, often
+    first, inverse, frequency = map(site.as_integer, numbers)
+    first = _noted(site, first, 0, count)
+    frequency = _noted(site, frequency, 0, count)
+    return _noted(site, items, axis, count), first, inverse, frequency

@@ -49,14 +49,18 @@ def _at(site: NodeSite) -> Any:
 @operator("SequenceInsert")
 def _insert(site: NodeSite) -> Any:
     items = _sequence(site)
-    index = _index(site, 2, len(items), end=len(items) + 1) if site.has(2) else len(items)
+    index = len(items)
+    if site.has(2):
+        index = _index(site, 2, len(items), end=len(items) + 1)
     return [*items[:index], site.operand(1), *items[index:]]
 
 
 @operator("SequenceErase")
 def _erase(site: NodeSite) -> Any:
     items = _sequence(site)
-    index = _index(site, 1, len(items), end=len(items)) if site.has(1) else len(items) - 1
+    index = len(items) - 1
+    if site.has(1):
+        index = _index(site, 1, len(items), end=len(items))
     if not items:
         raise InvalidShape("there is nothing to take away from an empty sequence")
     return items[:index] + items[index + 1 :]
@@ -72,11 +76,13 @@ def _split_to_sequence(
     """
     if site.has(1) and site.rank(1):
         return cut(site, x, axis, site.integers(1))
-    extent, length = site.known_shape()[axis], site.integer(1, 1)
+    extent = site.known_shape()[axis]
+    length = site.integer(1, 1)
     if length < 1:
         raise InvalidShape(f"the parts must have a positive length, it is {length}")
-    site.spend(_PART * -(-extent // length))
-    lengths = [min(length, extent - i) for i in range(0, extent, length)]
+    starts = range(0, extent, length)
+    site.spend(_PART * len(starts))
+    lengths = [min(length, extent - start) for start in starts]
     parts = cut(site, x, axis, lengths)
     if site.has(1) or keeps:
         return parts
@@ -91,7 +97,8 @@ def _concat_from_sequence(
     if not items:
         raise InvalidShape("an empty sequence cannot be joined")
     axis = site.axis(axis, site.rank(items[0]) + stacks)
-    return (site.last.stack if stacks else site.last.concat)(items, axis=axis)
+    join = site.last.stack if stacks else site.last.concat
+    return join(items, axis=axis)
 
 
 @operator("SequenceMap")

@@ -20,10 +20,12 @@ def _counted(site: NodeSite, x: Tensor, grams: NDArray[np.int64], skips: int) ->
 
     Up to `skips` tokens may lie between two tokens of a sequence, the same number in all gaps.
     """
-    (height, items), (count, length) = site.known_shape(x), grams.shape
+    height, items = site.known_shape(x)
+    count, length = grams.shape
     step = site.step
     total: Any = None
-    for gap in range(1, (skips if length > 1 else 0) + 2):
+    largest_gap = skips + 1 if length > 1 else 1
+    for gap in range(1, largest_gap + 1):
         positions = items - (length - 1) * gap
         if positions < 1:
             break
@@ -35,7 +37,9 @@ def _counted(site: NodeSite, x: Tensor, grams: NDArray[np.int64], skips: int) ->
             is_gram = is_token if is_gram is None else step.and_(is_gram, is_token)
         number = site.squeezed(site.total(site.as_integer(is_gram), (1,)), 1)
         total = number if total is None else step.add(total, number)
-    return site.as_integer(site.filled(0, "int64", (height, count))) if total is None else total
+    if total is None:
+        return site.as_integer(site.filled(0, "int64", (height, count)))
+    return total
 
 
 @operator("TfIdfVectorizer")
@@ -58,11 +62,13 @@ def _tf_idf_vectorizer(
         raise InvalidOperation("'ngram_indexes' must be different numbers from 0")
     site.spend(len(pool) * (max(skips, 0) + 1) + max(columns))
     rank = site.rank()
-    x = site.unsqueezed(x, (0,)) if rank == 1 else x
+    if rank == 1:
+        x = site.unsqueezed(x, (0,))
     parts: list[Any] = []
     order = np.full(max(columns) + 1, -1)
     first = counted = 0  # number of shorter sequences: in the pool, and in `parts`
-    for length, (start, end) in enumerate(zip(starts, [*starts[1:], len(pool)], strict=True), 1):
+    ends = [*starts[1:], len(pool)]
+    for length, (start, end) in enumerate(zip(starts, ends, strict=True), 1):
         grams = pool[start:end].reshape(-1, length)
         if len(grams) and shortest <= length <= longest:
             parts.append(_counted(site, x, grams, skips))
@@ -71,7 +77,8 @@ def _tf_idf_vectorizer(
         first += len(grams)
     if not parts or first != len(columns):
         raise InvalidOperation(f"it has {first} sequences, and {len(columns)} 'ngram_indexes'")
-    step, counts = site.step, site.step.concat([site.tensor(p) for p in parts], axis=1)
+    step = site.step
+    counts = step.concat([site.tensor(part) for part in parts], axis=1)
     counts = site.fitted(counts, 1, counted + 1)  # a column of zeros for uncounted sequences
     indices = site.constant(np.where(order < 0, counted, order), "int64")
     counts = step.gather(counts, indices, axis=1)

@@ -32,7 +32,9 @@ def _standardized(
     The deviation is sqrt(variance + epsilon). If not `centred`, return x / root, None, and
     1 / root, with root = sqrt(mean(x^2) + epsilon).
     """
-    step, axes, mean = site.step, tuple(axes), None
+    step = site.step
+    axes = tuple(axes)
+    mean = None
     if centred:
         mean, mean_square = step.moments(x, axes=axes)
         x = step.sub(x, mean)
@@ -45,10 +47,12 @@ def _standardized(
 def _scaled(site: NodeSite, x: Tensor, scale: Tensor, bias: Tensor | None, dtype: str = "") -> Any:
     """Return x * scale + bias in a dtype, by default that of input 0."""
     dtype = dtype or site.dtype_of()
-    x, scale = site.cast(x, dtype), site.cast(scale, dtype)
-    bias = bias if bias is None else site.cast(bias, dtype)
-    x = site.step.mul(x, scale)
-    return x if bias is None else site.step.add(x, bias)
+    x = site.cast(x, dtype)
+    scale = site.cast(scale, dtype)
+    if bias is None:
+        return site.step.mul(x, scale)
+    bias = site.cast(bias, dtype)
+    return site.step.add(site.step.mul(x, scale), bias)
 
 
 @operator("BatchNormalization", since=14)
@@ -60,25 +64,39 @@ def _batch_normalization(
     Training also returns the new running statistics and the batch's statistics. Before version 9,
     each item of a sample has its own statistics if `spatial` is 0.
     """
-    dtype = site.dtype_of(3 if trains or site.version >= 14 else 0)
-    step = site.step
-    scale, offset, *statistics = (
+    dtype_input = 3 if trains or site.version >= 14 else 0
+    dtype = site.dtype_of(dtype_input)
+    scale, offset, mean, variance = (
         site.cast(site.unsqueezed(site.operand(i), (0,)), dtype) for i in range(1, 5)
     )
-    running: list[Any] = []
+    statistics: list[Any] = [mean, variance]
+    results: list[Any] = []
     if trains:
-        axes = (0, *range(2, site.rank())) if site.flag("spatial", True) else (0,)
-        momentum = site.number("momentum", 0.9)
-        moments = step.moments(site.wide(x), axes=axes)
-        moments = [site.cast(site.squeezed(new, *axes[1:]), dtype) for new in moments]
-        running = [
-            step.add(step.mul(old, momentum), step.mul(new, 1 - momentum))
-            for old, new in zip(statistics, moments, strict=True)
-        ]
-        running, statistics = [site.squeezed(y, 0) for y in (*running, *moments)], moments
+        moments = _moments_of_batch(site, x, dtype)
+        running = _running(site, statistics, moments)
+        results = [site.squeezed(y, 0) for y in (*running, *moments)]
+        statistics = moments
     add = site.step_or_last(dtype == site.dtype_of())
     x = add.batch_normalization(site.cast(x, dtype), *statistics, offset, scale, epsilon=epsilon)
-    return (site.cast(x, site.dtype_of()), *running)
+    return (site.cast(x, site.dtype_of()), *results)
+
+
+def _moments_of_batch(site: NodeSite, x: Tensor, dtype: str) -> list[Any]:
+    """Return the mean and the variance of a batch, for each channel, or item without `spatial`."""
+    spatial = range(2, site.rank()) if site.flag("spatial", True) else ()
+    moments = site.step.moments(site.wide(x), axes=(0, *spatial))
+    return [site.cast(site.squeezed(moment, *spatial), dtype) for moment in moments]
+
+
+def _running(site: NodeSite, statistics: Sequence[Tensor], moments: Sequence[Tensor]) -> list[Any]:
+    """Return the new running statistics: old * momentum + moment * (1 - momentum)."""
+    step = site.step
+    momentum = site.number("momentum", 0.9)
+    running: list[Any] = []
+    for statistic, moment in zip(statistics, moments, strict=True):
+        share = step.mul(statistic, momentum)
+        running.append(step.add(share, step.mul(moment, 1 - momentum)))
+    return running
 
 
 @operator("BatchNormalization", since=7)
@@ -212,18 +230,22 @@ def _embed_layer_normalization(
     """
     batch, times = site.known_shape()
     positions = site.operand(8) if site.has(8) else site.places(times, 1, 2)
-    pairs = [(2, words), (3, positions), (4, site.optional(1))]
-    total, *embeddings = (
-        site.step.gather(site.operand(i), x, axis=0) for i, x in pairs if x is not None
-    )
-    for embedding in embeddings:
+    embeddings = [
+        site.step.gather(site.operand(2), words, axis=0),
+        site.step.gather(site.operand(3), positions, axis=0),
+    ]
+    if site.has(1):
+        embeddings.append(site.step.gather(site.operand(4), site.input(1), axis=0))
+    total = embeddings[0]
+    for embedding in embeddings[1:]:
         total = site.step.add(total, embedding)
     if site.has(7):
-        count = site.reshaped(site.total(site.cast(site.operand(7), "int32"), (1,)), (batch,))
+        mask = site.cast(site.operand(7), "int32")
+        lengths = site.reshaped(site.total(mask, (1,)), (batch,))
     else:
-        count = site.filled(0, "int32", (batch,))
-    scale, bias = site.operand(5), site.optional(6)
-    return _of_sum(site, total, scale, bias, epsilon)[0], count, total
+        lengths = site.filled(0, "int32", (batch,))
+    normal, _, _ = _of_sum(site, total, site.operand(5), site.optional(6), epsilon)
+    return normal, lengths, total
 
 
 def _grouped(
@@ -275,7 +297,8 @@ def _group_normalization_by_group(
 def _mean_variance_normalization(
     site: NodeSite, x: Tensor, *, axes: Sequence[int] = integers("axes", (0, 2, 3))
 ) -> Any:
-    x, step = site.wide(x), site.step
+    step = site.step
+    x = site.wide(x)
     mean, variance = step.moments(x, axes=tuple(map(site.axis, axes)))
     deviation = step.add(site.root(variance), 1e-9)
     return site.cast(step.div(step.sub(x, mean), deviation), site.dtype_of())

@@ -58,7 +58,8 @@ def _adagrad(
     make = site.step
 
     def update(rate: Tensor, step: Tensor, x: Tensor, gradient: Tensor, squares: Tensor) -> Any:
-        rate = make.div(rate, make.add(make.mul(step, decay), 1.0))
+        decayed = make.add(make.mul(step, decay), 1.0)
+        rate = make.div(rate, decayed)
         squares = make.add(squares, make.sqr(gradient))
         return make.sub(x, _divided(site, make.mul(gradient, rate), squares, epsilon)), squares
 
@@ -86,7 +87,8 @@ def _adam(
     ) -> Any:
         # The corrections a and b are 1 at step 0.
         is_later = site.cast(make.gt(step, 0.0), site.dtype_of(x))
-        a, b = (make.sub(1.0, make.mul(is_later, make.pow(base, step))) for base in (alpha, beta))
+        a = make.sub(1.0, make.mul(is_later, make.pow(alpha, step)))
+        b = make.sub(1.0, make.mul(is_later, make.pow(beta, step)))
         rate = make.div(make.mul(rate, make.sqrt(b)), a)
         mean = _mixed(site, mean, gradient, alpha, 1 - alpha)
         squares = _mixed(site, squares, make.sqr(gradient), beta, 1 - beta)

@@ -44,7 +44,9 @@ def _max_pool(
     add = site.last.max_pool_with_index
     maxima, indices = _pooled(site, x, add, rounds_up=rounds_up, first_axis=0)
     indices = site.cast(indices, site.computed("int64"))
-    return maxima, _by_columns(site, indices, site.known_shape()[2:]) if order else indices
+    if order:
+        indices = _by_columns(site, indices, site.known_shape()[2:])
+    return maxima, indices
 
 
 def _by_columns(site: NodeSite, indices: Tensor, extents: Shape) -> Any:
@@ -111,11 +113,14 @@ def _max_unpool(site: NodeSite, items: Tensor, indices: Tensor) -> Any:
 
     If `output_shape` is larger than this tensor, zeros are added behind.
     """
-    rank, shape = site.rank() - 2, site.known_shape()
-    kernel, strides = site.spatial("kernel_shape", rank, None), site.spatial("strides", rank)
+    rank = site.rank() - 2
+    shape = site.known_shape()
+    kernel = site.spatial("kernel_shape", rank, None)
+    strides = site.spatial("strides", rank)
     pads = site.spatial("pads", 2 * rank, 0)
     axes = zip(shape[2:], strides, kernel, pads[:rank], pads[rank:], strict=True)
-    extents = (*shape[:2], *((n - 1) * s + k - p - q for n, s, k, p, q in axes))
+    plane = [(n - 1) * s + k - p - q for n, s, k, p, q in axes]
+    extents = (*shape[:2], *plane)
     items, indices = (site.reshaped(x, (math.prod(shape),)) for x in (items, indices))
     zeros = site.filled(0, site.dtype_of(), (math.prod(extents),))
     result = site.step.scatter_elements(zeros, indices, items, axis=0, reduction="none")
@@ -123,6 +128,6 @@ def _max_unpool(site: NodeSite, items: Tensor, indices: Tensor) -> Any:
     if not site.has(2) or tuple(site.integers(2)) == extents:
         return result
     behind = [(0, n - m) for n, m in zip(site.integers(2), extents, strict=True)]
-    if min(min(pair) for pair in behind) < 0:
+    if any(added < 0 for _, added in behind):
         raise InvalidOperation(f"'output_shape' {site.integers(2)} must be {list(extents)} or more")
     return site.last.pad(result, padding=behind, border="constant", value=0.0)

@@ -23,14 +23,19 @@ _CHANNELS_LAST = flag("channels_last")
 @operator("MatMul")
 def _matmul(site: NodeSite, x: Tensor, y: Tensor) -> Any:
     """Multiply the matrices in the last two axes. A vector x is a row, a vector y is a column."""
-    dropped = [axis for axis, v in ((-2, x), (-1, y)) if site.rank(v) == 1]
-    x = site.unsqueezed(x, (0,)) if site.rank(x) == 1 else x
-    y = site.unsqueezed(y, (1,)) if site.rank(y) == 1 else y
+    dropped: list[int] = []  # axes of the product, from the end
+    if site.rank(x) == 1:
+        x = site.unsqueezed(x, (0,))
+        dropped.append(-2)
+    if site.rank(y) == 1:
+        y = site.unsqueezed(y, (1,))
+        dropped.append(-1)
     rank = max(site.rank(x), site.rank(y))
     x, y = (site.unsqueezed(v, range(rank - site.rank(v))) for v in (x, y))
     product = site.step_or_last(not dropped).matmul(x, y, transposeA=False, transposeB=False)
-    axes = sorted(rank + axis for axis in dropped)
-    return site.last.squeeze(product, axes=axes) if dropped else product
+    if not dropped:
+        return product
+    return site.last.squeeze(product, axes=[rank + axis for axis in dropped])
 
 
 @operator("Gemm")
@@ -47,15 +52,19 @@ def _gemm(
 ) -> Any:
     """Return alpha * a b + beta * bias. `flips_a` and `flips_b` transpose a and b."""
     bias = None if beta == 0 else bias
-    if bias is not None and flips_b and not flips_a and alpha == beta == 1:
-        return site.last.linear(a, b, site.aligned(a, bias)[1])
+    is_linear = flips_b and not flips_a and alpha == beta == 1
+    if is_linear and bias is not None:
+        _, bias = site.aligned(a, bias)
+        return site.last.linear(a, b, bias)
     add = site.step_or_last(alpha == 1 and bias is None)
     result = add.matmul(a, b, transposeA=flips_a, transposeB=flips_b)
     if alpha != 1:
         result = site.step_or_last(bias is None).mul(result, alpha)
     if bias is None:
         return result
-    return site.last.add(result, bias if beta == 1 else site.step.mul(bias, beta))
+    if beta != 1:
+        bias = site.step.mul(bias, beta)
+    return site.last.add(result, bias)
 
 
 @operator("Einsum")
@@ -65,7 +74,8 @@ def _einsum(site: NodeSite, *inputs: Tensor, equation: str = text("equation")) -
     if "->" not in expr:
         counts = Counter(re.sub(r"\.\.\.|,", "", expr))
         once = "".join(sorted(x for x, count in counts.items() if count == 1))
-        expr = f"{expr}->{'...' if '...' in expr else ''}{once}"
+        batch = "..." if "..." in expr else ""
+        expr = f"{expr}->{batch}{once}"
     dtype = site.dtype_of()
     wide = "float32" if is_float(dtype) else dtype
     return site.last.einsum([*map(site.tensor, inputs)], expr=expr, accumulator=wide, dtype=dtype)
@@ -98,27 +108,33 @@ def product(
         dtype: the dtype of the result.
         flags: whether a and b are transposed.
     """
-    are_vectors = [site.rank(x) == 1 for x in (a, b)]
-    a, b = (
-        site.unsqueezed(x, (i,)) if is_vector else x
-        for i, (x, is_vector) in enumerate(zip((a, b), are_vectors, strict=True))
-    )
-    (a, zero_a), (b, zero_b) = (
-        _centred(site, x, zero) for x, zero in zip((a, b), zero_points, strict=True)
-    )
+    is_row = site.rank(a) == 1
+    is_column = site.rank(b) == 1
+    if is_row:
+        a = site.unsqueezed(a, (0,))
+    if is_column:
+        b = site.unsqueezed(b, (1,))
+    a, zero_a = _centred(site, a, zero_points[0])
+    b, zero_b = _centred(site, b, zero_points[1])
     a, b = site.aligned(site.tensor(a), site.tensor(b))
     # Letters: z for rows, x for the axis of the sum, y for columns. A single number has no letter.
     batch = ascii_lowercase[: site.rank(a) - 2]
-    left, right = ("xz" if flags[0] else "zx"), ("yx" if flags[1] else "xy")
+    left = "xz" if flags[0] else "zx"
+    right = "yx" if flags[1] else "xy"
     parameters = (zero_a, scales[0], zero_b, scales[1], *output)
-    terms = [
-        letter if isinstance(x, Tensor) and any(differ(n, 1) for n in site.shape(x)) else ""
-        for x, letter in zip(parameters, "zzyyyy", strict=True)
-    ]
+    terms: list[str] = []
+    for x, letter in zip(parameters, "zzyyyy", strict=True):
+        varies = isinstance(x, Tensor) and any(differ(n, 1) for n in site.shape(x))
+        term = letter if varies else ""
+        terms.append(term)
     expr = f"{batch}{left},{batch}{right},,{','.join(terms)}->{batch}zy"
     result = site.step.quantized_einsum(a, b, 0, *parameters, expr=expr, dtype=dtype)
-    axes = (len(batch) + i for i, is_vector in enumerate(are_vectors) if is_vector)
-    return site.squeezed(result, *axes)
+    dropped: list[int] = []
+    if is_row:
+        dropped.append(len(batch))
+    if is_column:
+        dropped.append(len(batch) + 1)
+    return site.squeezed(result, *dropped)
 
 
 def _centred(site: NodeSite, x: Tensor, zero: Tensor | None) -> tuple[Any, Any]:
@@ -130,7 +146,8 @@ def _centred(site: NodeSite, x: Tensor, zero: Tensor | None) -> tuple[Any, Any]:
         return x, 0
     if sum(differ(n, 1) for n in site.shape(zero)) < 2:
         return x, zero
-    return site.step.sub(site.cast(x, "int32"), site.cast(zero, "int32")), 0
+    centred = site.step.sub(site.cast(x, "int32"), site.cast(zero, "int32"))
+    return centred, 0
 
 
 def dynamic_product(
@@ -169,8 +186,9 @@ def _conv_integer(
     *,
     groups: int = GROUPS,
 ) -> Any:
-    zeros = [0 if zero is None else zero for zero in (zero_x, zero_filter)]
-    parameters = [zeros[0], 1.0, zeros[1], 1.0, 0, 1.0]
+    zero_of_x = 0 if zero_x is None else zero_x
+    zero_of_filter = 0 if zero_filter is None else zero_filter
+    parameters = [zero_of_x, 1.0, zero_of_filter, 1.0, 0, 1.0]
     return site.last.quantized_conv(
         x, filter, 0, *parameters, groups=groups, border="constant", dtype="int32",
         **windows_of(site, kernel_of(site)),

@@ -34,7 +34,8 @@ def spread(site: NodeSite, x: Tensor, parameter: Tensor, axis: int, block: int =
     The parameter has one item, or one for each item of x along `axis`. If `block` is not 0, it has
     the rank of x, and one item along `axis` for `block` items of x.
     """
-    shape, rank = site.shape(parameter), site.rank(x)
+    shape = site.shape(parameter)
+    rank = site.rank(x)
     if all(n == 1 for n in shape) and not block:
         return site.reshaped(parameter, ())
     axis = site.axis(axis, rank)
@@ -47,8 +48,9 @@ def spread(site: NodeSite, x: Tensor, parameter: Tensor, axis: int, block: int =
         )
     extents = list(site.known_shape(parameter))
     extents[axis] *= block
+    repeats = [1] * (rank + 1)
+    repeats[axis + 1] = block
     unsqueezed = site.unsqueezed(parameter, (axis + 1,))
-    repeats = [block if i == axis + 1 else 1 for i in range(rank + 1)]
     repeated = site.reshaped(site.step.tile(unsqueezed, repeats=repeats), extents)
     items = site.extent(x, axis)
     if not extents[axis] - block < items <= extents[axis]:
@@ -94,7 +96,8 @@ def dequantized(
     The result is rounded once: a difference of levels of 8 bits is exact in 16 bits, and longer
     levels are scaled in 32 bits.
     """
-    real, codes = site.dtype_of(scale), site.dtype_of(x)
+    real = site.dtype_of(scale)
+    codes = site.dtype_of(x)
     dtype = dtype or real
     wide = real
     if dtype != real or codes in _LONG:
@@ -102,16 +105,19 @@ def dequantized(
     exact = "int32" if codes.startswith(_INTEGERS) else wide
     if zero_point is not None and not is_zero(zero_point):
         x = site.step.sub(site.cast(x, exact), site.cast(zero_point, exact))
-    return site.cast(site.step.mul(site.cast(x, wide), site.cast(scale, wide)), dtype)
+    product = site.step.mul(site.cast(x, wide), site.cast(scale, wide))
+    return site.cast(product, dtype)
 
 
 def _spread_all(
     site: NodeSite, x: Tensor, scale: Tensor, zero_point: Tensor | None, axis: int, block: int
-) -> list[Any]:
+) -> tuple[Any, Any]:
     if site.dtype_of(scale).startswith(_SMALL_FLOATS):
         scale = site.cast(scale, site.graph.builder.real)
-    parameters = (scale, zero_point)
-    return [None if p is None else spread(site, x, p, axis, block) for p in parameters]
+    scale = spread(site, x, scale, axis, block)
+    if zero_point is not None:
+        zero_point = spread(site, x, zero_point, axis, block)
+    return scale, zero_point
 
 
 def _quantize_linear(
@@ -119,11 +125,16 @@ def _quantize_linear(
     axis: int, block: int, code: int, precision: int, saturates: bool,
 ) -> Any:  # fmt: skip
     scale, zero_point = _spread_all(site, x, scale, zero_point, axis, block)
-    dtype = dtype_of(code) if code else site.dtype_of(2) if site.has(2) else "uint8"
-    if site.has(2) and dtype != site.dtype_of(2):
-        raise InvalidOperation(f"'output_dtype' must be {site.dtype_of(2)}, the dtype of input 2")
+    dtype = dtype_of(code) if code else ""
+    if site.has(2):
+        zero_dtype = site.dtype_of(2)
+        dtype = dtype or zero_dtype
+        if dtype != zero_dtype:
+            raise InvalidOperation(f"'output_dtype' must be {zero_dtype}, the dtype of input 2")
+    dtype = dtype or "uint8"
     wide = site.computed(dtype_of(precision)) if precision else site.dtype_of(scale)
-    x, scale = site.cast(x, wide), site.cast(scale, wide)
+    x = site.cast(x, wide)
+    scale = site.cast(scale, wide)
     return quantized(site, x, scale, zero_point, dtype, saturates=saturates)
 
 
@@ -160,12 +171,15 @@ def dynamically(site: NodeSite, x: Tensor) -> tuple[Any, Any, Any]:
 
     The levels span the numbers and 0.
     """
-    axes, step = tuple(range(site.rank(x))), site.step
+    step = site.step
+    axes = tuple(range(site.rank(x)))
 
     def end(reduce: Callable[..., Tensor], bound: Callable[..., Tensor]) -> Tensor:
-        return bound(site.reshaped(reduce(x, axes=axes) if axes else x, ()), 0)
+        extreme = reduce(x, axes=axes) if axes else x
+        return bound(site.reshaped(extreme, ()), 0)
 
-    low, high = end(step.min_reduce, step.min), end(step.max_reduce, step.max)
+    low = end(step.min_reduce, step.min)
+    high = end(step.max_reduce, step.max)
     scale = step.div(step.sub(high, low), 255)
     zero_point = quantized(site, step.neg(low), scale, None, "uint8")
     return quantized(site, x, scale, zero_point, "uint8"), scale, zero_point

@@ -28,12 +28,15 @@ def _reduced(steps: tuple[str, str, str]) -> Meaning:
     _, kind, after = steps
 
     def meaning(site: NodeSite, x: Tensor, *, keeps: bool) -> Any:
-        axes, dtype = _axes(site), site.dtype_of()
-        if kind in ("max_reduce", "min_reduce") and any(site.shape()[a] == 0 for a in axes):
+        axes = _axes(site)
+        is_empty = any(site.shape()[axis] == 0 for axis in axes)
+        if is_empty and kind in ("max_reduce", "min_reduce"):
             return _extreme_of_empty(site, axes, largest=kind == "max_reduce", keeps=keeps)
-        back = dtype if after and is_integer(dtype) else ""
-        x = site.cast(x, site.computed("float64")) if back else x
-        return reduced(site, x, axes, steps, keeps=keeps, back=back)
+        dtype = site.dtype_of()
+        if not after or not is_integer(dtype):
+            return reduced(site, x, axes, steps, keeps=keeps)
+        x = site.cast(x, site.computed("float64"))
+        return reduced(site, x, axes, steps, keeps=keeps, back=dtype)
 
     return meaning
 
@@ -47,9 +50,12 @@ def _extreme_of_empty(site: NodeSite, axes: tuple[int, ...], *, largest: bool, k
     dtype = site.dtype_of()
     low, high = (-math.inf, math.inf) if site.is_real() else ends_of(dtype)
     item = low if largest else high
-    shape = [
-        1 if i in axes else n for i, n in enumerate(site.known_shape()) if keeps or i not in axes
-    ]
+    shape: list[int] = []
+    for i, extent in enumerate(site.known_shape()):
+        if i not in axes:
+            shape.append(extent)
+        elif keeps:
+            shape.append(1)
     return site.last.constant(shape=shape, value=(item,), dtype=dtype)
 
 
@@ -88,7 +94,8 @@ def _first_largest(site: NodeSite, x: Tensor, axes: Sequence[int]) -> Any:
     """Return 1 for the first largest item along axes, 0 for all others."""
     site.graph.require_items(x, axes)
     shape = site.known_shape()
-    indices: Any = site.places(site.volume([shape[a] for a in axes]))
-    indices = site.reshaped(indices, [n if i in axes else 1 for i, n in enumerate(shape)])
+    extents = [n if i in axes else 1 for i, n in enumerate(shape)]
+    indices: Any = site.places(site.volume(extents))
+    indices = site.reshaped(indices, extents)
     first = site.as_integer(site.step.argmax_reduce(x, axes=tuple(axes)))
     return site.last.cast(site.step.eq(indices, first), dtype=site.dtype_of())

@@ -42,7 +42,10 @@ def _class_axes(site: NodeSite) -> tuple[int, ...]:
 
 
 def _optional(i: int, default: float) -> Callable[[NodeSite], Any]:
-    return lambda site: site.operand(i) if site.has(i) else default
+    def read(site: NodeSite) -> Any:
+        return site.operand(i) if site.has(i) else default
+
+    return read
 
 
 _ROWS: Mapping[str, Meaning] = {

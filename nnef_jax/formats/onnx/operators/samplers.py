@@ -75,13 +75,14 @@ def _sizes(site: NodeSite, axes: Sequence[int]) -> dict[str, Any]:
     policies = ("stretch", "not_larger", "not_smaller")
     policy = site.choice("keep_aspect_ratio_policy", *policies, default="stretch")
     site.graph.require_items(site.operand(0), axes)
-    shape, sizes = site.known_shape(), site.integers(3)
-    extents = _of_all_axes(sizes, axes, shape)
+    shape = site.known_shape()
+    sizes = _of_all_axes(site.integers(3), axes, shape)
     if policy == "stretch":
-        return {"sizes": extents}
+        return {"sizes": sizes}
     choose = min if policy == "not_larger" else max
-    scale = choose(extents[a] / shape[a] for a in axes)
-    return {"scales": tuple(scale if a in axes else 1.0 for a in range(len(shape))), "rounds": True}
+    scale = choose(sizes[axis] / shape[axis] for axis in axes)
+    scales = _of_all_axes([scale] * len(axes), axes, [1.0] * len(shape))
+    return {"scales": scales, "rounds": True}
 
 
 def _region(site: NodeSite, axes: Sequence[int], rank: int) -> Any:
@@ -89,7 +90,8 @@ def _region(site: NodeSite, axes: Sequence[int], rank: int) -> Any:
 
     Input 1 has them for `axes` alone. Along all other axes the region is from 0 to 1.
     """
-    roi, count = site.operand(1), len(axes)
+    roi = site.operand(1)
+    count = len(axes)
     if list(axes) == list(range(rank)):
         return roi
     zero_one = site.constant([0, 1], site.dtype_of(roi))
@@ -146,11 +148,11 @@ def _grid_sample(
     aligns: bool = flag("align_corners"),
     padding: str = word("padding_mode", "zeros", "border", "reflection"),
 ) -> Any:
-    modes, default = _GRID_MODES, "linear" if site.version >= 20 else "bilinear"
-    mode = site.choice("mode", *modes, *modes.values(), "nearest", default=default)
-    return site.last.grid_sample(
-        x, grid, mode=modes.get(mode, mode), align_corners=aligns, padding_mode=padding
-    )
+    default = "linear" if site.version >= 20 else "bilinear"
+    modes = (*_GRID_MODES, *_GRID_MODES.values(), "nearest")
+    mode = site.choice("mode", *modes, default=default)
+    mode = _GRID_MODES.get(mode, mode)
+    return site.last.grid_sample(x, grid, mode=mode, align_corners=aligns, padding_mode=padding)
 
 
 @operator("RoiAlign")
@@ -174,10 +176,13 @@ def _roi_align(
     by their weights, and takes the maximum.
     """
     is_half = coordinates == "half_pixel" and site.version >= 16
+    shift = -0.5 if is_half else 0.0
+    least = 0.0 if is_half else 1.0  # extent of a region
+    if mode == "max":
+        mode = "max_share"
     return roi_aligned(
-        site, x, rois, image, scale=scale, shift=-0.5 if is_half else 0.0,
-        output_size=(height, width), sampling_ratio=samples, least=0.0 if is_half else 1.0,
-        mode="max_share" if mode == "max" else mode,
+        site, x, rois, image, scale=scale, shift=shift, output_size=(height, width),
+        sampling_ratio=samples, least=least, mode=mode,
     )  # fmt: skip
 
 

@@ -8,8 +8,8 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from lowering.errors import InvalidOperation
-from lowering.extents import UNKNOWN, is_symbolic
 from lowering.graph import Value
+from nnef_jax.flattening.hostvalues import is_plain
 from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.onnx.document import Function, Node, Reader
 from nnef_jax.formats.onnx.protobuf import Raw
@@ -39,8 +39,10 @@ def require_declared(node: Node, version: int) -> None:
     schema = _schema(node.domain, node.operator, version)
     if schema is None:
         return
-    sides = ("inputs", node.inputs, schema.max_input), ("outputs", node.outputs, schema.max_output)
-    for side, names, most in sides:
+    for side, names, most in (
+        ("inputs", node.inputs, schema.max_input),
+        ("outputs", node.outputs, schema.max_output),
+    ):
         if any(names[most:]):
             raise InvalidOperation(f"it has {len(names)} {side}, the operator has at most {most}")
     for name in (*node.attributes, *node.references):
@@ -52,14 +54,18 @@ def require_declared(node: Node, version: int) -> None:
 def is_defined(domain: str, name: str, version: int) -> bool:
     """Tell whether the standard defines an operator by a function."""
     schema = _schema(domain, name, version)
-    return schema and (schema.has_function or schema.has_context_dependent_function)
+    if schema is None:
+        return False
+    return schema.has_function or schema.has_context_dependent_function
 
 
 @cache
 def defined(domain: str, name: str, version: int) -> Function | None:
     """Return the function that defines an operator whatever its operands, None if there is none."""
     schema = _schema(domain, name, version)
-    return _read(schema.function_body, schema) if schema and schema.has_function else None
+    if schema is None or not schema.has_function:
+        return None
+    return _read(schema.function_body, schema)
 
 
 def specialised(node: Node, version: int, operands: Sequence[object]) -> Function:
@@ -72,19 +78,25 @@ def specialised(node: Node, version: int, operands: Sequence[object]) -> Functio
     def type_of(x: object) -> bytes:
         if not isinstance(x, Value | Constant):
             return TypeProto().SerializeToString()
-        is_constant = isinstance(x, Constant)
-        dtype, shape = (x.type, x.array.shape) if is_constant else (x.type.dtype, x.type.shape)
-        extents = [None if n is UNKNOWN or is_symbolic(n) else int(n) for n in shape]
-        return helper.make_tensor_type_proto(code_of(dtype), extents).SerializeToString()
+        if isinstance(x, Constant):
+            code = code_of(x.type)
+            shape = x.array.shape
+        else:
+            code = code_of(x.type.dtype)
+            shape = x.type.shape
+        extents = [int(n) if is_plain([n]) else None for n in shape]
+        return helper.make_tensor_type_proto(code, extents).SerializeToString()
 
-    proto, body = helper.make_node(node.operator, node.inputs, node.outputs), FunctionProto()
+    proto = helper.make_node(node.operator, node.inputs, node.outputs)
     proto.domain = node.domain
     for name, x in node.attributes.items():
         if isinstance(x, int | float | str | tuple):
             proto.attribute.append(helper.make_attribute(name, x))
     schema = _schema(node.domain, node.operator, version)
     types = [type_of(x) for x in operands]
-    body.ParseFromString(schema.get_context_dependent_function(proto.SerializeToString(), types))
+    message = schema.get_context_dependent_function(proto.SerializeToString(), types)
+    body = FunctionProto()
+    body.ParseFromString(message)
     if not body.node:
         raise InvalidOperation("the standard does not define it for its inputs and attributes")
     return _read(body, schema)

@@ -20,7 +20,9 @@ from nnef_jax.formats.onnx.operators.registry import operator
 from nnef_jax.formats.onnx.tensor_types import dtype_of
 
 _NAN = 255  # the code of NaN in float8e8m0
-_MELS, _CORNER = 2595, 700  # mel(f) = 2595 * log10(1 + f / 700)
+# mel(f) = 2595 * log10(1 + f / 700)
+_MELS = 2595
+_CORNER = 700  # hertz
 _ZERO = Constant(np.zeros(1, np.float32), "float32", derived=True)
 _ALL = 2**63 - 1  # an end behind all axes
 _LEAST = {"up": 1, "down": 1 << 23, "nearest": 1 << 22}  # the least mantissa that is rounded up
@@ -70,9 +72,8 @@ def _shape(
     shape = shape[start:end]
     if not any(isinstance(n, Value) for n in shape):
         return site.numbers_of(shape)
-    return site.last.concat(
-        [n if isinstance(n, Value) else site.numbers_of([n]) for n in shape], axis=0
-    )
+    parts = [n if isinstance(n, Value) else site.numbers_of([n]) for n in shape]
+    return site.last.concat(parts, axis=0)
 
 
 @operator("Size")
@@ -123,15 +124,20 @@ operator("CastLike", saturates=_SATURATES)(
 
 def _power_of_two(site: NodeSite, x: Tensor, *, saturates: bool) -> Any:
     """Return absolute values as float8_e8m0fnu: powers of two with the exponents of float32."""
-    step, least = site.step, _LEAST[_ROUNDING(site)]
+    step = site.step
+    least = _LEAST[_ROUNDING(site)]
     x = step.abs(site.cast(site.tensor(x), "float32"))
     bits = step.bitcast(x, dtype="int32")
-    rounds = step.ge(step.bitwise_and(bits, (1 << 23) - 1), least)
-    code = step.add(step.shift_right(bits, 23), step.cast(rounds, dtype="int32"))
+    mantissa = step.bitwise_and(bits, (1 << 23) - 1)
+    rounds_up = step.ge(mantissa, least)
+    exponent = step.shift_right(bits, 23)
+    code = step.add(exponent, step.cast(rounds_up, dtype="int32"))
     if saturates:
-        code, is_nan = step.min(code, _NAN - 1), step.is_nan(x)
+        code = step.min(code, _NAN - 1)
+        is_nan = step.is_nan(x)
     else:
-        code, is_nan = step.min(code, _NAN), step.lt(bits, 1 << 22)  # less than 2^-127
+        code = step.min(code, _NAN)
+        is_nan = step.lt(bits, 1 << 22)  # less than 2^-127
     code = step.cast(step.select(is_nan, _NAN, code), dtype="uint8")
     return site.last.bitcast(code, dtype="float8_e8m0fnu")
 
@@ -152,7 +158,7 @@ def _range(site: NodeSite, first: Tensor) -> Any:
     start, limit, delta = (site.known(i).reshape(-1)[0] for i in range(3))
     dtype = first.type if isinstance(first, Constant) else site.dtype_of()
     if not any(map(is_symbolic, (start, limit, delta))):
-        kind = float if np.dtype(dtype).kind not in "iu" else int
+        kind = int if np.dtype(dtype).kind in "iu" else float
         start, limit, delta = map(kind, (start, limit, delta))
         if delta == 0:
             raise InvalidOperation("'delta' must not be 0")
@@ -170,7 +176,8 @@ def _eye_like(site: NodeSite, x: Tensor, *, diagonal: int = integer("k", 0)) -> 
     site.graph.require_items(x, (0, 1))
     rows, columns = site.known_shape()
     dtype = site.dtype("dtype") if site.has_attribute("dtype") else site.dtype_of()
-    row, column = site.places(rows, 0, 2), site.places(columns, 1, 2)
+    row = site.places(rows, 0, 2)
+    column = site.places(columns, 1, 2)
     if diagonal:
         row = site.step.add(row, diagonal)
     return site.last.cast(site.step.eq(row, column), dtype=site.computed(dtype))

@@ -39,7 +39,8 @@ def _along_axis(
     inverse: bool = flag("inverse"),
     onesided: bool = flag("onesided"),
 ) -> Any:
-    rank, is_real = site.rank(), _is_real(site)
+    rank = site.rank()
+    is_real = _is_real(site)
     if site.axis(axis) == rank - 1:
         raise InvalidOperation(f"'axis' must not be {axis}, the axis of [re] or [re,im]")
     if onesided and is_real == inverse:
@@ -47,31 +48,42 @@ def _along_axis(
         raise InvalidOperation(f"the signal must be {signal} if 'onesided' is 1")
     axis = site.axis(axis)
     extent = site.known_shape()[axis]
-    count = site.integer(1, 2 * (extent - 1) if onesided and inverse else extent)
+    default_count = 2 * (extent - 1) if onesided and inverse else extent
+    count = site.integer(1, default_count)
     if count < 1:
         raise InvalidOperation(f"its length must be positive, it is {count}")
     site.spend(count)
     if onesided and inverse:
-        # Frequencies above the half are conjugates of the lower ones, so these count twice.
-        half = count // 2 + 1
-        twice = np.full(half, 2.0)
-        twice[0] = 1
-        if count % 2 == 0:
-            twice[-1] = 1
-        weights = twice.reshape([half if i == axis else 1 for i in range(rank)])
-        weights = site.constant(weights, site.dtype_of())
-        x = site.step.mul(site.fitted(x, axis, half), weights)
+        x = _weighted_half(site, x, axis, count)
     x = site.fitted(x, axis, count)
     if is_real and not inverse:
         return _of_real(site, site.squeezed(x, rank - 1), axis, count, onesided=onesided)
     x = site.step.fft(site.fitted(x, rank - 1, 2), axis=axis, inverse=inverse)
-    x = site.step.div(x, float(count)) if inverse else x
+    if inverse:
+        x = site.step.div(x, float(count))
     return site.fitted(x, rank - 1, 1) if onesided else x
+
+
+def _weighted_half(site: NodeSite, x: Tensor, axis: int, count: int) -> Any:
+    """Return the lower half of a spectrum of `count` frequencies, for a real signal.
+
+    Frequencies of the upper half are conjugates of lower ones, which count twice.
+    """
+    half = count // 2 + 1
+    twice = np.full(half, 2.0)
+    twice[0] = 1
+    if count % 2 == 0:
+        twice[-1] = 1
+    shape = [1] * site.rank()
+    shape[axis] = half
+    weights = site.constant(twice.reshape(shape), site.dtype_of())
+    return site.step.mul(site.fitted(x, axis, half), weights)
 
 
 def _of_real(site: NodeSite, x: Tensor, axis: int, count: int, *, onesided: bool) -> Any:
     """Return the spectrum of a real signal. The upper half is the conjugate of the lower half."""
-    below, above = site.step_or_last(onesided).rfft(x, axis=axis), (count - 1) // 2
+    below = site.step_or_last(onesided).rfft(x, axis=axis)
+    above = (count - 1) // 2  # frequencies
     if onesided or not above:
         return below
     conjugates = site.step.slice(below, axes=(axis,), begin=(above,), end=(0,), stride=(-1,))
@@ -88,15 +100,19 @@ def _stft(site: NodeSite, x: Tensor, *, onesided: bool = flag("onesided", True))
     if site.rank() not in (2, 3):
         raise InvalidShape(f"its signal {show(site.shape())} must have two or three axes")
     is_flat = site.rank() == 2
-    is_real, step = is_flat or _is_real(site), site.integer(1)
+    is_real = is_flat or _is_real(site)
+    step = site.integer(1)
     if onesided and not is_real:
         raise InvalidOperation("the signal must be real if 'onesided' is 1")
-    size = site.integer(3, site.shape(2)[0] if site.has(2) else site.known_shape()[1])
+    default_size = site.shape(2)[0] if site.has(2) else site.known_shape()[1]
+    size = site.integer(3, default_size)
     if site.has(2) and site.shape(2) != (size,):
         raise InvalidShape(f"its window {show(site.shape(2))} must have {size} items")
     window = site.operand(2) if site.has(2) else False
-    x = site.unsqueezed(x, (2,)) if is_flat else x
+    if is_flat:
+        x = site.unsqueezed(x, (2,))
+    pairs = site.fitted(x, 2, 2)  # [re,im]
     frequencies = site.step_or_last(not onesided).stft(
-        site.fitted(x, 2, 2), window, axis=1, frame_length=size, frame_step=step
+        pairs, window, axis=1, frame_length=size, frame_step=step
     )
     return site.fitted(frequencies, 2, size // 2 + 1) if onesided else frequencies

@@ -46,7 +46,8 @@ def _products(
 
 def _kernels(site: NodeSite, count: int) -> Any:
     """Return the kernel of each row and each support vector [samples,count]."""
-    x, step = rows(site), site.step
+    step = site.step
+    x = rows(site)
     vectors = _matrix("support_vectors", site.numbers("support_vectors"), count)
     gamma, offset, degree = site.numbers("kernel_params", (0.0, 0.0, 0.0))
     kind = site.choice("kernel_type", "LINEAR", "POLY", "RBF", "SIGMOID", default="LINEAR")
@@ -103,17 +104,20 @@ def _classifier(
     if not sum(sizes):
         filter = _matrix("coefficients", coefficients, max(count, 1))
         scores = _products(site, rows(site), filter, [rho[0]] * count, "coefficients")
-        return labelled(site, labels, best(site, scores)), transformed(site, scores, transform)
+        label = labelled(site, labels, best(site, scores))
+        return label, transformed(site, scores, transform)
     if len(sizes) != count:
         raise InvalidShape(f"it has {count} labels and vectors of {len(sizes)} classes")
     site.spend(count**2 * (sum(sizes) + count))
-    pairs, ends = list(combinations(range(count), 2)), np.cumsum([0, *sizes])
+    pairs = list(combinations(range(count), 2))
+    ends = np.cumsum([0, *sizes])
     # A vector of class i has a weight against each other class: class j in row j - 1 if i < j, else
     # in row j.
     weights = np.array(coefficients, np.float32).reshape(count - 1, ends[-1])
     filter = np.zeros((len(pairs), ends[-1]), np.float32)
     for p, (i, j) in enumerate(pairs):
-        vectors_i, vectors_j = slice(ends[i], ends[i + 1]), slice(ends[j], ends[j + 1])
+        vectors_i = slice(ends[i], ends[i + 1])
+        vectors_j = slice(ends[j], ends[j + 1])
         filter[p, vectors_i] = weights[j - 1, vectors_i]
         filter[p, vectors_j] = weights[i, vectors_j]
     kernels = _kernels(site, int(ends[-1]))
@@ -138,5 +142,6 @@ def _probabilities(
     """Return probabilities of classes from scores of pairs."""
     step = site.step
     products = step.mul(scores, parameter(site, "prob_a", [slopes]))
-    shares = step.sigmoid(step.neg(step.add(products, parameter(site, "prob_b", [offsets]))))
+    lines = step.add(products, parameter(site, "prob_b", [offsets]))
+    shares = step.sigmoid(step.neg(lines))
     return step.pairwise_coupling(step.clamp(shares, 1e-7, 1 - 1e-7), count=count)

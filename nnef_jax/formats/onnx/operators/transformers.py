@@ -55,7 +55,9 @@ def _mask_padding(
     """
     if not site.has(i):
         return
-    batch, rank, step = site.extent(query, 0), site.rank(i), site.step
+    step = site.step
+    batch = site.extent(query, 0)
+    rank = site.rank(i)
     numbers = site.as_integer(i)
     if rank == 1:
         count = site.extent(i, 0)
@@ -68,7 +70,8 @@ def _mask_padding(
         for start in starts:  # one or none
             is_item = step.and_(is_item, step.ge(index, start))
     elif rank in (2, 3):
-        is_item = site.unsqueezed(step.gt(numbers, 0), (1, 2) if rank == 2 else (1,))
+        new_axes = (1, 2) if rank == 2 else (1,)
+        is_item = site.unsqueezed(step.gt(numbers, 0), new_axes)
     else:
         raise InvalidShape(f"a mask of {rank} axes is not supported")
     mask.add(step.select(is_item, 0, site.constant(least, site.dtype_of(query))))
@@ -118,14 +121,17 @@ def _attention(
 ) -> tuple[Any, ...]:
     only(site, 6, do_rotary=0, past_present_share_buffer=0)
     x = site.product(x, site.unsqueezed(weights, (0,)))
-    x = x if bias is None else site.step.add(x, bias)
+    if bias is not None:
+        x = site.step.add(x, bias)
     sizes = site.ints("qkv_hidden_sizes", [site.extent(x, 2) // 3] * 3)
     q, k, v = (heads(site, part, count) for part in _split(site, x, sizes, 2))
     if site.has(4):
-        past = _unpacked(site, site.tensor(4), 0)
-        k, v = (_appended(site, p, x) for p, x in zip(past, (k, v), strict=True))
+        past_k, past_v = _unpacked(site, site.tensor(4), 0)
+        k = _appended(site, past_k, k)
+        v = _appended(site, past_v, v)
     result = _attended(site, q, k, v, 3, 5, **attributes)
-    return result, site.step.stack([k, v], axis=0) if site.is_read(1) else None
+    present = site.step.stack([k, v], axis=0) if site.is_read(1) else None
+    return result, present
 
 
 @operator("MultiHeadAttention", domain=MICROSOFT, **_ATTENTION)
@@ -145,14 +151,20 @@ def _multi_head_attention(
     # Parts are [batch,time,heads*items], or [batch,time,heads,items] after unpacking. Keys and
     # values of cross-attention may be heads [batch,heads,time,items] already, without a bias.
     end = 1 if site.rank(x) == 3 and site.rank(1) == 4 else 3
-    parts[:end] = [site.reshaped(p, (0, 0, -1)) if site.rank(p) == 4 else p for p in parts[:end]]
+    for i, part in enumerate(parts[:end]):
+        if site.rank(part) == 4:
+            parts[i] = site.reshaped(part, (0, 0, -1))
     if site.has(3):
         width = site.extent(parts[0], 2)
         sizes = [width, width, site.extent(3, 0) - 2 * width]
         biases = _split(site, site.tensor(3), sizes, 0)
         parts[:end] = [site.step.add(p, b) for p, b in zip(parts[:end], biases, strict=False)]
-    q, k, v = (p if site.rank(p) == 4 else heads(site, p, count) for p in parts)
-    k, v = _appended(site, site.optional(6), k), _appended(site, site.optional(7), v)
+    for i, part in enumerate(parts):
+        if site.rank(part) != 4:
+            parts[i] = heads(site, part, count)
+    q, k, v = parts
+    k = _appended(site, site.optional(6), k)
+    v = _appended(site, site.optional(7), v)
     return _attended(site, q, k, v, 4, 5, **attributes), k, v
 
 
@@ -165,9 +177,12 @@ def _rotary_embedding(
     interleaved: bool = flag("interleaved"),
 ) -> Any:
     only(site, 4, scale=1.0, is_packed_batching=0)
-    x, is_flat = site.tensor(x), site.rank() == 3
+    x = site.tensor(x)
+    is_flat = site.rank() == 3
     if is_flat:
-        x = heads(site, x, count or site.extent(0, 2) // (2 * site.extent(2, 1)))
+        if count == 0:
+            count = site.extent(0, 2) // (2 * site.extent(2, 1))
+        x = heads(site, x, count)
     positions = site.as_integer(1)
     if site.rank(1) == 1:  # the position of the first item
         positions = site.step.add(site.places(site.extent(x, 2), 1, 2), positions)
@@ -196,7 +211,8 @@ def _group_query_attention(
     length, and a sequence that does not fit gives NaN; a runtime makes a longer buffer.
     """
     only(site, 12, 3, sliding_window_cache=0, k_quant_type="NONE", v_quant_type="NONE", causal=1)
-    counts, step = (query_heads, key_heads, key_heads), site.step
+    step = site.step
+    counts = (query_heads, key_heads, key_heads)
     if site.has(1):
         parts: list[Any] = [site.tensor(i) for i in range(3)]
     else:
@@ -210,23 +226,28 @@ def _group_query_attention(
         lengths = site.reshaped(site.as_integer(5), (batch, 1))
         before = step.max(step.sub(lengths, times - 1), 0)  # [batch,1]
     if rotates:
-        positions = (
-            site.as_integer(9) if site.has(9) else step.add(site.places(times, 1, 2), before)
-        )
+        if site.has(9):
+            positions = site.as_integer(9)
+        else:
+            positions = step.add(site.places(times, 1, 2), before)
         q, k = (
             rotated(site, x, *angles(site, positions, (7, 8)), interleaved=interleaved)
             for x in (q, k)
         )
-    keys, total = max(size, times), site.operand(6)
+    keys = max(size, times)
+    total = site.operand(6)
     if isinstance(total, Constant):
         keys = max(int(total.array.reshape(-1)[0]), size)
     if size:
-        k, v = (_placed(site, site.tensor(i), x, before, keys) for i, x in ((3, k), (4, v)))
+        k = _placed(site, site.tensor(3), k, before, keys)
+        v = _placed(site, site.tensor(4), v, before, keys)
         before = site.unsqueezed(before, (2, 3))
     elif keys > times:
-        k, v = (site.fitted(x, 2, keys) for x in (k, v))
+        k = site.fitted(k, 2, keys)
+        v = site.fitted(v, 2, keys)
     mask = Mask(site)
-    mask.within(times, keys, before, left=window - 1 if window > 0 else -1, right=0)
+    left = window - 1 if window > 0 else -1  # the window has the query's own key
+    mask.within(times, keys, before, left=left, right=0)
     if site.has(10):
         mask.add(site.part(site.tensor(10), 3, 0, keys))
     sink = site.reshaped(site.tensor(11), (-1, 1, 1)) if site.has(11) else None
@@ -242,7 +263,8 @@ def _group_query_attention(
 
 def _placed(site: NodeSite, past: Tensor, new: Tensor, before: Tensor, keys: int) -> Any:
     """Return a buffer of `keys` keys: the first `before` [batch,1] past keys, new ones, zeros."""
-    step, (batch, heads, times, items) = site.step, site.known_shape(new)
+    step = site.step
+    batch, heads, times, items = site.known_shape(new)
     size = site.extent(past, 2)
     zero = site.filled(0, site.dtype_of(new), (batch, heads, 1, items))
     parts = step.concat([past, new, zero], axis=2)

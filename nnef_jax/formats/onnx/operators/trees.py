@@ -67,10 +67,12 @@ def _scores(
         aggregate: combines the weights of all trees, one of `_AGGREGATES`.
     """
     x = rows(site)
+    width = site.shape(x)[1]
     features = nodes[nodes[:, 4] != 0, 0]
-    if features.size and differ(min(site.shape(x)[1], features.max() + 1), features.max() + 1):
+    read_width = features.max(initial=-1) + 1
+    if differ(min(width, read_width), read_width):
         raise InvalidShape(
-            f"it reads feature {features.max()}, the input has only {site.shape(x)[1]} features"
+            f"it reads feature {features.max()}, the input has only {width} features"
         )
     if features.min(initial=0) < 0 or not 0 <= min(roots) <= max(roots) < len(nodes):
         raise InvalidOperation("a feature is below 0, or a root is not the index of a node")
@@ -79,10 +81,10 @@ def _scores(
     tables = {"trees": np.asarray(roots), "nodes": nodes, "leaves": leaves}
     operands = {name: parameter(site, name, table, "int32") for name, table in tables.items()}
     is_mean = aggregate == "AVERAGE"  # over trees
-    scores = site.insert(
-        "tree_ensemble", {"input": x, **operands}, classes=count,
-        aggregate="SUM" if is_mean else aggregate,
-    )  # fmt: skip
+    if is_mean:
+        aggregate = "SUM"
+    operands = {"input": x, **operands}
+    scores = site.insert("tree_ensemble", operands, classes=count, aggregate=aggregate)
     scores = site.cast(scores, site.computed("float32"))
     return site.step.div(scores, float(len(roots))) if is_mean else scores
 
@@ -126,8 +128,9 @@ def _ensemble(
     """Return the scores [samples,count] of rows. `weights` has an item for each vote."""
     trees = ensemble.trees
     site.spend(_NODE * len(trees))
-    if unknown := {*ensemble.modes} - {*_COMPARISONS}:
-        raise InvalidOperation(f"there is no mode {sorted(unknown)[0]!r}")
+    unknown = sorted({*ensemble.modes} - {*_COMPARISONS})
+    if unknown:
+        raise InvalidOperation(f"there is no mode {unknown[0]!r}")
     index_of = {node: i for i, node in enumerate(zip(trees, ensemble.numbers, strict=True))}
     if len(index_of) != len(trees):
         raise InvalidOperation("a tree has two nodes with the same number")
@@ -138,17 +141,22 @@ def _ensemble(
     leaves = np.stack([np.asarray(ensemble.voted, np.int32), _bits(weights)], 1)[order]
     ends = np.searchsorted(owners[order], np.arange(len(trees) + 1))
     nodes = np.zeros((len(trees), 5), np.int32)
-    thresholds, tracks = _bits(_numbers(site, "nodes_values")), ensemble.tracks or (0,) * len(trees)
+    thresholds = _bits(_numbers(site, "nodes_values"))
+    tracks = ensemble.tracks or (0,) * len(trees)
     for i, (tree, mode) in enumerate(zip(trees, ensemble.modes, strict=True)):
-        if code := _COMPARISONS[mode]:
-            children = index_of[tree, ensemble.true[i]], index_of[tree, ensemble.false[i]]
-            holds_for_nan = bool(tracks[i]) or mode == "BRANCH_NEQ"
-            nodes[i] = ensemble.features[i], *children, thresholds[i], code + _NAN * holds_for_nan
-        else:
+        if mode == "LEAF":
             nodes[i, :2] = ends[i], ends[i + 1]
-    # The root of a tree is its first node.
-    roots = list({tree: i for i, tree in reversed(list(enumerate(trees)))}.values())
-    return _scores(site, roots, nodes, leaves, count, aggregate)
+            continue
+        code = _COMPARISONS[mode]
+        if tracks[i] or mode == "BRANCH_NEQ":
+            code += _NAN
+        true = index_of[tree, ensemble.true[i]]
+        false = index_of[tree, ensemble.false[i]]
+        nodes[i] = ensemble.features[i], true, false, thresholds[i], code
+    roots: dict[int, int] = {}  # by tree: its first node
+    for i in reversed(range(len(trees))):
+        roots[trees[i]] = i
+    return _scores(site, list(roots.values()), nodes, leaves, count, aggregate)
 
 
 def _based(site: NodeSite, scores: Tensor, count: int) -> Any:
@@ -182,24 +190,28 @@ def _classifier(
     If all votes are for one of two classes, they are taken as votes for the second class, as in
     ONNX Runtime. It wins if its score is above 0.5, or above 0 if a weight is negative.
     """
-    labels, weights = classes(site, names), _numbers(site, "class_weights")
+    labels = classes(site, names)
+    weights = _numbers(site, "class_weights")
     if len(labels) < 2:
         raise InvalidOperation("it must have two labels or more")
     count = 1 if len(labels) == 2 and {*voted} == {0} else len(labels)
     scores = _ensemble(site, _Trees(voted=voted, **trees), len(labels), weights)
     scores = _based(site, scores, count)
     if len(labels) != 2 or len({*voted}) != 1:
-        return labelled(site, labels, best(site, scores)), transformed(site, scores, transform)
+        label = labelled(site, labels, best(site, scores))
+        return label, transformed(site, scores, transform)
     only = voted[0]
     score = site.part(scores, 1, only, only + 1)
     is_probability = bool((weights >= 0).all())
-    label = labelled(site, labels, is_above(site, score, 0.5 if is_probability else 0.0))
+    threshold = 0.5 if is_probability else 0.0
+    label = labelled(site, labels, is_above(site, score, threshold))
     if only == 1:
         return label, transformed(site, scores, transform)
     if transform == "PROBIT":
         raise InvalidOperation("'PROBIT' needs votes for each of its classes")
     if transform == "LOGISTIC":
-        score, is_probability = site.step.sigmoid(score), True
+        score = site.step.sigmoid(score)
+        is_probability = True
     complement = site.step.sub(1.0, score) if is_probability else site.step.neg(score)
     return label, site.step.concat([complement, score], axis=1)
 
@@ -232,11 +244,16 @@ class _Tables:
 
         `leafs` tell which of `indices` are leaves.
         """
-        counts = self.modes.array.size, len(self.voted)
-        pairs = [(i, bool(is_leaf)) for i, is_leaf in zip(indices, leafs, strict=True)]
-        if any(not 0 <= i < counts[is_leaf] for i, is_leaf in pairs):
-            raise InvalidOperation(f"'nodes_{name}nodeids' has an index without a node or leaf")
-        return [i + counts[0] * is_leaf for i, is_leaf in pairs]
+        nodes = self.modes.array.size
+        leaves = len(self.voted)
+        children: list[int] = []
+        for i, is_leaf in zip(indices, leafs, strict=True):
+            count = leaves if is_leaf else nodes
+            if not 0 <= i < count:
+                raise InvalidOperation(f"'nodes_{name}nodeids' has an index without a node or leaf")
+            first = nodes if is_leaf else 0
+            children.append(first + i)
+        return children
 
 
 @operator(
@@ -265,16 +282,19 @@ def _tree_ensemble(
 ) -> Any:
     """Return the scores [samples,targets] of rows."""
     ensemble = _Tables(**tables)
-    count, features = ensemble.modes.array.size, ensemble.features
+    features = ensemble.features
+    count = ensemble.modes.array.size
     site.spend(_NODE * count)
-    sets, tracks = _sets(ensemble.members), ensemble.tracks or (0,) * count
+    sets = _sets(ensemble.members)
+    tracks = ensemble.tracks or (0,) * count
     true = ensemble.children("true", ensemble.true, ensemble.true_leafs)
     false = ensemble.children("false", ensemble.false, ensemble.false_leafs)
     thresholds = _bits(ensemble.splits.array.reshape(-1))
     table = [[0] * 5 for _ in range(count)]
     table += [[i, i + 1, 0, 0, 0] for i in range(len(ensemble.voted))]
     for i, mode in enumerate(ensemble.modes.array.reshape(-1).tolist()):
-        nan = _NAN * (bool(tracks[i]) or mode == _MODES.index("NEQ"))
+        holds_for_nan = bool(tracks[i]) or mode == _MODES.index("NEQ")
+        nan = _NAN if holds_for_nan else 0
         if mode < len(_MODES):
             code = _COMPARISONS[f"BRANCH_{_MODES[mode]}"] + nan
             table[i] = [features[i], true[i], false[i], int(thresholds[i]), code]
@@ -290,8 +310,9 @@ def _tree_ensemble(
             table[node] = [features[i], true[i], following, member, code]
     weights = _bits(ensemble.weights.array.reshape(-1))
     leaves = np.stack([np.asarray(ensemble.voted, np.int32), weights], 1)
-    nodes, function = np.array(table, np.int32).reshape(-1, 5), "aggregate_function"
-    scores = _scores(site, roots, nodes, leaves, targets, _named(function, aggregate, _AGGREGATES))
+    nodes = np.array(table, np.int32).reshape(-1, 5)
+    function = _named("aggregate_function", aggregate, _AGGREGATES)
+    scores = _scores(site, roots, nodes, leaves, targets, function)
     scores = transformed(site, scores, _named("post_transform", transform, TRANSFORMS))
     return site.cast(scores, site.dtype_of())
 
