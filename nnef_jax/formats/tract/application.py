@@ -59,7 +59,8 @@ def applied(
     `rule` is a rule of the user's.
     """
     site.graph.meter.spend(_APPLICATION)
-    declared, items = declarations.declarations()[kind], declarations.operands(kind)
+    declared = declarations.declarations()[kind]
+    items = declarations.operands(kind)
     operands: dict[str, Any] = {}
     attributes: dict[str, Any] = {}
     for parameter in declared.parameters:
@@ -93,8 +94,13 @@ def apply_fragment(site: CallSite, kind: str, rule: Rule) -> Any:
 
     Arguments with tensors are operands. All other arguments are attributes.
     """
-    operands = {n: x for n, x in site.arguments.items() if _holds_tensors([x])}
-    attributes = {n: _plain(x) for n, x in site.arguments.items() if n not in operands}
+    operands: dict[str, Any] = {}
+    attributes: dict[str, Any] = {}
+    for name, x in site.arguments.items():
+        if _holds_tensors([x]):
+            operands[name] = x
+        else:
+            attributes[name] = _plain(x)
     return Results.of(site.add(kind, operands, attributes, site.names, rule=rule))
 
 

@@ -44,10 +44,10 @@ def attribute(value: object, type: Type) -> Any:
             raise InvalidOperation(f"a string is due, this is {_shown(value)}")
         case Primitive("integer"):
             return _signed(_one(integers(_number(value)), value))
-        case Primitive("scalar" | "logical" as name):
+        case Primitive("logical"):
+            return bool(_one(_number(value).ravel().tolist(), value))
+        case Primitive("scalar"):
             number = _one(_number(value).ravel().tolist(), value)
-            if name == "logical":
-                return bool(number)
             if is_symbolic(number):
                 message = "a number must be known here, this is a symbolic extent"
                 raise InvalidOperation(message, EXPORT_KNOWN)
@@ -116,4 +116,6 @@ def _one(items: list[Any], value: object) -> Any:
 def _shown(value: object) -> str:
     if isinstance(value, Value):
         return f"the tensor '{value.name}'"
-    return reprlib.repr(value.tolist() if isinstance(value, np.ndarray) else value)
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
+    return reprlib.repr(value)

@@ -188,7 +188,9 @@ class CallSite(OperatorSite[FlatGraph]):
 
     def axis_of(self, name: str, default: int | None = None, rank: int | None = None) -> int:
         """Return the axis of the first operand that an argument names."""
-        return normal_axis(self.arguments[name], self.rank() if rank is None else rank)
+        if rank is None:
+            rank = self.rank()
+        return normal_axis(self.arguments[name], rank)
 
     def axes_of(self, name: str) -> Sequence[int]:
         """Return the axes of the first operand that an argument names."""
@@ -223,7 +225,8 @@ class CallSite(OperatorSite[FlatGraph]):
             return self.invalid(error, self.kind)
         if isinstance(error, NnefError):
             if error.span is None:
-                error.span, error.calls = self.span, self.frame.calls
+                error.span = self.span
+                error.calls = self.frame.calls
             return error
         return UnsupportedError(
             f"'{self.kind}' needs the value of an extent that is symbolic",
@@ -253,14 +256,16 @@ class CallSite(OperatorSite[FlatGraph]):
         `rule` is a rule of the user's. Errors name `shown` instead of the kind. For `inserted` see
         `Value`. Raises NnefError with the site's span.
         """
-        graph, span, calls = self.graph, self.span, self.frame.calls
-        names = names or [graph.builder.unreserved(self.frame.prefix + (shown or kind))]
+        graph = self.graph
+        calls = self.frame.calls
+        shown = shown or kind
+        names = names or [graph.builder.unreserved(self.frame.prefix + shown)]
         try:
             return graph.add(
-                kind, operands, attributes, names, span, calls, rule=rule, inserted=inserted
+                kind, operands, attributes, names, self.span, calls, rule=rule, inserted=inserted
             )
         except InvalidOperation as error:
-            raise self.invalid(error, shown or kind, operands) from None
+            raise self.invalid(error, shown, operands) from None
 
     def step_on(self, name: str) -> ByKind:
         """Return the builder of operations on a named operand. Their names end with that name."""
@@ -276,8 +281,9 @@ class CallSite(OperatorSite[FlatGraph]):
             return operands
         if kind not in ON_ITEMS and "y" not in operands:
             return operands
-        typed = jnp.dtype(dtypes[-1]).type
-        return {n: typed(x) if type(x) in (int, float) else x for n, x in operands.items()}
+        as_item = jnp.dtype(dtypes[-1]).type
+        numbers = {n: as_item(x) for n, x in operands.items() if type(x) in (int, float)}
+        return {**operands, **numbers}
 
     def _insert(self, kind: str, operands: ByName, attributes: ByName, part: str) -> Any:
         if self.folds:
@@ -291,11 +297,13 @@ class CallSite(OperatorSite[FlatGraph]):
         """Add an operation. The last one takes missing arguments from the call, by name."""
         if inserted:
             return self._insert(kind, operands, attributes, kind)
-        operands, attributes = {**operands}, {**attributes}
+        operands = {**operands}
+        attributes = {**attributes}
         tensors = declarations.operands(self.operation)
         for name in rules[kind].parameters:
             if name in self.arguments and name not in operands and name not in attributes:
-                (operands if name in tensors else attributes)[name] = self.arguments[name]
+                missing = operands if name in tensors else attributes
+                missing[name] = self.arguments[name]
         if self.folds:
             return self._folded(kind, operands, attributes)
         operands = self._typed(kind, operands)

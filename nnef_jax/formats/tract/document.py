@@ -44,36 +44,43 @@ class TractDocument:
     @property
     def variables(self) -> int:
         """Return the number of variables in the text."""
-        bodies = [self.graph.body, *(f.body or () for f in self.fragments.values())]
-        nodes = s.invocations(assignment.value for body in bodies for assignment in body)
+        assignments = list(self.graph.body)
+        for fragment in self.fragments.values():
+            assignments += fragment.body or ()
+        nodes = s.invocations(assignment.value for assignment in assignments)
         return sum(node.operation == "variable" for node in nodes)
 
     @property
     def pulsed(self) -> bool:
         """Tell whether each call of the network takes the next piece of a stream."""
-        return not {"tract_pulse", "pulse"}.isdisjoint(self.registries) or any(
-            key.startswith("pulse.") for key in self.properties
-        )
+        if "tract_pulse" in self.registries or "pulse" in self.registries:
+            return True
+        return any(key.startswith("pulse.") for key in self.properties)
 
     @cached_property
     def inputs(self) -> Mapping[str, s.Invocation]:
         """Return the declarations of inputs in the graph's body."""
-        assignments = ((a.target, a.value) for a in self.graph.body)
-        return {
-            target.name: call
-            for target, call in assignments
-            if isinstance(target, s.Identifier) and isinstance(call, s.Invocation)
-            if call.operation in EXTERNALS
-        }
+        declarations: dict[str, s.Invocation] = {}
+        for assignment in self.graph.body:
+            match assignment.target, assignment.value:
+                case s.Identifier(name=name), s.Invocation() as call:
+                    if call.operation in EXTERNALS:
+                        declarations[name] = call
+                case _:
+                    pass
+        return declarations
 
     @cached_property
     def input_shapes(self) -> Mapping[str, tuple[s.Expression, ...]]:
         """Return the shapes of the inputs that the graph's body declares, as expressions."""
-        shapes = {
-            name: _argument(call, "shape", EXTERNALS[call.operation]) or s.Array(0, ())
-            for name, call in self.inputs.items()
-        }
-        return {n: x.items if isinstance(x, s.Array) else (x,) for n, x in shapes.items()}
+        shapes: dict[str, tuple[s.Expression, ...]] = {}
+        for name, call in self.inputs.items():
+            shape = _argument(call, "shape", EXTERNALS[call.operation])
+            if shape is None:
+                shapes[name] = ()
+            else:
+                shapes[name] = shape.items if isinstance(shape, s.Array) else (shape,)
+        return shapes
 
 
 def repeated_by(call: s.Invocation) -> str:

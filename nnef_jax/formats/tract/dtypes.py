@@ -50,10 +50,8 @@ def dtype_of(name: str, real: str) -> str:
         return real
     if key not in DATUM_TYPES:
         names = ", ".join(DATUM_TYPES)
-        reason = (
-            "cannot be computed with" if key in ("string", "blob") or "complexi" in key
-            else "is not one of tract's"
-        )  # fmt: skip
+        is_of_tract = key in ("string", "blob") or "complexi" in key
+        reason = "cannot be computed with" if is_of_tract else "is not one of tract's"
         raise InvalidOperation(f"datum type '{name}' {reason}", hint=f"there are {names}")
     return computed(DATUM_TYPES[key], real)
 
@@ -76,12 +74,10 @@ def common_dtypes(
     """
     dtypes = {"logical": "bool"}
     for item in ("?", "scalar"):
-        group = [
-            x
-            for name, operand in operands.items()
-            if items[name] == item and operand is not False
-            for x in (operand if isinstance(operand, list) else [operand])
-        ]
+        group: list[Any] = []
+        for name, operand in operands.items():
+            if items[name] == item and operand is not False:
+                group += operand if isinstance(operand, list) else [operand]
         if group:
             # 2.0 may stand for the integer 2, but not as a divisor.
             dtypes[item] = _common_dtype(group, item, defaults, exact=kind == "div")
@@ -109,7 +105,9 @@ def _common_dtype(
         alone = own_dtype(constant, defaults)
         if not dtype:
             dtype = alone
-        elif _kind(alone) > _kind(dtype) and (exact or not _is_integral(constant, dtype)):
+            continue
+        counts_as_integer = not exact and _is_integral(constant, dtype)
+        if _kind(alone) > _kind(dtype) and not counts_as_integer:
             replaces = isinstance(constant, Value) or _kind(dtype) < 2
             dtype = alone if replaces else _promoted([dtype, alone])
     if item == "scalar" and _kind(dtype) < 2:
@@ -119,7 +117,8 @@ def _common_dtype(
 
 def converted(stored: NDArray[Any], dtype: str) -> NDArray[Any]:
     """Return stored numbers, cast as in the network as far as the kind of the dtype matters."""
-    before, after = _kind(stored.dtype.name), _kind(dtype)
+    before = _kind(stored.dtype.name)
+    after = _kind(dtype)
     if after == 0:
         return stored != 0
     if after == 1 and before == 2:
@@ -150,9 +149,10 @@ def _promoted(dtypes: list[str]) -> str:
 @cache
 def _kind(dtype: str) -> int:
     """Return 0 for truth values, 1 for integers, 2 for real numbers, 3 for complex numbers."""
-    families = (jnp.bool_, jnp.integer, jnp.floating)
-    kinds = (i for i, family in enumerate(families) if jnp.issubdtype(jnp.dtype(dtype), family))
-    return next(kinds, 3)
+    for kind, family in enumerate((jnp.bool_, jnp.integer, jnp.floating)):
+        if jnp.issubdtype(jnp.dtype(dtype), family):
+            return kind
+    return 3
 
 
 def _is_integral(constant: Value | Host, dtype: str) -> bool:

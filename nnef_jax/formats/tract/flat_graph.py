@@ -84,7 +84,8 @@ class FlatGraph(Emitter):
         """Return the input of a scan's body for a variable of the graph around the scan."""
         assert self.outer is not None
         if variable not in self.captured:
-            name, stored = self.builder.unreserved(variable.name), self.outer.constants[variable]
+            name = self.builder.unreserved(variable.name)
+            stored = self.outer.constants[variable]
             self.captured[variable] = self.input(name, variable.type, variable.type.shape, stored)
         return self.captured[variable]
 
@@ -151,12 +152,15 @@ class FlatGraph(Emitter):
             item = value.ravel()[0]
             if is_float(dtype):
                 return rounding.saturated(item, dtype)[()]
-            # int() raises for a real number beyond the range; numpy would only warn.
-            return jnp.dtype(dtype).type(int(item) if isinstance(item, float) else item)
+            if isinstance(item, float):
+                item = int(item)  # raises for a number beyond the range; numpy would only warn
+            return jnp.dtype(dtype).type(item)
         except (OverflowError, ValueError):
-            x64 = "jax's x64 mode keeps 64 bits: jax.config.update('jax_enable_x64', True)"
+            hint = ""
+            if dtype == "int32":
+                hint = "jax's x64 mode keeps 64 bits: jax.config.update('jax_enable_x64', True)"
             message = f"{value.item()} does not fit {dtype}"
-            raise InvalidOperation(message, hint=x64 if dtype == "int32" else "") from None
+            raise InvalidOperation(message, hint=hint) from None
 
     def literals(self, array: Host, dtype: str) -> tuple[Any, ...]:
         """Return the items of a known value as literals of a dtype. Raises InvalidOperation."""

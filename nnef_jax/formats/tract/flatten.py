@@ -61,7 +61,8 @@ def flatten(
     it has the label already. Raises NnefError, for independent errors together.
     """
     with within_memory("the flat graph"):
-        document, header = unit.document, unit.document.graph
+        document = unit.document
+        header = document.graph
         shapes = {**options.input_shapes, **options.symbolic_shapes}
         graph = FlatGraph(options, data, is_open=has_open_inputs(document, shapes, extents))
         graph.variables = document.variables if options.progress else 0
@@ -78,8 +79,8 @@ def flatten(
         for name, value in frame.values.items():
             if isinstance(value, Value) and value.name != name:
                 builder.aliases[name] = value
-        steps = (([*s.names_in(a.value)], _targets(a)) for a in header.body)
-        graph.fold((name for name, x in frame.values.items() if not _has_tensor(x)), steps)
+        constants = [name for name, x in frame.values.items() if not _has_tensor(x)]
+        graph.fold(constants, (([*s.names_in(a.value)], _targets(a)) for a in header.body))
         results = [result.name for result in header.results]
         flat = builder.graph(header.name, outputs, results, options.unfixed(inputs))
         unsupported.refuse_readers_of_padding(flat)
@@ -155,10 +156,13 @@ class _UnitFlattener:
 
     def _refuse_undeclared_inputs(self, frame: Frame) -> None:
         hint = "write NAME = tract_core_external(shape = [...], datum_type = 'f32');"
-        declared, inputs = self.unit.document.input_shapes, self.unit.document.graph.parameters
-        missing = (p for p in inputs if p.name not in declared)
-        errors = ((p, f"input '{p.name}' is not declared") for p in missing)
-        raise_all([CallSite(self, p, frame).error(message, hint) for p, message in errors])
+        document = self.unit.document
+        errors: list[NnefError] = []
+        for parameter in document.graph.parameters:
+            if parameter.name not in document.input_shapes:
+                message = f"input '{parameter.name}' is not declared"
+                errors.append(CallSite(self, parameter, frame).error(message, hint))
+        raise_all(errors)
 
     def _assign(self, assignment: s.Assignment, names: Sequence[str], frame: Frame) -> None:
         self.graph.meter.spend(_ASSIGNMENT)
@@ -183,14 +187,17 @@ class _UnitFlattener:
                 return value
             case s.Array(items=items) | s.Tuple(items=items):
                 self.graph.meter.spend(len(items))
-                values = [
-                    item.value if type(item) is s.Literal else self.evaluate(item, frame)
-                    for item in items
-                ]
+                values: list[Any] = []
+                for item in items:
+                    if type(item) is s.Literal:  # the common case
+                        values.append(item.value)
+                    else:
+                        values.append(self.evaluate(item, frame))
                 return values if isinstance(node, s.Array) else tuple(values)
             case _:
                 pass
-        site, value = CallSite(self, node, frame, names), partial(self.evaluate, frame=frame)
+        site = CallSite(self, node, frame, names)
+        value = partial(self.evaluate, frame=frame)
         try:
             match node:
                 case s.Invocation():
@@ -218,9 +225,8 @@ class _UnitFlattener:
             return frame.values[name]
         if name in self.extents:
             # Only the length of a stream may be open here.
-            if self.extents[name] is UNKNOWN and not (
-                self.graph.is_open or self.unit.document.pulsed
-            ):
+            may_be_open = self.graph.is_open or self.unit.document.pulsed
+            if self.extents[name] is UNKNOWN and not may_be_open:
                 message = f"symbol '{name}' does not follow from the shapes of the inputs"
                 raise self.graph.error(message, node, frame)
             return self.extents[name]
@@ -233,7 +239,8 @@ class _UnitFlattener:
         if isinstance(values, Value):  # in a list only the item is replaced, below
             values = graph.known(values)
         is_host = isinstance(values, np.ndarray)
-        if not (isinstance(values, list | tuple) or (is_host and values.ndim)):
+        has_items = values.ndim > 0 if is_host else isinstance(values, list | tuple)
+        if not has_items:
             raise site.error("only arrays and known values have items")
         index = attribute(graph.known(position), INTEGER)
         if index is UNKNOWN:
@@ -247,7 +254,8 @@ class _UnitFlattener:
 
     def _invoke(self, node: s.Invocation, site: CallSite) -> Any:
         # Bodies of the standard's fragments do not see the fragments of the document.
-        document, options = self.unit.document, self.graph.options
+        document = self.unit.document
+        options = self.graph.options
         in_document = site.frame.source is document.source
         defined_here = document.fragments.get(node.operation) if in_document else None
         fragment = defined_here or declarations().get(node.operation)
@@ -293,7 +301,8 @@ class _UnitFlattener:
         arguments: dict[str, Any] = {}
         inner: Frame | None = None
         for parameter in fragment.parameters:
-            name, default = parameter.name, parameter.default
+            name = parameter.name
+            default = parameter.default
             if name in positions:
                 arguments[name] = self.evaluate(node.arguments[positions[name]].value, frame)
             elif isinstance(default, s.Literal):  # the common case
@@ -326,12 +335,14 @@ class _UnitFlattener:
         return (*calls, Call(fragment.name, site.span))
 
     def enter(self, fragment: s.Fragment, arguments: ByName, site: CallSite) -> Frame:
-        names, calls = site.names, self._calls(fragment, site)
-        prefix = f"{names[0] if names else site.frame.prefix + fragment.name}_"[-_LONGEST_PREFIX:]
+        names = site.names
+        calls = self._calls(fragment, site)
+        call_name = names[0] if names else site.frame.prefix + fragment.name
+        prefix = f"{call_name}_"[-_LONGEST_PREFIX:]
         inner = Frame(fragment, fragment.source, dict(arguments), prefix, calls)
-        result_names = dict(zip((r.name for r in fragment.results), names, strict=False))
+        result_names = dict(zip([r.name for r in fragment.results], names, strict=False))
         for assignment in fragment.body or ():
-            targets = [identifier.name for identifier in s.identifiers(assignment.target)]
+            targets = _targets(assignment)
             local = [result_names.get(t) or self.graph.local(prefix + t) for t in targets]
             self._assign(assignment, local, inner)
         return inner

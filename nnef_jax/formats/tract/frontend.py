@@ -76,8 +76,9 @@ class TractFrontend(TextFrontend):
 
     def stored(self, graph: Graph) -> Stored:
         """Return the data of the variables, which `flatten` has read. No reference is kept."""
-        data, self._data = self._data, dict.fromkeys(self._data)
-        return Stored(cast(dict[str, NDArray[Any]], data), self)
+        data = cast(dict[str, NDArray[Any]], self._data)
+        self._data = dict.fromkeys(data)
+        return Stored(data, self)
 
     def declared_shapes(self, options: Options) -> Mapping[str, Sequence[int | None]]:
         """Return the shapes of the inputs. An extent that depends on an open symbol is None."""
@@ -91,10 +92,13 @@ class TractFrontend(TextFrontend):
 
     def extent_names(self) -> Mapping[str, Sequence[str]]:
         """Return the extents of inputs that depend on symbols, as text, "" for integers."""
-        return {
-            name: [print_expression(e) if symbols.evaluate(e, {}) is UNKNOWN else "" for e in shape]
-            for name, shape in self.document.input_shapes.items()
-        }
+
+        def extent_name(expression: s.Expression) -> str:
+            is_open = symbols.evaluate(expression, {}) is UNKNOWN
+            return print_expression(expression) if is_open else ""
+
+        shapes = self.document.input_shapes
+        return {name: list(map(extent_name, shape)) for name, shape in shapes.items()}
 
     def symbolic_shapes(self, symbol: Callable[[str], Any]) -> Mapping[str, Sequence[Any]]:
         """Return the shapes of the inputs with a symbolic extent for each symbol."""
@@ -111,7 +115,9 @@ class TractFrontend(TextFrontend):
     def members(self, arrays: Arrays, quantization: str | None) -> Written:
         """Return the archive with new data, and with the networks and JSON that were read."""
         members = {**super().members(arrays, quantization).members}
-        return Written(members | {x: y for x, y in self._unit.texts().items() if x not in members})
+        for name, text in self._unit.texts().items():
+            members.setdefault(name, text)
+        return Written(members)
 
     def flat_text(self, graph: Graph, options: Options, cut: Cut) -> str:
         """Return the flat text of a part of the graph, in the dialect.
@@ -124,7 +130,8 @@ class TractFrontend(TextFrontend):
         """Return the archive with the text that was read, or with a flat text, which rounds."""
         if not flat:
             return self.members(data or {}, None)
-        options, real = replace(self.options, rounds=True), dict[str, NDArray[Any] | None]()
+        options = replace(self.options, rounds=True)
+        real: dict[str, NDArray[Any] | None] = {}
         flat_graph, text = self._flat(options, real, lambda graph: (graph, {}))
         arrays: Arrays = {}
         if data is not None:
@@ -149,8 +156,9 @@ class TractFrontend(TextFrontend):
         lines = [f"tract_registry {name}" for name in named]
         lines += [f"tract_symbol {name}" for name in writer.symbols]
         lines += [x for x in self.document.extensions if not x.startswith("tract_registry")]
-        head, _, text = print_document(flat).partition("\n")
-        return part, "\n".join([head, *(f"extension {line};" for line in lines), text])
+        version, _, text = print_document(flat).partition("\n")
+        extensions = [f"extension {line};" for line in lines]
+        return part, "\n".join([version, *extensions, text])
 
 
 class _QuotedNames(Names):
@@ -158,9 +166,10 @@ class _QuotedNames(Names):
 
     def fresh(self, name: str) -> str:
         quoted = f'i"{name}"'
-        if _IDENTIFIER.fullmatch(name) or not re.fullmatch(r'[^"\\\n]+', name):
+        can_be_quoted = re.fullmatch(r'[^"\\\n]+', name) and quoted not in self.taken
+        if _IDENTIFIER.fullmatch(name) or not can_be_quoted:
             return super().fresh(name)
-        return super().fresh(name) if quoted in self.taken else self.take(quoted)
+        return self.take(quoted)
 
 
 class _DialectWriter(FlatWriter):
@@ -207,11 +216,11 @@ class _DialectWriter(FlatWriter):
         if not is_known(value.type.shape) or all(isinstance(n, s.Literal) for n in read):
             return declared
         position = EXTERNALS[declared.operation]
-        arguments = [
-            argument
-            for i, argument in enumerate(declared.arguments)
-            if argument.name != "shape" and (argument.name or i != position)
-        ]
+        arguments: list[s.Argument] = []
+        for i, argument in enumerate(declared.arguments):
+            is_shape = argument.name == "shape" or (not argument.name and i == position)
+            if not is_shape:
+                arguments.append(argument)
         shape = s.Argument(0, "shape", integers(value.type.shape))
         return replace(declared, arguments=(*arguments, shape))
 
@@ -225,10 +234,11 @@ class _DialectWriter(FlatWriter):
         arguments: dict[str, Any] = {**dict(operation.operands), **dict(operation.attributes)}
         if first in self._calls:
             name, operands, attributes = self._calls[first]
-            types = {
-                n: self._datum(x) for n, x in attributes.items() if n in DATUM_PARAMETERS and x
-            }
-            return self._invoked(name, {**operands, **attributes, **types})
+            call_arguments = {**operands, **attributes}
+            for parameter, dtype in attributes.items():
+                if parameter in DATUM_PARAMETERS and dtype:
+                    call_arguments[parameter] = self._datum(dtype)
+            return self._invoked(name, call_arguments)
         if first.inserted:  # a step of an operation of the document, which is written instead
             return None
         match operation.kind:
@@ -254,8 +264,9 @@ class _DialectWriter(FlatWriter):
             item = item.real
         if not isinstance(item, float) or math.isfinite(item):
             return super().literal(item, type, operation)
-        name = s.Identifier(0, "nan" if math.isnan(item) else "inf")
-        return s.Unary(0, "-", name) if item < 0 else name
+        name = "nan" if math.isnan(item) else "inf"
+        identifier = s.Identifier(0, name)
+        return s.Unary(0, "-", identifier) if item < 0 else identifier
 
     def _datum(self, dtype: str) -> str:
         """Return the datum type of a dtype."""

@@ -63,16 +63,17 @@ def read_json(source: Source, meter: Meter) -> Any:
 
 def value_at(document: object, key: str, name: str, meter: Meter) -> Json:
     """Return the value at a path such as '$.a[0].b' or 'a.0.b'. Raises DataError if it has none."""
-    value: Any
-    value, path, at = document, key.removeprefix("$"), 0
-    while at < len(path):
-        step = _STEP.match(path, at)
+    value: Any = document
+    path = key.removeprefix("$")
+    offset = 0
+    while offset < len(path):
+        step = _STEP.match(path, offset)
         if step is None:
             raise DataError(
                 f"'{key}' is not a key path", hint="write names and numbers with points between"
             )
         value = _step(value, step[1] or step[2], key, name, meter)
-        at = step.end()
+        offset = step.end()
     pending = [value]
     while pending:
         meter.spend(1, name)
@@ -128,11 +129,10 @@ class SafetensorsFile:
         if not isinstance(header, dict):
             raise DataError(f"{name}: the header is no object")
         self._data = data[start:]
-        self._entries = {
-            label: self._entry(label, entry)
-            for label, entry in cast(dict[str, Any], header).items()
-            if label != "__metadata__"
-        }
+        self._entries: dict[str, Mapping[str, Any]] = {}
+        for label, entry in cast(dict[str, Any], header).items():
+            if label != "__metadata__":
+                self._entries[label] = self._entry(label, entry)
         end = 0
         for entry in sorted(self._entries.values(), key=lambda entry: entry["data_offsets"]):
             begin, after = entry["data_offsets"]
@@ -165,7 +165,8 @@ class SafetensorsFile:
     def get(self, label: str) -> StoredTensor:
         """Return the tensor of a label. Raises DataError, or UnsupportedError for its dtype."""
         entry = self._entries[label]
-        name, shape = f"{self._name}: '{label}'", tuple(entry["shape"])
+        name = f"{self._name}: '{label}'"
+        shape = tuple(entry["shape"])
         if entry["dtype"] not in _DTYPES:
             message = f"{name} holds numbers of type {entry['dtype']}"
             raise UnsupportedError(message, hint=f"store one of {', '.join(_DTYPES)}")
@@ -175,8 +176,11 @@ class SafetensorsFile:
         begin, end = entry["data_offsets"]
         if math.prod(shape) * dtype.itemsize != end - begin:
             raise DataError(f"{name}: {end - begin} bytes do not fit the shape {list(shape)}")
-        is_bool = dtype.kind == "b"
-        array = np.frombuffer(self._data[begin:end], np.uint8 if is_bool else dtype)
-        array = shaped(array != 0 if is_bool else np.require(array, requirements="A"), shape, name)
+        if dtype.kind == "b":
+            array = np.frombuffer(self._data[begin:end], np.uint8) != 0
+        else:
+            array = np.frombuffer(self._data[begin:end], dtype)
+            array = np.require(array, requirements="A")  # aligned
+        array = shaped(array, shape, name)
         array.setflags(write=False)
         return StoredTensor(array, name)

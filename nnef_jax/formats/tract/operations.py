@@ -31,12 +31,16 @@ def words(name: str) -> Mapping[str, str]:
     operator = OPERATORS.get(name)
     if operator is None:
         return {}
-    tensors, meaning = [*operands(name)], operator.meaning
+    tensors = [*operands(name)]
+    meaning = operator.meaning
     if isinstance(meaning, OperatorRow):
-        parameters, attributes = rules[meaning.kind].parameters, meaning.attributes
+        parameters = rules[meaning.kind].parameters
+        attributes = meaning.attributes
         inputs = [tensors[i] for i in meaning.inputs]
     else:
-        parameters, attributes, inputs = inputs_of(meaning), operator.attributes, tensors
+        parameters = inputs_of(meaning)
+        attributes = operator.attributes
+        inputs = tensors
     names = {key: x.name for key, x in attributes.items() if isinstance(x, Attribute)}
     return {**dict(zip(parameters, inputs, strict=False)), **names}
 
@@ -48,7 +52,12 @@ def defined(expand: Expand) -> frozenset[str]:
     "auto" expands operations without a meaning. "all" expands also the operations that have the
     same meaning in tract and in the standard.
     """
-    compound = (name for name, fragment in declarations().items() if fragment.body is not None)
-    if expand == "auto":
-        return frozenset(name for name in compound if not has_meaning(name))
-    return frozenset(n for n in compound if OPERATORS.get(n) is None and n not in _UNEXPANDED)
+    names: set[str] = set()
+    for name, fragment in declarations().items():
+        if expand == "auto":
+            is_expanded = not has_meaning(name)
+        else:
+            is_expanded = OPERATORS.get(name) is None and name not in _UNEXPANDED
+        if fragment.body is not None and is_expanded:
+            names.add(name)
+    return frozenset(names)

@@ -59,9 +59,8 @@ def parse(source: Source, meter: Meter) -> TractDocument:
     by_name: dict[str, s.Fragment] = {}
     for fragment in fragments:
         if fragment.name in by_name:
-            raise SemanticError(
-                f"fragment '{fragment.name}' is defined twice", span=s.span_in(source, fragment)
-            )
+            message = f"fragment '{fragment.name}' is defined twice"
+            raise SemanticError(message, span=s.span_in(source, fragment))
         by_name[fragment.name] = fragment
 
     def values(kind: str) -> tuple[str, ...]:
@@ -165,7 +164,8 @@ class _TractBuilder(TreeBuilder):
     def number(self, token: Token) -> s.Literal:
         if token.isdigit() and len(token) > 20:
             raise self._fail("an integer must fit 64 bits", token)
-        return s.Literal(token.start_pos, int(token) if token.isdigit() else float(token))
+        value = int(token) if token.isdigit() else float(token)
+        return s.Literal(token.start_pos, value)
 
     def string(self, token: Token) -> s.Literal:
         return s.Literal(token.start_pos, unescaped(token[1:-1]))

@@ -120,7 +120,8 @@ class _EntryReader:
         return replace(name, text=_ESCAPE.sub(r"\1", body)), algorithm, arguments
 
     def _arguments(self, algorithm: str) -> _Arguments:
-        types, arguments = _ARGUMENTS[algorithm], _Arguments()
+        types = _ARGUMENTS[algorithm]
+        arguments: _Arguments = {}
         while self.sees("word"):
             name = self._next()
             self.require(f"{name} is no argument of '{algorithm}'", name, types)
@@ -129,7 +130,8 @@ class _EntryReader:
             self._take("=", "'='")
             is_array = self.sees("[") and name.text not in SCALARS
             read = self._channels if is_array else self._value
-            arguments[name.text] = name.span.offset, read(name.text, types[name.text])
+            value = read(name.text, types[name.text])
+            arguments[name.text] = name.span.offset, value
             self._skip(",")
         return arguments
 
@@ -195,27 +197,30 @@ class _EntryReader:
         self._meter.spend(_STEPS, self._source.name)
         match = _TOKEN.match(self._source.text, position)
         assert match is not None and match.lastgroup is not None
-        kind, text = match.lastgroup, match[match.lastgroup]
+        kind = match.lastgroup
+        text = match[kind]
         span = Span(self._source, match.start(kind), max(1, len(text)))
-        return _Token(text if kind == "mark" else kind, text, span)
+        if kind == "mark":
+            kind = text
+        return _Token(kind, text, span)
 
 
 def _quantizer(algorithm: _Token, arguments: _Arguments) -> Quantizer:
     missing = [n for n in _ARGUMENTS[algorithm.text] if n not in arguments and n != _OPTIONAL]
     if missing:
-        raise SemanticError(
-            f"'{algorithm.text}' lacks {', '.join(map(repr, missing))}",
-            span=algorithm.span,
-            hint=f"write {', '.join(f'{name} = ...' for name in missing)}",
-        )
+        message = f"'{algorithm.text}' lacks {', '.join(map(repr, missing))}"
+        written = ", ".join(f"{name} = ..." for name in missing)
+        raise SemanticError(message, span=algorithm.span, hint=f"write {written}")
     offset = algorithm.span.offset
-    implied = {"symmetric": False} | ({"signed": True} if algorithm.text in _STANDARD else {})
-    arguments |= {name: (offset, x) for name, x in implied.items()}
-    values = {name: value for name, (_, value) in arguments.items()}
-    names = tuple(
-        s.Argument(at, name, s.Identifier(at, name)) for name, (at, _) in arguments.items()
-    )
-    node = s.Invocation(offset, algorithm.text, None, names)
+    arguments["symmetric"] = offset, False
+    if algorithm.text in _STANDARD:
+        arguments["signed"] = offset, True
+    values: dict[str, ArgumentValue] = {}
+    names: list[s.Argument] = []
+    for name, (start, value) in arguments.items():
+        values[name] = value
+        names.append(s.Argument(start, name, s.Identifier(start, name)))
+    node = s.Invocation(offset, algorithm.text, None, tuple(names))
     operation = _STANDARD.get(algorithm.text, algorithm.text)
     quantizer = Quantizer(algorithm.span.source, node, operation, values)
     raise_all(list(quantizer.problems()))

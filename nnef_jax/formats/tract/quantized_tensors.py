@@ -27,7 +27,8 @@ def quantized(site: CallSite, name: str, value: object) -> Any:
     entry = site.unit.quantizers.get(name)
     if entry is None:
         return value
-    graph, dtype = site.graph, _code_dtype(entry)
+    graph = site.graph
+    dtype = _code_dtype(entry)
     if isinstance(value, Value) and value.type.dtype == dtype:
         result = _decoded(site, value, entry, graph.builder.unreserved(f"{name}_real"))
     elif not graph.options.rounds or (isinstance(value, Value) and value in graph.decoded):
@@ -52,12 +53,13 @@ def with_codes(site: CallSite, kind: str) -> Mapping[str, Any]:
     def coded(value: object) -> object:
         if isinstance(value, list):
             return [coded(item) for item in cast("list[object]", value)]
-        if isinstance(value, Value) and (entry := site.graph.entries.get(value)) is not None:
-            return codes_of(site, value, entry)
+        if isinstance(value, Value) and value in site.graph.entries:
+            return codes_of(site, value, site.graph.entries[value])
         return value
 
     names = _CODED.get(kind, ())
-    return {n: coded(v) if n in names else v for n, v in site.arguments.items()}
+    codes = {name: coded(x) for name, x in site.arguments.items() if name in names}
+    return {**site.arguments, **codes}
 
 
 def codes_of(site: CallSite, value: Value, entry: Quantizer) -> Value:
@@ -84,4 +86,5 @@ def _code_dtype(entry: Quantizer) -> str:
     arguments = entry.arguments
     if "zero_point" not in arguments or arguments["bits"] not in (8, 16, 32):
         return ""
-    return f"{'int' if arguments.get('signed') else 'uint'}{arguments['bits']}"
+    kind = "int" if arguments.get("signed") else "uint"
+    return f"{kind}{arguments['bits']}"

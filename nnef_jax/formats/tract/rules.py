@@ -23,7 +23,8 @@ def _average_type(
     reason = f"it is 'input' {show(input.shape)} without axis {axis}"
     shape = with_extent(input.shape, axis)
     if complex:
-        reason, shape = f"{reason} and without the last axis", shape[:-1]
+        shape = shape[:-1]
+        reason = f"{reason} and without the last axis"
     require.shape("state", state, shape, reason)
     return input
 
@@ -70,8 +71,9 @@ def exp_unit_norm(
     else:
         sizes = jnp.maximum(jnp.abs(x), epsilon)
     roots = jnp.sqrt(_averages(sizes, state, alpha, skip))
-    result = x / (roots[..., None] if complex else roots)
-    return jnp.moveaxis(result, 0, axis).astype(input.dtype)
+    if complex:
+        roots = roots[..., None]
+    return jnp.moveaxis(x / roots, 0, axis).astype(input.dtype)
 
 
 def _mean_type(input: TensorType, state: TensorType, axis: int, skip: int) -> TensorType:

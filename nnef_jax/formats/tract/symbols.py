@@ -11,6 +11,7 @@ from typing import Any
 from lowering.extents import UNKNOWN, is_symbolic
 from lowering.location import Span
 from nnef_jax.errors import InputError
+from nnef_jax.flattening.hostvalues import is_plain
 from nnef_jax.formats.base import Shapes
 from nnef_jax.formats.syntax import tree as s
 from nnef_jax.formats.syntax.standard import COMPARISONS
@@ -32,14 +33,13 @@ def has_open_inputs(document: TractDocument, shapes: Shapes, values: Mapping[str
     `shapes` are the user's shapes by input. All other inputs have the shapes of the document, with
     the `values` of symbols.
     """
-    return any(
-        extent is None or extent is UNKNOWN for shape in shapes.values() for extent in shape
-    ) or any(
-        evaluate(extent, values) in (0, UNKNOWN)
-        for name, shape in document.input_shapes.items()
-        if name not in shapes
-        for extent in shape
-    )
+    for shape in shapes.values():
+        if any(extent is None or extent is UNKNOWN for extent in shape):
+            return True
+    for name, shape in document.input_shapes.items():
+        if name not in shapes and any(evaluate(n, values) in (0, UNKNOWN) for n in shape):
+            return True
+    return False
 
 
 def solve(
@@ -53,25 +53,16 @@ def solve(
     `fixed` are values that the user gives. Raises InputError if no values fit the shapes, or if an
     assertion fails.
     """
-    equations: list[_Equation] = []
-    for name, shape in document.input_shapes.items():
-        for axis, (expression, extent) in enumerate(zip(shape, shapes.get(name, ()), strict=False)):
-            if extent is None or extent is UNKNOWN:
-                continue
-            parts = [*_parts(expression)]
-            if names := _names(parts):
-                equations.append(
-                    _Equation(name, axis, expression, extent, len(parts), names, meter)
-                )
-    # Quotients last: several values of a symbol have the same quotient.
-    equations.sort(key=lambda equation: _divides(equation.expression))
+    equations = _equations(document, shapes, meter)
     values = dict(fixed)
     meter.spend(_STEPS * (len(equations) + len(document.assertions)), document.source.name)
     unsolved = list(equations)
-    while (solution := _next_solution(unsolved, values)) is not None:
+    solution = _next_solution(unsolved, values)
+    while solution is not None:
         equation, value = solution
         values[equation.free(values)[0]] = value
         unsolved.remove(equation)
+        solution = _next_solution(unsolved, values)
     for equation in equations:
         meter.spend(equation.size, document.source.name)
         equation.check(document, values)
@@ -81,6 +72,25 @@ def solve(
     for shape in document.input_shapes.values():
         symbols |= dict.fromkeys(name for extent in shape for name in _names(_parts(extent)))
     return {symbol: values.get(symbol, UNKNOWN) for symbol in symbols}
+
+
+def _equations(document: TractDocument, shapes: Shapes, meter: Meter) -> list[_Equation]:
+    """Return the equations of the known extents with the document's expressions of symbols.
+
+    Quotients come last, since several values of a symbol have the same quotient.
+    """
+    equations: list[_Equation] = []
+    for name, shape in document.input_shapes.items():
+        extents = shapes.get(name, ())
+        for axis, (expression, extent) in enumerate(zip(shape, extents, strict=False)):
+            if extent is None or extent is UNKNOWN:
+                continue
+            parts = [*_parts(expression)]
+            names = _names(parts)
+            if names:
+                equation = _Equation(name, axis, expression, extent, len(parts), names, meter)
+                equations.append(equation)
+    return sorted(equations, key=lambda equation: _divides(equation.expression))
 
 
 def _next_solution(
@@ -126,12 +136,14 @@ class _Equation:
             self.meter.spend(self.size, "a symbol")
             return evaluate(self.expression, {**solved, free[0]: value})
 
-        zero, one = at(0), at(1)
-        if zero is UNKNOWN or one is UNKNOWN:
+        at_0 = at(0)
+        at_1 = at(1)
+        if at_0 is UNKNOWN or at_1 is UNKNOWN:
             return None
-        if one != zero:
-            guess = (self.extent - zero) // (one - zero)
-            if (is_symbolic(guess) or guess >= 0) and at(guess) == self.extent:
+        if at_1 != at_0:  # the solution if the expression is linear
+            guess = (self.extent - at_0) // (at_1 - at_0)
+            is_extent = is_symbolic(guess) or guess >= 0
+            if is_extent and at(guess) == self.extent:
                 return guess
         if is_symbolic(self.extent):
             return None
@@ -142,7 +154,8 @@ class _Equation:
     def check(self, document: TractDocument, values: Mapping[str, int]) -> None:
         if is_symbolic(self.extent):
             return
-        value, free = evaluate(self.expression, values), self.free(values)
+        value = evaluate(self.expression, values)
+        free = self.free(values)
         span = s.span_in(document.source, self.expression)
         extent = f"input '{self.input}' has extent {self.extent} at axis {self.axis}"
         if len(free) == 1:
@@ -172,22 +185,23 @@ def evaluate(expression: s.Expression, values: Mapping[str, int]) -> int:
 
 def _binary(operator: str, a: int, b: int) -> int:
     if operator in COMPARISONS:
-        is_open = any(x is UNKNOWN or is_symbolic(x) for x in (a, b))
-        return UNKNOWN if is_open else COMPARISONS[operator](a, b)
-    result = _ARITHMETIC[operator](a, b) if operator in _ARITHMETIC else UNKNOWN
-    is_open = result is UNKNOWN or is_symbolic(result)
-    return result if is_open else max(-_BEYOND, min(result, _BEYOND))
+        return COMPARISONS[operator](a, b) if is_plain((a, b)) else UNKNOWN
+    if operator not in _ARITHMETIC:
+        return UNKNOWN
+    result = _ARITHMETIC[operator](a, b)
+    return max(-_BEYOND, min(result, _BEYOND)) if is_plain([result]) else result
 
 
 def _check(document: TractDocument, assertion: Assertion, values: Mapping[str, int]) -> None:
     # A scenario names one use of the network, such as the first step of decoding.
     if assertion.scenario or evaluate(assertion.condition, values) is not False:
         return
+    message = f"the document asserts {assertion.text}"
     shown = _shown(_names(_parts(assertion.condition)), values)
-    raise InputError(
-        f"the document asserts {assertion.text}" + (f", the inputs make {shown}" if shown else ""),
-        span=Span(document.source, assertion.offset, len(assertion.text)),
-    )
+    if shown:
+        message += f", the inputs make {shown}"
+    span = Span(document.source, assertion.offset, len(assertion.text))
+    raise InputError(message, span=span)
 
 
 def _shown(names: Sequence[str], values: Mapping[str, int]) -> str:

@@ -54,7 +54,8 @@ def _scales(blocks: _Codes) -> _Reals:
 
 
 def _q4_0(blocks: _Codes) -> _Reals:
-    codes = np.concatenate([blocks[:, 2:] & 15, blocks[:, 2:] >> 4], 1).astype(np.float32)
+    pairs = blocks[:, 2:]
+    codes = np.concatenate([pairs & 15, pairs >> 4], 1).astype(np.float32)
     codes -= 8
     codes *= _scales(blocks)
     return codes
@@ -190,5 +191,6 @@ def _complex(data: memoryview, header: FinalHeader, name: str, meter: Meter) -> 
     size = math.prod(header.shape) * header.bits // 8
     parts = np.frombuffer(_payload(data, header, size, name), part)
     meter.expand(max(size, 8 * (parts.size // 2)), name)
-    wide = parts.astype("float64" if dtype == "complex128" else "float32")
-    return StoredTensor(shaped(wide.view(dtype), header.shape, name), name)
+    wide_part = "float64" if dtype == "complex128" else "float32"
+    array = parts.astype(wide_part).view(dtype)
+    return StoredTensor(shaped(array, header.shape, name), name)

@@ -121,7 +121,8 @@ class Unit:
             if self._depth == _MAX_DEPTH:
                 message = f"{self._archive.name}: networks are nested more than {_MAX_DEPTH} deep"
                 raise LimitError(message)
-            archive, labels = self._open(label), f"{self.labels}{label}/"
+            archive = self._open(label)
+            labels = f"{self.labels}{label}/"
             self._within[label] = Unit(archive, self._meter, labels, self._depth + 1)
         return self._within[label]
 
@@ -130,8 +131,8 @@ class Unit:
         names = [_member(label, suffix) for suffix in _ARCHIVES]
         for name in names:
             if outer.exists(name):
-                data, shown = outer.open_tensor(name), outer.location(name)
-                return open_archive(data, self._meter, name=shown)
+                data = outer.open_tensor(name)
+                return open_archive(data, self._meter, name=outer.location(name))
         folder = _member(label, "")
         if outer.exists(f"{folder}/{GRAPH}"):
             return outer.below(folder)

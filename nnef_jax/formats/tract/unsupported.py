@@ -91,12 +91,12 @@ def _reached(document: TractDocument, rules: Registry) -> Iterator[s.Invocation]
 
 
 def _runs(name: str) -> bool:
-    declared = declarations.declarations().get(name)
-    return declared is not None and (
-        declared.body is not None
-        or has_meaning(declared.name)
-        or bool(INTRINSICS.get(declared.name))
-    )
+    fragment = declarations.declarations().get(name)
+    if fragment is None:
+        return False
+    if fragment.body is not None or has_meaning(fragment.name):
+        return True
+    return INTRINSICS.get(fragment.name) is not None
 
 
 def _explained(name: str, meter: Meter) -> tuple[str, str]:

@@ -71,7 +71,8 @@ def cumsum(site: CallSite, *, exclusive: bool, skip: int) -> Value:
     total = site.state(_resized(input, axis, 1), f"{site.name}_total")
     reduction = {"axes": [axis], "normalize": False}
     pulse = apply(site, "sum_reduce", f"{site.name}_own", input=input, **reduction)
-    site.graph.builder.update(total, apply(site, "add", f"{site.name}_next", x=total, y=pulse))
+    following = apply(site, "add", f"{site.name}_next", x=total, y=pulse)
+    site.graph.builder.update(total, following)
     direction = {"axis": axis, "exclusive": exclusive, "reverse": False}
     sums = apply(site, "tract_core_cumsum", f"{site.name}_sums", x=input, **direction)
     return apply(site, "add", site.name, x=sums, y=total)
@@ -83,9 +84,8 @@ def _between(site: CallSite, begin: int, end: int, value: float, overlap: int = 
     input, axis = _stream(site)
     position = site.state(TensorType((), site.graph.builder.integer), f"{site.name}_position")
     passed = input.type.shape[axis] - overlap
-    site.graph.builder.update(
-        position, apply(site, "add", f"{site.name}_next", x=position, y=passed)
-    )
+    following = apply(site, "add", f"{site.name}_next", x=position, y=passed)
+    site.graph.builder.update(position, following)
     attributes = {"axis": axis, "begin": begin, "end": end, "value": value}
     operands = {"input": input, "position": position}
     return site.add("tract.pulse_mask", operands, attributes, [site.name])[0]
@@ -93,8 +93,8 @@ def _between(site: CallSite, begin: int, end: int, value: float, overlap: int = 
 
 def _stream(site: CallSite) -> tuple[Value, int]:
     """Return the piece of the stream, and the axis of the stream."""
-    input, axis = tensor(site, site.input(0)), site.integer("axis")
-    axis = require.normal_axis(axis, len(input.type.shape))
+    input = tensor(site, site.input(0))
+    axis = require.normal_axis(site.integer("axis"), len(input.type.shape))
     if input.type.shape[axis] is UNKNOWN:
         raise InvalidOperation("the length of a pulse must be known", GIVE_SHAPES)
     return input, axis

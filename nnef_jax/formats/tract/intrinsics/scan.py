@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -45,20 +46,21 @@ def scan(site: CallSite, *, name: str, skip: int, resets: bool) -> Any:
         raise InvalidOperation(f"the document has no fragment '{name}' for 'body'")
     site.graph.meter.spend(_STEPS)
     parts = {key: _entries(site.arguments[key], key) for key in _ENTRIES}
-    streams = bool(
-        document.pulsed and site.graph.outer is None and not resets and (parts["state"] or skip)
-    )
+    changes_state = bool(parts["state"]) or skip != 0
+    keeps_state = document.pulsed and site.graph.outer is None and not resets and changes_state
     scanned = [(n, tensor(site, x), *_axis_and_chunk(place)) for n, x, *place in parts["scan"]]
     states = [(n, tensor(site, x), result) for n, x, result in parts["state"]]
     outputs = [(n, mode, *_axis_and_chunk(place)) for n, mode, *place in parts["output"]]
     results = [entry[0] for entry in outputs]
-    body = _Body(site, fragment, scanned, parts["full"], results, skip if streams else 0)
+    skipped_turns = skip if keeps_state else 0
+    body = _Body(site, fragment, scanned, parts["full"], results, skipped_turns)
     graph, full, states = body.flatten(states)
     initial = [value for _, value, _ in states]
-    if streams:
+    if keeps_state:
         prefix = site.names[0] if site.names else f"{site.frame.prefix}{name}"
         initial = body.variables([entry[1] for entry in parts["state"]], states, prefix)
-        skip, outputs = 0, [*outputs, *[("", "last", 0, 1)] * len(initial)]
+        skip = 0  # the body counts the turns
+        outputs += [("", "last", 0, 1)] * len(initial)
         graph = replace(graph, outputs=(*graph.outputs, *graph.outputs[: len(initial)]))
     operands = {"scanned": [x for _, x, *_ in scanned], "full": full, "initial": initial}
     attributes = {
@@ -69,7 +71,7 @@ def scan(site: CallSite, *, name: str, skip: int, resets: bool) -> Any:
         "skip": skip,
     }
     (tensors,) = site.add("scan", operands, attributes, site.names)
-    if streams:
+    if keeps_state:
         for variable, last in zip(initial, tensors[-len(initial) :], strict=True):
             site.graph.builder.update(variable, last)
         tensors = tensors[: -len(initial)]
@@ -113,13 +115,15 @@ class _Body:
         If a state has another dtype at first, it is cast, and the body is flattened `again`.
         """
         site = self.site.into(self.site.graph.body())
-        graph, bound = site.graph, _Bound(site, self.site.graph, self.fragment)
+        graph = site.graph
+        bound = _Bound(site, self.site.graph, self.fragment)
         slices = [bound.bind(*entry) for entry in self.scanned]
         full = [(bound.bind(name, value), value) for name, value in self.full]
         state_inputs = [bound.bind(name, value) for name, value, _ in states]
         bound.refuse_missing()
         inner = site.evaluator.enter(self.fragment, bound.values, site.named())
-        identifier, inner_site = _finder(inner.values), replace(site, frame=inner)
+        identifier = _finder(inner.values)
+        inner_site = replace(site, frame=inner)
 
         def result(name: str) -> Value:
             node = s.Identifier(site.node.offset, identifier(name) or name)
@@ -128,10 +132,10 @@ class _Body:
         nexts = [result(name) for _, _, name in states]
         results = [result(name) for name in self.outputs]
         if not again:
-            cast_states = [
-                (name, self.site.cast(value, after.type.dtype), result)
-                for (name, value, result), after in zip(states, nexts, strict=True)
-            ]
+            cast_states: list[_State] = []
+            for (name, value, result_name), after in zip(states, nexts, strict=True):
+                value = self.site.cast(value, after.type.dtype)
+                cast_states.append((name, value, result_name))
             if cast_states != states:
                 return self.flatten(cast_states, again=True)
         tensors = [(inner, outer) for inner, outer in full if isinstance(inner, Value)]
@@ -140,7 +144,8 @@ class _Body:
         if self.skipped:
             inputs, nexts = self._counted(site, inputs, nexts)
         outputs = [*nexts, *results]
-        names, order = [value.name for value in outputs], [value.name for value in inputs]
+        names = [value.name for value in outputs]
+        order = [value.name for value in inputs]
         flat = graph.builder.graph(self.fragment.name, outputs, names, order)
         unused = {inner for inner, _ in tensors} - flat.needed
         flat = replace(flat, inputs=tuple(value for value in flat.inputs if value not in unused))
@@ -156,17 +161,20 @@ class _Body:
         builder = site.graph.builder
         turn = builder.input(builder.unreserved("turn"), TensorType((), builder.integer))
         changes = apply(site, "ge", x=turn, y=self.skipped)
+        states = inputs[len(inputs) - len(nexts) :]
         delayed = [
             apply(site, "select", condition=changes, true_value=after, false_value=before)
-            for before, after in zip(inputs[len(inputs) - len(nexts) :], nexts, strict=True)
+            for before, after in zip(states, nexts, strict=True)
         ]
-        return [*inputs, turn], [*delayed, apply(site, "add", x=turn, y=1)]
+        next_turn = apply(site, "add", x=turn, y=1)
+        return [*inputs, turn], [*delayed, next_turn]
 
     def variables(
         self, starts: Sequence[object], states: Sequence[_State], prefix: str
     ) -> list[Value]:
         """Return states of the graph for the states of the body, and for the counter of turns."""
-        graph, variables = self.site.graph, list[Value]()
+        graph = self.site.graph
+        variables: list[Value] = []
         for start, (name, value, _) in zip(starts, states, strict=True):
             initial = graph.constants.get(start) if isinstance(start, Value) else host(start)
             if initial is None:
@@ -197,15 +205,16 @@ class _Bound:
         if not isinstance(value, Value):
             self.values[parameter] = value
             return None
-        outer, (shape, dtype) = self._outer, (list(value.type.shape), value.type.dtype)
-        stored, symbolic = outer.constants.get(value), list(outer.shape_of(value))
+        shape = list(value.type.shape)
+        symbolic = list(self._outer.shape_of(value))
+        stored = self._outer.constants.get(value)
         if axis is not None:
             if not -len(shape) <= axis < len(shape) or chunk == 0:
                 message = f"'scan' cannot cut a tensor {value.type} along axis {axis} by {chunk}"
                 raise self._site.error(message)
             shape[axis] = symbolic[axis] = abs(chunk)
             stored = None
-        type = TensorType(tuple(shape), dtype)
+        type = TensorType(tuple(shape), value.type.dtype)
         self.values[parameter] = self._site.graph.input(parameter, type, symbolic, stored)
         return self.values[parameter]
 
@@ -234,7 +243,8 @@ def _finder(identifiers: Iterable[str]) -> Callable[[str], str | None]:
     It is the identifier that is equal to the string, or to the escaped string, or else the only
     identifier with the same escaped form.
     """
-    names, by_escaped = set(identifiers), dict[str, list[str]]()
+    names = set(identifiers)
+    by_escaped: dict[str, list[str]] = {}
     for identifier in names:
         by_escaped.setdefault(_escape(identifier), []).append(identifier)
 
@@ -253,5 +263,5 @@ def _escape(name: str) -> str:
 
     Letters of any alphabet stay.
     """
-    prefix = "" if name[:1].isalpha() or name[:1] == "_" else "_"
-    return prefix + "".join(c if c.isalnum() else "_" for c in name)
+    escaped = re.sub(r"[\W_]", "_", name)
+    return escaped if name[:1].isalpha() or name[:1] == "_" else f"_{escaped}"

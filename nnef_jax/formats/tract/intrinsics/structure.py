@@ -44,10 +44,11 @@ def external(site: CallSite, *, shape: Sequence[int]) -> Any:
     datum_type = site.arguments.get("datum_type") or _GENERIC.get(site.generic, "f32")
     dtype = dtype_of(attribute(datum_type, STRING), graph.builder.real)
     declared = external_type([extent or None for extent in shape], dtype, UNKNOWN)
-    name = site.names[0].removeprefix(frame.prefix) if len(site.names) == 1 else ""
+    if len(site.names) != 1:
+        raise InvalidOperation("an input must be assigned to its name")
+    name = site.names[0].removeprefix(frame.prefix)
     if name not in site.evaluator.inputs:
-        message = f"'{name}' is no input in the header of the graph"
-        raise InvalidOperation(message if name else "an input must be assigned to its name")
+        raise InvalidOperation(f"'{name}' is no input in the header of the graph")
     outer = site.evaluator.inputs[name]
     if outer is not None:
         if shapes_differ(outer.type.shape, declared.shape):
@@ -74,9 +75,11 @@ def external(site: CallSite, *, shape: Sequence[int]) -> Any:
 @intrinsic("variable", label=text("label"), shape=integers("shape"))
 def variable(site: CallSite, *, label: str, shape: Sequence[int]) -> Value:
     """Declare a parameter in the dtype of its file, or in real numbers if codes are decoded."""
-    graph, unique = site.graph, site.unit.labels + label
+    graph = site.graph
+    unique = site.unit.labels + label
     if graph.outer is not None:  # the body of a scan reads the variable of the outer graph
-        return graph.capture(variable(site.into(graph.outer), label=label, shape=shape))
+        outer_variable = variable(site.into(graph.outer), label=label, shape=shape)
+        return graph.capture(outer_variable)
     if unique not in graph.data:
         graph.report()
     stored, is_decoded = _stored(site, label, tuple(shape))
@@ -124,7 +127,8 @@ def submodel(site: CallSite, input: object, *, label: str) -> Any:
     inputs = dict(zip(parameters, operands, strict=True))
     shapes = {name: graph.shape_of(value) for name, value in inputs.items()}
     extents = symbols.solve(unit.document, shapes, graph.meter)
-    prefix = f"{site.names[0] if site.names else label}_"
+    call_name = site.names[0] if site.names else label
+    prefix = f"{call_name}_"
     calls = (*site.frame.calls, Call(f"{label}/graph.nnef", site.span))
     frame = Frame(None, unit.document.source, {}, prefix, calls)
     return Results.of(site.evaluator.submodel(unit, extents, inputs, frame))
@@ -136,11 +140,11 @@ def submodel(site: CallSite, input: object, *, label: str) -> Any:
 @intrinsic("cast", "tract_core_cast")
 def cast(site: CallSite, value: object) -> Any:
     """Cast to the datum type `to`, or to the generic argument of the standard's operation."""
-    graph, generic = site.graph, site.generic
+    graph = site.graph
     if site.has_attribute("to"):
         name = site.text("to")
-    elif generic in _GENERIC:
-        name = _GENERIC[generic]
+    elif site.generic in _GENERIC:
+        name = _GENERIC[site.generic]
     else:
         casts = ", ".join(f"cast<{name}>" for name in _GENERIC)
         raise InvalidOperation("'cast' must name the type of its result", hint=f"write {casts}")
@@ -178,7 +182,9 @@ def constant(site: CallSite, *, shape: Sequence[int], value: object) -> Any:
 @intrinsic("tract_core_shape_of")
 def shape_of(site: CallSite, value: object) -> h.Host:
     """Return the shape of a tensor or known value as a host value."""
-    return h.boxes(site.graph.shape_of(value) if isinstance(value, Value) else h.host(value).shape)
+    is_tensor = isinstance(value, Value)
+    shape = site.graph.shape_of(value) if is_tensor else h.host(value).shape
+    return h.boxes(shape)
 
 
 @intrinsic("tract_core_range")
@@ -188,11 +194,11 @@ def range_of(site: CallSite) -> Any:
     bounds = [_number(site, name) for name in ("start", "end", "step")]
     is_real = any(not h.is_integer(bound) for bound in bounds)
     dtype = graph.builder.real if is_real else graph.builder.integer
-    start, end, step = (UNKNOWN if x != x else x for x in (b.item() for b in bounds))
+    start, end, step = map(_item_of, bounds)
     if step == 0:
         raise InvalidOperation("'step' must not be 0")
     if h.is_plain((start, end, step)):
-        count = -((start - end) // step)
+        count = -((start - end) // step)  # (end - start) / step, rounded up
         if count <= h.LARGEST and not is_real:
             graph.meter.spend(max(0, count))
             return h.boxes(range(start, end, step))
@@ -202,6 +208,12 @@ def range_of(site: CallSite) -> Any:
             graph.literal(bound, dtype)
     attributes = {"start": start, "end": end, "step": step, "dtype": dtype}
     return site.add("range", {}, attributes, site.names)[0]
+
+
+def _item_of(number: h.Host) -> Any:
+    item = number.item()
+    is_nan = item != item  # a real number that depends on an open extent
+    return UNKNOWN if is_nan else item
 
 
 def _number(site: CallSite, name: str) -> h.Host:
@@ -215,11 +227,11 @@ def _number(site: CallSite, name: str) -> h.Host:
     number = h.host(value)
     if number.size != 1:
         raise InvalidOperation(f"'{name}' must be one number, these are {number.size}")
-    # A real number that depends on an open extent is NaN.
-    if not h.is_integer(number) and (
-        np.isinf(number) or (np.isnan(number) and not site.graph.is_open)
-    ):
-        raise InvalidOperation(f"'{name}' must be a number, it is {number.item()}")
+    if not h.is_integer(number):
+        # A real number that depends on an open extent is NaN.
+        may_be_nan = site.graph.is_open
+        if np.isinf(number) or (np.isnan(number) and not may_be_nan):
+            raise InvalidOperation(f"'{name}' must be a number, it is {number.item()}")
     return number.reshape(())
 
 
@@ -229,4 +241,5 @@ def within_bound_index(site: CallSite, index: TractOperand, extent: TractOperand
     from_end = apply(site, "add", x=index, y=extent)
     is_negative = apply(site, "lt", x=index, y=0)
     first = apply(site, "select", condition=is_negative, true_value=from_end, false_value=index)
-    return apply(site, "min", x=apply(site, "max", x=first, y=0), y=extent)
+    first = apply(site, "max", x=first, y=0)
+    return apply(site, "min", x=first, y=extent)

@@ -54,14 +54,16 @@ def attention(
     wide: str = text("acc_datum_type"),
 ) -> TractOperand:
     """Attend in `acc_datum_type`. The result has the dtype of the operands."""
-    dtype, attributes = site.dtype_of(query), {"scale": scale, "is_causal": is_causal}
+    dtype = site.dtype_of(query)
+    attributes = {"scale": scale, "is_causal": is_causal}
     if wide in ("", dtype):
         return site.last.attention(query, key, value, mask, **attributes)
     if not is_float(wide):
         raise InvalidOperation(f"'acc_datum_type' must be a type of real numbers, it is {wide}")
     tensors = {"query": query, "key": key, "value": value}
-    cast = (site.step_on(name).cast(x, dtype=wide) for name, x in tensors.items())
-    return site.last.cast(site.step.attention(*cast, mask, **attributes), dtype=dtype)
+    cast = [site.step_on(name).cast(x, dtype=wide) for name, x in tensors.items()]
+    result = site.step.attention(*cast, mask, **attributes)
+    return site.last.cast(result, dtype=dtype)
 
 
 @operator("tract_transformers_scaled_masked_softmax")
@@ -164,9 +166,13 @@ def gru_sequence(
     if chunk not in (1, -1):
         message = f"'chunk' must be 1, or -1 for the sequence from its end, it is {chunk}"
         raise InvalidOperation(message)
+    if projected:
+        weight = False
+    if not has_bias:
+        bias = False
     return site.last.gru_sequence(
-        input, not projected and weight, recurrent_weight, has_bias and bias, initial_state,
-        reverse=chunk < 0, emit_states=emit_states,
+        input, weight, recurrent_weight, bias, initial_state, reverse=chunk < 0,
+        emit_states=emit_states,
     )  # fmt: skip
 
 
@@ -234,11 +240,13 @@ def resize(
     """Resize by scales or to sizes. With `align_corners` scales are replaced by sizes."""
     modes = tuple(name for name in resampling.COORDINATES if name != resampling.CROP)
     require.one_of("coord_transformer", coordinate_transformation_mode, modes)
-    coordinates, shape = coordinate_transformation_mode, site.shape(input)
+    coordinates = coordinate_transformation_mode
+    shape = site.shape(input)
     is_aligned = coordinates == "align_corners" and len(scales) == len(shape) and is_known(shape)
     if is_aligned and not sizes and all(0 < scale < math.inf for scale in scales):
         # tract aligns the last items even if extent * scale is no integer.
-        sizes, scales = tuple(map(int, map(resampling.length, shape, scales))), ()
+        sizes = tuple(map(int, map(resampling.length, shape, scales)))
+        scales = ()
     if coordinates == "pytorch_half_pixel":  # tract has no exception for a single item
         coordinates = "half_pixel"
     return site.last.resize(

@@ -8,6 +8,7 @@ from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import UNKNOWN, Shape, is_symbolic, show
 from lowering.ops import require
 from lowering.ops.require import normal_axes, normal_axis
+from nnef_jax.flattening.hostvalues import is_plain
 from nnef_jax.flattening.operators.attributes import integer, integers, text
 from nnef_jax.formats.tract.call_site import CallSite, TractOperand
 from nnef_jax.formats.tract.operators.registry import AXES, argument, operator
@@ -20,8 +21,10 @@ def new_axes(site: CallSite) -> list[int]:
     axes = site.ints("axes")
     rank = site.rank() + len(axes)
     distinct: list[int] = []
+    least = 0  # the next axis that is free
     for axis in sorted(normal_axis(axis, rank) for axis in axes):
-        distinct.append(max(axis, distinct[-1] + 1) if distinct else axis)
+        distinct.append(max(axis, least))
+        least = distinct[-1] + 1
     return distinct
 
 
@@ -52,18 +55,21 @@ def sliced(
         raise InvalidOperation(f"'stride' must not be 0, it is {list(strides)}")
     shape = site.shape(input)
     bounds = [_bounds(shape, *items) for items in zip(axes, begin, end, strides, strict=True)]
-    first, last = ([pair[i] for pair in bounds] for i in (0, 1))
-    return site.last.slice(input, axes=axes, begin=first, end=last, stride=stride)
+    firsts = [first for first, _ in bounds]
+    lasts = [last for _, last in bounds]
+    return site.last.slice(input, axes=axes, begin=firsts, end=lasts, stride=stride)
 
 
 def _bounds(shape: Shape, axis: int, begin: int, end: int, step: int) -> tuple[int, int]:
     """Return the bounds of the kind `slice`, whose first bound is the first item that is taken."""
     extent = shape[axis]
-    if extent is UNKNOWN or any(x is UNKNOWN or is_symbolic(x) for x in (begin, end, step)):
-        if is_symbolic(step) or step is UNKNOWN or step > 0:
+    if extent is UNKNOWN or not is_plain((begin, end, step)):
+        if not is_plain([step]) or step > 0:
             return begin, end
-        return end - 1, _LOWEST if begin == 0 else begin - 1
-    first, last, _ = slice(begin, None if end == 0 else end).indices(extent)
+        last = _LOWEST if begin == 0 else begin - 1
+        return end - 1, last
+    stop = None if end == 0 else end
+    first, last, _ = slice(begin, stop).indices(extent)
     if step < 0 and first > last:
         raise InvalidShape(
             f"'begin' {begin} lies behind 'end' {end} in the {extent} items of 'input' "
@@ -73,7 +79,10 @@ def _bounds(shape: Shape, axis: int, begin: int, end: int, step: int) -> tuple[i
         )
     if first >= last:
         return extent, extent
-    return (first, last) if step > 0 else (last - 1, first - 1 if first else -extent - 1)
+    if step > 0:
+        return first, last
+    before_first = first - 1 if first else -extent - 1
+    return last - 1, before_first
 
 
 @operator("tract_core_downsample")
@@ -104,26 +113,31 @@ def pad(
     """Pad an input. Negative padding cuts items off first, as in ONNX."""
     shape = site.shape(input)
     require.length("padding", padding, len(shape), "axes of 'input'")
-    cut = [tuple(-p if _is_cut(p) else 0 for p in pair) for pair in padding]
-    slices = {
-        # If all items are cut off, the slice is empty, at the end.
-        axis: (extent, extent) if extent == sum(pair) else (pair[0], -pair[1])
-        for axis, (extent, pair) in enumerate(zip(shape, cut, strict=True))
-        if any(pair)
-    }
-    if slices:
-        if any(shape[axis] < sum(cut[axis]) for axis in slices):
-            message = (
-                f"'padding' {list(padding)} cuts off more items than 'input' {show(shape)} has"
-            )
-            raise InvalidShape(message)
-        begin, end = map(list, zip(*slices.values(), strict=True))
-        step = site.step_on("input")
-        input = step.slice(input, axes=list(slices), begin=begin, end=end, stride=[])
-        padding = [(0 if _is_cut(a) else a, 0 if _is_cut(b) else b) for a, b in padding]
+    axes: list[int] = []
+    begin: list[int] = []
+    end: list[int] = []
+    for axis, (extent, (before, after)) in enumerate(zip(shape, padding, strict=True)):
+        cut_before = _cut_items(before)
+        cut_after = _cut_items(after)
+        if not cut_before and not cut_after:
+            continue
+        if extent < cut_before + cut_after:
+            message = "cuts off more items than 'input'"
+            raise InvalidShape(f"'padding' {list(padding)} {message} {show(shape)} has")
+        axes.append(axis)
+        if extent == cut_before + cut_after:  # the slice is empty, at the end
+            begin.append(extent)
+            end.append(extent)
+        else:
+            begin.append(cut_before)
+            end.append(-cut_after)
+    if axes:
+        input = site.step_on("input").slice(input, axes=axes, begin=begin, end=end, stride=[])
+        padding = [(a + _cut_items(a), b + _cut_items(b)) for a, b in padding]
     border = "replicate" if border == "replicated" else border
     return site.last.pad(input, padding=padding, border=border)
 
 
-def _is_cut(items: int) -> bool:
-    return not is_symbolic(items) and items < 0
+def _cut_items(padding: int) -> int:
+    """Return the number of items that negative padding cuts off, 0 for other padding."""
+    return -padding if not is_symbolic(padding) and padding < 0 else 0

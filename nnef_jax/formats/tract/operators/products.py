@@ -33,7 +33,8 @@ def _of_one_rank(site: CallSite, factors: dict[str, TractOperand]) -> list[Tract
     for name, shape in shapes.items():
         if len(shape) < rank:
             matrix = padded(shape, 2)
-            leading, trailing = max(rank - len(matrix), 0), len(matrix) - len(shape)
+            leading = max(rank - len(matrix), 0)
+            trailing = len(matrix) - len(shape)
             axes = [*range(leading), *range(rank - trailing, rank)]
             factors[name] = site.step_on(name).unsqueeze(factors[name], axes=axes)
     return [*factors.values()]
@@ -56,8 +57,9 @@ def legacy_matmul(
     site: CallSite, a: TractOperand, b: TractOperand, *, axes: Sequence[int] = integers("axes")
 ) -> TractOperand:
     """Multiply matrices along the axes that `axes` names, as an Einstein sum."""
-    (term_a, term_b, term_c), dtype = _terms(site, axes), site.dtype_of(a)
+    term_a, term_b, term_c = _terms(site, axes)
     expr = f"{term_a},{term_b}->{term_c}"
+    dtype = site.dtype_of(a)
     return site.last.einsum([a, b], expr=expr, accumulator=dtype, dtype=dtype)
 
 
@@ -119,11 +121,12 @@ def _terms(site: CallSite, axes: Sequence[int]) -> tuple[str, str, str]:
     A term has the letters m, k and n, and capitals for the batch axes in order. Without `axes` the
     matrices are in the last two axes.
     """
-    shapes = [site.shape(0), site.shape(1)]
-    rank = len(shapes[0])
-    if len(shapes[1]) != rank or rank < 2:
+    shape_a = site.shape(0)
+    shape_b = site.shape(1)
+    rank = len(shape_a)
+    if len(shape_b) != rank or rank < 2:
         raise InvalidShape(
-            f"'A' {show(shapes[0])} and 'B' {show(shapes[1])} must have one rank, of at least two",
+            f"'A' {show(shape_a)} and 'B' {show(shape_b)} must have one rank, of at least two",
             hint="`unsqueeze` the one of lower rank",
         )
     if axes:

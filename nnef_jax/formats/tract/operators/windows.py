@@ -42,15 +42,17 @@ WINDOW: Mapping[str, Callable[[CallSite], Any]] = {
 
 def channel_plane(site: CallSite) -> int:
     """Return the first axis over which indices count: 2, or the window's first axis if lower."""
-    size, stride = site.ints("size"), site.ints("stride")
-    steps = zip(size, stride or (1,) * len(size), strict=True)
-    return min([2, *(axis for axis, step in enumerate(steps) if step != (1, 1))])
+    size = site.ints("size")
+    strides = site.ints("stride") or (1,) * len(size)
+    window = [axis for axis, n in enumerate(size) if (n, strides[axis]) != (1, 1)]
+    return min([2, *window])
 
 
 def factors(site: CallSite) -> list[int]:
     """Return the factors of the spatial axes, 1 for those that `factor` leaves out."""
     factor = site.ints("factor")
-    return [1] * (site.rank() - 2 - len(factor)) + [*factor]
+    missing_axes = site.rank() - 2 - len(factor)
+    return [1] * missing_axes + [*factor]
 
 
 @operator("conv")
@@ -80,7 +82,8 @@ def deconv(
     """Add a transposed convolution. The filter [O,I/G,f...] becomes [I,O/G,f...]."""
     groups, padding = _checked(site, groups)
     bias = _bias(site)
-    rank, (outputs, inputs) = site.rank(), site.shape(filter)[:2]
+    rank = site.rank()
+    outputs, inputs = site.shape(filter)[:2]
     if len(output_shape) not in (0, rank - 2, rank):
         raise InvalidOperation(
             f"'output_shape' {list(output_shape)} must have an item for each of {rank - 2} spatial "
@@ -120,7 +123,9 @@ def quantized_conv(
     dtype: str = text("output_dt"),
 ) -> TractOperand:
     """Convolve quantised tensors. tract declares the parameter `group`, but writes `groups`."""
-    groups, padding = _checked(site, group if groups == 1 else groups)
+    if groups == 1:
+        groups = group
+    groups, padding = _checked(site, groups)
     return site.last.quantized_conv(
         input, filter, _bias(site), input_zero_point, input_scale, filter_zero_point, filter_scale,
         output_zero_point, output_scale, groups=groups, padding=padding,
@@ -130,20 +135,24 @@ def quantized_conv(
 
 def _checked(site: CallSite, groups: int) -> tuple[int, Sequence[tuple[int, int]]]:
     """Return the number of groups and the padding of spatial axes. Raises InvalidShape."""
-    (input, filter), rank = map(site.shape, (0, 1)), site.rank()
+    input = site.shape(0)
+    filter = site.shape(1)
+    rank = len(input)
     if rank < 3 or len(filter) != rank:
         raise InvalidShape(
             f"'input' {show(input)} and 'filter' {show(filter)} must have one rank: batch, "
             "channels and at least one spatial axis",
             hint="`unsqueeze` an input that has no batch axis",
         )
-    border, padding = site.text("border"), site.argument("padding")
+    border = site.text("border")
+    padding = site.argument("padding")
     if border != "constant":
         raise InvalidOperation(
             f"'border' must be 'constant', it is '{border}'",
             hint="`pad` the input first, with that border, and give padding (0,0) here",
         )
-    if len(padding) == rank and tuple(map(tuple, padding[:2])) == ((0, 0), (0, 0)):
+    around_channels = tuple(map(tuple, padding[:2]))
+    if len(padding) == rank and around_channels == ((0, 0), (0, 0)):
         padding = padding[2:]
     windows = {"padding": padding, "stride": site.ints("stride"), "dilation": site.ints("dilation")}
     for name, items in windows.items():
@@ -153,7 +162,9 @@ def _checked(site: CallSite, groups: int) -> tuple[int, Sequence[tuple[int, int]
         raise InvalidOperation(
             f"'groups' must be positive, or 0 for one group per channel, it is {groups}"
         )
-    groups = groups or (input[1] // filter[1] if filter[1] != 0 else 1) or 1
+    if groups == 0 and filter[1] != 0:
+        groups = input[1] // filter[1]
+    groups = groups or 1
     if differ(filter[1] * groups, input[1]):
         raise InvalidShape(
             f"'filter' {show(filter)} takes {filter[1] * groups} channels in {groups} group(s), "
@@ -169,7 +180,9 @@ def _checked(site: CallSite, groups: int) -> tuple[int, Sequence[tuple[int, int]
 
 def _bias(site: CallSite) -> TractOperand:
     """Return the bias along axis 1. Raises InvalidShape unless it has 1 or all channels' items."""
-    bias, shape, channels = site.operand(2), site.shape(2), site.shape(1)[0]
+    bias = site.operand(2)
+    shape = site.shape(2)
+    channels = site.shape(1)[0]
     extents: Shape = tuple(extent for extent in shape if differ(extent, 1))
     if len(extents) > 1 or any(differ(extent, channels) for extent in extents):
         raise InvalidShape(
