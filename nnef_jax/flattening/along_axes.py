@@ -55,7 +55,8 @@ def sliced(
             if is_number and end == 0 and step > 0:
                 lengths[axis] = 0
                 continue
-            if step < 0 or _counts_from_end(begin):
+            begins_inside = is_symbolic(begin) or begin >= 0
+            if step < 0 or not begins_inside:
                 site.known_shape(x)  # raises ExtentNeeded for an open extent
             if end is None or (is_number and end >= FAR):
                 end = 0  # the end of the axis

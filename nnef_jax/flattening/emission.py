@@ -99,7 +99,8 @@ class Emission:
             values = result if isinstance(result, tuple) else (result,)
             for value in values:
                 self.require_bounds(value, span, calls)
-            listed.append(list(values) if isinstance(result, tuple) else result)
+            is_array = isinstance(result, tuple)
+            listed.append(list(values) if is_array else result)
         return tuple(listed)
 
     def _checked(self, x: Any) -> Any:

@@ -140,8 +140,10 @@ def to_integer(value: Host) -> Host:
     bound = 2.0**63
     items: list[int] = []
     for item in value.ravel().tolist():
-        is_nan = item != item
-        items.append(UNKNOWN if is_nan else int(max(min(item, bound), -bound)))
+        if item != item:  # NaN
+            items.append(UNKNOWN)
+        else:
+            items.append(int(max(min(item, bound), -bound)))
     return boxes(items, value.shape)
 
 

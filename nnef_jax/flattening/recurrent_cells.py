@@ -121,7 +121,8 @@ class Cell:
             return list(step.split(gates, axis=at.rank(gates) - 1, ratios=(1,) * count))
 
         def activated(i: int, gate: Tensor) -> Any:
-            gate = step.clamp(gate, -self.clip, self.clip) if self.clip else gate
+            if self.clip:
+                gate = step.clamp(gate, -self.clip, self.clip)
             return self.activations[i](at, gate)
 
         if self.kind == "gru":

@@ -57,7 +57,8 @@ class RepeatedBody:
 
     def item(self, x: Tensor, axis: int, *, reverse: bool = False) -> Value:
         """Cut a tensor along an axis; return the item of the iteration, without the axis."""
-        part = self.part(x, axis, -1 if reverse else 1)
+        chunk = -1 if reverse else 1
+        part = self.part(x, axis, chunk)
         return self.at.insert("squeeze", {"input": part}, axes=(axis,))
 
     def turn(self, count: int | None) -> Value:

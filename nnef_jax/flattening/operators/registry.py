@@ -179,7 +179,8 @@ def _run(meaning: Meaning, attributes: Mapping[str, Any]) -> Callable[[_Site], A
         inputs = [site.input(i) for i in range(required_inputs)]
         last = max(len(names), len(site.operands)) if takes_all else len(names)
         for i in range(required_inputs, last):
-            inputs.append(site.input(i) if site.has(i) else None)
+            optional = site.input(i) if site.has(i) else None
+            inputs.append(optional)
         return meaning(site, *inputs, **_read(attributes, site))
 
     return run
@@ -210,7 +211,8 @@ class OperatorRow:
     def __call__(self, site: _Site) -> Any:
         """Add the operation at a site; return its results."""
         operands = [x(site) if callable(x) else site.operand(x) for x in self.inputs]
-        return getattr(site.last, self.kind)(*operands, **_read(self.attributes, site))
+        add = getattr(site.last, self.kind)
+        return add(*operands, **_read(self.attributes, site))
 
 
 def operation(kind: str, *inputs: int | Callable[..., object], **attributes: object) -> OperatorRow:

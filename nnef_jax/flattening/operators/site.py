@@ -143,7 +143,8 @@ class OperatorSite(ABC, Generic[_Graph]):
 
         The rank is by default that of input 0. Raises InvalidOperation for an axis beyond it.
         """
-        rank = self.rank() if rank is None else rank
+        if rank is None:
+            rank = self.rank()
         if not -rank <= axis < max(rank, 1):
             raise InvalidOperation(f"there is no axis {axis} of {rank}")
         return axis % rank if rank else 0

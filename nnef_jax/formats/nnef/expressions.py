@@ -188,10 +188,11 @@ class ExpressionTypes:
             return t.LOGICAL if operator == "in" else t.ANY
         hint = ""
         if isinstance(left, t.Tensor) or isinstance(right, t.Tensor):
-            operand_type = t.Tensor("logical" if operator in _LOGIC else "scalar")
-            fit = self.fits(left, operand_type) and self.fits(right, operand_type)
+            item = "logical" if operator in _LOGIC else "scalar"
+            fit = self.fits(left, t.Tensor(item)) and self.fits(right, t.Tensor(item))
             if operator != "in" and fit:
-                return t.Tensor("scalar" if operator in _ARITHMETIC else "logical")
+                result_item = "scalar" if operator in _ARITHMETIC else "logical"
+                return t.Tensor(result_item)
             if t.INTEGER in (left, right):
                 hint = "write an integer with a point to use it with a tensor"
         else:

@@ -294,7 +294,8 @@ class FlatWriter:
         """Return the name of an infinite tensor: 1 / 0 or log(0)."""
         if is_positive not in self._infinities:
             name = "infinity" if is_positive else "minus_infinity"
-            node = invocation("rcp" if is_positive else "log", s.Literal(0, 0.0))
+            operation = "rcp" if is_positive else "log"
+            node = invocation(operation, s.Literal(0, 0.0))
             self._infinities[is_positive] = _assign(self._identifiers.fresh(name), node)
         target = self._infinities[is_positive].target
         assert isinstance(target, s.Identifier)

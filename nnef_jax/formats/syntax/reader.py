@@ -360,7 +360,9 @@ class FastReader:
     def unary(self, first: s.Expression | None = None) -> s.Expression:
         if first is None and self.token in self.language.signs:
             return self.build.unary(self.take(), self.unary())
-        base = self.postfix(self.atom() if first is None else first)
+        if first is None:
+            first = self.atom()
+        base = self.postfix(first)
         if self.loose or self.token != "^":
             return base
         return self.build.binary(base, self.take(), self.unary())

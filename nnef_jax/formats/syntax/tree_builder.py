@@ -159,7 +159,8 @@ class TreeBuilder:
 
     def named_type(self, name: Token, generic: Token | None) -> t.Type:
         if name == "tensor":
-            self._note("typed tensor" if generic else "untyped tensor", name.start_pos)
+            feature = "typed tensor" if generic else "untyped tensor"
+            self._note(feature, name.start_pos)
             item = generic[1:-1].strip() if generic else ""
             if generic is None or item in _TENSORS:
                 return _TENSORS[item]
