@@ -114,48 +114,55 @@ class Cell:
             product: the product of a state with the weights of gates `first` to `end` - 1.
             peepholes: weights of an LSTM's memory by letter of the gate.
         """
-        step = at.step
-        state = states[0]
-
-        def split(gates: Tensor, count: int) -> list[Any]:
-            return list(step.split(gates, axis=at.rank(gates) - 1, ratios=(1,) * count))
-
-        def activated(i: int, gate: Tensor) -> Any:
-            if self.clip:
-                gate = step.clamp(gate, -self.clip, self.clip)
-            return self.activations[i](at, gate)
-
         if self.kind == "gru":
-            xz, xr, xh = split(x, 3)
-            rz, rr = split(product(state, 0, 2), 2)
-            update = activated(0, step.add(xz, rz))
-            reset = activated(0, step.add(xr, rr))
-            if self.resets_after:
-                rh = step.mul(reset, product(state, 2, 3))
-            else:
-                rh = product(step.mul(reset, state), 2, 3)
-            candidate = activated(1, step.add(xh, rh))
-            difference = step.sub(state, candidate)
-            return [step.add(candidate, step.mul(update, difference))]
-        gates = step.add(x, product(state, 0, self.gates))
+            return [self._next_gru(at, x, states[0], product)]
+        gates = at.step.add(x, product(states[0], 0, self.gates))
         if self.kind == "rnn":
-            return [activated(0, gates)]
-        by_letter = dict(zip(self.order, split(gates, 4), strict=True))
+            return [self._activated(at, 0, gates)]
+        return self._next_lstm(at, gates, states[1], peepholes or {})
+
+    def _next_gru(
+        self, at: Site[TensorGraph], x: Tensor, state: Tensor, product: Product
+    ) -> Any:  # fmt: skip
+        step = at.step
+        xz, xr, xh = _split(at, x, 3)
+        rz, rr = _split(at, product(state, 0, 2), 2)
+        update = self._activated(at, 0, step.add(xz, rz))
+        reset = self._activated(at, 0, step.add(xr, rr))
+        if self.resets_after:
+            rh = step.mul(reset, product(state, 2, 3))
+        else:
+            rh = product(step.mul(reset, state), 2, 3)
+        candidate = self._activated(at, 1, step.add(xh, rh))
+        difference = step.sub(state, candidate)
+        return step.add(candidate, step.mul(update, difference))
+
+    def _next_lstm(
+        self, at: Site[TensorGraph], gates: Tensor, before: Tensor, peepholes: Mapping[str, Tensor]
+    ) -> list[Any]:
+        """Return the output and the memory. `before` is the memory before the step."""
+        step = at.step
+        by_letter = dict(zip(self.order, _split(at, gates, 4), strict=True))
 
         def opened(letter: str, memory: Tensor) -> Any:
             gate = by_letter[letter]
-            if peepholes and letter in peepholes:
+            if letter in peepholes:
                 gate = step.add(gate, step.mul(memory, peepholes[letter]))
-            return activated(0, gate)
+            return self._activated(at, 0, gate)
 
-        before = states[1]
         i = opened("i", before)
         f = step.sub(1.0, i) if self.couples else opened("f", before)
         remembered = step.mul(f, before)
-        candidate = activated(1, by_letter["c"])
+        candidate = self._activated(at, 1, by_letter["c"])
         memory = step.add(remembered, step.mul(i, candidate))
         o = opened("o", memory)
         return [step.mul(o, self.activations[2](at, memory)), memory]
+
+    def _activated(self, at: Site[TensorGraph], i: int, gate: Tensor) -> Any:
+        """Return a gate, clipped, after the activation `i`."""
+        if self.clip:
+            gate = at.step.clamp(gate, -self.clip, self.clip)
+        return self.activations[i](at, gate)
 
     def run(
         self, site: Site[TensorGraph], x: Value, states: Sequence[Tensor],
@@ -189,6 +196,11 @@ class Cell:
         how = [("full", axis, chunk), *[LAST] * len(after)]
         output = step.unsqueeze(output, axes=(axis,))
         return body.add(site.insert, [], after, [output, *after], how)
+
+
+def _split(at: Site[TensorGraph], gates: Tensor, count: int) -> list[Any]:
+    """Split gates [batch,count*hidden] into `count` gates [batch,hidden]."""
+    return list(at.step.split(gates, axis=at.rank(gates) - 1, ratios=(1,) * count))
 
 
 def steps_within(site: Site[TensorGraph], time: int, lengths: Tensor | None, axis: int) -> Any:

@@ -66,7 +66,7 @@ def _read_behind(
             more.append(0)
             continue
         bound = n + p + q - span  # A window that starts here ends with the padding.
-        last_start = -(-bound // s) * s  # the next multiple of the stride
+        last_start = -(-bound // s) * s  # `bound` is rounded up to a multiple of the stride.
         if begins_inside and last_start >= n + p:
             last_start -= s
         more.append(max(last_start - bound, 0))
@@ -158,7 +158,8 @@ def depth_to_space(site: Site[TensorGraph], block: int, *, depth_first: bool) ->
     first_block = 2 if depth_first else 1
     order = [0, depth_axis]
     for i in range(k):
-        order += [k + 2 + i, first_block + i]  # a spatial axis and its axis of the block
+        # The axis of the block follows the spatial axis that it belongs to.
+        order += [k + 2 + i, first_block + i]
     x = site.reshaped(site.operand(0), [batch, *split, *extents])
     x = site.transposed(x, order)
     return site.last_reshape(x, [batch, depth, *(n * block for n in extents)])

@@ -166,7 +166,7 @@ def _attributes(code: CodeType) -> Iterator[Attribute]:
 
 def _texts(constants: Iterable[object]) -> Iterator[str]:
     for x in constants:
-        if isinstance(x, str) and x != "constant":  # the name of a border too
+        if isinstance(x, str) and x != "constant":  # A border has this name, too.
             yield x
         elif isinstance(x, tuple):
             yield from _texts(x)

@@ -158,7 +158,7 @@ def inputs_of(meaning: Meaning) -> tuple[str, ...]:
 def _run(meaning: Meaning, attributes: Mapping[str, Any]) -> Callable[[_Site], Any]:
     """Return the function of a site that calls a meaning with inputs and attributes."""
     code = getattr(meaning, "__code__", None)
-    if code is None:  # a row
+    if code is None:  # The meaning is a row.
         if attributes:
             raise TypeError(f"a row takes no attributes of a registration, here {[*attributes]}")
         return meaning

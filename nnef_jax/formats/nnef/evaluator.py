@@ -125,7 +125,7 @@ class Evaluator(Emitter, ABC):
         if items and self.meter.steps > self.limits.steps:
             self.spend(0, items[0], frame)
         for item in pending:
-            if isinstance(item, s.Literal):  # a short cut: most items are literals or names
+            if isinstance(item, s.Literal):  # Most items are literals or names.
                 values.append(item.value)
             elif isinstance(item, s.Identifier) and isinstance(names[item.name], Value):
                 values.append(names[item.name])

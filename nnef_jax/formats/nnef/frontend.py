@@ -272,5 +272,5 @@ class _Conversion:
     def entry(self, name: str, value: Value, quantizer: Quantizer) -> str:
         """Return the line of graph.quant that quantises a value by its name."""
         node = quantizer.invocation(name, value.type, variable=value in self._variables)
-        node = replace(node, arguments=node.arguments[1:])  # without the tensor
+        node = replace(node, arguments=node.arguments[1:])  # The first argument is the tensor.
         return f'"{name}": {print_expression(node)};\n'

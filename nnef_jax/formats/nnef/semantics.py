@@ -296,7 +296,7 @@ def unsupported(
             elif fragment.body is not None and not is_atomic(fragment):
                 seen.add(id(fragment))
                 inner_span = None
-                if fragment.source not in sources:  # a fragment of the library
+                if fragment.source not in sources:  # The fragment is from the library.
                     inner_span = span or s.span_in(source, nodes[0])
                 inner = calls_of(assignment.value for assignment in fragment.body)
                 pending.append((fragment, inner, fragment.source, inner_span))

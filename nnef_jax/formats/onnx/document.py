@@ -201,7 +201,7 @@ class Reader:
             add(nodes)
         source = Source(self.name, "\n".join(lines) or "(no nodes)")
         start = 0
-        lines.append("")  # the place of the graph itself
+        lines.append("")  # This line is the place of the graph itself.
         for line in lines:
             self._spans.append(Span(source, start, max(len(line), 1)))
             start += len(line) + 1

@@ -155,7 +155,7 @@ class NodeFlattener:
             try:
                 if self._is_known(node):
                     return self._flattened(node, operands, tensors)
-            except UnsupportedError:  # a node within a graph or function of the node
+            except UnsupportedError:  # A node in a graph or function of the node is not supported.
                 pass
             kind = unknown(kind)
         names = [name for name in node.outputs if name]

@@ -179,7 +179,7 @@ def _fields(data: memoryview) -> Iterator[tuple[int, int, int, int, int]]:
     Raises _Broken, or IndexError for a varint that the end of the message cuts off.
     """
     size = len(data)
-    end = 0  # of the field before
+    end = 0  # the end of the field before
     while end < size:
         begin = end
         tag, start = _varint(data, begin)

@@ -74,7 +74,7 @@ class _ElementReader:
             self._parser.Parse(b"", True)
         except expat.ExpatError as error:
             raise self._error(f"this is no XML: {expat.ErrorString(error.code)}") from None
-        except (LookupError, ValueError) as error:  # an encoding that Python does not have
+        except (LookupError, ValueError) as error:  # Python does not have the encoding.
             if isinstance(error, NnefSyntaxError | LimitError):
                 raise
             raise self._error(f"this is no XML: {error}") from None

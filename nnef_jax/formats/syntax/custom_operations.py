@@ -111,7 +111,7 @@ class KeepingWriter(FlatWriter):
         name = self._fresh(_BODY)
         parameters = _typed(graph.parameters, value.inputs)
         results = _typed(graph.results, value.outputs)
-        body = graph.body[len(parameters) :]  # without the declarations of inputs
+        body = graph.body[len(parameters) :]  # The first assignments declare the inputs.
         self._custom[name] = _fragment(name, parameters, results, body)
         argument: list[object] = [name]
         for x in value.inputs:

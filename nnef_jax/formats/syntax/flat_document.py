@@ -79,7 +79,8 @@ class FlatWriter:
         self.errors: list[NnefError] = []
         self.names: dict[Value, str] = {}
         self._identifiers = Names(())
-        self._infinities: dict[bool, s.Assignment] = {}  # by whether the infinity is positive
+        # The key tells whether the infinity is positive.
+        self._infinities: dict[bool, s.Assignment] = {}
 
     def write(self) -> s.Document:
         """Return the document.

@@ -77,7 +77,8 @@ def _syntax_error(
     """Return lark's error with its span, the expected tokens, and a hint."""
     source = builder.source
     offset, terminals = _offset_and_terminals(text, error)
-    if text[offset : offset + 1] != source.text[offset : offset + 1]:  # an inserted semicolon
+    is_inserted = text[offset : offset + 1] != source.text[offset : offset + 1]
+    if is_inserted:  # The error is at a semicolon that the source does not have.
         remaining = text[offset + 1 :].lstrip()
         offset = len(text) - len(remaining)
     names = _shown_terminals(lark, terminals)

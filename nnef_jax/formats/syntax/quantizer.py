@@ -223,8 +223,9 @@ def dequantize(stored: TensorFile, quantizer: Quantizer, member: str, meter: Met
         case _:
             lowest = 2.0 ** (bits - 1) - symmetric if signed else 0.0
             steps = 2.0**bits - 1 - (signed and symmetric)
-            low, high = arguments["min"], arguments["max"]
-            return (q + lowest) / steps * (high - low) + low
+            low = arguments["min"]
+            span = arguments["max"] - low
+            return (q + lowest) / steps * span + low
 
 
 def _argument(quantizer: Quantizer, name: str, shape: tuple[int, ...]) -> Any:

@@ -122,7 +122,7 @@ class TreeBuilder:
                 raise self._fail(message, generic, _GENERIC_HINT)
         self._note("fragment", name.start_pos)
         self._note_operators("fragment")
-        if isinstance(body, str):  # a semicolon
+        if isinstance(body, str):  # A semicolon stands in the place of the body.
             body = None
         return s.Fragment(
             name.start_pos, self.name(name), generic is not None, default, parameters, results,

@@ -239,7 +239,7 @@ class _DialectWriter(FlatWriter):
                 if parameter in DATUM_PARAMETERS and dtype:
                     call_arguments[parameter] = self._datum(dtype)
             return self._invoked(name, call_arguments)
-        if first.inserted:  # a step of an operation of the document, which is written instead
+        if first.inserted:  # The operation of the document is written instead of this step.
             return None
         match operation.kind:
             case "cast":

@@ -140,7 +140,7 @@ class _Equation:
         at_1 = at(1)
         if at_0 is UNKNOWN or at_1 is UNKNOWN:
             return None
-        if at_1 != at_0:  # the solution if the expression is linear
+        if at_1 != at_0:  # A linear expression has the solution `guess`.
             guess = (self.extent - at_0) // (at_1 - at_0)
             is_extent = is_symbolic(guess) or guess >= 0
             if is_extent and at(guess) == self.extent:

@@ -179,7 +179,7 @@ def _blocks(
         )
     payload = _payload(data, header, items // _BLOCK * size, name)
     meter.expand(4 * items, name)
-    with np.errstate(invalid="ignore"):  # an infinite scale times 0
+    with np.errstate(invalid="ignore"):  # An infinite scale times 0 is NaN.
         array = numbers(np.frombuffer(payload, np.uint8).reshape(-1, size))
     return StoredTensor(shaped(array, header.shape, name), name, in_blocks=True)
 

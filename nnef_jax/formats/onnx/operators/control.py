@@ -119,13 +119,22 @@ def _loop(
         continues = True
     if begins is None and continues and limit < math.inf:
         return _counted(site, body, states, int(limit))
-    if any(isinstance(x, list) for x in states) or len(body.outputs) > 1 + len(states):
+    tensors = [x for x in states if not isinstance(x, list)]
+    if len(tensors) < len(states) or len(body.outputs) > 1 + len(states):
         for i in (0, 1):
             if site.has(i):
-                site.known(i)
+                site.known(i)  # raises for a computed input, with a hint how to fix it
         raise InvalidOperation(
             "the number of its iterations depends on values, and with it the size of a result"
         )
+    return _as_loop(site, body, tensors, count, begins, limit)
+
+
+def _as_loop(
+    site: NodeSite, body: ModelGraph, states: Sequence[Tensor], count: Tensor | None,
+    begins: Tensor | None, limit: float,
+) -> tuple[Any, ...]:  # fmt: skip
+    """Add a loop of at most `count` and `limit` iterations; return the last states."""
     repetition = RepeatedBody(site)
     inside = [repetition.state(x) for x in states]
     inputs = _inputs(site, body, repetition.turn(None), inside)

@@ -184,8 +184,8 @@ def _label_encoder(
     default_tensor = site.node.attributes.get("default_tensor")
     if default_tensor is not None:
         default = default_tensor.array.reshape(-1)[0]
-    last_places: dict[float, int] = {}  # of keys that are not NaN
-    nans: list[int] = []
+    last_places: dict[float, int] = {}  # by key
+    nans: list[int] = []  # places of NaN, which is not equal to itself
     for i, key in enumerate(keys.tolist()):
         if key == key:
             last_places[key] = i

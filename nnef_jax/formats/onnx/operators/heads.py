@@ -182,15 +182,7 @@ def _attention(
     **scaling: Any,
 ) -> tuple[Any, ...]:
     """Attend to past and new keys, within windows, and up to the length of each sequence."""
-    is_flat = site.rank() == 3
-    if is_flat:
-        query = heads(site, site.tensor(0), query_heads)
-        key = heads(site, site.tensor(1), key_heads)
-        value = heads(site, site.tensor(2), key_heads)
-    else:
-        if (query_heads or key_heads) and site.version >= 25:
-            raise InvalidOperation("'q_num_heads' and 'kv_num_heads' are for inputs of 3 axes")
-        query, key, value = map(site.tensor, range(3))
+    query, key, value = _heads_of_inputs(site, query_heads, key_heads)
     before: Any = 0  # the number of past keys
     if site.has(4) != site.has(5) or (site.has(4) and site.has(6)):
         raise InvalidOperation(
@@ -221,9 +213,21 @@ def _attention(
         mask, query, key, site.cast(value, site.dtype_of(query)), stage=read_stage,
         precision=precision, **scaling,
     )  # fmt: skip
-    if is_flat:
+    if site.rank() == 3:
         result = joined(site, result)
     return result, key, value, scores
+
+
+def _heads_of_inputs(site: NodeSite, query_heads: int, key_heads: int) -> tuple[Any, Any, Any]:
+    """Return inputs 0 to 2 as heads of queries, keys and values."""
+    if site.rank() != 3:
+        if (query_heads or key_heads) and site.version >= 25:
+            raise InvalidOperation("'q_num_heads' and 'kv_num_heads' are for inputs of 3 axes")
+        return site.tensor(0), site.tensor(1), site.tensor(2)
+    query = heads(site, site.tensor(0), query_heads)
+    key = heads(site, site.tensor(1), key_heads)
+    value = heads(site, site.tensor(2), key_heads)
+    return query, key, value
 
 
 @operator("FlexAttention", domain="ai.onnx.preview")

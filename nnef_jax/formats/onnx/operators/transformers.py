@@ -184,7 +184,7 @@ def _rotary_embedding(
             count = site.extent(0, 2) // (2 * site.extent(2, 1))
         x = heads(site, x, count)
     positions = site.as_integer(1)
-    if site.rank(1) == 1:  # the position of the first item
+    if site.rank(1) == 1:  # Input 1 is the position of the first item.
         positions = site.step.add(site.places(site.extent(x, 2), 1, 2), positions)
     x = rotated(site, x, *angles(site, positions, (2, 3)), interleaved=interleaved)
     return joined(site, x) if is_flat else x
@@ -212,13 +212,7 @@ def _group_query_attention(
     """
     only(site, 12, 3, sliding_window_cache=0, k_quant_type="NONE", v_quant_type="NONE", causal=1)
     step = site.step
-    counts = (query_heads, key_heads, key_heads)
-    if site.has(1):
-        parts: list[Any] = [site.tensor(i) for i in range(3)]
-    else:
-        items = site.extent(0, 2) // sum(counts)
-        parts = _split(site, site.tensor(0), [n * items for n in counts], 2)
-    q, k, v = (heads(site, x, n) for x, n in zip(parts, counts, strict=True))
+    q, k, v = _packed_heads(site, (query_heads, key_heads, key_heads))
     batch, _, times, _ = site.known_shape(q)
     size = site.extent(3, 2) if site.has(3) else 0  # length of the buffers
     before: Any = 0
@@ -246,7 +240,7 @@ def _group_query_attention(
         k = site.fitted(k, 2, keys)
         v = site.fitted(v, 2, keys)
     mask = Mask(site)
-    left = window - 1 if window > 0 else -1  # the window has the query's own key
+    left = window - 1 if window > 0 else -1  # The window includes the key of the query itself.
     mask.within(times, keys, before, left=left, right=0)
     if site.has(10):
         mask.add(site.part(site.tensor(10), 3, 0, keys))
@@ -259,6 +253,16 @@ def _group_query_attention(
         one = site.cast(fits, site.dtype_of(q))
         result = step.mul(result, step.div(one, one))  # 0 / 0 is NaN, for which NNEF has no literal
     return joined(site, result), k, v
+
+
+def _packed_heads(site: NodeSite, counts: tuple[int, int, int]) -> list[Any]:
+    """Return the heads of queries, keys and values, in inputs 0 to 2 or packed in input 0."""
+    if site.has(1):
+        parts: list[Any] = [site.tensor(i) for i in range(3)]
+    else:
+        items = site.extent(0, 2) // sum(counts)
+        parts = _split(site, site.tensor(0), [n * items for n in counts], 2)
+    return [heads(site, x, n) for x, n in zip(parts, counts, strict=True)]
 
 
 def _placed(site: NodeSite, past: Tensor, new: Tensor, before: Tensor, keys: int) -> Any:

@@ -153,7 +153,8 @@ def _ensemble(
         true = index_of[tree, ensemble.true[i]]
         false = index_of[tree, ensemble.false[i]]
         nodes[i] = ensemble.features[i], true, false, thresholds[i], code
-    roots: dict[int, int] = {}  # by tree: its first node
+    # The root of a tree is its first node.
+    roots: dict[int, int] = {}
     for i in reversed(range(len(trees))):
         roots[trees[i]] = i
     return _scores(site, list(roots.values()), nodes, leaves, count, aggregate)

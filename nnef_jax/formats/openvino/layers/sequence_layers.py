@@ -130,8 +130,9 @@ def _offset_bags(site: LayerSite, *, reduction: str = _REDUCTION) -> Value:
     indices = site.integer_tensor(1)
     offsets = site.integer_tensor(2)
     positions = site.places(site.known_shape(indices)[0], 0, 2)
-    started = site.count(step.ge(positions, site.unsqueezed(offsets, (0,))), 1)  # in bags
-    segments = step.sub(step.squeeze(started, axes=(1,)), 1)
+    is_in_or_after = step.ge(positions, site.unsqueezed(offsets, (0,)))
+    started_bags = site.count(is_in_or_after, 1)
+    segments = step.sub(step.squeeze(started_bags, axes=(1,)), 1)
     count = site.known_shape(offsets)[0]
     return _bags(site, _rows(site, 4, indices), segments, count, reduction, 3)
 

@@ -276,7 +276,7 @@ def _batch_to_space(
     split = site.reshaped(x, [*block, *counts])
     order: list[int] = []
     for i in range(rank):
-        order += [rank + i, i]  # an axis and its axis of the block
+        order += [rank + i, i]  # The axis of the block follows the axis that it belongs to.
     moved = site.transposed(split, order)
     extents = [n * b for n, b in zip(counts, block, strict=True)]
     joined = site.reshaped(moved, extents)

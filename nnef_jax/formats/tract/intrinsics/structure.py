@@ -212,7 +212,7 @@ def range_of(site: CallSite) -> Any:
 
 def _item_of(number: h.Host) -> Any:
     item = number.item()
-    is_nan = item != item  # a real number that depends on an open extent
+    is_nan = item != item  # A real number that depends on an open extent is NaN.
     return UNKNOWN if is_nan else item
 
 
