@@ -34,12 +34,11 @@ def sliced(
 
     If `final`, the slice is the last operation of the layer or node.
     """
-    if isinstance(x, Constant) and x.array.size <= LARGEST:
-        all_bounds = [n for part in parts.values() for n in part]
-        if not any(map(is_symbolic, all_bounds)):
-            every_item = (None, None, 1)
-            slices = [slice(*parts.get(axis, every_item)) for axis in range(site.rank(x))]
-            return Constant(x.array[tuple(slices)], x.type, derived=True)
+    has_symbols = any(is_symbolic(n) for part in parts.values() for n in part)
+    if isinstance(x, Constant) and x.array.size <= LARGEST and not has_symbols:
+        every_item = (None, None, 1)
+        slices = [slice(*parts.get(axis, every_item)) for axis in range(site.rank(x))]
+        return Constant(x.array[tuple(slices)], x.type, derived=True)
     axes: list[int] = []
     bounds: list[tuple[int, int, int]] = []
     lengths: dict[int, int] = {}

@@ -77,9 +77,9 @@ def standard_resampling(operation: Operation) -> Resampling | None:
     if ups and is_linear and coordinates in _METHODS:
         method = {"method": _METHODS[coordinates], "border": "replicate"}
         return "multilinear_upsample", {"input": x, "factor": ups, **method}
-    shrinking = [axis for axis, factor in enumerate(downs, 2) if factor > 1]
     if not downs or attributes["antialias"]:
         return None
+    shrinking = [axis for axis, factor in enumerate(downs, 2) if factor > 1]
     if any(x.type.shape[axis] is UNKNOWN for axis in shrinking):
         return None
     takes_first = coordinates == "asymmetric"
@@ -103,5 +103,5 @@ def _factors(larger: Sequence[float], smaller: Sequence[float]) -> tuple[int, ..
         if m == 0 or n == 0 or n % m:
             return ()
         factors.append(int(n // m))
-    batch_and_channels, spatial = factors[:2], factors[2:]
-    return tuple(spatial) if batch_and_channels == [1, 1] else ()
+    batch_and_channels = factors[:2]
+    return tuple(factors[2:]) if batch_and_channels == [1, 1] else ()

@@ -7,7 +7,7 @@ from itertools import combinations
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from lowering.errors import InvalidOperation, InvalidShape
 from nnef_jax.flattening.operators.attributes import flag, integer, integers, numbers
@@ -110,30 +110,46 @@ def _classifier(
         raise InvalidShape(f"it has {count} labels and vectors of {len(sizes)} classes")
     site.spend(count**2 * (sum(sizes) + count))
     pairs = list(combinations(range(count), 2))
-    ends = np.cumsum([0, *sizes])
-    # A vector of class i has a weight against each other class: class j in row j - 1 if i < j, else
-    # in row j.
-    weights = np.array(coefficients, np.float32).reshape(count - 1, ends[-1])
-    filter = np.zeros((len(pairs), ends[-1]), np.float32)
-    for p, (i, j) in enumerate(pairs):
-        vectors_i = slice(ends[i], ends[i + 1])
-        vectors_j = slice(ends[j], ends[j + 1])
-        filter[p, vectors_i] = weights[j - 1, vectors_i]
-        filter[p, vectors_j] = weights[i, vectors_j]
-    kernels = _kernels(site, int(ends[-1]))
+    filter = _weights_of_pairs(coefficients, sizes, pairs)
+    kernels = _kernels(site, sum(sizes))
     scores = _products(site, kernels, filter, rho[: len(pairs)], "coefficients")
-    wins = np.zeros((count, len(pairs)), np.float32)
-    wins[[i for i, _ in pairs], range(len(pairs))] = 1
-    losses = np.zeros_like(wins)
-    losses[[j for _, j in pairs], range(len(pairs))] = 1
-    is_first = site.cast(site.step.gt(scores, 0.0), site.dtype_of(scores))
-    votes = _products(site, is_first, wins - losses, losses.sum(1).tolist(), "votes")
+    votes = _votes(site, scores, count, pairs)
     label = labelled(site, labels, best(site, votes))
     if slopes:
         scores = _probabilities(site, scores, count, slopes, site.numbers("prob_b"))
     elif count <= 2:
         scores = site.step.concat([site.step.neg(scores), scores], axis=1)
     return label, transformed(site, scores, transform)
+
+
+def _weights_of_pairs(
+    coefficients: Sequence[float], sizes: Sequence[int], pairs: Sequence[tuple[int, int]]
+) -> NDArray[np.float32]:
+    """Return the weights [pairs,vectors] of support vectors in the scores of pairs of classes.
+
+    `sizes` are the numbers of vectors by class.
+    """
+    ends = np.cumsum([0, *sizes])
+    # A vector of class i has a weight against each other class: class j in row j - 1 if i < j, else
+    # in row j.
+    weights = np.array(coefficients, np.float32).reshape(len(sizes) - 1, ends[-1])
+    filter = np.zeros((len(pairs), ends[-1]), np.float32)
+    for p, (i, j) in enumerate(pairs):
+        vectors_i = slice(ends[i], ends[i + 1])
+        vectors_j = slice(ends[j], ends[j + 1])
+        filter[p, vectors_i] = weights[j - 1, vectors_i]
+        filter[p, vectors_j] = weights[i, vectors_j]
+    return filter
+
+
+def _votes(site: NodeSite, scores: Tensor, count: int, pairs: Sequence[tuple[int, int]]) -> Any:
+    """Return the votes [samples,count]. A pair's score above 0 votes for its first class."""
+    wins = np.zeros((count, len(pairs)), np.float32)
+    wins[[i for i, _ in pairs], range(len(pairs))] = 1
+    losses = np.zeros_like(wins)
+    losses[[j for _, j in pairs], range(len(pairs))] = 1
+    is_first = site.cast(site.step.gt(scores, 0.0), site.dtype_of(scores))
+    return _products(site, is_first, wins - losses, losses.sum(1).tolist(), "votes")
 
 
 def _probabilities(
