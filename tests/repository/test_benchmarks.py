@@ -135,11 +135,12 @@ def test_plain_jax_computes_the_same(name: str, tmp_path: Path) -> None:
     builder.write(tmp_path / "network", describe(builder, 2))
     inputs = builder.arguments()
     expected = nnef_jax.load(tmp_path / "network", precision="highest")(**inputs)
-    function, parameters, types = function_of(describe, 2, "float32")
-    arrays = {
-        n: x if types[n].shape == x.shape else np.moveaxis(x, 1, -1) for n, x in inputs.items()
-    }
-    result = jax.jit(function)(parameters, arrays)
+    with jax.numpy_rank_promotion("allow"):
+        function, parameters, types = function_of(describe, 2, "float32")
+        for key, x in inputs.items():
+            is_last = types[key].shape != x.shape
+            inputs[key] = np.moveaxis(x, 1, -1) if is_last else x
+        result = jax.jit(function)(parameters, inputs)
     np.testing.assert_allclose(result, expected, rtol=1e-3, atol=1e-4)
 
 
