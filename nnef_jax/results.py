@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 else:
     Axes = Table = Any  # matplotlib and rich are imported when a result is shown
 
-_INFINITY = {True: "Infinity", False: "-Infinity"}
+_NOT_FINITE = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 _R = TypeVar("_R", bound="Result")
 
 
@@ -93,23 +93,30 @@ def table_of(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) 
     from rich.table import Table
     from rich.text import Text
 
-    cells = [[x.item() if hasattr(x, "item") else x for x in row] for row in rows]
+    cells = [list(map(_without_numpy, row)) for row in rows]
     table = Table(title=Text(printable(title)), title_justify="left", box=box.SIMPLE_HEAD)
     for index, head in enumerate(columns):
         column = [row[index] for row in cells if row[index] is not None]
         is_number = bool(column) and all(isinstance(x, int | float) for x in column)
-        table.add_column(Text(head), justify="right" if is_number else "left", no_wrap=True)
+        justify = "right" if is_number else "left"
+        table.add_column(Text(head), justify=justify, no_wrap=True)
     for row in cells:
         table.add_row(*[Text(printable(number(x))) for x in row])
     return table
+
+
+def _without_numpy(cell: Any) -> Any:
+    """Return an array of one number as a number of Python, and other cells unchanged."""
+    return cell.item() if hasattr(cell, "item") else cell
 
 
 def text_of(table: Table) -> str:
     """Return a table as text; without rows it is the title alone."""
     from rich.console import Console
 
-    # Printed separately: rich would wrap a title that is wider than the table.
-    title, table.title = str(table.title), None
+    # The title is printed separately: rich would wrap a title that is wider than the table.
+    title = str(table.title)
+    table.title = None
     if not table.row_count:
         return title
     console = Console(file=StringIO(), width=1000)
@@ -123,17 +130,19 @@ def html_of(table: Table) -> str:
     """Return a table as HTML; it scrolls if the page is narrower than the table."""
 
     def row(tag: str, cells: Iterable[object]) -> str:
-        pairs = zip(table.columns, cells, strict=True)
-        texts = [
-            f'<{tag} style="text-align: {column.justify}">{escape(str(cell))}</{tag}>'
-            for column, cell in pairs
-        ]
+        texts: list[str] = []
+        for column, cell in zip(table.columns, cells, strict=True):
+            style = f'style="text-align: {column.justify}"'
+            texts.append(f"<{tag} {style}>{escape(str(cell))}</{tag}>")
         return f"<tr>{''.join(texts)}</tr>"
 
     head = row("th", [x.header for x in table.columns]) if table.show_header else ""
-    rows = [row("td", cells) for cells in zip(*[x.cells for x in table.columns], strict=True)]
-    body = f"<thead>{head}</thead><tbody>{''.join(rows)}</tbody>"
-    body = f'<table style="white-space: pre">{body}</table>' if rows else ""
+    columns = [x.cells for x in table.columns]
+    rows = [row("td", cells) for cells in zip(*columns, strict=True)]
+    body = ""
+    if rows:
+        sections = f"<thead>{head}</thead><tbody>{''.join(rows)}</tbody>"
+        body = f'<table style="white-space: pre">{sections}</table>'
     title = f'<p style="overflow-wrap: anywhere">{escape(str(table.title))}</p>'
     return f'<div style="overflow-x: auto">{title}{body}</div>'
 
@@ -146,7 +155,9 @@ def number(value: object) -> str:
         return "yes" if value else "no"
     if isinstance(value, float):
         return f"{value:.5g}"
-    return f"{value:,}" if isinstance(value, int) else str(value)
+    if isinstance(value, int):
+        return f"{value:,}"
+    return str(value)
 
 
 def plain(value: Any) -> Any:
@@ -165,8 +176,10 @@ def plain(value: Any) -> Any:
             array = array.astype(np.float64)
         return array.tolist() if np.isfinite(array).all() else plain(array.tolist())
     if isinstance(value, float):
-        return value if np.isfinite(value) else "NaN" if value != value else _INFINITY[value > 0]
-    return value if value is None or isinstance(value, bool | int | str) else str(value)
+        return value if np.isfinite(value) else _NOT_FINITE[str(value)]
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    return str(value)
 
 
 def axes(ax: Axes | None = None, size: tuple[float, float] = (6.4, 4.8)) -> Axes:

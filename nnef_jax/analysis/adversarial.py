@@ -73,12 +73,13 @@ class Adversarial(Result):
 
     def table(self) -> Table:
         """Return a table with a row for each item: classes, whether it was found, distance."""
-        classes = [] if self.before is None else [("before", self.before), ("after", self.after)]
-        numbers = [("found", self.found), (self.norm, self.distance), ("margin", self.margin)]
-        heads, columns = zip(*classes, *numbers, strict=True)
-        rows = zip(range(len(self.found)), *map(np.asarray, columns), strict=True)
+        columns = {"found": self.found, self.norm: self.distance, "margin": self.margin}
+        if self.before is not None and self.after is not None:
+            columns = {"before": self.before, "after": self.after, **columns}
+        items = range(len(self.found))
+        rows = zip(items, *map(np.asarray, columns.values()), strict=True)
         title = f"{self.method} of {self.of} for {self.output}"
-        return table_of(title, ["item", *heads], rows)
+        return table_of(title, ["item", *columns], rows)
 
     def plot(self, ax: Axes | None = None, *, items: int = 6) -> Axes:
         """Draw three rows for the first items: the original, the change, the attacked tensor.
@@ -88,14 +89,19 @@ class Adversarial(Result):
         """
         from nnef_jax.analysis.tiles import montage, picture, signed
 
-        x, original = (np.asarray(a[:items], np.float64) for a in (self.x, self.original))
-        low, high = (float(f([f(x, initial=0), f(original, initial=0)])) for f in (np.min, np.max))
-        before, after = (
-            [""] * len(x) if classes is None else [f"{n}" for n in np.asarray(classes[:items])]
-            for classes in (self.before, self.after)
-        )
-        succeeded = np.asarray(self.found[:items])
-        after = [n if ok else f"{n} (not found)" for n, ok in zip(after, succeeded, strict=True)]
+        x = np.asarray(self.x[:items], np.float64)
+        original = np.asarray(self.original[:items], np.float64)
+        values = np.stack([x, original])
+        low = float(np.min(values, initial=0))
+        high = float(np.max(values, initial=0))
+        before = [""] * len(x)
+        after = [""] * len(x)
+        if self.before is not None and self.after is not None:
+            before = [str(n) for n in np.asarray(self.before[:items])]
+            after = [str(n) for n in np.asarray(self.after[:items])]
+        for item, succeeded in enumerate(np.asarray(self.found[:items])):
+            if not succeeded:
+                after[item] += " (not found)"
         lengths = [f"{_NORMS[self.norm]} {n:.3g}" for n in np.asarray(self.distance[:items])]
         tiles = [
             [picture(item, low, high) for item in original],
@@ -243,7 +249,8 @@ def _smallest(attack: Attack, steps: int, classes: int) -> Adversarial:
 
 
 def _result(attack: Attack, method: str, x: Array) -> Adversarial:
-    question, (margin, succeeds) = attack.question, attack.reached(x)
+    question = attack.question
+    margin, succeeds = attack.reached(x)
 
     def classes_of(x: Array) -> Array | None:
         if question.score is not None:
@@ -271,7 +278,8 @@ def _attack(
     """Return an attack before its first step. Raises the errors of the arguments."""
     require_choice("norm", norm, ("linf", "l2"))
     keywords: dict[str, Any] = {**options}
-    targeted, bounds = keywords.pop("targeted", False), keywords.pop("bounds", None)
+    targeted = keywords.pop("targeted", False)
+    bounds = keywords.pop("bounds", None)
     require_flags(targeted=targeted)
     if targeted and keywords.get("target") is None:
         raise InputError("a targeted attack needs a target", hint="give classes by target=")
@@ -285,8 +293,9 @@ def _attack(
         low, high = require_bounds(bounds)
         x = None if question.position is None else question.inputs[question.position]
         if x is not None and has_values(x):
-            least, largest = (float(f(x, initial=low)) for f in (np.min, np.max))
-            if least < low or largest > high:
-                message = f"'{question.wrt}' has values from {least:g} to {largest:g}"
+            smallest = float(np.min(x, initial=low))
+            largest = float(np.max(x, initial=low))
+            if smallest < low or largest > high:
+                message = f"'{question.wrt}' has values from {smallest:g} to {largest:g}"
                 raise InputError(f"{message}, bounds are {low:g} to {high:g}")
     return Attack(question, bounds, targeted, norm)

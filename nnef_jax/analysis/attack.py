@@ -29,10 +29,10 @@ class AttackOptions(QuestionOptions, total=False):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Attack:
-    """Leads each item of a batch away from its class, or with `targeted` towards it; a pytree.
+    """An attack that leads each item of a batch away from its class, or with `targeted` towards it.
 
-    Methods take and return a number for each item as an array [batch, 1, ...], which broadcasts to
-    the tensor `wrt`.
+    It is a pytree. Methods take and return a number for each item as an array [batch, 1, ...],
+    which broadcasts to the tensor `wrt`.
     """
 
     question: Question
@@ -74,8 +74,8 @@ class Attack:
     def gradient(self, x: Array) -> tuple[Array, tuple[Array, Array]]:
         """Return the gradient along which the attack succeeds, and the result of `reached`.
 
-        It is the gradient of the log-odds against the class. Its direction is that of the gradient
-        of the cross-entropy, but it does not vanish where the network is certain.
+        The gradient is that of the log-odds against the class. Its direction is that of the
+        gradient of the cross-entropy, but it does not vanish where the network is certain.
         """
 
         def log_odds(x: Array) -> tuple[Array, tuple[Array, Array]]:
@@ -97,14 +97,15 @@ class Attack:
     def _judged(self, outputs: Any) -> tuple[Array, Array, Array | None]:
         """Return margins [batch], whether the attack succeeds, and the mask of the other classes.
 
-        It succeeds if the margin is below 0 by more than the rounding of equal scores. The mask is
-        bool [batch, class], or None if the target is a function.
+        The attack succeeds if the margin is below 0 by more than the rounding of equal scores. The
+        mask is bool [batch, class], or None if the target is a function.
         """
         question = self.question
         scores = question.scores(outputs)
         if question.score is not None:
             return self._sign * scores, self._sign * scores < 0, None
-        entries, classes = question.entries(outputs), question.classes
+        entries = question.entries(outputs)
+        classes = question.classes
         assert classes is not None
         is_other = jnp.arange(entries.shape[1])[None] != classes[:, None]
         margin = self._sign * (scores - jnp.where(is_other, entries, -jnp.inf).max(1))
@@ -127,7 +128,9 @@ class Attack:
             change = jnp.clip(change, -size, size)
         else:
             norm = self.length(change)
-            change = change * jnp.where(norm > size, size / jnp.where(norm > 0, norm, 1), 1)
+            is_far = norm > size
+            shrinking = size / jnp.where(norm > 0, norm, 1)
+            change = change * jnp.where(is_far, shrinking, 1)
         return self._within(self.original + change)
 
     def random(self, key: Array, size: Array) -> Array:
@@ -137,7 +140,8 @@ class Attack:
             return self._within(x + size * jax.random.uniform(key, x.shape, x.dtype, -1, 1))
         for_direction, for_radius = jax.random.split(key)
         direction = jax.random.normal(for_direction, x.shape, x.dtype)
-        radius = jax.random.uniform(for_radius, size.shape, x.dtype) ** (1 / max(1, x[:1].size))
+        dimensions = max(1, x[:1].size)
+        radius = jax.random.uniform(for_radius, size.shape, x.dtype) ** (1 / dimensions)
         return self._within(x + size * radius * direction / self.length(direction))
 
     def descended(self, x: Array, size: Array, step_size: Array, steps: int) -> Array:
@@ -147,50 +151,59 @@ class Attack:
         """
 
         def move(state: tuple[Array, ...], __: None) -> tuple[tuple[Array, ...], None]:
-            x, best, least = state
+            x, best, best_margin = state
             gradient, (margin, _) = self.gradient(x)
-            best, least = self._better(x, margin, best, least)
-            return (self.near(self.moved(x, gradient, step_size), size), best, least), None
+            best, best_margin = self._better(x, margin, best, best_margin)
+            x = self.near(self.moved(x, gradient, step_size), size)
+            return (x, best, best_margin), None
 
         start = x, x, jnp.full(x.shape[:1], jnp.inf)
-        (x, best, least), _ = lax.scan(move, start, None, length=steps)
-        return self._better(x, self.reached(x)[0], best, least)[0]
+        (x, best, best_margin), _ = lax.scan(move, start, None, length=steps)
+        margin, _ = self.reached(x)
+        return self._better(x, margin, best, best_margin)[0]
 
-    def _better(self, x: Array, margin: Array, best: Array, least: Array) -> tuple[Array, Array]:
-        margin = margin.astype(least.dtype)
-        return jnp.where(self.spread(margin < least), x, best), jnp.minimum(margin, least)
+    def _better(
+        self, x: Array, margin: Array, best: Array, best_margin: Array
+    ) -> tuple[Array, Array]:
+        """Return for each item the point with the smaller margin, and this margin."""
+        margin = margin.astype(best_margin.dtype)
+        is_better = self.spread(margin < best_margin)
+        return jnp.where(is_better, x, best), jnp.minimum(margin, best_margin)
 
     def nearest(self, steps: int, classes: int) -> Array:
         """Return the point nearest to the original at which the attack succeeds, or the original.
 
-        A step goes just beyond the nearest plane: there a margin is 0 to first order. If the attack
-        succeeded, it goes half way to the point of that plane that is nearest to the original.
+        A step goes just beyond the nearest plane, on which a margin is 0 to first order. If the
+        attack succeeded, the step goes half way to the point of that plane that is nearest to the
+        original.
         """
         original = self.original
 
         def move(state: tuple[Array, ...], _: None) -> tuple[tuple[Array, ...], None]:
-            x, best, least = state
+            x, best, best_distance = state
             margin, normal, succeeds = self._plane(x, classes)
             distance = self.length(x - original)
-            is_best = self.spread(succeeds) & (distance < least)
-            best, least = jnp.where(is_best, x, best), jnp.where(is_best, distance, least)
+            is_best = self.spread(succeeds) & (distance < best_distance)
+            best = jnp.where(is_best, x, best)
+            best_distance = jnp.where(is_best, distance, best_distance)
             beyond = margin + _OVERSHOOT * jnp.abs(margin)
             from_here = self._onto(x, beyond, normal)
             axes = tuple(range(1, x.ndim))
             change = (normal * (original - x)).sum(axes, keepdims=True)
             from_original = self._onto(original, beyond + change, normal)
             x = jnp.where(self.spread(succeeds), (from_here + from_original) / 2, from_here)
-            return (x, best, least), None
+            return (x, best, best_distance), None
 
         start = original, original, jnp.full_like(self.length(original), jnp.inf)
-        (x, best, least), _ = lax.scan(move, start, None, length=steps)
-        is_best = self.spread(self.reached(x)[1]) & (self.length(x - original) < least)
+        (x, best, best_distance), _ = lax.scan(move, start, None, length=steps)
+        _, succeeds = self.reached(x)
+        is_best = self.spread(succeeds) & (self.length(x - original) < best_distance)
         return jnp.where(is_best, x, best)
 
     def _plane(self, x: Array, classes: int) -> tuple[Array, Array, Array]:
         """Return the margin over one other class, its gradient, and whether the attack succeeds.
 
-        The class is that whose plane, margin 0 to first order, is the nearest.
+        The chosen class has the nearest plane; on the plane the margin is 0 to first order.
         """
         question = self.question
 
@@ -210,7 +223,8 @@ class Attack:
         lengths = jax.vmap(self._dual)(normals)
         distances = jnp.abs(margins) / jnp.where(lengths > 0, lengths, 1)
         nearest = jnp.where(lengths > 0, distances, jnp.inf).argmin(0)[None]
-        margin, normal = (jnp.take_along_axis(each, nearest, 0)[0] for each in (margins, normals))
+        margin = jnp.take_along_axis(margins, nearest, 0)[0]
+        normal = jnp.take_along_axis(normals, nearest, 0)[0]
         return margin, normal, succeeds
 
     def _dual(self, normal: Array) -> Array:
@@ -239,12 +253,15 @@ class Attack:
             slope = jnp.abs(slope.sum(axes, keepdims=True))
             return t + jnp.abs(remaining) / jnp.where(slope > 0, slope, jnp.inf)
 
-        return at(lax.fori_loop(0, 1 if self.bounds is None else _NEWTON, newton, 0 * margin))
+        steps = 1 if self.bounds is None else _NEWTON
+        return at(lax.fori_loop(0, steps, newton, 0 * margin))
 
     def drawn_back(self, x: Array, rounds: int) -> Array:
         """Return the point between the original and `x` where the attack just succeeds.
 
-        It is found by bisection.
+        Args:
+            x: a point where the attack succeeds.
+            rounds: the number of bisections.
         """
         change = x - self.original
 

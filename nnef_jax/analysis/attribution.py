@@ -51,16 +51,23 @@ class Attribution(Result):
     def table(self) -> Table:
         """Return a table with a row for each item: class, score, sum and largest attribution."""
         values = np.asarray(self.values, np.float64)
-        rows: list[tuple[Any, ...]] = []
-        for item, each in enumerate(values):
-            at = np.unravel_index(np.abs(each).argmax(), each.shape) if each.size else ()
-            row = [item, self.classes[item]] if self.classes is not None else [item]
-            row += [self.scores[item], each.sum(), each[at] if each.size else None]
-            row += [show([int(i) for i in at]), *([] if self.gap is None else [self.gap[item]])]
-            rows.append(tuple(row))
-        heads = ["item", *(["class"] if self.classes is not None else []), "score", "sum"]
-        heads += ["largest", "at", *(["gap"] if self.gap is not None else [])]
-        return table_of(f"{self.method} of {self.of} for {self.output}", heads, rows)
+        largest: list[float | None] = []
+        positions: list[str] = []
+        for item_values in values:
+            index: tuple[Any, ...] = ()
+            if item_values.size:
+                index = np.unravel_index(np.abs(item_values).argmax(), item_values.shape)
+            largest.append(item_values[index] if item_values.size else None)
+            positions.append(show([int(i) for i in index]))
+        sums = [item_values.sum() for item_values in values]
+        columns: dict[str, Any] = {"item": range(len(values))}
+        if self.classes is not None:
+            columns["class"] = self.classes
+        columns |= {"score": self.scores, "sum": sums, "largest": largest, "at": positions}
+        if self.gap is not None:
+            columns["gap"] = self.gap
+        title = f"{self.method} of {self.of} for {self.output}"
+        return table_of(title, [*columns], zip(*columns.values(), strict=True))
 
     def plot(self, ax: Axes | None = None, *, items: int = 16) -> Axes:
         """Draw the attributions of the first items over these items.
@@ -109,17 +116,21 @@ METHODS = ("riemann_left", "riemann_middle", "riemann_right", "riemann_trapezoid
 
 def quadrature(method: str, steps: int, x: Array) -> tuple[Array, Array]:
     """Return the points and the weights of a quadrature rule on the interval from 0 to 1."""
-    points, weights = (np.arange(steps) + 0.5) / steps, np.full(steps, 1 / steps)
+    points = (np.arange(steps) + 0.5) / steps
+    weights = np.full(steps, 1 / steps)
     if method == "riemann_left":
         points = np.arange(steps) / steps
     elif method == "riemann_right":
         points = np.arange(1, steps + 1) / steps
     elif method == "riemann_trapezoid":
-        points, weights = np.linspace(0, 1, steps), np.full(steps, 1 / max(1, steps - 1))
+        points = np.linspace(0, 1, steps)
+        weights = np.full(steps, 1 / max(1, steps - 1))
         weights[[0, -1]] /= 2
     elif method == "gausslegendre":
+        # numpy's rule is for the interval from -1 to 1.
         points, weights = np.polynomial.legendre.leggauss(steps)
-        points, weights = (points + 1) / 2, weights / 2
+        points = (points + 1) / 2
+        weights = weights / 2
     return jnp.asarray(points, x.dtype), jnp.asarray(weights, zeros(x).dtype)
 
 
@@ -131,7 +142,8 @@ def require_method(method: object) -> None:
 
 def zeros(x: Array) -> Array:
     """Return zeros of the same shape for sums in 32 bits at least."""
-    return jnp.zeros(x.shape, jnp.float64 if x.dtype == jnp.float64 else jnp.float32)
+    dtype = jnp.float64 if x.dtype == jnp.float64 else jnp.float32
+    return jnp.zeros(x.shape, dtype)
 
 
 def sums(values: Array) -> Array:

@@ -72,11 +72,13 @@ class Bounds(Result):
 
     def table(self) -> Table:
         """Return a table with a row for each item: class, whether it is certified, margin."""
-        heads = ["item", *(["class"] if self.classes is not None else []), "certified", "margin"]
-        columns = [*([self.classes] if self.classes is not None else []), self.certified]
-        columns = [np.asarray(x) for x in (*columns, self.margin)]
-        rows = zip(range(len(columns[-1])), *columns, strict=True)
-        return table_of(f"{self.method} bounds of {self.output} for {self.of}", heads, rows)
+        columns = {"certified": self.certified, "margin": self.margin}
+        if self.classes is not None:
+            columns = {"class": self.classes, **columns}
+        items = range(len(self.margin))
+        rows = zip(items, *map(np.asarray, columns.values()), strict=True)
+        title = f"{self.method} bounds of {self.output} for {self.of}"
+        return table_of(title, ["item", *columns], rows)
 
 
 def bounds(
@@ -130,30 +132,32 @@ def _bounds(question: Question, epsilon: Array, ends: Ends | None, *, method: Me
     question = replace(question, model=question.model.with_options(optimize=False))
     epsilon = jnp.broadcast_to(jnp.asarray(epsilon, x.dtype), x.shape[:1])
     epsilon = epsilon.reshape(-1, *[1] * (x.ndim - 1))
-    low, high = x - epsilon, x + epsilon
+    low = x - epsilon
+    high = x + epsilon
     if ends is not None:
-        low, high = (jnp.clip(end, *(jnp.asarray(b, x.dtype) for b in ends)) for end in (low, high))
-    # Each item is bounded in a batch of its own: of one, or repeated if the batch is fixed.
-    is_batched = tuple(bool(v.ndim) and v.shape[0] == len(x) for v in question.inputs)
-    count = 1 if _takes_one(question, is_batched) else len(x)
+        low = jnp.clip(low, *(jnp.asarray(end, x.dtype) for end in ends))
+        high = jnp.clip(high, *(jnp.asarray(end, x.dtype) for end in ends))
+    # Each item is bounded separately: in a batch of one, or repeated if the batch size is fixed.
+    is_batched = [v.ndim > 0 and v.shape[0] == len(x) for v in question.inputs]
+    batched_indices = [index for index, batched in enumerate(is_batched) if batched]
+    count = 1 if _takes_one(question, batched_indices) else len(x)
 
     def bounds_of(item: tuple[Any, ...]) -> tuple[Any, Interval]:
         """Return the intervals of the outputs, and of the margins, for one item."""
-        item_inputs, low, high, item_class = item
-        of_item = iter(item_inputs)
-        inputs = [
-            jnp.repeat(next(of_item)[None], count, 0) if b else v
-            for v, b in zip(question.inputs, is_batched, strict=True)
-        ]
+        batched_inputs, low, high, item_class = item
+        inputs = list(question.inputs)
+        for index, item_input in zip(batched_indices, batched_inputs, strict=True):
+            inputs[index] = jnp.repeat(item_input[None], count, 0)
         classes = None if item_class is None else jnp.full(count, item_class)
         single = replace(question, inputs=tuple(inputs), classes=classes)
 
         def outputs_and_margins(x: Array) -> tuple[Any, Array]:
             outputs = single.run(jnp.repeat(x, count, 0))[0]
-            scores, first = single.scores(outputs), jax.tree.map(lambda y: y[:1], outputs)
+            scores = single.scores(outputs)
+            first_outputs = jax.tree.map(lambda y: y[:1], outputs)
             if classes is None:
-                return first, scores[:1]
-            return first, scores[:1, None] - single.entries(outputs)[:1]
+                return first_outputs, scores[:1]
+            return first_outputs, scores[:1, None] - single.entries(outputs)[:1]
 
         closed, shapes = jaxprs.make_jaxpr_and_types(outputs_and_margins, low)
         flags = {"linear": method != "interval", "sharp": method == "crown"}
@@ -161,22 +165,24 @@ def _bounds(question: Question, epsilon: Array, ends: Ends | None, *, method: Me
         intervals = [jax.tree.map(lambda y: y[0], interval(y)) for y in results]
         return jax.tree.unflatten(jax.tree.structure(shapes), intervals)
 
-    batched = [v for v, b in zip(question.inputs, is_batched, strict=True) if b]
+    batched = [question.inputs[index] for index in batched_indices]
     items = batched, low[:, None], high[:, None], question.classes
-    over_items = partial(lax.map, bounds_of) if method == "crown" else jax.vmap(bounds_of)
-    outputs, margins = over_items(items)
+    if method == "crown":
+        outputs, margins = lax.map(bounds_of, items)
+    else:
+        outputs, margins = jax.vmap(bounds_of)(items)
 
     def ends_of(side: str) -> Any:
         return jax.tree.map(lambda y: getattr(y, side), outputs, is_leaf=_is_interval)
 
-    classes, least = question.classes, margins.low
-    if classes is not None:
-        least = jnp.where(_is_class(least, classes), 0, least)
+    lowest = margins.low
+    if question.classes is not None:
+        lowest = jnp.where(_is_class(lowest, question.classes), 0, lowest)
     return Bounds(
         lower=ends_of("low"),
         upper=ends_of("high"),
-        margins=least,
-        classes=classes,
+        margins=lowest,
+        classes=question.classes,
         method=method,
         output=question.output or "outputs",
         of=question.wrt,
@@ -192,12 +198,12 @@ def _is_interval(x: object) -> bool:
     return isinstance(x, Interval)
 
 
-def _takes_one(question: Question, is_batched: Sequence[bool]) -> bool:
+def _takes_one(question: Question, batched_indices: Sequence[int]) -> bool:
     """Tell whether the network takes a batch of one item."""
-    inputs = [
-        jax.ShapeDtypeStruct((1, *x.shape[1:]), x.dtype) if b else x
-        for x, b in zip(question.inputs, is_batched, strict=True)
-    ]
+    inputs: list[Any] = list(question.inputs)
+    for index in batched_indices:
+        x = question.inputs[index]
+        inputs[index] = jax.ShapeDtypeStruct((1, *x.shape[1:]), x.dtype)
     try:
         graph_for(question.model, types_of(question.model, inputs, {}))
     except NnefError:

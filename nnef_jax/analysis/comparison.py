@@ -83,29 +83,33 @@ class Comparison(Result):
 
     def to_dict(self) -> dict[str, object]:
         """Return plain values of JSON, with the name `first`, or None, and `origins`."""
-        first = self.first and self.first.a
+        first = None if self.first is None else self.first.a
         return super().to_dict() | {"first": first, "origins": list(self.origins)}
 
     def table(self, *, differing: bool = False) -> Table:
         """Return a table with a line for each pair, or for each differing pair."""
-        rows = [
-            [
-                *(x.a, x.b if x.b != x.a else "", x.kind, show(x.shapes[0])),
-                " ".join(dict.fromkeys(x.dtypes)),
-                *(x.absolute, x.relative, x.snr, x.ulps, x.reason or "ok"),
-                *([x.own or "ok" if x.own is not None else None] if self.isolated else []),
-            ]
-            for x in self.tensors.values()
-            if x.reason or not differing
-        ]
         columns = ["a", "b", "operation", "shape", "dtype", "absolute", "relative", "SNR in dB"]
         columns += ["ulps", "differs"]
-        columns += ["by itself"] if self.isolated else []
-        first = self.first
-        title = f"the first that differs is {first.a}: {first.reason}" if first else "none differs"
+        if self.isolated:
+            columns.append("by itself")
+        tensors = [x for x in self.tensors.values() if x.reason or not differing]
+        title = f"{len(self.tensors)} tensors, none differs"
+        if first := self.first:
+            verdict = f"the first that differs is {first.a}: {first.reason}"
+            title = f"{len(self.tensors)} tensors, {verdict}"
         counts = [f"{len(names)} of {side}" for side, names in self.unmatched.items() if names]
-        unmatched = f", {' and '.join(counts)} unmatched" if counts else ""
-        return table_of(f"{len(self.tensors)} tensors, {title}{unmatched}", columns, rows)
+        if counts:
+            title += f", {' and '.join(counts)} unmatched"
+        return table_of(title, columns, map(self._row, tensors))
+
+    def _row(self, x: TensorDifference) -> list[Any]:
+        other_name = x.b if x.b != x.a else ""
+        dtypes = " ".join(dict.fromkeys(x.dtypes))
+        row: list[Any] = [x.a, other_name, x.kind, show(x.shapes[0]), dtypes]
+        row += [x.absolute, x.relative, x.snr, x.ulps, x.reason or "ok"]
+        if self.isolated:
+            row.append(None if x.own is None else x.own or "ok")
+        return row
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Draw the error of each tensor, divided by its root mean square; return the axes.
@@ -117,11 +121,11 @@ class Comparison(Result):
         rows = list(self.tensors.values())
         errors = [_relative_error(x.snr) for x in rows]
         isolated = [_relative_error(x.own_snr) for x in rows]
-        positive = [e for e in (*errors, *isolated) if 0 < e < np.inf]
-        low = min(positive, default=1e-8) / 3
+        drawable = [e for e in (*errors, *isolated) if 0 < e < np.inf]
+        low = min(drawable, default=1e-8) / 3
         positions = np.arange(len(rows))
         if self.isolated:
-            heights = [max(e, low) if e == e else low for e in isolated]
+            heights = np.fmax(isolated, low)  # The lower end, if NaN.
             colours = ["#e8b4ad" if x.own else "#c9d3df" for x in rows]
             ax.bar(positions, heights, color=colours, label="made here", width=0.8)
         heights = [max(e, low) for e in errors]  # NaN stays NaN, which is not drawn.
@@ -222,13 +226,14 @@ def compare(
     if isolate and isinstance(b, Model):
         isolated = _isolated(b, inputs, pairs, arrays_a, arrays_b)
 
-    def row(pair: Pair) -> TensorDifference:
-        x, y = arrays_a[pair.a], arrays_b[pair.b]
+    def tensor_difference(pair: Pair) -> TensorDifference:
+        x = arrays_a[pair.a]
+        y = arrays_b[pair.b]
         reason, figures = difference(y, x, rtol, atol)
-        columns: dict[str, Any] = {**figures}
+        fields: dict[str, Any] = {**figures}
         if pair.b in isolated:
             own, figures = difference(isolated[pair.b], x, rtol, atol)
-            columns |= {"own": own, "own_excess": figures["excess"], "own_snr": figures["snr"]}
+            fields |= {"own": own, "own_excess": figures["excess"], "own_snr": figures["snr"]}
         return TensorDifference(
             a=pair.a,
             b=pair.b,
@@ -239,14 +244,16 @@ def compare(
             nan=(_count(np.isnan, x), _count(np.isnan, y)),
             inf=(_count(np.isinf, x), _count(np.isinf, y)),
             reason=reason,
-            **columns,
+            **fields,
         )
 
+    paired_a = {pair.a for pair in pairs}
+    paired_b = {pair.b for pair in pairs}
     return Comparison(
-        tensors={pair.a: row(pair) for pair in pairs},
+        tensors={pair.a: tensor_difference(pair) for pair in pairs},
         unmatched={
-            "a": tuple(x for x in kinds_a if x not in {pair.a for pair in pairs}),
-            "b": tuple(x for x in kinds_b if x not in {pair.b for pair in pairs}),
+            "a": tuple(name for name in kinds_a if name not in paired_a),
+            "b": tuple(name for name in kinds_b if name not in paired_b),
         },
         rtol=float(rtol),
         atol=float(atol),
@@ -272,8 +279,7 @@ def _tensors(
         args, kwargs = arguments_of(inputs)
         returned = source(*args, **kwargs)
     if not isinstance(returned, Mapping):
-        is_one = not isinstance(returned, tuple | list)
-        outputs: tuple[Any, ...] = (returned,) if is_one else tuple(returned)
+        outputs: list[Any] = [*returned] if isinstance(returned, tuple | list) else [returned]
         if len(output_names) != len(outputs):
             output_names = [f"output{i}" for i in range(len(outputs))]
         fields = getattr(returned, "_fields", output_names)
@@ -282,7 +288,7 @@ def _tensors(
     positions = {name: index for index, name in enumerate(output_names)}
     try:
         returned = dict(returned)
-    except Exception as reason:  # a .npz is read here
+    except Exception as reason:  # A .npz is read here, which may raise any exception.
         raise InputError(f"{side}: its arrays cannot be read: {reason}") from None
     arrays: dict[str, Array] = {}
     for name, x in returned.items():
@@ -299,11 +305,13 @@ def _tensors_of_model(
     values = bound(model, inputs)
     graph = graph_for(model, values)
     layers = layers_of(graph)
-    outputs = {value.name: i for i, value in reversed(list(enumerate(graph.outputs)))}
+    positions: dict[str, int] = {}
+    for index, value in enumerate(graph.outputs):
+        positions.setdefault(value.name, index)
     captured = model.intermediates(*values, names=list(layers)) if layers else {}
     arrays = {name: np.asarray(captured[name]) for name in layers}
     kinds = {
-        name: TensorKind(layers[name].kind, x.shape, outputs.get(name))
+        name: TensorKind(layers[name].kind, x.shape, positions.get(name))
         for name, x in arrays.items()
     }
     return arrays, kinds
@@ -318,12 +326,13 @@ def _isolated(
 ) -> dict[str, Array]:
     """Return the tensors of b's model by name, each computed on operands with the values of a.
 
-    One run computes all: an edit records the tensor of an operation, and replaces it by that of a
-    for the operations that read it.
+    One run computes all tensors. An edit of each tensor records it; the operations that read it
+    then get the values of a.
     """
     replacements: dict[str, Array] = {}
     for pair in pairs:
-        x, y = arrays_a[pair.a], arrays_b[pair.b]
+        x = arrays_a[pair.a]
+        y = arrays_b[pair.b]
         if x.shape == y.shape and kind_of(x) == kind_of(y):
             replacements[pair.b] = x.astype(y.dtype)
     if not replacements:
@@ -355,7 +364,9 @@ def _isolated(
 def _count(test: Callable[[Array], Array], x: Array) -> int:
     if kind_of(x) in "bi":
         return 0
-    return int(test(x.astype(np.float64) if x.dtype.kind == "V" else x).sum())
+    if x.dtype.kind == "V":  # numpy's kind of bfloat16 and float8
+        x = x.astype(np.float64)
+    return int(test(x).sum())
 
 
 def _relative_error(snr: float) -> float:

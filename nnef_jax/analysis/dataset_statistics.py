@@ -69,14 +69,13 @@ class Statistics(Result):
 
     def table(self) -> Table:
         """Return a table with a line for each tensor."""
-        rows = [
-            [
-                *(x.name, x.kind, show(x.shape), x.mean, x.std, x.min, x.max),
-                *(f"{x.zeros / max(x.size, 1):.1%}", x.nan or None, x.inf or None),
-                *(None if x.dead is None else f"{len(x.dead)} of {x.units}", x.effective_rank),
-            ]
-            for x in self.tensors.values()
-        ]
+        rows: list[list[Any]] = []
+        for x in self.tensors.values():
+            zeros = f"{x.zeros / max(x.size, 1):.1%}"
+            dead = None if x.dead is None else f"{len(x.dead)} of {x.units}"
+            row = [x.name, x.kind, show(x.shape), x.mean, x.std, x.min, x.max, zeros]
+            row += [x.nan or None, x.inf or None, dead, x.effective_rank]
+            rows.append(row)
         columns = ["name", "operation", "shape", "mean", "std", "min", "max", "zeros", "NaN", "Inf"]
         columns += ["dead units", "effective rank"]
         batches = f"{self.batches} batch{'es' * (self.batches > 1)}"
@@ -127,10 +126,10 @@ def activation_statistics(
 ) -> Statistics:
     """Return statistics of the tensors inside a network, over any number of batches.
 
-    They are mean, standard deviation, extremes, the share of zeros, and the numbers of NaNs and
-    infinities. Dead units are channels or features that are 0 in all items. The effective rank is
-    that of the matrix with a row of units for each item and position. One batch is in memory at a
-    time. A network with state runs one cycle from its initial state.
+    The statistics are mean, standard deviation, extremes, the share of zeros, and the numbers of
+    NaNs and infinities. Dead units are channels or features that are 0 in all items. The effective
+    rank is that of the matrix with a row of units for each item and position. One batch is in
+    memory at a time. A network with state runs one cycle from its initial state.
 
     Args:
         batches: the inputs of each call: an array, a tuple of arrays, or a dict of arrays by name.
@@ -166,7 +165,7 @@ def gradient_statistics(
 ) -> Statistics:
     """Return statistics of the gradients of a loss at tensors inside and at parameters.
 
-    They are the statistics of `activation_statistics`. If the root mean square decreases or grows
+    The statistics are those of `activation_statistics`. If the root mean square decreases or grows
     from layer to layer, the gradient vanishes or explodes. A dead unit has gradient 0.
 
     Args:
@@ -190,7 +189,8 @@ def gradient_statistics(
     require_callable("loss", loss, "a function of the outputs")
     require_flags(rank=rank)
     model = model if params is None else model.with_params(params)
-    labels = None if labels is None else names_of("labels", labels, "labels of parameters")
+    if labels is not None:
+        labels = names_of("labels", labels, "labels of parameters")
     chosen = {} if labels == () else chosen_params(model.params, labels)
     if targets is not None:
         require_samples("targets", targets)
@@ -202,9 +202,12 @@ def gradient_statistics(
             raise InputError("there are fewer targets than batches")
         require_gradients(model, graph_for(model, values), layers, chosen)
         zeros = zeros_at(model, values, list(layers))
-        inside, of_params = _gradients(model, chosen, values, target, zeros, loss=loss)
-        # A label may also be the name of a tensor.
-        return inside | {f"{n} (parameter)" if n in inside else n: x for n, x in of_params.items()}
+        gradients, of_params = _gradients(model, chosen, values, target, zeros, loss=loss)
+        names_inside = set(gradients)
+        for label, gradient in of_params.items():
+            is_ambiguous = label in names_inside  # A label may also be the name of a tensor.
+            gradients[f"{label} (parameter)" if is_ambiguous else label] = gradient
+        return gradients
 
     return _over(model, "gradients", batches, names, of_batch, rank)
 
@@ -242,7 +245,8 @@ def _over(
     def run(batch: tuple[Input, ...]) -> Any:
         values = bound(model, batch)
         layers = layers_of(graph_for(model, values), names)
-        layers = real_layers(layers) if of == "gradients" and layers else layers
+        if of == "gradients" and layers:
+            layers = real_layers(layers)
         return tensors_of(values, layers), layers
 
     merged: Statistics | None = None
@@ -259,22 +263,24 @@ def _measured(
 ) -> Iterator[tuple[str, TensorStatistics]]:
     """Yield statistics by name, in order; all are dispatched before the first is fetched."""
     pending: dict[str, Any] = {}
-    for name in (*layers, *(n for n in arrays if n not in layers)):
+    parameter_names = [name for name in arrays if name not in layers]
+    for name in (*layers, *parameter_names):
         x = jnp.asarray(arrays[name])
         if not jnp.issubdtype(x.dtype, jnp.complexfloating):
             axis = layers[name].unit_axis if name in layers else None
             pending[name] = x, axis, measure(x, axis=axis)
     for name, (x, axis, (numbers, alive)) in pending.items():
-        real = jnp.issubdtype(x.dtype, jnp.floating)
-        is_ranked = rank and real and (axis is None or x.shape[axis] <= _WIDEST)
-        yield (
-            name,
-            TensorStatistics(
-                name=name,
-                kind=layers[name].kind if name in layers else "parameter",
-                shape=x.shape,
-                **{key: number.item() for key, number in jax.device_get(numbers).items()},
-                alive=None if alive is None else np.asarray(alive),
-                gram=products(x, axis) if is_ranked and axis is not None else None,
-            ),
+        is_real = jnp.issubdtype(x.dtype, jnp.floating)
+        gram = None
+        if rank and is_real and axis is not None and x.shape[axis] <= _WIDEST:
+            gram = products(x, axis)
+        figures = {key: number.item() for key, number in jax.device_get(numbers).items()}
+        statistics = TensorStatistics(
+            name=name,
+            kind=layers[name].kind if name in layers else "parameter",
+            shape=x.shape,
+            **figures,
+            alive=None if alive is None else np.asarray(alive),
+            gram=gram,
         )
+        yield name, statistics

@@ -16,10 +16,10 @@ def difference(
 ) -> tuple[str, dict[str, float]]:
     """Return the reason why an array differs from a reference, and figures by name.
 
-    NaNs at the same position are equal, and infinities of one sign. Figures are of the items that
-    are finite in both arrays. The tolerance of an item is `atol + rtol * max(|item|, rms)`, with
-    the item of the reference and the root mean square of the reference. So an item that cancels to
-    about 0 has the tolerance of a typical item.
+    NaNs at the same position are equal, and so are infinities of one sign. Only items that are
+    finite in both arrays count in the figures. The tolerance of an item is
+    `atol + rtol * max(|item|, rms)`. `item` is the item of the reference, and `rms` is the root
+    mean square of the reference: an item that cancels to about 0 has a typical item's tolerance.
 
     - absolute: the largest error.
     - relative: the largest error divided by |item|, among items other than 0.
@@ -40,7 +40,8 @@ def difference(
     if kind_of(array) != kind_of(reference):
         return "dtype", {}
     ulps = _ulps(array, reference) if kind_of(array) == "f" else float("nan")
-    x, y = _wide(array), _wide(reference)
+    x = _wide(array)
+    y = _wide(reference)
     with np.errstate(all="ignore"):
         is_finite = np.isfinite(x) & np.isfinite(y)
         error = np.where(is_finite, np.abs(x - y), 0.0)
@@ -48,14 +49,20 @@ def difference(
         rms = np.sqrt(np.mean(size**2)) if size.size else 0.0
         excess = np.where(error > 0, error / (atol + rtol * np.maximum(size, rms)), 0.0)
         wrong = excess > 1
-        power = float(np.sum(error**2))
+        error_power = float(np.sum(error**2))
+        snr = float("inf")
+        if error_power:
+            snr = 10 * float(np.log10(np.sum(size**2) / error_power))
+        saturated = 0.0
+        if wrong.any():
+            saturated = float(np.mean(_saturated(x, y)[wrong]))
         figures = {
             "absolute": _largest(error),
             "relative": _largest(error[size > 0] / size[size > 0]),
             "excess": _largest(excess),
-            "snr": 10 * float(np.log10(np.sum(size**2) / power)) if power else float("inf"),
+            "snr": snr,
             "ulps": ulps,
-            "saturated": float(np.mean(_saturated(x, y)[wrong])) if wrong.any() else 0.0,
+            "saturated": saturated,
         }
     if not np.array_equal(np.isnan(x), np.isnan(y)):
         return "nan", figures
@@ -75,7 +82,7 @@ def kind_of(x: Array) -> str:
         ml_dtypes.finfo(x.dtype)
     except ValueError:
         return "i" if x.dtype.name.startswith(("int", "uint")) else x.dtype.kind
-    return "f"  # bfloat16 and the like
+    return "f"  # bfloat16 and float8
 
 
 def _wide(x: Array) -> Array:
@@ -94,9 +101,11 @@ def _saturated(x: Array, y: Array) -> Array:
     mask = np.zeros(x.shape, bool)
     for clipped, other in ((x, y), (y, x)):
         if clipped.size:
-            low, high = np.nanmin(clipped), np.nanmax(clipped)
-            top, bottom = clipped == high, clipped == low
+            high = np.nanmax(clipped)
+            top = clipped == high
             mask |= (top.sum() > 1) & top & (other > high)
+            low = np.nanmin(clipped)
+            bottom = clipped == low
             mask |= (bottom.sum() > 1) & bottom & (other < low)
     return mask
 
@@ -105,16 +114,19 @@ def _ulps(a: Array, b: Array) -> float:
     """Return the largest number of representable steps between items that are finite in both."""
     coarser = max(a.dtype, b.dtype, key=lambda dtype: float(ml_dtypes.finfo(dtype).eps))
     with np.errstate(all="ignore"):
-        a, b = a.astype(coarser), b.astype(coarser)
+        a = a.astype(coarser)
+        b = b.astype(coarser)
         is_finite = np.isfinite(a.astype(np.float64)) & np.isfinite(b.astype(np.float64))
-    ranks = [_ranks(x[is_finite]) for x in (a, b)]
-    return float(np.max(np.abs(ranks[0] - ranks[1]), initial=0))
+    steps = np.abs(_ranks(a[is_finite]) - _ranks(b[is_finite]))
+    return float(np.max(steps, initial=0))
 
 
 def _ranks(x: Array) -> Array:
     """Return the rank of each item among all representable numbers; both zeros have rank 0."""
     bits = x.dtype.itemsize * 8
     codes = np.ascontiguousarray(x).view(f"u{x.dtype.itemsize}")
-    sign, magnitude = codes >> (bits - 1), codes & (2 ** (bits - 1) - 1)
-    wide = magnitude.astype(np.float64 if bits == 64 else np.int64)
+    sign = codes >> (bits - 1)
+    magnitude = codes & (2 ** (bits - 1) - 1)
+    wide_dtype = np.float64 if bits == 64 else np.int64
+    wide = magnitude.astype(wide_dtype)
     return np.where(sign.astype(bool), -wide, wide)

@@ -192,7 +192,8 @@ def _features(
 ) -> _Features:
     """Return the features for the arguments of a function."""
     keywords = {**options}
-    mask, baseline = keywords.pop("mask", None), array_of("baseline", keywords.pop("baseline", 0.0))
+    mask = keywords.pop("mask", None)
+    baseline = array_of("baseline", keywords.pop("baseline", 0.0))
     question = ask(function, model, inputs, keywords)
     shape = [int(n) for n in question.graph.values[question.wrt].type.shape[1:]]
     if mask is None:
@@ -223,13 +224,13 @@ def _ablation(features: _Features, key: Array | None) -> Attribution:
     x, question, x0, _ = features.begun()
     scores = question.at(x)
 
-    def without(feature: Array) -> Array:
+    def score_without(feature: Array) -> Array:
         replacement = x0
         if key is not None:
             replacement = jax.random.permutation(jax.random.fold_in(key, feature), x)
         return question.at(jnp.where((features.groups == feature)[None], replacement, x))
 
-    falls = scores[None] - lax.map(without, jnp.arange(features.count))
+    falls = scores[None] - lax.map(score_without, jnp.arange(features.count))
     method = "feature ablation" if key is None else "feature permutation"
     return features.attributed(question, method, falls.T, scores, x)
 
@@ -238,7 +239,9 @@ def _ablation(features: _Features, key: Array | None) -> Attribution:
 def _exact(features: _Features) -> Attribution:
     x, question, _, score = features.begun()
     count = features.count
-    coalitions = np.arange(2**count)[:, None] >> np.arange(count) & 1 > 0
+    # Row i is the coalition of the features whose bit is set in i.
+    bits = (np.arange(2**count)[:, None] >> np.arange(count)) & 1
+    coalitions = bits > 0
     sizes = coalitions.sum(1)
     # The share of orders in which a feature is the last of its coalition, or the next after it.
     factorials = np.cumprod([1.0, *range(1, count + 1)])
@@ -254,9 +257,11 @@ def _exact(features: _Features) -> Attribution:
 def _orders(features: _Features, key: Array, *, samples: int) -> Attribution:
     x, question, _, score = features.begun()
     empty = jnp.zeros(features.count, bool)
-    first = score(empty)
+    empty_score = score(empty)
 
     def add_order(total: Array, key: Array) -> tuple[Array, None]:
+        """Add the change of the score by each feature, if features join in a random order."""
+
         def add_feature(carry: tuple[Array, Array, Array], feature: Array) -> Any:
             coalition, before, total = carry
             coalition = coalition.at[feature].set(True)
@@ -264,10 +269,12 @@ def _orders(features: _Features, key: Array, *, samples: int) -> Attribution:
             return (coalition, after, total.at[:, feature].add(after - before)), None
 
         order = jax.random.permutation(key, features.count)
-        return lax.scan(add_feature, (empty, first, total), order)[0][2], None
+        (_, _, total), _ = lax.scan(add_feature, (empty, empty_score, total), order)
+        return total, None
 
-    start = jnp.zeros((x.shape[0], features.count), first.dtype)
-    values = lax.scan(add_order, start, jax.random.split(key, samples))[0] / samples
+    start = jnp.zeros((x.shape[0], features.count), empty_score.dtype)
+    total, _ = lax.scan(add_order, start, jax.random.split(key, samples))
+    values = total / samples
     return features.attributed(question, "Shapley sampling", values, question.at(x), x)
 
 
@@ -275,21 +282,25 @@ def _orders(features: _Features, key: Array, *, samples: int) -> Attribution:
 def _kernel_shap(features: _Features, key: Array, *, samples: int) -> Attribution:
     x, question, _, score = features.begun()
     count = features.count
-    full, empty = (score(jnp.full(count, is_full)) for is_full in (True, False))
-    change = full - empty
+    full_score = score(jnp.full(count, True))
+    empty_score = score(jnp.full(count, False))
+    change = full_score - empty_score
     values = change[:, None]
     if count > 1:
         for_sizes, for_ranks = jax.random.split(key)
         k = np.arange(1, count)
-        sizes = jax.random.choice(for_sizes, k, (samples,), p=jnp.asarray(1 / (k * (count - k))))
+        probabilities = jnp.asarray(1 / (k * (count - k)))  # choice() normalises them.
+        sizes = jax.random.choice(for_sizes, k, (samples,), p=probabilities)
         ranks = jax.random.uniform(for_ranks, (samples, count)).argsort(1).argsort(1)
         coalitions = ranks < sizes[:, None]
-        gains, rows = lax.map(score, coalitions) - empty[None], coalitions.astype(x.dtype)
-        # The sum of all values is the change: this equation eliminates the last feature.
+        gains = lax.map(score, coalitions) - empty_score[None]
+        rows = coalitions.astype(x.dtype)
+        # The sum of all values is the change. This equation eliminates the last feature.
         last = rows[:, -1:]
-        first = jnp.linalg.lstsq(rows[:, :-1] - last, gains - last * change[None])[0]
-        values = jnp.concatenate([first.T, (change - first.sum(0))[:, None]], 1)
-    return features.attributed(question, "kernel SHAP", values, full, x)
+        solution = jnp.linalg.lstsq(rows[:, :-1] - last, gains - last * change[None])[0]
+        last_values = change - solution.sum(0)
+        values = jnp.concatenate([solution.T, last_values[:, None]], 1)
+    return features.attributed(question, "kernel SHAP", values, full_score, x)
 
 
 @jax.jit
@@ -310,9 +321,11 @@ def _lime(features: _Features, drawn: Array, penalty: Array) -> Attribution:
 def _lasso(rows: Array, penalty: Array, y: Array, weights: Array) -> Array:
     """Return the coefficients of a weighted lasso, by coordinate descent."""
     weights = weights / weights.sum()
-    rows, y = rows - (weights @ rows)[None], y - weights @ y
+    rows = rows - (weights @ rows)[None]
+    y = y - weights @ y
     weighted = rows.T * weights[None]
-    squares, products = weighted @ rows, weighted @ y
+    squares = weighted @ rows
+    products = weighted @ y
 
     def improve(step: Array, coefficients: Array) -> Array:
         i = step % len(coefficients)

@@ -71,9 +71,9 @@ def _saliency(question: Question, *, times_input: bool) -> Attribution:
     x = question.value()
     question = question.settled(x)
     scores, gradient = question.gradient(x)
-    values = gradient * x if times_input else gradient
-    method = "saliency times input" if times_input else "saliency"
-    return attributed(question, method, values, scores, x)
+    if times_input:
+        return attributed(question, "saliency times input", gradient * x, scores, x)
+    return attributed(question, "saliency", gradient, scores, x)
 
 
 def integrated_gradients(

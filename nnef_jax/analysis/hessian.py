@@ -105,8 +105,10 @@ class HessianEigenvalues(Result):
 
         It shows the parameter with the largest share of the eigenvector's squared norm.
         """
-        vectors = {label: np.asarray(x) for label, x in self.vectors.items()}
-        shares = {k: np.sum(np.square(x).reshape(len(x), -1), 1) for k, x in vectors.items()}
+        shares: dict[str, Any] = {}
+        for label, vectors in self.vectors.items():
+            squares = np.square(np.asarray(vectors))
+            shares[label] = np.sum(squares.reshape(len(squares), -1), 1)
         rows: list[tuple[Any, ...]] = []
         for index, (value, residual) in enumerate(zip(self.values, self.residuals, strict=True)):
             largest = max(shares, key=lambda label: shares[label][index])
@@ -167,7 +169,7 @@ def hessian_eigenvalues(
 
     The Hessian is never formed. Its products with vectors span a block Krylov space (Lanczos's
     method for k = 1) with full reorthogonalisation. Yao et al. 2020, arXiv:1912.07145, use power
-    iteration. If the parameters have at most k * steps entries, the values are exact but for
+    iteration. If the parameters have at most k * steps entries, the values are exact up to
     rounding.
 
     Args:
@@ -180,7 +182,8 @@ def hessian_eigenvalues(
 
     >>> nnef_jax.analysis.hessian_eigenvalues(logits, images, loss=cross_entropy).values
     """
-    k, steps = require_count("k", k), require_count("steps", steps)
+    k = require_count("k", k)
+    steps = require_count("steps", steps)
     arguments = _arguments(model, inputs, loss, labels, params, key)
     values, residuals, vectors = _eigenvalues(*arguments, loss=loss, k=k, steps=steps)
     return HessianEigenvalues(values=values, residuals=residuals, vectors=vectors)

@@ -66,7 +66,8 @@ class Influence(Result):
 
         Helpful items are red, harmful ones blue.
         """
-        ax, values = axes(ax), np.asarray(self.values, np.float64)
+        ax = axes(ax)
+        values = np.asarray(self.values, np.float64)
         limit = np.abs(values).max(initial=0) or 1.0
         image = ax.imshow(values, cmap="RdBu_r", vmin=-limit, vmax=limit, aspect="auto")
         ax.figure.colorbar(image, ax=ax, label="influence")
@@ -87,10 +88,10 @@ def tracin(
 ) -> Influence:
     """Compute the influence of training items on test items (Pruthi et al. 2020, arXiv:2002.08484).
 
-    It is the sum over checkpoints of the learning rate times the scalar product of the gradients of
-    both losses. It is above 0 if training on the item lowered the loss of the test item. The
-    gradients of all items are in memory together; `labels` limits them to some parameters. A model
-    on a mesh is computed on the default device.
+    The influence is the sum over checkpoints of the learning rate times the scalar product of the
+    gradients of both losses. It is above 0 if training on the item lowered the loss of the test
+    item. The gradients of all items are in memory together; `labels` limits them to some
+    parameters. A model on a mesh is computed on the default device.
 
     >>> nnef_jax.analysis.tracin(model, (images, digits), (unseen, answers), loss=cross_entropy)
 
@@ -110,18 +111,19 @@ def tracin(
     """
     require_model(model)
     require_callable("loss", loss, "a function of outputs and an answer")
-    points = [model] if checkpoints is None else checkpoints
-    require("checkpoints", points, tuple | list, "a list of params or models")
-    points = [x.params if isinstance(x, Model) else x for x in points]
+    if checkpoints is None:
+        checkpoints = [model]
+    require("checkpoints", checkpoints, tuple | list, "a list of params or models")
+    points = [x.params if isinstance(x, Model) else x for x in checkpoints]
     _require_batch_of_one(model)
-    each_rate = [rates] * len(points) if isinstance(rates, int | float) else list(rates)
+    rate_list = [rates] * len(points) if isinstance(rates, int | float) else list(rates)
     if not points:
         raise InputError("checkpoints is empty", hint="leave it out for the model's parameters")
-    if len(each_rate) != len(points):
-        raise InputError(f"{len(points)} checkpoints have {len(each_rate)} rates")
+    if len(rate_list) != len(points):
+        raise InputError(f"{len(points)} checkpoints have {len(rate_list)} rates")
     patterns = None if labels is None else names_of("labels", labels, "labels of parameters")
     total: Any = 0
-    for params, rate in zip(points, each_rate, strict=True):
+    for params, rate in zip(points, rate_list, strict=True):
         trained = without_mesh(model.with_params(params))
         chosen = tuple(chosen_params(trained.params, patterns))
         require_gradients(trained, trained.graph, {}, chosen)
@@ -145,8 +147,9 @@ def _items(argument: str, pair: Any) -> tuple[tuple[Array, ...], Array]:
     require(argument, pair, tuple | list, "a pair of inputs and answers")
     if len(pair) != 2:
         raise InputError(f"{argument} must be a pair, it has {len(pair)} parts")
-    inputs = pair[0] if isinstance(pair[0], tuple) else (pair[0],)
-    inputs, answers = tuple(map(jnp.asarray, inputs)), jnp.asarray(pair[1])
+    inputs, answers = pair
+    inputs = tuple(map(jnp.asarray, inputs if isinstance(inputs, tuple) else (inputs,)))
+    answers = jnp.asarray(answers)
     counts = {x.shape[0] if x.ndim else 0 for x in (*inputs, answers)}
     if len(counts) != 1:
         listed = ", ".join(map(str, sorted(counts)))
@@ -169,7 +172,9 @@ def _gradients(
         def loss_at(chosen: Params) -> Array:
             outputs = model.apply({**params, **chosen}, *[x[None] for x in inputs])
             value = array_from("loss", loss(outputs, answer[None]))
-            return scalar(value[0] if value.shape == (1,) else value)
+            if value.shape == (1,):
+                value = value[0]
+            return scalar(value)
 
         return jax.grad(loss_at)({label: params[label] for label in labels})
 

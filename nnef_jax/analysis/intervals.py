@@ -75,10 +75,11 @@ def apply(equation: Equation, operands: Sequence[Any]) -> list[Array]:
 
     Primitives that stop gradients or mark values are the identity, so that bounds have derivatives.
     """
-    name, highest = primitive(equation), lax.Precision.HIGHEST
+    name = primitive(equation)
     if name in ("stop_gradient", "levels", "optimization_barrier"):
         return list(operands[: len(equation.outvars)])
     if name in (jaxprs.PRODUCT, jaxprs.CONVOLUTION):
+        highest = lax.Precision.HIGHEST
         return jaxprs.bind(equation, operands, precision=(highest, highest))
     return jaxprs.bind(equation, operands)
 
@@ -98,15 +99,16 @@ def widened(x: Interval, error: Array | float) -> Interval:
     """
     if not epsilon(x.low):
         return x
-    margin = error + jnp.finfo(x.low.dtype).tiny  # smaller numbers may be flushed to 0
-    low, high = x.low - margin, x.high + margin
-    return Interval(
-        jnp.where(jnp.isnan(low), -jnp.inf, low), jnp.where(jnp.isnan(high), jnp.inf, high)
-    )
+    margin = error + jnp.finfo(x.low.dtype).tiny  # Smaller numbers may be flushed to 0.
+    low = x.low - margin
+    high = x.high + margin
+    low = jnp.where(jnp.isnan(low), -jnp.inf, low)
+    return Interval(low, jnp.where(jnp.isnan(high), jnp.inf, high))
 
 
-# Monotone primitives: 1 for each operand in which they rise, -1 for one in which they fall. They
-# round nothing (_SIGNS), once (_ROUNDED), or as library functions do (_FUNCTIONS).
+# Monotone primitives have 1 for each operand in which they rise, and -1 for each in which they
+# fall. Those of _SIGNS do not round, those of _ROUNDED round once, and those of _FUNCTIONS have the
+# errors of library functions.
 _SIGNS: dict[str, tuple[int, ...]] = {
     **dict.fromkeys(("max", "min", "clamp", "sign", "floor", "ceil", "round", "sort"), (1, 1, 1)),
     **dict.fromkeys(("cummax", "cummin", "reduce_max", "reduce_min"), (1,)),
@@ -137,8 +139,10 @@ _PRODUCTS = {jaxprs.PRODUCT, jaxprs.CONVOLUTION}
 
 def is_affine(equation: Equation, operands: Sequence[Bounded]) -> bool:
     """Tell whether an equation is affine in the operands that vary, and these are real."""
-    name, varying = primitive(equation), _varying(operands)
-    if not epsilon(equation.outvars[0].aval) or not all(epsilon(x.low) for x in varying.values()):
+    name = primitive(equation)
+    varying = _varying(operands)
+    avals = [equation.outvars[0].aval, *(x.low for x in varying.values())]
+    if not all(map(epsilon, avals)):
         return False
     if name == "mul" or name in _PRODUCTS:
         return len(varying) == 1
@@ -168,36 +172,47 @@ def _has_indices(equation: Equation, varying: Iterable[int]) -> bool:
 
 
 def terms(equation: Equation) -> tuple[int, int]:
-    """Return the number of terms in the sum that is an item of the result, and of the transpose.
+    """Return the number of terms of the sum that is an item of the result, and of the transpose.
 
-    Rounding errors of the sum are proportional to it.
+    The rounding error of a sum is proportional to its number of terms.
     """
-    name, params = primitive(equation), equation.params
-    sizes = [math.prod(v.aval.shape) for v in (*equation.invars, equation.outvars[0])]
-    first, result = max(1, sizes[0]), max(1, sizes[-1])
+    name = primitive(equation)
+    params = equation.params
+    sizes = [math.prod(v.aval.shape) for v in equation.invars]
+    first_size = max(1, sizes[0])
     if name == jaxprs.PRODUCT:
-        ((axes, _), (batch, _)), shape = params["dimension_numbers"], equation.invars[0].aval.shape
+        (axes, _), (batch_axes, _) = params["dimension_numbers"]
+        shape = equation.invars[0].aval.shape
         count = math.prod(shape[i] for i in axes)
-        shared = math.prod(shape[i] for i in batch) * count
+        shared = math.prod(shape[i] for i in batch_axes) * count
         return count, max(sizes[0], sizes[1]) // max(1, shared)
     if name == jaxprs.CONVOLUTION:
-        out, inputs, *_ = params["dimension_numbers"].rhs_spec
+        out_axis, in_axis, *_ = params["dimension_numbers"].rhs_spec
         filters = equation.invars[1].aval.shape
-        return sizes[1] // max(1, filters[out]), sizes[1] // max(1, filters[inputs])
+        filter_size = sizes[1]
+        return filter_size // max(1, filters[out_axis]), filter_size // max(1, filters[in_axis])
     if name in ("reduce_window_sum", "reduce_sum", "cumsum", "scatter-add"):
         window = params.get("window_dimensions")
-        count = math.prod(window) if window else max(first, sizes[-2])
+        count = math.prod(window) if window else max(first_size, sizes[-1])
         return count, count
-    return 1, result if name in ("gather", "tile") else max(1, result // first)
+    result_size = max(1, math.prod(equation.outvars[0].aval.shape))
+    if name in ("gather", "tile"):
+        return 1, result_size
+    return 1, max(1, result_size // first_size)
 
 
 def magnitude(equation: Equation, operands: Sequence[Bounded]) -> Array:
     """Return the sum of the magnitudes of the terms of an affine equation, for each item."""
     name = primitive(equation)
-    sizes: list[Any] = [x if i in _indices(name) else size(x) for i, x in enumerate(operands)]
+    sizes: list[Any] = list(operands)
+    for position, x in enumerate(operands):
+        if position not in _indices(name):
+            sizes[position] = size(x)
     if name in ("add", "add_any", "sub"):
         return sizes[0] + sizes[1]
-    return sizes[0] if name == "neg" else apply(equation, sizes)[0]
+    if name == "neg":
+        return sizes[0]
+    return apply(equation, sizes)[0]
 
 
 def bounded(equation: Equation, operands: Sequence[Bounded]) -> list[Interval]:
@@ -216,7 +231,8 @@ def bounded(equation: Equation, operands: Sequence[Bounded]) -> list[Interval]:
     if name in _SUMS:
         (result,) = _between(equation, operands, (1, 1, 1))
         share = (terms(equation)[0] + 4) * epsilon(result.low)
-        return [widened(result, share * magnitude(equation, operands) if share else 0)]
+        error = share * magnitude(equation, operands) if share else 0
+        return [widened(result, error)]
     if name in _ROUNDED or name in _FUNCTIONS:
         (result,) = _between(equation, operands, {**_ROUNDED, **_FUNCTIONS}[name])
         ulps = 2 if name in _ROUNDED else _ULPS
@@ -227,9 +243,11 @@ def bounded(equation: Equation, operands: Sequence[Bounded]) -> list[Interval]:
     is_bool = all(v.aval.dtype == bool for v in equation.invars)
     if name == "not" and is_bool:
         return _between(equation, operands, (-1,))
-    if name in _SIGNS and (name != "sort" or len(operands) == 1):
+    sorts_by_keys = name == "sort" and len(operands) > 1
+    if name in _SIGNS and not sorts_by_keys:
         return _between(equation, operands, _SIGNS[name])
-    if name == "levels" or (name in ("and", "or") and is_bool) or facts(equation).moves:
+    is_logical = name in ("and", "or") and is_bool
+    if name == "levels" or is_logical or facts(equation).moves:
         return _between(equation, operands, (1,) * len(operands))
     raise NoBounds
 
@@ -238,23 +256,30 @@ def _between(
     equation: Equation, operands: Sequence[Bounded], signs: Sequence[int]
 ) -> list[Interval]:
     """Bound a function that is monotone in each operand: 1 for rising, -1 for falling."""
-    pairs = [ends(x)[::sign] for x, sign in zip(operands, signs, strict=False)]
-    lows, highs = (apply(equation, side) for side in zip(*pairs, strict=True))
-    return [Interval(*pair) for pair in zip(lows, highs, strict=True)]
+    lows: list[Array] = []
+    highs: list[Array] = []
+    for x, sign in zip(operands, signs, strict=False):
+        low, high = ends(x)
+        lows.append(low if sign == 1 else high)
+        highs.append(high if sign == 1 else low)
+    results = zip(apply(equation, lows), apply(equation, highs), strict=True)
+    return [Interval(low, high) for low, high in results]
 
 
 def _hull(values: Sequence[Array]) -> Interval:
     """Return the smallest interval that contains all values; a NaN makes its ends NaN."""
-    low, high = values[0], values[0]
+    low = high = values[0]
     for x in values[1:]:
-        low, high = jnp.minimum(low, x), jnp.maximum(high, x)
+        low = jnp.minimum(low, x)
+        high = jnp.maximum(high, x)
     return Interval(low, high)
 
 
 def _corners(equation: Equation, x: Bounded, y: Bounded) -> Interval:
     """Bound a function of two operands whose extremes are at ends of both."""
-    pairs = [(a, b) for a in ends(x)[: 1 + varies(x)] for b in ends(y)[: 1 + varies(y)]]
-    result = _hull([apply(equation, pair)[0] for pair in pairs])
+    ends_x = ends(x) if varies(x) else [x]
+    ends_y = ends(y) if varies(y) else [y]
+    result = _hull([apply(equation, [a, b])[0] for a in ends_x for b in ends_y])
     return widened(result, 2 * epsilon(result.low) * result.size)
 
 
@@ -271,20 +296,21 @@ def _div(equation: Equation, x: Bounded, y: Bounded) -> Interval:
 def related(equation: Equation, x: Interval, y: Interval, result: Interval) -> Interval:
     """Return tighter bounds for x minus its maximum y, or x divided by its sum y (a softmax).
 
-    x / y is x / (x + z), where z is the sum of the other items: bound z, then the quotient, which
-    is monotone in x and z if x is positive.
+    x / y is x / (x + z), where z is the sum of the other items. The quotient is monotone in x and
+    z if x is positive.
     """
     if primitive(equation) == "sub":
         return Interval(result.low, jnp.minimum(result.high, 0))
     error = (terms(equation)[0] + 8) * epsilon(y.low) * y.size
-    least_others = jnp.maximum(y.low - x.low - error, 0)
-    most_others = jnp.maximum(y.high - x.high + error, 0)
-    share = Interval(x.low / (x.low + most_others), x.high / (x.high + least_others))
-    share = widened(share, 4 * epsilon(y.low)).within(Interval(*map(jnp.asarray, (0.0, 1.0))))
+    z_low = jnp.maximum(y.low - x.low - error, 0)
+    z_high = jnp.maximum(y.high - x.high + error, 0)
+    quotient = Interval(x.low / (x.low + z_high), x.high / (x.high + z_low))
+    zero_to_one = Interval(jnp.asarray(0.0), jnp.asarray(1.0))
+    quotient = widened(quotient, 4 * epsilon(y.low)).within(zero_to_one)
     positive = x.low >= 0
     return Interval(
-        jnp.where(positive, jnp.maximum(result.low, share.low), result.low),
-        jnp.where(positive, jnp.minimum(result.high, share.high), result.high),
+        jnp.where(positive, jnp.maximum(result.low, quotient.low), result.low),
+        jnp.where(positive, jnp.minimum(result.high, quotient.high), result.high),
     )
 
 
@@ -296,7 +322,7 @@ def _where(condition: Array, x: Interval) -> Interval:
 def _product(equation: Equation, x: Bounded, y: Bounded) -> Interval:
     """Bound a matrix product or convolution by centres and radii, as in Gowal et al. (2018)."""
 
-    def parts(x: Bounded) -> tuple[Array, Array | None]:
+    def centre_and_radius(x: Bounded) -> tuple[Array, Array | None]:
         if isinstance(x, Interval):
             return (x.low + x.high) / 2, (x.high - x.low) / 2
         return x, None
@@ -304,12 +330,15 @@ def _product(equation: Equation, x: Bounded, y: Bounded) -> Interval:
     def times(x: Array, y: Array) -> Array:
         return apply(equation, [x, y])[0]
 
-    (a, p), (b, q) = parts(x), parts(y)
+    a, p = centre_and_radius(x)
+    b, q = centre_and_radius(y)
     result = equation.outvars[0].aval
     if not epsilon(result):
         raise NoBounds
-    rounding, centre = (terms(equation)[0] + 4) * epsilon(result), times(a, b)
-    if p is not None and q is not None:  # |a| q + p |b| + p q
+    rounding = (terms(equation)[0] + 4) * epsilon(result)
+    centre = times(a, b)
+    if p is not None and q is not None:
+        # The radius is |a| q + p |b| + p q.
         radius = times(jnp.abs(a), q) + times(p, jnp.abs(b) + q)
         radius = radius + rounding * times(jnp.abs(a) + p, jnp.abs(b) + q)
     elif p is not None:
@@ -323,7 +352,8 @@ def _product(equation: Equation, x: Bounded, y: Bounded) -> Interval:
 def _valley(function: Callable[[Array], Array], x: Interval) -> Interval:
     """Bound a function that falls below 0 and rises above 0."""
     result = _hull([function(x.low), function(x.high)])
-    low = jnp.where((x.low < 0) & (x.high > 0), function(jnp.zeros_like(x.low)), result.low)
+    contains_zero = (x.low < 0) & (x.high > 0)
+    low = jnp.where(contains_zero, function(jnp.zeros_like(x.low)), result.low)
     result = Interval(low, result.high)
     return widened(result, _ULPS * epsilon(low) * result.size)
 
@@ -344,7 +374,9 @@ def _integer_pow(equation: Equation, x: Interval) -> Interval:
 def _pow(equation: Equation, x: Bounded, y: Bounded) -> Interval:
     result = _corners(equation, x, y)
     result = widened(result, _ULPS * epsilon(result.low) * result.size)
-    return _where((ends(x)[0] > 0) | ((ends(x)[0] >= 0) & (ends(y)[0] > 0)), result)
+    low_x, _ = ends(x)
+    low_y, _ = ends(y)
+    return _where((low_x > 0) | ((low_x >= 0) & (low_y > 0)), result)
 
 
 def _waves(shift: float) -> Callable[[Equation, Interval], Interval]:
@@ -368,23 +400,26 @@ def _waves(shift: float) -> Callable[[Equation, Interval], Interval]:
 def _tan(equation: Equation, x: Interval) -> Interval:
     """Bound a tangent: unbounded if the interval contains a pole."""
     margin = _ULPS * epsilon(x.low) * (1 + x.size)
-    outer = x.low - margin, x.high + margin
-    branches = [jnp.floor((end + np.pi / 2) / np.pi) for end in outer]
+    outer = Interval(x.low - margin, x.high + margin)
+    first_branch = jnp.floor((outer.low + np.pi / 2) / np.pi)
+    last_branch = jnp.floor((outer.high + np.pi / 2) / np.pi)
     (result,) = _between(equation, [x], (1,))
     slopes = jnp.square(result.size) + 1
-    return _where(branches[0] == branches[1], widened(result, margin * slopes))
+    return _where(first_branch == last_branch, widened(result, margin * slopes))
 
 
 def _rem(_: Equation, x: Bounded, y: Bounded) -> Interval:
     """Bound a remainder: it has the sign of x, and is not larger than x or y."""
-    (low, high), limit = ends(x), size(y)
+    low, high = ends(x)
+    limit = size(y)
     zero = jnp.zeros_like(low)
     low = jnp.where(low < 0, -jnp.minimum(limit, -low), zero)
     return Interval(low, jnp.where(high > 0, jnp.minimum(limit, high), zero))
 
 
 def _equal(equation: Equation, x: Bounded, y: Bounded) -> Interval:
-    (low_x, high_x), (low_y, high_y) = ends(x), ends(y)
+    low_x, high_x = ends(x)
+    low_y, high_y = ends(y)
     if equation.invars[0] is equation.invars[1]:
         possible = certain = jnp.ones(equation.outvars[0].aval.shape, bool)
     else:
@@ -397,8 +432,8 @@ def _equal(equation: Equation, x: Bounded, y: Bounded) -> Interval:
 
 def _position(equation: Equation, x: Interval) -> Interval:
     """Bound the index of a maximum or minimum by the extent of its axes."""
-    result, axes = equation.outvars[0].aval, equation.params["axes"]
-    count = math.prod(x.low.shape[axis] for axis in axes)
+    result = equation.outvars[0].aval
+    count = math.prod(x.low.shape[axis] for axis in equation.params["axes"])
     zero = jnp.zeros(result.shape, result.dtype)
     return Interval(zero, zero + max(0, count - 1))
 
@@ -420,7 +455,10 @@ def _cumprod(equation: Equation, x: Interval) -> Interval:
 
 
 def _reduce_prod(equation: Equation, x: Interval) -> Interval:
-    axes, shape = equation.params["axes"], equation.outvars[0].aval.shape
+    axes = equation.params["axes"]
+    shape = equation.outvars[0].aval.shape
+    if not axes:
+        return x
 
     def flattened(end: Array) -> Array:
         """Move the reduced axes to the end, as one axis."""
@@ -428,8 +466,8 @@ def _reduce_prod(equation: Equation, x: Interval) -> Interval:
         return moved.reshape(*shape, math.prod(end.shape[axis] for axis in axes))
 
     flat = Interval(flattened(x.low), flattened(x.high))
-    if not flat.low.shape[-1] or not axes:
-        return interval(apply(equation, [x.low])[0]) if axes else x
+    if flat.low.shape[-1] == 0:
+        return interval(apply(equation, [x.low])[0])
     running = _running_product(flat, len(shape))
     return Interval(running.low[..., -1], running.high[..., -1])
 

@@ -24,9 +24,9 @@ def singular_triplets(
     """Return the k largest singular values of each item, their right vectors, and residuals.
 
     Shapes are [batch, k], [batch, columns, k] and [batch, k]. The vectors fulfil A v = s u, or
-    A^T u = s v if A has fewer rows than columns. The residual is the norm of the difference in the
-    other equation, |A^T u - s v| or |A v - s u|: a singular value of A is within this distance of
-    s. If a side of A is k * steps or shorter, the values are exact but for rounding.
+    A^T u = s v if A has fewer rows than columns. The residual is the error of the other equation,
+    |A^T u - s v| or |A v - s u|: a singular value of A is within this distance of s. If A has at
+    most k * steps rows or columns, the values are exact up to rounding.
 
     Args:
         forward: the map A from [batch, columns, n] to [batch, rows, n].
@@ -38,14 +38,17 @@ def singular_triplets(
         steps: the number of blocks of k vectors in the Krylov space.
     """
     rows, columns = sizes
-    is_wide = rows < columns  # the basis is on the smaller side
-    near, far = (adjoint, forward) if is_wide else (forward, adjoint)
-    basis, images = _krylov(near, far, key, batch, min(sizes), k, steps)
+    is_wide = rows < columns
+    # The basis is on the smaller side.
+    product, back = (adjoint, forward) if is_wide else (forward, adjoint)
+    basis, images = _krylov(product, back, key, batch, min(sizes), k, steps)
     u, s, v = jnp.linalg.svd(images, full_matrices=False)
-    u, s = u[..., :k], s[..., :k]
+    u = u[..., :k]
+    s = s[..., :k]
     ritz = _product(basis, jnp.swapaxes(v, 1, 2)[..., :k])
-    residuals = jnp.linalg.norm(far(u) - ritz * s[:, None], axis=1)
-    return s, u if is_wide else ritz, residuals
+    residuals = jnp.linalg.norm(back(u) - ritz * s[:, None], axis=1)
+    right_vectors = u if is_wide else ritz
+    return s, right_vectors, residuals
 
 
 def eigenpairs(
@@ -56,12 +59,14 @@ def eigenpairs(
     Shapes are [k], [size, k] and [k]. An eigenvalue of A is within the residual, |A v - value v|,
     of each value (Parlett 1998, The Symmetric Eigenvalue Problem, 4.5).
     """
-    basis, images = _krylov(product, None, key, 1, size, k, steps)
-    basis, images = basis[0], images[0]
+    bases, images_of_bases = _krylov(product, None, key, 1, size, k, steps)
+    basis = bases[0]
+    images = images_of_bases[0]
     projected = jnp.matmul(basis.T, images, precision=_HIGHEST)
     values, vectors = jnp.linalg.eigh((projected + projected.T) / 2)
-    order = jnp.argsort(-jnp.abs(values))[:k]
-    values, vectors = values[order], vectors[:, order]
+    largest = jnp.argsort(-jnp.abs(values))[:k]
+    values = values[largest]
+    vectors = vectors[:, largest]
     ritz = jnp.matmul(basis, vectors, precision=_HIGHEST)
     difference = jnp.matmul(images, vectors, precision=_HIGHEST) - ritz * values[None]
     return values, ritz, jnp.linalg.norm(difference, axis=0)
@@ -71,7 +76,7 @@ def _krylov(
     product: Map, back: Map | None, key: Array, batch: int, size: int, width: int, steps: int
 ) -> tuple[Array, Array]:
     """Return an orthonormal basis of the Krylov space of `back(product(x))`, and its products."""
-    if size <= width * steps:  # the basis of the full space
+    if size <= width * steps:  # The Krylov space is the full space.
         basis = jnp.broadcast_to(jnp.eye(size, dtype=jnp.float32), (batch, size, size))
         return basis, product(basis)
     start = jax.random.normal(key, (steps, batch, size, width), jnp.float32)

@@ -57,13 +57,16 @@ def grad_cam(
     require_flags(upsample=upsample)
     question = ask("grad_cam", model, inputs, options)
     _require_layer(question, layer)
-    shape, onto = (question.graph.values[name].type.shape for name in (layer, question.wrt))
+    values = question.graph.values
+    shape = values[layer].type.shape
+    wrt_shape = values[question.wrt].type.shape
     if len(shape) < 3:
         message = f"layer: '{layer}' is {show(shape)}"
         raise InputError(message, hint="name a tensor [batch, channel, *positions]")
-    if upsample and len(onto) != len(shape):
+    if upsample and len(wrt_shape) != len(shape):
         message = f"'{layer}' is {show(shape)}, it cannot be resized to '{question.wrt}'"
-        raise InputError(f"{message}, {show(onto)}", hint="upsample=False leaves its positions")
+        hint = "upsample=False leaves its positions"
+        raise InputError(f"{message}, {show(wrt_shape)}", hint=hint)
     return _grad_cam(question, layer=layer, upsample=upsample)
 
 
@@ -89,9 +92,9 @@ def layer_conductance(
 ) -> Attribution:
     """Compute the conductance of each unit of a layer (Dhamdhere et al. 2018, arXiv:1805.12233).
 
-    It is the part of the integrated gradients that flows through the unit. If all paths to the
-    score pass the layer, the values of an item add up to its score minus the score of the baseline,
-    plus `gap`, the error of the quadrature.
+    The conductance is the part of the integrated gradients that flows through the unit. If all
+    paths to the score pass the layer, the values of an item add up to its score minus the score of
+    the baseline, plus `gap`, the error of the quadrature.
 
     Args:
         layer: the name of a tensor inside.
@@ -122,7 +125,8 @@ def _layer_conductance(
         after = values_at(share + half)
         return (total + (gradient * (after - before)).astype(total.dtype), after), None
 
-    first, (shares, _) = values_at(jnp.zeros((), x.dtype)), quadrature("riemann_middle", steps, x)
+    first = values_at(jnp.zeros((), x.dtype))
+    shares, _ = quadrature("riemann_middle", steps, x)
     (values, last), _ = lax.scan(add, (zeros(first), first), shares)
     scores = question.at(x)
     gap = sums(values) - (scores - question.at(x0)).astype(values.dtype)
@@ -179,8 +183,10 @@ def neuron_conductance(
     question = ask("neuron_conductance", model, inputs, options)
     _require_layer(question, layer)
     extents = [int(n) for n in question.graph.values[layer].type.shape[1:]]
-    pairs = zip(unit, extents, strict=False)
-    if len(unit) != len(extents) or not all(isinstance(i, int) and 0 <= i < n for i, n in pairs):
+    is_unit = len(unit) == len(extents)
+    for index, extent in zip(unit, extents, strict=False):
+        is_unit = is_unit and isinstance(index, int) and 0 <= index < extent
+    if not is_unit:
         raise InputError(f"neuron: {unit} is no unit of '{layer}', whose items are {show(extents)}")
     baseline = array_of("baseline", baseline)
     return _along(question, baseline, layer=layer, unit=unit, steps=steps)
@@ -207,10 +213,17 @@ def _along(
             gradient = at_unit * jax.grad(unit_at)(here) * (x - x0)
         return total + gradient.astype(total.dtype), None
 
-    tensor, name = (layer_at(x), layer) if unit is None else (x, None)
-    total, _ = lax.scan(add, zeros(tensor), quadrature("riemann_middle", steps, x)[0])
-    method = "internal influence" if unit is None else f"conductance by {layer}{list(unit)}"
-    return attributed(question, method, total / steps, question.at(x), tensor, of=name)
+    if unit is None:
+        method = "internal influence"
+        tensor = layer_at(x)
+        of = layer
+    else:
+        method = f"conductance by {layer}{list(unit)}"
+        tensor = x
+        of = question.wrt
+    shares, _ = quadrature("riemann_middle", steps, x)
+    total, _ = lax.scan(add, zeros(tensor), shares)
+    return attributed(question, method, total / steps, question.at(x), tensor, of=of)
 
 
 def _require_layer(question: Question, layer: str) -> None:

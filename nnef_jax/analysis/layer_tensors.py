@@ -57,10 +57,13 @@ def on_one_device(
 
     A model leaves its mesh, since matrix decompositions are not distributed.
     """
-    model = model if params is None else model.with_params(params)
+    if params is not None:
+        model = model.with_params(params)
     values = bound(model, inputs)
     single = without_mesh(model)
-    return single, values if single is model else list(map(np.asarray, values))
+    if single is not model:
+        values = list(map(np.asarray, values))
+    return single, values
 
 
 def layers_of(graph: Graph, names: Iterable[str] | None = None) -> dict[str, LayerTensor]:
@@ -128,12 +131,14 @@ def _unit_axis(operation: Operation, value: Value, axes: Mapping[Value, int | No
         return rank - 1
     axis = axes[source]
     assert axis is not None
-    before, after = source.type.shape, value.type.shape
     if operation.kind == "transpose":
         order: Any = dict(operation.attributes)["axes"]
         return order.index(axis) if axis < len(order) else axis
-    is_kept = axis < rank and (rank == len(before) or after[axis] == before[axis])
-    return axis if is_kept else rank - 1
+    before = source.type.shape
+    after = value.type.shape
+    if rank == len(before) or (axis < rank and after[axis] == before[axis]):
+        return axis
+    return rank - 1
 
 
 def real_layers(layers: Mapping[str, LayerTensor]) -> dict[str, LayerTensor]:
@@ -158,7 +163,8 @@ def chosen_params(params: Mapping[str, Array], labels: Iterable[str] | None) -> 
             if label not in real and not any(fnmatchcase(x, label) for x in real):
                 hint = did_you_mean(label, real) or "model.params has the labels"
                 raise InputError(f"no real parameter has the label '{label}'", hint=hint)
-        real = {k: x for k, x in real.items() if any(k == p or fnmatchcase(k, p) for p in patterns)}
+        matching = {x for p in patterns for x in real if x == p or fnmatchcase(x, p)}
+        real = {label: x for label, x in real.items() if label in matching}
     if not real:
         raise InputError("no parameter of the network, or of those chosen, is of real numbers")
     return real

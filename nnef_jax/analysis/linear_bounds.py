@@ -38,9 +38,9 @@ from nnef_jax.analysis.relaxations import BackwardStep, lines_of
 
 _ROWS = 512  # backward passes that are computed together
 _DEPTH = 12  # the most operations between the condition of a `select` and its cases
-# x minus its maximum, and x divided by its sum: the reduction that makes the second operand.
+# The reduction that makes the second operand: x minus its maximum, and x divided by its sum.
 _RELATED = {"sub": "reduce_max", "div": "reduce_sum"}
-_COMPARISONS = {"lt": True, "le": True, "gt": False, "ge": False}  # True if x < limit
+_COMPARISONS = {"lt": True, "le": True, "gt": False, "ge": False}  # True means `x < limit`.
 Read = Callable[[Atom], Bounded]
 
 
@@ -77,7 +77,8 @@ class Walk:
                     for v in equation.invars:
                         self._sharpen(v)
                 results = self.evaluated(equation, self.read)
-            except NoBounds as error:  # The outermost equation has the name of the operation.
+            except NoBounds as error:
+                # The error names the outermost equation, which has the name of the operation.
                 raise NoBounds(equation) from error
             self._values.update(zip(equation.outvars, results, strict=True))
             self.makers.update((v, equation) for v in equation.outvars)
@@ -96,7 +97,8 @@ class Walk:
 
     def evaluated(self, equation: Equation, read: Read) -> Sequence[Bounded]:
         """Return the results of an equation; `read` returns its operands."""
-        operands, name = [*map(read, equation.invars)], primitive(equation)
+        operands = [*map(read, equation.invars)]
+        name = primitive(equation)
         if not any(map(varies, operands)):
             return apply(equation, operands)
         if name == "select_n" and varies(operands[0]):
@@ -121,36 +123,49 @@ class Walk:
         equation = None if is_literal(v) else self.makers.get(v)
         if equation is None:
             return "", None
-        name, first = primitive(equation), equation.invars[0]
-        if name == "max" and is_literal(first) and first.val == -jnp.inf:
+        name = primitive(equation)
+        operand = equation.invars[0]
+        is_identity = name == "max" and is_literal(operand) and operand.val == -jnp.inf
+        if is_identity:
             return self._source(equation.invars[1])
-        return self._source(first) if facts(equation).moves else (name, first)
+        if facts(equation).moves:
+            return self._source(operand)
+        return name, operand
 
     def at(self, v: Atom, values: Mapping[Atom, Bounded], depth: int = _DEPTH) -> Bounded:
-        """Return a variable for values of other variables, through elementwise equations alone.
+        """Return a variable's value for values of other variables.
 
-        Beyond another equation, or `depth` equations, it is the value of the walk.
+        Elementwise equations are evaluated again, up to `depth` of them in a row. A variable behind
+        another equation, or further away, has the value of the walk.
         """
-        if not is_literal(v) and v in values:
+        if is_literal(v):
+            return self.read(v)
+        if v in values:
             return values[v]
-        equation = None if is_literal(v) or not varies(self.read(v)) else self.makers.get(v)
+        equation = self.makers.get(v) if varies(self.read(v)) else None
         if equation is None or not facts(equation).by_item or not depth:
             return self.read(v)
-        return self.evaluated(equation, lambda v: self.at(v, values, depth - 1))[0]
+        return self.evaluated(equation, lambda operand: self.at(operand, values, depth - 1))[0]
 
     def compared(self, equation: Equation) -> tuple[Variable, Array, int] | None:
         """Return the variable, the threshold and the case below it of `select_n(x < threshold)`.
 
         Return None if the condition is another one, or the threshold is not known.
         """
-        maker, shape = self.makers.get(equation.invars[0]), equation.outvars[0].aval.shape
-        if maker is None or primitive(maker) not in _COMPARISONS or len(equation.invars) != 3:
+        comparison = self.makers.get(equation.invars[0])
+        has_two_cases = len(equation.invars) == 3
+        if comparison is None or primitive(comparison) not in _COMPARISONS or not has_two_cases:
             return None
-        (x, limit), is_below = maker.invars, _COMPARISONS[primitive(maker)]
+        x, limit = comparison.invars
+        is_below = _COMPARISONS[primitive(comparison)]
         if is_literal(x) or varies(self.read(limit)):
-            x, limit, is_below = limit, x, not is_below
+            # The threshold is on the left.
+            x, limit = limit, x
+            is_below = not is_below
         threshold = self.read(limit)
-        if is_literal(x) or isinstance(threshold, Interval) or x.aval.shape != shape:
+        if is_literal(x) or isinstance(threshold, Interval):
+            return None
+        if x.aval.shape != equation.outvars[0].aval.shape:
             return None
         return x, threshold, int(is_below)
 
@@ -171,8 +186,10 @@ class Walk:
 
         In a selection by `x < threshold`, each case is bounded for x on its side of the threshold.
         """
-        condition, comparison = interval(read(equation.invars[0])), self.compared(equation)
-        cases = [interval(read(v)) for v in equation.invars[1:]]
+        selector, *case_variables = equation.invars
+        condition = interval(read(selector))
+        comparison = self.compared(equation)
+        cases = [interval(read(v)) for v in case_variables]
         if condition.low.dtype != bool:
             raise NoBounds
         if comparison is not None:
@@ -181,11 +198,12 @@ class Walk:
             below = Interval(x.low, jnp.minimum(x.high, threshold))
             above = Interval(jnp.maximum(x.low, threshold), x.high)
             sides = (above, below) if is_below else (below, above)
-            on_sides = [self.at(w, {v: s}) for w, s in zip(equation.invars[1:], sides, strict=True)]
+            on_sides = [self.at(w, {v: s}) for w, s in zip(case_variables, sides, strict=True)]
             cases = [a.within(interval(b)) for a, b in zip(cases, on_sides, strict=True)]
-            condition = interval(self.at(equation.invars[0], {v: x}))
+            condition = interval(self.at(selector, {v: x}))
         no, yes = cases
-        low, high = jnp.minimum(no.low, yes.low), jnp.maximum(no.high, yes.high)
+        low = jnp.minimum(no.low, yes.low)
+        high = jnp.maximum(no.high, yes.high)
         return Interval(
             jnp.where(condition.low, yes.low, jnp.where(condition.high, low, no.low)),
             jnp.where(condition.low, yes.high, jnp.where(condition.high, high, no.high)),
@@ -196,51 +214,62 @@ class Walk:
         operands = [*map(self.read, equation.invars)]
         if not is_affine(equation, operands):
             step = lines_of(self, equation, operands, results[0]) if len(results) == 1 else None
+            # The step without lines ends the backward pass with the intervals of the results.
             dtype = results[0].low.dtype
-            lows, highs = ([end.astype(dtype) for end in x] for x in _sides(results))
+            lows = [x.low.astype(dtype) for x in results]
+            highs = [x.high.astype(dtype) for x in results]
             return step or BackwardStep((), (), lows, highs)
         varying = {i: x for i, x in enumerate(operands) if varies(x)}
         zeros = [jnp.zeros_like(x.low) for x in varying.values()]
 
         def function(*arrays: Array) -> list[Array]:
-            values = {**dict(enumerate(operands)), **dict(zip(varying, arrays, strict=True))}
-            return apply(equation, [*values.values()])
+            values: list[Any] = [*operands]
+            for position, array in zip(varying, arrays, strict=True):
+                values[position] = array
+            return apply(equation, values)
 
         constants, pull = jax.vjp(function, *zeros)
         rounding = (sum(terms(equation)) + 2) / 2 * epsilon(constants[0])
         sizes = [magnitude(equation, operands)] if len(results) == 1 else [*map(size, results)]
-        slack = [rounding * m for m in sizes]  # for the sums of the equation and of its transpose
+        # The slack covers the rounding of the equation's sums and of its transpose's.
+        slack = [rounding * m for m in sizes]
         low = [x - s for x, s in zip(constants, slack, strict=True)]
         high = [x + s for x, s in zip(constants, slack, strict=True)]
         return BackwardStep([equation.invars[i] for i in varying], (pull,), low, high)
 
     def _sharpen(self, v: Atom) -> None:
         """Intersect a variable's interval with the backward bounds of each of its items."""
-        if is_literal(v) or v in self._sharp or not varies(x := self.read(v)):
+        if is_literal(v) or v in self._sharp:
+            return
+        x = self.read(v)
+        if not varies(x):
             return
         self._sharp.add(v)
         if not epsilon(x.low) or not x.low.size or self._is_exact(v):
             return
-        count, shape = x.low.size, x.low.shape
+        count = x.low.size
+        shape = x.low.shape
 
         def bound(row: Array) -> Array:
-            """Return a lower bound of item `row`; of the negative item for the second half."""
+            """Return a lower bound of item `row`, or of the negative of item `row - count`."""
             sign = jnp.where(row < count, 1, -1).astype(x.low.dtype)
             unit = jnp.where(jnp.arange(count) == row % count, sign, 0).reshape(shape)
             return self._lower_bound(v, unit)
 
         rows = jnp.arange(2 * count)
-        if 2 * count <= _ROWS:  # a loop of one step would be a longer program
+        if 2 * count <= _ROWS:  # A loop of one step would be a longer program.
             lows = jax.vmap(bound)(rows)
         else:
             lows = lax.map(bound, rows, batch_size=_ROWS)
-        low, high = lows[:count].reshape(shape), -lows[count:].reshape(shape)
+        low = lows[:count].reshape(shape)
+        high = -lows[count:].reshape(shape)
         self._values[v] = x.within(Interval(low, high))
 
     def _is_exact(self, v: Variable) -> bool:
         """Tell whether backward bounds are no better than the interval of a variable.
 
-        This holds for an argument, the result of a nonlinear equation, and a rearrangement of such.
+        This holds for an argument, for the result of a nonlinear equation, and for a rearrangement
+        of these.
         """
         equation = self.makers.get(v)
         if equation is None or not is_affine(equation, [*map(self.read, equation.invars)]):
@@ -266,24 +295,23 @@ class Walk:
             if not any(w in remaining for w in outs):
                 continue
             of_outs = [remaining.pop(w, jnp.zeros(w.aval.shape, low.dtype)) for w in outs]
-            positive, negative = [[f(a, 0) for a in of_outs] for f in (jnp.maximum, jnp.minimum)]
+            positive = [jnp.maximum(a, 0) for a in of_outs]
+            negative = [jnp.minimum(a, 0) for a in of_outs]
             for arrays in zip(positive, negative, step.low, step.high, strict=True):
                 add(*arrays)
-            pulled = [step.pulls[0](of_outs)] if len(step.pulls) == 1 else []
-            if len(step.pulls) == 2:
+            pulled: list[Sequence[Array]] = []
+            if len(step.pulls) == 1:
+                pulled = [step.pulls[0](of_outs)]
+            elif len(step.pulls) == 2:
                 pulled = [step.pulls[0](positive), step.pulls[1](negative)]
             for parts in pulled:
                 for w, part in zip(step.variables, parts, strict=True):
                     remaining[w] = remaining[w] + part if w in remaining else part
-        for w, a in remaining.items():  # arguments
+        # The arguments of the function remain.
+        for w, a in remaining.items():
             add(jnp.maximum(a, 0), jnp.minimum(a, 0), *ends(self.read(w)))
         low = low - error
         return jnp.where(jnp.isnan(low), -jnp.inf, low)
-
-
-def _sides(xs: Sequence[Interval]) -> tuple[list[Array], list[Array]]:
-    """Return the lower ends, and the upper ends."""
-    return [x.low for x in xs], [x.high for x in xs]
 
 
 def _times(coefficients: Array, x: Array) -> Array:
@@ -298,8 +326,12 @@ def _branched(equation: Equation, operands: Sequence[Bounded]) -> list[Interval]
     results = [[*map(interval, Walk(closed, arguments).results)] for closed in branches]
     if not varies(index):
         return list(lax.switch(index, [lambda _, r=r: tuple(r) for r in results], 0))
-    pairs = [_sides(intervals) for intervals in zip(*results, strict=True)]
-    return [Interval(jnp.stack(a).min(0), jnp.stack(b).max(0)) for a, b in pairs]
+    hulls: list[Interval] = []
+    for intervals in zip(*results, strict=True):
+        low = jnp.stack([x.low for x in intervals]).min(0)
+        high = jnp.stack([x.high for x in intervals]).max(0)
+        hulls.append(Interval(low, high))
+    return hulls
 
 
 def _scanned(equation: Equation, operands: Sequence[Bounded]) -> list[Bounded]:
@@ -311,12 +343,20 @@ def _scanned(equation: Equation, operands: Sequence[Bounded]) -> list[Bounded]:
     for _ in start:  # Each step may reach one carry more.
         depends = jaxprs.depending(closed, is_varying)[: len(start)]
         is_varying[carries] = [a or b for a, b in zip(is_varying[carries], depends, strict=True)]
-    start = [interval(x) if m else x for x, m in zip(start, is_varying[carries], strict=True)]
+    start = _intervals_where(is_varying[carries], start)
     depends = jaxprs.depending(closed, is_varying)
 
     def step(*arguments: Any) -> list[Any]:
-        results = Walk(closed, arguments).results
-        return [interval(x) if m else x for x, m in zip(results, depends, strict=True)]
+        return _intervals_where(depends, Walk(closed, arguments).results)
 
-    scanned: Any = jaxprs.scanned  # its arrays may be pytrees, such as intervals
+    scanned: Any = jaxprs.scanned  # Its arrays may be pytrees, such as intervals.
     return scanned(equation, step, constants, start, stacks)
+
+
+def _intervals_where(flags: Sequence[bool], values: Sequence[Bounded]) -> list[Bounded]:
+    """Return the values; those whose flag is True as intervals."""
+    results = list(values)
+    for index, is_varying in enumerate(flags):
+        if is_varying:
+            results[index] = interval(values[index])
+    return results

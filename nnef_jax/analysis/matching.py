@@ -55,8 +55,8 @@ def match(
 
     Raises InputError for an unknown name in `names`, and if two names in `a` have one name in `b`.
     """
-    for side, in_side, tensors in (("a", names.keys(), a), ("b", names.values(), b)):
-        for name in in_side:
+    for side, side_names, tensors in (("a", names.keys(), a), ("b", names.values(), b)):
+        for name in side_names:
             if name not in tensors:
                 hint = did_you_mean(name, tensors)
                 raise InputError(f"names: {side} has no tensor '{name}'", hint=hint)
@@ -87,10 +87,12 @@ def _same(
     a: Mapping[str, TensorKind], b: Mapping[str, TensorKind], spelling: Callable[[str], str]
 ) -> Iterator[tuple[str, str]]:
     """Yield pairs of names with the same spelling, if one name of each side has this spelling."""
-    in_a, in_b = _by_spelling(a, spelling), _by_spelling(b, spelling)
-    for spelled, names in in_a.items():
-        if len(names) == len(in_b.get(spelled, [])) == 1:
-            yield names[0], in_b[spelled][0]
+    spellings_a = _by_spelling(a, spelling)
+    spellings_b = _by_spelling(b, spelling)
+    for spelled, names_a in spellings_a.items():
+        names_b = spellings_b.get(spelled, [])
+        if len(names_a) == len(names_b) == 1:
+            yield names_a[0], names_b[0]
 
 
 def _by_spelling(names: Iterable[str], spelling: Callable[[str], str]) -> dict[str, list[str]]:
@@ -105,9 +107,11 @@ def _simplified(name: str) -> str:
 
 
 def _outputs(a: Mapping[str, TensorKind], b: Mapping[str, TensorKind]) -> Iterator[tuple[str, str]]:
-    sides = [{t.output: n for n, t in side.items() if t.output is not None} for side in (a, b)]
-    if sides[0].keys() == sides[1].keys():
-        yield from ((name, sides[1][index]) for index, name in sides[0].items())
+    outputs_a = {tensor.output: name for name, tensor in a.items() if tensor.output is not None}
+    outputs_b = {tensor.output: name for name, tensor in b.items() if tensor.output is not None}
+    if outputs_a.keys() == outputs_b.keys():
+        for index, name in outputs_a.items():
+            yield name, outputs_b[index]
 
 
 def _between(
@@ -119,46 +123,61 @@ def _between(
     """
     names_b = list(b)
     index = {name: i for i, name in enumerate(names_b)}
-    paired = {pair.b for pair in pairs.values()}
-    segment: list[str] = []
-    end = 0
-    for name in [*a, None]:
-        pair = None if name is None else pairs.get(name)
-        if name is not None and (pair is None or index[pair.b] < end):
-            segment += [] if pair else [name]
-            continue
-        start, end = end, len(names_b) if pair is None else index[pair.b] + 1
-        yield from _common(segment, [x for x in names_b[start:end] if x not in paired], a, b)
-        segment = []
+    paired_b = {pair.b for pair in pairs.values()}
+
+    def segment_b(start: int, end: int) -> list[str]:
+        return [name for name in names_b[start:end] if name not in paired_b]
+
+    segment_a: list[str] = []
+    start = 0
+    for name in a:
+        pair = pairs.get(name)
+        if pair is None:
+            segment_a.append(name)
+        elif index[pair.b] >= start:
+            end = index[pair.b] + 1
+            yield from _common(segment_a, segment_b(start, end), a, b)
+            segment_a = []
+            start = end
+    yield from _common(segment_a, segment_b(start, len(names_b)), a, b)
 
 
 def _common(
-    x: Sequence[str], y: Sequence[str], a: Mapping[str, TensorKind], b: Mapping[str, TensorKind]
+    names_a: Sequence[str],
+    names_b: Sequence[str],
+    a: Mapping[str, TensorKind],
+    b: Mapping[str, TensorKind],
 ) -> Iterator[tuple[str, str]]:
     """Yield the pairs of a longest common sequence of kinds and shapes.
 
     Recorded tensors are left out: they have no kind, and a shape alone is ambiguous.
     """
-    codes: dict[tuple[str, tuple[int, ...]], int] = {}
-    rows = [
-        [(n, codes.setdefault((side[n].kind, side[n].shape), len(codes))) for n in names]
-        for side, names in ((a, [n for n in x if a[n].kind]), (b, [n for n in y if b[n].kind]))
-    ]
-    if not all(rows) or len(rows[0]) * len(rows[1]) > _MOST:
+    names_a = [name for name in names_a if a[name].kind]
+    names_b = [name for name in names_b if b[name].kind]
+    if not names_a or not names_b or len(names_a) * len(names_b) > _MOST:
         return
-    left, right = (np.array([code for _, code in row]) for row in rows)
-    # lengths[i, j]: the length of the common sequence of left[:i] and right[:j], row by row.
-    lengths = np.zeros((len(left) + 1, len(right) + 1), np.int32)
-    for i, code in enumerate(left):
-        best = np.maximum(lengths[i, 1:], lengths[i, :-1] + (right == code))
+    codes: dict[tuple[str, tuple[int, ...]], int] = {}
+
+    def code_of(tensor: TensorKind) -> int:
+        return codes.setdefault((tensor.kind, tensor.shape), len(codes))
+
+    codes_a = np.array([code_of(a[name]) for name in names_a])
+    codes_b = np.array([code_of(b[name]) for name in names_b])
+    # lengths[i, j] is the length of a longest common sequence of codes_a[:i] and codes_b[:j].
+    lengths = np.zeros((len(codes_a) + 1, len(codes_b) + 1), np.int32)
+    for i, code in enumerate(codes_a):
+        best = np.maximum(lengths[i, 1:], lengths[i, :-1] + (codes_b == code))
         lengths[i + 1, 1:] = np.maximum.accumulate(best)
-    i, j, pairs = len(left), len(right), list[tuple[str, str]]()
+    pairs: list[tuple[str, str]] = []
+    i = len(codes_a)
+    j = len(codes_b)
     while i and j:
         if lengths[i, j] == lengths[i - 1, j]:
             i -= 1
         elif lengths[i, j] == lengths[i, j - 1]:
             j -= 1
         else:
-            i, j = i - 1, j - 1
-            pairs.append((rows[0][i][0], rows[1][j][0]))
+            i -= 1
+            j -= 1
+            pairs.append((names_a[i], names_b[j]))
     yield from reversed(pairs)

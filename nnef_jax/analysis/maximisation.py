@@ -63,9 +63,9 @@ class Maximised(Result):
         """
         from nnef_jax.analysis.tiles import in_rows, picture
 
-        x, scores = np.asarray(self.x[:items], np.float64), np.asarray(self.scores, np.float64)
-        tiles = [picture(each, each.min(), each.max()) for each in x]
-        titles = [f"{score:.3g}" for score in scores[:items]]
+        x = np.asarray(self.x[:items], np.float64)
+        tiles = [picture(item, item.min(), item.max()) for item in x]
+        titles = [f"{score:.3g}" for score in np.asarray(self.scores[:items], np.float64)]
         if self.classes is not None:
             titles = [f"{c}: {t}" for c, t in zip(np.asarray(self.classes), titles, strict=False)]
         return in_rows(ax, tiles, titles)
@@ -133,7 +133,8 @@ def _maximised(
     number = partial(jnp.asarray, dtype=x.dtype)
     rate, l2, variation = (number(rates[name]) for name in ("step", "l2", "total_variation"))
     low, high = map(number, bounds or (-inf, inf))
-    middle, scale = ((low + high) / 2, high - low) if bounds else (number(0), number(1))
+    middle = (low + high) / 2 if bounds else number(0)
+    scale = high - low if bounds else number(1)
     axes = tuple(range(1, x.ndim))
 
     def objective(x: Array) -> tuple[Array, Array]:
@@ -176,4 +177,5 @@ def _blank(model: Model, target: Target, bounds: Bounds | None) -> tuple[Any, ..
     extents = [extent for extent in item_shape if extent is not None]
     if len(extents) < len(item_shape):
         raise InputError(f"the shape of input '{spec}' is open", hint="give an input to start from")
-    return (np.full((first or batch, *extents), sum(bounds or (0, 0)) / 2, np.float32),)
+    low, high = bounds or (0, 0)
+    return (np.full((first or batch, *extents), (low + high) / 2, np.float32),)

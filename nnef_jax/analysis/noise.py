@@ -124,7 +124,8 @@ def noise_tunnel(
         return by_item * jax.random.normal(key, x.shape, x.dtype)
 
     attributions = [x.values for x in copies.attributed(samples, normal)]
-    mean, square = sum(attributions) / samples, sum(x * x for x in attributions) / samples
+    mean = sum(attributions) / samples
+    square = sum(x * x for x in attributions) / samples
     values = {"mean": mean, "square": square, "variance": square - mean * mean}[kind]
     first = copies.first
     return replace(first, values=values, gap=None, method=f"{kind} of noisy {first.method}")
@@ -163,8 +164,8 @@ def max_sensitivity(
 ) -> MaxSensitivity:
     """Compute the largest change of attributions near an item (Yeh et al. 2019, arXiv:1901.09392).
 
-    It is max |a(x + n) - a(x)| / |a(x)| over random copies x + n, for attributions a and the L2
-    norm.
+    The value of an item x is max |a(x + n) - a(x)| / |a(x)| over random copies x + n, for
+    attributions a and the L2 norm.
 
     >>> nnef_jax.analysis.max_sensitivity(model, saliency, images, key=key).values
 
@@ -185,8 +186,9 @@ def max_sensitivity(
     first = copies.first
     moves = [x.values - first.values for x in copies.attributed(samples, uniform)]
     changes = jnp.stack([jnp.sqrt(sums(move**2)) for move in moves])
-    largest, norm = changes.max(0), jnp.sqrt(sums(first.values**2))
-    values = jnp.where(largest > 0, largest / norm, largest)  # 0 / 0 is 0, NaN stays
+    largest = changes.max(0)
+    norm = jnp.sqrt(sums(first.values**2))
+    values = jnp.where(largest > 0, largest / norm, largest)  # 0 / 0 is 0, and NaN stays.
     return MaxSensitivity(values=values, method=first.method, of=first.of, output=first.output)
 
 
@@ -221,8 +223,8 @@ def infidelity(
 ) -> Infidelity:
     """Compute the error of attributions as predictions of score changes (arXiv:1901.09392).
 
-    It is the mean over noise n of (n . values - (score(x) - score(x - n)))^2. Here n is the noise
-    after x - n is rounded to the dtype of x.
+    The error of an item x is the mean over noise n of (n . values - (score(x) - score(x - n)))^2.
+    Here n is the noise after x - n is rounded to the dtype of x.
 
     >>> nnef_jax.analysis.infidelity(model, images, values=gradients, key=key).values
 
@@ -270,14 +272,16 @@ def _infidelity(
     """Return the errors [batch], and whether a copy's noise is lost to rounding, [samples]."""
     x = question.value()
     question = question.settled(x)
-    wide, scores = x.astype(zeros(x).dtype), question.at(x)
+    wide = x.astype(zeros(x).dtype)
+    scores = question.at(x)
 
     def error(key: Array) -> tuple[Array, Array]:
         drawn = noise.astype(wide.dtype) * jax.random.normal(key, x.shape, wide.dtype)
         near = rounding.rounded_to(wide - drawn, x.dtype)
         change = wide - near.astype(wide.dtype)
         fall = (scores - question.at(near)).astype(wide.dtype)
-        return (sums(change * values.astype(wide.dtype)) - fall) ** 2, drawn.any() & ~change.any()
+        predicted_fall = sums(change * values.astype(wide.dtype))
+        return (predicted_fall - fall) ** 2, drawn.any() & ~change.any()
 
     errors, lost = lax.map(error, jax.random.split(key, samples))
     return errors.mean(0), lost
@@ -307,24 +311,27 @@ class _Copies:
         parameters = signature(method).parameters
         if not any(x.kind is x.VAR_KEYWORD for x in parameters.values()):
             require_keywords(function, options, parameters, KEYWORDS)
-        has_key = parameters.get("key")
-        if has_key is not None and has_key.default is has_key.empty:
+        key_parameter = parameters.get("key")
+        if key_parameter is not None and key_parameter.default is key_parameter.empty:
             key, for_method = jax.random.split(key)
             options = {**options, "key": for_method}
-        self._key, self.first = key, method(model, *inputs, **options)
+        self._key = key
+        self.first = method(model, *inputs, **options)
         require("the result of method", self.first, Attribution, "an Attribution")
         keywords = {x: options[x] for x in QuestionOptions.__annotations__ if x in options}
         names = [v.name for v in model.graph.inputs]
         real = [v.name for v in model.graph.inputs if is_float(v.type.dtype)]
-        if keywords.get("wrt") not in names:  # a tensor inside, or the default
+        if keywords.get("wrt") not in names:  # It is a tensor inside, or the default.
             if not real:
                 raise InputError("no input is real", hint="noise is added to an input")
             keywords["wrt"] = real[0]
         self.question = question = ask("", model, inputs, keywords)
         assert question.position is not None
-        self._inputs, self._position = question.inputs, question.position
-        classes = {} if self.first.classes is None else {"target": self.first.classes}
-        self._attribute = partial(method, model, **{**options, **classes})
+        self._inputs = question.inputs
+        self._position = question.position
+        if self.first.classes is not None:
+            options = {**options, "target": self.first.classes}
+        self._attribute = partial(method, model, **options)
 
     def attributed(
         self, samples: int, noise_of: Callable[[Array, Array], Array]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from math import ceil
 from typing import Unpack
 
 import jax
@@ -31,7 +32,7 @@ def occlusion(
     """Compute the fall of a score where a window covers the input (Zeiler 2013, arXiv:1311.2901).
 
     The value of a position is the mean over all windows that cover it: [batch, *positions]. Windows
-    begin at each multiple of the stride, until every position is covered. They are computed one
+    begin at each multiple of the stride, until every position is covered. One window is computed
     after the other.
 
     >>> nnef_jax.analysis.occlusion(model, images, window=(2, 2), target=3)
@@ -50,8 +51,9 @@ def occlusion(
     if len(windows) >= len(shape):
         message = f"window has {len(windows)} extents, an item of '{question.wrt}' {len(shape) - 1}"
         raise InputError(message)
-    halves = [(n + 1) // 2 for n in windows]
-    strides = _extents("stride", halves if stride is None else stride, len(windows))
+    if stride is None:
+        stride = [(n + 1) // 2 for n in windows]
+    strides = _extents("stride", stride, len(windows))
     if len(strides) != len(windows):
         raise InputError(f"stride has {len(strides)} extents, window {len(windows)}")
     gaps = [s for s, n in zip(strides, windows, strict=True) if s > n]
@@ -67,24 +69,27 @@ def _occlusion(
 ) -> Attribution:
     x, question, cover = line_from(question, baseline)
     extents = x.shape[x.ndim - len(windows) :]
-    sides = zip(extents, windows, strides, strict=True)
-    counts = [max(0, -((window - extent) // stride)) + 1 for extent, window, stride in sides]
+    counts: list[int] = []  # windows along each axis
+    for extent, window, stride in zip(extents, windows, strides, strict=True):
+        steps = ceil((extent - window) / stride)
+        counts.append(max(0, steps) + 1)
     scores = question.at(x)
 
     def add(carry: tuple[Array, Array], index: Array) -> tuple[tuple[Array, Array], None]:
-        total, covers = carry
+        total, window_counts = carry
         covered = jnp.ones(extents, bool)
-        for axis, at in enumerate(jnp.unravel_index(index, counts)):
-            position = lax.broadcasted_iota(jnp.int32, extents, axis) - at * strides[axis]
+        for axis, place in enumerate(jnp.unravel_index(index, counts)):
+            position = lax.broadcasted_iota(jnp.int32, extents, axis) - place * strides[axis]
             covered &= (position >= 0) & (position < windows[axis])
         mask = covered.reshape((1,) * (x.ndim - len(extents)) + extents)
         fall = scores - question.at(jnp.where(mask, cover, x))
         fall = fall.astype(total.dtype).reshape(-1, *[1] * len(extents))
-        return (total + jnp.where(covered[None], fall, 0), covers + covered.astype(jnp.int32)), None
+        total += jnp.where(covered[None], fall, 0)
+        return (total, window_counts + covered.astype(jnp.int32)), None
 
     empty = jnp.zeros((x.shape[0], *extents), zeros(x).dtype), jnp.zeros(extents, jnp.int32)
-    (total, covers), _ = lax.scan(add, empty, jnp.arange(int(np.prod(counts))))
-    values = total / covers[None].astype(total.dtype)
+    (total, window_counts), _ = lax.scan(add, empty, jnp.arange(int(np.prod(counts))))
+    values = total / window_counts[None].astype(total.dtype)
     return attributed(question, "occlusion", values, scores, x)
 
 

@@ -42,10 +42,12 @@ class OperationStep:
     @property
     def is_curve(self) -> bool:
         """Tell whether it is a nonlinear elementwise function of one operand."""
+        is_unary = len(self.reads) == len(self.writes) == 1
+        if self.operation.kind not in _CURVES or not is_unary:
+            return False
         is_affine = self.operation.kind == "div" and self.operation.operands[0][1] in self.reads
-        is_unary = len(self.reads) == len(self.writes) == 1 and not is_affine
-        keeps_shape = is_unary and self.reads[0].type.shape == self.writes[0].type.shape
-        return keeps_shape and self.operation.kind in _CURVES
+        keeps_shape = self.reads[0].type.shape == self.writes[0].type.shape
+        return keeps_shape and not is_affine
 
     def run(self, tensors: Tensors, *reads: Array) -> list[Array]:
         """Return the results for these values of `reads`; other operands are from `tensors`."""
@@ -67,10 +69,13 @@ Rule = Callable[[OperationStep, list[Array]], list[Array]]
 
 def tensors_at(question: Question, x: Array) -> dict[Value, Any]:
     """Return the tensors of a network by value, where `x` replaces the tensor `wrt`."""
-    graph, model, inputs = question.graph, question.model, list(question.inputs)
-    wrt, edits = graph.values[question.wrt], {}
+    graph = question.graph
+    model = question.model
+    wrt = graph.values[question.wrt]
+    inputs = list(question.inputs)
+    edits: dict[Value, Callable[[Any], Any]] = {}
     if question.position is None:
-        edits = {wrt: lambda _: x}
+        edits[wrt] = lambda _: x
     else:
         inputs[question.position] = x
     results = [*_scored(question), wrt]
@@ -98,7 +103,8 @@ def propagated(
         times_output: multiply this gradient by the outputs, so that relevances add up to the score.
     """
     graph = question.graph
-    wrt, outputs = graph.values[question.wrt], _scored(question)
+    wrt = graph.values[question.wrt]
+    outputs = _scored(question)
     first = jax.grad(lambda ys: _score(question, ys).sum())([start[v] for v in outputs])
     if times_output:
         first = [g * start[v] for g, v in zip(first, outputs, strict=True)]
@@ -128,9 +134,11 @@ def _score(question: Question, arrays: Sequence[Array]) -> Array:
 
 def _steps(evaluate: Evaluation, graph: Graph, wrt: Value) -> list[OperationStep]:
     """Return the operations that depend on a tensor by real numbers, in order."""
-    varies, steps = {wrt}, list[OperationStep]()
+    varies = {wrt}
+    steps: list[OperationStep] = []
     for operation in graph.operations:
-        reads, writes = tuple(dict.fromkeys(operation.reads())), tuple(operation.writes())
+        reads = tuple(dict.fromkeys(operation.reads()))
+        writes = tuple(operation.writes())
         if varies.isdisjoint(reads):
             continue
         varies.update(writes)
@@ -144,10 +152,8 @@ def _steps(evaluate: Evaluation, graph: Graph, wrt: Value) -> list[OperationStep
             states=(),
             aliases={},
         )
-        real_reads, real_writes = (
-            tuple(v for v in values if v in varies and is_float(v.type.dtype))
-            for values in (reads, writes)
-        )
+        real_reads = tuple(v for v in reads if v in varies and is_float(v.type.dtype))
+        real_writes = tuple(v for v in writes if is_float(v.type.dtype))
         if real_reads and real_writes:
             steps.append(OperationStep(operation, real_reads, real_writes, single, evaluate))
     return steps

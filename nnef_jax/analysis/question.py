@@ -81,21 +81,25 @@ class Question:
         The baseline replaces the real inputs from which the tensor is computed. It replaces the
         tensor itself if that is an input, or depends on integer inputs alone.
         """
-        x, value, inputs = self.value(), self.graph.values[self.wrt], list(self.inputs)
-        needed = self.graph.dependencies([value])
+        x = self.value()
+        needed = self.graph.dependencies([self.graph.values[self.wrt]])
         is_source = [v in needed and is_float(v.type.dtype) for v in self.graph.inputs]
         if self.position is not None or not any(is_source):
             return _filled(self.wrt, baseline, x)
+        inputs = list(self.inputs)
         for i, v in enumerate(self.graph.inputs):
-            inputs[i] = _filled(v.name, baseline, inputs[i]) if is_source[i] else inputs[i]
+            if is_source[i]:
+                inputs[i] = _filled(v.name, baseline, inputs[i])
         return replace(self, inputs=tuple(inputs)).value()
 
     def run(self, x: Array, edit: Edits | None = None, capture: Sequence[str] = ()) -> Any:
         """Return `output`, or all outputs, and captured tensors; `x` replaces the tensor `wrt`."""
-        inputs, edits = list(self.inputs), dict(edit or {})
+        inputs = list(self.inputs)
+        edits = dict(edit or {})
         if self.position is None:
-            change: Any = edits.get(self.wrt, lambda x: x)  # an edit of `wrt` applies to `x`
-            edits[self.wrt] = change(x)
+            # An edit of `wrt` applies to `x`.
+            change: Any = edits.get(self.wrt)
+            edits[self.wrt] = x if change is None else change(x)
         else:
             inputs[self.position] = x
         names = self.model.graph.output_names
@@ -119,7 +123,8 @@ class Question:
         if self.score is None:
             assert self.classes is not None
             return jnp.take_along_axis(self.entries(outputs), self.classes[:, None], 1)[:, 0]
-        scores, batch = array_from("target", self.score(outputs)), self.batch
+        scores = array_from("target", self.score(outputs))
+        batch = self.batch
         if scores.shape != (batch,) or not jnp.issubdtype(scores.dtype, jnp.floating):
             message = f"target returns {scores.dtype}{show(scores.shape)}"
             hint = f"return a real score for each item of '{self.wrt}': [{batch}]"
@@ -213,7 +218,8 @@ def ask(
     names = dict(zip(graph.output_names, graph.outputs, strict=True))
     if output is None:
         output = next(iter(names)) if len(names) == 1 else ""
-        output = output if callable(target) or not output else _logits(graph, output)
+        if output and not callable(target):
+            output = _logits(graph, output)
     if output and output not in names:
         names = {output: tensor_named(graph, "output", output)}
     if output == "" and not callable(target):
@@ -251,7 +257,8 @@ def _stop(
     graph: Graph, sources: Iterable[Value], results: Iterable[Value], kinds: Sequence[str]
 ) -> Operation | None:
     """Return the first operation of some kinds, or with integer results, if it is on every path."""
-    reached, first = set(sources), None
+    reached = set(sources)
+    first = None
     for operation in graph.operations:
         if not reached.isdisjoint(operation.reads()):
             real = [v for v in operation.writes() if is_float(v.type.dtype)]
@@ -266,9 +273,10 @@ def require_derivatives(model: Model, graph: Graph, sources: Iterable[Value]) ->
     """Raise InputError if a source reaches outputs through rounding only: its derivatives are 0."""
     if rounds_straight_through(model):
         return
-    paths, unrounded = _differentiable(graph, ()), _differentiable(graph, _ROUNDS)
+    connected = _differentiable(graph, ())
+    unrounded = _differentiable(graph, _ROUNDS)
     for value in sources:
-        if value in paths and value not in unrounded:
+        if value in connected and value not in unrounded:
             require_derivative(model, graph, [value], graph.outputs)
 
 
@@ -284,8 +292,9 @@ def _differentiable(graph: Graph, kinds: Sequence[str]) -> set[Value]:
 def bound(model: Model, inputs: Sequence[Sample]) -> list[Any]:
     """Return the inputs of a call in graph order; they come in order, or as one dict by name."""
     args, kwargs = arguments_of(inputs)
-    spare = [x for x in args[len(model.inputs) :] if isinstance(x, int)]
-    for x in [*(x for x in args if isinstance(x, str)), *spare]:
+    texts = [x for x in args if isinstance(x, str)]
+    surplus_integers = [x for x in args[len(model.inputs) :] if isinstance(x, int)]
+    for x in [*texts, *surplus_integers]:
         hint = "options have names, such as target=3, wrt='conv1' and layer='conv1'"
         raise InputError(f"{x!r} is among the inputs of the call", hint=hint)
     return bind(model, args, kwargs)
@@ -312,7 +321,8 @@ def require_model(model: object) -> None:
 def require_real(name: str, value: Any, *, least: float | None = 0) -> float:
     """Return a real number. Raises TypeError, or ValueError if it is too small or not finite."""
     require(name, value, float | int | np.floating | np.integer, "a number")
-    if not np.isfinite(value) or (least is not None and value < least):
+    is_too_small = least is not None and value < least
+    if not np.isfinite(value) or is_too_small:
         enough = "" if least is None else f"at least {least:g} and "
         raise ValueError(f"{name} must be {enough}finite, it is {value}")
     return float(value)
@@ -369,11 +379,14 @@ def _logits(graph: Graph, output: str) -> str:
     """
     makers = {value: x for x in graph.operations for value in x.writes()}
     final = value = dict(zip(graph.output_names, graph.outputs, strict=True))[output]
-    while (maker := makers.get(value)) is not None and maker.kind in _PASSES:
+    maker = makers.get(value)
+    while maker is not None and maker.kind in _PASSES:
         value = next(maker.reads())
+        maker = makers.get(value)
     logits = None if maker is None else _saturated(maker, makers)
     if logits is None:
         return output
+    # Missing axes count as axes of extent 1.
     batch_and_classes = (*final.type.shape, 1, 1)[:2]
     has_classes = (*logits.type.shape, 1, 1)[:2] == batch_and_classes
     if graph.values.get(logits.name) is logits and has_classes:
@@ -393,14 +406,17 @@ def _saturated(operation: Operation, makers: dict[Value, Operation]) -> Value | 
     reads = [*operation.reads()]
     if operation.kind != "div" or len(reads) != 2:
         return None
-    above, below = map(makers.get, reads)
-    if above is None or below is None or (above.kind, below.kind) != ("exp", "sum_reduce"):
+    numerator, denominator = map(makers.get, reads)
+    if numerator is None or denominator is None:
         return None
-    exponent = next(above.reads())
-    shifted = makers.get(exponent)
-    if shifted is not None and shifted.kind == "sub":  # minus the maximum
-        exponent = next(shifted.reads())
-    return exponent if next(below.reads()) is reads[0] else None
+    if numerator.kind != "exp" or denominator.kind != "sum_reduce":
+        return None
+    exponent = next(numerator.reads())
+    difference = makers.get(exponent)
+    if difference is not None and difference.kind == "sub":
+        # The maximum is subtracted from the logits.
+        exponent = next(difference.reads())
+    return exponent if next(denominator.reads()) is reads[0] else None
 
 
 def _first_real(graph: Graph) -> Value:
@@ -424,7 +440,8 @@ def _require_real(graph: Graph, argument: str, value: Value) -> None:
 
 def _inside(graph: Graph) -> str:
     """Return a hint with a tensor inside to explain: embeddings, or the first real tensor."""
-    reached, by_kind = set(graph.inputs), dict[str, str]()
+    reached = set(graph.inputs)
+    by_kind: dict[str, str] = {}
     for operation in graph.operations:
         if not reached.isdisjoint(operation.reads()):
             reached.update(operation.writes())

@@ -40,11 +40,11 @@ def deep_lift(
 ) -> Attribution:
     """Attribute the change of a score from a baseline (Shrikumar et al. 2017, arXiv:1704.02685).
 
-    The rescale rule: the multiplier of a nonlinear function of one tensor is the change of its
+    By the rescale rule, the multiplier of a nonlinear function of one tensor is the change of its
     result divided by the change of its operand. The multiplier of a product of two tensors is the
     mean of the other operand at both ends. A maximum passes its change to the positions of the
-    maxima at both ends. The values of an item add up to the change of its score plus `gap`, which
-    is not 0 if other nonlinear operations occur.
+    maxima at both ends. The values of an item add up to the change of its score plus `gap`. If
+    other nonlinear operations occur, `gap` is not 0.
 
     >>> attribution = nnef_jax.analysis.deep_lift(model, images)
 
@@ -100,7 +100,8 @@ def _deep_lift(question: Question, baselines: Array, method: str) -> Attribution
         return jax.tree.map(lambda a, b: a + b.astype(a.dtype), total, terms), None
 
     empty = zeros(x), zeros(scores)
-    total, before = (a / len(baselines) for a in lax.scan(add, empty, baselines)[0])
+    sums_over_baselines, _ = lax.scan(add, empty, baselines)
+    total, before = (a / len(baselines) for a in sums_over_baselines)
     gap = sums(total) - (scores.astype(before.dtype) - before)
     return attributed(question, method, total, scores, x, gap)
 
@@ -115,16 +116,21 @@ def _rescaled(values: Tensors, start: Tensors, middle: Tensors) -> Rule:
     def rule(step: OperationStep, pulled: list[Array]) -> list[Array]:
         extreme = _EXTREMES.get(step.operation.kind)
         if not step.is_curve and extreme is None:
-            return step.pull(middle, pulled)  # exact for functions affine in each of two operands
-        y, y0 = (tensors[step.writes[0]] for tensors in (values, start))
-        if step.is_curve:
+            # This is exact for functions that are affine in each of two operands.
+            return step.pull(middle, pulled)
+        (result,) = step.writes[:1]
+        y = values[result]
+        y0 = start[result]
+        if extreme is None or step.is_curve:
             shares = [pulled[0] * (y - y0)]
         else:
-            top = (extreme or jnp.maximum)(y, y0)
-            here, there = pulled[0] * (top - y0), pulled[0] * (y - top)
-            parts = step.pull(values, [here]), step.pull(start, [there])
-            shares = [a + b for a, b in zip(*parts, strict=True)]
-        multipliers = list[Array]()
+            top = extreme(y, y0)
+            rise_from_start = pulled[0] * (top - y0)
+            fall_to_value = pulled[0] * (y - top)
+            at_values = step.pull(values, [rise_from_start])
+            at_start = step.pull(start, [fall_to_value])
+            shares = [a + b for a, b in zip(at_values, at_start, strict=True)]
+        multipliers: list[Array] = []
         for v, share, slope in zip(step.reads, shares, step.pull(values, pulled), strict=True):
             change = values[v] - start[v]
             near = jnp.abs(change) < _NEAR

@@ -75,27 +75,36 @@ def lines_of(
         operands: its operands.
         out: the interval of its result.
     """
-    name, varying = primitive(equation), {i: x for i, x in enumerate(operands) if varies(x)}
+    name = primitive(equation)
+    varying = {i: x for i, x in enumerate(operands) if varies(x)}
     if not epsilon(out.low):
         return None
     if name in ("reduce_max", "reduce_window_max"):
         return _maximum(equation, varying[0], out)
-    if (kink := _kink(walk, equation, operands)) is not None:
+    kink = _kink(walk, equation, operands)
+    if kink is not None:
         x = interval(walk.read(kink.variable))
-        return _step([kink.variable], [x], *_bent(x, kink), out)
-    variables, xs = [equation.invars[i] for i in varying], [*varying.values()]
+        below, above = _bent(x, kink)
+        return _step([kink.variable], [x], below, above, out)
+    variables = [equation.invars[i] for i in varying]
+    xs = [*varying.values()]
     if any(x.low.shape != out.low.shape for x in xs):
         return None
     if name == "mul":
-        return _step(variables, xs, *_planes(*xs), out)
-    if name not in _CURVES or (name == "div" and list(varying) != [1]):
+        below, above = _planes(*xs)
+        return _step(variables, xs, below, above, out)
+    is_reciprocal = list(varying) == [1]
+    if name not in _CURVES or (name == "div" and not is_reciprocal):
         return None
 
     def curve(x: Array) -> Array:
-        values = [x if i in varying else operand for i, operand in enumerate(operands)]
+        values = [*operands]
+        for position in varying:
+            values[position] = x
         return apply(equation, values)[0]
 
-    return _step(variables, xs, *_CURVES[name](curve, *xs), out, _ULPS)
+    below, above = _CURVES[name](curve, *xs)
+    return _step(variables, xs, below, above, out, _ULPS)
 
 
 def _step(
@@ -112,6 +121,7 @@ def _step(
     """
 
     def finite(line: Line, end: Array) -> tuple[Line, Array]:
+        """Return the line, or the end where the line is not finite, and its rounding error."""
         sizes = [jnp.abs(a) * x.size for a, x in zip(line.slopes, xs, strict=True)]
         error = ulps * epsilon(end) * (sum(sizes) + jnp.abs(line.constant))
         is_finite = jnp.isfinite(error)
@@ -119,12 +129,14 @@ def _step(
         constant = jnp.where(is_finite, line.constant, end)
         return Line(slopes, constant), jnp.where(is_finite, error, 0)
 
-    def pull(line: Line) -> Pull:
+    def pull_of(line: Line) -> Pull:
         return lambda coefficients: [a * coefficients[0] for a in line.slopes]
 
-    (below, error_below), (above, error_above) = finite(below, out.low), finite(above, out.high)
-    low, high = below.constant - error_below, above.constant + error_above
-    return BackwardStep(variables, (pull(below), pull(above)), [low], [high])
+    below, error_below = finite(below, out.low)
+    above, error_above = finite(above, out.high)
+    low = below.constant - error_below
+    high = above.constant + error_above
+    return BackwardStep(variables, (pull_of(below), pull_of(above)), [low], [high])
 
 
 class _Kink(NamedTuple):
@@ -149,23 +161,10 @@ class _Kink(NamedTuple):
 
 def _kink(walk: Values, equation: Equation, operands: Sequence[Bounded]) -> _Kink | None:
     """Return an equation as a function of two straight parts, or None for another function."""
-    name, out = primitive(equation), equation.outvars[0].aval
+    name = primitive(equation)
+    out = equation.outvars[0].aval
     if name == "select_n":
-        if not varies(operands[0]) or (comparison := walk.compared(equation)) is None:
-            return None
-        x, threshold, below = comparison
-        under, over = equation.invars[1 + below], equation.invars[2 - below]
-        if not all(walk.is_affine_in(v, x) for v in (under, over)):
-            return None
-        place = jnp.broadcast_to(threshold, out.shape)
-        distance = 1 + jnp.abs(place)
-        points = (under, place), (over, place), (under, place - distance), (over, place + distance)
-        values = [walk.at(v, {x: point}) for v, point in points]
-        if any(map(varies, values)):  # `at` gave up: there are too many equations
-            return None
-        first, second, left, right = (ends(value)[0] for value in values)
-        before, after = (first - left) / distance, (right - second) / distance
-        return _Kink(x, place, first, before, after, first == second)
+        return _selection_kink(walk, equation) if varies(operands[0]) else None
     slopes = {"max": (0, 1), "min": (1, 0), "abs": (-1, 1)}
     varying = [i for i, x in enumerate(operands) if varies(x)]
     if name not in slopes or len(varying) != 1:
@@ -178,30 +177,53 @@ def _kink(walk: Values, equation: Equation, operands: Sequence[Bounded]) -> _Kin
     return _Kink(equation.invars[position], place, place, before, after, True)
 
 
+def _selection_kink(walk: Values, equation: Equation) -> _Kink | None:
+    """Return a selection by `x < threshold` between two affine functions of x as a kink."""
+    comparison = walk.compared(equation)
+    if comparison is None:
+        return None
+    x, threshold, case_below = comparison
+    below = equation.invars[1 + case_below]
+    above = equation.invars[2 - case_below]
+    if not (walk.is_affine_in(below, x) and walk.is_affine_in(above, x)):
+        return None
+    place = jnp.broadcast_to(threshold, equation.outvars[0].aval.shape)
+    distance = 1 + jnp.abs(place)
+    points = (below, place), (above, place), (below, place - distance), (above, place + distance)
+    values = [walk.at(v, {x: point}) for v, point in points]
+    if any(map(varies, values)):  # `at` gave up: there are too many equations.
+        return None
+    below_at_place, above_at_place, left, right = (ends(value)[0] for value in values)
+    slope_before = (below_at_place - left) / distance
+    slope_after = (right - above_at_place) / distance
+    is_continuous = below_at_place == above_at_place
+    return _Kink(x, place, below_at_place, slope_before, slope_after, is_continuous)
+
+
 def _bent(x: Interval, kink: _Kink) -> tuple[Line, Line]:
     """Bound a kink from below and above: by its chord on one side, and by one part on the other.
 
-    A convex kink is below its chord and above both parts; a concave one is the other way around.
+    A convex kink is below its chord and above both parts. A concave kink is above its chord and
+    below both parts. The lines are NaN where the function is not continuous.
     """
     _, place, value, before, after, is_continuous = kink
-    left, right = x.low >= place, x.high <= place
-    low = (
-        value + before * (jnp.minimum(x.low, place) - place) + after * jnp.maximum(x.low - place, 0)
-    )
-    high = (
-        value
-        + before * jnp.minimum(x.high - place, 0)
-        + after * (jnp.maximum(x.high, place) - place)
-    )
+    is_after = x.low >= place
+    is_before = x.high <= place
+    # The values of the function at both ends: each term is 0 beyond its part.
+    low_before = before * (jnp.minimum(x.low, place) - place)
+    low = value + low_before + after * jnp.maximum(x.low - place, 0)
+    high_before = before * jnp.minimum(x.high - place, 0)
+    high = value + high_before + after * (jnp.maximum(x.high, place) - place)
     width = x.high - x.low
     slope = (high - low) / jnp.where(width > 0, width, 1)
-    is_straight = left | right
-    slope = jnp.where(left, after, jnp.where(right, before, slope))
+    is_straight = is_after | is_before
+    slope = jnp.where(is_after, after, jnp.where(is_before, before, slope))
     constant = jnp.where(is_straight, value - slope * place, low - slope * x.low)
-    longer = jnp.where(x.high - place >= place - x.low, after, before)
-    part = jnp.where(is_straight, slope, longer)
+    longer_part = jnp.where(x.high - place >= place - x.low, after, before)
+    part = jnp.where(is_straight, slope, longer_part)
     lines = (part, value - part * place), (slope, constant)
-    is_convex, invalid = after >= before, jnp.where(is_continuous, 0, jnp.nan)
+    is_convex = after >= before
+    invalid = jnp.where(is_continuous, 0, jnp.nan)
     below = [jnp.where(is_convex, a, b) + invalid for a, b in zip(*lines, strict=True)]
     above = [jnp.where(is_convex, b, a) + invalid for a, b in zip(*lines, strict=True)]
     return Line(below[:1], below[1]), Line(above[:1], above[1])
@@ -218,7 +240,7 @@ def _maximum(equation: Equation, x: Interval, out: Interval) -> BackwardStep:
     # The barrier keeps one rounding of `low`: the maximum must equal one of its items.
     low = lax.optimization_barrier(lax.stop_gradient(x.low))
     _, pull = jax.vjp(lambda x: apply(equation, [x])[0], low)
-    slack = 2 * _ULPS * epsilon(out.low) * out.size  # windows overlap
+    slack = 2 * _ULPS * epsilon(out.low) * out.size  # Windows may overlap.
 
     def below(coefficients: Sequence[Array]) -> Sequence[Array]:
         return pull(coefficients[0])
@@ -240,15 +262,17 @@ def _tangent(curve: Curve, x: Array) -> tuple[Array, Array]:
 
 def _chord(curve: Curve, x: Interval) -> tuple[Array, Array]:
     """Return slope and constant of the line through both ends."""
-    width, low = x.high - x.low, curve(x.low)
+    width = x.high - x.low
+    low = curve(x.low)
     slope = (curve(x.high) - low) / jnp.where(width > 0, width, 1)
     return slope, low - slope * x.low
 
 
 def _convex(curve: Curve, x: Interval) -> tuple[Line, Line]:
     """Bound a convex curve by the tangent in the middle, and by the chord."""
-    (slope, constant), chord = _tangent(curve, (x.low + x.high) / 2), _chord(curve, x)
-    return Line([slope], constant), Line([chord[0]], chord[1])
+    tangent_slope, tangent_constant = _tangent(curve, (x.low + x.high) / 2)
+    chord_slope, chord_constant = _chord(curve, x)
+    return Line([tangent_slope], tangent_constant), Line([chord_slope], chord_constant)
 
 
 def _concave(curve: Curve, x: Interval) -> tuple[Line, Line]:
@@ -258,7 +282,8 @@ def _concave(curve: Curve, x: Interval) -> tuple[Line, Line]:
 
 def _reciprocal(curve: Curve, x: Interval) -> tuple[Line, Line]:
     """Bound a multiple of 1 / x: convex or concave; NaN where the interval contains 0."""
-    lines, is_convex = _convex(curve, x), curve(x.low) >= 0
+    tangent, chord = _convex(curve, x)
+    is_convex = curve(x.low) >= 0
     invalid = jnp.where(x.low * x.high > 0, 0, jnp.nan)
 
     def select(if_convex: Line, if_concave: Line) -> Line:
@@ -266,14 +291,15 @@ def _reciprocal(curve: Curve, x: Interval) -> tuple[Line, Line]:
         constant = jnp.where(is_convex, if_convex.constant, if_concave.constant)
         return Line([slope], constant + invalid)
 
-    return select(*lines), select(*lines[::-1])
+    return select(tangent, chord), select(chord, tangent)
 
 
 def _sigmoidal(curve: Curve, x: Interval) -> tuple[Line, Line]:
     """Bound a sigmoid: convex below 0, concave above, and an odd function plus a constant."""
-    slope, constant = _over(lambda t: -curve(-t), Interval(-x.high, -x.low))
-    above = _over(curve, x)
-    return Line([slope], -constant), Line([above[0]], above[1])
+    # The line below the curve is a line above the curve turned by half a turn.
+    slope_below, constant_below = _over(lambda t: -curve(-t), Interval(-x.high, -x.low))
+    slope_above, constant_above = _over(curve, x)
+    return Line([slope_below], -constant_below), Line([slope_above], constant_above)
 
 
 def _over(curve: Curve, x: Interval) -> tuple[Array, Array]:
@@ -285,9 +311,9 @@ def _over(curve: Curve, x: Interval) -> tuple[Array, Array]:
     slope, constant = _chord(curve, x)
 
     def gap(point: Array, low: Array = x.low) -> Array:
-        """Return the height of the curve above the tangent at a point, at the lower end."""
-        a, b = _tangent(curve, point)
-        return curve(low) - (a * low + b)
+        """Return the height of the curve at the lower end above the tangent at a point."""
+        tangent_slope, tangent_constant = _tangent(curve, point)
+        return curve(low) - (tangent_slope * low + tangent_constant)
 
     fixed = lax.stop_gradient(x)
 
@@ -302,12 +328,19 @@ def _over(curve: Curve, x: Interval) -> tuple[Array, Array]:
     # The bisection has no derivative. A Newton step from its result has the solution's derivative.
     change = lax.stop_gradient(_tangent(gap, point)[0])
     point = point - gap(point) / jnp.where(change < -1e-12, change, -jnp.inf)
-    point = jnp.where(x.low >= 0, (x.low + x.high) / 2, jnp.clip(point, 0, jnp.maximum(x.high, 0)))
-    touching, _ = _tangent(curve, point)
+    is_concave = x.low >= 0
+    middle = (x.low + x.high) / 2
+    point = jnp.where(is_concave, middle, jnp.clip(point, 0, jnp.maximum(x.high, 0)))
+    tangent_slope, _ = _tangent(curve, point)
     # The constant is chosen so that rounding leaves the line above the curve at all three points.
-    above = reduce(jnp.maximum, [curve(t) - touching * t for t in (x.low, point, x.high)])
-    is_chord = (x.high <= 0) | ((x.low < 0) & (slope <= _tangent(curve, x.high)[0]))
-    return jnp.where(is_chord, slope, touching), jnp.where(is_chord, constant, above)
+    constants = [curve(t) - tangent_slope * t for t in (x.low, point, x.high)]
+    tangent_constant = reduce(jnp.maximum, constants)
+    is_convex = x.high <= 0
+    starts_convex = x.low < 0
+    slope_at_end, _ = _tangent(curve, x.high)
+    is_chord = is_convex | (starts_convex & (slope <= slope_at_end))
+    slope = jnp.where(is_chord, slope, tangent_slope)
+    return slope, jnp.where(is_chord, constant, tangent_constant)
 
 
 _CURVES: dict[str, Callable[[Curve, Interval], tuple[Line, Line]]] = {

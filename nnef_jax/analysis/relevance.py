@@ -73,26 +73,27 @@ def lrp(
 @partial(jax.jit, static_argnames="rules_by_pattern")
 def _lrp(question: Question, numbers: Array, *, rules_by_pattern: RuleNames) -> Attribution:
     x = question.value()
-    question, (epsilon, gamma) = question.settled(x), numbers.astype(x.dtype)
+    question = question.settled(x)
+    epsilon, gamma = numbers.astype(x.dtype)
     tensors = tensors_at(question, x)
 
     def shares(step: OperationStep, relevances: list[Array]) -> list[Array]:
         if step.is_curve:
             return relevances
-        operation, weighted = step.operation, tensors
+        operation = step.operation
         matches = (rule for pattern, rule in rules_by_pattern if _fits(pattern, operation))
         rule = next(matches, "epsilon")
+        weighted = dict(tensors)
         if rule != "epsilon":
-            share, positive = (1.0, gamma) if rule == "gamma" else (0.0, 1.0)
-            weights = _weights(step, tensors)
-            weights = {v: share * w + positive * jnp.maximum(w, 0) for v, w in weights.items()}
-            weighted = {**tensors, **weights}
+            share, positive_share = (1.0, gamma) if rule == "gamma" else (0.0, 1.0)
+            for v, w in _weights(step, tensors).items():
+                weighted[v] = share * w + positive_share * jnp.maximum(w, 0)
         results = step.run(weighted, *[tensors[v] for v in step.reads])
-        quotients = [
-            r / (y + jnp.where(y < 0, -epsilon, epsilon))
-            for r, y in zip(relevances, results, strict=True)
-        ]
-        factors = len(step.reads) if operation.kind in _PRODUCTS else 1  # with equal shares
+        quotients: list[Array] = []
+        for relevance, y in zip(relevances, results, strict=True):
+            quotients.append(relevance / (y + jnp.where(y < 0, -epsilon, epsilon)))
+        # The factors of a product have equal shares.
+        factors = len(step.reads) if operation.kind in _PRODUCTS else 1
         pulled = step.pull(weighted, quotients)
         return [tensors[v] * g / factors for v, g in zip(step.reads, pulled, strict=True)]
 

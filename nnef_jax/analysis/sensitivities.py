@@ -70,14 +70,11 @@ class Sensitivity(Result):
             if sort not in columns:
                 raise ValueError(f"sort must be one of {', '.join(columns)}, it is {sort!r}")
             order = np.argsort(-np.nan_to_num(np.abs(columns[sort]), nan=-1), kind="stable")
-        rows = [
-            [
-                self.names[i],
-                self.kinds[i],
-                *(None if np.isnan(x[i]) else x[i] for x in columns.values()),
-            ]
-            for i in order
-        ]
+        rows: list[list[Any]] = []
+        for i in order:
+            figures = [x[i] for x in columns.values()]
+            cells = [None if np.isnan(x) else x for x in figures]
+            rows.append([self.names[i], self.kinds[i], *cells])
         title = f"loss {float(self.loss):.5g}: gradients, and its increase where values are rounded"
         return table_of(title, ["layer", "operation", *columns], rows)
 
@@ -122,8 +119,9 @@ def sensitivity(
     squares).
 
     Increases of the loss take one run each, all in one compiled function. Each run rounds one
-    layer: "weights 8 bits" its weights without biases, to 2^bits even levels between their
-    extremes; "values 8 bits" its tensor, likewise; a dtype, such as "float16", its tensor.
+    layer. "weights 8 bits" rounds its weights without biases to 2^bits even levels between their
+    extremes. "values 8 bits" rounds its tensor to such levels. A dtype, such as "float16", is the
+    dtype to which its tensor is rounded.
 
     Args:
         inputs: the inputs of a call, in order, or one dict by name.
@@ -203,35 +201,43 @@ def _sensitivity(
     count = len(names)
     weights = [_weights(layer, params) for layer in layers.values()]
 
-    # Run i * count + j applies rounding i to the tensor of layer j; rounding of weights comes last.
+    # Run i * count + j applies rounding i to the tensor of layer j. The runs of the last `count`
+    # round weights.
     def rounded_loss(run: Array) -> Array:
-        def edit(j: int, x: Array) -> Array:
-            index = jnp.where(run % count == j, run // count, len(roundings))
-            branches = [*roundings.values(), lambda x: x]
+        def edit(layer: int, x: Array) -> Array:
+            index = jnp.where(run % count == layer, run // count, len(roundings))
+            branches = [*roundings.values(), _unchanged]
             return jax.lax.switch(jnp.clip(index, 0, len(roundings)), branches, x)
 
-        changed = dict(params)
+        rounded_params = dict(params)
         if bits is not None:
             rounding = partial(_to_levels, bits=bits, per_channel=per_channel)
             for label in {label for row in weights for label in row}:
-                readers = [j for j, row in enumerate(weights) if label in row]
+                readers = [layer for layer, row in enumerate(weights) if label in row]
                 is_read = jnp.any(run == len(roundings) * count + jnp.array(readers))
-                changed[label] = jax.lax.cond(is_read, rounding, lambda x: x, params[label])
-        edits = {name: partial(edit, j) for j, name in enumerate(names)}
-        return scalar(loss(model.apply(changed, *inputs, edit=edits if roundings else None)))
+                rounded_params[label] = jax.lax.cond(is_read, rounding, _unchanged, params[label])
+        edits = {name: partial(edit, layer) for layer, name in enumerate(names)}
+        outputs = model.apply(rounded_params, *inputs, edit=edits if roundings else None)
+        return scalar(loss(outputs))
 
-    kinds = [*roundings, f"weights {bits} bits"] if bits is not None else list(roundings)
+    kinds = list(roundings)
+    if bits is not None:
+        kinds.append(f"weights {bits} bits")
     # The last run rounds nothing. The same program computes it, so differences are due to rounding.
     unrounded = (len(roundings) + 1) * count
     losses = jax.lax.map(rounded_loss, jnp.array([*range(len(kinds) * count), unrounded]))
-    increases = {
-        kind: losses[i * count : (i + 1) * count] - losses[-1] for i, kind in enumerate(kinds)
-    }
+    increases: dict[str, Array] = {}
+    for i, kind in enumerate(kinds):
+        increases[kind] = losses[i * count : (i + 1) * count] - losses[-1]
     if bits is not None:
         kind = f"weights {bits} bits"
         has_weights = jnp.array([bool(row) for row in weights])
         increases = {kind: jnp.where(has_weights, increases.pop(kind), jnp.nan), **increases}
     return losses[-1], scores, increases
+
+
+def _unchanged(x: Array) -> Array:
+    return x
 
 
 def _weights(layer: LayerTensor, params: Mapping[str, Array]) -> tuple[str, ...]:
@@ -264,20 +270,26 @@ def _scores(
         squares = [jnp.sum(jnp.square(x.astype(jnp.float32))) for x in arrays]
         return jnp.sqrt(sum(squares, jnp.zeros(()))) if squares else jnp.full((), jnp.nan)
 
-    labels = [[x for x in layer.params if x in real] for layer in layers.values()]
+    def param_norms(arrays: Mapping[str, Array]) -> Array:
+        norms: list[Array] = []
+        for layer in layers.values():
+            norms.append(norm([arrays[label] for label in layer.params if label in real]))
+        return jnp.stack(norms)
+
     products = {label: x * real[label] for label, x in at_params.items()}
     return {
         "gradient": jnp.stack([norm([at_layers[x]]) for x in layers]),
         "gradient x value": jnp.stack([norm([at_layers[x] * values[x]]) for x in layers]),
-        "parameter gradient": jnp.stack([norm([at_params[x] for x in row]) for row in labels]),
-        "parameter x gradient": jnp.stack([norm([products[x] for x in row]) for row in labels]),
+        "parameter gradient": param_norms(at_params),
+        "parameter x gradient": param_norms(products),
     }
 
 
 def _to_levels(x: Array, *, bits: int, per_channel: bool) -> Array:
     """Round to 2^bits even levels between the extremes of a tensor, or of each index of axis 0."""
-    spanned = tuple(range(int(per_channel), x.ndim))
-    low, high = (f(x, axis=spanned, keepdims=True) for f in (jnp.min, jnp.max))
+    reduced = tuple(range(int(per_channel), x.ndim))
+    low = jnp.min(x, axis=reduced, keepdims=True)
+    high = jnp.max(x, axis=reduced, keepdims=True)
     rule = rules["min_max_linear_quantize"].lower
     return rule(Context(), x, low, high, bits, signed=False, symmetric=False)
 

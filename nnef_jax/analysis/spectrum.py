@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -64,10 +65,10 @@ class JacobianSpectrum(Result):
         """Draw the values of each item by index, with residuals as error bars; return the axes."""
         ax = axes(ax, (6.4, 4))
         indices = np.arange(1, self.values.shape[-1] + 1)
-        for item, (values, residuals) in enumerate(
-            zip(np.asarray(self.values), np.asarray(self.residuals), strict=True)
-        ):
-            ax.errorbar(indices, values, residuals, marker="o", markersize=3, lw=1.2, label=item)
+        values, residuals = np.asarray(self.values), np.asarray(self.residuals)
+        style: Any = {"marker": "o", "markersize": 3, "lw": 1.2}
+        for item in range(len(values)):
+            ax.errorbar(indices, values[item], residuals[item], label=item, **style)
         ax.set_xticks(indices)
         ax.set_xlabel("index")
         ax.set_ylabel("singular value")
@@ -92,8 +93,7 @@ def jacobian_spectrum(
 
     The Jacobian is never formed. Products with it and its transpose, by jvp and vjp, span block
     Krylov spaces of k * steps vectors for each item (Musco and Musco 2015, arXiv:1504.05477). If an
-    item of the input or output has at most k * steps entries, the values are exact but for
-    rounding.
+    item of the input or output has at most k * steps entries, the values are exact up to rounding.
 
     Args:
         inputs: the inputs of a call, in order, or one dict by name.
@@ -114,7 +114,8 @@ def jacobian_spectrum(
     >>> spectrum.lipschitz, spectrum.residuals
     """
     require_model(model)
-    k, steps = require_count("k", k), require_count("steps", steps)
+    k = require_count("k", k)
+    steps = require_count("steps", steps)
     require_flags(batched=batched)
     if key is not None:
         require_key(key)
@@ -161,14 +162,17 @@ def _spectrum(
     if not jnp.issubdtype(y.dtype, jnp.floating):
         raise InputError(f"output '{question.output}' is of {y.dtype}, which has no derivative")
     batch = len(x) if batched else 1
-    if 0 in (x.size, y.size) or (batched and (not y.ndim or len(y) != batch)):
+    is_empty = 0 in (x.size, y.size)
+    is_other_batch = batched and (y.ndim == 0 or len(y) != batch)
+    if is_empty or is_other_batch:
         message = f"'{question.wrt}' is {show(x.shape)}, '{question.output}' is {show(y.shape)}"
         hint = "both need the same batch of one item or more; or give batched=False"
         raise InputError(message, hint=hint)
-    columns, rows = x.size // batch, y.size // batch
+    columns = x.size // batch
+    rows = y.size // batch
 
     def by_column(product: Callable[[Array], Array], like: Array) -> Map:
-        """Return a function of a tensor as a function of each column [batch, size, columns]."""
+        """Return a linear map of tensors shaped as `like`, applied to [batch, size, columns]."""
 
         def block_product(block: Array) -> Array:
             tensors = jnp.moveaxis(block, 2, 0).reshape(-1, *like.shape).astype(like.dtype)
@@ -177,7 +181,8 @@ def _spectrum(
 
         return block_product
 
-    forward, adjoint = by_column(push, x), by_column(lambda v: pull(v)[0], y)
+    forward = by_column(push, x)
+    adjoint = by_column(lambda v: pull(v)[0], y)
     k = min(k, rows, columns)
     sizes = rows, columns
     values, vectors, residuals = singular_triplets(forward, adjoint, key, batch, sizes, k, steps)
@@ -186,7 +191,8 @@ def _spectrum(
     mixed = _mixes(forward, jax.random.normal(key, (batch, columns, 1)), rounding)
     directions = jnp.moveaxis(vectors, 2, 1).reshape(batch, k, *shape)
     # The outputs are checked too: the derivative of a ReLU is finite at NaN.
-    is_valid = jnp.all(jnp.isfinite(y.reshape(batch, -1)), axis=1, keepdims=True) & ~mixed
+    is_finite = jnp.isfinite(y.reshape(batch, -1))
+    is_valid = jnp.all(is_finite, axis=1, keepdims=True) & ~mixed
     return jnp.where(is_valid, values, jnp.nan), directions, residuals, mixed
 
 
@@ -202,8 +208,9 @@ def _mixes(product: Map, vectors: Array, rounding: float) -> Array:
         rounding: the relative tolerance.
     """
     batch = len(vectors)
-    numbers = np.arange(batch)[:, None]
-    bits = (numbers >> np.arange(max(1, (batch - 1).bit_length()))[None]) & 1
+    bit_count = max(1, (batch - 1).bit_length())
+    bits = (np.arange(batch)[:, None] >> np.arange(bit_count)[None]) & 1
     signs = jnp.asarray(1 - 2 * bits, jnp.float32)[:, None]
-    plain, flipped = product(vectors), product(vectors * signs)
+    plain = product(vectors)
+    flipped = product(vectors * signs)
     return jnp.any(jnp.abs(flipped - plain * signs) > rounding * jnp.max(jnp.abs(plain)))

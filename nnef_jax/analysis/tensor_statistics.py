@@ -57,24 +57,28 @@ class TensorStatistics(Moments):
     def effective_rank(self) -> float | None:
         """Return the effective rank of the activations (Roy and Vetterli 2007).
 
-        It is exp of the entropy of s / sum(s), where s are the singular values of the matrix of all
-        rows of units. It is 1 if all rows are parallel, the number of units if all singular values
-        are equal, 0 for zeros, and None if not computed.
+        The rank is exp of the entropy of s / sum(s), where s are the singular values of the matrix
+        of all rows of units. It is 1 if all rows are parallel, the number of units if all singular
+        values are equal, 0 for zeros, and None if not computed.
         """
         if self.gram is None or self.nan or self.inf:
             return None
         values = np.sqrt(np.maximum(np.linalg.eigvalsh(self.gram), 0))
-        shares = values[values > 0] / values.sum() if values.any() else values[:0]
-        return float(np.exp(-np.sum(shares * np.log(shares)))) if shares.size else 0.0
+        positive = values[values > 0]
+        if not positive.size:
+            return 0.0
+        shares = positive / values.sum()
+        entropy = -np.sum(shares * np.log(shares))
+        return float(np.exp(entropy))
 
     def merge(self, other: TensorStatistics) -> TensorStatistics:
         """Return the statistics of both series of batches together."""
-        a, b = self, other
         alive = gram = None
-        if a.alive is not None and b.alive is not None and a.units == b.units:
-            alive = a.alive | b.alive
-            gram = None if a.gram is None or b.gram is None else a.gram + b.gram
-        return merged(a, b, alive=alive, gram=gram)
+        if self.alive is not None and other.alive is not None and self.units == other.units:
+            alive = self.alive | other.alive
+            if self.gram is not None and other.gram is not None:
+                gram = self.gram + other.gram
+        return merged(self, other, alive=alive, gram=gram)
 
     def to_dict(self) -> dict[str, object]:
         """Return plain values of JSON; `zeros` is a share of the items."""
@@ -88,25 +92,26 @@ class TensorStatistics(Moments):
 @partial(jax.jit, static_argnames="axis")
 def measure(x: Array, *, axis: int | None) -> tuple[dict[str, Array], Array | None]:
     """Return moments and counts of a tensor by name, and `alive` if it has an axis of units."""
-    x = x.astype(np.promote_types(x.dtype, np.float32) if x.dtype.kind == "f" else np.float32)
-    ok = jnp.isfinite(x)
-    count = jnp.sum(ok)
-    values = jnp.where(ok, x, 0)
-    # Sums axis by axis: rounding errors grow with the length of an axis, not the number of items.
+    dtype = np.promote_types(x.dtype, np.float32) if x.dtype.kind == "f" else np.float32
+    x = x.astype(dtype)
+    is_finite = jnp.isfinite(x)
+    count = jnp.sum(is_finite)
+    values = jnp.where(is_finite, x, 0)
     mean = _sum(values) / jnp.maximum(count, 1).astype(x.dtype)
     numbers = {
         "count": count,
         "mean": mean,
-        "squares": _sum(jnp.where(ok, (x - mean) ** 2, 0)),
-        "min": jnp.min(x, initial=jnp.inf, where=ok),
-        "max": jnp.max(x, initial=-jnp.inf, where=ok),
+        "squares": _sum(jnp.where(is_finite, (x - mean) ** 2, 0)),
+        "min": jnp.min(x, initial=jnp.inf, where=is_finite),
+        "max": jnp.max(x, initial=-jnp.inf, where=is_finite),
         "zeros": jnp.sum(x == 0),
         "nan": jnp.sum(jnp.isnan(x)),
         "inf": jnp.sum(jnp.isinf(x)),
     }
     if axis is None:
         return numbers, None
-    return numbers, jnp.any(jnp.moveaxis(x, axis, -1) != 0, axis=tuple(range(x.ndim - 1)))
+    units_last = jnp.moveaxis(x, axis, -1)
+    return numbers, jnp.any(units_last != 0, axis=tuple(range(x.ndim - 1)))
 
 
 def products(x: Array, axis: int) -> Any:
@@ -122,6 +127,7 @@ def products(x: Array, axis: int) -> Any:
 
 
 def _sum(x: Array) -> Array:
+    # Rounding errors grow with the length of an axis, not with the number of items.
     for _ in range(x.ndim):
         x = jnp.sum(x, axis=-1)
     return x

@@ -21,7 +21,8 @@ _MAP = "RdBu_r"
 def heat_maps(ax: Axes | None, values: Array, x: Array, titles: Sequence[str]) -> Axes:
     """Draw maps of values as tiles in rows, each over an item of `x`; return the axes."""
     under = [grey(item) for item in x]
-    if under and np.quantile(under, 0.25) < 0.02:  # mostly empty: draw dark ink on white paper
+    is_mostly_black = len(under) > 0 and np.quantile(under, 0.25) < 0.02
+    if is_mostly_black:  # Dark ink on white paper shows the map better.
         under = [1 - tile for tile in under]
     tiles = [heat(value, tile) for value, tile in zip(values, under, strict=True)]
     ax = in_rows(ax, tiles, titles)
@@ -31,9 +32,13 @@ def heat_maps(ax: Axes | None, values: Array, x: Array, titles: Sequence[str]) -
 
 def in_rows(ax: Axes | None, tiles: Sequence[Tile], titles: Sequence[str]) -> Axes:
     """Draw tiles in rows, with a title above each; return the axes."""
-    # Full rows are preferred, and about as many rows as columns.
     root = max(1, len(tiles)) ** 0.5
-    columns = min(range(ceil(root), ceil(2 * root) + 1), key=lambda n: (-len(tiles) % n, n))
+
+    def cost(columns: int) -> tuple[int, int]:
+        """Return the number of empty places in the last row, then the number of columns."""
+        return -len(tiles) % columns, columns
+
+    columns = min(range(ceil(root), ceil(2 * root) + 1), key=cost)
     rows = [tiles[i : i + columns] for i in range(0, len(tiles), columns)]
     names = [list(titles[i : i + columns]) for i in range(0, len(tiles), columns)]
     return montage(ax, rows, names)
@@ -43,13 +48,18 @@ def montage(
     ax: Axes | None, rows: Sequence[Sequence[Tile]], titles: Sequence[Sequence[str]]
 ) -> Axes:
     """Draw rows of tiles with a title above each; return the axes."""
+    # The unit of the axes is the width of a tile.
     height, width = rows[0][0].shape[:2] if rows and rows[0] else (1, 1)
     ratio = height / width
-    wide, high = max(map(len, rows), default=1), len(rows)
-    each = 1.6 + 1.4 / max(wide, high)  # inches
-    ax = axes(ax, (wide * each * 1.1 + 0.9, high * each * (ratio + 0.25) + 0.1))
+    row_gap = 2.2 * _GAP
+    row_count = len(rows)
+    column_count = max(map(len, rows), default=1)
+    tile_width = 1.6 + 1.4 / max(column_count, row_count)  # inches
+    figure_width = column_count * tile_width * 1.1 + 0.9
+    figure_height = row_count * tile_width * (ratio + 0.25) + 0.1
+    ax = axes(ax, (figure_width, figure_height))
     for row, (tiles, names) in enumerate(zip(rows, titles, strict=True)):
-        top = row * (ratio + 2.2 * _GAP)
+        top = row * (ratio + row_gap)
         for column, (tile, name) in enumerate(zip(tiles, names, strict=True)):
             left = column * (1 + _GAP)
             box = (left, left + 1, top + ratio, top)
@@ -57,35 +67,40 @@ def montage(
             frame = plotting("patches").Rectangle((left, top), 1, ratio)
             ax.add_patch(frame).set(fill=False, edgecolor="0.8", linewidth=0.5)
             ax.text(left + 0.5, top - 0.03, name, ha="center", va="bottom", size="medium")
-    ax.set(xlim=(-0.02, wide * (1 + _GAP) - _GAP + 0.02))
-    ax.set(ylim=(high * (ratio + 2.2 * _GAP) - 2.2 * _GAP + 0.02, -0.2))
+    right = column_count * (1 + _GAP) - _GAP
+    bottom = row_count * (ratio + row_gap) - row_gap
+    ax.set(xlim=(-0.02, right + 0.02), ylim=(bottom + 0.02, -0.2))
     ax.set_axis_off()
     return ax
 
 
 def heat(values: ArrayLike, under: Tile) -> Tile:
-    """Return a map as a tile: red above 0, blue below, as strong as the value, over another."""
-    map = _plane(np.asarray(values, np.float64))
-    limit = np.abs(map).max(initial=0) or 1.0
-    under = 0.55 + 0.45 * under  # lighter: colours stand out
-    if under.shape[:2] != map.shape:
-        under = np.ones((*map.shape, 3))
-    strength = np.abs(map / limit)[..., None] ** 0.6
-    colours = _colours(map / limit)
-    return under * (1 - strength) + colours * strength
+    """Return the tile `under` with a map drawn over it: red above 0, blue below 0.
+
+    Large values cover the tile, values near 0 let it show through.
+    """
+    plane = _plane(np.asarray(values, np.float64))
+    limit = np.abs(plane).max(initial=0) or 1.0
+    under = 0.55 + 0.45 * under  # Colours stand out on a lighter tile.
+    if under.shape[:2] != plane.shape:
+        under = np.ones((*plane.shape, 3))
+    opacity = np.abs(plane / limit)[..., None] ** 0.6
+    colours = _colours(plane / limit)
+    return under * (1 - opacity) + colours * opacity
 
 
 def signed(values: ArrayLike) -> Tile:
     """Return values as a tile: red above 0, blue below, white at 0."""
-    map = _plane(np.asarray(values, np.float64))
-    limit = np.abs(map).max(initial=0) or 1.0
-    return _colours(map / limit)
+    plane = _plane(np.asarray(values, np.float64))
+    limit = np.abs(plane).max(initial=0) or 1.0
+    return _colours(plane / limit)
 
 
 def grey(x: ArrayLike) -> Tile:
     """Return a tensor in shades of grey from its least to its largest value, 0 to 1."""
     plane = _plane(np.asarray(x, np.float64))
-    low, high = plane.min(initial=np.inf), plane.max(initial=-np.inf)
+    low = plane.min(initial=np.inf)
+    high = plane.max(initial=-np.inf)
     plane = (plane - low) / (high - low) if high > low else np.zeros(plane.shape)
     return np.repeat(plane[..., None], 3, 2)
 
