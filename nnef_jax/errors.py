@@ -60,8 +60,9 @@ class NnefError(ValueError):
 
     def lines(self) -> list[str]:
         """Return the lines of `block`; a name in a line may contain a line end."""
-        lines = [f"{self.span}: {self.message}" if self.span else self.message]
+        lines = [self.message]
         if self.span:
+            lines = [f"{self.span}: {self.message}"]
             lines += ["    " + line for line in self.span.excerpt().split("\n")]
         hidden = len(self.calls) - _SHOWN_CALLS
         for call in reversed(self.calls[-_SHOWN_CALLS:]):
@@ -120,13 +121,14 @@ def extra_missing(message: str, extra: str, instead: str = "") -> UnsupportedErr
 
 def family_of(error: InvalidOperation, family: type[NnefError] = SemanticError) -> type[NnefError]:
     """Return the class of the user's error for one of a rule: ShapeError for InvalidShape."""
-    causes = error, error.__cause__  # the rule's error is the cause of an InvalidComputation
+    causes = error, error.__cause__  # The rule's error is the cause of an InvalidComputation.
     return ShapeError if any(isinstance(x, InvalidShape) for x in causes) else family
 
 
 def at_operation(error: InvalidComputation, family: type[NnefError] = SemanticError) -> NnefError:
     """Return the error of an operation that cannot be computed, with its place in the document."""
-    operation, family = error.operation, family_of(error, family)
+    operation = error.operation
+    family = family_of(error, family)
     return family(error.message, span=operation.span, calls=operation.calls, hint=error.hint)
 
 
@@ -153,8 +155,8 @@ def first_line(error: Exception) -> str:
 
 def without_frames(error: NnefError) -> tuple[NnefError, ...]:
     """Return the error and its siblings without tracebacks, whose frames would stay in memory."""
-    for each in error.errors:
-        each.__traceback__ = each.__context__ = None
+    for sibling in error.errors:
+        sibling.__traceback__ = sibling.__context__ = None
     return error.errors
 
 

@@ -46,12 +46,13 @@ class Model(Writable):
     """
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # The document, and the arrays as numpy arrays; compiled code is left out. `copy` calls this
-        # method too: the class Arrays decides which arrays are copied.
+        # The pickle has the document, and the arrays as numpy arrays. Compiled code is left out.
+        # `copy` calls this method too: the class Arrays decides which arrays are copied.
         return _unpickled, (self._execution.arrays,)
 
     def __repr__(self) -> str:
-        inputs, outputs = (", ".join(map(str, specs)) for specs in (self.inputs, self.outputs))
+        inputs = ", ".join(map(str, self.inputs))
+        outputs = ", ".join(map(str, self.outputs))
         differences = "".join(f", {words}" for words in self._execution.definition.differences)
         return f"<nnef_jax.Model {self.graph.name}({inputs}) -> ({outputs}){differences}>"
 
@@ -120,9 +121,12 @@ class Model(Writable):
         checked = definition.check_params(params, all=True)
         if state is not None:
             state = definition.check_state(state, definition.states)
-        arrays = {x: checked.pop(x) if x in checked else before[x] for x in definition.labels}
-        # Unread arrays are static, and static parts are compared by value: no traced arrays.
-        unread = {label: x for label, x in checked.items() if not isinstance(x, Tracer)}
+        arrays = {label: checked.get(label, before[label]) for label in definition.labels}
+        # Unread arrays are static, and static parts are compared by value. A traced array has none.
+        unread: dict[str, Any] = {}
+        for label, x in checked.items():
+            if label not in arrays and not isinstance(x, Tracer):
+                unread[label] = x
         leaves = arrays, initial if state is None else state
         return Model(self._execution.on(leaves, unread, state_is_given=state is not None))
 
@@ -237,7 +241,8 @@ class Model(Writable):
         from nnef_jax.execution import cpu_products
         from nnef_jax.measure.summary import summarise
 
-        definition, graph = self._execution.definition, self.graph
+        definition = self._execution.definition
+        graph = self.graph
         in_integers = cpu_products.in_integers(definition, graph)
         remarks = cpu_products.remarks(definition, graph)
         return summarise(definition.network, in_integers, remarks)

@@ -40,16 +40,20 @@ def require_keywords(
     for name in keywords:
         if name not in accepted:
             message = f"{function}() got an unexpected keyword argument '{name}'"
-            raise TypeError(f"{message}, it is {hints[name]} here" if name in hints else message)
+            if name in hints:
+                message += f", it is {hints[name]} here"
+            raise TypeError(message)
 
 
 def require_choice(name: str, value: object, choices: Iterable[str]) -> None:
     """Raise ValueError unless the value is one of the choices."""
     choices = tuple(choices)
     if not isinstance(value, str) or value not in choices:
-        listed = " or ".join(map(repr, choices)) if len(choices) < 3 else ", ".join(choices)
-        one_of = "" if len(choices) < 3 else "one of "
-        raise ValueError(f"{name} must be {one_of}{listed}, it is {shown(value)}")
+        if len(choices) < 3:
+            expected = " or ".join(map(repr, choices))
+        else:
+            expected = f"one of {', '.join(choices)}"
+        raise ValueError(f"{name} must be {expected}, it is {shown(value)}")
 
 
 def require_path(name: str, value: Any) -> None:
@@ -75,14 +79,15 @@ def require_readable(name: str, value: Any) -> None:
 
 def require_samples(name: str, value: Any) -> None:
     """Raise TypeError unless the value is an iterable of sample inputs."""
+    is_array = hasattr(value, "shape")  # The items of an array of samples would lack a batch axis.
     try:
-        is_array = hasattr(value, "shape")  # an array of samples would lack its batches
-        is_valid = not (is_array or isinstance(value, str | bytes | Mapping)) and bool(iter(value))
+        iter(value)
+        is_iterable = True
     except TypeError:
-        is_valid = False
-    if not is_valid:
-        what = "a list of samples: arrays, tuples of arrays, or dicts of arrays by input name"
-        raise TypeError(f"{name} must be {what}; it is {shown(value)}")
+        is_iterable = False
+    if is_array or isinstance(value, str | bytes | Mapping) or not is_iterable:
+        expected = "a list of samples: arrays, tuples of arrays, or dicts of arrays by input name"
+        raise TypeError(f"{name} must be {expected}; it is {shown(value)}")
 
 
 def names_of(name: str, value: object, hint: str) -> tuple[str, ...]:
@@ -91,7 +96,7 @@ def names_of(name: str, value: object, hint: str) -> tuple[str, ...]:
         raise TypeError(f"{name} must be a list of {hint}, it is {shown(value)}")
     try:
         names: tuple[Any, ...] = tuple(value)  # pyright: ignore[reportUnknownArgumentType]
-    except TypeError:  # an array without axes
+    except TypeError:  # It is an array without axes.
         names = (value,)
     for item in names:
         if not isinstance(item, str):
@@ -138,14 +143,13 @@ def extents_by_name(name: str, value: Any) -> tuple[dict[str, Any], dict[str, in
     if not isinstance(value, Mapping):
         return value, {}
     items: dict[Any, Any] = dict(value)  # pyright: ignore[reportUnknownArgumentType]
-    extents = {
-        key: int(x)
-        for key, x in items.items()
-        if isinstance(key, str) and isinstance(x, int | np.integer) and not isinstance(x, bool)
-    }
-    for key, extent in extents.items():
-        if extent < 0:
-            raise InputError(f"{name} has the negative extent {extent} for '{key}'")
+    extents: dict[str, int] = {}
+    for key, x in items.items():
+        is_integer = isinstance(x, int | np.integer) and not isinstance(x, bool)
+        if isinstance(key, str) and is_integer:
+            if x < 0:
+                raise InputError(f"{name} has the negative extent {x} for '{key}'")
+            extents[key] = int(x)
     return {key: x for key, x in items.items() if key not in extents}, extents
 
 
@@ -170,7 +174,7 @@ def numpy_of(value: object, error: type[NnefError], message: str) -> NDArray[Any
         if isinstance(value, np.ma.MaskedArray):
             raise ValueError("it is masked")
         return np.asarray(value)
-    except Exception as reason:  # whatever the object's own conversion raises
+    except Exception as reason:  # The object's own conversion may raise any exception.
         raise error(f"{message}: {reason}") from None
 
 
@@ -192,7 +196,8 @@ def checked_run(keywords: Mapping[str, Any], *, has_rules: bool) -> dict[str, An
         del flags["optimize"]
     require_flags(**flags)
     if "max_executables" in checked:
-        require("max_executables", count := checked["max_executables"], int, "a number")
+        count = checked["max_executables"]
+        require("max_executables", count, int, "a number")
         if count < 1:
             raise ValueError(f"max_executables must be at least 1, it is {count}")
     if checked.get("precision") is not None:

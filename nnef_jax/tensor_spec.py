@@ -13,7 +13,8 @@ from lowering.graph import UNTYPED, Value
 class TensorSpec:
     """Name, shape (None for an unknown extent) and dtype of an input or output.
 
-    `extents` has the document's names of its extents, "" where there is none; it may be shorter.
+    `extents` has the document's names of the extents, "" for an extent without a name. It may be
+    shorter than the shape.
     """
 
     name: str

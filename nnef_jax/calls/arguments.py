@@ -36,7 +36,8 @@ class ArrayType(Protocol):
         ...
 
 
-Input = ArrayLike | Mapping[str, ArrayLike]  # one input by position, or a dict of all by name
+# An input by position, or a dict of all inputs by name.
+Input = ArrayLike | Mapping[str, ArrayLike]
 Sample = Input | tuple[ArrayLike, ...]  # all inputs of one call
 Example = ArrayLike | ArrayType  # an input for which the type is enough
 Params = Mapping[str, ArrayLike]  # by label
@@ -68,9 +69,12 @@ def bind_inputs(
         if all(_is_array(x) and _is_of(x, value) for x, value in pairs):
             return list(map(copied, args))
     names = [value.name for value in inputs]
-    if len(args) == 1 and isinstance(args[0], Mapping):  # inputs by name, as in analyses
-        args, kwargs = (), {**args[0], **kwargs}
-    if "key" not in names and is_key(kwargs.get("key", inputs)):  # equinox passes it to all layers
+    if len(args) == 1 and isinstance(args[0], Mapping):
+        # Analyses take the inputs as a dict by name.
+        kwargs = {**args[0], **kwargs}
+        args = ()
+    if "key" not in names and "key" in kwargs and is_key(kwargs["key"]):
+        # equinox passes a key to all layers.
         kwargs = {name: x for name, x in kwargs.items() if name != "key"}
     if len(args) > len(inputs):
         message = f"{len(args)} inputs are given, the graph takes {len(inputs)}: {', '.join(names)}"
@@ -78,8 +82,9 @@ def bind_inputs(
         raise InputError(message, hint=hint if network.graph.states else "")
     arguments: dict[str, Any] = dict(zip(names, args, strict=False))
     for name, array in kwargs.items():
-        other = network.graph.aliases.get(name)
-        name = other.name if other in inputs and name not in names else name
+        alias = network.graph.aliases.get(name)
+        if name not in names and alias is not None and alias in inputs:
+            name = alias.name
         if name not in names:
             message = f"the graph has no input '{name}', its inputs are {', '.join(names)}"
             raise InputError(message, hint="a call has the options edit= and capture=")
@@ -88,16 +93,16 @@ def bind_inputs(
         arguments[name] = array
     missing = [name for name in names if name not in arguments]
     if missing:
-        raise InputError(
-            f"{_inputs(missing)} missing, the graph takes {', '.join(names)}",
-            span=network.frontend.spans().get(missing[0]),
-        )
+        message = f"{_inputs(missing)} missing, the graph takes {', '.join(names)}"
+        raise InputError(message, span=network.frontend.spans().get(missing[0]))
     errors: list[NnefError] = []
     arrays: list[Any] = []
     for value in inputs:
-        what, array = f"input '{value.name}'", arguments[value.name]
+        what = f"input '{value.name}'"
+        array = arguments[value.name]
+        is_type = abstract and isinstance(array, jax.ShapeDtypeStruct)
         try:
-            if not (abstract and isinstance(array, jax.ShapeDtypeStruct)):
+            if not is_type:
                 array = _as_array(what, array, value.type)
             shape = network.shape_of(value)
             arrays.append(copied(fitted(what, array, value.type, leading, shape)))
@@ -117,9 +122,13 @@ def _inputs(names: Sequence[str]) -> str:
 
 def is_key(x: object) -> bool:
     """Tell whether an object is a key of `jax.random`, or None."""
-    dtype, shape = getattr(x, "dtype", None), getattr(x, "shape", None)
-    is_typed = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key) and shape == ()
-    return x is None or is_typed or (dtype == jnp.uint32 and shape == (2,))
+    if x is None:
+        return True
+    dtype = getattr(x, "dtype", None)
+    shape = getattr(x, "shape", None)
+    if dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key):
+        return shape == ()
+    return dtype == jnp.uint32 and shape == (2,)
 
 
 def bind_variables(
@@ -142,10 +151,13 @@ def bind_variables(
     missing = [label for label in needed if label not in by_label]
     extra = [label for label in by_label if label not in variables]
     if missing or extra:
-        parts = [f"lacks {', '.join(sorted(missing))}"] if missing else []
-        parts += [f"has unknown {', '.join(sorted(map(str, extra)))}"] if extra else []
-        similar = did_you_mean(str(extra[0]), [*variables]) if extra else ""
-        raise InputError(f"{what} {' and '.join(parts)}", hint=similar or hint)
+        parts: list[str] = []
+        if missing:
+            parts.append(f"lacks {', '.join(sorted(missing))}")
+        if extra:
+            parts.append(f"has unknown {', '.join(sorted(map(str, extra)))}")
+            hint = did_you_mean(str(extra[0]), [*variables]) or hint
+        raise InputError(f"{what} {' and '.join(parts)}", hint=hint)
     errors: list[NnefError] = []
     bound: dict[str, Any] = {}
     for label, array in by_label.items():
@@ -153,7 +165,8 @@ def bind_variables(
         if isinstance(array, jax.Array) and _is_of(array, variable.value):
             bound[label] = array
             continue
-        name, type = f"{what}: '{label}'", variable.value.type
+        name = f"{what}: '{label}'"
+        type = variable.value.type
         try:
             bound[label] = fitted(name, _as_array(name, array, type), type)
         except InputError as error:
@@ -196,11 +209,12 @@ def _require_shape(
     shape = array.shape[leading:]
     if len(array.shape) >= leading and not shapes_differ(shape, type.shape):
         return
+    has_same_extents = not _known_extents(type.shape) - Counter(shape)
     after = " after the axis of time" if leading else ""
     if not what.startswith("input"):
         source = "init_state()" if what.startswith("state") else "params"
         hint = f"give an array of the shape that model.{source} has"
-    elif len(shape) == len(type.shape) and not _known_extents(type.shape) - Counter(shape):
+    elif len(shape) == len(type.shape) and has_same_extents:
         hint = "its axes are in another order: transpose it, networks mostly take [N,C,H,W]"
     elif len(shape) + 1 == len(type.shape):
         hint = "an axis is missing, mostly the batch: model(x[None]). jax.vmap removes it: call "
@@ -208,10 +222,8 @@ def _require_shape(
     else:
         hint = "load(..., input_shapes=...), or --shape of a command, declares another; jax.vmap "
         hint += "adds a batch axis"
-    raise InputError(
-        f"{what} has shape {show(array.shape)}, the graph declares {declared}{after}",
-        hint=hint,
-    )
+    message = f"{what} has shape {show(array.shape)}, the graph declares {declared}{after}"
+    raise InputError(message, hint=hint)
 
 
 def _known_extents(shape: Shape) -> Counter[Any]:
@@ -229,19 +241,15 @@ def fitted(what: str, array: Any, type: TensorType, leading: int = 0, declared: 
     if array.dtype != dtype:
         kind = _kind(dtype)
         if _kind(array.dtype) != kind:
-            raise InputError(
-                f"{what} has dtype {array.dtype}, the graph declares {dtype}",
-                hint=f"convert it: x.astype('{dtype}')",
-            )
+            message = f"{what} has dtype {array.dtype}, the graph declares {dtype}"
+            raise InputError(message, hint=f"convert it: x.astype('{dtype}')")
         if kind == "i":
             _require_range(what, array, dtype)
         if isinstance(array, jax.ShapeDtypeStruct):
             return array.update(dtype=dtype)
-        return (
-            rounding.saturated(array, dtype)
-            if isinstance(array, np.ndarray)
-            else _narrowed(array, dtype)
-        )
+        if isinstance(array, np.ndarray):
+            return rounding.saturated(array, dtype)
+        return _narrowed(array, dtype)
     return array
 
 
@@ -251,9 +259,10 @@ def _narrowed(x: jax.Array, dtype: np.dtype[Any]) -> jax.Array:
     result = x.astype(dtype)
     if _kind(dtype) != "f":
         return result
-    most = jnp.finfo(dtype).max
+    largest = jnp.finfo(dtype).max
     overflows = jnp.isinf(result) & jnp.isfinite(x)
-    return jnp.where(overflows, jnp.where(x < 0, -most, most), result)
+    limit = jnp.where(x < 0, -largest, largest)
+    return jnp.where(overflows, limit, result)
 
 
 def in_order(
@@ -286,7 +295,9 @@ def arguments_of(inputs: Sequence[Sample]) -> tuple[tuple[Any, ...], Mapping[str
     sample: Any = inputs[0] if len(inputs) == 1 else None
     if isinstance(sample, Mapping):
         return (), sample
-    return (sample if isinstance(sample, tuple) else tuple(inputs)), {}
+    if isinstance(sample, tuple):
+        return sample, {}
+    return tuple(inputs), {}
 
 
 def over_samples(

@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from math import ceil
 from typing import Any
 
 import jax
@@ -14,6 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from lowering import NotSeparableError, Program, batch_axes, described, jaxprs
 from lowering.extents import UNKNOWN, is_known
+from lowering.graph import Value
 from lowering.jaxprs import is_literal, primitive
 from nnef_jax.calls.arguments import bind_inputs
 from nnef_jax.errors import InputError, NnefError
@@ -40,13 +42,14 @@ class Batcher:
     def __init__(self, execution: Execution, sizes: Sequence[int]) -> None:
         require_sizes(sizes)
         self._execution, unit, self._is_mapped = _separate(execution, max(sizes))
-        self.sizes: tuple[int, ...] = tuple(sorted({-(-size // unit) * unit for size in sizes}))
+        multiples = {ceil(size / unit) * unit for size in sizes}
+        self.sizes: tuple[int, ...] = tuple(sorted(multiples))
         self._unit = unit
         graph = execution.network.graph
-        opened = [
-            replace(v, type=replace(v.type, shape=(UNKNOWN, *v.type.shape[1:])))
-            for v in graph.inputs
-        ]
+        opened: list[Value] = []
+        for value in graph.inputs:
+            open_shape = (UNKNOWN, *value.type.shape[1:])
+            opened.append(replace(value, type=replace(value.type, shape=open_shape)))
         self._network = replace(execution.network, graph=replace(graph, inputs=tuple(opened)))
         self.inputs: tuple[TensorSpec, ...] = execution.network.specs(opened)
         specs = execution.network.specs(graph.outputs, graph.output_names)
@@ -65,7 +68,7 @@ class Batcher:
         device: Any = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
 
         def run(size: int) -> None:
-            with jax.default_device(device):  # a setting of the thread
+            with jax.default_device(device):  # Each thread has its own setting.
                 jax.block_until_ready(self._run(examples[size]))
 
         with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -88,12 +91,17 @@ class Batcher:
 
     def compute(self, arrays: _Arrays) -> list[NDArray[Any]]:
         """Return the outputs for bound arrays, in order."""
-        count, most = len(arrays[0]), self.sizes[-1]
-        starts = range(0, count or 1, most)
-        outputs = [self._padded([x[start : start + most] for x in arrays]) for start in starts]
-        pairs = zip(outputs, starts, strict=True)
-        rows = [[np.asarray(x)[: count - start] for x in batch] for batch, start in pairs]
-        return [_joined(parts) for parts in zip(*rows, strict=True)]
+        count = len(arrays[0])
+        largest = self.sizes[-1]
+        starts = range(0, count or 1, largest)
+        # All parts are dispatched before the first one is fetched.
+        results: list[Sequence[jax.Array]] = []
+        for start in starts:
+            results.append(self._padded([x[start : start + largest] for x in arrays]))
+        parts: list[list[NDArray[Any]]] = []
+        for start, outputs in zip(starts, results, strict=True):
+            parts.append([np.asarray(x)[: count - start] for x in outputs])
+        return [_joined(parts_of_output) for parts_of_output in zip(*parts, strict=True)]
 
     def _padded(self, arrays: _Arrays) -> Sequence[jax.Array]:
         """Return the outputs for a batch that is padded with its last item."""
@@ -114,7 +122,9 @@ class Batcher:
         else:
             result = execution.call(tuple(arrays), {})
         outputs = result if len(self.outputs) > 1 else [result]
-        return [x.reshape(-1, *x.shape[2:]) for x in outputs] if self._is_mapped else outputs
+        if self._is_mapped:
+            return [x.reshape(-1, *x.shape[2:]) for x in outputs]
+        return outputs
 
 
 def require_sizes(sizes: Sequence[int]) -> None:
@@ -127,12 +137,14 @@ def require_sizes(sizes: Sequence[int]) -> None:
 
 def zeros(inputs: Sequence[TensorSpec], size: int | None = None) -> list[NDArray[Any]]:
     """Return zeros for inputs, in a batch of `size` if given. Open extents raise InputError."""
-    shapes = [spec.shape if size is None else (size, *spec.shape[1:]) for spec in inputs]
-    for spec, shape in zip(inputs, shapes, strict=True):
+    arrays: list[NDArray[Any]] = []
+    for spec in inputs:
+        shape = spec.shape if size is None else (size, *spec.shape[1:])
         if None in shape:
             hint = "give its other extents by load(..., input_shapes=...)"
             raise InputError(f"the shape of input '{spec}' is not known", hint=hint)
-    return [np.zeros(x, spec.dtype) for x, spec in zip(shapes, inputs, strict=True)]  # pyright: ignore
+        arrays.append(np.zeros(shape, spec.dtype))  # pyright: ignore
+    return arrays
 
 
 def _joined(parts: _Arrays) -> NDArray[Any]:
@@ -146,8 +158,9 @@ def _separate(execution: Execution, most: int) -> tuple[Execution, int, bool]:
     is mapped over batches of the declared size, which may be 1. Raises InputError if items of a
     batch may depend on one another.
     """
-    network, layout = execution.network, execution.definition.layout
+    network = execution.network
     graph = network.graph
+    layout = execution.definition.layout
     unit = layout.parts if layout else 1
     if graph.states:
         raise InputError(f"{graph.name} has a state, which items of a batch would share")
@@ -229,15 +242,21 @@ def _program(execution: Execution, size: int) -> Program:
 
 def _are_alike(a: Program, b: Program) -> bool:
     """Tell whether two programs have the same primitives and constants; extents may differ."""
-    primitives, literals = zip(*map(_primitives_and_literals, (a, b)), strict=True)
-    pairs = [*zip(*literals, strict=False), *zip(a.closed.consts, b.closed.consts, strict=False)]
-    equal = (np.array_equal(x, y) for x, y in pairs if np.shape(x) == np.shape(y))
-    return primitives[0] == primitives[1] and all(equal)
+    primitives_a, literals_a = _primitives_and_literals(a)
+    primitives_b, literals_b = _primitives_and_literals(b)
+    if primitives_a != primitives_b:
+        return False
+    literals = zip(literals_a, literals_b, strict=False)
+    constants = zip(a.closed.consts, b.closed.consts, strict=False)
+    pairs = [*literals, *constants]
+    return all(np.array_equal(x, y) for x, y in pairs if np.shape(x) == np.shape(y))
 
 
 def _primitives_and_literals(program: Program) -> tuple[list[str], list[Any]]:
     """Return the primitives of a program, and its operands: None if they are no literals."""
-    equations = [*jaxprs.innermost(program.closed.jaxpr)]
-    operands = [operand for equation in equations for operand in equation.invars]
-    literals = [x.val if is_literal(x) else None for x in operands]
-    return list(map(primitive, equations)), literals
+    primitives: list[str] = []
+    literals: list[Any] = []
+    for equation in jaxprs.innermost(program.closed.jaxpr):
+        primitives.append(primitive(equation))
+        literals += [operand.val if is_literal(operand) else None for operand in equation.invars]
+    return primitives, literals

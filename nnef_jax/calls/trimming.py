@@ -46,16 +46,19 @@ def trim(results: ArrayLike | tuple[ArrayLike, ...], lengths: Mapping[str, Array
     is_tuple = isinstance(results, tuple)
     outputs = results if isinstance(results, tuple) else (results,)
     arrays = [_array(x) for x in outputs]
-    cuts: dict[int, tuple[int, Any]] = {}
+    cuts: dict[int, tuple[int, Any]] = {}  # axis and numbers of items, by index of the output
     for name, captured in lengths.items():
         match = _LENGTH.fullmatch(name)
         if match is None:
             continue
-        output, what, axis = match[1], match[2], int(match[3])
+        output, what, axis_text = match.groups()
+        axis = int(axis_text)
         counts = _array(captured)
         if what == "places":
-            counts = (counts >= 0).any(-2 if axis else -1).sum(-1, keepdims=True)
-        cuts[_index(results, output) if is_tuple else 0] = axis, counts[..., 0]
+            index_axis = -2 if axis else -1
+            counts = (counts >= 0).any(index_axis).sum(-1, keepdims=True)
+        index = _index(results, output) if is_tuple else 0
+        cuts[index] = axis, counts[..., 0]
     batches = {counts.shape for _, counts in cuts.values()}
     batch = next(iter(batches), ())
     if len(batches) > 1 or any(x.shape[: len(batch)] != batch for x in arrays):
@@ -65,8 +68,10 @@ def trim(results: ArrayLike | tuple[ArrayLike, ...], lengths: Mapping[str, Array
         if len(index) < len(batch):
             return [cut((*index, i)) for i in range(batch[len(index)])]
         items = [x[index] for x in arrays]
-        for i, (axis, counts) in cuts.items():
-            items[i] = items[i][(*[slice(None)] * axis, slice(int(counts[index])))]
+        for output_index, (axis, counts) in cuts.items():
+            before = [slice(None)] * axis
+            actual = slice(int(counts[index]))
+            items[output_index] = items[output_index][*before, actual]
         return type(results)(*items) if is_tuple else items[0]
 
     return cut(())

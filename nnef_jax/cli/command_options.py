@@ -116,9 +116,8 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
 
     def run(**keywords: Any) -> None:
         for name, group in groups.items():
-            keywords[name] = group(
-                **{field.name: keywords.pop(field.name) for field in fields(group)}
-            )
+            values = {field.name: keywords.pop(field.name) for field in fields(group)}
+            keywords[name] = group(**values)
         command(**keywords)
 
     typed: Any = wraps(command)(run)
@@ -208,12 +207,12 @@ class Pixels:
         """Return the options of pictures; raise BadParameter for options without a picture."""
         from nnef_jax.cli.pictures import PictureOptions, is_picture
 
-        numbers = _numbers(self.mean, "--mean"), _numbers(self.scale, "--scale")
-        options = PictureOptions(*numbers, self.layout, self.resize)
+        mean = _numbers(self.mean, "--mean")
+        scale = _numbers(self.scale, "--scale")
+        options = PictureOptions(mean, scale, self.layout, self.resize)
         if options != PictureOptions() and not any(map(is_picture, inputs or ())):
-            raise typer.BadParameter(
-                "--mean, --scale, --layout and --resize are for pictures, and none is given"
-            )
+            message = "--mean, --scale, --layout and --resize are for pictures, and none is given"
+            raise typer.BadParameter(message)
         return options
 
 
@@ -227,9 +226,11 @@ def caching(cache_dir: str | None, no_cache: bool) -> AbstractContextManager[str
 def name_of(source: str) -> str:
     """Return the name of a file or folder, without suffixes of formats."""
     path = Path(source).resolve()
-    name = (path.parent if path.name == "graph.nnef" else path).name
-    while (suffix := Path(name).suffix) in _SUFFIXES:
-        name = name.removesuffix(suffix)
+    if path.name == "graph.nnef":
+        path = path.parent
+    name = path.name
+    while Path(name).suffix in _SUFFIXES:
+        name = Path(name).stem
     return name
 
 
@@ -259,8 +260,13 @@ def _shape(text: str) -> tuple[str, tuple[int | None, ...]]:
     """Return the name and the extents in NAME=EXTENTS, None for '?'."""
     name, _, extents = text.rpartition("=")
     items = [item.strip() for item in extents.split(",")] if extents else []
-    if not name or not all(item == "?" or (item.isdecimal() and int(item)) for item in items):
-        raise typer.BadParameter(
-            f"{text!r} is not a name and extents as in x=?,3,224,224", param_hint="--shape"
-        )
-    return name, tuple(None if item == "?" else int(item) for item in items)
+    shape: list[int | None] = []
+    for item in items:
+        if item == "?":
+            shape.append(None)
+        elif item.isdecimal() and int(item):
+            shape.append(int(item))
+    if not name or len(shape) < len(items):
+        message = f"{text!r} is not a name and extents as in x=?,3,224,224"
+        raise typer.BadParameter(message, param_hint="--shape")
+    return name, tuple(shape)

@@ -67,22 +67,22 @@ def compare(
     shown.check()
     compared_models.check_tolerance(rtol, atol)
     are_onnx = Path(a).suffix.lower() == Path(b).suffix.lower() == ".onnx"
-    sides: list[Any] = [
-        _side(a, reading, inside=not outputs),
-        reading.load(b) if are_onnx else _side(b, reading, inside=not outputs),
-    ]
-    if isolate and (outputs or not _is_model(sides[1])):
+    side_a = _side(a, reading, inside=not outputs)
+    side_b = reading.load(b) if are_onnx else _side(b, reading, inside=not outputs)
+    if isolate and (outputs or not _is_model(side_b)):
         message = "needs a network as B, and does not go with --outputs"
         raise typer.BadParameter(message, param_hint="--isolate")
-    arrays = _inputs(sides, inputs, seed, pictures)
+    arrays = _inputs([side_a, side_b], inputs, seed, pictures)
     pairs = dict(_pair(text) for text in names or ())
-    if outputs:
-        sides = [_outputs_of(side) if _is_model(side) else side for side in sides]
+    if outputs and _is_model(side_a):
+        side_a = _outputs_of(side_a)
+    if outputs and _is_model(side_b):
+        side_b = _outputs_of(side_b)
     with status("comparing"):
         from nnef_jax import analysis
 
         comparison = analysis.compare(
-            sides[0], sides[1], arrays, names=pairs, rtol=rtol, atol=atol, isolate=isolate
+            side_a, side_b, arrays, names=pairs, rtol=rtol, atol=atol, isolate=isolate
         )
     shown.show(comparison, None if every else comparison.table(differing=True))
     if comparison.first is not None:

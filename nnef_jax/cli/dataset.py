@@ -60,14 +60,19 @@ def find_items(arguments: Sequence[str], listed: Path | None, output: Path) -> l
             absence = f"no file matches '{argument}'"
         else:
             os.stat(argument)
-            candidates, absence = [argument], ""
+            candidates = [argument]
+            absence = ""
         inputs = [file for file in candidates if not is_output(file)]
+        if not candidates:
+            raise InputError(absence)
         if not inputs:
-            raise InputError(f"'{argument}' is in the output folder" if candidates else absence)
+            raise InputError(f"'{argument}' is in the output folder")
         paths += inputs
-    if listed and is_output(str(listed)):
-        raise InputError(f"'{listed}' is in the output folder", hint="give another one to --out")
-    paths += read_list(listed) if listed else ()
+    if listed:
+        if is_output(str(listed)):
+            message = f"'{listed}' is in the output folder"
+            raise InputError(message, hint="give another one to --out")
+        paths += read_list(listed)
     if not paths:
         raise InputError("no inputs are given", hint="give files, folders, patterns or --list FILE")
     broken = [file for file in paths if "\n" in file or file.endswith("\r")]
@@ -80,7 +85,8 @@ def read_list(path: Path) -> list[str]:
     """Return the names of files in a text file, one a line, whatever bytes they have."""
     with files.open_regular(str(path), DataError) as file:
         lines = file.read().removeprefix(codecs.BOM_UTF8).split(b"\n")
-    return [os.fsdecode(line) for line in (line.removesuffix(b"\r") for line in lines) if line]
+    names = [line.removesuffix(b"\r") for line in lines]
+    return [os.fsdecode(name) for name in names if name]
 
 
 def _below(folder: str) -> Iterator[str]:
@@ -97,7 +103,7 @@ def _below(folder: str) -> Iterator[str]:
 def _item(file: str) -> Item:
     try:
         status = os.stat(file)
-    except (OSError, ValueError):  # ValueError: the name is impossible for a file
+    except (OSError, ValueError):  # A ValueError says that the name is impossible for a file.
         return Item(file, None, None)
     return Item(file, status.st_size, status.st_mtime_ns)
 
@@ -114,7 +120,8 @@ class ItemReader:
 
     def __call__(self, file: str) -> dict[str, Array]:
         """Return the arrays by input name; raise NnefError or OSError."""
-        path, names = Path(file), [spec.name for spec in self.specs]
+        path = Path(file)
+        names = [spec.name for spec in self.specs]
         if len(names) > 1:
             if path.suffix.lower() != ".npz":
                 raise InputError(
@@ -139,7 +146,7 @@ def _as_item(file: str, array: Array, spec: TensorSpec) -> Array:
             f"{file} has shape {show(array.shape)}, "
             f"an item of input '{spec.name}' has {show(shape)} or {show(shape[1:])}"
         )
-    # A copy in memory: otherwise the thread that computes would read a mapped file.
+    # The item is copied: otherwise the thread that computes would read a mapped file.
     return np.array(fitted(file, array.reshape(shape), TensorType(shape, spec.dtype)))
 
 

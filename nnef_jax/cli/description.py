@@ -29,21 +29,22 @@ def machine_lines(*, as_json: bool) -> list[str]:
 
     Rates that are not stored are measured. If they cannot be measured, the shipped rates are used.
     """
-    profile, path = DEFAULT, ""
+    profile = DEFAULT
+    path = ""
     if host_profile.may_measure():
         profile = host_profile.read() or host_profile.measure() or DEFAULT
         path = host_profile.path_in() or ""
-    path = path if os.path.exists(path) else ""
+    if not os.path.exists(path):
+        path = ""
     if as_json:
-        return [
-            json.dumps({"file": path or None, **asdict(profile), "decisions": profile.decisions()})
-        ]
+        rates = asdict(profile)
+        return [json.dumps({"file": path or None, **rates, "decisions": profile.decisions()})]
     lines = [("file", path or "none: the shipped rates are used")]
     lines.append(("threads", str(profile.threads)))
     for part in (profile, profile.costs):
         lines += [(name, _rate(name, getattr(part, name))) for name in part.names()]
-    decisions = profile.decisions().items()
-    lines += [(name, "yes" if decided else "no") for name, decided in decisions]
+    for name, is_chosen in profile.decisions().items():
+        lines.append((name, "yes" if is_chosen else "no"))
     return [f"{name.replace('_', ' '):<21}{text}" for name, text in lines]
 
 

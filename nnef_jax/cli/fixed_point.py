@@ -171,10 +171,14 @@ def _raw_of(lowered: Lowered) -> Any:
     """Return a function of real numbers that returns the raw integers of outputs."""
     from nnef_jax.openvx import Tensor
 
+    def data_of(output: Any) -> Any:
+        return output.data if isinstance(output, Tensor) else output
+
     def run(*arrays: Any) -> Any:
-        outputs = lowered(*lowered.quantize(*arrays))
+        outputs: Any = lowered(*lowered.quantize(*arrays))
         if isinstance(outputs, tuple):
-            return tuple(x.data if isinstance(x, Tensor) else x for x in outputs)
-        return outputs.data if isinstance(outputs, Tensor) else outputs
+            items: tuple[Any, ...] = outputs
+            return tuple(map(data_of, items))
+        return data_of(outputs)
 
     return run

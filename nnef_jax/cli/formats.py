@@ -40,17 +40,20 @@ def formats(
     For each operator its versions are shown, and the kinds of operations that it becomes. A use of
     an operator may become only some of them.
     """
-    is_format = name is None or name in FORMATS
+    is_operator = name is not None and name not in FORMATS
+    format_names = [*FORMATS] if name is None or is_operator else [name]
     with status("reading the operators"):
-        tables = {x: list(operators_of(x)) for x in ([name] if name in FORMATS else FORMATS)}
-        if name is not None and not is_format:
+        tables = {x: list(operators_of(x)) for x in format_names}
+        if name is not None and is_operator:
             tables = _entries_of(name, tables)
     if as_json:
-        print_result(json.dumps({x: [asdict(y) for y in table] for x, table in tables.items()}))
-    elif is_format:
-        print_result(*_separated(_table(x, table) for x, table in tables.items()))
+        dicts = {x: list(map(asdict, table)) for x, table in tables.items()}
+        print_result(json.dumps(dicts))
+    elif is_operator:
+        blocks = [_block(x, entry) for x, table in tables.items() for entry in table]
+        print_result(*_separated(blocks))
     else:
-        print_result(*_separated(_block(x, y) for x, table in tables.items() for y in table))
+        print_result(*_separated(_table(x, table) for x, table in tables.items()))
 
 
 def _entries_of(
@@ -82,10 +85,14 @@ def _separated(blocks: Iterable[Iterable[str]]) -> list[str]:
 def _table(format: str, entries: list[OperatorEntry]) -> list[str]:
     from nnef_jax.results import table_of, text_of
 
-    has_domains = any(x.domain for x in entries)
-    rows = [(x.name, *([x.domain] * has_domains), versions(x), becomes(x)) for x in entries]
-    heads = ("operator", *["domain"] * has_domains, "versions", "becomes")
-    return text_of(table_of(f"{format}: {len(entries)} operators", heads, rows)).splitlines()
+    columns = {"operator": [x.name for x in entries]}
+    if any(x.domain for x in entries):
+        columns["domain"] = [x.domain for x in entries]
+    columns["versions"] = [versions(x) for x in entries]
+    columns["becomes"] = [becomes(x) for x in entries]
+    rows = zip(*columns.values(), strict=True)
+    title = f"{format}: {len(entries)} operators"
+    return text_of(table_of(title, [*columns], rows)).splitlines()
 
 
 def _block(format: str, entry: OperatorEntry) -> Iterator[str]:
@@ -100,7 +107,9 @@ def versions(entry: OperatorEntry) -> str:
     """Return the versions of an operator as a text."""
     if entry.until is None:
         return "all" if entry.since == 1 else f"{entry.since}-"
-    return f"{entry.since}-{entry.until}" if entry.since < entry.until else str(entry.since)
+    if entry.since < entry.until:
+        return f"{entry.since}-{entry.until}"
+    return str(entry.since)
 
 
 def becomes(entry: OperatorEntry) -> str:
@@ -113,8 +122,10 @@ def becomes(entry: OperatorEntry) -> str:
 
 def attribute(entry: AttributeEntry) -> str:
     """Return an attribute as a text: its name, type and default."""
-    type = " | ".join(entry.words) or entry.type
+    text = f"{entry.name}: {' | '.join(entry.words) or entry.type}"
     value: Any = entry.default
-    default = "" if value is None or entry.words else f" = {json.dumps(value)}"
-    required = ", required" if entry.is_required else ""
-    return f"{entry.name}: {type}{default}{required}"
+    if value is not None and not entry.words:
+        text += f" = {json.dumps(value)}"
+    if entry.is_required:
+        text += ", required"
+    return text

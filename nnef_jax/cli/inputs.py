@@ -56,12 +56,12 @@ def read_inputs(
         input_paths = paths.get(spec.name, [])
         if any(map(is_picture, input_paths)):
             pictures = [read_picture(path, spec, options) for path in input_paths]
-            count, extent = len(input_paths), spec.shape[0] if options.layout.startswith("n") else 1
+            count = len(input_paths)
+            extent = spec.shape[0] if options.layout.startswith("n") else 1
             if extent not in (None, 1, count):
-                raise InputError(
-                    f"{count} picture{'s are' if count > 1 else ' is'} given for input "
-                    f"'{spec.name}', which takes a batch of {extent}"
-                )
+                given = f"{count} pictures are given" if count > 1 else "1 picture is given"
+                message = f"{given} for input '{spec.name}', which takes a batch of {extent}"
+                raise InputError(message)
             is_uniform = len({picture.shape for picture in pictures}) == 1
             stacks = count == 1 or (is_uniform and extent != 1)
             batches.append(_Batch(spec.name, input_paths, pictures, stacks))
@@ -76,16 +76,19 @@ def _calls(arrays: dict[str, Array], batches: Sequence[_Batch]) -> list[CallInpu
     longest = max(batches, key=lambda batch: len(batch.pictures))
     count = len(longest.pictures)
     if any(len(batch.pictures) not in (1, count) for batch in batches):
-        shown = ", ".join(f"{len(b.pictures)} for input '{b.name}'" for b in batches)
+        counts = [f"{len(batch.pictures)} for input '{batch.name}'" for batch in batches]
+        shown = ", ".join(counts)
         raise InputError(f"the numbers of pictures differ: {shown}")
     titles = tuple(map(str, longest.paths))
     if all(batch.stacks for batch in batches):
         stacked = {batch.name: np.concatenate(batch.pictures) for batch in batches}
         return [CallInputs(arrays | stacked, titles)]
-    return [
-        CallInputs(arrays | {b.name: b.pictures[i % len(b.pictures)] for b in batches}, (title,))
-        for i, title in enumerate(titles)
-    ]
+    calls: list[CallInputs] = []
+    for i, title in enumerate(titles):
+        # A single picture is used in every call.
+        pictures = {batch.name: batch.pictures[i % len(batch.pictures)] for batch in batches}
+        calls.append(CallInputs(arrays | pictures, (title,)))
+    return calls
 
 
 def _assign(
@@ -121,12 +124,10 @@ def _assign(
     if len(free) == 1 and unnamed:
         paths[free[0]] = unnamed
     elif len(unnamed) > len(free):
-        free_count = f", of which {len(free)} have no file yet" if len(free) < len(names) else ""
-        raise InputError(
-            f"{len(unnamed)} files are given without a name, "
-            f"the graph's inputs are {shown}{free_count}",
-            hint="NAME=FILE says which input a file is for",
-        )
+        message = f"{len(unnamed)} files are given without a name, the graph's inputs are {shown}"
+        if len(free) < len(names):
+            message += f", of which {len(free)} have no file yet"
+        raise InputError(message, hint="NAME=FILE says which input a file is for")
     else:
         paths.update((name, [path]) for name, path in zip(free, unnamed, strict=False))
     missing = [name for name in free if name not in paths]
@@ -163,9 +164,8 @@ def read_array(path: Path, name: str) -> Array:
                 raise UnsupportedError(f"{path} holds quantised data")
             return stored.array
         case _:
-            raise InputError(
-                f"{path}: inputs are not read from this kind of file", hint=f"give {_KINDS}"
-            )
+            message = f"{path}: inputs are not read from this kind of file"
+            raise InputError(message, hint=f"give {_KINDS}")
 
 
 def read_members(path: Path) -> dict[str, Array]:

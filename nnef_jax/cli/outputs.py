@@ -50,7 +50,10 @@ def run_calls(
     """
     if function is None and len(calls) == 1:
         model = for_one_call(model, bind(model, (), calls[0].arrays))
-    return [result for call in calls for result in _run_call(model, call, function or model)]
+    results: list[CallOutputs] = []
+    for call in calls:
+        results += _run_call(model, call, function or model)
+    return results
 
 
 def _run_call(model: Model, call: CallInputs, function: Callable[..., Any]) -> list[CallOutputs]:
@@ -59,10 +62,11 @@ def _run_call(model: Model, call: CallInputs, function: Callable[..., Any]) -> l
     outputs = {name: np.asarray(array) for name, array in by_name(model, results).items()}
     count = len(call.pictures)
     if count > 1 and all(array.shape[:1] == (count,) for array in outputs.values()):
-        return [
-            CallOutputs(title, {name: array[i : i + 1] for name, array in outputs.items()})
-            for i, title in enumerate(call.pictures)
-        ]
+        by_picture: list[CallOutputs] = []
+        for i, title in enumerate(call.pictures):
+            rows = {name: array[i : i + 1] for name, array in outputs.items()}
+            by_picture.append(CallOutputs(title, rows))
+        return by_picture
     return [CallOutputs(", ".join(call.pictures), outputs)]
 
 
@@ -101,8 +105,10 @@ def _as_text(results: Sequence[CallOutputs], top: Top | None, *, values: bool) -
     """Return the lines of results, a block each; without `values` only types and top entries."""
     lines: list[str] = []
     for result in results:
-        lines += [""] if lines else []
-        lines += [result.title] if len(results) > 1 else []
+        if lines:
+            lines.append("")
+        if len(results) > 1:
+            lines.append(result.title)
         for name, array in result.outputs.items():
             lines.append(f"{name}: {array.dtype}{show(array.shape)}")
             if top:
@@ -129,10 +135,8 @@ def _as_json(
             entry: dict[str, Any] = {"name": name, "shape": list(array.shape)}
             entry["dtype"] = str(array.dtype)
             if top:
-                entry["top"] = [
-                    {"row": row, "entries": plain(entries)}
-                    for row, entries in _top_rows(array, top)
-                ]
+                rows = _top_rows(array, top)
+                entry["top"] = [{"row": row, "entries": plain(entries)} for row, entries in rows]
             elif values:
                 entry["values"] = plain(array)
             outputs.append(entry)
@@ -149,17 +153,15 @@ def _top_rows(array: Array, top: Top) -> list[tuple[tuple[int, ...], list[dict[s
     rows = array.reshape(-1, shape[-1])
     labels = top.labels if len(top.labels) == rows.shape[1] else ()
     # NaN is last, and equal entries keep their order.
-    order = np.argsort(-rows.astype(np.float64), axis=1, kind="stable")[:, : top.count]
-    return [
-        (
-            position,
-            [
-                {"index": int(i), "label": labels[i] if labels else None, "value": row[i].item()}
-                for i in indices
-            ],
-        )
-        for position, row, indices in zip(np.ndindex(*shape[:-1]), rows, order, strict=True)
-    ]
+    order = np.argsort(-rows.astype(np.float64), axis=1, kind="stable")
+    top_rows: list[tuple[tuple[int, ...], list[dict[str, Any]]]] = []
+    for position, row, indices in zip(np.ndindex(*shape[:-1]), rows, order, strict=True):
+        entries: list[dict[str, Any]] = []
+        for i in indices[: top.count]:
+            label = labels[i] if labels else None
+            entries.append({"index": int(i), "label": label, "value": row[i].item()})
+        top_rows.append((position, entries))
+    return top_rows
 
 
 def _row_shape(array: Array) -> tuple[int, ...]:
@@ -184,8 +186,8 @@ def _top_lines(array: Array, top: Top) -> list[str]:
         if len(rows) > 1:
             lines.append(f"  row {show(position)}")
         for entry in entries:
-            index, label, value = entry["index"], entry["label"] or "", entry["value"]
-            lines.append(f"{index:>8}  {value:<12.6g}  {label}".rstrip())
+            label = entry["label"] or ""
+            lines.append(f"{entry['index']:>8}  {entry['value']:<12.6g}  {label}".rstrip())
     return lines
 
 
@@ -240,4 +242,5 @@ def _joined(arrays: Sequence[Array]) -> Array:
             f"outputs of the shapes {', '.join(map(show, shapes))} cannot be saved as one array",
             hint="run pictures of different sizes one by one",
         )
-    return np.concatenate(arrays) if arrays[0].shape[:1] == (1,) else np.stack(arrays)
+    has_batch_of_one = arrays[0].shape[:1] == (1,)
+    return np.concatenate(arrays) if has_batch_of_one else np.stack(arrays)

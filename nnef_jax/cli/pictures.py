@@ -85,12 +85,15 @@ def _pixels(path: Path, name: str, extents: dict[str, int | None], resize: bool)
     """Return the pixels from 0 to 255 as float32[height, width, channel]."""
     channels = extents.get("c", 1)
     image = _open_picture(path, channels or 3)
-    if image.mode.startswith("I"):  # 16 bits: Pillow would clip them at 255
+    if image.mode.startswith("I"):
+        # The picture has 16 bits, which Pillow would clip at 255.
         image = _image_module().fromarray(np.asarray(image, np.float32) / 257)
+    elif channels is None and image.mode in ("1", "L", "LA"):
+        image = image.convert("L")
     else:
-        grey = channels == 1 or (channels is None and image.mode in ("1", "L", "LA"))
-        image = image.convert("L" if grey else _MODES[channels or 3])
-    height, width = extents["h"] or image.height, extents["w"] or image.width
+        image = image.convert(_MODES[channels or 3])
+    height = extents["h"] or image.height
+    width = extents["w"] or image.width
     if (image.width, image.height) != (width, height):
         if not resize:
             raise InputError(
@@ -100,7 +103,9 @@ def _pixels(path: Path, name: str, extents: dict[str, int | None], resize: bool)
             )
         image = image.resize((width, height), _image_module().Resampling.BILINEAR)
     pixels = np.atleast_3d(np.array(image, np.float32))
-    return np.repeat(pixels, channels, 2) if channels and pixels.shape[2] != channels else pixels
+    if channels and pixels.shape[2] != channels:
+        pixels = np.repeat(pixels, channels, 2)
+    return pixels
 
 
 def _open_picture(path: Path, channels: int) -> Any:

@@ -72,8 +72,8 @@ class Arrays:
         state_is_given: bool = False,
     ) -> Arrays:
         """Return the arrays that a definition needs, from data by label."""
-        parts = definition.labels, definition.states
-        params, state = ({label: data[label] for label in labels} for labels in parts)
+        params = {label: data[label] for label in definition.labels}
+        state = {label: data[label] for label in definition.states}
         leaves = params, state
         return cls(definition, leaves, are_given=are_given, state_is_given=state_is_given)
 
@@ -90,14 +90,17 @@ class Arrays:
 
     def leaves(self) -> Leaves:
         """Return the parameters and the initial state, on the default device if from a file."""
-        return self._leaves if self.are_given else (self.parameters(), self.initial_state())
+        if self.are_given:
+            return self._leaves
+        return self.parameters(), self.initial_state()
 
     def types(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the types of the parameters and of the initial state; on a mesh with shardings."""
         has_mesh = self.definition.layout is not None
 
         def type_of(x: Any) -> jax.ShapeDtypeStruct:
-            return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding if has_mesh else None)
+            sharding = x.sharding if has_mesh else None
+            return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
 
         params, state = jax.tree.map(type_of, self._leaves)
         return params, state
@@ -111,10 +114,11 @@ class Arrays:
 
         Prepared parameters are divided once, instead of in each call.
         """
-        params, layout = self.parameters(where), self.definition.layout
+        params = self.parameters(where)
+        layout = self.definition.layout
         if self.are_traced or layout is None or not layout.divisions:
             return params
-        with jax.ensure_compile_time_eval():  # arrays, also within a trace: they are cached
+        with jax.ensure_compile_time_eval():  # The cache needs arrays, also within a trace.
             divided = self._placed.get("divided", lambda: layout.divided(params))
         return Prepared(params, divided, self.definition)
 
@@ -162,7 +166,8 @@ class Arrays:
         self.require()
         if self.are_traced:
             return None
-        if layout := self.definition.layout:
+        layout = self.definition.layout
+        if layout:
             return layout.place
         place = self._place
         if place is None:
@@ -211,7 +216,8 @@ class Arrays:
     def _at(self, where: Where | None, part: int) -> dict[str, Any]:
         """Return the parameters (part 0) or the initial state (part 1), on a device."""
         if not self.are_given:
-            where = default_device() if where is None else where
+            if where is None:
+                where = default_device()
 
             def put() -> dict[str, jax.Array]:
                 arrays = _put(self._leaves[part], where)
@@ -223,7 +229,8 @@ class Arrays:
         if not labels:
             return {}
         self.require()
-        arrays, place = {label: self._all[label] for label in labels}, self._place
+        arrays = {label: self._all[label] for label in labels}
+        place = self._place
         if where is None or place is None or place.is_committed:
             return arrays
         if all(x.devices() == {where} for x in arrays.values()):
@@ -276,4 +283,6 @@ def _array(x: _Stored) -> jax.Array:
         return x
     with jax.ensure_compile_time_eval():
         array = x if isinstance(x, jax.Array) else jax.device_put(x)
-        return jnp.asarray(array, array.dtype) if array.weak_type else array
+        if array.weak_type:
+            array = jnp.asarray(array, array.dtype)
+        return array

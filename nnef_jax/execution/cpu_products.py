@@ -24,7 +24,8 @@ def in_integers(
 def remarks(definition: Definition, graph: Graph) -> list[str]:
     """Return a line for each type whose products jax's default device computes in float32."""
     target = definition.target(default_platform())
-    integer_operations, rates = target.in_integers, target.rates
+    integer_operations = target.in_integers
+    rates = target.rates
     if integer_operations is None or rates is None:
         return []
     remark = "products of {} are computed in float32, which this machine's profile says is as fast"
@@ -33,9 +34,11 @@ def remarks(definition: Definition, graph: Graph) -> list[str]:
         lines.append(remark.format("bfloat16"))
         if definition.options.precision is None:
             lines.append("weights are stored in bfloat16, and widened in each call")
-    with_bytes, without = integer_operations(graph, True), integer_operations(graph, False)
-    if with_bytes > without and not rates.multiplies_bytes:
-        lines.append(remark.format("8 bits"))
+    if not rates.multiplies_bytes:
+        with_bytes = integer_operations(graph, True)
+        without_bytes = integer_operations(graph, False)
+        if with_bytes > without_bytes:
+            lines.append(remark.format("8 bits"))
     return lines
 
 

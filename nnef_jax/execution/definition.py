@@ -50,7 +50,8 @@ class Definition:
     def __init__(self, network: Network, options: RunOptions, layout: Layout | None = None) -> None:
         left_out = frozenset[str]() if options.unused else network.unused
         self.unread: Mapping[str, Any] = {x: network.data[x] for x in left_out}
-        self.network: Network = replace(network, data={})  # so that the host's arrays are freed
+        # Without the data the host's arrays can be freed.
+        self.network: Network = replace(network, data={})
         self.options = options
         self.layout = layout
         self.optimize = self._optimize(options)
@@ -108,15 +109,17 @@ class Definition:
         They are put on the mesh, unless `stored`. Prepared values are dropped with `all` or
         `stored`. Raises InputError if the parameters do not fit the graph.
         """
-        is_prepared = isinstance(params, Prepared)
-        raw = params.checked_for(self).params if is_prepared else params
-        bound = bind_variables("params", raw, self.parameters, self.needed)
-        if is_prepared:
+        if isinstance(params, Prepared):
+            raw = params.checked_for(self).params
+            bound = bind_variables("params", raw, self.parameters, self.needed)
             return bound if all or stored else params.with_params(bound)
+        bound = bind_variables("params", params, self.parameters, self.needed)
         if not stored and self.layout:
             bound = self.layout.put_params(bound)
         has_unused = len(bound) > len(self.needed)
-        return {x: bound[x] for x in self.needed} if has_unused and not all else bound
+        if has_unused and not all:
+            return {label: bound[label] for label in self.needed}
+        return bound
 
     def check_state(self, state: object, labels: Iterable[str] | None = None) -> dict[str, Any]:
         """Return the checked arrays of all state variables, or of these labels.
@@ -124,11 +127,14 @@ class Definition:
         Raises InputError if they do not fit the graph.
         """
         variables = self.variables
-        states = {x: variables[x] for x in (variables if labels is None else labels)}
-        bound = bind_variables("state", state, states, list(states))
-        arrays = ((label, bound[label]) for label in states)
-        # jnp.asarray would take 1 us for each jax.Array, too.
-        return {n: x if isinstance(x, jax.Array) else jnp.asarray(x) for n, x in arrays}
+        if labels is not None:
+            variables = {label: variables[label] for label in labels}
+        bound = bind_variables("state", state, variables, list(variables))
+        arrays = {label: bound[label] for label in variables}
+        for label, x in arrays.items():
+            if not isinstance(x, jax.Array):  # jnp.asarray takes 1 us even for a jax.Array.
+                arrays[label] = jnp.asarray(x)
+        return arrays
 
     @cached_property
     def parameters(self) -> dict[str, Parameter]:
@@ -149,7 +155,8 @@ class Definition:
         """Run one cycle."""
         graph, results = self._results(inputs, probe, state)
         labels = self._labels_read(graph, results) if probe.capture else ()
-        if missing := [*filterfalse(params.__contains__, labels)]:
+        missing = [*filterfalse(params.__contains__, labels)]
+        if missing:
             message = f"captures need {', '.join(map(repr, missing))}, which params does not have"
             hint = "after load(..., unused=True) model.params has all parameters of the graph"
             raise InputError(message, hint=hint)
@@ -191,13 +198,13 @@ class Definition:
             return
         graph = self.specialised(state, inputs, 1)
         for variable in graph.states:
-            shape, after = tuple(state[variable.label].shape), variable.update.type.shape
-            if shapes_differ(shape, after):
-                raise InputError(
-                    f"state '{variable.label}' has shape {show(shape)} before a cycle and "
-                    f"{show(after)} after it: in a scan its shape must not change",
-                    hint="call step in a loop, or keep a window of it in a lax.scan of your own",
-                )
+            before = tuple(state[variable.label].shape)
+            after = variable.update.type.shape
+            if shapes_differ(before, after):
+                shapes = f"{show(before)} before a cycle and {show(after)} after it"
+                message = f"state '{variable.label}' has shape {shapes}"
+                hint = "call step in a loop, or keep a window of it in a lax.scan of your own"
+                raise InputError(f"{message}: in a scan its shape must not change", hint=hint)
 
     def starts(self, params: Arrays, state: Arrays, graph: Graph, inputs: Arrays) -> dict[str, Any]:
         """Compute the initial values of variables from inputs of the first cycle by name."""
@@ -209,9 +216,10 @@ class Definition:
 
     def tensors(self, graph: Graph, *arguments: Any) -> dict[Value, Any]:
         """Compute tensors of a graph by `lowering.trace`; errors name a line of the document."""
-        options, meter = self.options, Meter(self.network.options.meter.limits)
-        through, refusal = options.straight_through, partial(at_operation, family=UnsupportedError)
-        context = Context(options.precision, meter.fold, through, refusal)
+        options = self.options
+        meter = Meter(self.network.options.meter.limits)
+        refusal = partial(at_operation, family=UnsupportedError)
+        context = Context(options.precision, meter.fold, options.straight_through, refusal)
         try:
             return trace(graph, context, *arguments)
         except InvalidComputation as error:
@@ -238,7 +246,8 @@ class Definition:
         probe: Probe,
     ) -> Results:
         """Compute a function within a trace, which may be lowered for any platform."""
-        raw, preparation = params, None
+        raw = params
+        preparation = None
         if isinstance(params, Prepared):
             raw = params.params
             if not (probe.edits or probe.capture):
@@ -260,13 +269,15 @@ class Definition:
         # for the operation that computes a NaN.
         is_rewritten = self.optimize and probe.results and not is_watched()
         with named(about):
-            return or_else(rewritten, as_written) if is_rewritten else as_written()
+            if is_rewritten:
+                return or_else(rewritten, as_written)
+            return as_written()
 
     @property
     def about(self) -> About:
         """Return the network's name for messages, and how its rewriting treats failing passes."""
-        is_strict, is_open = self.options.optimize == "strict", self.network.is_open
-        return About(self.network.graph.name, is_strict, is_open=is_open)
+        is_strict = self.options.optimize == "strict"
+        return About(self.network.graph.name, is_strict, is_open=self.network.is_open)
 
     def has_kernels(self, platform: str) -> bool:
         """Tell whether passes choose layouts and kernels for a platform."""
@@ -296,7 +307,8 @@ class Definition:
             return preparation(self.target(platform), function, *arguments, NOTHING)
 
         def nothing() -> None:
-            jax.eval_shape(partial(function, probe=NOTHING), *arguments)  # raises its errors
+            # This raises the errors of the function.
+            jax.eval_shape(partial(function, probe=NOTHING), *arguments)
 
         with named(self.about):
             return or_else(by_passes, nothing)
@@ -328,9 +340,9 @@ class Definition:
         if self.layout:
             axes = (f"{name}={size}" for name, size in self.layout.mesh.shape.items())
             words.append(f"on a mesh {', '.join(axes)}")
-        options, default = self.options, RunOptions()
-        for field in fields(options):
-            value = getattr(options, field.name)
+        default = RunOptions()
+        for field in fields(self.options):
+            value = getattr(self.options, field.name)
             if value != getattr(default, field.name):
                 words.append(f"{field.name}={value!r:.40}")
         return words

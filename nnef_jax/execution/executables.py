@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 _TIME = 1.0  # seconds for timing all candidates of compiler options
-_RUNS = 20  # most timed runs of a candidate
+_RUNS = 20  # timed runs of a candidate, at most
 
 
 @dataclass(eq=False)
@@ -93,9 +93,10 @@ class Executables:
 
         Equal options share a store. If only `max_executables` differs, the store is copied.
         """
-        other, options = Executables(definition, self._stores), definition.options
-        before = replace(self.definition.options, max_executables=options.max_executables)
-        if other._store is not self._store and before == options:
+        other = Executables(definition, self._stores)
+        options = definition.options
+        resized = replace(self.definition.options, max_executables=options.max_executables)
+        if other._store is not self._store and resized == options:
             other._store.add(self._store)
         return other
 
@@ -133,7 +134,8 @@ class Executables:
 
         They are the options of a call whose open extents are those of the network's example.
         """
-        definition, layout = self.definition, self.definition.layout
+        definition = self.definition
+        layout = definition.layout
 
         def make() -> dict[str, str]:
             if not definition.has_kernels(platform):
@@ -144,7 +146,7 @@ class Executables:
                 arrays = {x: arrays[x] for x in (*definition.labels, *definition.states)}
                 inputs = [*map(array_type, graph.inputs)]
                 parts, _ = self.lower(Entry(definition, "outputs"), arrays, (inputs,), platform)
-            except NnefError:  # the network has no example extents
+            except NnefError:  # The network has no example extents.
                 return {}
             return parts.options(False)
 
@@ -164,7 +166,7 @@ class Executables:
     ) -> partial[Any]:
         """Return an entry's executable, bound to the prepared values of a model's arrays.
 
-        It takes the lists of a call. It is compiled once, whichever threads ask for it.
+        The executable takes the lists of a call. It is compiled once, whichever threads ask for it.
 
         Args:
             entry: the kind of call.
@@ -174,25 +176,28 @@ class Executables:
             key: the entry, the place and the shapes.
             keeps_values: whether prepared values are stored on disk.
         """
-        held: list[Any] = []  # the cache of prepared values has weak references
+        held: list[Any] = []  # The cache of prepared values has weak references only.
         parameters = [*arrays.values()]
 
         def values_of(parts: Preparing) -> tuple[jax.Array, ...]:
             disk = self._disk_for(place) if keeps_values else None
-            by_disk = disk and partial(disk.computed, parts)
+            by_disk = None if disk is None else partial(disk.computed, parts)
             held.append(prepared(parts, parameters, place, by_disk))
             return held[-1]
 
         def make() -> tuple[Any, Preparing]:
             split_and_jit = partial(self._split_and_jit, entry, arrays, arguments, place)
-            if disk := self._disk_for(place):
+            disk = self._disk_for(place)
+            if disk is not None:
                 graph = entry.specialised(arrays, arguments)
-                name, tree = self._key(entry, graph, arrays, arguments, place), entry.tree(graph)
+                name = self._key(entry, graph, arrays, arguments, place)
+                tree = entry.tree(graph)
                 return disk.get(
                     name, place.device, parameters, arguments, tree, split_and_jit, values_of
                 )
             parts, run = split_and_jit()
-            if not is_traced():  # compiled here once; otherwise several threads would compile it
+            if not is_traced():
+                # Without this compilation several threads would compile it in their first call.
                 run.lower(values_of(parts), *arguments).compile()
             return run, parts
 
@@ -202,9 +207,10 @@ class Executables:
 
     def is_on_disk(self, entry: Entry, arrays: Arrays, arguments: Lists, place: Place) -> bool:
         """Tell whether the folder has the executable for these arguments."""
-        disk, graph = self._disk_for(place), entry.specialised(arrays, arguments)
+        disk = self._disk_for(place)
         if disk is None:
             return False
+        graph = entry.specialised(arrays, arguments)
         return disk.has(self._key(entry, graph, arrays, arguments, place, measures=False))
 
     def lower(
@@ -221,7 +227,8 @@ class Executables:
         is compiled, so the host needs no such device.
         """
         definition = self.definition
-        function, parameters = entry.of_lists([*arrays]), [*arrays.values()]
+        function = entry.of_lists([*arrays])
+        parameters = [*arrays.values()]
         pair: Any = jax.make_jaxpr(function, return_shape=True)(parameters, *arguments)
         closed, shapes = pair
 
@@ -229,7 +236,8 @@ class Executables:
             from lowering import Program, differentiable, lower
 
             program = Program(closed, len(parameters), prepares=False)
-            program = differentiable(program) if definition.optimize else program
+            if definition.optimize:
+                program = differentiable(program)
             parts = lower(program, definition.target(platform, devices))
 
             def call(values: Sequence[jax.Array], *arguments: Sequence[jax.Array]) -> Any:
@@ -238,7 +246,10 @@ class Executables:
 
             return parts, call
 
-        return or_else(by_passes, lambda: (unprepared(function, len(parameters)), function))
+        def without_passes() -> tuple[Split, Callable[..., Any]]:
+            return unprepared(function, len(parameters)), function
+
+        return or_else(by_passes, without_passes)
 
     def _split_and_jit(
         self,
@@ -248,14 +259,18 @@ class Executables:
         place: Place,
     ) -> tuple[Split, jax.stages.Wrapped]:
         """Return the split of an entry, and its call jitted with compiler options for it."""
-        definition, platform = self.definition, place.device.platform
+        definition = self.definition
+        platform = place.device.platform
         parts, call = self.lower(entry, arrays, arguments, platform, place.devices)
         options = parts.options(True)
-        candidates = definition.target(platform).candidates if definition.options.autotune else None
-        if candidates:
+        candidates = None
+        if definition.options.autotune:
+            candidates = definition.target(platform).candidates
+        if candidates is not None:
             values = prepared(parts, [*arrays.values()], place)
             options = _by_trial(call, (values, *arguments), candidates())
-        donated = (2,) if entry.donates else ()  # position of the states
+        position_of_states = 2
+        donated = (position_of_states,) if entry.donates else ()
         run: Any = _in_trace_only(call, entry.title)
         return parts, jax.jit(run, donate_argnums=donated, compiler_options=options)
 
@@ -272,7 +287,8 @@ class Executables:
         *,
         measures: bool = True,
     ) -> str:
-        definition, device = self.definition, place.device
+        definition = self.definition
+        device = place.device
         types = [str(jax.typeof(x)) for x in (*arrays.values(), *jax.tree.leaves(arguments))]
         choices: dict[str, bool] = {}
         if definition.has_kernels(device.platform):
@@ -317,7 +333,7 @@ def _in_trace_only(run: Callable[..., object], name: str) -> Callable[..., objec
     """Return `run`, named, such that it raises RuntimeError outside of a trace.
 
     To find a NaN, and under `jax.disable_jit`, jax runs the primitives of a jitted function one by
-    one. The network as written must be run then, whose operations have names.
+    one. Then the network must run as written: its operations have names.
     """
 
     def in_trace(*arguments: object) -> object:

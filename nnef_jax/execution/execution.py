@@ -29,7 +29,7 @@ from nnef_jax.execution.threads import Once
 from nnef_jax.options import checked_run
 from nnef_jax.reading.network import Network
 
-# Multiply-adds of a call from which kernels for CPUs may gain more than their compilation costs. On
+# Kernels for CPUs gain more than their compilation costs in calls of this many multiply-adds. On
 # two cores they gain 0.04 s (ResNet-18) to 0.3 s (MobileNetV2) in a billion multiply-adds. Their
 # compilation takes 4 s and 1 s of processor time.
 _LONG = 10_000_000_000
@@ -143,24 +143,24 @@ class Execution:
         if self.definition.layout is None:
             return self
         params, state = self.arrays.leaves()
-        data, are_given = {**params, **state}, self.arrays.are_traced
-        return self._of(self.definition.over(None), data, are_given=are_given)
+        definition = self.definition.over(None)
+        return self._of(definition, {**params, **state}, are_given=self.arrays.are_traced)
 
     def _of(self, definition: Definition, data: ByLabel, *, are_given: bool) -> Execution:
         state_is_given = self.arrays.state_is_given
-        return Execution.of(
-            Arrays.of(definition, data, are_given=are_given, state_is_given=state_is_given)
-        )
+        arrays = Arrays.of(definition, data, are_given=are_given, state_is_given=state_is_given)
+        return Execution.of(arrays)
 
     def for_one_call(self, inputs: Inputs) -> Execution:
         """Return the execution for which compilation and one call together take the least time.
 
-        It is the network as written, without passes. An executable on disk, and passes for a call
-        that takes long, are faster.
+        On a CPU this is the network as written, without passes. An executable on disk, and passes
+        for a call that takes long, are faster.
         """
         if default_platform() != "cpu":
             return self
-        entry, place = self.outputs, self.arrays.place(inputs)
+        entry = self.outputs
+        place = self.arrays.place(inputs)
         if place is not None:
             arguments = entry.arguments({}, inputs)
             arrays = self._arrays_read(entry, place)
@@ -175,15 +175,16 @@ class Execution:
         Its inputs need no binding. Binding and the choice of an executable take up to 30 us.
         """
         if forks.is_without_threads:
-            return None  # `run` raises the error
+            return None  # `run` raises the error.
         recent = self._recent.values
         try:
             types = _types(inputs)
             executable = recent.get(types)
-            if executable is not None and len(recent) > 2:  # a single executable has two keys
+            if executable is not None and len(recent) > 2:  # A single executable has two keys.
                 recent.move_to_end(types)
             return executable
-        except (AttributeError, TypeError, KeyError):  # no arrays, or another thread removed it
+        except (AttributeError, TypeError, KeyError):
+            # The inputs are no arrays, or another thread has removed the executable.
             return None
 
     def call(
@@ -225,13 +226,14 @@ class Execution:
             params = self.arrays.for_calls(place and place.where)
             return self._run_jitted(entry, params, state, inputs)
         executable = self._executable(entry, arguments, place)
-        if not entry.takes_state and all(
-            isinstance(x, jax.Array) or type(x) is np.ndarray for x in arrays
-        ):
-            self._recent.keep(_types(arrays), executable)
+        if not entry.takes_state:
+            are_arrays = all(isinstance(x, jax.Array) or type(x) is np.ndarray for x in arrays)
+            if are_arrays:
+                self._recent.keep(_types(arrays), executable)
         try:
             return executable(*arguments)
-        except ValueError:  # within a trace jax refuses functions with compiler options
+        except ValueError:
+            # Within a trace jax refuses functions with compiler options.
             if not is_traced():
                 raise
             return self._run_in_trace(entry, state, inputs)
@@ -243,7 +245,11 @@ class Execution:
     def _run_in_trace(self, entry: Entry, state: ByLabel, inputs: Inputs) -> Any:
         """Run an entry in the caller's trace; parameters are prepared where it is lowered."""
         for_calls = self.arrays.for_calls
-        run = self._in_trace.get(entry.name, lambda: entry.jitted(None, lambda _: for_calls()))
+
+        def jitted() -> Any:
+            return entry.jitted(None, lambda _: for_calls())
+
+        run = self._in_trace.get(entry.name, jitted)
         return run(None, self._state_before(entry, state), inputs, NOTHING)
 
     def compiled(self, entry: Entry, state: ByLabel, inputs: Inputs) -> jax.stages.Compiled:
@@ -252,22 +258,24 @@ class Execution:
         place = self._place([*chain(*arguments)])
         if place is None or is_explicit(place.where):
             params = self.arrays.for_calls(place and place.where)
-            run, before = self.executables.jitted_for_mesh(entry), self._state_before(entry, state)
+            run = self.executables.jitted_for_mesh(entry)
+            before = self._state_before(entry, state)
             return run.lower(params, before, inputs, NOTHING).compile()
         executable = self._executable(entry, arguments, place)
         call: Any = executable.func
         if isinstance(call, jax.stages.Compiled):
             return call
-        return call.lower(*executable.args, *arguments).compile()  # from jax's cache after a run
+        # After a run jax has the program in its cache.
+        return call.lower(*executable.args, *arguments).compile()
 
     def program(self, entry: Entry, inputs: Inputs, platform: str) -> tuple[Any, tuple[Any, ...]]:
         """Return the function that a call runs on devices of a platform, and its arguments' types.
 
-        It needs no such device: the model's arrays and `inputs` may be types. On a mesh the types
-        have shardings. The function may be jitted or exported.
+        The host needs no such device: the model's arrays and `inputs` may be types. On a mesh the
+        types have shardings. The function may be jitted or exported.
         """
         params, state = self.arrays.types()
-        definition, layout = self.definition, self.definition.layout
+        layout = self.definition.layout
         if layout:
             inputs = layout.typed(self.network.graph.inputs, inputs, entry.time_axes)
         if layout is None or layout.place is not None:
@@ -282,8 +290,8 @@ class Execution:
         places = layout.divided_shardings()
         opened = jax.eval_shape(layout.with_axes, {label: params[label] for label in places})
         values = {label: x.update(sharding=places[label]) for label, x in opened.items()}
-        before = params if not layout.divisions else Prepared(params, values, definition)
-        return partial(_without_probe, entry.jitted()), (before, state, list(inputs))
+        prepared = Prepared(params, values, self.definition) if layout.divisions else params
+        return partial(_without_probe, entry.jitted()), (prepared, state, list(inputs))
 
     def _place(self, arrays: Inputs) -> Place | None:
         """Return the place where jax computes with the arrays of a call, None if jax decides.
@@ -298,7 +306,8 @@ class Execution:
         key = entry.name, place, tuple([x.shape for x in chain(*arguments)])
         executable = self._recent.values.get(key)
         if executable is None:
-            arrays, is_from_file = self._arrays_read(entry, place), not self.arrays.are_given
+            arrays = self._arrays_read(entry, place)
+            is_from_file = not self.arrays.are_given
             executable = self.executables.get(
                 entry, arrays, arguments, place, key, keeps_values=is_from_file
             )
@@ -333,19 +342,21 @@ class Execution:
         Without jit, jax would compile each primitive by itself: 236 for ResNet-18 in 15 s, instead
         of 7 s for the network as a whole. Within a caller's trace it is a call, which XLA inlines.
         """
-        arguments = params, self._state_before(entry, state), inputs, probe
-        run, for_mesh = self.executables.jitted(entry), self.executables.jitted_for_mesh(entry)
-        if for_mesh is not run and not is_traced():  # the test adds an equation to a trace
-            run = for_mesh
+        before = self._state_before(entry, state)
+        arguments = params, before, inputs, probe
+        run = self.executables.jitted(entry)
+        run_on_mesh = self.executables.jitted_for_mesh(entry)
+        if run_on_mesh is not run and not is_traced():  # `is_traced` adds an equation to a trace.
+            run = run_on_mesh
         try:
             return run(*arguments)
         except FloatingPointError as error:
             raw = params.params if isinstance(params, Prepared) else params
-            culprits = self._not_finite(raw, arguments[1], inputs)
+            culprits = self._not_finite(raw, before, inputs)
             for name in culprits:
                 error.add_note(f"{name} has one before the network runs")
             if entry.time_axes and not culprits:
-                with jax.disable_jit():  # otherwise jax does not look into a scan
+                with jax.disable_jit():  # Otherwise jax does not look into a scan.
                     self.executables.jitted(entry)(*arguments)
             raise
 
@@ -355,13 +366,13 @@ class Execution:
         switches = {jnp.isnan: config.jax_debug_nans, jnp.isinf: config.jax_debug_infs}
         tests = [test for test, is_on in switches.items() if is_on]
         names = [value.name for value in self.network.graph.inputs]
-        kinds = {"input": dict(zip(names, inputs, strict=True)), "state": state, "params": params}
-        return [
-            f"{kind} '{name}'"
-            for kind, arrays in kinds.items()
-            for name, x in arrays.items()
-            if not isinstance(x, Tracer) and any(test(x).any() for test in tests)
-        ]
+        by_name = dict(zip(names, inputs, strict=True))
+        culprits: list[str] = []
+        for kind, arrays in (("input", by_name), ("state", state), ("params", params)):
+            for name, x in arrays.items():
+                if not isinstance(x, Tracer) and any(test(x).any() for test in tests):
+                    culprits.append(f"{kind} '{name}'")
+        return culprits
 
     def prepare(self, params: ByLabel, inputs: Inputs, before: ByLabel | None = None) -> Prepared:
         """Return parameters with the values that are prepared for a cycle on inputs of these types.
@@ -370,20 +381,23 @@ class Execution:
         """
         if forks.is_without_threads:
             forks.refuse()
-        definition, layout = self.definition, self.definition.layout
+        definition = self.definition
+        layout = definition.layout
         if layout and layout.divisions:
             return Prepared(params, layout.divided(params), definition)
         state = before
         if state is None:
             state = self.arrays.initial_state() if self.network.graph.states else {}
         functions = {definition.cycle: inputs}
-        # The number of cycles does not affect prepared values.
         if state and inputs and not self.network.changing:
-            functions[definition.cycles] = [
-                jax.ShapeDtypeStruct((2, *x.shape), x.dtype) for x in inputs
-            ]
-        prepare, platform = definition.preparation, default_platform()
-        values = {f.__name__: prepare(platform, f, params, state, x) for f, x in functions.items()}
+            # Two cycles stand for any number: the number does not affect prepared values.
+            two_cycles = [jax.ShapeDtypeStruct((2, *x.shape), x.dtype) for x in inputs]
+            functions[definition.cycles] = two_cycles
+        platform = default_platform()
+        values: dict[str, Any] = {}
+        for function, types in functions.items():
+            prepared = definition.preparation(platform, function, params, state, types)
+            values[function.__name__] = prepared
         return Prepared(params, values, definition)
 
     def first_state(self, inputs: Callable[[], Inputs]) -> dict[str, jax.Array]:
@@ -392,8 +406,9 @@ class Execution:
         `inputs` is called only if an initial value is computed from inputs. It returns the arrays
         of the first cycle, or their types. Raises InputError if a type stands for a needed array.
         """
-        stored, network = dict(self.arrays.initial_state()), self.network
-        if self.definition.options.donate_state:  # a step overwrites the memory of its state
+        stored = dict(self.arrays.initial_state())
+        network = self.network
+        if self.definition.options.donate_state:  # A step overwrites the memory of its state.
             stored = {label: jnp.array(x, copy=True) for label, x in stored.items()}
         if not network.computed_starts:
             return stored
@@ -403,12 +418,12 @@ class Execution:
         named = {v.name: x for v, x in zip(graph.inputs, arrays, strict=True) if v in needed}
         for name, x in named.items():
             if isinstance(x, jax.ShapeDtypeStruct):
-                raise InputError(
-                    f"the initial state is computed from input '{name}'",
-                    hint="give the inputs of the first cycle: model.init_state(x)",
-                )
+                message = f"the initial state is computed from input '{name}'"
+                hint = "give the inputs of the first cycle: model.init_state(x)"
+                raise InputError(message, hint=hint)
         computed = self.executables.starts(self.arrays.parameters(), stored, graph, named)
-        return {s.label: {**stored, **computed}[s.label] for s in graph.states}
+        states = {**stored, **computed}
+        return {state.label: states[state.label] for state in graph.states}
 
 
 def _without_probe(run: Callable[..., Any], *arguments: Any) -> Any:
@@ -418,10 +433,10 @@ def _without_probe(run: Callable[..., Any], *arguments: Any) -> Any:
 def _types(arrays: Inputs) -> tuple[Any, ...]:
     """Return the key of the executable for arrays of numpy or jax."""
     default: Any = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
-    types = [
-        (x.shape, x.dtype)
-        if type(x) is np.ndarray
-        else (type(x), x.shape, x.dtype, x.committed and x.sharding)
-        for x in arrays
-    ]
-    return (default, *types)
+    types: list[Any] = [default]
+    for x in arrays:
+        if type(x) is np.ndarray:
+            types.append((x.shape, x.dtype))
+        else:
+            types.append((type(x), x.shape, x.dtype, x.committed and x.sharding))
+    return tuple(types)

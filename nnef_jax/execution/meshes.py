@@ -28,7 +28,7 @@ from nnef_jax.execution.places import Place, default_platform, is_explicit
 from nnef_jax.execution.run_options import Params, Prepared
 from nnef_jax.reading.network import Network
 
-if TYPE_CHECKING:  # importing it takes a while
+if TYPE_CHECKING:  # The import takes a while.
     from lowering import Division
 
 _FREE = PartitionSpec.UNCONSTRAINED
@@ -97,26 +97,30 @@ class Layout:
         are not attached the result is the array's type. Raises InputError for an array on devices
         of several hosts that are not the mesh's devices.
         """
-        if not self.is_attached and not isinstance(x, Tracer):
+        if isinstance(x, Tracer):
+            return x
+        if not self.is_attached:
             return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
         if isinstance(x, jax.Array):
-            if isinstance(x, Tracer) or x.sharding == sharding or (stays and self._holds(x)):
+            if x.sharding == sharding:
                 return x
             if self._holds(x):
-                return jax.device_put(x, sharding)
+                return x if stays else jax.device_put(x, sharding)
             if not x.is_fully_addressable:
-                raise InputError(
-                    f"{name} is on devices of several hosts, and they are not the model's devices",
-                    hint="jax.device_put(x, NamedSharding(model's mesh, ...)) moves it",
-                )
+                message = f"{name} is on devices of several hosts"
+                hint = "jax.device_put(x, NamedSharding(model's mesh, ...)) moves it"
+                raise InputError(f"{message}, and they are not the model's devices", hint=hint)
             if not self._has_hosts:
                 return jax.device_put(x, sharding)
         array = np.asarray(x)
-        return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
+        return jax.make_array_from_callback(array.shape, sharding, array.__getitem__)
 
     def put_params(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """Put parameters on the mesh."""
-        return {x: self.put(f"params: '{x}'", v, self.of_parameter(x)) for x, v in params.items()}
+        arrays: dict[str, Any] = {}
+        for label, x in params.items():
+            arrays[label] = self.put(f"params: '{label}'", x, self.of_parameter(label))
+        return arrays
 
     def divided(self, params: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
         """Return parameters as calls take them: reshaped, with the divided factor as an axis.
@@ -127,7 +131,8 @@ class Layout:
         shardings = {x: place for x, place in self.divided_shardings().items() if x in params}
         if not shardings:
             return {}
-        return jax.jit(self.with_axes, out_shardings=shardings)({x: params[x] for x in shardings})
+        reshaped_params = {label: params[label] for label in shardings}
+        return jax.jit(self.with_axes, out_shardings=shardings)(reshaped_params)
 
     def divided_shardings(self) -> dict[str, NamedSharding]:
         """Return the shardings of the parameters that `with_axes` reshapes, by label."""
@@ -142,12 +147,13 @@ class Layout:
     def with_axes(self, params: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
         """Return the parameters reshaped: an axis of extent n becomes axes (before, n // before).
 
-        The second one is divided.
+        The second of these axes is divided.
         """
         arrays: dict[str, jax.Array] = {}
         for label, x in params.items():
             division = self._divisions[label]
-            before, (*outer, extent) = division.before, x.shape[: division.axis + 1]
+            before = division.before
+            *outer, extent = x.shape[: division.axis + 1]
             inner = x.shape[division.axis + 1 :]
             arrays[label] = x.reshape(*outer, before, extent // before, *inner)
         return arrays
@@ -164,8 +170,11 @@ class Layout:
     ) -> dict[str, Any]:
         """Put a state on the mesh, sharded as inputs of these shapes."""
         extent = self.extent(shapes)
-        pairs = ((label, x, self.sharding_for(extent, x.shape)) for label, x in state.items())
-        return {x: self.put(f"state: '{x}'", v, place, stays=True) for x, v, place in pairs}
+        arrays: dict[str, Any] = {}
+        for label, x in state.items():
+            sharding = self.sharding_for(extent, x.shape)
+            arrays[label] = self.put(f"state: '{label}'", x, sharding, stays=True)
+        return arrays
 
     def bind(
         self,
@@ -191,17 +200,18 @@ class Layout:
         arrays = [self._put_input(value.name, x, extent, time_axes) for value, x in pairs]
         for value, x in zip(declared, arrays, strict=True):
             if shapes_differ(x.shape[time_axes:], value.type.shape):
-                raise InputError(
-                    f"input '{value.name}' has shape {show(x.shape)} over all hosts, the graph "
-                    f"declares {show(value.type.shape)}",
-                    hint="each host gives the part of the batch that its own devices take",
-                )
+                message = f"input '{value.name}' has shape {show(x.shape)} over all hosts"
+                hint = "each host gives the part of the batch that its own devices take"
+                declared_shape = show(value.type.shape)
+                raise InputError(f"{message}, the graph declares {declared_shape}", hint=hint)
         return arrays
 
     def _with_open_batch(self, value: Value) -> Value:
         shape = value.type.shape
+        if len(shape) <= self.axis:
+            return value
         open_shape = (*shape[: self.axis], UNKNOWN, *shape[self.axis + 1 :])
-        return replace(value, type=replace(value.type, shape=open_shape[: len(shape)]))
+        return replace(value, type=replace(value.type, shape=open_shape))
 
     def typed(
         self, values: Sequence[Value], inputs: Sequence[Any], time_axes: int
@@ -223,10 +233,11 @@ class Layout:
         if isinstance(x, jax.Array) and self._holds(x):
             return x
         if isinstance(x, Tracer):
-            if not sharding.spec or jax.sharding.get_abstract_mesh().manual_axes:
-                return x  # within shard_map it is a shard already
+            is_shard = bool(jax.sharding.get_abstract_mesh().manual_axes)  # within shard_map
+            if not sharding.spec or is_shard:
+                return x
             self._require_divides(name, extent, self.parts)
-            if self._is_explicit:  # the tracer's type has the caller's sharding
+            if self._is_explicit:  # The tracer's type has the caller's sharding.
                 return x
             axes = [_FREE if names is None else names for names in sharding.spec]
             axes += [_FREE] * (x.ndim - len(axes))
@@ -235,10 +246,11 @@ class Layout:
             self._require_divides(name, extent if sharding.spec else 0, self.parts)
             return self.put(f"input '{name}'", x, sharding)
         if sharding.spec:
-            places = sharding.addressable_devices_indices_map(
-                (1,) * (self.axis + time_axes) + (self.parts,)
-            )
-            self._require_divides(name, extent, len(set(map(str, places.values()))))
+            # An array with an item for each shard tells which shards are on this host.
+            shape = (1,) * (self.axis + time_axes) + (self.parts,)
+            indices = sharding.addressable_devices_indices_map(shape)
+            shards = set(map(str, indices.values()))
+            self._require_divides(name, extent, len(shards))
         return jax.make_array_from_process_local_data(sharding, np.asarray(x))
 
     @cached_property
@@ -259,11 +271,9 @@ class Layout:
     def _require_divides(self, name: str, extent: int | None, parts: int) -> None:
         if extent and extent % parts:
             names = " and ".join(map(repr, self.batch))
-            raise InputError(
-                f"the batch of {extent} in input '{name}' does not divide into {parts} equal parts "
-                f"along {names}",
-                hint=f"give a multiple of {parts} items: pad the last batch, and cut its results",
-            )
+            message = f"the batch of {extent} in input '{name}' does not divide into {parts} equal"
+            hint = f"give a multiple of {parts} items: pad the last batch, and cut its results"
+            raise InputError(f"{message} parts along {names}", hint=hint)
 
     def _holds(self, x: jax.Array) -> bool:
         return (

@@ -40,12 +40,15 @@ def over_mesh(
     effective = layout or _layout_of_types(arguments, time_axes)
     if effective is None or jax.sharding.get_abstract_mesh().manual_axes:
         return compute(*arguments)
-    mesh, extent = effective.mesh, effective.extent([x.shape for x in inputs], time_axes)
+    mesh = effective.mesh
+    extent = effective.extent([x.shape for x in inputs], time_axes)
 
     def run(params: Params, *arguments: Any) -> Any:
-        gathered = layout.gathered(params) if layout else params
-        is_prepared = isinstance(gathered, Prepared)
-        raw, prepared = (gathered.params, gathered.values) if is_prepared else (gathered, {})
+        raw = layout.gathered(params) if layout else params
+        prepared: Mapping[str, Any] = {}
+        if isinstance(raw, Prepared):
+            prepared = raw.values
+            raw = raw.params
 
         def undivided() -> Any:
             return compute(raw, *arguments)
@@ -56,7 +59,10 @@ def over_mesh(
         return or_else(divided, undivided)
 
     def shardings(results: object, time_axes: int = time_axes) -> Any:
-        return jax.tree.map(lambda x: effective.sharding_for(extent, x.shape, time_axes), results)
+        def sharding(x: Any) -> NamedSharding:
+            return effective.sharding_for(extent, x.shape, time_axes)
+
+        return jax.tree.map(sharding, results)
 
     if AxisType.Explicit not in mesh.axis_types:
         outputs, after, captures = results = run(*arguments)
@@ -65,9 +71,11 @@ def over_mesh(
     on_auto_axes: Any = partial(auto_axes, run, axes=mesh.explicit_axes)
     replicated = NamedSharding(mesh, PartitionSpec())
     outputs, after, captures = jax.eval_shape(on_auto_axes(out_sharding=replicated), *arguments)
-    states = shardings(after, 0)  # for states whose initial value is computed
-    specs = {label: jax.typeof(x).sharding.spec for label, x in state.items() if label in after}
-    states |= {label: NamedSharding(mesh, spec) for label, spec in specs.items()}
+    # States whose initial value is computed are not in `state`.
+    states = shardings(after, 0)
+    for label, x in state.items():
+        if label in after:
+            states[label] = NamedSharding(mesh, jax.typeof(x).sharding.spec)
     places = shardings(outputs), states, shardings(captures)
     return on_auto_axes(out_sharding=places)(*arguments)
 
@@ -78,8 +86,11 @@ def _layout_of_types(arguments: tuple[Any, ...], time_axes: int) -> Layout | Non
     if mesh is None:
         return None
     _, _, inputs, _ = arguments
-    names = next((jax.typeof(x).sharding.spec[time_axes] for x in inputs if x.ndim > time_axes), ())
-    return Layout(mesh, names if isinstance(names, tuple) else (names,) if names else ())
+    with_batch = [x for x in inputs if x.ndim > time_axes]
+    names = jax.typeof(with_batch[0]).sharding.spec[time_axes] if with_batch else None
+    if not names:
+        return Layout(mesh)
+    return Layout(mesh, names if isinstance(names, tuple) else (names,))
 
 
 def _divided(
@@ -101,15 +112,22 @@ def _divided(
 
     operands = {label: prepared.get(label, x) for label, x in params.items()}
     program, arrays, tree = traced(compute_reshaped, operands, state, inputs, probe)
-    if not program.has_items:  # extents that are not numbers
+    if not program.has_items:  # Its extents are not numbers.
         return compute(params, state, inputs, probe)
-    divisions = {i: layout.division(x, x in prepared) for i, x in enumerate(sorted(operands))}
+    parameters: dict[int, Division] = {}
+    for i, label in enumerate(sorted(operands)):
+        division = layout.division(label, label in prepared)
+        if division:
+            parameters[i] = division
     extent = layout.extent([x.shape for x in inputs], time_axes)
     batch: dict[int, Division] = {}
     for i, x in enumerate(arrays[len(operands) :], len(operands)):
-        if names := layout.sharding_for(extent, x.shape, time_axes).spec:
-            batch[i] = Division(len(names) - 1)
-    parameters = {i: division for i, division in divisions.items() if division}
-    along = Along(layout.along, parameters), Along(layout.batch, batch)
-    target = mesh_target(platform_of(layout.mesh), Divided(layout.in_use(), *along))
+        spec = layout.sharding_for(extent, x.shape, time_axes).spec
+        if spec:
+            batch_axis = len(spec) - 1
+            batch[i] = Division(batch_axis)
+    along_params = Along(layout.along, parameters)
+    along_batch = Along(layout.batch, batch)
+    divided = Divided(layout.in_use(), along_params, along_batch)
+    target = mesh_target(platform_of(layout.mesh), divided)
     return jax.tree.unflatten(tree, differentiable(program, target)(*arrays))

@@ -18,7 +18,7 @@ from nnef_jax.errors import InputError
 from nnef_jax.options import names_of, numpy_of, require, shown
 from nnef_jax.wording.similar import did_you_mean
 
-_READERS = 4  # most readers that a hint names
+_READERS = 4  # readers that a hint names, at most
 Edit = Callable[[jax.Array], ArrayLike]
 Edits = Mapping[str, Edit | ArrayLike]
 
@@ -62,9 +62,11 @@ class Probe:
                 arrays[name] = numpy_of(x, InputError, message)
                 if arrays[name].dtype.kind not in "biufcV":
                     raise InputError(message)
-        edits: Any = tuple((name, x if callable(x) else None) for name, x in by_name.items())
+        edits: list[tuple[str, Any]] = []
+        for name, x in by_name.items():
+            edits.append((name, x if callable(x) else None))
         names = None if capture is None else names_of("capture", capture, "names of tensors")
-        return cls(edits, arrays, names)
+        return cls(tuple(edits), arrays, names)
 
     def captured(self, graph: Graph) -> dict[str, Value]:
         """Return the captured values by name. Raises InputError for a name that matches none."""

@@ -56,12 +56,15 @@ def merged(a: _Moments, b: Moments, **fields: object) -> _Moments:
     `fields` replace further fields of `a`'s type. Source: Chan, Golub and LeVeque 1983.
     """
     count = a.count + b.count
-    share, step = (b.count / count if count else 0.0), b.mean - a.mean
+    share = b.count / count if count else 0.0
+    step = b.mean - a.mean
+    # The squares around both means become squares around the common mean.
+    squares_of_step = step * step * a.count * share if a.count else 0.0
     return replace(
         a,
         count=count,
         mean=a.mean + step * share,
-        squares=a.squares + b.squares + (step * step * a.count * share if a.count else 0.0),
+        squares=a.squares + b.squares + squares_of_step,
         min=min(a.min, b.min),
         max=max(a.max, b.max),
         zeros=a.zeros + b.zeros,
@@ -73,7 +76,8 @@ def merged(a: _Moments, b: Moments, **fields: object) -> _Moments:
 
 def moments_of(values: NDArray[np.float64]) -> Moments:
     """Return the statistics of an array."""
-    finite, nan = values[np.isfinite(values)], int(np.isnan(values).sum())
+    finite = values[np.isfinite(values)]
+    nan = int(np.isnan(values).sum())
     if not finite.size:
         return Moments(nan=nan, inf=values.size - nan)
     mean = float(finite.mean())
@@ -102,8 +106,8 @@ def statistics_of(array: ArrayLike) -> dict[str, Any]:
     """Return count, sampled, min, max, mean, std, zeros, nonfinite and histogram of an array.
 
     `count` is the array's size. All other figures are of `sampled` items, fewer for a large array.
-    min, max, mean, std and histogram are of finite items; the first four are None if no item is
-    finite. For complex numbers all are of magnitudes. `histogram` has the counts in 32 equal bins
+    Only finite items count in min, max, mean, std and histogram; the first four are None if no item
+    is finite. Of a complex number the magnitude counts. `histogram` has the counts in 32 equal bins
     from min to max.
     """
     flat = np.ravel(np.asarray(array), order="K")
@@ -114,16 +118,18 @@ def statistics_of(array: ArrayLike) -> dict[str, Any]:
     figures: dict[str, Any] = {"count": int(flat.size), "sampled": int(items.size)}
     figures |= dict.fromkeys(("min", "max", "mean", "std"), None)
     if len(finite):
-        low, high = float(finite.min()), float(finite.max())
-        scale = max(abs(low), abs(high)) or 1.0  # so that squares do not overflow
+        low = float(finite.min())
+        high = float(finite.max())
+        scale = max(abs(low), abs(high)) or 1.0  # Squares of larger numbers may overflow.
         scaled = moments_of(finite / scale)
         figures |= {"min": low, "max": high, "mean": scaled.mean * scale, "std": scaled.std * scale}
         figures["histogram"] = histogram_of(finite, low, high, _BINS)
     figures["zeros"] = int(np.count_nonzero(values == 0))
     figures["nonfinite"] = int(values.size - finite.size)
-    return {
-        k: None if isinstance(x, float) and not math.isfinite(x) else x for k, x in figures.items()
-    }
+    for name, figure in figures.items():
+        if isinstance(figure, float) and not math.isfinite(figure):
+            figures[name] = None
+    return figures
 
 
 def histogram_of(values: NDArray[np.float64], low: float, high: float, bins: int) -> list[int]:
@@ -134,8 +140,11 @@ def histogram_of(values: NDArray[np.float64], low: float, high: float, bins: int
     if not low < high:
         return [values.size]
     scale = max(-low, high)
-    low, high = low / scale, high / scale
-    return np.histogram((values / scale - low) / (high - low), bins, (0, 1))[0].tolist()
+    low /= scale
+    high /= scale
+    positions = (values / scale - low) / (high - low)
+    counts, _ = np.histogram(positions, bins, (0, 1))
+    return counts.tolist()
 
 
 def _sampled(flat: NDArray[Any]) -> NDArray[Any]:

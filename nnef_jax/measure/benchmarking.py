@@ -86,18 +86,21 @@ class Benchmark(Result):
     def table(self) -> Table:
         """Return a table: milliseconds by batch and engine."""
         has_others = len({timing.engine for timing in self.timings}) > 1
-        rows = [
-            [
-                *(x.batch, x.engine, *(_ms(s) for s in (x.first, x.p50, x.p90, x.p99))),
-                *(None if x.failure else round(100 * x.spread, 1), _short(x.throughput)),
-                *([x.failure or _difference(x)] if has_others else []),
-            ]
-            for x in self.timings
-        ]
-        head = ("batch", "engine", "first ms", "p50 ms", "p90 ms", "p99 ms", "spread %", "items/s")
-        busy = f"; other processes used {self.elsewhere:.1f} cores" if self.elsewhere > 0.2 else ""
-        title = f"{self.network} on {self.device}, {self.rounds} rounds{busy}"
-        return table_of(title, [*head, *(["difference"] if has_others else [])], rows)
+        rows: list[list[Any]] = []
+        for x in self.timings:
+            spread = None if x.failure else round(100 * x.spread, 1)
+            row: list[Any] = [x.batch, x.engine, _ms(x.first), _ms(x.p50), _ms(x.p90), _ms(x.p99)]
+            row += [spread, _short(x.throughput)]
+            if has_others:
+                row.append(x.failure or _difference(x))
+            rows.append(row)
+        heads = ["batch", "engine", "first ms", "p50 ms", "p90 ms", "p99 ms", "spread %", "items/s"]
+        if has_others:
+            heads.append("difference")
+        title = f"{self.network} on {self.device}, {self.rounds} rounds"
+        if self.elsewhere > 0.2:
+            title += f"; other processes used {self.elsewhere:.1f} cores"
+        return table_of(title, heads, rows)
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Draw the median latency by batch size, with a band up to p90; return the axes."""
@@ -181,7 +184,8 @@ def benchmark(
         first, results = _timed_call(subject.run)
         devices.add(devices_of(results))
         shapes = [x.shape for x in subject.arrays]
-        batch = shapes[0][0] if entry == "apply" and shapes and shapes[0] else None
+        has_batch = entry == "apply" and len(shapes) > 0 and len(shapes[0]) > 0
+        batch = shapes[0][0] if has_batch else None
         cases.append(_Case(Timing(_OURS, batch, first), subject.run))
         for name, prepare in engines.items():
             arrays = dict(zip([x.name for x in model.inputs], subject.arrays, strict=True))
@@ -221,7 +225,7 @@ def _other_engine(
         reference = [np.asarray(x) for x in jax.tree.leaves(results)]
         difference = _relative_difference(reference, [np.asarray(x) for x in outputs])
         return _Case(Timing(name, batch, first, difference=difference), call)
-    except Exception as error:  # The remaining engines are measured.
+    except Exception as error:  # The other engines are measured nevertheless.
         reason = error.message if isinstance(error, NnefError) else first_line(error)
         return _Case(Timing(name, batch, failure=reason))
 
@@ -235,7 +239,8 @@ def _timed_call(call: Callable[[], Any]) -> tuple[float, Any]:
 
 def _measure(cases: Sequence[_Case], rounds: int, seconds: float) -> float:
     """Add times of calls by round to each case; return the cores that other processes used."""
-    start, used_before = time.perf_counter(), _used_elsewhere()
+    start = time.perf_counter()
+    used_before = _used_elsewhere()
     for _ in range(rounds):
         for case in cases:
             assert case.run is not None
@@ -285,7 +290,8 @@ def _relative_difference(a: Sequence[Array], b: Sequence[Array]) -> float:
         return math.inf
     differences = [0.0]
     for x, y in zip(a, b, strict=True):
-        x, y = x.astype(np.float64), y.astype(np.float64)
+        x = x.astype(np.float64)
+        y = y.astype(np.float64)
         largest = float(np.abs(x[np.isfinite(x)]).max(initial=0)) or 1.0
         differences.append(float(distances(x, y).max(initial=0)) / largest)
     return max(differences)

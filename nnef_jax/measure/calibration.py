@@ -105,10 +105,8 @@ def _tensors_to_quantise(
 ) -> tuple[list[str], dict[str, str]]:
     """Return the names of the activations to quantise, and the labels of the weights by name."""
     if network.frontend.quantizes:
-        raise InputError(
-            "the network is quantised already: its ranges would be ranges of rounded values",
-            hint="load it with quantization='ignore'",
-        )
+        message = "the network is quantised already: its ranges would be ranges of rounded values"
+        raise InputError(message, hint="load it with quantization='ignore'")
     values = network.graph.values
     tensors = {name: values[name] for name in identifiers}
     labels = {parameter.value: parameter.label for parameter in network.graph.parameters}
@@ -121,7 +119,8 @@ def _tensors_to_quantise(
     if not_real:
         raise InputError(f"tensor {', '.join(map(repr, not_real))} does not hold real numbers")
     activations = [name for name in names if tensors[name] not in labels]
-    return activations, {n: labels[tensors[n]] for n in names if tensors[n] in labels}
+    weights = {name: labels[tensors[name]] for name in names if tensors[name] in labels}
+    return activations, weights
 
 
 def _is_real(value: Value) -> bool:
@@ -130,12 +129,11 @@ def _is_real(value: Value) -> bool:
 
 def _by_default(graph: Graph, tensors: Mapping[str, Value]) -> list[str]:
     """Return the names of real tensors, without constants and without variables but weights."""
-    weights = {
-        operand
-        for operation in graph.operations
-        for name, operand in operation.operands
-        if name in _WEIGHTS and isinstance(operand, Value)
-    }
+    weights: set[Value] = set()
+    for operation in graph.operations:
+        for name, operand in operation.operands:
+            if name in _WEIGHTS and isinstance(operand, Value):
+                weights.add(operand)
     left_out = {variable.value for variable in (*graph.parameters, *graph.states)} - weights
     for operation in graph.operations:
         if operation.kind == "constant":
@@ -166,20 +164,22 @@ def _ranges_of_runs(
     def run(inputs: tuple[Any, ...]) -> Mapping[str, jax.Array]:
         return inside(model, *arguments_of(inputs), probe)
 
-    for tensors in over_samples("sample", samples if names else (), run):
+    if not names:
+        return ranges
+    for tensors in over_samples("sample", samples, run):
         for name, (low, high) in jax.device_get(extremes(tensors)).items():
-            earlier = ranges.get(name, (low, high))
-            ranges[name] = np.minimum(earlier[0], low), np.maximum(earlier[1], high)
-    if names and not ranges:
+            earlier_low, earlier_high = ranges.get(name, (low, high))
+            ranges[name] = np.minimum(earlier_low, low), np.maximum(earlier_high, high)
+    if not ranges:
         raise InputError("calibration needs at least one sample")
     return {name: ranges[name] for name in names}
 
 
 def _not_empty(low: Array, high: Array) -> _Range:
     """Widen ranges whose ends are equal: down or up to 0, and [0, 0] to [0, 1]."""
-    empty = low == high
+    is_empty = low == high
     top = np.where(high > 0, high, np.where(high < 0, 0, 1))
-    return np.where(empty & (low > 0), 0, low), np.where(empty, top, high)
+    return np.where(is_empty & (low > 0), 0, low), np.where(is_empty, top, high)
 
 
 def _min_max(low: Array, high: Array, symmetric: bool) -> str:
@@ -192,8 +192,11 @@ def _min_max(low: Array, high: Array, symmetric: bool) -> str:
 def _zero_point(low: Array, high: Array, bits: int, signed: bool, symmetric: bool) -> str:
     """Return the zero point and the scale for a range, which is widened to include 0."""
     top = 2 ** (bits - int(signed)) - 1
-    bottom = 0 if not signed else -top if symmetric else -top - 1
-    low, high = np.minimum(low, 0).astype(np.float64), np.maximum(high, 0).astype(np.float64)
+    bottom = 0
+    if signed:
+        bottom = -top if symmetric else -top - 1
+    low = np.minimum(low, 0).astype(np.float64)
+    high = np.maximum(high, 0).astype(np.float64)
     if symmetric:
         high = np.maximum(-low, high)
         low = -high
@@ -209,4 +212,6 @@ def _text(numbers: Array) -> str:
     if numbers.dtype.kind == "i":
         return str(int(numbers))
     mantissa, mark, exponent = str(np.float32(numbers)).partition("e")
-    return (mantissa if "." in mantissa else f"{mantissa}.0") + mark + exponent
+    if "." not in mantissa:
+        mantissa = f"{mantissa}.0"
+    return mantissa + mark + exponent

@@ -76,7 +76,9 @@ class Cost(Result):
     @property
     def intensity(self) -> float | None:
         """Return flops per byte; below about 10, memory limits the speed of most machines."""
-        return self.flops / self.bytes_accessed if self.flops and self.bytes_accessed else None
+        if not self.flops or not self.bytes_accessed:
+            return None
+        return self.flops / self.bytes_accessed
 
     def to_dict(self) -> dict[str, object]:
         """Return the attributes and `intensity`."""
@@ -84,26 +86,29 @@ class Cost(Result):
 
     def table(self) -> Table:
         """Return a table of XLA's figures."""
-        share = self.flops / 2 / self.multiply_adds if self.flops and self.multiply_adds else None
-        rows: list[tuple[str, Any, str]] = [
-            ("multiply-adds", self.multiply_adds, "of products and convolutions in the document"),
-            ("flops", self.flops, f"{share:.2f} of 2 a multiply-add" if share else ""),
-            ("transcendentals", self.transcendentals, ""),
-            ("bytes accessed", self.bytes_accessed, "" if self.compiled else "before fusion"),
-            ("flops a byte", self.intensity and f"{self.intensity:.3g}", ""),
-            ("arguments", self.argument_bytes, "bytes of inputs and prepared parameters"),
-            ("outputs", self.output_bytes, "bytes"),
-            ("temporaries", self.temporary_bytes, "bytes"),
-            ("code", self.code_bytes, "bytes"),
-            ("loops", self.loops or None, "whose bodies are counted once"),
-        ]
-        cells = [
-            (name, value if isinstance(value, str) else f"{int(value):,}", note)
-            for name, value, note in rows
-            if value is not None
-        ]
+        rows: list[tuple[str, str, str]] = []
+
+        def add(name: str, figure: float | None, note: str = "") -> None:
+            if figure is not None:
+                rows.append((name, f"{int(figure):,}", note))
+
+        flops_note = ""
+        if self.flops and self.multiply_adds:
+            share = self.flops / 2 / self.multiply_adds
+            flops_note = f"{share:.2f} of 2 a multiply-add"
+        add("multiply-adds", self.multiply_adds, "of products and convolutions in the document")
+        add("flops", self.flops, flops_note)
+        add("transcendentals", self.transcendentals)
+        add("bytes accessed", self.bytes_accessed, "" if self.compiled else "before fusion")
+        if self.intensity is not None:
+            rows.append(("flops a byte", f"{self.intensity:.3g}", ""))
+        add("arguments", self.argument_bytes, "bytes of inputs and prepared parameters")
+        add("outputs", self.output_bytes, "bytes")
+        add("temporaries", self.temporary_bytes, "bytes")
+        add("code", self.code_bytes, "bytes")
+        add("loops", self.loops or None, "whose bodies are counted once")
         stage = "compiled" if self.compiled else "lowered"
-        table = table_of(f"{self.network}, {stage} for {self.platform}", ("", "", ""), cells)
+        table = table_of(f"{self.network}, {stage} for {self.platform}", ("", "", ""), rows)
         table.show_header = False
         table.columns[1].justify = "right"
         return table
@@ -184,8 +189,7 @@ def cost(
     default_platform = _platform_of(default_device())
     if platform is not None:
         require_choice("platform", platform, _PLATFORMS)
-    examples = inputs or tuple([] if named else declared_types(model))
-    types = types_of(model, examples, named)
+    types = _types(model, inputs, named)
     graph = graph_for(model, types)
     stage: jax.stages.Lowered | jax.stages.Compiled
     is_default = platform in (None, default_platform)
@@ -196,11 +200,13 @@ def cost(
         else:
             function, arguments = program_on(model, types, default_platform)
             stage = model.jit(function).lower(*arguments).compile()
-        memory, loops = stage.memory_analysis(), program_of(stage.as_text() or "", ()).loops
+        memory = stage.memory_analysis()
+        loops = program_of(stage.as_text() or "", ()).loops
     else:
         traced = jax.jit(model.apply).trace(model.params, *types)
         stage = traced.lower(lowering_platforms=(platform,))
-        memory, loops = None, stage.as_text().count("stablehlo.while")
+        memory = None
+        loops = stage.as_text().count("stablehlo.while")
     analysis: Any = stage.cost_analysis() or {}
     return Cost(
         graph.name,
@@ -229,15 +235,19 @@ def _cost_on(
 ) -> DeviceCost:
     """Return the cost of a model's call on a topology."""
     devices = topology_of(topology)
-    examples = tuple(inputs) or tuple([] if named else declared_types(model))
-    types = types_of(model, examples, named)
+    types = _types(model, inputs, named)
+    layout = layout_of(model)
     if axes:
-        batch = None if batch == "data" and "data" not in axes else batch
-        params = None if params == "model" and "model" not in axes else params
+        # The defaults hold if the mesh has these axes.
+        if batch == "data" and "data" not in axes:
+            batch = None
+        if params == "model" and "model" not in axes:
+            params = None
         model = without_mesh(model).shard(mesh_of(devices, axes), batch=batch, params=params)
-    elif layout := layout_of(model):
+    elif layout is not None:
         mesh = mesh_of(devices, layout.mesh.shape)
-        model = model if layout.mesh == mesh else over(model, replace(layout, mesh=mesh))
+        if layout.mesh != mesh:
+            model = over(model, replace(layout, mesh=mesh))
     graph = graph_for(model, types)
     function, arguments = program_on(model, types, devices.chip.platform)
     operations = [*dict.fromkeys(operation.name for operation in graph.operations)]
@@ -265,6 +275,15 @@ def _cost_of_function(
     types = jax.tree.map(_type, tuple(arguments))
     name = getattr(function, "__name__", type(function).__name__)
     return device_cost(name, function, types, topology_of(topology))
+
+
+def _types(
+    model: Model, inputs: Sequence[object], named: Mapping[str, object]
+) -> list[jax.ShapeDtypeStruct]:
+    """Return the types of a call's inputs, by default those that the model declares."""
+    if not inputs and not named:
+        inputs = declared_types(model)
+    return types_of(model, tuple(inputs), named)
 
 
 def _type(x: Any) -> Any:

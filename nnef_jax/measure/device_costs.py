@@ -162,10 +162,13 @@ class DeviceCost(Result):
         return "fits", "yes" if self.fits else "no", f"{needed} {available}"
 
     def _time_note(self) -> str:
-        calls = ", ".join(f"{n} {target}" for target, n in self.custom_calls.items())
-        notes = [f"without {calls}" if calls else ""]
-        notes.append(f"{self.open_loops} loops of unknown length" if self.open_loops else "")
-        return "; ".join(filter(None, notes))
+        notes: list[str] = []
+        if self.custom_calls:
+            calls = [f"{n} {target}" for target, n in self.custom_calls.items()]
+            notes.append(f"without {', '.join(calls)}")
+        if self.open_loops:
+            notes.append(f"{self.open_loops} loops of unknown length")
+        return "; ".join(notes)
 
 
 def mesh_of(topology: Topology, axes: Mapping[str, int]) -> AbstractMesh:
@@ -223,7 +226,8 @@ def device_cost(
     size = math.prod(axes.values())
     flops, accessed = _work(compiled, program.analysis, size)
     peak = _peak(topology, arguments)
-    rate = chip.network if chip.network and topology.shape[0] > 1 else chip.link
+    has_hosts = topology.shape[0] > 1
+    link_rate = chip.network if chip.network and has_hosts else chip.link
     seconds = estimated_seconds(compiled.analysis, text)
     return DeviceCost(
         network,
@@ -244,7 +248,7 @@ def device_cost(
         text.custom_calls,
         text.open_loops,
         text.collectives,
-        sum(x.exchanged for x in text.collectives) / rate,
+        sum(x.exchanged for x in text.collectives) / link_rate,
         _kernel_times(compiled.text, text, operations, seconds) if seconds else (),
     )
 
@@ -293,8 +297,9 @@ def _work(
     """Return flops and accessed bytes of a device, before fusion if the compiler counts none."""
     if compiled.analysis:
         return compiled.analysis.get("flops"), compiled.analysis.get("bytes accessed")
-    flops, accessed = lowered.get("flops"), lowered.get("bytes accessed")
-    return flops and flops / size, accessed and accessed / size
+    flops = lowered.get("flops")
+    accessed = lowered.get("bytes accessed")
+    return None if flops is None else flops / size, None if accessed is None else accessed / size
 
 
 def _peak(topology: Topology, arguments: Sequence[Any]) -> float:
@@ -306,7 +311,9 @@ def _peak(topology: Topology, arguments: Sequence[Any]) -> float:
             items[jnp.dtype(x.dtype).name] += math.prod(x.shape)
     dtype = max(items, key=items.__getitem__, default="float32")
     # jax multiplies float32 in TF32 on GPUs and in bfloat16 on TPUs, unless precision is higher.
-    return peaks.get(dtype if dtype != "float32" else "tf32", peaks["bfloat16"])
+    if dtype == "float32":
+        dtype = "tf32"
+    return peaks.get(dtype, peaks["bfloat16"])
 
 
 def _size(n: float) -> str:

@@ -74,28 +74,25 @@ class Difference(Result):
 
     def table(self) -> Table:
         """Return a table with a line for each change: - removed, + added, ~ changed, > renamed."""
-        rows = [
-            (
-                _SIGNS[x.change],
-                x.part,
-                x.name if x.renamed is None else f"{x.name} -> {x.renamed}",
-                x.kind,
-                "; ".join(x.details),
-            )
-            for x in self.changes
-        ]
+        rows: list[tuple[str, ...]] = []
+        for x in self.changes:
+            name = x.name if x.renamed is None else f"{x.name} -> {x.renamed}"
+            rows.append((_SIGNS[x.change], x.part, name, x.kind, "; ".join(x.details)))
         counts = [f"{n} {part}" for part, n in self._counts().items()]
         heading = f"{', '.join(counts)} differ" if counts else "nothing differs"
-        sizes = [
-            f"{a:,}" if a == b else f"{a:,} and {b:,}" for a, b in (self.operations, self.weights)
-        ]
-        title = f"{heading}, of {sizes[0]} operations and {sizes[1]} arrays"
+        operations = _two_numbers(*self.operations)
+        arrays = _two_numbers(*self.weights)
+        title = f"{heading}, of {operations} operations and {arrays} arrays"
         return table_of(title, ("", "part", "name", "kind", "what"), rows)
 
     def _counts(self) -> dict[str, int]:
         parts = [change.part for change in self.changes]
         names = {part: part if part == "weights" else f"{part}s" for part in parts}
         return {name: parts.count(part) for part, name in names.items()}
+
+
+def _two_numbers(a: int, b: int) -> str:
+    return f"{a:,}" if a == b else f"{a:,} and {b:,}"
 
 
 def diff(a: Model | Source, b: Model | Source) -> Difference:
@@ -145,39 +142,44 @@ def _outputs(graph: Graph) -> dict[str, str]:
 def _values(part: str, a: Mapping[str, str], b: Mapping[str, str]) -> Iterator[Change]:
     """Yield differences of inputs or outputs.
 
-    They are paired by name, or in order if as many have other names.
+    Both sides are paired by name, or in order if they have equally many tensors of other names.
     """
     if len(a) == len(b) and set(a) != set(b):
         pairs = list(zip(a, b, strict=True))
     else:
         pairs = [(name, name) for name in a if name in b]
     for x, y in pairs:
-        if a[x] != b[y] or x != y:
-            details = (f"{a[x]} -> {b[y]}",) if a[x] != b[y] else ()
-            change = "changed" if details else "renamed"
-            yield Change(part, change, x, a[x], y if x != y else None, details)
-    order_a, order_b = ([name for name in side if name in a and name in b] for side in (a, b))
+        renamed = y if x != y else None
+        if a[x] != b[y]:
+            yield Change(part, "changed", x, a[x], renamed, (f"{a[x]} -> {b[y]}",))
+        elif renamed:
+            yield Change(part, "renamed", x, a[x], renamed)
+    order_a = [name for name in a if name in b]
+    order_b = [name for name in b if name in a]
     if len(a) == len(pairs) and order_a != order_b:
         details = (f"order: {', '.join(order_a)} -> {', '.join(order_b)}",)
         yield Change(part, "changed", order_a[0], "", details=details)
-    yield from [Change(part, "removed", x, a[x]) for x in a if x not in {p[0] for p in pairs}]
-    yield from [Change(part, "added", y, b[y]) for y in b if y not in {p[1] for p in pairs}]
+    paired_a = {x for x, _ in pairs}
+    paired_b = {y for _, y in pairs}
+    yield from [Change(part, "removed", x, a[x]) for x in a if x not in paired_a]
+    yield from [Change(part, "added", y, b[y]) for y in b if y not in paired_b]
 
 
 def _operations(a: Graph, b: Graph, pairs: Pairs) -> Iterator[Change]:
-    first, second = named_operations(a), named_operations(b)
-    for name, operation in first.items():
+    operations_a = named_operations(a)
+    operations_b = named_operations(b)
+    for name, operation in operations_a.items():
         if name not in pairs.operations:
             yield Change("operation", "removed", name, operation.kind, details=_operands(operation))
             continue
-        other = second[pairs.operations[name]]
-        details = tuple(_changes(operation, other, pairs))
-        renamed = other.name if other.name != operation.name else None
+        partner = operations_b[pairs.operations[name]]
+        details = tuple(_changes(operation, partner, pairs))
+        renamed = partner.name if partner.name != operation.name else None
         if details or renamed:
             change = "changed" if details else "renamed"
             yield Change("operation", change, name, operation.kind, renamed, details)
     partners = set(pairs.operations.values())
-    for name, operation in second.items():
+    for name, operation in operations_b.items():
         if name not in partners:
             yield Change("operation", "added", name, operation.kind, details=_operands(operation))
 
@@ -190,15 +192,16 @@ def _changes(a: Operation, b: Operation, pairs: Pairs) -> Iterator[str]:
     """Yield differences between two operations that are paired."""
     if a.kind != b.kind:
         yield f"{a.kind} -> {b.kind}"
-    for x, y in ((a.attributes, b.attributes), (a.operands, b.operands)):
-        old, new = dict(x), dict(y)
-        for name in dict.fromkeys((*old, *new)):
-            if name not in new:
-                yield f"no longer {name}: {_shown(old[name])}"
-            elif name not in old:
-                yield f"now {name}: {_shown(new[name])}"
-            elif not pairs.agree(old[name], new[name]):
-                yield f"{name}: {_shown(old[name])} -> {_shown(new[name])}"
+    for items_a, items_b in ((a.attributes, b.attributes), (a.operands, b.operands)):
+        before = dict(items_a)
+        after = dict(items_b)
+        for name in dict.fromkeys((*before, *after)):
+            if name not in after:
+                yield f"no longer {name}: {_shown(before[name])}"
+            elif name not in before:
+                yield f"now {name}: {_shown(after[name])}"
+            elif not pairs.agree(before[name], after[name]):
+                yield f"{name}: {_shown(before[name])} -> {_shown(after[name])}"
     for x, y in zip(a.writes(), b.writes(), strict=False):
         if x.type != y.type:
             yield f"{x.type} -> {y.type}"
@@ -215,30 +218,36 @@ def _states(a: Graph, b: Graph, pairs: Pairs) -> Iterator[Change]:
 
 
 def _weights(a: Mapping[str, Any], b: Mapping[str, Any], pairs: Pairs) -> Iterator[Change]:
-    for label, array in a.items():
-        other = pairs.labels.get(label)
-        old = np.asarray(array)
-        kind = _type(old)
-        if other is None or other not in b:
+    for label, stored_array in a.items():
+        array = np.asarray(stored_array)
+        kind = _type(array)
+        partner = pairs.labels.get(label)
+        if partner is None or partner not in b:
             yield Change("weights", "removed", label, kind)
             continue
-        new = np.asarray(b[other])
-        renamed = other if other != label else None
-        if _type(new) != kind:
-            yield Change("weights", "changed", label, kind, renamed, (f"{kind} -> {_type(new)}",))
-        elif (details := _distance(old, new)) is not None:
-            yield Change("weights", "changed", label, kind, renamed, *details)
+        array_b = np.asarray(b[partner])
+        kind_b = _type(array_b)
+        renamed = partner if partner != label else None
+        if kind_b != kind:
+            yield Change("weights", "changed", label, kind, renamed, (f"{kind} -> {kind_b}",))
+            continue
+        distance = _distance(array, array_b)
+        if distance is not None:
+            details, relative = distance
+            yield Change("weights", "changed", label, kind, renamed, details, relative)
         elif renamed:
             yield Change("weights", "renamed", label, kind, renamed)
     partners = set(pairs.labels.values())
-    yield from [
-        Change("weights", "added", x, _type(np.asarray(b[x]))) for x in b if x not in partners
-    ]
+    for label, stored_array in b.items():
+        if label not in partners:
+            yield Change("weights", "added", label, _type(np.asarray(stored_array)))
 
 
 def _distance(a: Array, b: Array) -> tuple[tuple[str, ...], float] | None:
     """Return the distance of two arrays of one type as texts and as a number; None if equal."""
-    count, largest, squares, squares_of_a = 0, 0.0, 0.0, 0.0  # sums over chunks
+    # The figures are summed over chunks.
+    count = 0
+    largest = squares = squares_of_a = 0.0
     wide = np.complex128 if a.dtype.kind == "c" else np.float64
     for x, y in zip(chunks(a, wide), chunks(b, wide), strict=True):
         differences = distances(x, y)
@@ -262,7 +271,8 @@ def distances(a: Array, b: Array) -> Array:
     with np.errstate(invalid="ignore", over="ignore"):
         differences = np.abs(b - a)
     differences = np.where(np.isnan(differences), np.inf, differences)
-    return np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0, differences)
+    are_equal = (a == b) | (np.isnan(a) & np.isnan(b))
+    return np.where(are_equal, 0, differences)
 
 
 def _type(array: Array) -> str:

@@ -52,7 +52,7 @@ def onnx_tensors(
     returns tensors by name: all tensors if the package onnx is installed, otherwise the outputs.
     Without `inside` it returns a tuple of the outputs.
     """
-    engine("onnxruntime", path)  # raises an error if the file cannot be read
+    engine("onnxruntime", path)  # This raises an error if the file cannot be read.
     onnxruntime: Any = importlib.import_module("onnxruntime")
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
@@ -77,9 +77,10 @@ def _with_all_outputs(path: str) -> Any:
         return path
     model = onnx.load(path)
     outputs = {output.name for output in model.graph.output}
-    for name in [name for node in model.graph.node for name in node.output]:
-        if name and name not in outputs:
-            model.graph.output.append(onnx.ValueInfoProto(name=name))
+    for node in model.graph.node:
+        for name in node.output:
+            if name and name not in outputs:
+                model.graph.output.append(onnx.ValueInfoProto(name=name))
     return model.SerializeToString()
 
 
@@ -89,7 +90,11 @@ def _onnxruntime(module: Any, path: str) -> Callable[[Mapping[str, Any]], Call]:
     options.log_severity_level = 4
     session = module.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     names = [value.name for value in session.get_inputs()]
-    return lambda inputs: partial(session.run, None, _typed(session, _in_order(inputs, names)))
+
+    def prepare(inputs: Mapping[str, Any]) -> Call:
+        return partial(session.run, None, _typed(session, _in_order(inputs, names)))
+
+    return prepare
 
 
 def _typed(session: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
@@ -138,7 +143,9 @@ def _in_order(inputs: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]
 
 
 def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 ENGINES: dict[str, Callable[[Any, str], Callable[[Mapping[str, Any]], Call]]] = {

@@ -49,19 +49,26 @@ def subject_of(
     """
     require_choice("entry", entry, ("apply", "step", "scan"))
     cycles = (_CYCLES,) if entry == "scan" else ()
-    examples = tuple(args) or tuple([] if named else random_inputs(model, seed, *cycles).values())
-    inputs = [jnp.asarray(x) for x in bind(model, examples, named, len(cycles))]
+    if not args and not named:
+        args = tuple(random_inputs(model, seed, *cycles).values())
+    inputs = [jnp.asarray(x) for x in bind(model, tuple(args), named, len(cycles))]
     graph = network_of(model).specialise([x.shape[len(cycles) :] for x in inputs])
     state = {} if entry == "apply" else model.init_state()
-    arrays = [*[state[variable.label] for variable in graph.states if state], *inputs]
-    entry_name, run = {
-        "apply": ("outputs", lambda: model(*inputs)),
-        # A new state for each call, since a step may reuse the memory of its state.
-        "step": ("step", lambda: model.step(model.init_state(), *inputs)),
-        "scan": ("scan", lambda: model.scan(*inputs)),
-    }[entry]
+    states = [state[variable.label] for variable in graph.states if state]
+
+    def run() -> Any:
+        if entry == "apply":
+            results = model(*inputs)
+        elif entry == "step":
+            # Each call has a new state, since a step may reuse the memory of its state.
+            results = model.step(model.init_state(), *inputs)
+        else:
+            results = model.scan(*inputs)
+        return jax.block_until_ready(results)
+
+    entry_name = "outputs" if entry == "apply" else entry
     program = partial(compiled, model, entry_name, state, inputs)
-    return Subject(lambda: jax.block_until_ready(run()), program, arrays, graph)
+    return Subject(run, program, [*states, *inputs], graph)
 
 
 def random_inputs(
@@ -75,7 +82,7 @@ def random_inputs(
     random = np.random.default_rng(seed)
     inputs: dict[str, Any] = {}
     types = declared_types(model, batch)
-    graph_for(model, types)  # raises LimitError for too many numbers
+    graph_for(model, types)  # This raises LimitError for too many numbers.
     for value, type in zip(model.graph.inputs, types, strict=True):
         shape = (*leading, *type.shape)
         is_real = jnp.issubdtype(type.dtype, jnp.inexact)

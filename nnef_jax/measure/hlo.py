@@ -11,7 +11,8 @@ from functools import cached_property
 
 _COMPUTATION = re.compile(r"(ENTRY )?%?([\w.\-]+) \(.*\{$")
 _INSTRUCTION = re.compile(r"\s+(?:ROOT )?%?([\w.\-]+) = (.*)")
-_OPCODE = re.compile(r"[\])}] ([a-z][\w\-]*)\(")  # after a shape, its layout or a tuple of shapes
+# The opcode follows a shape, its layout, or a tuple of shapes.
+_OPCODE = re.compile(r"[\])}] ([a-z][\w\-]*)\(")
 _SHAPE = re.compile(r"\b([a-z]+\d*(?:e\d+m\d+\w*)?)\[([\d,]*)\]")
 _LOOP = re.compile(r"condition=%?([\w.\-]+), body=%?([\w.\-]+)")
 _BRANCHES = re.compile(r"(?:to_apply|branch_computations|\w+_computation)=(\{[^}]*\}|%?[\w.\-]+)")
@@ -37,18 +38,26 @@ _OPERANDS = re.compile(r"[^()]*")
 _WITHOUT_WORK = {
     "bitcast", "conditional", "constant", "get-tuple-element", "parameter", "tuple", "while"
 }  # fmt: skip
-_FREE = {"ConcatBitcast", "X64Combine", "X64SplitLow", "X64SplitHigh"}  # they compute nothing
+# Targets of custom calls that compute nothing.
+_FREE = {"ConcatBitcast", "X64Combine", "X64SplitLow", "X64SplitHigh"}
 _BITS = {"pred": 8, "token": 0, "opaque": 0}
 
 
 @dataclass(frozen=True)
 class Instruction:
-    """An instruction of a computation that runs by itself, so not one within a fusion."""
+    """An instruction that runs by itself, outside fusions.
+
+    Attributes:
+        name: the name of the instruction.
+        opcode: HLO's name of its operation.
+        definition: the text after the name.
+        runs: the number of runs in a call of the program; a loop of unknown length counts once.
+    """
 
     name: str
     opcode: str
     definition: str
-    runs: int  # how often a call of the program runs it; 1 in a loop of unknown length
+    runs: int
 
     @property
     def cycles(self) -> int:
@@ -65,8 +74,8 @@ class Collective:
         kind: HLO's name, such as "all-reduce".
         count: the number of collectives; a collective in a loop is counted by trips.
         bytes: bytes of their results on one device.
-        exchanged: bytes that a device sends in rings: all-reduce 2 (n - 1) / n of its result, the
-            others (n - 1) / n of the larger of operand and result, in a group of n devices.
+        exchanged: bytes that a device sends in a ring of n devices: 2 (n - 1) / n of the result for
+            an all-reduce, (n - 1) / n of the larger of operand and result for the others.
         group: the largest number of devices in a group.
     """
 
@@ -82,15 +91,17 @@ def computations(text: str) -> tuple[str, dict[str, list[tuple[str, str]]]]:
 
     Computations precede their callers.
     """
-    members: dict[str, list[tuple[str, str]]] = {}
-    entry, inside = "", list[tuple[str, str]]()
+    by_computation: dict[str, list[tuple[str, str]]] = {}
+    entry = ""
+    instructions: list[tuple[str, str]] = []
     for line in text.splitlines():
         if match := _COMPUTATION.match(line):
-            inside = members.setdefault(match[2], [])
-            entry = match[2] if match[1] else entry
+            instructions = by_computation.setdefault(match[2], [])
+            if match[1]:
+                entry = match[2]
         elif match := _INSTRUCTION.match(line):
-            inside.append((match[1], match[2]))
-    return entry, members
+            instructions.append((match[1], match[2]))
+    return entry, by_computation
 
 
 class HloText:
@@ -110,9 +121,11 @@ class HloText:
             opcode = _OPCODE.search(f"]{shape_and_opcode}")
             kind = opcode[1] if opcode else ""
             yield Instruction(name, kind, definition, runs)
-            if kind == "while" and (loop := _LOOP.search(definition)):
-                trips = self._trips(definition, loop[1])
-                yield from self._running(loop[2], runs * (trips or 1))
+            loop = _LOOP.search(definition) if kind == "while" else None
+            if loop is not None:
+                condition, body = loop.groups()
+                trips = self._trips(definition, condition)
+                yield from self._running(body, runs * (trips or 1))
             elif kind in ("conditional", "call", "async-start"):
                 for group in _BRANCHES.findall(definition):
                     for branch in _NAME.findall(group):
@@ -122,16 +135,21 @@ class HloText:
         """Return the number of trips of a loop, None if only a run knows it."""
         if match := _TRIPS.search(definition):
             return int(match[1])
-        lines = [text for _, text in self._computations.get(condition, ())]
-        bounds = [match[1] for text in lines if (match := _BOUND.search(f" {text}"))]
-        is_counted = any("direction=LT" in text for text in lines)
-        return int(bounds[0]) if is_counted and len(bounds) == 1 else None
+        definitions = [text for _, text in self._computations.get(condition, ())]
+        matches = [_BOUND.search(f" {text}") for text in definitions]
+        bounds = [int(match[1]) for match in matches if match]
+        is_counted = any("direction=LT" in text for text in definitions)
+        return bounds[0] if is_counted and len(bounds) == 1 else None
 
     @cached_property
     def open_loops(self) -> int:
         """Return the number of loops whose trips only a run knows."""
-        loops = [(x, _LOOP.search(x.definition)) for x in self.instructions if x.opcode == "while"]
-        return sum(self._trips(x.definition, loop[1]) is None for x, loop in loops if loop)
+        count = 0
+        for x in self.instructions:
+            loop = _LOOP.search(x.definition) if x.opcode == "while" else None
+            if loop is not None and self._trips(x.definition, loop[1]) is None:
+                count += 1
+        return count
 
     @cached_property
     def cycles(self) -> dict[str, int]:
@@ -145,8 +163,10 @@ class HloText:
     @property
     def trips_factor(self) -> float:
         """Return the cycles of a call over those with each loop's body counted once."""
-        once = sum({x.name: x.cycles for x in self.instructions}.values())
-        return sum(self.cycles.values()) / once if once else 1.0
+        cycles_once = sum({x.name: x.cycles for x in self.instructions}.values())
+        if not cycles_once:
+            return 1.0
+        return sum(self.cycles.values()) / cycles_once
 
     @cached_property
     def accessed_bytes(self) -> int:
@@ -166,7 +186,8 @@ class HloText:
         """Return the number of custom calls that compute, by target."""
         counts: defaultdict[str, int] = defaultdict(int)
         for x in self.instructions:
-            if x.opcode == "custom-call" and (target := _TARGET.search(x.definition)):
+            target = _TARGET.search(x.definition) if x.opcode == "custom-call" else None
+            if target is not None:
                 counts[target[1]] += x.runs
         return {target: n for target, n in sorted(counts.items()) if target not in _FREE}
 
@@ -180,15 +201,14 @@ class HloText:
         for x in self.instructions:
             kind = x.opcode.removesuffix("-start")
             if kind in _COLLECTIVES:
-                channel = _CHANNEL.search(x.definition)
-                by_channel.setdefault((kind, channel[1] if channel else x.name), (x, kind))
+                match = _CHANNEL.search(x.definition)
+                channel = match[1] if match else x.name
+                by_channel.setdefault((kind, channel), (x, kind))
         totals: dict[str, Collective] = {}
         for x, kind in by_channel.values():
             group = _group(x.definition)
             size = _result_bytes(x)
-            larger = size * group if kind == "reduce-scatter" else size
-            factor = 2 if kind == "all-reduce" else 1
-            exchanged = larger if "permute" in kind else factor * larger * (group - 1) / group
+            exchanged = _exchanged_bytes(kind, size, group)
             before = totals.get(kind, Collective(kind, 0, 0, 0.0, 0))
             totals[kind] = Collective(
                 kind,
@@ -206,12 +226,27 @@ def _written_bytes(instruction: Instruction) -> int:
     return sum(_bytes(*match) for match in _SHAPE.findall(shapes))
 
 
+def _exchanged_bytes(kind: str, size: int, group: int) -> float:
+    """Return `Collective.exchanged` of one collective with a result of `size` bytes."""
+    if "permute" in kind:
+        return size
+    if kind == "reduce-scatter":
+        size *= group  # The operand is larger than the result.
+    factor = 2 if kind == "all-reduce" else 1
+    return factor * size * (group - 1) / group
+
+
 def _result_bytes(instruction: Instruction) -> int:
-    """Return the bytes of a collective's result; that of a start is the second half of a tuple."""
+    """Return the bytes of a collective's result.
+
+    The result of a start is a tuple: operands in the first half, results in the second. That of an
+    all-reduce has results alone.
+    """
     shapes = instruction.definition.partition(f" {instruction.opcode}(")[0]
     sizes = [_bytes(*match) for match in _SHAPE.findall(shapes)]
-    if instruction.opcode.endswith("-start") and len(sizes) > 1:
-        sizes = sizes[len(sizes) // 2 :] if instruction.opcode != "all-reduce-start" else sizes
+    is_start = instruction.opcode.endswith("-start") and len(sizes) > 1
+    if is_start and instruction.opcode != "all-reduce-start":
+        sizes = sizes[len(sizes) // 2 :]
     return sum(sizes)
 
 
@@ -220,7 +255,8 @@ def _bytes(dtype: str, extents: str) -> int:
     if bits is None:
         digits = re.search(r"\d+", dtype)
         bits = int(digits[0]) if digits else 8
-    return math.prod(map(int, filter(None, extents.split(",")))) * bits // 8
+    items = math.prod(map(int, filter(None, extents.split(","))))
+    return items * bits // 8
 
 
 def _group(definition: str) -> int:

@@ -44,27 +44,27 @@ def program_of(text: str, names: Collection[str]) -> HloProgram:
     called: dict[str, list[str]] = {}  # computations by instruction
     control: set[str] = set()
     loops = 0
-    _, members = computations(text)
-    for inside in members.values():
-        for name, definition in inside:
+    _, instructions = computations(text)
+    for computation in instructions.values():
+        for name, definition in computation:
             definition, _, metadata = definition.partition(", metadata={")
             path = _PATH.search(metadata)
             operation = _operation(_unescaped(path[1]), by_path, slashes) if path else None
             operations[name] = {operation} if operation else set()
-            called[name] = [
-                n for group in _CALLED.findall(definition) for n in _NAME.findall(group)
-            ]
+            called[name] = _NAME.findall(" ".join(_CALLED.findall(definition)))
             if _CONTROL.search(definition):
                 control.add(name)
                 loops += " while(" in definition
     # Computations precede their callers, so that the operations of called ones are complete.
-    for inside in members.values():
-        for name, _ in inside:
-            bodies = [members.get(computation, ()) for computation in called[name]]
-            operations[name].update(*[operations[n] for body in bodies for n, _ in body])
+    for computation in instructions.values():
+        for name, _ in computation:
+            for called_name in called[name]:
+                for inner_name, _ in instructions.get(called_name, ()):
+                    operations[name] |= operations[inner_name]
     module = re.match(r"HloModule ([^,\s]+)", text)
+    module_name = module[1] if module else ""
     frozen = {name: frozenset(x) for name, x in operations.items()}
-    return HloProgram(module[1] if module else "", frozen, frozenset(control), loops)
+    return HloProgram(module_name, frozen, frozenset(control), loops)
 
 
 def _without_empty_parts(name: str) -> str:

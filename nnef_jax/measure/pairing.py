@@ -34,9 +34,12 @@ class Pairs:
             return len(items) == len(partners) and all(map(self.agree, items, partners))
         if isinstance(a, Value):
             return self.values.get(a) is b
-        if isinstance(a, Graph) and isinstance(b, Graph):  # the body of a loop
+        if isinstance(a, Graph) and isinstance(b, Graph):  # They are bodies of loops.
             return _are_equal(a, b)
-        return not isinstance(b, Value) and (a == b or (a != a and b != b))  # two NaNs are equal
+        if isinstance(b, Value):
+            return False
+        are_nan = a != a and b != b
+        return a == b or are_nan
 
 
 def paired(a: Graph, b: Graph) -> Pairs:
@@ -45,18 +48,18 @@ def paired(a: Graph, b: Graph) -> Pairs:
     Names may mislead, if an exporter has numbered the tensors.
     """
     labels = {pair.a: pair.b for pair in match(_variables(a), _variables(b), {})}
-    first, second = named_operations(a), named_operations(b)
-    by_name = _pairs(a, b, labels, _matched(_kinds(first), _kinds(second)))
+    operations_a = named_operations(a)
+    operations_b = named_operations(b)
+    by_name = _pairs(a, b, labels, _matched(_kinds(operations_a), _kinds(operations_b)))
     differing = _differing(a, b, by_name)
-    if not differing or len(first) * len(second) > _MOST:
+    if not differing or len(operations_a) * len(operations_b) > _MOST:
         return by_name
     # With these prefixes no names are equal, so that only structure and order count.
-    prefixed = [
-        {f"{side}{name}": tensor for name, tensor in _structures(operations).items()}
-        for side, operations in (("a:", first), ("b:", second))
-    ]
-    operation_names = {x[2:]: y[2:] for x, y in _matched(*prefixed).items()}
-    by_structure = _pairs(a, b, labels, operation_names)
+    structures_a = {f"a:{name}": x for name, x in _structures(operations_a).items()}
+    structures_b = {f"b:{name}": x for name, x in _structures(operations_b).items()}
+    matched = _matched(structures_a, structures_b)
+    names = {x.removeprefix("a:"): y.removeprefix("b:") for x, y in matched.items()}
+    by_structure = _pairs(a, b, labels, names)
     return by_structure if _differing(a, b, by_structure) < differing else by_name
 
 
@@ -64,7 +67,8 @@ def named_operations(graph: Graph) -> dict[str, Operation]:
     """Return operations by name; the second operation with a name is 'name (2)'."""
     operations: dict[str, Operation] = {}
     for operation in graph.operations:
-        name, count = operation.name, 1
+        name = operation.name
+        count = 1
         while name in operations:
             count += 1
             name = f"{operation.name} ({count})"
@@ -73,7 +77,8 @@ def named_operations(graph: Graph) -> dict[str, Operation]:
 
 
 def _pairs(a: Graph, b: Graph, labels: Mapping[str, str], operations: Mapping[str, str]) -> Pairs:
-    first, second = named_operations(a), named_operations(b)
+    operations_a = named_operations(a)
+    operations_b = named_operations(b)
     values: dict[Value, Value] = {}
     inputs = {value.name: value for value in b.inputs}
     equally_many = len(a.inputs) == len(b.inputs)
@@ -87,27 +92,31 @@ def _pairs(a: Graph, b: Graph, labels: Mapping[str, str], operations: Mapping[st
         if labels.get(variable.label) in variables:
             values[variable.value] = variables[labels[variable.label]]
     for x, y in operations.items():
-        values.update(zip(first[x].writes(), second[y].writes(), strict=False))
+        results = zip(operations_a[x].writes(), operations_b[y].writes(), strict=False)
+        values.update(results)
     return Pairs(operations, labels, values)
 
 
 def _differing(a: Graph, b: Graph, pairs: Pairs) -> int:
     """Count operations without a counterpart, or with a counterpart that differs."""
-    first, second = named_operations(a), named_operations(b)
+    operations_a = named_operations(a)
+    operations_b = named_operations(b)
     equal_pairs = 0
-    for x, y in pairs.operations.items():
-        old, new = first[x], second[y]
-        equal_pairs += old.kind == new.kind and pairs.agree(
-            (old.attributes, old.operands), (new.attributes, new.operands)
-        )
-    return len(first) + len(second) - 2 * equal_pairs
+    for name_a, name_b in pairs.operations.items():
+        x = operations_a[name_a]
+        y = operations_b[name_b]
+        if x.kind == y.kind:
+            equal_pairs += pairs.agree((x.attributes, x.operands), (y.attributes, y.operands))
+    return len(operations_a) + len(operations_b) - 2 * equal_pairs
 
 
 def _are_equal(a: Graph, b: Graph) -> bool:
     """Tell whether two graphs are equal apart from names."""
     pairs = paired(a, b)
-    ends = [(graph.outputs, tuple([x.update for x in graph.states])) for graph in (a, b)]
-    return not _differing(a, b, pairs) and pairs.agree(*ends)
+    updates_a = tuple([state.update for state in a.states])
+    updates_b = tuple([state.update for state in b.states])
+    have_equal_results = pairs.agree((a.outputs, updates_a), (b.outputs, updates_b))
+    return have_equal_results and not _differing(a, b, pairs)
 
 
 def _matched(a: Mapping[str, TensorKind], b: Mapping[str, TensorKind]) -> dict[str, str]:
@@ -126,17 +135,21 @@ def _kinds(operations: Mapping[str, Operation]) -> dict[str, TensorKind]:
 
 
 def _structures(operations: Mapping[str, Operation]) -> dict[str, TensorKind]:
-    return {
-        name: TensorKind(f"{x.kind} {_structure(x.attributes)} {len(list(x.reads()))}", _shape(x))
-        for name, x in operations.items()
-    }
+    structures: dict[str, TensorKind] = {}
+    for name, operation in operations.items():
+        operand_count = len(list(operation.reads()))
+        text = f"{operation.kind} {_structure(operation.attributes)} {operand_count}"
+        structures[name] = TensorKind(text, _shape(operation))
+    return structures
 
 
 def _structure(attribute: Any) -> str:
     if isinstance(attribute, tuple):
         items: tuple[Any, ...] = attribute
         return f"({', '.join(map(_structure, items))})"
-    return f"{len(attribute.operations)}" if isinstance(attribute, Graph) else repr(attribute)
+    if isinstance(attribute, Graph):
+        return str(len(attribute.operations))
+    return repr(attribute)
 
 
 def _shape(operation: Operation) -> tuple[int, ...]:

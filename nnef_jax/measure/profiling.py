@@ -98,22 +98,20 @@ class Profile(Result):
         """Return plain values of JSON: "rows" as they are, "operations" as in `by_operation`."""
         names = "network", "device", "calls", "seconds", "recorded_seconds", "other_seconds"
         attributes: dict[str, object] = {name: getattr(self, name) for name in names}
-        return attributes | {
-            "operations": [
-                {"name": name, "seconds": seconds, **self.operations[name]}
-                for name, seconds in self.by_operation().items()
-            ],
-            "rows": [
-                {
-                    "operations": list(row.operations),
-                    "seconds": row.seconds,
-                    "share": row.seconds / self._total,
-                    "bytes": row.nbytes,
-                    "kernels": list(row.kernels),
-                }
-                for row in self.rows
-            ],
-        }
+        operations: list[dict[str, Any]] = []
+        for name, seconds in self.by_operation().items():
+            operations.append({"name": name, "seconds": seconds, **self.operations[name]})
+        rows: list[dict[str, Any]] = []
+        for row in self.rows:
+            fields = {
+                "operations": list(row.operations),
+                "seconds": row.seconds,
+                "share": row.seconds / self._total,
+                "bytes": row.nbytes,
+                "kernels": list(row.kernels),
+            }
+            rows.append(fields)
+        return attributes | {"operations": operations, "rows": rows}
 
     def table(self) -> Table:
         """Return a table: operations that are computed together, time, share, bytes of results."""
@@ -130,11 +128,12 @@ class Profile(Result):
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Draw the slowest rows as bars; return the axes of matplotlib."""
-        shown = self.rows[:_BARS]
-        remainder = sum(row.seconds for row in self.rows[_BARS:])
-        bars = [(_title(row), row.seconds, "#1f4e79") for row in shown]
-        bars += [(f"{len(self.rows) - _BARS} more", remainder, "0.6")] if self.rows[_BARS:] else []
-        bars += [("other", self.other_seconds, "0.8")]
+        bars = [(_title(row), row.seconds, "#1f4e79") for row in self.rows[:_BARS]]
+        faster_rows = self.rows[_BARS:]
+        if faster_rows:
+            seconds_of_faster = sum(row.seconds for row in faster_rows)
+            bars.append((f"{len(faster_rows)} more", seconds_of_faster, "0.6"))
+        bars.append(("other", self.other_seconds, "0.8"))
         ax = axes(ax, (7.2, 0.8 + 0.27 * len(bars)))
         names, seconds, colors = zip(*bars, strict=True)
         patches = ax.barh(range(len(bars)), np.multiply(seconds, 1e3), color=colors, height=0.72)
@@ -217,7 +216,7 @@ def profile(
 
 def _record(call: Callable[[], Any], calls: int, folder: str) -> None:
     options = jax.profiler.ProfileOptions()
-    options.python_tracer_level = 0  # 0: tracing Python would slow it down
+    options.python_tracer_level = 0  # Tracing Python would slow the calls down.
     with jax.profiler.trace(folder, profiler_options=options):
         for _ in range(_UNSEEN):
             call()
@@ -251,28 +250,24 @@ def _profile(
             key = tuple(sorted(program.operations.get(name, ()), key=position.__getitem__))
             seconds[key] += duration / len(faster)
             kernels[key].add(name)
-    rows = [
-        Row(
-            key,
-            tuple([operations[name]["kind"] for name in key]),
-            seconds[key],
-            sum([operations[name]["bytes"] for name in key]),
-            tuple(sorted(names)),
-        )
-        for key, names in kernels.items()
-        if key
-    ]
+    rows: list[Row] = []
+    for names, kernel_names in kernels.items():
+        if names:
+            kinds = tuple([operations[name]["kind"] for name in names])
+            nbytes = sum([operations[name]["bytes"] for name in names])
+            rows.append(Row(names, kinds, seconds[names], nbytes, tuple(sorted(kernel_names))))
     rows.sort(key=lambda row: -row.seconds)
     other = mean_seconds - sum([row.seconds for row in rows])
-    other = max(0.0, other)  # rounding may make it negative
+    other = max(0.0, other)  # Rounding may make it negative.
     return Profile(
         graph.name, device, len(calls), unrecorded, mean_seconds, tuple(rows), other, operations
     )
 
 
 def _faster(calls: Sequence[Run]) -> Sequence[Run]:
-    """Return the faster half of the calls: other processes only slow calls down."""
-    return sorted(calls, key=lambda call: call.seconds)[: -(-len(calls) // 2)]
+    """Return the faster half of the calls, rounded up: other processes only slow calls down."""
+    count = (len(calls) + 1) // 2
+    return sorted(calls, key=lambda call: call.seconds)[:count]
 
 
 def _operations(graph: Graph) -> dict[str, dict[str, Any]]:
@@ -299,11 +294,13 @@ def _operations(graph: Graph) -> dict[str, dict[str, Any]]:
 
 def _title(row: Row) -> str:
     """Return the first names of a row, as many as fit into `_WIDEST` characters."""
-    count = 1
-    while count < len(row.operations) and len(" + ".join(row.operations[: count + 1])) <= _WIDEST:
-        count += 1
-    more = len(row.operations) - count
-    return " + ".join(row.operations[:count]) + (f" + {more} more" if more else "")
+    title = row.operations[0]
+    for count, name in enumerate(row.operations[1:], start=1):
+        longer = f"{title} + {name}"
+        if len(longer) > _WIDEST:
+            return f"{title} + {len(row.operations) - count} more"
+        title = longer
+    return title
 
 
 def _check_trace(path: str | os.PathLike[str], *, overwrite: bool) -> None:
@@ -321,10 +318,12 @@ def _write_trace(
     trace = json.loads(gzip.decompress(recording.read_bytes()))
     for event in trace["traceEvents"]:
         instruction = event.get("args", {}).get("hlo_op")
-        if operations := sorted(program.operations.get(instruction, ())):
+        operations = sorted(program.operations.get(instruction, ()))
+        if operations:
             event["name"] = f"{' + '.join(operations)} ({event['name']})"
             event["args"]["operations"] = operations
-    text = json.dumps(trace).encode()
-    is_gzip = os.fspath(path).endswith(".gz")
+    content = json.dumps(trace).encode()
+    if os.fspath(path).endswith(".gz"):
+        content = gzip.compress(content, mtime=0)
     with files.replacing(os.fspath(path), overwrite=overwrite) as file:
-        file.write(gzip.compress(text, mtime=0) if is_gzip else text)
+        file.write(content)

@@ -91,14 +91,20 @@ class Summary(Result):
 
     def to_dict(self) -> dict[str, object]:
         """Return the attributes as plain values of JSON."""
-        fields = OperationSummary.__slots__
-        operations = [{name: getattr(x, name) for name in fields} for x in self.operations]
-        variables = [{**_plain(x.tensor), "unused": x.unused} for x in self.variables]
+        operations: list[dict[str, Any]] = []
+        for operation in self.operations:
+            fields = {name: getattr(operation, name) for name in OperationSummary.__slots__}
+            operations.append({**fields, "results": [*map(_plain, operation.results)]})
+        variables: list[dict[str, Any]] = []
+        for variable in self.variables:
+            fields = _plain(variable.tensor)
+            label = fields.pop("name")
+            variables.append({"label": label, **fields, "unused": variable.unused})
         return super().to_dict() | {
             "inputs": [*map(_plain, self.inputs)],
             "outputs": [*map(_plain, self.outputs)],
-            "operations": [x | {"results": [*map(_plain, x["results"])]} for x in operations],
-            "variables": [{"label": x.pop("name"), **x} for x in variables],
+            "operations": operations,
+            "variables": variables,
         }
 
     def table(self) -> Table:
@@ -107,13 +113,17 @@ class Summary(Result):
         return table_of(". ".join([f"{self.name}: {self._totals()}", *self.remarks]), heads, rows)
 
     def __str__(self) -> str:
-        heads, *rows = [[printable(number(cell)) for cell in row] for row in self._rows()]
-        widths = [min(_WIDEST, max(map(len, column))) for column in zip(heads, *rows, strict=True)]
-        lines = [_line(row, widths) for row in (heads, ["-" * width for width in widths], *rows)]
+        texts: list[list[str]] = []
+        for row in self._rows():
+            texts.append([printable(number(cell)) for cell in row])
+        heads, *rows = texts
+        widths = [min(_WIDEST, max(map(len, column))) for column in zip(*texts, strict=True)]
+        rule = ["-" * width for width in widths]
+        lines = [_line(row, widths) for row in (heads, rule, *rows)]
         return "\n".join([printable(self.name), "", *lines, "", self._totals(), *self.remarks])
 
     def _rows(self) -> list[Sequence[Any]]:
-        """Return the heads of the columns, and the rows; modules only where there are some."""
+        """Return the heads of the columns, and the rows; modules only if there are any."""
         rows: list[Sequence[Any]] = [_HEAD]
         rows += [_row(x, "external") for x in self.inputs]
         for x in self.operations:
@@ -123,15 +133,17 @@ class Summary(Result):
             rows += [_row(y, "", module=x.module) for y in x.results[1:]]
         unused = [x.tensor for x in self.variables if x.unused]
         rows += [_row(x, "unused variable", _items(x)) for x in unused]
-        return rows if any(row[-1] for row in rows[1:]) else [row[:-1] for row in rows]
+        has_modules = any(row[-1] for row in rows[1:])
+        return rows if has_modules else [row[:-1] for row in rows]
 
     def _totals(self) -> str:
         words = {"parameters": "parameters", "unused_parameters": "unused", "state": "state"}
         counts = {word: self.counts[name] for name, word in words.items()}
         parts = [f"{n:,} {word}" for word, n in counts.items() if n or word == "parameters"]
-        is_open = any(None in x.shape for x in self.inputs)
         work = f"{self.counts['multiply_adds']:,} multiply-adds"
-        return ", ".join([*parts, work + (" with open extents 1" if is_open else "")])
+        if any(None in x.shape for x in self.inputs):
+            work += " with open extents 1"
+        return ", ".join([*parts, work])
 
 
 def summarise(
@@ -141,15 +153,18 @@ def summarise(
 
     Raises LimitError for more rows than the network's limits allow.
     """
-    graph, unused, names = network.graph, network.unused, ModuleNames(network.graph)
+    graph = network.graph
+    names = ModuleNames(graph)
     meter = Meter(network.options.meter.limits)
-    parameters, states = (
-        [VariableSummary(spec_of(x.label, x.value), x.label in unused) for x in variables]
-        for variables in (graph.parameters, graph.states)
-    )
+
+    def variable_summary(x: Parameter | StateVariable) -> VariableSummary:
+        return VariableSummary(spec_of(x.label, x.value), x.label in network.unused)
+
+    parameters = [variable_summary(x) for x in graph.parameters]
+    states = [variable_summary(x) for x in graph.states]
     stored = [*graph.parameters, *(x for x in graph.states if x.initial is None)]
     unused_items = sum(_items(x.tensor) for x in parameters if x.unused)
-    read = (x.value for x in graph.parameters if x.label not in unused)
+    read = [x.value for x in graph.parameters if x.label not in network.unused]
     sizes = {value: volume(with_ones(value.type.shape)) for value in read}
     meter.spend(ROW * (len(graph.inputs) + sum(x.unused for x in parameters)), graph.name)
     operations: list[OperationSummary] = []
@@ -158,9 +173,10 @@ def summarise(
         meter.spend(ROW * len(results), graph.name)
         # A parameter counts for the first operation that reads it.
         size = sum(sizes.pop(value, 0) for value in x.reads())
-        module, int8 = ".".join(names.of_operation(x)), x.name in in_integers
+        module = ".".join(names.of_operation(x))
+        is_int8 = x.name in in_integers
         operations.append(
-            OperationSummary(x.name, x.kind, results, size, multiply_adds(x), module, int8)
+            OperationSummary(x.name, x.kind, results, size, multiply_adds(x), module, is_int8)
         )
     return Summary(
         name=graph.name,
@@ -201,7 +217,8 @@ def _is_untyped(tensor: TensorSpec) -> bool:
 
 
 def _items(tensor: TensorSpec) -> int:
-    return volume(1 if extent is None else extent for extent in tensor.shape)
+    extents = [1 if extent is None else extent for extent in tensor.shape]
+    return volume(extents)
 
 
 def _bytes(variable: Parameter | StateVariable) -> int:
@@ -212,5 +229,7 @@ def _bytes(variable: Parameter | StateVariable) -> int:
 
 def _plain(tensor: TensorSpec) -> dict[str, Any]:
     shape = None if _is_untyped(tensor) else list(tensor.shape)
-    names = {"extents": list(tensor.extents)} if any(tensor.extents) else {}
-    return {"name": tensor.name, "shape": shape, "dtype": tensor.dtype, **names}
+    fields: dict[str, Any] = {"name": tensor.name, "shape": shape, "dtype": tensor.dtype}
+    if any(tensor.extents):
+        fields["extents"] = list(tensor.extents)
+    return fields

@@ -21,10 +21,10 @@ from nnef_jax.measure.topologies import Topology
 
 _ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",
-    "JAX_ENABLE_X64": "1",  # programs have their dtypes already
-    "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",  # of libraries that only a run needs
-    "TPU_SKIP_MDS_QUERY": "1",  # otherwise libtpu asks a server for the host's own devices
-    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # otherwise a second process aborts at the first one's lock
+    "JAX_ENABLE_X64": "1",  # Programs keep their dtypes of 64 bits.
+    "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",  # The check needs libraries that only a run needs.
+    "TPU_SKIP_MDS_QUERY": "1",  # Otherwise libtpu asks a server for the host's own devices.
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # Otherwise the lock of one process aborts a second one.
 }
 _CUSTOM_CALL = re.compile(r"stablehlo\.custom_call @(\w[\w.$]*)")
 
@@ -95,8 +95,9 @@ def lowered_program(
         message = "arguments and results of 2 bits cannot be compiled for devices"
         raise UnsupportedError(message, hint="cast them to 4 bits or more")
     infos = jax.tree.leaves(traced.args_info)
-    counts = platform == "cuda"
-    analysis = traced.lower(lowering_platforms=(platform,)).cost_analysis() if counts else None
+    analysis = None
+    if platform == "cuda":
+        analysis = traced.lower(lowering_platforms=(platform,)).cost_analysis()
     try:
         exported = export.export(jitted, platforms=[platform])(*arguments)
     except ValueError:
@@ -107,9 +108,8 @@ def lowered_program(
     flat_in = jax.tree.structure((tuple(infos), {}))
     flat_out = jax.tree.structure([*exported.out_avals])
     flat: Any = replace(exported, in_tree=flat_in, out_tree=flat_out)
-    return LoweredFunction(
-        flat.serialize(), [i for i, x in enumerate(infos) if x.donated], analysis or {}
-    )
+    donated = [position for position, info in enumerate(infos) if info.donated]
+    return LoweredFunction(flat.serialize(), donated, analysis or {})
 
 
 def compile_for(

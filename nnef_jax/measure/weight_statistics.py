@@ -62,21 +62,20 @@ class WeightStatistics(Result):
 
     def table(self) -> Table:
         """Return a table with a line for each array, the last column a small histogram."""
-        columns = ("label", "shape", "dtype", "min", "max", "mean", "std", "zeros %", "bits")
+        columns = ["label", "shape", "dtype", "min", "max", "mean", "std", "zeros %", "bits"]
         has_nonfinite = any(x.nan or x.inf for x in self.weights.values())
-        rows = [
-            [
-                *(label, show(x.shape), x.dtype, x.min, x.max, x.mean, x.std),
-                *(round(100 * x.zeros, 2), round(x.bits, 1)),
-                *([x.nan, x.inf] if has_nonfinite else []),
-                sparkline(x.histogram),
-            ]
-            for label, x in self.weights.items()
-        ]
+        if has_nonfinite:
+            columns += ["NaN", "inf"]
+        rows: list[list[Any]] = []
+        for label, x in self.weights.items():
+            row: list[Any] = [label, show(x.shape), x.dtype, x.min, x.max, x.mean, x.std]
+            row += [round(100 * x.zeros, 2), round(x.bits, 1)]
+            if has_nonfinite:
+                row += [x.nan, x.inf]
+            rows.append([*row, sparkline(x.histogram)])
         items = sum(math.prod(x.shape) for x in self.weights.values())
         title = f"{len(self.weights)} arrays, {items:,} numbers"
-        more = ["NaN", "inf"] if has_nonfinite else []
-        return table_of(title, [*columns, *more, "histogram"], rows)
+        return table_of(title, [*columns, "histogram"], rows)
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Draw each array's range, and a bar of one standard deviation around its mean."""
@@ -84,7 +83,8 @@ class WeightStatistics(Result):
         rows = list(self.weights.values())
         places = np.arange(len(rows))
         ax.hlines(places, [x.min for x in rows], [x.max for x in rows], color="0.75", lw=2)
-        left, width = [x.mean - x.std for x in rows], [2 * x.std for x in rows]
+        left = [x.mean - x.std for x in rows]
+        width = [2 * x.std for x in rows]
         ax.barh(places, width, left=left, height=0.6, color="#1f4e79", alpha=0.85)
         ax.plot([x.mean for x in rows], places, "|", color="white", markersize=9)
         ax.axvline(0, color="0.85", lw=1, zorder=0)
@@ -115,7 +115,9 @@ def weight_statistics(weights: Model | Mapping[str, ArrayLike]) -> WeightStatist
 def sparkline(counts: tuple[int, ...]) -> str:
     """Return a histogram in a line of text."""
     most = max(counts, default=0)
-    return "".join(_BLOCKS[-(-7 * n // most)] if most else " " for n in counts)
+    if not most:
+        return " " * len(counts)
+    return "".join(_BLOCKS[math.ceil(7 * n / most)] for n in counts)
 
 
 def _statistics(label: str, weight: ArrayLike) -> Weight:
@@ -128,20 +130,22 @@ def _statistics(label: str, weight: ArrayLike) -> Weight:
     except (TypeError, ValueError):
         raise InputError(f"'{label}' holds no numbers, its dtype is {array.dtype}") from None
     moments = reduce(merged, map(moments_of, chunks(flat, np.float64)), Moments())
-    sample = flat[:: -(-flat.size // _SAMPLE)] if flat.size > _SAMPLE else flat
+    step = max(1, math.ceil(flat.size / _SAMPLE))
+    sample = flat[::step]
     finite = sample.astype(np.float64)
     finite = finite[np.isfinite(finite)]
+    has_finite = moments.count > 0
     return Weight(
         shape=array.shape,
         dtype=str(array.dtype),
-        min=moments.min if moments.count else math.nan,
-        max=moments.max if moments.count else math.nan,
-        mean=moments.mean if moments.count else math.nan,
+        min=moments.min if has_finite else math.nan,
+        max=moments.max if has_finite else math.nan,
+        mean=moments.mean if has_finite else math.nan,
         std=moments.std,
-        zeros=moments.zeros / flat.size if flat.size else 0.0,
+        zeros=moments.zeros / max(1, flat.size),
         nan=moments.nan,
         inf=moments.inf,
-        bits=math.log2(len(np.unique(finite))) if finite.size else 0.0,
+        bits=math.log2(max(1, len(np.unique(finite)))),
         histogram=tuple(histogram_of(finite, moments.min, moments.max, _BINS)),
         sampled=sample.size < flat.size,
     )

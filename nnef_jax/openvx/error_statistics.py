@@ -70,27 +70,31 @@ class Stats(Result):
         """Return plain values of JSON. `first` is a name or None."""
         names = "tensors", "clipped", "samples"
         fields: dict[str, object] = {name: plain(getattr(self, name)) for name in names}
-        return fields | {"first": self.first and self.first.name}
+        return fields | {"first": None if self.first is None else self.first.name}
 
     def table(self) -> Table:
         """Return a table with a line for each tensor."""
-        rows = [
-            [
-                *(x.name, x.layer, show(x.shape), x.position, x.low, x.high),
-                *(f"{x.beyond:.2%}" if x.beyond == x.beyond else None, x.absolute, x.snr),
-                *([x.own_snr] if self.isolated else []),
-                x.reason or "ok",
-            ]
-            for x in self.tensors.values()
-        ]
         columns = ["tensor", "OpenVX", "shape", "position", "low", "high", "beyond", "error"]
-        columns += ["SNR in dB", *(["by itself"] if self.isolated else []), "differs"]
-        first = self.first
-        verdict = f"the first that differs is {first.name}: {first.reason}" if first else ""
+        columns.append("SNR in dB")
+        if self.isolated:
+            columns.append("by itself")
+        columns.append("differs")
+        title = f"{self.samples} sample{'s' * (self.samples != 1)}, none differs"
+        if first := self.first:
+            verdict = f"the first that differs is {first.name}: {first.reason}"
+            title = f"{self.samples} sample{'s' * (self.samples != 1)}, {verdict}"
         clipped = sum(self.clipped.values())
-        weights = f", {clipped} item{'s' * (clipped != 1)} of weights cut off" if clipped else ""
-        samples = f"{self.samples} sample{'s' * (self.samples != 1)}"
-        return table_of(f"{samples}, {verdict or 'none differs'}{weights}", columns, rows)
+        if clipped:
+            title += f", {clipped} item{'s' * (clipped != 1)} of weights cut off"
+        return table_of(title, columns, map(self._row, self.tensors.values()))
+
+    def _row(self, x: TensorStats) -> list[Any]:
+        beyond = None if np.isnan(x.beyond) else f"{x.beyond:.2%}"
+        row: list[Any] = [x.name, x.layer, show(x.shape), x.position, x.low, x.high]
+        row += [beyond, x.absolute, x.snr]
+        if self.isolated:
+            row.append(x.own_snr)
+        return [*row, x.reason or "ok"]
 
     def plot(self, ax: Axes | None = None, *, label: str = "") -> Axes:
         """Draw the SNR of each tensor; return matplotlib's axes, for further curves."""
@@ -117,7 +121,10 @@ def statistics(
     require_flags(isolate=isolate)
     model = lowered.model
     arrays, is_set = _samples(model, inputs)
-    layers = {v.name: s.layer.name if s.layer else "" for s in lowered.steps for v in s.results}
+    layers: dict[str, str] = {}
+    for step in lowered.steps:
+        layer = step.layer.name if step.layer else ""
+        layers |= {value.name: layer for value in step.results}
     names = [name for name in layers if name in model.graph.values]
     if not names:
         raise InputError("the network computes nothing from its inputs")
@@ -133,11 +140,13 @@ def statistics(
         return {**inputs, **tensors}, {**input_masks, **masks}
 
     if is_set:
-        computed, lowered_tensors = jax.vmap(computed), jax.vmap(lowered_tensors)
+        computed = jax.vmap(computed)
+        lowered_tensors = jax.vmap(lowered_tensors)
     tensors, masks = lowered_tensors({}, *arrays)
     reals = {spec.name: x for spec, x in zip(model.inputs, arrays, strict=True)}
     results = computed(*arrays)
-    reals |= {name: results[name] for name in names}  # in the order of the network; jax sorts
+    # jax sorts `results` by name; `names` are in the order of the network.
+    reals |= {name: results[name] for name in names}
     recorded = {name: np.asarray(x) for name, x in reals.items()}
     comparison = compare(recorded, _arrays(tensors, recorded), rtol=rtol, atol=atol)
     isolated_snr: Mapping[str, float] = {}
@@ -146,9 +155,10 @@ def statistics(
         differences = compare(recorded, _arrays(isolated, recorded)).tensors
         isolated_snr = {name: x.snr for name, x in differences.items()}
 
-    def row(name: str, difference: TensorDifference) -> TensorStats:
+    def tensor_stats(name: str, difference: TensorDifference) -> TensorStats:
         x = tensors[name]
-        data, mask = np.asarray(real(x)), masks.get(name)
+        data = np.asarray(real(x))
+        mask = masks.get(name)
         return TensorStats(
             name=name,
             layer=layers.get(name, "input"),
@@ -164,7 +174,7 @@ def statistics(
         )
 
     return Stats(
-        tensors={name: row(name, x) for name, x in comparison.tensors.items()},
+        tensors={name: tensor_stats(name, x) for name, x in comparison.tensors.items()},
         comparison=comparison,
         clipped=lowered.clipped,
         samples=int(arrays[0].shape[0]) if arrays and arrays[0].ndim else 1,
@@ -179,19 +189,19 @@ def _arrays(tensors: Mapping[str, Tensor | Array], names: Iterable[str]) -> dict
 def _samples(model: Model, inputs: tuple[Input, ...]) -> tuple[list[Array], bool]:
     """Return the inputs in order, and whether they are sets, with one more axis than declared."""
     names = [spec.name for spec in model.inputs]
-    by_name = inputs[0] if len(inputs) == 1 and isinstance(inputs[0], Mapping) else None
-    is_complete = by_name is not None and set(by_name) == set(names)
     ordered: list[Any] = [*inputs]
-    if by_name is not None and is_complete:
+    if len(inputs) == 1 and isinstance(inputs[0], Mapping):
+        by_name = inputs[0]
+        if set(by_name) != set(names):
+            return bound(model, inputs), False
         ordered = [by_name[name] for name in names]
-    ranks = [len(spec.shape) + 1 for spec in model.inputs]
-    if (by_name is not None and not is_complete) or [np.ndim(x) for x in ordered] != ranks:
+    ranks_of_sets = [len(spec.shape) + 1 for spec in model.inputs]
+    if [np.ndim(x) for x in ordered] != ranks_of_sets:
         return bound(model, inputs), False
     arrays = [jnp.asarray(x) for x in ordered]
     counts = {len(x) for x in arrays}
     if len(counts) > 1 or 0 in counts:
-        raise InputError(
-            f"inputs of a set must have one length above 0, they have {sorted(counts)}"
-        )
-    bound(model, [x[0] for x in arrays])  # raises the errors of a call
+        message = f"inputs of a set must have one length above 0, they have {sorted(counts)}"
+        raise InputError(message)
+    bound(model, [x[0] for x in arrays])  # This raises the errors of a call.
     return arrays, True

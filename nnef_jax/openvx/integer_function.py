@@ -45,8 +45,10 @@ class Lowered:
         self.choices = choices
         self._evaluations: dict[tuple[Shape, ...], Evaluation] = {}
         self._weights: dict[tuple[object, ...], Prepared] = {}  # by names of steps and layers
-        self._raw, self._real = jax.jit(self._run_raw), jax.jit(self._run_real)
-        self._applied, self._inside = jax.jit(self._run_applied), jax.jit(self._run_inside)
+        self._raw = jax.jit(self._run_raw)
+        self._real = jax.jit(self._run_real)
+        self._applied = jax.jit(self._run_applied)
+        self._inside = jax.jit(self._run_inside)
         declared = self.evaluation(declared_shapes(model))
         if choices.on_unfit == "error":
             raise_all(declared.plan.unfit)
@@ -232,7 +234,8 @@ class Lowered:
         key = tuple((s.name, s.layer and s.layer.name) for s in evaluation.plan.needed)
         if key not in self._weights:
             params = self.model.params
-            if any(isinstance(x, Tracer) for x in params.values()):  # valid in this trace only
+            if any(isinstance(x, Tracer) for x in params.values()):
+                # The prepared weights are valid in this trace only.
                 return evaluation.prepared(self.real_weights(evaluation), static=False), evaluation
             with jax.ensure_compile_time_eval():
                 weights = self.real_weights(evaluation)
@@ -264,11 +267,8 @@ class Lowered:
             return
         weights = self.real_weights(evaluation)
         names = {value.name for value in evaluation.positions}
-        names |= {
-            weights_name(step, name)
-            for step in evaluation.plan.needed
-            for name in weights[step.name]
-        }
+        for step in evaluation.plan.needed:
+            names |= {weights_name(step, name) for name in weights[step.name]}
         for name, position in self.choices.positions:
             checked_position(position)
             if name not in names:

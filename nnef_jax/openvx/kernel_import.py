@@ -73,12 +73,13 @@ class Kernel:
     @property
     def parameters(self) -> tuple[KernelParameter, ...]:
         """Return the inputs, then the outputs, in the order of the document."""
+        parameters: list[KernelParameter] = []
         pairs = (("VX_INPUT", self.model.inputs), ("VX_OUTPUT", self.model.outputs))
-        return tuple(
-            KernelParameter(spec.name, direction, spec.shape, _TYPES.get(spec.dtype, spec.dtype))
-            for direction, specs in pairs
-            for spec in specs
-        )
+        for direction, specs in pairs:
+            for spec in specs:
+                dtype = _TYPES.get(spec.dtype, spec.dtype)
+                parameters.append(KernelParameter(spec.name, direction, spec.shape, dtype))
+        return tuple(parameters)
 
     def __call__(self, *inputs: ArrayLike) -> Any:
         """Run the network. The first call with new shapes or types verifies them."""

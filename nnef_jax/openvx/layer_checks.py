@@ -50,13 +50,15 @@ def tensor(name: str, x: object, *ranks: int) -> Tensor:
 
 def same_format(strict: bool, **tensors: Tensor | None) -> None:
     """Raise VxError unless all tensors have one type and, if `strict`, the position of the type."""
-    named = [(name, x) for name, x in tensors.items() if x is not None]
-    first, dtype = named[0][0], named[0][1].dtype
-    for name, x in named:
+    by_name = {name: x for name, x in tensors.items() if x is not None}
+    first_name, first = next(iter(by_name.items()))
+    dtype = first.dtype
+    for name, x in by_name.items():
         if x.dtype != dtype:
-            wrong_format(f"{name} has {x.dtype}, {first} {dtype}: all must have the same type")
+            message = f"{name} has {x.dtype}, {first_name} {dtype}: all must have the same type"
+            wrong_format(message)
     position = POSITIONS[str(dtype)]
-    for name, x in named:
+    for name, x in by_name.items():
         if strict and x.fixed_point_position != position:
             wrong_format(
                 f"{name} has the fixed_point_position {x.fixed_point_position}, "
@@ -126,7 +128,8 @@ def real(name: str, value: object, above: float | None = None) -> float:
         number = float(value)
     except OverflowError:
         number = math.inf
-    if not math.isfinite(number) or (above is not None and not number > above):
+    is_above = above is None or number > above
+    if not math.isfinite(number) or not is_above:
         kind = "finite" if above is None else f"above {above:g}"
         wrong_parameter(f"{name} must be {kind}, not {number}")
     return number
@@ -161,9 +164,12 @@ def stride(
     if output is not None:
         if value is not None:
             wrong_parameter(f"output_shape and {name} are both given: one follows from the other")
-        y, x = map(infer, extents, size, output_shape(output, leading, 2)[-2:], *parameters)
+        output_extents = output_shape(output, leading, 2)[-2:]
+        y, x = map(infer, extents, size, output_extents, *parameters)
         value = (x, y)
-    return pair(name, (1, 1) if value is None else value, 1)
+    if value is None:
+        value = (1, 1)
+    return pair(name, value, 1)
 
 
 def bounded_padding(x: Tensor, padding: tuple[int, int], output: tuple[int, ...]) -> None:

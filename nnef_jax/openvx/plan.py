@@ -21,8 +21,9 @@ from nnef_jax.openvx.mapping.arithmetic_nodes import VIEWS
 from nnef_jax.openvx.mapping.mapped_operation import MappedOperation, Unfit, VxLayer
 from nnef_jax.openvx.profiles import Choices, FixedPointProfile
 
-# Kinds whose results are >= 0; kinds whose results are >= 0 if their operands are.
+# Kinds whose results are never negative.
 _POSITIVE = frozenset({"relu", "sigmoid", "sqr", "sqrt", "abs", "softmax", "softplus", "exp"})
+# Kinds whose results are not negative if their operands are not.
 _KEEPING_SIGN = frozenset(
     {*VIEWS, "max_pool", "avg_pool", "max_reduce", "mean_reduce", "local_response_normalization"}
 )
@@ -75,23 +76,21 @@ class Plan:
     @property
     def unfit(self) -> list[UnsupportedError]:
         """Return an error for each operation without a layer, and for each input of integers."""
-        dtypes = {value.name: value.type.dtype for value in self.graph.inputs}
-        inputs = [
-            UnsupportedError(
-                f"input '{name}' has the type {dtype}, a tensor holds fixed-point numbers"
-            )
-            for name, dtype in dtypes.items()
-            if not is_float(dtype)
-        ]
-        steps = [unfit(step, self.profile) for step in self.needed if step.layer is None]
-        return [*inputs, *steps]
+        errors: list[UnsupportedError] = []
+        for value in self.graph.inputs:
+            dtype = value.type.dtype
+            if not is_float(dtype):
+                message = f"input '{value.name}' has the type {dtype}"
+                errors.append(UnsupportedError(f"{message}, a tensor holds fixed-point numbers"))
+        errors += [unfit(step, self.profile) for step in self.needed if step.layer is None]
+        return errors
 
     def positions(self, choices: Choices) -> dict[Value, int]:
         """Return the fixed-point position of each input and result."""
         chosen = dict(choices.positions)
-        positions = {
-            value: chosen.get(value.name, self.profile.position) for value in self.graph.inputs
-        }
+        positions: dict[Value, int] = {}
+        for value in self.graph.inputs:
+            positions[value] = chosen.get(value.name, self.profile.position)
         for step in self.steps:
             operand = next((x for x in step.operation.reads() if x in positions), None)
             default = self.profile.position
@@ -130,15 +129,16 @@ def plan_of(graph: Graph, profile: FixedPointProfile, semantics: str) -> Plan:
         if all(value in fixed for value in operation.reads()):
             fixed.update(operation.writes())
             continue
-        facts = frozenset(fixed), frozenset(positive)
-        mapped = MappedOperation(operation, profile, semantics, *facts)
+        mapped = MappedOperation(
+            operation, profile, semantics, frozenset(fixed), frozenset(positive)
+        )
         if profile.dtype == "uint8" or _is_positive(mapped):
             positive.update(operation.writes())
-        into = _folds_into(mapped, producers, readers)
-        if into is not None:
-            into.folded.append(operation)
-            folded[operation] = into
-            producers.update(dict.fromkeys(operation.writes(), into))
+        product = _product_before(mapped, producers, readers)
+        if product is not None:
+            product.folded.append(operation)
+            folded[operation] = product
+            producers.update(dict.fromkeys(operation.writes(), product))
             continue
         steps.append(_step(mapped))
         producers.update(dict.fromkeys(operation.writes(), steps[-1]))
@@ -156,28 +156,31 @@ def _step(mapped: MappedOperation) -> PlanStep:
         return PlanStep(operation, mapping.run(mapped))
     except Unfit as reason:
         return PlanStep(operation, None, str(reason))
-    except NnefError as error:  # from a check of shapes
+    except NnefError as error:  # A check of shapes raises it.
         return PlanStep(operation, None, error.message)
 
 
 def _is_positive(operation: MappedOperation) -> bool:
     """Tell whether no item of the results is negative."""
+    if operation.kind in _POSITIVE:
+        return True
     if operation.kind == "clamp":
         low = operation.number("a")
         return low is not None and low >= 0
     if operation.kind == "max":
-        return any(number is not None and number >= 0 for number in map(operation.number, "xy"))
+        numbers = [operation.number("x"), operation.number("y")]
+        return any(number is not None and number >= 0 for number in numbers)
     computed = [value for value in operation.source.reads() if value not in operation.fixed]
-    keeps = operation.kind in _KEEPING_SIGN and all(x in operation.not_negative for x in computed)
-    return operation.kind in _POSITIVE or keeps
+    return operation.kind in _KEEPING_SIGN and operation.not_negative.issuperset(computed)
 
 
-def _folds_into(
+def _product_before(
     operation: MappedOperation, producers: Mapping[Value, PlanStep], readers: Counter[Value]
 ) -> PlanStep | None:
     """Return the step of a product into whose weights an operation can be folded, or None."""
     computed = operation.computed()
-    if operation.kind not in _AFFINE or operation.source.rule is not None or len(computed) != 1:
+    is_affine = operation.kind in _AFFINE and operation.source.rule is None
+    if not is_affine or len(computed) != 1:
         return None
     product = operation.operand(computed[0])
     if not isinstance(product, Value) or readers[product] != 1:
@@ -188,15 +191,14 @@ def _folds_into(
     is_reciprocal = operation.kind == "div" and computed[0] != "x"
     if is_reciprocal or operation.result.shape != product.type.shape:
         return None
-    layer, rank = step.layer, len(product.type.shape)
-    names = (name for name in operation.arguments if name != computed[0])
-    shapes = [padded(operation.shape(name), rank) for name in names]
-    fits = all(
-        extent == 1 or (axis == layer.axis and extent == layer.channels)
-        for shape in shapes
-        for axis, extent in enumerate(shape)
-    )
-    return step if fits else None
+    rank = len(product.type.shape)
+    for name in operation.arguments:
+        if name != computed[0]:
+            for axis, extent in enumerate(padded(operation.shape(name), rank)):
+                is_by_channel = axis == step.layer.axis and extent == step.layer.channels
+                if extent != 1 and not is_by_channel:
+                    return None
+    return step
 
 
 def weights_of(step: PlanStep, values: Mapping[Value, ArrayLike]) -> dict[str, Any]:
@@ -218,16 +220,20 @@ def weights_of(step: PlanStep, values: Mapping[Value, ArrayLike]) -> dict[str, A
                     operands[key] = values[part]
         return operands
 
-    weights, layer, folded = fixed_operands(step.operation), step.layer, step.folded
+    weights = fixed_operands(step.operation)
+    layer = step.layer
+    folded = step.folded
     if layer is None or layer.scale is None:
         return weights
     name, scale = layer.scale
-    if layer.is_unit:  # the operation itself is folded into a product with 1
+    if layer.is_unit:
+        # The operation itself is folded into a product with 1.
         weights = dict[str, Any]({name: np.ones((layer.channels, 1, 1, 1), np.float32)})
         folded = [step.operation, *folded]
     bias = weights.pop("bias", 0.0)
     if folded or not is_zero(bias):
-        ones, zeros = np.ones(layer.channels, np.float32), np.zeros(layer.channels, np.float32)
+        ones = np.ones(layer.channels, np.float32)
+        zeros = np.zeros(layer.channels, np.float32)
         line = _Line(ones, zeros + jnp.reshape(jnp.asarray(bias, np.float32), -1))
         for operation in folded:
             line = _composed(operation, fixed_operands(operation), line)

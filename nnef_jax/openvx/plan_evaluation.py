@@ -43,12 +43,14 @@ class Evaluation:
         `params` are arrays by label.
         """
         plan = self.plan
-        operations = [o for step in plan.needed for o in (step.operation, *step.folded)]
-        read = [v for operation in operations for v in operation.reads() if v in plan.fixed]
-        nothing = [None for _ in plan.graph.inputs]
+        operands: list[Value] = []
+        for step in plan.needed:
+            for operation in (step.operation, *step.folded):
+                operands += [value for value in operation.reads() if value in plan.fixed]
+        no_inputs = [None for _ in plan.graph.inputs]
         with computing():
-            values = trace(plan.graph, self.context, params, {}, nothing, values=read)
-        fixed = {value: values[value] for value in read}
+            values = trace(plan.graph, self.context, params, {}, no_inputs, values=operands)
+        fixed = {value: values[value] for value in operands}
         return {step.name: weights_of(step, fixed) for step in plan.needed}
 
     def quantised(self, step: PlanStep, name: str, weights: ArrayLike) -> Tensor:
@@ -63,19 +65,21 @@ class Evaluation:
         If `static`, the values are known, and the weights of products become `StaticWeights`.
         """
         tensor_weights = {step.name: weights[step.name] for step, _ in self.tensor_steps}
-        is_eager = static and any(tensor_weights.values())
-        tensors = (jax.jit(self._arranged) if is_eager else self._arranged)(tensor_weights)
+        has_values = static and any(tensor_weights.values())
+        arrange = jax.jit(self._arranged) if has_values else self._arranged
+        tensors = arrange(tensor_weights)
         prepared: dict[str, Mapping[str, Tensor | StaticWeights | ArrayLike]] = {}
         for step in self.plan.needed:
-            layer, operands = step.layer, weights[step.name]
-            if step.name not in tensors:
-                is_table = layer is not None and layer.is_table
-                tables = self._table(step, operands) if is_table else {}
-                prepared[step.name] = {**operands, **tables}
-                continue
-            arranged = tensors[step.name]
-            names = layer.static if static and layer is not None else ()
-            prepared[step.name] = arranged | {n: static_weights(arranged[n]) for n in names}
+            layer = step.layer
+            operands = dict(weights[step.name])
+            if step.name in tensors:
+                operands = dict[str, Any](tensors[step.name])
+                if static and layer is not None:
+                    for name in layer.static:
+                        operands[name] = static_weights(operands[name])
+            elif layer is not None and layer.is_table:
+                operands |= self._table(step, operands)
+            prepared[step.name] = operands
         return prepared
 
     @property
@@ -90,17 +94,20 @@ class Evaluation:
             tensors[step.name] = {}
             for name, x in weights[step.name].items():
                 tensor = self.quantised(step, name, lax.stop_gradient(jnp.asarray(x)))
-                data = layer.arrange.get(name, lambda data: data)(tensor.data)
-                tensors[step.name][name] = Tensor(data, tensor.fixed_point_position)
+                if name in layer.arrange:
+                    data = layer.arrange[name](tensor.data)
+                    tensor = Tensor(data, tensor.fixed_point_position)
+                tensors[step.name][name] = tensor
         return tensors
 
     def clipped(self, weights: Weights) -> dict[str, Array]:
         """Return the number of weights outside the type, by step and operand."""
-        return {
-            weights_name(step, name): jnp.sum(beyond(x, self.quantised(step, name, x)))
-            for step, _ in self.tensor_steps
-            for name, x in weights[step.name].items()
-        }
+        counts: dict[str, Array] = {}
+        for step, _ in self.tensor_steps:
+            for name, x in weights[step.name].items():
+                mask = beyond(x, self.quantised(step, name, x))
+                counts[weights_name(step, name)] = jnp.sum(mask)
+        return counts
 
     def _table(self, step: PlanStep, operands: Mapping[str, ArrayLike]) -> dict[str, Array]:
         """Return the table of a function of one tensor, and a mask of results that overflow."""
@@ -110,7 +117,7 @@ class Evaluation:
         x = Tensor(raw.astype(self.plan.profile.dtype), self.positions[operand]).to_float()
         (y,) = self.computed(step, {operand: x}, jax.tree.map(lax.stop_gradient, dict(operands)))
         position = self.positions[step.results[0]]
-        y = y.reshape(x.shape)  # other operands of one item may have raised the rank
+        y = y.reshape(x.shape)  # Other operands of one item may have raised the rank.
         table = Tensor.quantize(y, self.plan.profile.dtype, position)
         return {"table": table.data, "beyond": beyond(y, table)}
 
@@ -130,7 +137,7 @@ class Evaluation:
         `inputs` are tensors, or arrays of integers. `instead` has real numbers, which readers get
         instead of a result.
         """
-        values = dict(zip(self.plan.graph.inputs, inputs, strict=True))  # read by later steps
+        values = dict(zip(self.plan.graph.inputs, inputs, strict=True))
         computed = dict(values)
         masks: dict[Value, Array] = {}
         for step in self.plan.needed:
@@ -150,7 +157,8 @@ class Evaluation:
         weights: Mapping[str, Tensor | StaticWeights | ArrayLike],
         values: Values,
     ) -> tuple[list[Any], Array | None]:
-        operation, layer = step.operation, step.layer
+        operation = step.operation
+        layer = step.layer
         if layer is None:
             return self.computed(step, _reals(values), weights), None
         position = self.positions[step.results[0]]
@@ -196,7 +204,8 @@ class Evaluation:
         weights: Mapping[str, Tensor | StaticWeights | ArrayLike],
     ) -> list[Array]:
         """Return the results of a step in real numbers, by the operation's rule or `layer.real`."""
-        operation, layer = step.operation, step.layer
+        operation = step.operation
+        layer = step.layer
 
         def read(name: str, operand: Operand) -> Any:
             if isinstance(operand, tuple):
@@ -215,8 +224,13 @@ class Evaluation:
         else:
             with computing():
                 results = apply_rule(operation, self.context, operands)
-        flat = results if isinstance(results, tuple) else (results,)
-        return [x for item in flat for x in (item if isinstance(item, list | tuple) else [item])]
+        arrays_of_results: list[Array] = []
+        for result in results if isinstance(results, tuple) else (results,):
+            if isinstance(result, list | tuple):  # The result is a list of tensors.
+                arrays_of_results.extend(result)
+            else:
+                arrays_of_results.append(result)
+        return arrays_of_results
 
     def straight_through(
         self,
@@ -268,7 +282,8 @@ def _reals(values: Values) -> dict[Value, Array]:
 
 def bounds(tensor: Tensor) -> tuple[float, float]:
     """Return the least and the greatest number that a tensor's type holds."""
-    limits, step = jnp.iinfo(tensor.data.dtype), 2.0**-tensor.fixed_point_position
+    limits = jnp.iinfo(tensor.data.dtype)
+    step = 2.0**-tensor.fixed_point_position
     return limits.min * step, limits.max * step
 
 

@@ -17,8 +17,8 @@ from nnef_jax.openvx.integer_function import lower
 from nnef_jax.openvx.plan_evaluation import weights_name
 from nnef_jax.openvx.tensor import Tensor
 
-_LESS, _MORE = 1, 4  # positions to try below and above the position that fits the largest number
-_FURTHEST = 22  # the greatest magnitude for which layers can shift products to any position
+_LESS, _MORE = 1, 4  # positions to try, below and above the position that fits the largest number
+_FURTHEST = 22  # the greatest magnitude of a position; layers can shift products to any of these
 
 
 def search_positions(
@@ -49,18 +49,18 @@ def search_positions(
     kind = evaluation.plan.profile.dtype
     values = {v: np.asarray(x) for v, x in zip(evaluation.plan.graph.inputs, arrays, strict=True)}
     steps = evaluation.plan.needed
-    names = [
-        value.name
-        for step in steps
-        if not (step.layer and step.layer.keeps_position) or len(list(step.operation.reads())) > 1
-        for value in step.results
-        if is_float(value.type.dtype)
-    ]
-    inside = model.intermediates(*arrays, names=names) if names else {}
-    positions = {
-        value.name: _best(x, kind) for value, x in values.items() if is_float(value.type.dtype)
-    }
-    positions |= {name: _best(np.asarray(x), kind) for name, x in inside.items()}
+    names: list[str] = []
+    for step in steps:
+        keeps_position = step.layer is not None and step.layer.keeps_position
+        has_one_operand = len(list(step.operation.reads())) <= 1
+        if not (keeps_position and has_one_operand):
+            names += [value.name for value in step.results if is_float(value.type.dtype)]
+    tensors = model.intermediates(*arrays, names=names) if names else {}
+    positions: dict[str, int] = {}
+    for value, x in values.items():
+        if is_float(value.type.dtype):
+            positions[value.name] = _best(x, kind)
+    positions |= {name: _best(np.asarray(x), kind) for name, x in tensors.items()}
     weights = lowered.real_weights(evaluation)
     for step, _ in evaluation.tensor_steps:
         for name, x in weights[step.name].items():
@@ -82,7 +82,7 @@ def search_positions(
 def _best(x: NDArray[Any], dtype: str) -> int:
     """Return the position with the least squared error of a tensor in a dtype."""
     largest = float(np.max(np.abs(x[np.isfinite(x)]), initial=0))
-    bits = np.iinfo(dtype).bits - (dtype != "uint8")
+    bits = np.iinfo(dtype).bits - (dtype != "uint8")  # without the sign
     fitting = bits - math.ceil(math.log2(largest)) if largest else 0
     x = np.nan_to_num(x.astype(np.float32))
 
@@ -91,5 +91,7 @@ def _best(x: NDArray[Any], dtype: str) -> int:
         return float(np.sum((x - rounded).astype(np.float64) ** 2))
 
     # The greatest position comes first, and wins among equal errors: it rounds more finely.
-    candidates = [p for p in range(fitting + _MORE, fitting - _LESS - 1, -1) if abs(p) <= _FURTHEST]
-    return min(candidates, key=error, default=min(max(fitting, -_FURTHEST), _FURTHEST))
+    positions = range(fitting + _MORE, fitting - _LESS - 1, -1)
+    candidates = [p for p in positions if abs(p) <= _FURTHEST]
+    nearest = min(max(fitting, -_FURTHEST), _FURTHEST)
+    return min(candidates, key=error, default=nearest)

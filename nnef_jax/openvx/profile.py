@@ -90,18 +90,18 @@ def check_profile(
     graph = network_of(model).specialise(declared_shapes(model))
     plan = plan_of(graph, fixed_point, semantics)
     steps = {step.operation: step for step in plan.steps}
-    nodes = tuple(
-        _report(operation, steps.get(operation), plan) for operation in plan.graph.operations
-    )
+    nodes = tuple([_report(x, steps.get(x), plan) for x in plan.graph.operations])
     return ProfileReport(profile=fixed_point.name, dtype=fixed_point.dtype, nodes=nodes)
 
 
 def _report(operation: Operation, step: PlanStep | None, plan: Plan) -> NodeReport:
-    layer, reason = "vx_tensor", ""
+    layer = "vx_tensor"
+    reason = ""
     if operation in plan.folded:
         layer = f"in {plan.folded[operation].operation.name}"
     elif step is not None:
-        layer, reason = step.layer.name if step.layer else "", step.reason
+        layer = step.layer.name if step.layer else ""
+        reason = step.reason
     return NodeReport(
         name=operation.name, kind=operation.kind, layer=layer, fits=bool(layer), reason=reason
     )
@@ -113,35 +113,31 @@ def declared_shapes(model: Model) -> list[Shape]:
     Raises UnsupportedError for a network with state, InputError for other open extents.
     """
     graph = model.graph
-    raise_all(
-        [
-            UnsupportedError(
-                f"'{state.label}' is state, but graphs of OpenVX keep no state between runs",
-                span=state.span,
-                hint="model.cut(inputs=..., outputs=...) returns the part without it",
-            )
-            for state in graph.states
-        ]
-    )
-    shapes = {
-        value.name: tuple(
-            1 if axis == 0 and extent is UNKNOWN else extent
-            for axis, extent in enumerate(value.type.shape)
-        )
-        for value in graph.inputs
-    }
+    state_errors: list[UnsupportedError] = []
+    for state in graph.states:
+        message = f"'{state.label}' is state, but graphs of OpenVX keep no state between runs"
+        hint = "model.cut(inputs=..., outputs=...) returns the part without it"
+        state_errors.append(UnsupportedError(message, span=state.span, hint=hint))
+    raise_all(state_errors)
     network = network_of(model)
-    spans, names = network.frontend.spans(), network.extent_names
-    raise_all(
-        [
-            InputError(
-                f"the shape of input '{name}' is open: {show(shape, names.get(name, ()))}, but "
-                "tensors of OpenVX have known extents",
+    spans = network.frontend.spans()
+    shapes: list[Shape] = []
+    shape_errors: list[InputError] = []
+    for value in graph.inputs:
+        name = value.name
+        shape = value.type.shape
+        if shape and shape[0] is UNKNOWN:
+            shape = (1, *shape[1:])
+        shapes.append(shape)
+        if not is_known(shape):
+            text = show(shape, network.extent_names.get(name, ()))
+            message = f"the shape of input '{name}' is open: {text}"
+            hint = f"give it by load(..., input_shapes={{{name!r}: ...}})"
+            error = InputError(
+                f"{message}, but tensors of OpenVX have known extents",
                 span=spans.get(name),
-                hint=f"give it by load(..., input_shapes={{{name!r}: ...}})",
+                hint=hint,
             )
-            for name, shape in shapes.items()
-            if not is_known(shape)
-        ]
-    )
-    return list(shapes.values())
+            shape_errors.append(error)
+    raise_all(shape_errors)
+    return shapes

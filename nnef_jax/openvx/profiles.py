@@ -38,10 +38,11 @@ PROFILES: Mapping[str, tuple[FixedPointProfile, ...]] = {
 def profile_of(name: str, dtype: str | None = None) -> FixedPointProfile:
     """Return a profile by its name. `dtype` selects uint8 or int8. Raises ValueError."""
     require_choice("profile", name, PROFILES)
-    kinds = {kind.dtype: kind for kind in PROFILES[name]}
-    dtype = next(iter(kinds)) if dtype is None else dtype
-    require_choice("dtype", dtype, kinds)
-    return kinds[dtype]
+    by_dtype = {profile.dtype: profile for profile in PROFILES[name]}
+    if dtype is None:
+        dtype = next(iter(by_dtype))
+    require_choice("dtype", dtype, by_dtype)
+    return by_dtype[dtype]
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ that are impossible.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import ceil
 
 from nnef_jax.openvx.vx_errors import wrong_dimension, wrong_parameter
 
@@ -29,8 +30,10 @@ def infer_skip(
     travel = _travel(extent, size, padding, dilation)
     if output < 1:
         wrong_dimension(f"an output must have at least 1 item along an axis, it has {output}")
-    floor, ceiling = travel // output + 1, max(-(-travel // max(output - 1, 1)), 1)
-    skip = floor if rounding == "floor" else ceiling
+    if rounding == "floor":
+        skip = travel // output + 1
+    else:
+        skip = max(ceil(travel / max(output - 1, 1)), 1)
     if _positions(travel, skip, rounding) != output:
         wrong_dimension(
             f"no integer skip gives {output} of {travel + 1} positions of windows "
@@ -89,15 +92,14 @@ def deconvolution_output_shape(
     upscale: Pair = (1, 1),
 ) -> tuple[int, ...]:
     """Return the shape of a deconvolution's output, with upscales (x, y)."""
-    planes = tuple(
-        (extent - 1) * up - 2 * p + size + more
-        for extent, size, up, p, more in zip(
-            inputs[-2:], weights[-2:], upscale[::-1], padding[::-1], a[::-1], strict=True
-        )
-    )
-    if min(planes) < 1:
-        wrong_dimension(f"the output would have the dims {planes[::-1]}")
-    return (*inputs[:-3], weights[0], *planes)
+    extents: list[int] = []
+    for extent, size, up, pad, addition in zip(
+        inputs[-2:], weights[-2:], upscale[::-1], padding[::-1], a[::-1], strict=True
+    ):
+        extents.append((extent - 1) * up - 2 * pad + size + addition)
+    if min(extents) < 1:
+        wrong_dimension(f"the output would have the dims {tuple(extents[::-1])}")
+    return (*inputs[:-3], weights[0], *extents)
 
 
 def _windowed(
@@ -108,26 +110,23 @@ def _windowed(
     skip: Pair,
     rounding: str,
 ) -> tuple[int, ...]:
-    planes = (
-        _positions(_travel(extent, k, p, d), s, rounding)
-        for extent, k, p, d, s in zip(
-            inputs[-2:], size, padding[::-1], dilation[::-1], skip[::-1], strict=True
-        )
+    travels = map(_travel, inputs[-2:], size, padding[::-1], dilation[::-1])
+    rows, columns = (
+        _positions(travel, step, rounding) for travel, step in zip(travels, skip[::-1], strict=True)
     )
-    return (*inputs[:-2], *planes)
+    return (*inputs[:-2], rows, columns)
 
 
 def _travel(extent: int, size: int, padding: int, dilation: int) -> int:
     """Return the number of items by which a window can move along an axis."""
-    travel = extent + 2 * padding - size - (size - 1) * dilation
-    if travel < 0:
-        wrong_parameter(
-            f"windows span {size + (size - 1) * dilation} items, "
-            f"the padded input has {extent + 2 * padding}",
-            "give more padding",
-        )
-    return travel
+    padded = extent + 2 * padding
+    span = size + (size - 1) * dilation
+    if span > padded:
+        message = f"windows span {span} items, the padded input has {padded}"
+        wrong_parameter(message, "give more padding")
+    return padded - span
 
 
 def _positions(travel: int, skip: int, rounding: str) -> int:
-    return (travel // skip if rounding == "floor" else -(-travel // skip)) + 1
+    steps = travel // skip if rounding == "floor" else ceil(travel / skip)
+    return steps + 1

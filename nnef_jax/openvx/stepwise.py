@@ -16,10 +16,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
+from numpy.typing import NDArray
 
 from lowering import Slide
 
-_UNROLLED = 32  # products; so many are added without a loop
+_UNROLLED = 32  # products; more of them are added by a loop
 _CHUNK = 16  # products in a step of the loop over more products
 
 _item: Callable[..., Array] = partial(lax.dynamic_index_in_dim, keepdims=False)
@@ -57,7 +58,8 @@ class Steps:
     def factors(self, x: Array, filter: Array) -> tuple[Array, Array]:
         """Return two factors in the dtype of their products. In float32, `x` is divided already."""
         if self.saturates:
-            return x.astype(np.float32) * np.float32(2.0**-self.shift), filter.astype(np.float32)
+            divided = x.astype(np.float32) * np.float32(2.0**-self.shift)
+            return divided, filter.astype(np.float32)
         return x.astype(np.int32), filter.astype(np.int32)
 
     def add(self, sums: Sums, product: Array) -> Sums:
@@ -65,8 +67,10 @@ class Steps:
         half = 0.5 if self.saturates else (1 << self.shift) >> 1
         if self.shift and self.policies[1] == "nearest_even":
             product = product + np.asarray(half, product.dtype)
-        if self.shift and not self.saturates:  # a shift rounds down
-            product = product + ((product >> 31) & ((1 << self.shift) - 1))
+        if self.shift and not self.saturates:
+            # A shift rounds down: the addition of `divisor - 1` to a negative product truncates.
+            sign = product >> 31  # all bits are 1 if negative
+            product = product + (sign & ((1 << self.shift) - 1))
             product = product >> self.shift
         fitted, overflowed = self._fitted(product, sums[1])
         return sums[0] + fitted.astype(np.int32), overflowed
@@ -74,15 +78,19 @@ class Steps:
     def end(self, sums: Sums) -> Sums:
         """Return the sums after a channel, saturated or wrapped."""
         fitted, overflowed = self._fitted(*sums)
-        return fitted if self.saturates else fitted.astype(self.dtype).astype(np.int32), overflowed
+        if not self.saturates:
+            fitted = fitted.astype(self.dtype).astype(np.int32)
+        return fitted, overflowed
 
     def _fitted(self, x: Array, overflowed: Array | None) -> Sums:
-        low, high = jnp.iinfo(self.dtype).min, jnp.iinfo(self.dtype).max
+        limits = jnp.iinfo(self.dtype)
         if overflowed is not None:
-            below, above = np.asarray(low - 1, x.dtype), np.asarray(high + 1, x.dtype)
+            below = np.asarray(limits.min - 1, x.dtype)
+            above = np.asarray(limits.max + 1, x.dtype)
             overflowed = overflowed | (x <= below) | (x >= above)
-        ends = np.asarray(low, x.dtype), np.asarray(high, x.dtype)
-        return jnp.clip(x, *ends) if self.saturates else x, overflowed
+        if self.saturates:
+            x = jnp.clip(x, np.asarray(limits.min, x.dtype), np.asarray(limits.max, x.dtype))
+        return x, overflowed
 
 
 @partial(jax.jit, static_argnames=("slide", "steps"))
@@ -92,13 +100,16 @@ def stepwise(x: Array, filter: Array, biases: Array | None, *, slide: Slide, ste
     Biases broadcast to the result. If `steps.report`, the second result is a mask of sums in which
     a product, or the sum after a channel, overflowed.
     """
-    batch, count, groups = len(x), len(filter), slide.groups
+    batch = len(x)
+    count = len(filter)
+    groups = slide.groups
     cells, weights, channels, extents = _operands(*steps.factors(x, filter), slide)
     start: Any = np.int32(0) if biases is None else biases.astype(np.int32)
     start = jnp.broadcast_to(start, (batch, count, *extents))
     start = jnp.moveaxis(start.reshape(batch, groups, count // groups, -1), 0, 2)
     start = start.reshape(groups, count // groups, -1)
-    swaps = start.shape[1] > start.shape[2]  # the longer axis is last, for vector instructions
+    # The longer axis is the last one, for vector instructions.
+    swaps = start.shape[1] > start.shape[2]
 
     def swapped(x: Array) -> Array:
         return x.swapaxes(1, 2) if swaps else x
@@ -132,7 +143,8 @@ def _operands(x: Array, filter: Array, slide: Slide) -> tuple[_Fetch, _Fetch, in
     """
     if filter.ndim == 2:
         return lambda _: x.T[:, None], lambda _: filter.T[:, None], 1, ()
-    groups, (count, depth, *size) = slide.groups, filter.shape
+    groups = slide.groups
+    count, depth, *size = filter.shape
     x = slide.spread_out(x)
     planes = jnp.moveaxis(x.reshape(len(x), groups, depth, *x.shape[2:]), (2, 1), (0, 1))
     extents = slide.places(x.shape[2:], size)
@@ -144,12 +156,15 @@ def _operands(x: Array, filter: Array, slide: Slide) -> tuple[_Fetch, _Fetch, in
             parts = [plane[:, :, *slide.items(cell, extents)] for cell in np.ndindex(*size)]
             return jnp.stack([part.reshape(groups, -1) for part in parts])
         # A slice for each cell would take minutes to compile.
-        axes = zip(size, slide.dilation, extents, slide.stride, strict=True)
-        rows, columns = (np.arange(k)[:, None] * d + np.arange(n) * s for k, d, n, s in axes)
+        indices: list[NDArray[Any]] = []  # by axis, [cell of the window, window]
+        for axis in range(2):
+            cell_offsets = np.arange(size[axis])[:, None] * slide.dilation[axis]
+            indices.append(cell_offsets + np.arange(extents[axis]) * slide.stride[axis])
+        rows, columns = indices
         part = plane[:, :, rows[:, None, :, None], columns[None, :, None, :]]
         return jnp.moveaxis(part, (2, 3), (0, 1)).reshape(math.prod(size), groups, -1)
 
-    return cells, lambda k: _item(grouped, k), depth, extents
+    return cells, partial(_item, grouped), depth, extents
 
 
 def _products(sums: Sums, operands: tuple[Array, Array], steps: Steps) -> Sums:
@@ -159,8 +174,8 @@ def _products(sums: Sums, operands: tuple[Array, Array], steps: Steps) -> Sums:
         for rows, columns in zip(*operands, strict=True):
             sums = steps.add(sums, rows[:, :, None] * columns[:, None, :])
         return sums
-    more = -count % _CHUNK  # zeros are added, whose products are 0 for any rounding
-    padded = [jnp.pad(x, ((0, more), (0, 0), (0, 0))) for x in operands]
+    zeros = -count % _CHUNK  # Their products are 0 for any rounding.
+    padded = [jnp.pad(x, ((0, zeros), (0, 0), (0, 0))) for x in operands]
     chunked = [x.reshape(-1, _CHUNK, *x.shape[1:]) for x in padded]
 
     def fetch(k: Array | int) -> tuple[Array, Array]:
@@ -185,6 +200,7 @@ def _pipelined(
         return body(sums, fetch(0))
 
     def step(k: Array, state: _State) -> _State:
-        return body(state[0], state[1]), fetch(jnp.minimum(k + 1, count - 1))
+        sums, operands = state
+        return body(sums, operands), fetch(jnp.minimum(k + 1, count - 1))
 
     return lax.fori_loop(0, count, step, (sums, fetch(0)))[0]

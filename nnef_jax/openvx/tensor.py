@@ -116,7 +116,8 @@ class Tensor:
 
     def _indices(self, start: Sequence[int], end: Sequence[int]) -> tuple[int | slice, ...]:
         try:
-            starts, ends = tuple(map(operator.index, start)), tuple(map(operator.index, end))
+            starts = tuple(map(operator.index, start))
+            ends = tuple(map(operator.index, end))
         except TypeError:
             message = f"start and end must be integers in OpenVX's order, not {start!r} and {end!r}"
             raise TypeError(message) from None
@@ -132,8 +133,9 @@ class Tensor:
                     f"a view from {first} to {last} is empty or outside dimension {axis}, "
                     f"which has {extent} items"
                 )
-        dropped = (0,) * (len(self.dims) - count)
-        return (*dropped, *map(slice, starts[::-1], ends[::-1]))
+        # `data` has the dimensions in reverse order.
+        zeros = (0,) * (len(self.dims) - count)
+        return (*zeros, *map(slice, starts[::-1], ends[::-1]))
 
     def __repr__(self) -> str:
         return f"Tensor({self.dtype}, dims {self.dims}, position {self.fixed_point_position})"
@@ -141,7 +143,8 @@ class Tensor:
 
 @partial(jax.jit, static_argnames=("dtype", "rounding_policy"), inline=True)
 def _nearest(values: Array, scale: np.float32, dtype: str, rounding_policy: str) -> Array:
-    limits, scaled = jnp.iinfo(dtype), values * scale
+    limits = jnp.iinfo(dtype)
+    scaled = values * scale
     rounded = jnp.round(scaled) if rounding_policy == "nearest_even" else jnp.trunc(scaled)
     clipped = jnp.clip(rounded, limits.min, limits.max)
     return jnp.where(jnp.isnan(rounded), 0, clipped).astype(dtype)

@@ -37,6 +37,8 @@ class ServingLimits:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            require(field.name, value, int if field.type == "int" else int | float, "a number")
-            if not (value > 0 or (value == 0 and field.name == "delay")):
+            types = int if field.type == "int" else int | float
+            require(field.name, value, types, "a number")
+            is_no_delay = field.name == "delay" and value == 0
+            if not value > 0 and not is_no_delay:
                 raise InputError(f"{field.name} must be more than 0, it is {value}")

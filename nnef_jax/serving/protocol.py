@@ -68,21 +68,19 @@ def datatype(spec: TensorSpec) -> str:
 
 def described(specs: Sequence[TensorSpec]) -> list[dict[str, Any]]:
     """Return the metadata of tensors; -1 is an open extent."""
-    return [
-        {
-            "name": x.name,
-            "datatype": datatype(x),
-            "shape": [-1 if n is None else n for n in x.shape],
-        }
-        for x in specs
-    ]
+    tensors: list[dict[str, Any]] = []
+    for spec in specs:
+        shape = [-1 if extent is None else extent for extent in spec.shape]
+        tensors.append({"name": spec.name, "datatype": datatype(spec), "shape": shape})
+    return tensors
 
 
 def json_length(header: str | None, size: int) -> int:
     """Return the number of bytes of JSON in a body of `size` bytes. Raises InputError."""
     if header is None:
         return size
-    if not (header.isascii() and header.isdecimal() and len(header) < 20 and int(header) <= size):
+    is_number = header.isascii() and header.isdecimal() and len(header) < 20
+    if not is_number or int(header) > size:
         raise InputError(f"{LENGTH} is {header!r:.60}, the body has {size} bytes")
     return int(header)
 
@@ -125,23 +123,32 @@ def encoded(
 ) -> tuple[bytes, int | None]:
     """Return the body of a response, and its bytes of JSON, None without binary tensors."""
     by_name = {spec.name: (spec, x) for spec, x in zip(specs, results, strict=True)}
-    head = {"model_name": model, "model_version": "1"} | ({"id": request.id} if request.id else {})
+    head = {"model_name": model, "model_version": "1"}
+    if request.id:
+        head["id"] = request.id
     text = [f'{json.dumps(head)[:-1]}, "outputs": [']
     parts: list[bytes] = []
     for name, is_binary in request.outputs.items():
         spec, result = by_name[name]
         array = np.asarray(result)
         output: dict[str, Any] = {"name": name, "datatype": datatype(spec), "shape": array.shape}
-        text.append(", " if len(text) > 1 else "")
+        if len(text) > 1:
+            text.append(", ")
         if is_binary:
-            parts.append((array if _LITTLE else array.byteswap()).tobytes())
+            parts.append(_in_little_endian(array).tobytes())
             output["parameters"] = {"binary_data_size": len(parts[-1])}
             text.append(json.dumps(output))
         else:
             text += [f'{json.dumps(output)[:-1]}, "data": [', *dumped(array), "]}"]
-    texts = [x.encode() for x in (*text, "]}")]  # joined with the tensors: one copy less
+    # Texts and tensors are joined together, which spares a copy.
+    texts = [x.encode() for x in (*text, "]}")]
     length = sum(map(len, texts)) if parts else None
     return b"".join([*texts, *parts]), length
+
+
+def _in_little_endian(array: NDArray[Any]) -> NDArray[Any]:
+    """Return an array with the bytes of its items in little endian, or back."""
+    return array if _LITTLE else array.byteswap()
 
 
 def _fields(what: str, value: object) -> _Object:
@@ -209,10 +216,9 @@ def _from_bytes(what: str, item: _Object, data: memoryview) -> NDArray[Any]:
     size = math.prod(shape) * dtype.itemsize
     if len(data) != size:
         raise InputError(f"{what} has {len(data)} bytes, its shape and datatype take {size}")
-    array = np.frombuffer(data, np.uint8 if dtype.kind == "b" else dtype).reshape(shape)
     if dtype.kind == "b":
-        return array != 0
-    return array if _LITTLE else array.byteswap()
+        return np.frombuffer(data, np.uint8).reshape(shape) != 0
+    return _in_little_endian(np.frombuffer(data, dtype).reshape(shape))
 
 
 def _from_json(what: str, item: _Object) -> NDArray[Any]:
@@ -244,8 +250,9 @@ def _numbers(what: str, name: str, dtype: np.dtype[Any], items: Items) -> NDArra
         if min(items) < bounds.min or max(items) > bounds.max:
             raise InputError(f"data of {what} do not fit {name}")
         return np.array(items, dtype)
+    wide_dtype = bool if dtype.kind == "b" else np.float64
     try:
-        array = np.array(items, bool if dtype.kind == "b" else np.float64)
-    except OverflowError:  # an integer beyond float64
+        array = np.array(items, wide_dtype)
+    except OverflowError:  # An integer is beyond float64.
         raise InputError(f"data of {what} do not fit {name}") from None
     return rounding.saturated(array, dtype)

@@ -56,23 +56,31 @@ def card(network: Network) -> str:
                 yield f'<div class="leaf">{row}</div>'
             else:
                 yield f"<details><summary>{row}</summary>{''.join(rows(index))}</details>"
-        if more := len(candidates) - len(visible):
-            yield f'<div class="leaf"><small>and {more:,} more</small></div>'
+        omitted = len(candidates) - len(visible)
+        if omitted:
+            yield f'<div class="leaf"><small>and {omitted:,} more</small></div>'
 
     totals = data["totals"]
     numbers = ("operations", "parameters", "multiply_adds")
     counts = ", ".join(f"{totals[x]:,} {x.replace('_', '-')}" for x in numbers)
-    ends = [
-        f"{type}s: {', '.join(_name_and_type(data, node) for node in ports[:_PORTS])}"
-        + (f" and {len(ports) - _PORTS:,} more" if len(ports) > _PORTS else "")
-        for type in ("input", "state", "output")
-        if (ports := [node for node in nodes if _is_port(nodes, node, type)])
-    ]
     lines = [f"<b>{_text(data['name'])}</b> <small>{_text(data['dialect'])}</small>", counts]
-    head = "".join(f"<p>{line}</p>" for line in [*lines, *map(_text, ends)])
+    for type in ("input", "state", "output"):
+        ports = [node for node in nodes if _is_port(nodes, node, type)]
+        if ports:
+            lines.append(_text(_ports_line(data, type, ports)))
+    head = "".join(f"<p>{line}</p>" for line in lines)
     names = "".join(map(_number, ("parameters", "multiply-adds")))
     head += f'<div class="leaf"><span class="row"><span></span>{names}</span></div>'
     return f'<div class="nnef-card"><style>{_STYLE}</style>{head}{"".join(rows(0))}</div>'
+
+
+def _ports_line(data: _Node, type: str, ports: list[_Node]) -> str:
+    """Return the names and types of ports, at most `_PORTS`."""
+    names = ", ".join(_name_and_type(data, node) for node in ports[:_PORTS])
+    line = f"{type}s: {names}"
+    if len(ports) > _PORTS:
+        line += f" and {len(ports) - _PORTS:,} more"
+    return line
 
 
 def _row(node: _Node, total: int) -> str:
@@ -82,10 +90,15 @@ def _row(node: _Node, total: int) -> str:
     work = node["multiply_adds"]
     cells = [
         f"<span>{_text(name)}{repeats} <small>{_text(kind)}</small></span>",
-        *map(_number, (f"{x:,}" if x else "" for x in (node["parameters"], work))),
+        _count(node["parameters"]),
+        _count(work),
         f'<i style="width: {100 * work / total:.1f}%"></i>',
     ]
     return f'<span class="row">{"".join(cells)}</span>'
+
+
+def _count(number: int) -> str:
+    return _number(f"{number:,}" if number else "")
 
 
 def _number(text: str) -> str:
@@ -102,10 +115,15 @@ def _is_row(node: _Node) -> bool:
 
 
 def _name_and_type(data: _Node, node: _Node) -> str:
-    tensor = data["tensors"][node["reads"][0][1] if node["reads"] else node["writes"][0]]
+    if node["reads"]:
+        _, number = node["reads"][0]
+    else:
+        number = node["writes"][0]
+    tensor = data["tensors"][number]
     shape = "" if tensor["shape"] is None else show(tensor["shape"])
     return f"{node['name']} {tensor['dtype']}{shape}"
 
 
 def _text(text: str) -> str:
-    return html.escape("".join(c if c.isprintable() else " " for c in text))
+    characters = [c if c.isprintable() else " " for c in text]
+    return html.escape("".join(characters))

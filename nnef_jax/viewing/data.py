@@ -93,15 +93,11 @@ class _Page:
         for operation in graph.operations:
             self.sizes[operation] = sum(pending.pop(value, 0) for value in operation.reads())
         self.bytes = _BYTES
-        parameters = [
-            {
-                "label": _cut(p.label),
-                "tensor": self._tensor(p.value),
-                "unused": p.value in unused,
-                **self._values(arrays(p.label)),
-            }
-            for p in graph.parameters
-        ]
+        parameters: list[dict[str, Any]] = []
+        for p in graph.parameters:
+            entry: dict[str, Any] = {"label": _cut(p.label), "tensor": self._tensor(p.value)}
+            entry |= {"unused": p.value in unused, **self._values(arrays(p.label))}
+            parameters.append(entry)
         self._add("group", "", None, by="root", label=_cut(graph.name))
         for parent, value in self._with_parents("inputs", graph.inputs):
             self._port("input", value.name, parent, writes=value)
@@ -112,18 +108,18 @@ class _Page:
         outputs = [*zip(graph.output_names, graph.outputs, strict=True)]
         for parent, (name, value) in self._with_parents("outputs", outputs):
             self._port("output", name, parent, reads=value)
-        totals = _summed(self.nodes)
-        unused_items = sum(sizes[value] for value in unused)
+        state_items = sum(volume(state.value.type.shape) for state in graph.states)
+        totals = {
+            **_summed(self.nodes),
+            "unused_parameters": sum(sizes[value] for value in unused),
+            "state": _none_if_unknown(state_items),
+            "open_extents": not all(is_known(value.type.shape) for value in graph.inputs),
+        }
         self.data = {
             "name": _cut(graph.name),
             "file": _file(graph),
             "dialect": network.frontend.dialect,
-            "totals": {
-                **totals,
-                "unused_parameters": unused_items,
-                "state": _none_if_unknown(sum(volume(s.value.type.shape) for s in graph.states)),
-                "open_extents": not all(is_known(value.type.shape) for value in graph.inputs),
-            },
+            "totals": totals,
             "coloured_by": [x for x in ("seconds", "error") if x in self.nodes[0]],
             "trimmed": self.details < 0,
             "tensors": self.tensors,
@@ -140,7 +136,8 @@ class _Page:
         values: dict[str, Any] = {"statistics": statistics}
         if statistics["count"] <= min(VALUES, self.bytes // 16):
             items = np.asarray(array)
-            items = items if items.dtype.kind in "biufc" else items.astype(np.float32)
+            if items.dtype.kind not in "biufc":
+                items = items.astype(np.float32)
             file = io.BytesIO()
             np.save(file, np.asarray(items, order="C"), allow_pickle=False)
             self.bytes -= items.nbytes
@@ -178,13 +175,13 @@ class _Page:
         reads: Value | None = None,
         writes: Value | None = None,
     ) -> _Node:
-        return self._add(
-            type,
-            name,
-            parent,
-            reads=[] if reads is None else [["", self._tensor(reads)]],
-            writes=[] if writes is None else [self._tensor(writes)],
-        )
+        reads_field: list[Any] = []
+        if reads is not None:
+            reads_field.append(["", self._tensor(reads)])
+        writes_field: list[int] = []
+        if writes is not None:
+            writes_field.append(self._tensor(writes))
+        return self._add(type, name, parent, reads=reads_field, writes=writes_field)
 
     def _members(self, group: Group, parent: int) -> None:
         for member in group.members:
@@ -199,30 +196,35 @@ class _Page:
                 node = self._add("group", path, parent, by=member.by, label=_cut(member.label))
                 if member.repeats:
                     node["repeats"] = member.repeats
-                if member.by == "operation":  # shown as its last operation, prepared by the others
+                if member.by == "operation":
+                    # The group is shown as its last operation, which the others prepare.
                     main = member.members[-1]
                     assert isinstance(main, Operation)
                     node |= {"kind": main.kind, "family": _FAMILY_OF.get(main.kind, "other")}
-                    node |= {"module": _cut(member.module)} if member.module else {}
+                    if member.module:
+                        node["module"] = _cut(member.module)
                 self._members(member, index)
 
     def _operation(self, operation: Operation, parent: int) -> _Node:
         index = len(self.nodes)
+        family = "other" if operation.rule else _FAMILY_OF.get(operation.kind, "other")
+        reads: list[list[int | str]] = []
+        for name, operand in operation.operands:
+            reads += map(list, self._operands(name, operand))
         node = self._add(
             "operation",
             operation.name,
             parent,
             kind=_cut(operation.kind),
-            family="other" if operation.rule else _FAMILY_OF.get(operation.kind, "other"),
-            reads=[list(x) for name, y in operation.operands for x in self._operands(name, y)],
+            family=family,
+            reads=reads,
             writes=[self._tensor(value) for value in operation.writes()],
             multiply_adds=multiply_adds(operation),
             parameters=self.sizes.get(operation, 0),
         )
         self._describe(node, operation)
         for value in operation.writes():
-            if fields := self.fields.get(value.name):
-                node |= fields
+            node |= self.fields.get(value.name, {})
         body = next((x for _, x in operation.attributes if isinstance(x, Graph)), None)
         if body is not None:
             self._body(operation, body, index)
@@ -241,11 +243,8 @@ class _Page:
         """Add attributes, place and line of the document, as far as the page's size allows."""
         if self.details < 0:
             return
-        node["attributes"] = [
-            [name, _shown(value)]
-            for name, value in operation.attributes
-            if not isinstance(value, Graph)
-        ]
+        attributes = [(n, x) for n, x in operation.attributes if not isinstance(x, Graph)]
+        node["attributes"] = [[name, _shown(value)] for name, value in attributes]
         if operation.span is not None:
             node["place"], node["text"] = _place(operation.span)
         node["calls"] = [_cut(call.fragment) for call in operation.calls]
@@ -271,10 +270,11 @@ class _Page:
     def _tensor(self, value: Value) -> int:
         if value not in self.numbers:
             self.numbers[value] = len(self.tensors)
-            extents = [None if extent is UNKNOWN else extent for extent in value.type.shape]
-            name, dtype = _cut(value.name), value.type.dtype
-            shape = None if dtype == UNTYPED.dtype else extents
-            self.tensors.append({"name": name, "shape": shape, "dtype": dtype})
+            dtype = value.type.dtype
+            shape = None
+            if dtype != UNTYPED.dtype:
+                shape = [None if extent is UNKNOWN else extent for extent in value.type.shape]
+            self.tensors.append({"name": _cut(value.name), "shape": shape, "dtype": dtype})
         return self.numbers[value]
 
 
@@ -308,12 +308,13 @@ def _initially_open(nodes: list[_Node]) -> list[int]:
     shown = len(members.get(0, ()))
     level = [x for x in members.get(0, ()) if _opens(nodes[x])]
     while level:
-        more = sum(len(members[x]) for x in level)
-        if shown + more > (OPEN if shown >= _FEW else MOST + _FEW):
+        boxes_inside = [box for group in level for box in members[group]]
+        limit = OPEN if shown >= _FEW else MOST + _FEW
+        if shown + len(boxes_inside) > limit:
             break
         opened += level
-        shown += more
-        level = [x for y in level for x in members[y] if _opens(nodes[x])]
+        shown += len(boxes_inside)
+        level = [box for box in boxes_inside if _opens(nodes[box])]
     return opened
 
 

@@ -27,14 +27,14 @@ def fields_by_name(profile: object, comparison: object) -> dict[str, dict[str, A
         to_dict = getattr(result, "to_dict", None)
         content: Any = to_dict() if callable(to_dict) else result
         require(name, content, Mapping | None, "a result, or the dict that its to_dict() returns")
+        if content is None:
+            continue
         try:
-            for tensor, fields in {} if content is None else fields_in(content):
+            for tensor, fields in fields_in(content):
                 measures.setdefault(tensor, {}).update(fields)
         except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
-            raise InputError(
-                f"the {name} has not the form that its to_dict() returns",
-                hint=f"give {_SHAPES[name]}",
-            ) from None
+            message = f"the {name} has not the form that its to_dict() returns"
+            raise InputError(message, hint=f"give {_SHAPES[name]}") from None
     return measures
 
 
@@ -53,7 +53,8 @@ def _errors(comparison: _Result) -> list[tuple[str, Fields]]:
     """Return rms(difference) / rms(tensor) of each tensor, by its names in both networks."""
     rows: list[tuple[str, Fields]] = []
     for name, row in comparison["tensors"].items():
-        noise, reason = _noise(float(row["snr"])), str(row["reason"])
+        noise = _noise(float(row["snr"]))
+        reason = str(row["reason"])
         # Tensors that differ by an unmeasurable amount, as by a NaN, have an error of 1.
         error = noise if noise < math.inf else float(bool(reason))
         fields = {"error": error, "reason": reason}

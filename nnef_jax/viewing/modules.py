@@ -90,21 +90,24 @@ def find_modules(units: Sequence[OperationUnit], graph: Graph, living: Sequence[
         paths = _with_paths_by_name(units, paths, names)
     elif len(units) > _MANY:
         labels = {p.value: tuple(p.label.split("_"))[:-1] for p in graph.parameters}
-        paths = [
-            shared_start([labels[v] for x in unit.operations for v in x.reads() if labels.get(v)])
-            for unit in units
-        ]
+        paths = []
+        for unit in units:
+            values = [value for operation in unit.operations for value in operation.reads()]
+            paths.append(shared_start([labels[value] for value in values if labels.get(value)]))
     if not _are_distinctive(paths):
         paths = [components(unit.main.name)[:-1] or None for unit in units]
         if 2 * sum(path is not None for path in paths) < len(units):
             return
     spans = _invocations(units)
-    anchors = [shared_start([p for p in paths[a:b] if p is not None]) for a, b in spans]
-    for (a, b), path in zip(spans, _filled(anchors, spans, living), strict=True):
-        for index in range(a, b):
-            unit = paths[index]
+    anchors: list[Path | None] = []
+    for start, end in spans:
+        anchors.append(shared_start([p for p in paths[start:end] if p is not None]))
+    for (start, end), span_path in zip(spans, _filled(anchors, spans, living), strict=True):
+        is_call = end - start > 1
+        for index in range(start, end):
+            path = paths[index]
             # In a call, the path that its operations share comes before the call.
-            units[index].path = unit if unit is not None and b - a > 1 else path
+            units[index].path = path if path is not None and is_call else span_path
 
 
 def _with_paths_by_name(
@@ -115,7 +118,8 @@ def _with_paths_by_name(
     after = [*accumulate(reversed(by_labels), _latest)][::-1]
     paths = [*by_labels]
     for index, unit in enumerate(units):
-        if not by_labels[index] and (path := names.by_name(unit.main)) is not None:
+        path = None if by_labels[index] else names.by_name(unit.main)
+        if path is not None:
             neighbours = [x for x in (before[index], after[index]) if x is not None]
             if any(x[: len(path)] == path for x in neighbours):
                 paths[index] = path
@@ -157,14 +161,17 @@ def _filled(
         left = paths[before] if before >= 0 else ()
         right = paths[after] if after < len(anchors) else ()
         cuts = range(before + 1, after + 1)
-        counts = [living[spans[cut][0]] if cut < len(spans) else living[-1] for cut in cuts]
-        # The last of the narrowest places: an activation after a sum belongs to the block before.
+        counts: dict[int, int] = {}  # live tensors, by cut
+        for cut in cuts:
+            counts[cut] = living[spans[cut][0]] if cut < len(spans) else living[-1]
+        # The last of the narrowest cuts is taken: an activation after a sum belongs to the block
+        # before.
         order = cuts if after == len(anchors) else reversed(cuts)
-        counted = dict(zip(cuts, counts, strict=True))
-        cut = min(order, key=counted.__getitem__)
+        cut = min(order, key=counts.__getitem__)
         shared = len(shared_start([left, right]) or ())
         for index in range(before + 1, after):
-            paths[index] = _block(left if index < cut else right, shared)
+            path = left if index < cut else right
+            paths[index] = _block(path, shared)
     return paths
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, pairwise
+from math import ceil
 from typing import Literal
 
 import numpy as np
@@ -33,9 +34,9 @@ class Group:
     label: str
     by: By
     members: list[Group | Operation]
-    start: int  # index of its first unit
-    repeats: int = 0  # number of members if all have the same structure
-    module: str = ""  # for the group of one operation
+    start: int  # index of the first unit
+    repeats: int = 0  # number of members, if all have the same structure
+    module: str = ""  # name of the module, if the group is one operation
     signature: int = field(default=0, repr=False)
 
 
@@ -92,13 +93,14 @@ def _nested(
     members: list[Group | Operation] = []
     for key, stretch in groupby(range(start, end), key=lambda i: keys[i][depth : depth + 1]):
         indices = list(stretch)
-        first, last = indices[0], indices[-1]
         if not key:
             members += [_leaf(units[i], i) for i in indices]
             continue
-        by, label, _ = key[0]
-        inner = _nested(units, keys, first, last + 1, depth + 1)
-        members.append(_joined(Group(label, "call" if by == "call" else "module", inner, first)))
+        key_by, label, _ = key[0]
+        by: By = "call" if key_by == "call" else "module"
+        first = indices[0]
+        inner = _nested(units, keys, first, indices[-1] + 1, depth + 1)
+        members.append(_joined(Group(label, by, inner, first)))
     return members
 
 
@@ -141,7 +143,8 @@ class _Folding:
         if group.by != "operation":
             self._wrap_repetitions(group)
         signatures = [self._signature(member) for member in group.members]
-        if len(signatures) > 1 and len({*signatures}) == 1 and isinstance(group.members[0], Group):
+        are_alike = len(signatures) > 1 and len({*signatures}) == 1
+        if are_alike and isinstance(group.members[0], Group):
             group.repeats = len(signatures)
         group.signature = self.numbers.setdefault(("group", *signatures), len(self.numbers))
         while group.by != "operation" and len(group.members) > MOST:
@@ -156,12 +159,13 @@ class _Folding:
     def _start_of(self, group: Group) -> Callable[[int], int]:
         """Return the function from a member's index to the index of its first unit."""
         starts: list[int] = []
-        at = group.start
+        unit = group.start
         for member in group.members:
-            at = member.start if isinstance(member, Group) else at
-            starts.append(at)
-            at += _units_in(member)
-        last = len(self.living) - 1  # several operations may share a unit
+            if isinstance(member, Group):
+                unit = member.start
+            starts.append(unit)
+            unit += _units_in(member)
+        last = len(self.living) - 1  # Several operations may share a unit.
         return lambda index: min(starts[index], last)
 
     def _wrap_repetitions(self, group: Group) -> None:
@@ -172,26 +176,26 @@ class _Folding:
             repetition = _repetition(signatures)
             if repetition is None:
                 return
-            first, period, covered = repetition
-            where = self._start_of(group)
-            # Start where the fewest tensors are alive.
-            choices = range(min(period, covered - 2 * period + 1))
-            shift = min(choices, key=lambda i: self.living[where(first + i)])
-            first, count = first + shift, (covered - shift) // period
-            end = first + count * period
+            start, period, covered = repetition
+            start_of = self._start_of(group)
+            # The first block starts where the fewest tensors are alive.
+            shifts = range(min(period, covered - 2 * period + 1))
+            shift = min(shifts, key=lambda i: self.living[start_of(start + i)])
+            first = start + shift
+            end = first + (covered - shift) // period * period
             members = group.members[first:end]
             if period == 1 and len(members) == len(group.members):
                 return
-            wrapper = Group(_from_to(members), "repetition", members, where(first))
+            wrapper = Group(_from_to(members), "repetition", members, start_of(first))
             if period > 1:
-                starts = range(first, end, period)
-                blocks = [
-                    Group(f"#{number}", "repetition", group.members[i : i + period], where(i))
-                    for number, i in enumerate(starts, 1)
-                ]
-                for block in blocks:
+                blocks: list[Group] = []
+                for number, i in enumerate(range(first, end, period), 1):
+                    block_members = group.members[i : i + period]
+                    block = Group(f"#{number}", "repetition", block_members, start_of(i))
                     self.fold(block)
-                wrapper.label, wrapper.members = f"{_size(blocks[0])} operations", [*blocks]
+                    blocks.append(block)
+                wrapper.label = f"{_size(blocks[0])} operations"
+                wrapper.members = [*blocks]
             self.fold(wrapper)
             group.members[first:end] = [wrapper]
 
@@ -199,29 +203,37 @@ class _Folding:
 def _repetition(signatures: NDArray[np.int64]) -> tuple[int, int, int] | None:
     """Return start, period and length of the longest repetition, None if there is none."""
     best: tuple[int, int, int] | None = None
-    longest = len(signatures) // 10  # shorter repetitions are taken for coincidences
+    longest = len(signatures) // 10  # Shorter repetitions are taken for coincidences.
     for period in range(1, min(len(signatures) // 2, _LONGEST_PERIOD) + 1):
-        equal = signatures[period:] == signatures[:-period]
-        (bounds,) = np.diff(equal, prepend=False, append=False).nonzero()
+        is_repeated = signatures[period:] == signatures[:-period]
+        # Each stretch of True is between an even bound and the next odd one.
+        (bounds,) = np.diff(is_repeated, prepend=False, append=False).nonzero()
         lengths = bounds[1::2] - bounds[::2]
-        if len(lengths) and (length := int(lengths.max())) >= period and length > longest:
+        length = int(lengths.max(initial=0))
+        if length >= period and length > longest:
             longest = length
-            best = int(bounds[2 * lengths.argmax()]), period, length + period
+            start = int(bounds[2 * lengths.argmax()])
+            best = start, period, length + period
     return best
 
 
 def _ranges(members: list[Group | Operation], where: Callable[[int], int]) -> list[Group]:
     """Cut a long row of members into ranges of about equal length."""
-    pieces = max(2, -(-len(members) // _RANGE))
+    pieces = max(2, ceil(len(members) / _RANGE))
     bounds = [len(members) * i // pieces for i in range(pieces + 1)]
-    return [
-        Group(_from_to(members[a:b]), "range", members[a:b], where(a)) for a, b in pairwise(bounds)
-    ]
+    ranges: list[Group] = []
+    for start, end in pairwise(bounds):
+        piece = members[start:end]
+        ranges.append(Group(_from_to(piece), "range", piece, where(start)))
+    return ranges
 
 
 def _from_to(members: Sequence[Group | Operation]) -> str:
-    first, last = (x.label if isinstance(x, Group) else x.name for x in (members[0], members[-1]))
-    return f"{first} … {last}"
+    return f"{_label_of(members[0])} … {_label_of(members[-1])}"
+
+
+def _label_of(member: Group | Operation) -> str:
+    return member.label if isinstance(member, Group) else member.name
 
 
 def _size(member: Group | Operation) -> int:

@@ -100,7 +100,8 @@ def page_of(
     """Return the page of a model, a network, or a source to read."""
     fields = fields_by_name(profile, comparison)
     if isinstance(source, Model):
-        array_of, network = stored_or_types(source).get, network_of(source)
+        network = network_of(source)
+        array_of = stored_or_types(source).get
     else:
         network = source if isinstance(source, Network) else read(source, outline=True)
         array_of = network.data.get
@@ -111,11 +112,10 @@ def page_of(
 
     data = page_data(network, readable, fields)
     if fields and not data["coloured_by"]:
-        raise InputError(
-            f"the profile or comparison names no operation of '{network.graph.name:.60}', it has "
-            f"{listed([name[:60] for name in fields])}",
-            hint="it belongs to another network, or to this one loaded with other options",
-        )
+        names = listed([name[:60] for name in fields])
+        message = f"the profile or comparison names no operation of '{network.graph.name:.60}'"
+        hint = "it belongs to another network, or to this one loaded with other options"
+        raise InputError(f"{message}, it has {names}", hint=hint)
     return Page(data)
 
 
@@ -142,9 +142,10 @@ def _html(data: Mapping[str, Any]) -> str:
     text = json.dumps(data, allow_nan=False, separators=(",", ":"))
     for character in "<>&":
         text = text.replace(character, f"\\u{ord(character):04x}")
-    title = html.escape("".join(c if c.isprintable() else " " for c in data["name"]))
+    title = "".join([c if c.isprintable() else " " for c in data["name"]])
     page = Template(_asset("page.html"))
-    return page.substitute(parts, data=text, policy=policy, title=title, version=__version__)
+    fields = {"data": text, "policy": policy, "title": html.escape(title), "version": __version__}
+    return page.substitute(parts, **fields)
 
 
 def _sha256(text: str) -> str:

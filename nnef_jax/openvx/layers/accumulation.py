@@ -51,25 +51,26 @@ def multiply_accumulate(
     Inputs are ([batch...,] C,H,W) for weights (O,C/groups,h,w), ([batch...,] I) for weights (O,I).
     """
     count, *core = weights.tensor.shape
-    biases = None if biases is None else checks.tensor("biases", biases)
+    if biases is not None:
+        biases = checks.tensor("biases", biases)
     checks.same_format(arithmetic.strict, inputs=x, weights=weights.tensor, biases=biases)
     position = checks.position_of_output(arithmetic.strict, arithmetic.output_position, x)
     product = x.fixed_point_position + weights.tensor.fixed_point_position
     shift = checks.shift_of("the output's position", product - position)
-    up, offsets, largest = 0, None, weights.factors.largest
+    up = 0  # bits by which biases are shifted to the position of the products
+    offsets = None
+    largest = weights.factors.largest
     if biases is not None:
-        item = shape[-len(core) :]  # the shape of one item of the batch
-        if biases.shape not in ((count,), item):
-            shapes = f"{(count,)} or {item}" if len(core) > 1 else f"{(count,)}"
+        item_shape = shape[-len(core) :]
+        if biases.shape not in ((count,), item_shape):
+            shapes = f"{(count,)} or {item_shape}" if len(core) > 1 else f"{(count,)}"
             wrong_dimension(f"biases have the shape {biases.shape}, it must be {shapes}")
         up = checks.shift_of("the position of biases", product - biases.fixed_point_position)
         if up < 0:
-            wrong_format(
-                "biases have more fractional bits than the products that they are added to"
-            )
-        offsets = biases.data.reshape(
-            1, count, *(item[1:] if biases.shape == item else [1] * (len(core) - 1))
-        )
+            message = "biases have more fractional bits than the products that they are added to"
+            wrong_format(message)
+        extents = item_shape[1:] if biases.shape == item_shape else [1] * (len(core) - 1)
+        offsets = biases.data.reshape(1, count, *extents)
         largest += 1 << (15 + up)
     data = x.data.reshape(-1, *x.shape[len(x.shape) - len(core) :])
     policies = (arithmetic.overflow_policy, arithmetic.rounding_policy)
@@ -145,10 +146,10 @@ def require_fitting(x: Tensor, weights: Tensor, groups: int) -> None:
     count, depth, *_ = weights.shape
     channels = x.shape[-3]
     if groups < 1 or channels != depth * groups or count % groups:
-        wrong_dimension(
-            f"weights with the dims {weights.dims} do not fit {channels} input maps"
-            + (f" in {groups} groups" if groups != 1 else "")
-        )
+        message = f"weights with the dims {weights.dims} do not fit {channels} input maps"
+        if groups != 1:
+            message += f" in {groups} groups"
+        wrong_dimension(message)
 
 
 def ends(

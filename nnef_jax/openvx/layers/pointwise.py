@@ -44,15 +44,15 @@ def activation_layer(
 
     The functions of a number x = `data / 2**position` are 'logistic', 'hyperbolic_tan' (a tanh(b
     x)), 'relu', 'brelu' (at most a), 'softrelu', 'abs', 'square', 'sqrt' (0 for x < 0) and 'linear'
-    (a x + b). Except for the simplest they are tables, which have the results of exact arithmetic
-    on every platform.
+    (a x + b). All but 'relu' and 'brelu' are tables, whose results are those of exact arithmetic on
+    every platform.
     """
     require_one_of("function", function, ACTIVATIONS)
-    a, b = checks.real("a", a), checks.real("b", b)
+    a = checks.real("a", a)
+    b = checks.real("b", b)
     if strict and min(a, b) < 0:
-        wrong_parameter(
-            f"a and b must not be negative, they are {a} and {b}", "strict=False takes any"
-        )
+        message = f"a and b must not be negative, they are {a} and {b}"
+        wrong_parameter(message, "strict=False takes any")
     x = checks.tensor("inputs", inputs)
     checks.same_format(strict, inputs=x)
     position = checks.position_of_output(strict, output_position, x)
@@ -67,8 +67,8 @@ def activation_layer(
 
 @partial(jax.jit, static_argnames="most")
 def _between(x: Array, *, most: int) -> Array:
-    zero, end = np.asarray(0, x.dtype), np.asarray(most, x.dtype)
-    return jnp.minimum(jnp.maximum(x, zero), end)
+    positive = jnp.maximum(x, np.asarray(0, x.dtype))
+    return jnp.minimum(positive, np.asarray(most, x.dtype))
 
 
 def _activation(function: str, a: float, b: float, x: Floats) -> Floats:
@@ -130,19 +130,18 @@ def normalization_layer(
 ) -> Tensor:
     """Return x / (bias + alpha / n * sum of n squares)**beta, truncated and saturated.
 
-    It is vxNormalizationLayer, with the `bias` of OpenVX 1.3. Inputs are ([batch,] C,H,W). The sum
-    is over `normalization_size` (3, 5 or 7) channels around an item ('across_maps'), or over a
-    square window of this size in the item's channel ('same_map'). The result is computed in
+    The layer is vxNormalizationLayer, with the `bias` of OpenVX 1.3. Inputs are ([batch,] C,H,W).
+    The sum is over `normalization_size` (3, 5 or 7) channels around an item ('across_maps'), or
+    over a square window of this size in the item's channel ('same_map'). The result is computed in
     float32, and differs from exact arithmetic by at most one unit.
     """
     require_one_of("type", type, NORMALIZATION)
     size = operator.index(normalization_size)
     if size not in (3, 5, 7):
         wrong_parameter(f"normalization_size must be 3, 5 or 7, not {size}")
-    alpha, beta, bias = (
-        checks.real(name, value, 0.0)
-        for name, value in (("alpha", alpha), ("beta", beta), ("bias", bias))
-    )
+    alpha = checks.real("alpha", alpha, 0.0)
+    beta = checks.real("beta", beta, 0.0)
+    bias = checks.real("bias", bias, 0.0)
     x = checks.tensor("inputs", inputs, 3, 4)
     checks.same_format(strict, inputs=x)
     position = checks.position_of_output(strict, output_position, x)

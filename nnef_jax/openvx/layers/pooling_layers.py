@@ -82,7 +82,8 @@ class _Windows(NamedTuple):
 @partial(jax.jit, static_argnames="windows")
 def _mean(x: Array, *, windows: _Windows) -> Array:
     total = _reduce(x.astype(np.int32), lax.add, 0, windows)
-    return lax.div(total, np.int32(math.prod(windows.size))).astype(x.dtype)  # div truncates
+    # `div` truncates.
+    return lax.div(total, np.int32(math.prod(windows.size))).astype(x.dtype)
 
 
 @partial(jax.jit, static_argnames=("windows", "ignored"))
@@ -90,10 +91,11 @@ def _maximum(x: Array, *, windows: _Windows, ignored: bool) -> Array:
     """Return maxima of windows. Zeros of the padding are `ignored` or take part."""
     least = int(jnp.iinfo(x.dtype).min)
     if not ignored:
-        # As many zeros after the inputs as before. Further cells have the least number.
+        # As many zeros follow the inputs as precede them. Further cells have the least number.
         zeros = tuple((before, min(before, after)) for before, after in windows.pads)
         x = _padded(x, 0, zeros)
-        windows = windows._replace(pads=tuple((0, max(q - p, 0)) for p, q in windows.pads))
+        further = tuple((0, max(after - before, 0)) for before, after in windows.pads)
+        windows = windows._replace(pads=further)
     return _reduce(x, lax.max, least, windows)
 
 
@@ -146,7 +148,8 @@ def roi_pooling_layer(
     if max(output_shape[-2:]) >= 1 << 15:
         unsupported(f"output_shape divides regions into 2**15 parts or more: {output_shape}")
     pool = partial(_regions, size=output_shape[-2:], clipped=semantics == "spec")
-    pool = jax.vmap(pool) if batch else pool
+    if batch:
+        pool = jax.vmap(pool)
     return Tensor(pool(x.data, rois.data), x.fixed_point_position)
 
 

@@ -70,15 +70,29 @@ def convolution_layer(
     arithmetic = Arithmetic(overflow_policy, rounding_policy, semantics, strict, output_position)
     rounding = down_scale_size_rounding
     require_one_of("down_scale_size_rounding", rounding, SIZE_ROUNDING)
-    x, filter = checks.tensor("inputs", inputs), prepared(weights, 4)
+    x = checks.tensor("inputs", inputs)
+    filter = prepared(weights, 4)
     if len(x.shape) < 3:
         wrong_dimension(f"inputs must have 3 dimensions and any of batches, they have {x.dims}")
     require_fitting(x, filter.tensor, groups)
-    extents, size = x.shape[-2:], filter.tensor.shape[2:]
-    padding, dilation = checks.pair("padding", padding), checks.pair("dilation", dilation)
+    extents = x.shape[-2:]
+    size = filter.tensor.shape[2:]
+    # Pairs of OpenVX are (x, y), `extents` and `size` are (rows, columns).
+    padding = checks.pair("padding", padding)
+    dilation = checks.pair("dilation", dilation)
     leading = (*x.shape[:-3], filter.tensor.shape[0])
-    infer, more = partial(shapes.infer_skip, rounding=rounding), (padding[::-1], dilation[::-1])
-    skip = checks.stride("skip", skip, output_shape, leading, infer, extents, size, *more)
+    infer = partial(shapes.infer_skip, rounding=rounding)
+    skip = checks.stride(
+        "skip",
+        skip,
+        output_shape,
+        leading,
+        infer,
+        extents,
+        size,
+        padding[::-1],
+        dilation[::-1],
+    )
     shape = shapes.convolution_output_shape(
         x.shape, filter.tensor.shape, padding, dilation, skip, rounding
     )
@@ -88,7 +102,9 @@ def convolution_layer(
     before = [p - n for p, n in zip(padding[::-1], delay, strict=True)]
     spans = [k + (k - 1) * d for k, d in zip(size, dilation[::-1], strict=True)]
     pads = tuple(map(ends, extents, before, spans, shape[-2:], skip[::-1]))
-    slide = correlation.Slide(skip[::-1], pads, (1, 1), (dilation[1] + 1, dilation[0] + 1), groups)
+    # The extension's dilation counts zeros between weights, that of `Slide` is their distance.
+    distance = (dilation[1] + 1, dilation[0] + 1)
+    slide = correlation.Slide(skip[::-1], pads, (1, 1), distance, groups)
     return multiply_accumulate(x, filter, biases, slide, shape, arithmetic, report_overflow)
 
 
@@ -126,16 +142,29 @@ def deconvolution_layer(
     Other parameters and errors are those of `convolution_layer`.
     """
     arithmetic = Arithmetic(overflow_policy, rounding_policy, semantics, strict, output_position)
-    x, filter = checks.tensor("inputs", inputs, 3, 4), prepared(weights, 4)
+    x = checks.tensor("inputs", inputs, 3, 4)
+    filter = prepared(weights, 4)
     require_fitting(x, filter.tensor, groups)
-    extents, size = x.shape[-2:], filter.tensor.shape[2:]
-    padding, a = checks.pair("padding", padding), checks.pair("a", a)
+    extents = x.shape[-2:]
+    size = filter.tensor.shape[2:]
+    # Pairs of OpenVX are (x, y), `extents` and `size` are (rows, columns).
+    padding = checks.pair("padding", padding)
+    a = checks.pair("a", a)
     for axis, k, p in zip("xy", size[::-1], padding, strict=True):
         if k < p + 1:
             wrong_parameter(f"padding along {axis} is {p}, weights of size {k} allow up to {k - 1}")
     leading = (*x.shape[:-3], filter.tensor.shape[0])
-    infer, more = shapes.infer_upscale, (padding[::-1], a[::-1])
-    upscale = checks.stride("upscale", upscale, output_shape, leading, infer, extents, size, *more)
+    upscale = checks.stride(
+        "upscale",
+        upscale,
+        output_shape,
+        leading,
+        shapes.infer_upscale,
+        extents,
+        size,
+        padding[::-1],
+        a[::-1],
+    )
     for axis, added, up in zip("xy", a, upscale, strict=True):
         if added >= up:
             wrong_parameter(f"a along {axis} is {added}, it must be below the upscale, {up}")
@@ -144,7 +173,8 @@ def deconvolution_layer(
     if semantics == "khronos":
         # The C routines read only the first items, since they compare indices of the spread input
         # with the input's extent (OpenVX-cts, issue 9).
-        rows, columns = (-(-n // up) for n, up in zip(extents, upscale[::-1], strict=True))
+        rows = math.ceil(extents[0] / upscale[1])
+        columns = math.ceil(extents[1] / upscale[0])
         x = Tensor(x.data[..., :rows, :columns], x.fixed_point_position)
     before = [k - 1 - p for k, p in zip(size, padding[::-1], strict=True)]
     pads = tuple(map(ends, x.shape[-2:], before, size, shape[-2:], (1, 1), upscale[::-1]))
@@ -182,17 +212,17 @@ def fully_connected_layer(
         weights = Tensor(flat, weights.fixed_point_position)
     filter = prepared(weights, 2)
     count, depth = filter.tensor.shape
-    # The numbers of last axes that may be joined.
-    joints = [n for n in (1, 3) if len(x.shape) >= n and math.prod(x.shape[-n:]) == depth]
+    # The number of last axes that are joined is 1 or 3.
+    axis_counts = [n for n in (1, 3) if len(x.shape) >= n and math.prod(x.shape[-n:]) == depth]
     if output_shape is not None:
         output_shape = checks.shape("output_shape", output_shape)
-        joints = [n for n in joints if output_shape == (*x.shape[:-n], count)]
-    if not joints:
-        more = "" if output_shape is None else f" and an output_shape of {output_shape}"
-        wrong_dimension(
-            f"weights with the dims {filter.tensor.dims} do not fit inputs with {x.dims}{more}"
-        )
-    shape = (*x.shape[: -joints[0]], count)
+        axis_counts = [n for n in axis_counts if output_shape == (*x.shape[:-n], count)]
+    if not axis_counts:
+        message = f"weights with the dims {filter.tensor.dims} do not fit inputs with {x.dims}"
+        if output_shape is not None:
+            message += f" and an output_shape of {output_shape}"
+        wrong_dimension(message)
+    shape = (*x.shape[: -axis_counts[0]], count)
     flat = Tensor(x.data.reshape(math.prod(shape[:-1]), depth), x.fixed_point_position)
     return multiply_accumulate(
         flat, filter, biases, correlation.Slide(), shape, arithmetic, report_overflow

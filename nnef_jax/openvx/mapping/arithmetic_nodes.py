@@ -86,15 +86,17 @@ def table(operation: MappedOperation) -> VxLayer:
 @maps("clamp", "min", "max")
 def bounded(operation: MappedOperation) -> VxLayer:
     """Map a bound of 0 onto RELU, bounds of 0 and a number onto BRELU, others onto a table."""
-    kind, names = operation.kind, ("a", "b") if operation.kind == "clamp" else ("y",)
+    kind = operation.kind
+    names = ("a", "b") if kind == "clamp" else ("y",)
     bounds = [operation.number(name) for name in names]
     if operation.is_fixed("x") or None in bounds:
         return table(operation)
-    is_positive = operation.operand("x") in operation.not_negative
     if kind == "max" and bounds == [0.0]:
         return _activation("x", "relu")
+    is_clamp_from_zero = kind == "clamp" and bounds[0] == 0
+    is_min_of_positive = kind == "min" and operation.operand("x") in operation.not_negative
     high = bounds[-1] or 0.0
-    if high > 0 and ((kind == "clamp" and bounds[0] == 0) or (kind == "min" and is_positive)):
+    if high > 0 and (is_clamp_from_zero or is_min_of_positive):
         return _activation("x", "brelu", a=high)
     return table(operation)
 
@@ -105,16 +107,20 @@ def arithmetic(operation: MappedOperation) -> VxLayer:
     kind = operation.kind
     line = _line(operation)
     if line is not None and min(line) >= 0 and math.isfinite(max(line)):
-        return _activation("x" if not operation.is_fixed("x") else "y", "linear", *line)
+        tensor_name = "y" if operation.is_fixed("x") else "x"
+        return _activation(tensor_name, "linear", *line)
     if _only_tensor(operation) is not None and (operation.profile.has_tables or kind == "div"):
         return table(operation)
     if kind == "div":
         raise Unfit("OpenVX has no quotient of two tensors")
-    if not all(
-        is_real(operation.operand(n)) or operation.number(n) is not None for n in ("x", "y")
-    ):
-        raise Unfit("its tensors must hold real numbers")
-    return VxLayer(_NODES[kind], lambda node: _combined(kind, node, [node["x"], node["y"]]))
+    for name in ("x", "y"):
+        if not is_real(operation.operand(name)) and operation.number(name) is None:
+            raise Unfit("its tensors must hold real numbers")
+
+    def run(node: NodeInputs) -> Computed:
+        return _combined(kind, node, [node["x"], node["y"]])
+
+    return VxLayer(_NODES[kind], run)
 
 
 @maps("add_n")
@@ -127,8 +133,9 @@ def sums(operation: MappedOperation) -> VxLayer:
     name = _NODES["add"] if count == 2 else f"{count - 1} x {_NODES['add']}"
 
     def run(node: NodeInputs) -> Computed:
-        total, masks = node["x"][0], list[Any]()
-        for term in node["x"][1:]:
+        total, *terms = node["x"]
+        masks: list[Any] = []
+        for term in terms:
             total, mask = _combined("add", node, [total, term])
             masks.append(mask)
         return total, jnp.any(jnp.stack(jnp.broadcast_arrays(*masks)), axis=0)
@@ -148,10 +155,13 @@ def _only_tensor(operation: MappedOperation) -> str | None:
 
 def _line(operation: MappedOperation) -> tuple[float, float] | None:
     """Return (a, b) if the operation is a * x + b for a tensor x and numbers a and b, else None."""
-    kind, x, y = operation.kind, operation.number("x"), operation.number("y")
+    kind = operation.kind
+    x = operation.number("x")
+    y = operation.number("y")
     if y is not None and not operation.is_fixed("x"):
-        lines = {"add": (1.0, y), "sub": (1.0, -y), "mul": (y, 0.0)}
-        return lines.get(kind) or ((1 / y, 0.0) if y else None)
+        if kind == "div":
+            return (1 / y, 0.0) if y else None
+        return {"add": (1.0, y), "sub": (1.0, -y), "mul": (y, 0.0)}[kind]
     if x is not None and not operation.is_fixed("y"):
         return {"add": (1.0, x), "sub": (-1.0, x), "mul": (x, 0.0)}.get(kind)
     return None
@@ -162,14 +172,15 @@ def _combined(kind: str, node: NodeInputs, tensors: Sequence[Tensor]) -> Compute
     x, y = broadcast.align(*(tensor.data.astype(np.int32) for tensor in tensors))
     positions = [tensor.fixed_point_position for tensor in tensors]
     if kind == "mul":
-        position, terms, largest = sum(positions), [(x * y, 0)], 1 << 30
+        position = sum(positions)
+        terms = [(x * y, 0)]
+        largest = 1 << 30
     else:
-        position, largest = max(positions), 1 << (16 + max(positions) - min(positions))
-        signs = (1, -1 if kind == "sub" else 1)
-        terms = [
-            (sign * raw, position - p)
-            for raw, p, sign in zip((x, y), positions, signs, strict=True)
-        ]
+        position = max(positions)
+        position_x, position_y = positions
+        term_y = -y if kind == "sub" else y
+        terms = [(x, position - position_x), (term_y, position - position_y)]
+        largest = 1 << (16 + max(positions) - min(positions))
     shift = position - node.position
     base = exact_sums.base_for(largest, shift)
     if base is None or shift not in SHIFTS:
@@ -196,7 +207,8 @@ def view(operation: MappedOperation) -> VxLayer:
     if operation.kind == "slice" and any(s != 1 for s in operation.attributes.get("stride", ())):
         raise Unfit("its stride leaves gaps, and a view has none")
     ((name, operand),) = operation.operands.items()
-    if not all(map(is_real, operand if isinstance(operand, tuple) else (operand,))):
+    tensors = operand if isinstance(operand, tuple) else (operand,)
+    if not all(map(is_real, tensors)):
         raise Unfit(f"'{name}' must hold real numbers")
 
     def run(node: NodeInputs) -> Computed:
@@ -208,5 +220,5 @@ def view(operation: MappedOperation) -> VxLayer:
             return [Tensor(part, node.position) for part in result], None
         return Tensor(result, node.position), None
 
-    is_node = operation.kind == "transpose"
-    return VxLayer("vxTensorTransposeNode" if is_node else "view", run, keeps_position=True)
+    name_of_node = "vxTensorTransposeNode" if operation.kind == "transpose" else "view"
+    return VxLayer(name_of_node, run, keeps_position=True)

@@ -24,13 +24,14 @@ from nnef_jax.openvx.mapping.registry import maps
 def pool(operation: MappedOperation) -> VxLayer:
     """Map a pool onto vxPoolingLayer. The zeros of its padding count in averages."""
     kind = "max" if operation.kind == "max_pool" else "avg"
-    shape, attributes = operation.require_planes("input"), dict(operation.attributes)
+    shape = operation.require_planes("input")
+    attributes = dict(operation.attributes)
     if not attributes.pop("normalize", True):
         raise Unfit("it sums, but the layer averages")
     window = windows.basic(shape, **attributes)
-    if any(n != 1 for n in (*window.size[:2], *window.stride[:2])) or any(
-        pads != (0, 0) for pads in window.padding[:2]
-    ):
+    spans_planes = any(n != 1 for n in (*window.size[:2], *window.stride[:2]))
+    pads_planes = any(pads != (0, 0) for pads in window.padding[:2])
+    if spans_planes or pads_planes:
         raise Unfit("its windows span batch or channels")
     if any(d != 1 for d in window.dilation):
         raise Unfit(f"its dilation is {list(window.dilation[2:])}, the layer has none")
@@ -54,11 +55,12 @@ def _require_border(operation: MappedOperation, kind: str, border: str) -> None:
             raise Unfit("its averages leave out the padding, the layer's averages include it")
         return
     # Padding takes part in maxima by the text of OpenVX, but not in the C code.
-    counts, counts_in_layer = border == "constant", operation.semantics == "spec"
+    takes_part = border == "constant"
+    takes_part_in_layer = operation.semantics == "spec"
     operand = operation.operand("input")
-    if counts != counts_in_layer and operand not in operation.not_negative:
-        use = "takes part in maxima" if counts else "is left out of maxima"
-        layer = "leaves it out" if counts else "does not leave it out"
+    if takes_part != takes_part_in_layer and operand not in operation.not_negative:
+        use = "takes part in maxima" if takes_part else "is left out of maxima"
+        layer = "leaves it out" if takes_part else "does not leave it out"
         raise Unfit(f"its padding {use} and 'input' may be negative: the layer {layer}")
 
 
@@ -89,8 +91,9 @@ def _pooling(operation: MappedOperation, **attributes: Any) -> VxLayer:
 
 @maps("softmax")
 def softmax(operation: MappedOperation) -> VxLayer:
-    """Map `softmax` onto vxSoftmaxLayer. Over the last axis of any shape, a view returns rows."""
-    shape, axes = operation.shape("x"), tuple(operation.attributes["axes"])
+    """Map `softmax` onto vxSoftmaxLayer: over channels, or over the last axis of a view as rows."""
+    shape = operation.shape("x")
+    axes = tuple(operation.attributes["axes"])
     is_channels = len(shape) == 4 and axes == (1,)
     if not is_channels and axes != (len(shape) - 1,):
         raise Unfit(f"it is over axes {list(axes)} of {len(shape)}, the layer over one of classes")
@@ -108,7 +111,8 @@ def normalization(operation: MappedOperation) -> VxLayer:
     """Map LRN onto vxNormalizationLayer. Both divide alpha by the size of the window."""
     if operation.profile.dtype != "int16":
         raise Unfit("vxNormalizationLayer is optional in the 8-bit extension")
-    shape, size = operation.require_planes("input"), tuple(operation.attributes["size"])
+    shape = operation.require_planes("input")
+    size = tuple(operation.attributes["size"])
     size += (1,) * (len(shape) - len(size))
     count = max(size)
     if size == (1, count, *(1 for _ in shape[2:])):

@@ -36,9 +36,9 @@ from nnef_jax.openvx.tensor import Tensor
 def convolution(operation: MappedOperation) -> VxLayer:
     """Map `conv` onto vxConvolutionLayer: a layer for each group, on a view of its channels."""
     operation.require_fixed("filter", "bias")
-    shape, filter = operation.require_planes("input"), operation.shape("filter")
-    sliding = _sliding(operation)
-    window = windows.basic(shape[2:], filter[2:], **sliding)
+    shape = operation.require_planes("input")
+    filter = operation.shape("filter")
+    window = windows.basic(shape[2:], filter[2:], **_sliding(operation))
     padding = symmetric(window, window.border)
     require_smallest_strides(window, padding)
     groups = operation.attributes["groups"] or shape[1]
@@ -51,9 +51,10 @@ def convolution(operation: MappedOperation) -> VxLayer:
     rank = len(shape)
 
     def run(node: NodeInputs) -> Computed:
-        x, weights, biases = planes(node["input"]), node["filter"], node.get("bias")
+        x = planes(node["input"])
         options: Any = {**attributes, **node.products}
-        return _as_rank(convolution_layer(x, weights, biases, **options), rank)
+        layer = convolution_layer(x, node["filter"], node.get("bias"), **options)
+        return _as_rank(layer, rank)
 
     return VxLayer(
         _times(groups, "vxConvolutionLayer"),
@@ -69,30 +70,32 @@ def convolution(operation: MappedOperation) -> VxLayer:
 def deconvolution(operation: MappedOperation) -> VxLayer:
     """Map `deconv` onto vxDeconvolutionLayer, whose filter is flipped."""
     operation.require_fixed("filter", "bias")
-    shape, filter = operation.require_planes("input"), operation.shape("filter")
-    output, declared = operation.result.shape, operation.attributes["output_shape"]
+    shape = operation.require_planes("input")
+    filter = operation.shape("filter")
+    output = operation.result.shape
+    declared = operation.attributes["output_shape"]
     window = windows.reverse(shape[2:], declared[2:], filter[2:], **_sliding(operation))
     groups = output[1] // filter[1]
     if any(d != 1 for d in window.dilation):
         raise Unfit(f"its dilation is {list(window.dilation)}, the layer has none")
     if window.border not in ("constant", "ignore"):
         raise Unfit(f"its border is '{window.border}', the layer pads with zeros")
-    before = [p for p, _ in window.padding]
-    extra: list[int] = []
-    for extent, up, size, stride, p in zip(
-        shape[2:], output[2:], filter[2:], window.stride, before, strict=True
+    paddings = [before for before, _ in window.padding]
+    additions: list[int] = []
+    for extent, out, size, stride, padding in zip(
+        shape[2:], output[2:], filter[2:], window.stride, paddings, strict=True
     ):
-        a = up - ((extent - 1) * stride + size - 2 * p)
+        addition = out - ((extent - 1) * stride + size - 2 * padding)
         if extent == 1:
             raise Unfit("an extent is 1, from which OpenVX cannot infer the upscale")
-        if size < p + 1:
-            raise Unfit(f"the padding {p} is not below the size {size} of the kernel")
-        if not 0 <= a < stride:
-            raise Unfit(f"it adds {a} rows or columns, the layer adds 0 to {stride - 1}")
-        extra.append(a)
+        if size < padding + 1:
+            raise Unfit(f"the padding {padding} is not below the size {size} of the kernel")
+        if not 0 <= addition < stride:
+            raise Unfit(f"it adds {addition} rows or columns, the layer adds 0 to {stride - 1}")
+        additions.append(addition)
     attributes: dict[str, Any] = {
-        "padding": pair(before, 0),
-        "a": pair(extra, 0),
+        "padding": pair(paddings, 0),
+        "a": pair(additions, 0),
         "upscale": pair(window.stride, 1),
         "groups": groups,
     }
@@ -101,9 +104,9 @@ def deconvolution(operation: MappedOperation) -> VxLayer:
         raise Unfit("it has one spatial axis, and OpenVX cannot infer an upscale along the other")
 
     def run(node: NodeInputs) -> Computed:
-        x, weights, biases = node["input"], node["filter"], node.get("bias")
         options: Any = {**attributes, **node.products}
-        return _as_rank(deconvolution_layer(x, weights, biases, **options), rank)
+        layer = deconvolution_layer(node["input"], node["filter"], node.get("bias"), **options)
+        return _as_rank(layer, rank)
 
     def flipped(filter: Array) -> Array:
         return correlation.transposed_filter(filter, groups)
@@ -128,8 +131,11 @@ def deconvolution(operation: MappedOperation) -> VxLayer:
 def linear(operation: MappedOperation) -> VxLayer:
     """Map `linear` onto vxFullyConnectedLayer."""
     operation.require_fixed("filter", "bias")
-    filter, bias, shape = operation.shape("filter"), operation.shape("bias"), operation.result.shape
-    if not is_single(filter[:-2]) or not is_single(bias[:-1] if len(bias) == len(shape) else bias):
+    filter = operation.shape("filter")
+    bias = operation.shape("bias")
+    if len(bias) == len(operation.result.shape):
+        bias = bias[:-1]  # The last axis is that of the channels.
+    if not is_single(filter[:-2]) or not is_single(bias):
         raise Unfit("its weights or biases differ between the items of the batch")
     return _fully_connected(operation, ("input", "filter"), (False, True))
 
@@ -140,12 +146,14 @@ def product(operation: MappedOperation) -> VxLayer:
 
     Other products, of two tensors, are mapped onto vxTensorMatrixMultiplyNode.
     """
-    left, right = operation.shape("A"), operation.shape("B")
-    flipped = operation.attributes["transposeA"], operation.attributes["transposeB"]
+    left = operation.shape("A")
+    right = operation.shape("B")
+    transposes_a = operation.attributes["transposeA"]
+    transposes_b = operation.attributes["transposeB"]
     if len(left) < 2 or len(right) < 2:
         raise Unfit("a vector is no matrix")
     if operation.is_fixed("B") and is_single(right[:-2]):
-        return _fully_connected(operation, ("A", "B"), flipped)
+        return _fully_connected(operation, ("A", "B"), (transposes_a, transposes_b))
     count = volume(operation.result.shape[:-2])
     dims = operation.result.shape
 
@@ -154,7 +162,8 @@ def product(operation: MappedOperation) -> VxLayer:
         rounding = "nearest_even" if node.choices.semantics == "spec" else "to_zero"
         options: Any = {**node.products, "overflow_policy": "saturate"}
         options |= {"rounding_policy": rounding, "semantics": "spec"}
-        a, b = (_matrices(node[name], flip, dims) for name, flip in zip("AB", flipped, strict=True))
+        a = _matrices(node["A"], transposes_a, dims)
+        b = _matrices(node["B"], transposes_b, dims)
 
         def multiply(a: Tensor, b: Tensor) -> Any:
             weights = Tensor(b.data.T, b.fixed_point_position)
@@ -169,25 +178,27 @@ def product(operation: MappedOperation) -> VxLayer:
 @maps("batch_normalization")
 def batch_normalization(operation: MappedOperation) -> VxLayer:
     """Map a normalisation that follows no product onto a 1x1 vxConvolutionLayer per channel."""
-    shape, (first, *parameters) = operation.require_planes("input"), operation.arguments
+    shape = operation.require_planes("input")
+    input_name, *parameters = operation.arguments
     operation.require_fixed(*parameters)
     channels = shape[1]
     for name in parameters:
-        if any(
-            n not in (1, channels if axis == 1 else 1)
-            for axis, n in enumerate(operation.shape(name))
-        ):
-            raise Unfit(f"'{name}' must be one number for each channel")
+        for axis, extent in enumerate(operation.shape(name)):
+            is_by_channel = axis == 1 and extent == channels
+            if extent != 1 and not is_by_channel:
+                raise Unfit(f"'{name}' must be one number for each channel")
 
     def run(node: NodeInputs) -> Computed:
-        x, options = planes(node[first]), node.products
+        x = planes(node[input_name])
+        options = node.products
         result = convolution_layer(x, node["filter"], node["bias"], groups=channels, **options)
         return _as_rank(result, len(shape))
 
     def real(operands: Mapping[str, Array]) -> Array:
         by_channel = [1, channels, *(1 for _ in shape[2:])]
-        filter, bias = (operands[name].reshape(by_channel) for name in ("filter", "bias"))
-        return operands[first] * filter + bias
+        filter = operands["filter"].reshape(by_channel)
+        bias = operands["bias"].reshape(by_channel)
+        return operands[input_name] * filter + bias
 
     return VxLayer(
         _times(channels, "vxConvolutionLayer"),
@@ -202,15 +213,25 @@ def batch_normalization(operation: MappedOperation) -> VxLayer:
 
 
 def _fully_connected(
-    operation: MappedOperation, names: tuple[str, str], flipped: tuple[bool, bool]
+    operation: MappedOperation, names: tuple[str, str], transposes: tuple[bool, bool]
 ) -> VxLayer:
-    """Map a product with a matrix of weights. Rows of the other operand are items of a batch."""
-    (left, right), (flip, is_transposed), shape = names, flipped, operation.result.shape
-    inner = operation.shape(left)[-2 if flip else -1]
+    """Map a product with a matrix of weights. Rows of the other operand are items of a batch.
+
+    Args:
+        operation: the operation.
+        names: the names of the operand and of the weights.
+        transposes: whether the operation transposes the operand, and whether the weights.
+    """
+    left, right = names
+    transposes_left, transposes_right = transposes
+    shape = operation.result.shape
+    inner_axis = -2 if transposes_left else -1
+    channel_axis = -2 if transposes_right else -1  # of the weights
+    inner = operation.shape(left)[inner_axis]
 
     def run(node: NodeInputs) -> Computed:
         x = node[left]
-        data = jnp.swapaxes(x.data, -1, -2) if flip else x.data
+        data = _transposed_if(transposes_left, x.data)
         rows = Tensor(data.reshape(-1, inner), x.fixed_point_position)
         options: Any = node.products
         layer: Any = fully_connected_layer(rows, node[right], node.get("bias"), **options)
@@ -219,18 +240,19 @@ def _fully_connected(
 
     def arranged(weights: Array) -> Array:
         weights = weights.reshape(weights.shape[-2:])
-        return weights if is_transposed else weights.T
+        return weights if transposes_right else weights.T
 
     def scaled(weights: Array, factor: Array) -> Array:
         by_channel = [1 for _ in weights.shape]
-        by_channel[-2 if is_transposed else -1] = -1
+        by_channel[channel_axis] = -1
         return weights * factor.reshape(by_channel)
 
     def real(operands: Mapping[str, Array]) -> Array:
-        a, b = operands[left], operands[right]
-        a = jnp.swapaxes(a, -1, -2) if flip else a
-        y = jnp.matmul(a, jnp.swapaxes(b, -1, -2) if is_transposed else b)
-        return y + operands["bias"] if np.ndim(operands.get("bias", 0)) else y
+        a = _transposed_if(transposes_left, operands[left])
+        b = _transposed_if(transposes_right, operands[right])
+        y = jnp.matmul(a, b)
+        has_bias = np.ndim(operands.get("bias", 0)) > 0
+        return y + operands["bias"] if has_bias else y
 
     return VxLayer(
         "vxFullyConnectedLayer",
@@ -246,9 +268,14 @@ def _fully_connected(
 
 def _matrices(x: Tensor, is_transposed: bool, dims: Shape) -> Tensor:
     """Return a matrix for each product, [count,rows,columns]. A shared matrix is repeated."""
-    data = jnp.swapaxes(x.data, -1, -2) if is_transposed else x.data
+    data = _transposed_if(is_transposed, x.data)
     shape = (*dims[:-2], *data.shape[-2:])
-    return Tensor(jnp.broadcast_to(data, shape).reshape(-1, *shape[-2:]), x.fixed_point_position)
+    matrices = jnp.broadcast_to(data, shape).reshape(-1, *shape[-2:])
+    return Tensor(matrices, x.fixed_point_position)
+
+
+def _transposed_if(is_transposed: bool, x: Array) -> Array:
+    return jnp.swapaxes(x, -1, -2) if is_transposed else x
 
 
 def symmetric(window: windows.Windows, border: str) -> list[int]:
@@ -267,11 +294,11 @@ def require_smallest_strides(window: windows.Windows, padding: list[int]) -> Non
     OpenVX infers the smallest stride, with one rounding for all axes, to the floor or ceiling.
     """
     wrong: list[str] = []
-    is_exact = True  # whether floor and ceiling agree
-    for extent, span, stride, p, out in zip(
+    is_exact = True  # The floor and the ceiling agree on all axes.
+    for extent, span, stride, pad, out in zip(
         window.upscaled, window.dilated, window.stride, padding, window.downscaled, strict=True
     ):
-        travel = extent + 2 * p - span  # of a window along the axis
+        travel = extent + 2 * pad - span  # items by which a window moves along the axis
         smallest = travel // out + 1
         is_exact &= travel % stride == 0
         if out > 1 and stride != smallest:
@@ -282,7 +309,8 @@ def require_smallest_strides(window: windows.Windows, padding: list[int]) -> Non
 
 def pair(values: Sequence[int], single: int) -> tuple[int, int]:
     """Return values of spatial axes in OpenVX's order (x, y). For one axis y is `single`."""
-    return (values[-1], values[0] if len(values) == 2 else single)
+    y = values[0] if len(values) == 2 else single
+    return values[-1], y
 
 
 def _sliding(operation: MappedOperation) -> dict[str, Any]:
