@@ -110,7 +110,8 @@ def batch(
             from nnef_jax.cli.batch_results import Parts
             from nnef_jax.cli.streaming import computing, groups_of, results_of
 
-            devices, declared = jax.local_devices(), _declared(network)
+            devices = jax.local_devices()
+            declared = _declared(network)
             default_size = declared if declared > 1 else _PER_DEVICE * len(devices)
             size = batch_size or default_size
             devices = devices[: math.gcd(size, len(devices))]
@@ -125,11 +126,15 @@ def batch(
             parts = Parts(_folder(out, first, count), items, settings, model.outputs, part_size)
         todo = [item for part in parts.pending for item in parts.items_of(part)]
         with status(f"running {network.graph.name}", counts=True) as progress:
-            done = progress or (lambda done, total: None)
-            done(0, len(todo))
+
+            def done(count: int) -> None:
+                if progress:
+                    progress(count, len(todo))
+
+            done(0)
             groups = groups_of(read(todo, 2 * size), size, stop=on_error == "stop")
             compute = computing(model, devices, size)
-            results = results_of(compute, groups, lambda count: done(count, len(todo)))
+            results = results_of(compute, groups, done)
             for part in parts.pending:
                 parts.write(part, list(islice(results, len(parts.items_of(part)))))
     _report(parts, len(items), len(todo), len(devices))
@@ -195,9 +200,11 @@ def _declared(network: Network) -> int:
     """Return the batch extent that the document declares, 0 if none."""
     from lowering.extents import is_known
 
-    extents = {value.type.shape[:1] for value in network.graph.inputs}
-    (extent,) = extents if len(extents) == 1 else ((),)
-    return extent[0] if extent and is_known(extent) else 0
+    first_extents = {value.type.shape[:1] for value in network.graph.inputs}
+    if len(first_extents) != 1:
+        return 0
+    (shape,) = first_extents
+    return shape[0] if shape and is_known(shape) else 0
 
 
 def _load(
@@ -241,10 +248,10 @@ def _report(parts: Parts, count: int, computed: int, devices: int) -> None:
     from nnef_jax import DataError
 
     failures = parts.write_failures()
-    places = f"{devices} device{'s' if devices > 1 else ''}"
-    earlier = f", {count - computed} by an earlier run" if computed < count else ""
+    counts = f"{count} files: {computed} on {devices} device{'s' * (devices > 1)}"
+    if computed < count:
+        counts += f", {count - computed} by an earlier run"
     damaged = [f"{path}: damaged, its items were computed again" for path in parts.damaged]
-    counts = f"{count} files: {computed} on {places}{earlier}"
     print_result(*damaged, counts, f"saved {parts.folder}")
     if failures:
         for _, text in parts.failures[:_SHOWN]:

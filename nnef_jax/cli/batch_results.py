@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from itertools import count
+from math import ceil
 from pathlib import Path
 from typing import Any, cast
 
@@ -34,7 +35,8 @@ _SETTINGS, _FAILURES, _PART_SIZE = "batch.json", "failures.txt", "--part-size"
 _OTHER_FOLDER = "give another folder to --out"
 _CHECKSUM = "sha256"
 _PART = re.compile(r"part-(\d{5,})\.jsonl")
-_BYTES, _MOST = 64 << 20, 1024  # bytes and items of a part, by default
+_BYTES = 64 << 20  # bytes of a part, by default
+_MOST = 1024  # items of a part, by default
 
 
 class Parts:
@@ -61,7 +63,8 @@ class Parts:
         size: int | None,
     ) -> None:
         self.folder: Path = folder
-        self._items, self._outputs = items, outputs
+        self._items = items
+        self._outputs = outputs
         self.failures: list[tuple[str, str]] = []
         self.damaged: list[str] = []  # paths of damaged parts, which are computed again
         self._size = self._settle(settings, size)
@@ -137,17 +140,17 @@ class Parts:
         return part_size
 
     def _default_size(self) -> int:
-        bytes_per_item = sum(
-            np.dtype(spec.dtype).itemsize * int(np.prod([extent or 1 for extent in spec.shape[1:]]))
-            for spec in self._outputs
-        )
+        bytes_per_item = 0
+        for spec in self._outputs:
+            numbers = int(np.prod([extent or 1 for extent in spec.shape[1:]]))
+            bytes_per_item += numbers * np.dtype(spec.dtype).itemsize
         return max(1, min(_MOST, _BYTES // max(bytes_per_item, 1)))
 
     def _check(self) -> list[int]:
         """Return the parts that are missing or damaged, or have a failure of a changed file."""
-        part_count = -(-len(self._items) // self._size)
-        names = os.listdir(self.folder)
-        present = {int(match[1]) for name in names if (match := _PART.fullmatch(name))}
+        part_count = ceil(len(self._items) / self._size)
+        matches = map(_PART.fullmatch, os.listdir(self.folder))
+        present = {int(match[1]) for match in matches if match}
         if present and max(present) >= part_count:
             raise self._other_inputs(f"there were more than {len(self._items)}")
         pending: list[int] = []
@@ -155,10 +158,11 @@ class Parts:
             if part not in present or not os.path.exists(self._path(part, "npz")):
                 pending.append(part)
                 continue
-            lines, items = self._read(part), self.items_of(part)
+            lines = self._read(part)
             if lines is None:
                 self.damaged.append(self._path(part, "jsonl"))
-            if lines is None or self._is_outdated(part, lines, items):
+                pending.append(part)
+            elif self._is_outdated(part, lines, self.items_of(part)):
                 pending.append(part)
             else:
                 self.failures += [(x["file"], x["error"]) for x in lines if "row" not in x]

@@ -59,12 +59,14 @@ def cache_report(*, clear: bool, as_json: bool) -> str:
     size = sum(file.size for file in files)
     if as_json:
         figures = {"folder": folder, "files": len(files), "bytes": size}
-        return json.dumps(figures | ({"cleared": True} if clear else {"most_bytes": MOST}))
+        figures |= {"cleared": True} if clear else {"most_bytes": MOST}
+        return json.dumps(figures)
+    megabytes = f"{size / 1e6:.1f} MB"
     if clear:
-        return f"removed {len(files)} files, {size / 1e6:.1f} MB, from {folder}"
-    lines = ("folder", folder), ("files", len(files)), ("size", f"{size / 1e6:.1f} MB")
-    bound = ("at most", f"{MOST / 1e6:.1f} MB")
-    return "\n".join(f"{name:<16}{text}" for name, text in (*lines, bound))
+        return f"removed {len(files)} files, {megabytes}, from {folder}"
+    lines = [("folder", folder), ("files", len(files)), ("size", megabytes)]
+    lines.append(("at most", f"{MOST / 1e6:.1f} MB"))
+    return "\n".join(f"{name:<16}{text}" for name, text in lines)
 
 
 def _require(folder: str, objection: str) -> None:

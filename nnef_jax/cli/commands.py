@@ -142,7 +142,10 @@ def convert_network(
 
         how: dict[str, Any] = {"flat": flat, "expand": expand, "keep": keep, "overwrite": overwrite}
         text = convert(source, output, **how, **reading.keywords)
-    print_result(*(text.removesuffix("\n").split("\n") if output is None else [f"saved {output}"]))
+    if output is None:
+        print_result(*text.removesuffix("\n").split("\n"))
+    else:
+        print_result(f"saved {output}")
 
 
 @app.command()
@@ -171,7 +174,9 @@ def run(
         from nnef_jax.cli import inputs as read
         from nnef_jax.cli import outputs as write
 
-        largest = write.Top(top, write.read_labels(labels) if labels else ()) if top else None
+        largest = None
+        if top:
+            largest = write.Top(top, write.read_labels(labels) if labels else ())
         model = reading.load(source, cache_dir=folder, measure=bool(folder))
         calls = read.read_inputs(inputs or (), model.inputs, pictures)
         if output:
@@ -253,8 +258,10 @@ def compile_ahead(
         with status(f"compiling {source}"):
             _run_on_zeros(model)
     inputs = ", ".join(map(str, model.inputs)) or "no inputs"
-    saved = [] if folder is None else [f"kept in {folder}"]
-    print_result(*programs, f"compiled {model.graph.name} for {inputs}", *saved)
+    lines = [*programs, f"compiled {model.graph.name} for {inputs}"]
+    if folder is not None:
+        lines.append(f"kept in {folder}")
+    print_result(*lines)
 
 
 @app.command()

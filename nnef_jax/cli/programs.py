@@ -30,17 +30,18 @@ def printed_after(names: Sequence[str]) -> Generator[list[str]]:
     choices = [*dict.fromkeys(map(name_of, passes)), "all"]
     for name in names:
         if name not in choices:
-            raise typer.BadParameter(
-                f"{name!r} is not one of {', '.join(choices)}", param_hint="--print-after"
-            )
+            message = f"{name!r} is not one of {', '.join(choices)}"
+            raise typer.BadParameter(message, param_hint="--print-after")
     lines: list[str] = []
 
     def watch(name: str, target: Target, before: Program, after: Program) -> None:
         if name in names or "all" in names:
             text = str(after)
-            unchanged = after is before or text == str(before)
             head = f"after {name} for {target.platform or 'all platforms'}:"
-            lines.extend([f"{head} as before"] if unchanged else [head, *text.split("\n")])
+            if after is before or text == str(before):
+                lines.append(f"{head} as before")
+            else:
+                lines.extend([head, *text.split("\n")])
 
     with watched(watch):
         yield lines

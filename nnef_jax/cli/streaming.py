@@ -30,7 +30,8 @@ def groups_of(reads: Iterator[ItemArrays], size: int, *, stop: bool) -> Iterator
         count += not isinstance(read.outcome, Exception)
         if count == size:
             yield group
-            group, count = [], 0
+            group = []
+            count = 0
     if group:
         yield group
 
@@ -69,7 +70,9 @@ def results_of(
         if group is not None:
             items = [read.outcome for read in group if not isinstance(read.outcome, Exception)]
             running.append((group, compute(items) if items else {}))
-        while running and (group is None or len(running) > 1):
+        # After the last group all are finished; before it one group stays in computation.
+        most_running = 0 if group is None else 1
+        while len(running) > most_running:
             reads, outputs = running.popleft()
             yield from _rows(reads, outputs)
             count += len(reads)

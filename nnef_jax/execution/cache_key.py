@@ -52,7 +52,8 @@ def described(graph: Graph, numbers: dict[Value, int] | None = None) -> Iterator
 
     `numbers` numbers the values of the graph that contains this one.
     """
-    numbers = {} if numbers is None else numbers
+    if numbers is None:
+        numbers = {}
 
     def shown(item: object) -> str:
         match item:

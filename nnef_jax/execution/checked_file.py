@@ -65,15 +65,15 @@ def read_checked(path: str, *, mapped: bool) -> memoryview | None:
     try:
         with protected_files.unnoted(), files.open_regular(path, ArchiveError) as file:
             start = _start(max(0, os.fstat(file.fileno()).st_size - HEADER))
-            if file.read(len(start)) != start:  # checked before a file of any size is read whole
+            if file.read(len(start)) != start:  # The file may be another one, of any size.
                 return None
             file.seek(0)
             data = files.contents(file) if mapped else memoryview(file.read())
-    except (OSError, ValueError):  # ArchiveError is a ValueError
+    except (OSError, ValueError):  # ArchiveError is a ValueError.
         return None
     content = data[HEADER:]
-    intact = data[len(start) : HEADER].tobytes() == _digest(path, start, [content])
-    return content if intact else None
+    stored_digest = data[len(start) : HEADER].tobytes()
+    return content if stored_digest == _digest(path, start, [content]) else None
 
 
 def digests_of(arrays: Sequence[NDArray[np.generic]]) -> list[str]:
@@ -102,12 +102,13 @@ def read_array(path: str) -> NDArray[Any] | None:
         end = 8 + int.from_bytes(content[:8], "little")
         dtype, shape = json.loads(bytes(content[8:end]))
         return np.ndarray(shape, np.dtype(dtype), content, _aligned(end))
-    except Exception:  # a corrupt header: numpy may raise any exception
+    except Exception:  # numpy may raise any exception for a corrupt header.
         return None
 
 
 def _aligned(size: int) -> int:
-    return -(-size // ALIGNMENT) * ALIGNMENT
+    """Return a size rounded up to a multiple of the alignment."""
+    return size + -size % ALIGNMENT
 
 
 def _bytes(array: NDArray[np.generic]) -> memoryview:
@@ -136,11 +137,13 @@ def _chunks(parts: Iterable[bytes | memoryview]) -> Iterator[list[memoryview]]:
     for part in parts:
         remainder = memoryview(part)
         while remainder:
-            piece, remainder = remainder[:free], remainder[free:]
+            piece = remainder[:free]
+            remainder = remainder[free:]
             pieces.append(piece)
             free -= len(piece)
             if not free:
                 yield pieces
-                pieces, free = [], _CHUNK
+                pieces = []
+                free = _CHUNK
     if pieces:
         yield pieces

@@ -90,8 +90,9 @@ class DiskCache:
         if entry is not None:
             _mark_used(path)
             first, load = entry
-            with suppress(Exception):  # jaxlib may raise any exception for code it cannot load
-                # In parallel with the digest of the parameters; each takes 0.1 s for ResNet-50.
+            with suppress(Exception):  # jaxlib may raise any exception for code it cannot load.
+                # The code is loaded in parallel with the digest of the parameters. Each takes 0.1 s
+                # for ResNet-50.
                 with ThreadPoolExecutor(1) as pool:
                     loading = pool.submit(load)
                     values_of(first)
@@ -126,17 +127,18 @@ class DiskCache:
         paths = [self._path(name, "bin") for name in names]
         stored = [checked_file.read_array(path) for path in paths]
         missing = [i for i, x in zip(chosen, stored, strict=True) if x is None]
-        computed = iter(parts.computed(missing, parameters) if missing else ())
-        with jax.ensure_compile_time_eval():  # also where a function is traced
+        computed = iter(parts.computed(missing, parameters)) if missing else iter(())
+        with jax.ensure_compile_time_eval():  # Values are arrays also where a function is traced.
             read = iter(jax.device_put([x for x in stored if x is not None]))
         values: list[jax.Array] = []
         for path, x in zip(paths, stored, strict=True):
             if x is None:
-                values.append(next(computed))
-                self._keep(partial(checked_file.write_array, path, np.asarray(values[-1])))
+                value = next(computed)
+                self._keep(partial(checked_file.write_array, path, np.asarray(value)))
             else:
-                values.append(next(read))
+                value = next(read)
                 _mark_used(path)
+            values.append(value)
         return values
 
     def _keep(self, write: Callable[[], None]) -> None:
@@ -156,7 +158,7 @@ class DiskCache:
 
 
 def _mark_used(path: str) -> None:
-    with suppress(OSError):  # a read-only folder
+    with suppress(OSError):  # The folder may be read-only.
         os.utime(path)
 
 
@@ -201,7 +203,8 @@ class _FirstPart:
 def _write(
     path: str, parts: Split, parameters: Sequence[jax.Array], call: jax.stages.Compiled
 ) -> None:
-    first, count = None, parts.sources.count(None)
+    first = None
+    count = parts.sources.count(None)
     if count and not parts.is_by_numpy(parameters):
         first = _serialized(parts.compiled(range(count), parameters))
     content = pickle.dumps((parts.sources, parts.recipe, first, _serialized(call)))
@@ -218,17 +221,17 @@ def _read(
     path: str, device: Device, tree: _Tree
 ) -> tuple[_FirstPart, Callable[[], jax.stages.Compiled]] | None:
     """Return the first part, and a function that loads the second; None for a damaged file."""
-    # Not mapped: machine code that changed after the check might crash the process.
+    # The file is not mapped: machine code that changed after the check might crash the process.
     content = checked_file.read_checked(path, mapped=False)
     if content is None:
         return None
     try:
         sources, recipe, first, call = pickle.loads(content)
         values = jax.tree.structure([0] * sources.count(None))
-    except Exception:  # pickle may raise any exception for another program's bytes
+    except Exception:  # pickle may raise any exception for another program's bytes.
         return None
-    load = None if first is None else cache(lambda: _loaded(first, values, device))
-    return _FirstPart(sources, recipe, load), partial(_loaded, call, tree, device)
+    load_first = None if first is None else cache(partial(_loaded, first, values, device))
+    return _FirstPart(sources, recipe, load_first), partial(_loaded, call, tree, device)
 
 
 def _loaded(part: tuple[bytes, _Tree], tree: _Tree, device: Device) -> jax.stages.Compiled:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import jax
 
 from lowering import named
-from lowering.graph import Graph
+from lowering.graph import Graph, Value
 from nnef_jax.execution.definition import Arrays, Definition, Function, Inputs, Results
 from nnef_jax.execution.over_mesh import over_mesh
 from nnef_jax.execution.places import explicit_mesh
@@ -125,7 +125,8 @@ class Entry:
 
     def tree(self, graph: Graph) -> Any:
         """Return the tree structure of a call's result; `graph` is specialised for the call."""
-        outputs, after = [0] * len(graph.outputs), {s.label: 0 for s in graph.states}
+        outputs = [0] * len(graph.outputs)
+        after = {state.label: 0 for state in graph.states}
         return jax.tree.structure(self.result((outputs, after, {})))
 
     def result(self, results: Results, probe: Probe = NOTHING) -> Any:
@@ -133,10 +134,12 @@ class Entry:
         values, state, captures = results
         if not probe.results:
             return captures
-        outputs = results_of(self.definition.network.graph)(values)
-        parts = (outputs, state) if self.takes_state else (outputs,)
-        parts = (*parts, captures) if probe.capture is not None else parts
-        return parts[0] if len(parts) == 1 else parts
+        parts: list[Any] = [results_of(self.definition.network.graph)(values)]
+        if self.takes_state:
+            parts.append(state)
+        if probe.capture is not None:
+            parts.append(captures)
+        return parts[0] if len(parts) == 1 else tuple(parts)
 
 
 def results_of(graph: Graph) -> Callable[..., Any]:
@@ -144,8 +147,9 @@ def results_of(graph: Graph) -> Callable[..., Any]:
     names = graph.output_names
     if len(names) == 1:
         return operator.itemgetter(0)
-    # Of equal outputs the first counts.
-    index = {value: i for i, value in reversed([*enumerate(graph.outputs)])}
+    index: dict[Value, int] = {}
+    for i, value in enumerate(graph.outputs):
+        index.setdefault(value, i)  # The first of equal outputs counts.
     aliases = {name: index[value] for name, value in graph.aliases.items() if value in index}
     aliases |= {value.name: i for value, i in index.items()}
     pairs = sorted((name, i) for name, i in aliases.items() if name not in names)
@@ -160,9 +164,19 @@ def _namedtuple(names: tuple[str, ...], aliases: tuple[tuple[str, int], ...]) ->
     """
     type: Any = namedtuple("Outputs", names, rename=True)  # pyright: ignore[reportUntypedNamedTuple]
     index = {**dict(aliases), **{name: i for i, name in enumerate(names)}}
-    type.__getitem__ = lambda self, key: tuple.__getitem__(self, _index(index, names, key))
-    type.__reduce__ = lambda self: (_unpickled, (names, aliases, tuple(self)))
-    type._asdict = lambda self: dict(zip(names, self, strict=True))
+
+    def getitem(self: tuple[Any, ...], key: object) -> Any:
+        return tuple.__getitem__(self, _index(index, names, key))
+
+    def reduced(self: tuple[Any, ...]) -> tuple[Any, ...]:
+        return _unpickled, (names, aliases, tuple(self))
+
+    def asdict(self: tuple[Any, ...]) -> dict[str, Any]:
+        return dict(zip(names, self, strict=True))
+
+    type.__getitem__ = getitem
+    type.__reduce__ = reduced
+    type._asdict = asdict
     return type
 
 

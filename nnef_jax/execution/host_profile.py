@@ -36,7 +36,7 @@ from nnef_jax.execution.cache_key import compiler_versions
 from nnef_jax.execution.run_options import RunOptions
 from nnef_jax.storage import files, protected_files
 
-_LARGE = 10_000_000  # multiply-adds; measuring takes a second, too long for smaller networks
+_LARGE = 10_000_000  # multiply-adds; a measurement takes a second, too long for smaller networks
 
 _SWITCH = "NNEF_JAX_MEASURE"  # 0: the process uses the shipped profile
 _LONGEST = 1 << 16  # bytes of a file
@@ -49,15 +49,17 @@ _WAIT = 5.0  # seconds to wait at most while another thread measures
 def rates(
     graph: Graph, options: RunOptions, platform: str, *, measures: bool = True
 ) -> MachineProfile:
-    """Return the rates that passes choose by.
+    """Return the rates by which passes choose.
 
-    They are the rates set by a context (`held_profile`), or else on a CPU the host's, or else the
-    shipped ones. The host's rates are read from the folder of the options, by default the user's. A
-    large graph has them measured if they are not there.
+    A context may set the rates (`held_profile`). Otherwise they are the host's on a CPU, and the
+    shipped ones elsewhere. The host's rates are read from the folder of the options, by default the
+    user's. If they are not there, a large graph has them measured.
     """
-    if held := held_profile():
+    held = held_profile()
+    if held:
         return held
-    if not (platform == "cpu" and options.optimize and options.measure and may_measure()):
+    uses_host = platform == "cpu" and options.optimize and options.measure
+    if not uses_host or not may_measure():
         return DEFAULT
     folder = options.cache_dir
     profile = read(folder)
@@ -73,8 +75,11 @@ def may_measure() -> bool:
 
 def read(folder: str | None = None) -> MachineProfile | None:
     """Return the host's profile from a folder, by default the user's; None if it is not there."""
-    if folder not in _profiles and (path := path_in(folder)) and (profile := _read(path)):
-        _profiles[folder] = profile
+    if folder not in _profiles:
+        path = path_in(folder)
+        profile = _read(path) if path else None
+        if profile:
+            _profiles[folder] = profile
     return _profiles.get(folder)
 
 
@@ -84,9 +89,12 @@ def measure(folder: str | None = None) -> MachineProfile | None:
     Threads that call this at the same time get the same profile. A thread waits 5 s at most.
     """
     path = path_in(folder)
-    if path is None or cache_folder.prepare(parent := os.path.dirname(path)):
+    if path is None:
         return None
-    if not os.access(parent, os.W_OK) or not _lock.acquire(timeout=_WAIT):
+    parent = os.path.dirname(path)
+    if cache_folder.prepare(parent) or not os.access(parent, os.W_OK):
+        return None
+    if not _lock.acquire(timeout=_WAIT):
         return None
     try:
         return read(folder) or _profiles.setdefault(folder, _measure_and_write(path))
@@ -99,7 +107,7 @@ def _measure_and_write(path: str) -> MachineProfile:
 
     A profile that is not written is not used: other processes would choose by other rates.
     """
-    with suppress(Exception):  # XLA may raise any exception if it lacks an option
+    with suppress(Exception):  # XLA may raise any exception if it lacks an option.
         profile = _measured()
         content = {**asdict(profile), "host": list(_host())}
         with files.replacing(path, overwrite=True) as file:
@@ -148,10 +156,11 @@ def threads() -> int:
 def quota(root: str = "/sys/fs/cgroup") -> int:
     """Return the number of cores that the control group allows, of version 1 or 2, rounded up."""
     for names in (["cpu.max"], ["cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"]):
-        with suppress(OSError, ValueError, ArithmeticError):  # "max" is a ValueError, too
+        with suppress(OSError, ValueError, ArithmeticError):
             texts = [Path(root, name).read_text("ascii") for name in names]
+            # Without a limit the first word is "max", a ValueError, or -1.
             spent, period = map(int, " ".join(texts).split())
-            if spent > 0:  # -1 is no limit
+            if spent > 0:
                 return math.ceil(spent / period)
     return 1 << 16
 
@@ -166,8 +175,8 @@ def _read(path: str) -> MachineProfile | None:
         profile = _profile(content)
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
-    with suppress(OSError):  # a read-only folder
-        os.utime(path)  # records the last use
+    with suppress(OSError):  # The folder may be read-only.
+        os.utime(path)  # The time shows the last use.
     return profile
 
 

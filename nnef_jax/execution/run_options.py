@@ -35,8 +35,8 @@ class RunOptions:
     donate_state: bool = False
     unused: bool = False
     straight_through: bool = False
-    # Not in the repr, and so not in keys of the disk cache: compiled code depends on the rates that
-    # `measure` leads to, not on these values.
+    # These fields are not in the repr, which is a part of keys of the disk cache: compiled code
+    # depends on the rates that `measure` leads to, not on these values.
     measure: bool = field(default=True, repr=False)
     max_executables: int = field(default=128, repr=False)
     cache_dir: str | None = field(default=None, repr=False)
@@ -65,16 +65,15 @@ class Prepared:
     def checked_for(self, definition: object) -> Prepared:
         """Return self if prepared for this definition; raise InputError for another network's."""
         if definition != self.definition:
-            raise InputError(
-                "params are prepared for another network",
-                hint="give params that this model's prepare returned",
-            )
+            hint = "give params that this model's prepare returned"
+            raise InputError("params are prepared for another network", hint=hint)
         return self
 
     def with_params(self, params: Mapping[str, Any]) -> Prepared:
         """Replace the parameters by checked ones. If a dtype was converted, drop the values."""
         keep_dtypes = all(x.dtype == self.params[label].dtype for label, x in params.items())
-        return Prepared(params, self.values if keep_dtypes else {}, self.definition)
+        values = self.values if keep_dtypes else {}
+        return Prepared(params, values, self.definition)
 
     def __repr__(self) -> str:
         return f"<parameters prepared for {self.definition.network.graph.name}>"

@@ -63,10 +63,12 @@ class Runnable:
         execution = self._execution
         if edit is None and capture is None:
             inputs = in_order(execution.network.graph.inputs, args, kwargs) if kwargs else args
-            if inputs is not None and (executable := execution.executable_for(inputs)):
+            executable = None if inputs is None else execution.executable_for(inputs)
+            if inputs is not None and executable is not None:
                 try:
                     return executable(list(map(copied, inputs)))
-                except Exception:  # a NaN that jax looks for, or a function that it compiles now
+                except Exception:
+                    # jax may have found a NaN that it looks for, or may compile a function now.
                     if not (is_watched() or is_traced()):
                         raise
         return execution.call(args, kwargs, probe=Probe.of(edit, capture))
@@ -271,8 +273,8 @@ class Runnable:
         """
         inputs = self._execution.bind(args, kwargs, 1)
         require_one_length(inputs)
-        first = self._execution.first_state
-        state = first(lambda: [x[0] for x in inputs]) if state is None else state
+        if state is None:
+            state = self._execution.first_state(lambda: [x[0] for x in inputs])
         probe = Probe.of(edit, capture)
         return self._recur(self._execution.scan, state, inputs, params, probe)
 
@@ -285,7 +287,8 @@ class Runnable:
         probe: Probe,
     ) -> Any:
         state = self._execution.check_state(state)
-        if layout := self._execution.definition.layout:
+        layout = self._execution.definition.layout
+        if layout:
             state = layout.put_state(state, [x.shape[entry.time_axes :] for x in inputs])
         if params is not None:
             params = self._execution.check_params(params, all=bool(probe.capture))

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 _PIECE = 64 << 10  # characters read at once, in a millisecond
 _ITEMS = 4 << 10  # items written at once
-# The most strings, objects and long lists in a long text. Each is read by itself, in half a
-# millisecond at most. Numbers and short lists are read in pieces, and do not count.
+# A long text has at most this many strings, objects and long lists. Each is read separately, in
+# half a millisecond at most. Numbers and short lists are read in pieces, and do not count.
 _MOST_VALUES = 10_000
 _decoder = json.JSONDecoder()
 _space = re.compile(r"[ \t\n\r]*").match
@@ -78,7 +78,8 @@ class _Reader:
     """Reads the values of a JSON text; `at` is the index of the next character."""
 
     def __init__(self, text: str) -> None:
-        self.text, self.at = text, 0
+        self.text = text
+        self.at = 0
         self._values = 0
 
     def document(self) -> Any:
@@ -154,20 +155,26 @@ class _Reader:
         stop = self.at + _PIECE
         for mark in ('"', "{"):
             position = self.text.find(mark, self.at, stop)
-            stop = stop if position < 0 else position
+            if position >= 0:
+                stop = position
         region = self.text[self.at : stop]
         codes = np.frombuffer(region.encode("latin-1", "replace"), np.uint8)
         depth = np.cumsum((codes == ord("[")).astype(np.int32) - (codes == ord("]")))
-        ends = np.flatnonzero(depth < 0)[:1]  # the end of the array
-        if not len(ends):
-            ends = np.flatnonzero((codes == ord(",")) & (depth == 0))[-1:]
-        if not len(ends):
+        # The items end at the bracket that closes the array, or else at the last comma in it.
+        closing_brackets = np.flatnonzero(depth < 0)
+        commas = np.flatnonzero((codes == ord(",")) & (depth == 0))
+        if len(closing_brackets):
+            end = int(closing_brackets[0])
+        elif len(commas):
+            end = int(commas[-1])
+        else:
             return None
-        end = int(ends[0])
         self.at += end
         items = json.loads(f"[{region[:end]}]")
         if not items:
             raise self._error("a value")
+        if len(closing_brackets):
+            return items
         with suppress(ValueError):
-            return items if depth[end] < 0 else flattened(items)
+            return flattened(items)
         return items

@@ -65,10 +65,8 @@ class FewShapes:
     def require(self, shapes: Hashable) -> None:
         """Raise InputError for new shapes beyond the limit."""
         if shapes not in self._served and len(self._served) >= self._most:
-            raise InputError(
-                f"inputs of {self._most} shapes were served, which is the limit",
-                hint="load the network with known shapes, or allow more",
-            )
+            message = f"inputs of {self._most} shapes were served, which is the limit"
+            raise InputError(message, hint="load the network with known shapes, or allow more")
         self._served.add(shapes)
 
 
@@ -101,7 +99,8 @@ class SingleCalls:
         return self._on_host(self.model(*arrays))
 
     def _on_host(self, results: Any) -> Arrays:
-        return [np.asarray(x) for x in (results if len(self.outputs) > 1 else [results])]
+        outputs = results if len(self.outputs) > 1 else [results]
+        return [np.asarray(x) for x in outputs]
 
 
 class SequenceStep(NamedTuple):
@@ -115,15 +114,16 @@ class SequenceStep(NamedTuple):
     def of(cls, parameters: Mapping[str, Any]) -> SequenceStep | None:
         """Return a request's step, None if its parameters name no sequence. Raises InputError."""
         id = parameters.get("sequence_id", 0)
-        flags = [parameters.get(f"sequence_{name}", False) for name in ("start", "end")]
-        if type(id) not in (int, str) or any(type(flag) is not bool for flag in flags):
-            raise InputError(
-                "sequence_id must be a number or a string, sequence_start and sequence_end must be "
-                "true or false"
-            )
-        if len(id) > _LONGEST_ID if isinstance(id, str) else id.bit_length() > 64:
+        starts = parameters.get("sequence_start", False)
+        ends = parameters.get("sequence_end", False)
+        are_flags = type(starts) is bool and type(ends) is bool
+        if type(id) not in (int, str) or not are_flags:
+            message = "sequence_id must be a number or a string, sequence_start and sequence_end"
+            raise InputError(f"{message} must be true or false")
+        is_long = len(id) > _LONGEST_ID if isinstance(id, str) else id.bit_length() > 64
+        if is_long:
             raise InputError(f"sequence_id has at most {_LONGEST_ID} characters, or 64 bits")
-        return cls(id, *flags) if id else None
+        return cls(id, starts, ends) if id else None
 
 
 class Sequences(SingleCalls):
@@ -135,7 +135,9 @@ class Sequences(SingleCalls):
 
     def __init__(self, model: Model, most: int, idle: float, shapes: FewShapes) -> None:
         super().__init__(model)
-        self._most, self._idle, self._shapes = most, idle, shapes
+        self._most = most
+        self._idle = idle
+        self._shapes = shapes
         self._states: dict[int | str, tuple[float, Any]] = {}  # last use, state; oldest first
 
     def __len__(self) -> int:

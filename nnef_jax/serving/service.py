@@ -69,13 +69,12 @@ class Service:
         if isinstance(model, Model):
             model = _servable(name, model, sizes, limits)
         self.servable = servable = model
-        inputs, outputs = described(servable.inputs), described(servable.outputs)
         self.metadata: dict[str, Any] = {
             "name": name,
             "versions": ["1"],
             "platform": "nnef_jax",
-            "inputs": inputs,
-            "outputs": outputs,
+            "inputs": described(servable.inputs),
+            "outputs": described(servable.outputs),
         }
         self._waiting: deque[_Waiting] = deque()
         self._arrived = asyncio.Event()
@@ -121,7 +120,8 @@ class Service:
         self._shapes.require(shapes)
         if len(self._waiting) >= self._limits.queue:
             raise Full(f"{self._limits.queue} requests wait for the network, which is the limit")
-        loop, count = asyncio.get_running_loop(), len(arrays[0]) if sizes else 1
+        loop = asyncio.get_running_loop()
+        count = len(arrays[0]) if sizes else 1
         waiting = _Waiting(arrays, count, shapes, step, loop.time(), loop.create_future())
         self._waiting.append(waiting)
         self._arrived.set()
@@ -175,10 +175,13 @@ class Service:
     def _take_batch(self) -> list[_Waiting]:
         """Remove the first request and others of its shapes from the queue, to fill one batch."""
         pending = [request for request in self._waiting if not request.result.done()]
-        batch, total = pending[:1], sum(request.count for request in pending[:1])
+        batch = pending[:1]
         if pending and self.servable.sizes:
-            matches = [request for request in pending[1:] if request.shapes == pending[0].shapes]
-            size = batch_size(self.servable.sizes, total + sum(x.count for x in matches))
+            first = pending[0]
+            total = first.count
+            matches = [request for request in pending[1:] if request.shapes == first.shapes]
+            waiting = total + sum(request.count for request in matches)
+            size = batch_size(self.servable.sizes, waiting)
             for request in matches:
                 if total + request.count > size:
                     break
