@@ -78,7 +78,11 @@ class Meter:
     ) -> None:
         """Count steps before they are done; raise LimitError if they are too many.
 
-        The error names `what` is being read, its `span`, and the fragment `calls` that led there.
+        Args:
+            steps: the number of steps.
+            what: the name of the work, for the error.
+            span: the place in the document, for the error.
+            calls: the fragment calls that led there, for the error.
         """
         self.steps += steps
         if self.steps > self.limits.steps:
@@ -104,11 +108,9 @@ class Meter:
         """Count bytes of a file before they are allocated; raise LimitError for too many."""
         self.expanded += size
         if self.expanded > self.limits.expanded_bytes:
-            raise LimitError(
-                f"{name}: the network takes more than {self.limits.expanded_bytes} bytes of memory "
-                "when it is expanded",
-                hint=raising("expanded_bytes"),
-            )
+            bound = f"{self.limits.expanded_bytes} bytes of memory when it is expanded"
+            message = f"{name}: the network takes more than {bound}"
+            raise LimitError(message, hint=raising("expanded_bytes"))
 
 
 def raising(limit: str) -> str:

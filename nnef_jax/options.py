@@ -20,7 +20,8 @@ _RUN_FLAGS = ("optimize", "autotune", "donate_state", "measure")
 
 def require(name: str, value: object, types: type | UnionType, expected: str) -> None:
     """Raise TypeError unless the value has one of these types; a bool is not an int here."""
-    if not isinstance(value, types) or (isinstance(value, bool) and types is not bool):
+    is_bool_for_number = isinstance(value, bool) and types is not bool
+    if not isinstance(value, types) or is_bool_for_number:
         raise TypeError(f"{name} must be {expected}, it is {shown(value)}")
 
 

@@ -309,19 +309,20 @@ def over_samples(
     """
     for number, sample in enumerate(samples):
         try:
-            yield run(sample if isinstance(sample, tuple) else (sample,))  # pyright: ignore[reportUnknownArgumentType]
+            inputs: tuple[Any, ...] = sample if isinstance(sample, tuple) else (sample,)
+            yield run(inputs)
         except InputError as error:
             error.message = f"{what} {number}: {error.message}"
             raise
 
 
-_LARGE = 64 << 10  # bytes; an aligned copy of a larger array is used by a device without a copy
+_LARGE = 64 << 10  # bytes; a device uses an aligned array of this size without another copy
 
 
 def copied(array: _T) -> _T:
     """Return a copy of an array of numpy, which the caller may change; return others unchanged.
 
-    With `jnp.array` a call of 25 us would take 100 us, and the first one 0.1 s more for compiling.
+    With `jnp.array` a call of 25 us would take 100 us, and the first call would compile for 0.1 s.
     """
     if not isinstance(array, np.ndarray):
         return array
@@ -342,19 +343,20 @@ def _kind(dtype: np.dtype[Any]) -> str:
 def _require_range(
     what: str, array: _Array | jax.ShapeDtypeStruct, dtype: np.dtype[np.generic]
 ) -> None:
-    bounds, values = jnp.iinfo(dtype), jnp.iinfo(array.dtype)
-    if bounds.min <= values.min and values.max <= bounds.max:
+    bounds = jnp.iinfo(dtype)
+    array_bounds = jnp.iinfo(array.dtype)
+    if bounds.min <= array_bounds.min and array_bounds.max <= bounds.max:
         return
     if isinstance(array, Tracer | jax.ShapeDtypeStruct):
-        raise InputError(
-            f"{what} is traced with dtype {array.dtype}, whose values may not fit {dtype}",
-            hint=f"if they do fit, convert it: x.astype('{dtype}')",
-        )
+        message = f"{what} is traced with dtype {array.dtype}, whose values may not fit {dtype}"
+        raise InputError(message, hint=f"if they do fit, convert it: x.astype('{dtype}')")
     items = np.asarray(array)
-    if items.size and (items.min() < bounds.min or items.max() > bounds.max):
-        raise InputError(
-            f"{what} holds values from {items.min()} to {items.max()}, which do not fit {dtype}"
-        )
+    if not items.size:
+        return
+    low = items.min()
+    high = items.max()
+    if low < bounds.min or high > bounds.max:
+        raise InputError(f"{what} holds values from {low} to {high}, which do not fit {dtype}")
 
 
 def require_one_length(inputs: Sequence[Any]) -> None:

@@ -120,5 +120,6 @@ class Shown:
         if self.as_json:
             print_result(json.dumps(result.to_dict(), allow_nan=False))
             return
+        text = str(result) if table is None else text_of(table)
         lines = [f"saved {path}" for path in (saved, self.plot) if path is not None]
-        print_result(*(str(result) if table is None else text_of(table)).split("\n"), *lines)
+        print_result(*text.split("\n"), *lines)

@@ -81,10 +81,10 @@ def serve(
             sockets = listeners(host, port)
             options: dict[str, Any] = {"cache_dir": folder, "measure": bool(folder)}
             options["progress"] = progress
-            models = {
-                name: load(source, **options, **_reading_of(name, named, reading).keywords)
-                for name, source in named.items()
-            }
+            models: dict[str, Any] = {}
+            for name, source in named.items():
+                keywords = _reading_of(name, named, reading).keywords
+                models[name] = load(source, **options, **keywords)
         limits = ServingLimits(delay=delay, timeout=timeout, body=body, queue=queue)
         with ExitStack() as compiling:
             progress = compiling.enter_context(status(f"compiling {', '.join(models)}"))

@@ -25,7 +25,7 @@ def print_result(*lines: str) -> None:
 
 @contextmanager
 def status(text: str, *, counts: bool = False) -> Generator[Callable[[int, int], None] | None]:
-    """Show a spinner on a terminal's stderr where the block takes longer than `STATUS_AFTER`.
+    """Show a spinner on a terminal's stderr if the block takes longer than `STATUS_AFTER`.
 
     Yields a function of the done and the total amount, which shows a bar. With `counts` these
     numbers and the remaining time are beside the bar.
@@ -48,7 +48,8 @@ def status(text: str, *, counts: bool = False) -> Generator[Callable[[int, int],
             return False  # The cursor stays visible: a signal may end the process.
 
     columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn())
-    columns = (*columns, MofNCompleteColumn(), TimeRemainingColumn()) if counts else columns
+    if counts:
+        columns = (*columns, MofNCompleteColumn(), TimeRemainingColumn())
     bar = Progress(*columns, console=Terminal(stderr=True), transient=True)
     task = bar.add_task(printable(text), total=None)
     timer = threading.Timer(STATUS_AFTER, bar.start)

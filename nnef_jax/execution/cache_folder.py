@@ -61,7 +61,7 @@ def objection(folder: str) -> str:
         return str(getattr(error, "strerror", None) or error)
     if not stat.S_ISDIR(status.st_mode):
         return "it is not a folder"
-    if hasattr(os, "geteuid"):  # Windows has none; there the folder is in the user's profile
+    if hasattr(os, "geteuid"):  # On Windows the folder is in the user's profile.
         if status.st_uid != os.geteuid():
             return "it belongs to another user"
         if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
@@ -86,7 +86,7 @@ def _entries(folder: str) -> Iterator[CachedFile]:
 def trim(folder: str, most: int) -> list[CachedFile]:
     """Remove the least recently used files until at most `most` bytes are left; return them.
 
-    A file that cannot be removed stays, and counts: on Windows one that is open.
+    A file that cannot be removed, as an open one on Windows, stays and counts.
     """
     files = entries(folder)
     total = sum(entry.size for entry in files)

@@ -15,12 +15,12 @@ is_without_threads: bool = False
 
 def _note() -> None:
     global is_without_threads
-    # A private name: a public function for the same would start jax's runtime.
+    # The name is private: a public function for the same purpose would start jax's runtime.
     bridge = sys.modules.get("jax._src.xla_bridge")
     is_without_threads = bool(getattr(bridge, "_backends", None))
 
 
-if hasattr(os, "register_at_fork"):  # Windows does not fork
+if hasattr(os, "register_at_fork"):  # Windows does not fork.
     os.register_at_fork(after_in_child=_note)
 
 
@@ -28,8 +28,8 @@ def refuse() -> NoReturn:
     """Raise UnsupportedError, since a computation may wait for ever."""
     from nnef_jax.errors import UnsupportedError
 
+    hint = "start processes by multiprocessing.get_context('spawn') or 'forkserver'"
     raise UnsupportedError(
         "this process was forked after jax had run: a call in it may never end",
-        hint="start processes by multiprocessing.get_context('spawn') or 'forkserver', or fork "
-        "before jax runs",
+        hint=f"{hint}, or fork before jax runs",
     )

@@ -335,7 +335,9 @@ def has_names(spec: PartitionSpec, names: Sequence[str]) -> bool:
 def _without(names: _Names, removed: Sequence[str]) -> _Names:
     axes: tuple[Any, ...] = names if isinstance(names, tuple) else (names,)
     remaining = tuple(x for x in axes if x not in removed)
-    return remaining if len(remaining) > 1 else next(iter(remaining), None)
+    if len(remaining) > 1:
+        return remaining
+    return remaining[0] if remaining else None
 
 
 def platform_of(mesh: AnyMesh) -> str:

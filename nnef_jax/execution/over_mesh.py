@@ -90,7 +90,8 @@ def _layout_of_types(arguments: tuple[Any, ...], time_axes: int) -> Layout | Non
     names = jax.typeof(with_batch[0]).sharding.spec[time_axes] if with_batch else None
     if not names:
         return Layout(mesh)
-    return Layout(mesh, names if isinstance(names, tuple) else (names,))
+    batch = names if isinstance(names, tuple) else (names,)
+    return Layout(mesh, batch)
 
 
 def _divided(

@@ -53,7 +53,7 @@ def default_platform() -> str:
 
 
 def place_of(arrays: Sequence[object]) -> Place:
-    """Return the place where jax computes with these arrays, none of them traced."""
+    """Return the place where jax computes with these arrays; none of them may be traced."""
     for array in arrays:
         if isinstance(array, jax.Array) and array.committed:
             where = array.device

@@ -114,10 +114,8 @@ def hint_for(pattern: str, graph: Graph, names: Collection[str]) -> str:
     folded = [name for name in graph.folded if name == pattern or fnmatchcase(name, pattern)]
     if folded:
         readers = ", ".join(map(repr, graph.readers_of(folded[0])[:_READERS]))
-        return (
-            f"'{folded[0]}' was folded: it was computed when the network was read, from shapes and "
-            f"constants; take what reads it: {readers or 'an output'}"
-        )
+        reason = "it was computed when the network was read, from shapes and constants"
+        return f"'{folded[0]}' was folded: {reason}; take what reads it: {readers or 'an output'}"
     return did_you_mean(pattern, names) or "model.summary() lists the names"
 
 
@@ -143,11 +141,10 @@ def _checked(name: str, edit: Edit) -> Edit:
         if after.weak_type and jnp.result_type(after, before) == before.dtype:
             after = after.astype(before.dtype)
         if after.shape != before.shape or after.dtype != before.dtype:
-            types = [f"{x.dtype}{show(x.shape)}" for x in (after, before)]
-            raise InputError(
-                f"the edit of '{name}' is {types[0]}, the tensor is {types[1]}",
-                hint="an edit keeps shape and dtype",
-            )
+            type_after = f"{after.dtype}{show(after.shape)}"
+            type_before = f"{before.dtype}{show(before.shape)}"
+            message = f"the edit of '{name}' is {type_after}, the tensor is {type_before}"
+            raise InputError(message, hint="an edit keeps shape and dtype")
         return after
 
     return checked

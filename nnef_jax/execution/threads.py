@@ -53,14 +53,14 @@ class Once:
                     value = self.keep(key, make())
                 finally:
                     _thread.makes = False
-        self._locks.pop(place, None)  # waiting threads hold a reference
+        self._locks.pop(place, None)  # Waiting threads hold a reference.
         return value
 
-    def keep(self, key: Hashable, new: Any) -> Any:
-        """Return the value of a key; cache `new` if there is none."""
-        value = self.values.setdefault(key, new)
+    def keep(self, key: Hashable, candidate: Any) -> Any:
+        """Return the value of a key; cache the candidate if there is none."""
+        value = self.values.setdefault(key, candidate)
         if self._limit is not None:
-            with suppress(KeyError):  # another thread removed it
+            with suppress(KeyError):  # Another thread may have removed the value.
                 self.values.move_to_end(key)
                 while len(self.values) > self._limit:
                     self.values.popitem(last=False)

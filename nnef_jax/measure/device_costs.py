@@ -229,6 +229,9 @@ def device_cost(
     has_hosts = topology.shape[0] > 1
     link_rate = chip.network if chip.network and has_hosts else chip.link
     seconds = estimated_seconds(compiled.analysis, text)
+    compute_seconds = None if flops is None else flops / peak
+    memory_seconds = None if accessed is None else accessed / chip.bandwidth
+    link_seconds = sum(x.exchanged for x in text.collectives) / link_rate
     return DeviceCost(
         network,
         topology.name,
@@ -242,13 +245,13 @@ def device_cost(
         multiply_adds,
         flops,
         accessed,
-        None if flops is None else flops / peak,
-        None if accessed is None else accessed / chip.bandwidth,
+        compute_seconds,
+        memory_seconds,
         seconds,
         text.custom_calls,
         text.open_loops,
         text.collectives,
-        sum(x.exchanged for x in text.collectives) / link_rate,
+        link_seconds,
         _kernel_times(compiled.text, text, operations, seconds) if seconds else (),
     )
 

@@ -158,15 +158,20 @@ def statistics(
     def tensor_stats(name: str, difference: TensorDifference) -> TensorStats:
         x = tensors[name]
         data = np.asarray(real(x))
-        mask = masks.get(name)
+        low = high = beyond = _NONE
+        if data.size:
+            low = float(data.min())
+            high = float(data.max())
+        if name in masks:
+            beyond = float(np.mean(np.asarray(masks[name])))
         return TensorStats(
             name=name,
             layer=layers.get(name, "input"),
             shape=data.shape,
             position=x.fixed_point_position if isinstance(x, Tensor) else None,
-            low=float(data.min()) if data.size else _NONE,
-            high=float(data.max()) if data.size else _NONE,
-            beyond=_NONE if mask is None else float(np.mean(np.asarray(mask))),
+            low=low,
+            high=high,
+            beyond=beyond,
             absolute=difference.absolute,
             snr=difference.snr,
             reason=difference.reason,

@@ -28,7 +28,8 @@ __all__ = ["ServingLimits", "app"]
 
 def require_packages(*names: str) -> None:
     """Raise UnsupportedError, which names the extra to install, if a package is missing."""
-    if missing := [name for name in names if not find_spec(name)]:
+    missing = [name for name in names if not find_spec(name)]
+    if missing:
         raise extra_missing(f"serving needs {' and '.join(missing)}", "serve")
 
 

@@ -54,9 +54,12 @@ class RequestProgress:
 
     def line(self, model: str, status: int) -> str:
         """Return a line for the log. Names are JSON strings, shortened."""
-        name, id = (json.dumps(text[:_SHOWN]) for text in (model, self.id))
+        name = json.dumps(model[:_SHOWN])
+        id = json.dumps(self.id[:_SHOWN])
         line = f"request model={name} id={id} status={status} seconds={self.seconds:.6f}"
-        return " ".join([line, *(f"{part}={x:.6f}" for part, x in self._parts.items())])
+        for part, seconds in self._parts.items():
+            line += f" {part}={seconds:.6f}"
+        return line
 
 
 class Application:
@@ -139,7 +142,8 @@ class Application:
 
     def _service(self, request: Request) -> Service:
         """Return the service that a path names. Raises HTTPException if there is none."""
-        name, version = request.path_params["name"], request.path_params.get("version", "1")
+        name = request.path_params["name"]
+        version = request.path_params.get("version", "1")
         if name not in self.services:
             hint = did_you_mean(name, self.services)
             message = f"there is no model {name!r:.60}, the models are {listed(self.services)}"
@@ -149,8 +153,10 @@ class Application:
         return self.services[name]
 
     async def _infer(self, request: Request) -> Response:
-        service, progress = self._service(request), RequestProgress()
-        body, response = bytearray(), Response(status_code=500)
+        service = self._service(request)
+        progress = RequestProgress()
+        body = bytearray()
+        response = Response(status_code=500)
         try:
             response = await self._answer(request, service, body, progress)
         except Exception as error:
@@ -187,9 +193,10 @@ class Application:
         encode = partial(protocol.encoded, service.name, query, outputs, results)
         text, length = await self._called(size, encode)
         progress.done("encode")
-        headers = {} if length is None else {protocol.LENGTH: str(length)}
-        media = "application/json" if length is None else "application/octet-stream"
-        return Response(text, headers=headers, media_type=media)
+        if length is None:
+            return Response(text, media_type="application/json")
+        headers = {protocol.LENGTH: str(length)}
+        return Response(text, headers=headers, media_type="application/octet-stream")
 
     def _refusal(self, name: str, error: Exception) -> Response:
         """Return the response for an error."""

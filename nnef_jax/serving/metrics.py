@@ -27,13 +27,9 @@ class Metrics:
         self.items: Histogram = Histogram(
             f"{name}batch_items", "Computed at once", labels, buckets=_ITEMS, registry=registry
         )
-        self._gauges = {
-            quantity: Gauge(f"{name}{quantity}", text, labels, registry=registry)
-            for quantity, text in (
-                ("waiting", "Waiting requests"),
-                ("sequences", "Open sequences"),
-            )
-        }
+        waiting = Gauge(f"{name}waiting", "Waiting requests", labels, registry=registry)
+        sequences = Gauge(f"{name}sequences", "Open sequences", labels, registry=registry)
+        self._gauges = {"waiting": waiting, "sequences": sequences}
         text = "Bytes of requests in memory"
         self.bytes: Gauge = Gauge(f"{name}request_bytes", text, registry=registry)
 

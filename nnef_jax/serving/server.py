@@ -50,8 +50,10 @@ class Server(uvicorn.Server):
             timeout_graceful_shutdown=int(2 * idle) + 1,
         )
         super().__init__(config)
-        self._app, self._idle, self._listening = app, idle, listening
-        # By connection: its last request, and the time since which it has been idle.
+        self._app = app
+        self._idle = idle
+        self._listening = listening
+        # The last request of each connection, and the time since which it has been idle.
         self._seen: dict[Any, tuple[Any, float]] = {}
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -59,12 +61,15 @@ class Server(uvicorn.Server):
         await super().startup(sockets)
         if self.started:
             host, port = self.servers[0].sockets[0].getsockname()[:2]
-            self._listening(f"http://{f'[{host}]' if ':' in host else host}:{port}")
+            if ":" in host:  # It is an address of IPv6.
+                host = f"[{host}]"
+            self._listening(f"http://{host}:{port}")
 
     async def on_tick(self, counter: int) -> bool:
         """Close connections that have been idle for too long."""
         if counter % 10 == 0:
-            now, seen = time.monotonic(), self._seen
+            now = time.monotonic()
+            seen = self._seen
             self._seen = {}
             connections: list[Any] = [*self.server_state.connections]
             for connection in connections:
