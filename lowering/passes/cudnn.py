@@ -4,7 +4,7 @@ XLA knows ReLU as a maximum, and a bias in the dtype of the convolution's result
 is a choice: its derivative at 0 is 0, that of a maximum is 1/2. So derivatives are taken before.
 
 ResNet-50 of batch 8 on an H100, by its compiler: of 53 convolutions 49 have their ReLU, and
-instructions access 1,112 MB instead of 1,669; in bfloat16 @@ instead of 1,729.
+instructions access 1,112 MB instead of 1,669; in bfloat16 556 instead of 1,729.
 """
 
 from __future__ import annotations

@@ -14,13 +14,11 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import Array, lax
 
+from lowering.facts import facts
 from lowering.jaxpr_types import Atom, Equation
 from lowering.jaxprs import is_literal, primitive
 from lowering.program import Computed, Matcher, Program, in_loops, rewritten
 from lowering.targets.target import Target
-
-# Primitives that keep items; a broadcast does if it only adds axes of extent 1.
-_KEEPING = ("broadcast_in_dim", "convert_element_type", "reshape", "squeeze")
 
 
 class _Slice(NamedTuple):
@@ -31,7 +29,7 @@ class _Slice(NamedTuple):
     stop: int
 
 
-class _Sum(NamedTuple):
+class _SumOfSlice(NamedTuple):
     """A sum of a slice with another slice or with a parameter."""
 
     equation: Equation
@@ -42,7 +40,7 @@ class _Sum(NamedTuple):
 @in_loops
 def run(program: Program, target: Target) -> Program:
     """Add whole tensors where all slices of one are added to slices of another, or to vectors."""
-    groups: defaultdict[object, list[_Sum]] = defaultdict(list)
+    groups: defaultdict[object, list[_SumOfSlice]] = defaultdict(list)
     for equation in program.equations:
         if sum := _sum(program, equation):
             other = sum.other.source if isinstance(sum.other, _Slice) else None
@@ -57,28 +55,41 @@ def run(program: Program, target: Target) -> Program:
     return rewritten(program.early_first(), {"add": add}) if joined else program
 
 
-def _sum(program: Program, equation: Equation) -> _Sum | None:
+def _sum(program: Program, equation: Equation) -> _SumOfSlice | None:
     if primitive(equation) != "add":
         return None
-    left, right = (_slice(program, v) for v in equation.invars)
-    if left and right:
-        is_joint = (left.start, left.stop) == (right.start, right.stop)
-        same_shape = left.source.aval.shape == right.source.aval.shape
-        return _Sum(equation, left, right) if is_joint and same_shape else None
-    for piece, other in ((left, equation.invars[1]), (right, equation.invars[0])):
+    (result,) = equation.outvars
+    left, right = equation.invars
+    pieces = [_slice(program, v) if _is_alike(v, result) else None for v in (left, right)]
+    first, second = pieces
+    if first and second:
+        is_joint = (first.start, first.stop) == (second.start, second.stop)
+        same_shape = first.source.aval.shape == second.source.aval.shape
+        return _SumOfSlice(equation, first, second) if is_joint and same_shape else None
+    for piece, other in ((first, right), (second, left)):
         if piece and not is_literal(other) and other in program.early:
             extent = piece.stop - piece.start
-            if math.prod(other.aval.shape) == extent == other.aval.shape[-1]:
-                return _Sum(equation, piece, other)
+            is_vector = math.prod(other.aval.shape) == extent == other.aval.shape[-1]
+            if is_vector and result.aval.shape[-1] == extent:
+                return _SumOfSlice(equation, piece, other)
     return None
 
 
+def _is_alike(operand: Atom, result: Atom) -> bool:
+    return operand.aval.shape == result.aval.shape and operand.aval.dtype == result.aval.dtype
+
+
 def _slice(program: Program, operand: Atom) -> _Slice | None:
-    """Return the slice that an operand is, but for its dtype and for axes of extent 1."""
+    """Return the slice that an operand is, but for axes of extent 1, and converted at most once."""
+    conversions = 0
     while not is_literal(operand) and (maker := program.makers.get(operand)) is not None:
         if primitive(maker) == "slice":
-            return _along_last(maker)
-        if primitive(maker) not in _KEEPING or _long(maker.invars[0]) != _long(operand):
+            return _along_last(maker) if conversions < 2 else None
+        conversions += primitive(maker) == "convert_element_type"
+        keeps_order = facts(maker).shapes and primitive(maker) != "transpose"
+        if not (keeps_order or primitive(maker) == "convert_element_type"):
+            return None
+        if _long(maker.invars[0]) != _long(operand):
             return None
         operand = maker.invars[0]
     return None
@@ -97,7 +108,7 @@ def _along_last(equation: Equation) -> _Slice | None:
     return _Slice(source, starts[-1], stops[-1])
 
 
-def _cover(sums: Sequence[_Sum]) -> bool:
+def _cover(sums: Sequence[_SumOfSlice]) -> bool:
     """Tell whether the slices are all parts of the source, one after another."""
     bounds = sorted((x.slice.start, x.slice.stop) for x in sums)
     ends = [0, *(stop for _, stop in bounds)]
@@ -105,7 +116,7 @@ def _cover(sums: Sequence[_Sum]) -> bool:
     return len(sums) > 1 and [start for start, _ in bounds] == ends[:-1] and ends[-1] == extent
 
 
-def _joined(sums: Sequence[_Sum]) -> Computed:
+def _joined(sums: Sequence[_SumOfSlice]) -> Computed:
     """Return the sum of the whole tensors, whose slices are the results of the sums."""
     ordered = sorted(sums, key=lambda x: x.slice.start)
     first = ordered[0]

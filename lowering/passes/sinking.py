@@ -6,18 +6,17 @@ loop reads the product itself: once in a step, instead of once for each slice.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from jax import Array, lax
 
 from lowering import jaxprs
+from lowering.extents import volume
+from lowering.facts import facts
 from lowering.jaxpr_types import Atom, Equation
 from lowering.jaxprs import SCAN, is_literal, primitive
 from lowering.program import Computed, Matcher, Program, rewritten
 from lowering.targets.target import Target
-
-_MOVES = ("broadcast_in_dim", "reshape", "slice")
 
 
 def run(program: Program, target: Target) -> Program:
@@ -47,7 +46,7 @@ def _sunk(matcher: Matcher, equation: Equation) -> Computed | None:
 def _chain(matcher: Matcher, operand: Atom) -> tuple[Atom, list[Equation]]:
     """Return the source of a loop's input, and the equations that compute the input from it."""
     chain: list[Equation] = []
-    while (maker := matcher.maker(operand, *_MOVES)) and _keeps_steps(maker):
+    while (maker := matcher.maker(operand)) and _keeps_steps(maker):
         chain.insert(0, maker)
         (operand,) = maker.invars
     return operand, chain
@@ -55,13 +54,19 @@ def _chain(matcher: Matcher, operand: Atom) -> tuple[Atom, list[Equation]]:
 
 def _keeps_steps(equation: Equation) -> bool:
     """Tell whether each item along the first axis is a part of one item, or all of it."""
-    (x, *extents), (result,) = equation.invars, equation.outvars
-    before, after = x.aval.shape, result.aval.shape
-    if is_literal(x) or extents or not before or before[:1] != after[:1]:
+    if len(equation.invars) != 1 or is_literal(equation.invars[0]):
+        return False
+    before, after = (tuple(v.aval.shape) for v in (*equation.invars, *equation.outvars[:1]))
+    if not before or before[:1] != after[:1]:
         return False
     if primitive(equation) == "slice":
         return (equation.params["strides"] or [1])[0] == 1
-    return math.prod(before) == math.prod(after) and equation.params.get("dimensions") is None
+    keeps_order = facts(equation).shapes and primitive(equation) != "transpose"
+    return keeps_order and volume(before) == volume(after) and not _reorders(equation)
+
+
+def _reorders(equation: Equation) -> bool:
+    return primitive(equation) == "reshape" and equation.params["dimensions"] is not None
 
 
 def _item(item: Array, chain: Sequence[Equation]) -> Array:

@@ -28,7 +28,7 @@ _LARGEST = 4096  # items of indices
 _NUMBERS = (bool, int, float)
 
 
-class _Block(NamedTuple):
+class _SliceOfUpdates(NamedTuple):
     """The place of a slice of a tensor, and of its items in the updates of a scatter.
 
     Args:
@@ -44,7 +44,7 @@ class _Block(NamedTuple):
 @in_loops
 def run(program: Program, target: Target) -> Program:
     """Replace scatters that overwrite one slice."""
-    blocks: dict[int, _Block] = {}
+    blocks: dict[int, _SliceOfUpdates] = {}
     items = _Items(program)
     for equation in program.equations:
         if primitive(equation) == "scatter" and (block := _block(items, equation)):
@@ -57,7 +57,7 @@ def run(program: Program, target: Target) -> Program:
     return rewritten(program, {"scatter": update}) if blocks else program
 
 
-def _updated(block: _Block, x: Array, indices: Array, updates: Array) -> Array:
+def _updated(block: _SliceOfUpdates, x: Array, indices: Array, updates: Array) -> Array:
     """Update a slice. As in the scatter, a slice out of bounds is not written."""
     first = indices.reshape(-1, indices.shape[-1])[0]
     starts = [jnp.zeros((), first.dtype)] * x.ndim
@@ -74,7 +74,7 @@ def _updated(block: _Block, x: Array, indices: Array, updates: Array) -> Array:
     return lax.dynamic_update_slice(x, jnp.where(is_inside, rows, before), starts)
 
 
-def _block(items: _Items, equation: Equation) -> _Block | None:
+def _block(items: _Items, equation: Equation) -> _SliceOfUpdates | None:
     """Return the slice that a scatter overwrites, None if its updates are not a slice."""
     x, indices, updates = equation.invars
     numbers, shape = equation.params["dimension_numbers"], x.aval.shape
@@ -98,9 +98,11 @@ def _block(items: _Items, equation: Equation) -> _Block | None:
         if along is None or of_indices[along] in axes.values():
             return None
         axes[axis] = of_indices[along]
-    items_of_slice = math.prod(shape[axis] for axis in axes)
-    is_covered = all(updates.aval.shape[y] == shape[axis] for axis, y in axes.items())
-    return _Block(coordinates, axes) if is_covered and items_of_slice == updates.aval.size else None
+    extents = [shape[axis] for axis in axes]
+    is_covered = extents == [updates.aval.shape[axis] for axis in axes.values()]
+    if not is_covered or math.prod(extents) != updates.aval.size:
+        return None
+    return _SliceOfUpdates(coordinates, axes)
 
 
 def _counted(coordinate: NDArray[Any], extent: int) -> int | None:

@@ -22,7 +22,7 @@ from nnef_jax.execution import host_profile
 from nnef_jax.execution.cache_key import key_of
 from nnef_jax.execution.definition import Arrays, Definition
 from nnef_jax.execution.entry import Entry, Lists
-from nnef_jax.execution.places import Place, computing_at, is_traced
+from nnef_jax.execution.places import Place, computing_at, is_traced, is_watched
 from nnef_jax.execution.run_options import RunOptions
 from nnef_jax.execution.threads import Once
 from nnef_jax.garbage import uncollected
@@ -116,7 +116,8 @@ class Executables:
 
     def jitted(self, entry: Entry) -> Any:
         """Return the entry as a jitted function, which may be called within a trace."""
-        return self._store.functions.get(entry.name, lambda: entry.jitted())
+        # jax does not trace anew if the user lets it look for NaN.
+        return self._store.functions.get((entry.name, is_watched()), lambda: entry.jitted())
 
     def jitted_for_mesh(self, entry: Entry) -> Any:
         """Return the entry as a jitted function with the mesh's compiler options.

@@ -64,7 +64,7 @@ class Execution:
         self.types: Callable[..., list[Any]] = definition.types
         self.check_params: Callable[..., Any] = definition.check_params
         self.check_state: Callable[..., dict[str, Any]] = definition.check_state
-        self._in_trace = Once()  # functions for use in a caller's trace, by entry
+        self._in_trace = Once()  # functions for use in a caller's trace, by entry and `is_watched`
         # Bound executables, by entry, place and shapes, and again by the types of inputs.
         self._recent = Once(definition.options.max_executables)
 
@@ -249,7 +249,7 @@ class Execution:
         def jitted() -> Any:
             return entry.jitted(None, lambda _: for_calls())
 
-        run = self._in_trace.get(entry.name, jitted)
+        run = self._in_trace.get((entry.name, is_watched()), jitted)
         return run(None, self._state_before(entry, state), inputs, NOTHING)
 
     def compiled(self, entry: Entry, state: ByLabel, inputs: Inputs) -> jax.stages.Compiled:

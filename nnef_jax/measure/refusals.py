@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from lowering.emit import network
+from lowering import network
 from lowering.graph import Graph, Operation, Value
 from nnef_jax.errors import UnsupportedError
 from nnef_jax.measure.topologies import Topology

@@ -443,9 +443,17 @@ def test_a_step_and_a_scan_within() -> None:
         jax.tree.map(partial(np.testing.assert_allclose, atol=1e-6), found, wanted)
 
 
-def test_a_caller_who_looks_for_nan_finds_it(model: nnef_jax.Model) -> None:
+def test_a_caller_who_looks_for_nan_finds_it() -> None:
+    model = model_of(
+        NET.replace(
+            "max_pool(c3, size = [1,1,2,2], stride = [1,1,2,2], border = 'ignore')", "relu(c3)"
+        ),
+        data=DATA,
+    )
     with jax.debug_nans(True), pytest.raises(FloatingPointError):
         jax.jit(closed(model))(np.full_like(X, np.nan))
+    # The network is computed as written only while jax looks for NaN.
+    assert "stablehlo.transpose" in jax.jit(closed(model)).lower(X).as_text()
 
 
 def test_what_is_prepared_is_of_one_network(model: nnef_jax.Model) -> None:
