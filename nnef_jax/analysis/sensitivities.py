@@ -270,7 +270,7 @@ def _scores(
         squares = [jnp.sum(jnp.square(x.astype(jnp.float32))) for x in arrays]
         return jnp.sqrt(sum(squares, jnp.zeros(()))) if squares else jnp.full((), jnp.nan)
 
-    def param_norms(arrays: Mapping[str, Array]) -> Array:
+    def parameter_norms(arrays: Mapping[str, Array]) -> Array:
         norms: list[Array] = []
         for layer in layers.values():
             norms.append(norm([arrays[label] for label in layer.params if label in real]))
@@ -280,8 +280,8 @@ def _scores(
     return {
         "gradient": jnp.stack([norm([at_layers[x]]) for x in layers]),
         "gradient x value": jnp.stack([norm([at_layers[x] * values[x]]) for x in layers]),
-        "parameter gradient": param_norms(at_params),
-        "parameter x gradient": param_norms(products),
+        "parameter gradient": parameter_norms(at_params),
+        "parameter x gradient": parameter_norms(products),
     }
 
 
