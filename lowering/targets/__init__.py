@@ -1,6 +1,6 @@
 """The targets that programs are lowered for, each with its list of passes.
 
-Which passes run for a CPU? `cpu`
+Which passes run for CPUs, for TPUs, for GPUs of CUDA? `cpu`, `tpu`, `cuda`
 Which passes run for other platforms, and before derivatives? `portable`
 """
 
@@ -26,26 +26,20 @@ def target_of(
     """Return the target for devices of a platform.
 
     Args:
-        platform: jax's name. All platforms other than "cpu" have the same passes.
+        platform: jax's name.
         devices: the number of devices, or None if it is unknown. Give it if arguments are sharded.
         rates: the machine's rates; None for the current profile when a program is lowered.
         is_open: whether programs for other shapes read the same parameters.
     """
     if platform == "cpu":
-        from lowering.targets.cpu import CPU
-
-        return replace(CPU, devices=devices, rates=rates, is_open=is_open)
-    if platform == "cuda":
-        from lowering.targets.cuda import CUDA
-
-        return replace(CUDA, devices=devices, rates=rates)
-    if platform == "tpu":
-        from lowering.targets.tpu import TPU
-
-        return replace(TPU, devices=devices, rates=rates)
-    from lowering.targets.portable import PLAIN
-
-    return replace(PLAIN, platform=platform, devices=devices, rates=rates)
+        from lowering.targets.cpu import CPU as target
+    elif platform == "cuda":
+        from lowering.targets.cuda import CUDA as target
+    elif platform == "tpu":
+        from lowering.targets.tpu import TPU as target
+    else:
+        from lowering.targets.portable import PLAIN as target
+    return replace(target, platform=platform, devices=devices, rates=rates, is_open=is_open)
 
 
 def mesh_target(platform: str, divided: Divided | None = None) -> Target:
