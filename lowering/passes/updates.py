@@ -43,7 +43,9 @@ class _SliceOfUpdates(NamedTuple):
 
 @in_loops
 def run(program: Program, target: Target) -> Program:
-    """Replace scatters that overwrite one slice."""
+    """Replace scatters that overwrite one slice. Programs with open extents stay as they are."""
+    if not program.has_items:
+        return program
     blocks: dict[int, _SliceOfUpdates] = {}
     items = _Items(program)
     for equation in program.equations:
@@ -79,11 +81,12 @@ def _block(items: _Items, equation: Equation) -> _SliceOfUpdates | None:
     x, indices, updates = equation.invars
     numbers, shape = equation.params["dimension_numbers"], x.aval.shape
     indexed = numbers.scatter_dims_to_operand_dims
+    is_by_item = sorted(indexed) == [*numbers.inserted_window_dims]
     drops = equation.params["mode"] == lax.GatherScatterMode.FILL_OR_DROP
-    if numbers.operand_batching_dims or sorted(indexed) != [*numbers.inserted_window_dims]:
+    if numbers.operand_batching_dims or not (is_by_item and drops and updates.aval.size):
         return None
     places = items.of(indices)
-    if places is None or not drops:
+    if places is None:
         return None
     windows = [axis for axis in range(len(shape)) if axis not in indexed]
     axes = dict(zip(windows, numbers.update_window_dims, strict=True))
@@ -114,15 +117,17 @@ def _counted(coordinate: NDArray[Any], extent: int) -> int | None:
     return None
 
 
-class _Items:
-    """The items of small tensors: numbers, or how they are computed from single items.
+class _Item:
+    """An item that is no number. Items that are computed in the same way are the same object."""
 
-    Items of two tensors are equal if they are computed in the same way.
-    """
+
+class _Items:
+    """The items of small tensors: numbers, variables of one item, or computed from such items."""
 
     def __init__(self, program: Program) -> None:
         self._program = program
         self._known: dict[Atom, NDArray[Any] | None] = {}
+        self._computed: dict[object, _Item] = {}  # by primitive, parameters and operands
         constants = zip(program.constants, program.closed.consts, strict=True)
         for variable, value in constants:
             if variable.aval.size <= _LARGEST:
@@ -133,10 +138,10 @@ class _Items:
         if is_literal(operand):
             return np.asarray(operand.val).astype(object)
         if operand not in self._known:
-            self._known[operand] = self._computed(operand)
+            self._known[operand] = self._items(operand)
         return self._known[operand]
 
-    def _computed(self, variable: Atom) -> NDArray[Any] | None:
+    def _items(self, variable: Atom) -> NDArray[Any] | None:
         if variable.aval.size > _LARGEST:
             return None
         equation = self._program.makers.get(variable)
@@ -144,25 +149,25 @@ class _Items:
         if equation and len(equation.outvars) == 1:
             operands = [x for v in equation.invars if (x := self.of(v)) is not None]
             if len(operands) == len(equation.invars):
-                items = _applied(equation, operands)
+                items = self._results(equation, operands)
         if items is None and variable.aval.size == 1:
             items = np.empty(variable.aval.shape, object)
             items[...] = variable
         return items
 
-
-def _applied(equation: Equation, operands: Sequence[NDArray[Any]]) -> NDArray[Any] | None:
-    """Return the items of the result of an equation, None if it neither moves nor is by item."""
-    if not facts(equation).by_item:
-        is_moved = facts(equation).moves or primitive(equation) == "iota"
-        return by_numpy(equation, operands) if is_moved else None
-    if all(isinstance(item, _NUMBERS) for x in operands for item in x.flat):
-        dtypes = [v.aval.dtype for v in equation.invars]
-        numbers = [x.astype(dtype) for x, dtype in zip(operands, dtypes, strict=True)]
-        result = by_numpy(equation, numbers)
-        return None if result is None else result.astype(object)
-    what = f"{primitive(equation)} {equation.params}"
-    items = np.empty(equation.outvars[0].aval.shape, object)
-    for place in np.ndindex(items.shape):
-        items[place] = (what, *(x[place] if x.ndim else x[()] for x in operands))
-    return items
+    def _results(self, equation: Equation, operands: Sequence[NDArray[Any]]) -> NDArray[Any] | None:
+        """Return the items of a result, None if the equation neither moves nor is by item."""
+        if not facts(equation).by_item:
+            is_moved = facts(equation).moves or primitive(equation) == "iota"
+            return by_numpy(equation, operands) if is_moved else None
+        if all(isinstance(item, _NUMBERS) for x in operands for item in x.flat):
+            dtypes = [v.aval.dtype for v in equation.invars]
+            numbers = [x.astype(dtype) for x, dtype in zip(operands, dtypes, strict=True)]
+            result = by_numpy(equation, numbers)
+            return None if result is None else result.astype(object)
+        items = np.empty(equation.outvars[0].aval.shape, object)
+        for place in np.ndindex(items.shape):
+            parts = [x[place] if x.ndim else x[()] for x in operands]
+            key = primitive(equation), str(equation.params), *parts
+            items[place] = self._computed.setdefault(key, _Item())
+        return items

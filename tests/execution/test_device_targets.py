@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from lowering import jaxprs
+from lowering import jaxprs, network
 from lowering.pipeline import lower
 from lowering.targets import target_of
 from tests.programs import program_of, random
@@ -57,7 +57,7 @@ def lstm(p: Any, x: Any, gates: int = 4) -> Any:
         h = jax.nn.sigmoid(o) * jnp.tanh(c)
         return (h[0], c), h[0]
 
-    zeros = jnp.zeros((2, 3), x.dtype)
+    zeros = jnp.zeros((x.shape[1], 3), x.dtype)
     items = [y[:, None] for y in parts]
     return lax.scan(step, (zeros, zeros[None]), items, reverse=True)[1]
 
@@ -73,7 +73,7 @@ def gru(p: Any, x: Any) -> Any:
         h = (1 - z) * n + z * h
         return h, (h, items[0])
 
-    return lax.scan(step, jnp.zeros((2, 3), x.dtype), parts)[1]
+    return lax.scan(step, jnp.zeros((x.shape[1], 3), x.dtype), parts)[1]
 
 
 def cut(p: Any, x: Any) -> Any:
@@ -178,6 +178,17 @@ def test_rows_of_several_places_are_scattered() -> None:
     assert names["dynamic_update_slice"] == 0
     for y, reference in zip(results, scattered(parameters, inputs), strict=True):
         np.testing.assert_array_equal(y, reference)
+
+
+@pytest.mark.parametrize("function", [lstm, gru, normed])
+def test_open_batches(function: Any) -> None:
+    """An exported function has the passes' programs for any batch."""
+    (batch,) = jax.export.symbolic_shape("b")
+    parameters, shape = (IMAGES, (batch, 3, 8, 8)) if function is normed else (GATES, (7, batch, 5))
+    types = jax.ShapeDtypeStruct(shape, jnp.float32)
+    for platform in ("tpu", "cuda"):
+        exported = jax.export.export(jax.jit(network(function)), platforms=[platform])
+        exported(parameters, types)
 
 
 def test_relu_of_special_numbers() -> None:
