@@ -22,10 +22,10 @@ import jax
 
 import nnef_jax
 from benchmarks.builders.jax_builder import function_of
-from benchmarks.builders.nnef_builder import NnefBuilder
 from benchmarks.networks import NETWORKS, Describe, gpt
 from benchmarks.networks.convolutional import c3d
 from benchmarks.networks.gpt import GptJaxBuilder, GptNnefBuilder
+from benchmarks.networks.llama import LlamaJaxBuilder, LlamaNnefBuilder, llama
 from nnef_jax.execution.runnable import execution_of
 from nnef_jax.measure.device_costs import estimated_seconds
 from nnef_jax.measure.hlo import HloText
@@ -34,8 +34,8 @@ from nnef_jax.measure.unattached import Compiled, LoweredFunction, compile_for, 
 
 GPT = "gpt_step"
 LAYERS = 12
-DESCRIBED: dict[str, Describe] = NETWORKS | {"c3d": c3d}
-ONES = ("resnet50", "mobilenet_v2", "vit_s", "bert", GPT, "lstm", "unet", "c3d")
+DESCRIBED: dict[str, Describe] = NETWORKS | {"c3d": c3d, "llama": llama}
+ONES = ("resnet50", "mobilenet_v2", "vit_s", "bert", GPT, "llama", "lstm", "unet", "c3d")
 TOPOLOGIES = ("v5e:1", "h100")
 DTYPES = ("float32", "bfloat16")
 _CONVOLUTION = "__cudnn$conv"
@@ -79,7 +79,7 @@ def ours(name: str, batch: int, dtype: str, platform: str) -> LoweredFunction:
             builder.write(path, ", ".join([logits, *builder.states.values()]))
             options: dict[str, Any] = {"state": builder.states, "donate_state": True}
         else:
-            builder, options = NnefBuilder(), {}
+            builder, options = LlamaNnefBuilder(), {}
             builder.write(path, DESCRIBED[name](builder, batch))
         model = nnef_jax.load(path, parameters="shapes", dtype=dtype, **options)
     execution = execution_of(model)
@@ -106,7 +106,7 @@ def plain(name: str, batch: int, dtype: str, platform: str) -> LoweredFunction:
 
 
 def _function(name: str, batch: int, dtype: str) -> Any:
-    return function_of(DESCRIBED[name], batch, dtype)
+    return function_of(DESCRIBED[name], batch, dtype, LlamaJaxBuilder)
 
 
 def _step(dtype: str) -> Any:

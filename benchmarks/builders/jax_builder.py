@@ -324,13 +324,13 @@ def _value(x: Tensor) -> Array:
 
 
 def function_of(
-    describe: Describe, batch: int, dtype: str
+    describe: Describe, batch: int, dtype: str, builder: type[JaxBuilder] = JaxBuilder
 ) -> tuple[Callable[..., Any], dict[str, Array], dict[str, jax.ShapeDtypeStruct]]:
     """Return a function of parameters and inputs by name, the parameters, and types of inputs."""
-    collected = JaxBuilder(dtype)
+    collected = builder(dtype)
     jax.eval_shape(lambda: describe(collected, batch).described)
 
     def network(parameters: Mapping[str, Any], inputs: Mapping[str, Any]) -> Any:
-        return describe(JaxBuilder(dtype, parameters, inputs), batch).described
+        return describe(builder(dtype, parameters, inputs), batch).described
 
     return network, collected.values, collected.input_types

@@ -27,6 +27,7 @@ from benchmarks.engines import write_nnef
 from benchmarks.inference import Result
 from benchmarks.networks import drawn
 from benchmarks.networks.convolutional import c3d
+from benchmarks.networks.llama import LlamaJaxBuilder, LlamaNnefBuilder, llama
 from nnef_jax.reading.read import network_of_text
 
 SMALL: dict[str, tuple[Callable[..., str], tuple[int, ...]]] = {
@@ -127,16 +128,21 @@ def test_every_network_has_a_small_form() -> None:
     assert SMALL.keys() == networks.NETWORKS.keys()
 
 
-@pytest.mark.parametrize("name", [*SMALL, "c3d"])
+OF_DEVICES: dict[str, Any] = {
+    "c3d": partial(c3d, frames=4, extent=8, channels=(4, 6), classes=5),
+    "llama": partial(llama, tokens=6, width=16, layers=2, heads=4, groups=2, hidden=24),
+}
+
+
+@pytest.mark.parametrize("name", [*SMALL, *OF_DEVICES])
 def test_plain_jax_computes_the_same(name: str, tmp_path: Path) -> None:
-    small = partial(c3d, frames=4, extent=8, channels=(4, 6), classes=5)
-    describe: Any = small if name == "c3d" else SMALL[name][0]
-    builder = NnefBuilder()
+    describe: Any = OF_DEVICES[name] if name in OF_DEVICES else SMALL[name][0]
+    builder = LlamaNnefBuilder()
     builder.write(tmp_path / "network", describe(builder, 2))
     inputs = builder.arguments()
     expected = nnef_jax.load(tmp_path / "network", precision="highest")(**inputs)
     with jax.numpy_rank_promotion("allow"):
-        function, parameters, types = function_of(describe, 2, "float32")
+        function, parameters, types = function_of(describe, 2, "float32", LlamaJaxBuilder)
         for key, x in inputs.items():
             is_last = types[key].shape != x.shape
             inputs[key] = np.moveaxis(x, 1, -1) if is_last else x
