@@ -69,32 +69,36 @@ def figures(compiled: Compiled) -> Figures:
     }
 
 
-def ours(name: str, batch: int, dtype: str, platform: str) -> LoweredFunction:
-    """Lower what a call of a model runs, or a step of GPT, which donates its caches."""
+def model_of(name: str, batch: int, dtype: str, parameters: str = "arrays") -> nnef_jax.Model:
+    """Return the model of a network, or of a step of GPT, whose caches are donated."""
     with tempfile.TemporaryDirectory(prefix="benchmarks-") as folder:
         path = Path(folder, "network")
+        options: dict[str, Any] = {"parameters": parameters, "dtype": dtype}
         if name == GPT:
             builder = GptNnefBuilder()
             logits = gpt.network(builder, LAYERS)
             builder.write(path, ", ".join([logits, *builder.states.values()]))
-            options: dict[str, Any] = {"state": builder.states, "donate_state": True}
-        else:
-            builder, options = LlamaNnefBuilder(), {}
-            builder.write(path, DESCRIBED[name](builder, batch))
-        model = nnef_jax.load(path, parameters="shapes", dtype=dtype, **options)
+            return nnef_jax.load(path, state=builder.states, donate_state=True, **options)
+        builder = LlamaNnefBuilder()
+        builder.write(path, DESCRIBED[name](builder, batch))
+        return nnef_jax.load(path, **options)
+
+
+def ours(name: str, batch: int, dtype: str, platform: str) -> LoweredFunction:
+    """Lower what a call or step of a model runs."""
+    model = model_of(name, batch, dtype, "shapes")
     execution = execution_of(model)
     types = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in model.inputs]
     if name != GPT:
         function, arguments = execution.program(execution.outputs, types, platform)
         return lowered_program(function, arguments, platform)
-    function, (values, inputs, states) = execution.program(execution.step, types, platform)
-    donating = jax.jit(function, donate_argnums=2)
-    return lowered_program(donating, (values, inputs, states), platform)
+    function, arguments = execution.program(execution.step, types, platform)
+    return lowered_program(jax.jit(function, donate_argnums=2), arguments, platform)
 
 
 def plain(name: str, batch: int, dtype: str, platform: str) -> LoweredFunction:
     """Lower the same in plain jax."""
-    function, parameters, inputs = _step(dtype) if name == GPT else _function(name, batch, dtype)
+    function, parameters, inputs = plain_function(name, batch, dtype)
     types = {key: jax.ShapeDtypeStruct(x.shape, dtype) for key, x in parameters.items()}
     caches = {key: x for key, x in inputs.items() if "." in key}
     others = {key: x for key, x in inputs.items() if key not in caches}
@@ -105,24 +109,21 @@ def plain(name: str, batch: int, dtype: str, platform: str) -> LoweredFunction:
     return lowered_program(jax.jit(call, donate_argnums=2), (types, others, caches), platform)
 
 
-def _function(name: str, batch: int, dtype: str) -> Any:
-    return function_of(DESCRIBED[name], batch, dtype, LlamaJaxBuilder)
-
-
-def _step(dtype: str) -> Any:
-    """Return a step of GPT, its parameters, and the types of its inputs."""
+def plain_function(name: str, batch: int, dtype: str) -> Any:
+    """Return a function of plain jax, its parameters, and the types of its inputs."""
+    if name != GPT:
+        return function_of(DESCRIBED[name], batch, dtype, LlamaJaxBuilder)
     collected = GptJaxBuilder(dtype)
 
     def step(builder: GptJaxBuilder) -> Any:
         logits = gpt.network(builder, LAYERS).array
         return logits, builder.caches
 
+    def function(parameters: Any, inputs: Any) -> Any:
+        return step(GptJaxBuilder(dtype, parameters, inputs))
+
     jax.eval_shape(lambda: step(collected))
-    return (
-        lambda parameters, inputs: step(GptJaxBuilder(dtype, parameters, inputs)),
-        collected.values,
-        collected.input_types,
-    )
+    return function, collected.values, collected.input_types
 
 
 def main(argv: Sequence[str] | None = None) -> None:

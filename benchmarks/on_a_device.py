@@ -1,42 +1,52 @@
-"""Compares the operations on the device that jax has with the reference of the tests.
+"""Compares the device that jax has with the tests' reference, and times networks there.
 
     python -m benchmarks.on_a_device [--minutes 8] [--out report.json]
 
 Each row of the tables of operations runs on jax's default device, in an order drawn by `--seed`,
-until the time is up. The report names the device, the versions, and the rows whose results are not
-within the tolerance of the reference.
+until half of the time is up. Then networks are timed in turns with the same networks in plain jax.
+The report names the device, the versions, the rows whose results are not within the tolerance of
+the reference, and milliseconds a call.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import random
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import jaxlib
 import numpy as np
 
 import nnef_jax
+from benchmarks.devices import DTYPES, GPT, ONES, plain_function
+from benchmarks.devices import model_of as network_of
 from tests.helpers import model_of
 from tests.op_cases import NNEF, TRACT, OpCase, document, expected, inputs
 
 _TOGETHER = 24  # rows in one program
+_TIMED = [name for name in ONES if name != GPT]
+_ROUNDS = 12
 
 
 def main(minutes: float, seed: int, out: Path | None) -> None:
     """Run rows until the time is up, and print a report."""
     rows = [*NNEF, *TRACT]
     random.Random(seed).shuffle(rows)
-    end = time.monotonic() + 60 * minutes
+    begin = time.monotonic()
+    middle, end = (begin + 60 * minutes * part for part in (0.5, 1))
     wrong: dict[str, str] = {}
     count = 0
     for start in range(0, len(rows), _TOGETHER):
-        if time.monotonic() > end:
+        if time.monotonic() > middle:
             break
         group = rows[start : start + _TOGETHER]
         try:
@@ -57,11 +67,38 @@ def main(minutes: float, seed: int, out: Path | None) -> None:
         "rows": count,
         "of": len(rows),
         "wrong": wrong,
+        "milliseconds": _milliseconds(end),
     }
     text = json.dumps(report, indent=1)
     print(text)
     if out is not None:
         out.write_text(text + "\n")
+
+
+def _milliseconds(end: float) -> dict[str, dict[str, float]]:
+    """Return the median time of a call, by network and by who computes it."""
+    times: dict[str, dict[str, float]] = {}
+    for name, dtype, batch in itertools.product(_TIMED, DTYPES, (8, 1)):
+        if time.monotonic() > end:
+            break
+        model = network_of(name, batch, dtype)
+        function, parameters, types = plain_function(name, batch, dtype)
+        parameters = {key: jnp.asarray(x, dtype) for key, x in parameters.items()}
+        ours = [jnp.ones(x.shape, x.dtype) for x in model.inputs]
+        plain = {key: jnp.ones(x.shape, x.dtype) for key, x in types.items()}
+        calls = {
+            "nnef_jax": partial(model, *ours),
+            "jax": partial(jax.jit(function), parameters, plain),
+        }
+        seconds: dict[str, list[float]] = {key: [] for key in calls}
+        for _ in range(_ROUNDS):
+            for key, call in calls.items():
+                start = time.perf_counter()
+                jax.block_until_ready(call())
+                seconds[key].append(time.perf_counter() - start)
+        # The first call compiles.
+        times[f"{name} b{batch} {dtype}"] = {k: 1e3 * median(x[1:]) for k, x in seconds.items()}
+    return times
 
 
 def _differing(cases: Sequence[OpCase]) -> dict[str, str]:
