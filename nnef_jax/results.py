@@ -172,7 +172,9 @@ def plain(value: Any) -> Any:
         return [plain(x) for x in value]  # pyright: ignore[reportUnknownVariableType]
     if isinstance(value, np.ndarray | np.generic | jax.Array):
         array = np.asarray(value)
-        if array.dtype.kind not in "biuO":
+        if array.dtype == object:
+            return plain(array.tolist())
+        if array.dtype.kind not in "biu":
             array = array.astype(np.float64)
         return array.tolist() if np.isfinite(array).all() else plain(array.tolist())
     if isinstance(value, float):
