@@ -32,14 +32,14 @@ def target_of(
         is_open: whether programs for other shapes read the same parameters.
     """
     if platform == "cpu":
-        from lowering.targets.cpu import CPU as target
+        from lowering.targets.cpu import CPU as base
     elif platform == "cuda":
-        from lowering.targets.cuda import CUDA as target
+        from lowering.targets.cuda import CUDA as base
     elif platform == "tpu":
-        from lowering.targets.tpu import TPU as target
+        from lowering.targets.tpu import TPU as base
     else:
-        from lowering.targets.portable import PLAIN as target
-    return replace(target, platform=platform, devices=devices, rates=rates, is_open=is_open)
+        from lowering.targets.portable import PLAIN as base
+    return replace(base, platform=platform, devices=devices, rates=rates, is_open=is_open)
 
 
 def mesh_target(platform: str, divided: Divided | None = None) -> Target:
