@@ -1,8 +1,8 @@
 """Writes a scatter as an update of a slice, if its indices are those of one.
 
 A step of a language model writes a row of each head's keys at one place. XLA updates a slice where
-it is. For a scatter the compiler of TPUs copies the keys to another layout and back: the step of
-GPT-2 takes @@ us on a v5e instead of @@.
+it is. For a scatter the compiler of TPUs copies the keys to another layout and back: by its
+estimate a step of two layers of GPT-2 takes 746 us on a v5e, and 711 us with this pass.
 """
 
 from __future__ import annotations
