@@ -1,10 +1,11 @@
 """Builds flat graphs of tensors, traces them in jax, and lowers them to XLA.
 
-A graph is built one operation at a time. `rules` has a rule for each kind of operation:
-`list(rules)` are the kinds, `rules[kind].parameters` names the operands and attributes of a kind,
-and `help(rules[kind].lower)` describes them. The rule infers the types of results. It raises
-`InvalidOperation` for wrong operands. The error has no place in the document: the reader catches it
-and adds the `Span` that it also gives to the operation.
+A graph is built one operation at a time. `rules` has a rule for each kind of operation.
+`list(rules)` returns the kinds, `rules[kind].parameters` has the names of a kind's operands and
+attributes, and `help(rules[kind].lower)` describes operands and attributes. A rule infers the types
+of results, and raises `InvalidOperation` for wrong operands. This error does not tell where the
+operation is in the document. The caller of `GraphBuilder.operation` knows the `Span`, catches the
+error, and shows both.
 
     >>> import jax
     >>> import jax.numpy as jnp
@@ -26,9 +27,10 @@ and adds the `Span` that it also gives to the operation.
     net.toy:1:5: 'axes' must lie in [0,2), it has 2; axes count from 0, the last one is 1
     >>> graph = builder.graph("net", [y], ["y"])
 
-`trace` evaluates the graph under jax, given parameters and states by label, and inputs in order.
-`network` makes such a function one primitive, whose kernels are chosen for the platform that it is
-lowered for. Like any function of jax it can be differentiated, batched and sharded.
+`trace` evaluates the graph under jax. Its arguments are parameters and states by label, and inputs
+in order. `network` turns a function that calls `trace` into a function that is one primitive. jax
+can differentiate, batch and shard this function, and chooses its kernels when it lowers the
+primitive for a platform.
 
     >>> def function(parameters, x):
     ...     return trace(graph, Context(), parameters, {}, [x])[y]
@@ -39,9 +41,9 @@ lowered for. Like any function of jax it can be differentiated, batched and shar
     Array([[2., 2., 2.],
            ...
 
-For parameters that stay the same, `lower` returns two parts: the preparation, which is computed
-once, and the call. Both take lists of arrays. `leaves` are the arrays of all arguments, the
-parameters first.
+If the parameters stay the same between calls, use `lower`. It returns two parts: the preparation,
+which is computed once, and the call. Both parts take lists of arrays. In the example `leaves` has
+the arrays of all arguments: first the parameters, then the inputs.
 
     >>> from lowering import differentiable, lower, prepared, target_of, traced
     >>> program, leaves, tree = traced(function, parameters, x)
@@ -51,8 +53,8 @@ parameters first.
     >>> jax.tree.unflatten(tree, call(prepared(parts, arrays), inputs)).shape
     (2, 4)
 
-Types are sufficient: each array may be a `jax.ShapeDtypeStruct`. The device of the target need not
-be attached.
+Types are sufficient to lower a program: each array may be a `jax.ShapeDtypeStruct`. No device of
+the target has to be attached.
 
     >>> parts = lower(differentiable(program), target_of("tpu"))
     >>> types = jax.eval_shape(parts.prepare, arrays)
@@ -60,7 +62,7 @@ be attached.
 
 `Divided` divides parameters over a mesh, for tensor parallelism; `help(Divided)` has an example.
 
-Names are imported when they are first used: `import lowering` loads no jax.
+Each name is imported when it is first used, so that `import lowering` alone does not load jax.
 """
 
 from __future__ import annotations

@@ -32,7 +32,8 @@ class InnerFunction(NamedTuple):
         closed: the function.
         arguments: for each argument, the equation's operand, in the first turn of a loop.
         results: for each result, the equation's result; None for the condition of a loop.
-        again: maps the index of a result to that of the argument it becomes in the next turn.
+        again: maps the index of a result to the index of the argument that the result becomes in
+            the next turn.
         times: the number of evaluations in a call, 1 if it is unknown before a run.
     """
 
@@ -57,12 +58,13 @@ def bodies(equation: Equation) -> list[InnerFunction]:
             again = {i: count + i for i in range(carried)}
             return [InnerFunction(params["jaxpr"], arguments, ends, again, params["length"])]
         case "while":
-            of_cond, of_body = params["cond_nconsts"], params["body_nconsts"]  # leading operands
-            state = operands[of_cond + of_body :]
-            again = {i: of_body + i for i in range(len(results))}
+            # The operands are the constants of the condition, those of the body, and the state.
+            cond_count, body_count = params["cond_nconsts"], params["body_nconsts"]
+            state = operands[cond_count + body_count :]
+            again = {i: body_count + i for i in range(len(results))}
             return [
-                InnerFunction(params["cond_jaxpr"], [*operands[:of_cond], *state], [None]),
-                InnerFunction(params["body_jaxpr"], [*operands[of_cond:]], results, again),
+                InnerFunction(params["cond_jaxpr"], [*operands[:cond_count], *state], [None]),
+                InnerFunction(params["body_jaxpr"], [*operands[cond_count:]], results, again),
             ]
         case "cond":
             return [InnerFunction(branch, operands[1:], results) for branch in params["branches"]]

@@ -32,9 +32,11 @@ from lowering.targets.target import Target
 
 T = TypeVar("T")
 
-# Evaluates `jaxpr` on arguments: the arrays of `constants`, then the operands. The first
-# `parameters` arguments are parameters. `jaxpr` is linear in the last `linear` arguments. With a
-# `recipe`, the computed values of this recipe follow as further operands.
+# The primitive evaluates its `jaxpr`. The arguments of the `jaxpr` are the arrays in `constants`,
+# and after them the operands of the primitive. `parameters` is the number of leading arguments that
+# are parameters of the network. `linear` is the number of trailing arguments in which the `jaxpr`
+# is linear. If there is a `recipe`, the values that it computes follow as further operands, which
+# are no arguments of the `jaxpr`.
 _network = jaxprs.operation("network")
 
 
@@ -43,8 +45,8 @@ _network = jaxprs.operation("network")
 class Preparation:
     """Values computed from parameters for the kernels of a CPU; parameters are not included.
 
-    `recipe` is the digest of the values' recipe. A function whose recipe has another digest, for
-    other shapes for example, ignores the values.
+    `recipe` is the digest of the recipe by which the values are computed. A function whose recipe
+    has another digest ignores the values. The recipe differs for other shapes, for example.
     """
 
     arrays: tuple[Array, ...]
@@ -53,10 +55,11 @@ class Preparation:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ConstantParameters:
-    """Parameters with concrete arrays at trace time, as one opaque object for jax.
+    """Parameters whose arrays are concrete at trace time, as one opaque object for jax.
 
-    As operands they would become constants of the caller's executable, in addition to the values
-    that are prepared from them. In this object they become constants only if they are needed.
+    If such parameters were operands, they would become constants of the caller's executable, in
+    addition to the values that are prepared from them. In this object a parameter becomes a
+    constant only if the executable needs it.
     """
 
     arrays: tuple[Array, ...] = ()
@@ -116,12 +119,14 @@ def _bind(
     preparation: Preparation | None = None,
     as_constants: bool = False,
 ) -> list[Any]:
-    """Evaluate a program as one primitive; its constants that are tracers become operands.
+    """Evaluate a program as one primitive.
 
-    The program is linear in the last `linear` operands. With `as_constants`, parameters that are
-    concrete arrays become `ConstantParameters`, unless there is a `preparation`.
+    Constants of the program that are tracers become operands of the primitive. The program is
+    linear in the last `linear` operands. With `as_constants`, parameters that are concrete arrays
+    become `ConstantParameters`, unless there is a `preparation`.
     """
-    if program.closed.effects:  # a user's callbacks keep their order
+    # A program with effects is not one primitive, so that a user's callbacks keep their order.
+    if program.closed.effects:
         return program(*operands)
     closed, outer = jaxprs.lifted(program.closed, _is_tracer)
     operands = [*outer, *operands]

@@ -24,7 +24,8 @@ from jax.sharding import Mesh
 from lowering.factors import Factor, FactorWalk, Product, leaves
 from lowering.program import Program
 
-_COST = {"sum": 2, "lookup": 2, "gather": 1}  # moves of an item; a sum moves it there and back
+# The moves of an item between devices. A sum moves each item there and back.
+_COST = {"sum": 2, "lookup": 2, "gather": 1}
 _EACH = 1024  # items; the fixed cost of a collective
 
 
@@ -136,7 +137,8 @@ class _Choice:
             cost = net_cost(factor)
             if cost >= 0:
                 continue
-            if cost > earlier_cost:  # some of its parameters have been divided since
+            # The cost has grown if other factors have divided some of these parameters meanwhile.
+            if cost > earlier_cost:
                 heapq.heappush(heap, (cost, k, factor))
                 continue
             excluded |= conflicts[factor]
@@ -155,7 +157,7 @@ class _Choice:
         return conflicts
 
     def _division(self, i: int, factor: Factor) -> Division:
-        """Return the division of a parameter by a factor that is divided in all tensors."""
+        """Return the division of parameter `i` if all tensors that have a factor are divided."""
         axis, before = self.members[factor][i]
         shape = self.large[i].aval.shape
         along: int | None = axis
@@ -172,7 +174,7 @@ class _Choice:
         return Division(axis, before, along, True, why + parts)
 
     def _separate(self, i: int) -> tuple[int, Division | None]:
-        """Return the cost of dividing a parameter separately, and the division if there is one."""
+        """Return the cost of dividing parameter `i` alone, and the division, or None."""
         products = self.products[i]
         shape = self.large[i].aval.shape
         if not products:

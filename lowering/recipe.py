@@ -223,7 +223,8 @@ def _is_converted(types: Sequence[DType]) -> bool:
     source, result = types
     if source in _REAL:
         return result in _REAL
-    # Numpy rounds larger integers twice on the way to 16 bits: to 32 bits first.
+    # Integers of more than 8 bits are not converted to 16-bit floats here, since numpy would round
+    # them twice: to 32 bits, and then to 16.
     targets = _BITS | (_REAL if source in _SMALL else _COMPUTED)
     return source in _BITS | _FEW_BITS and result in targets
 

@@ -124,16 +124,17 @@ def _sources(program: Program) -> dict[Variable, tuple[int, int]]:
 
 
 def _is_narrow(program: Program) -> bool:
-    """Tell whether all real arguments are of bfloat16."""
+    """Tell whether all arguments with real numbers are of bfloat16."""
     real = {v.aval.dtype for v in program.arguments if jnp.issubdtype(v.aval.dtype, jnp.floating)}
     return real == {jnp.dtype(jnp.bfloat16)}
 
 
 def _narrow(program: Program, prepared: Iterable[Variable]) -> dict[Variable, Variable]:
-    """Map prepared variables that are stored in bfloat16 to the stored variables.
+    """Map large prepared variables of float32 to the variables that are stored in bfloat16.
 
-    If a variable is converted from bfloat16, its source is stored, otherwise the variable itself,
-    rounded.
+    If a variable is converted from bfloat16, the operand of the conversion is stored. Otherwise the
+    variable itself is rounded and stored. Nothing is stored so unless all real arguments are of
+    bfloat16.
     """
     if not _is_narrow(program):
         return {}

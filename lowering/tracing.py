@@ -110,9 +110,11 @@ def trace(
         except Exception as error:
             for value in operation.reads():
                 shape = np.shape(arrays[value])
-                if 0 in shape:  # no items have no maximum, for example
+                # An empty tensor has no maximum, for example. jax supports few operations in
+                # dtypes with few bits.
+                if 0 in shape:
                     fault = f"is empty, it is {show(shape)}"
-                elif value.type.dtype in NARROW:  # jax supports few operations in these dtypes
+                elif value.type.dtype in NARROW:
                     fault = f"is {value.type.dtype}"
                 else:
                     continue

@@ -120,8 +120,12 @@ def extra_missing(message: str, extra: str, instead: str = "") -> UnsupportedErr
 
 
 def family_of(error: InvalidOperation, family: type[NnefError] = SemanticError) -> type[NnefError]:
-    """Return the class of the user's error for one of a rule: ShapeError for InvalidShape."""
-    causes = error, error.__cause__  # The rule's error is the cause of an InvalidComputation.
+    """Return the class of the error that users get for an error of a rule.
+
+    The class is ShapeError for InvalidShape, and `family` for all other errors.
+    """
+    # The error may be an InvalidComputation, whose cause is then the rule's error.
+    causes = error, error.__cause__
     return ShapeError if any(isinstance(x, InvalidShape) for x in causes) else family
 
 

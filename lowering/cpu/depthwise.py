@@ -19,9 +19,9 @@ from lowering.cpu.products import sums_of_channels
 from lowering.cpu.sliding_filter import Window, cells, padded
 from lowering.kernels.precision import accumulator
 
-# Sums of more cells are computed once, and kept in memory for the loops that read them: ConvNeXt-T,
-# where a layer norm follows 7x7 cells, takes 59 ms instead of 69. XLA may compute the sums of fewer
-# cells again in each such loop.
+# Sums of more cells than this are computed once, and kept in memory for the loops that read them.
+# ConvNeXt-T, where a layer norm follows 7x7 cells, then takes 59 ms instead of 69. XLA may compute
+# sums of fewer cells again in each loop that reads them.
 _CELLS = 25
 
 # Channels of a vector of 512 bits. If a window has more than _CELLS cells along an axis, the input
@@ -122,7 +122,8 @@ def filter_gradient(gradient: Array, x: Array, size: Sequence[int], window: Wind
     gradient = in_memory(gradient).astype(wide)
     boxes = _boxes(gradient.shape[:2])
     parts = [gradient[box] for box in boxes]
-    # With at least as much padding on the right as on the left, XLA recognises the padded array.
+    # The padding on the right is made at least as large as on the left, since XLA recognises the
+    # padded array only then.
     symmetric = replace(window, padding=[(p, max(p, q)) for p, q in window.padding])
     windows = symmetric.over(size, x.shape, (*gradient.shape[:-1], x.shape[-1]))
     sums: list[Array] = []
@@ -134,8 +135,8 @@ def filter_gradient(gradient: Array, x: Array, size: Sequence[int], window: Wind
     return jnp.stack(sums).reshape(*size, 1, count).astype(window.accumulator or x.dtype)
 
 
-# If a loop reads at most 15 slices of an array, XLA computes the array again for each loop that
-# reads it, nine times for nine cells. More slices prevent that.
+# The least number of boxes. If a loop reads at most 15 slices of an array, XLA computes the array
+# again for each such loop, nine times for nine cells.
 _PARTS = 16
 
 

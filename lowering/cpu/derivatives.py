@@ -1,7 +1,7 @@
-"""Compute convolutions that are derivatives of other convolutions by their filters.
+"""Compute the derivatives of convolutions by their filters, which are convolutions themselves.
 
-The window of such a convolution is the gradient of the result, which is large. Its positions are
-the cells of the filter, which are few.
+Such a derivative slides the gradient of the result over the input. This window is large, and it has
+few positions: a position for each cell of the filter.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ from lowering.jaxprs import bind
 def filter_gradient(
     equation: Equation, input: View, gradient: View, window: Window, *, is_alone: bool
 ) -> View | None:
-    """Compute a convolution that is the gradient of another one by its filter.
+    """Compute a convolution that is the gradient of another convolution by its filter.
 
-    The batch axis of its input is the feature axis of the other convolution's input, and the
-    reverse. Return None for any other convolution, and if XLA should compute this one.
+    Batch and feature axes are exchanged: the batch axis of the gradient's input is the feature axis
+    of the other convolution's input, and the reverse. Return None if the convolution is no such
+    gradient, or if XLA should compute it.
     """
     params = equation.params
     numbers = params["dimension_numbers"]
@@ -53,7 +54,8 @@ def filter_gradient(
         return plain(result, is_early)
     x = full_array(input, (feature, *spatial, batch))
     g = full_array(gradient, (in_feature, *places, out_feature))
-    # The convolution that was differentiated has the strides as dilations, and the reverse.
+    # The strides of the gradient are the dilations of the differentiated convolution, and the
+    # reverse.
     original = replace(window, stride=window.dilation, dilation=window.stride, groups=groups)
     if groups > 1 and groups == x.shape[-1]:
         result = depthwise.filter_gradient(g, x, size, original)
@@ -76,7 +78,8 @@ def _by_cells(
     if window.accumulator is not None:
         x = x.astype(window.accumulator)
         gradient = gradient.astype(window.accumulator)
-    if groups == 1:  # the window then has one cell
+    if groups == 1:
+        # `filter_gradient` calls this function for one group only if the filter has one cell.
         ((_, part),) = cells(x, size, window, positions)
         left = part.reshape(-1, depth)
         right = gradient.reshape(-1, count)
@@ -95,9 +98,9 @@ def _by_cells(
 def _of_narrow_groups(gradient: Array, x: Array, size: Sequence[int], window: Window) -> Array:
     """Compute the gradient of a filter of narrow groups, (f...,C/G,O).
 
-    A block of several groups is multiplied at once. Of the products between its groups only the
-    diagonal, each group with itself, is part of the result. A few items of the batch are taken at a
-    time: the items that cells cover then stay in the caches.
+    A block of several groups is multiplied at once. Only the products of a group with itself, the
+    diagonal of the block, are part of the result. A few items of the batch are multiplied at a
+    time, so that the items that cells cover stay in the caches.
     """
     groups = window.groups
     count = gradient.shape[-1]

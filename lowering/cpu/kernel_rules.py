@@ -91,7 +91,8 @@ def _product(program: Program, equation: Equation, left: View, right: View) -> V
         order = (*left_batch, *left_axes, *left_sums)
         left = View(left_operand(full_array(left, order), sums), order, left.shape, left.is_early)
     view = _row(equation, left, right) or _rows(equation, left, right)
-    if view is None and program.is_alone:  # rows must not be sharded
+    # On several devices the rows may be sharded, which `_matrix_gradient` does not allow.
+    if view is None and program.is_alone:
         view = _matrix_gradient(equation, left, right)
     if view is not None:
         return view

@@ -12,8 +12,8 @@ from jax import Array, lax
 from lowering.cpu.products import product
 from lowering.cpu.sliding_filter import Window, cells, padded
 
-# The most bytes of the result of one product for all cells. If the result leaves the caches, other
-# kernels are faster. The measured milliseconds in bfloat16:
+# The most bytes that the result of one product for all cells may have. Other kernels are faster if
+# the result does not fit the caches. Measured times in bfloat16, in milliseconds:
 #   channels  positions  batch  one product  a product for each cell   XLA
 #         64      56x56      1         0.56                     1.35  1.25
 #         64      56x56      8        22.6                     22.4   7.5
@@ -42,11 +42,16 @@ def stacked(x: Array, filter: Array, window: Window) -> Array:
     return functools.reduce(lax.add, parts)
 
 
-DEPTH = 16  # summed items; with fewer a 16-bit product does not pay for rounding its operands
+# Channels that a product sums. With fewer channels, rounding the operands to 16 bits takes longer
+# than the 16-bit product saves.
+DEPTH = 16
 
 
 def is_narrow(x: Array, filter: Array, window: Window) -> bool:
-    """Tell whether a convolution is of bfloat16 with sums in float32, and deep enough."""
+    """Tell whether `narrow` may compute a convolution: of bfloat16, with sums in float32.
+
+    The filter must have at least `DEPTH` input channels.
+    """
     return (
         x.dtype == jnp.bfloat16
         and window.accumulator == jnp.float32

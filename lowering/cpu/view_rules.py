@@ -159,7 +159,7 @@ def _reshape(program: Program, equation: Equation, view: View, *extents: View) -
     groups = None if view.is_plain else runs_of(view.shape, shape)
     if groups is None:
         return plain(lax.reshape(tensor(view), shape))
-    # A run of axes is put where its last axis is.
+    # A run of old axes takes the position that its last axis has in the array's order.
 
     def place(group: tuple[Sequence[int], Sequence[int]]) -> int:
         old_axes, _ = group
@@ -172,10 +172,11 @@ def _reshape(program: Program, equation: Equation, view: View, *extents: View) -
     return View(lax.reshape(array, [shape[axis] for axis in order]), order, shape)
 
 
-# These rules, and no rule, bind an equation unchanged if all its operands are plain.
+# If all operands have their own layout, these rules bind an equation as it is. None stands for an
+# equation without a rule, which is bound as it is too.
 _UNCHANGING = None, _elementwise, _broadcast_in_dim, moved, _reshape
 
 
 def stays(equation: Equation) -> bool:
-    """Tell whether an equation is bound unchanged if all its operands are plain."""
+    """Tell whether an equation stays as it is where all its operands have their own layout."""
     return RULES.of(equation) in _UNCHANGING

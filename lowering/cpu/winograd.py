@@ -44,7 +44,7 @@ def winograd(x: Array, filter: Array, window: Window) -> Array:
     """Convolve an input (N,X,Y,C) with a filter (3,3,C,O) to (N,x,y,O)."""
     x = padded(x, window)
     batch, rows, columns, depth = x.shape
-    # The numbers of tiles along both axes; the last tile may hang over.
+    # The numbers of tiles along both axes. The last tile may reach beyond the input.
     height, width = (rows - 1) // 2, (columns - 1) // 2
     overhang = ((0, 0), (0, 2 * height + 2 - rows), (0, 2 * width + 2 - columns), (0, 0))
     x = extend(x, overhang, "constant")
@@ -74,7 +74,10 @@ def _block(x: Array, transformed: Sequence[Array], precision: lax.PrecisionLike)
 
 
 def _filter_transform(filter: Array) -> list[Array]:
-    """Return the 16 items, each (C,O), of G g G^T of all channels."""
+    """Return 16 matrices (C,O), one for each item of the 4x4 matrix G g G^T.
+
+    `g` is the 3x3 filter from an input channel to an output channel.
+    """
 
     def transform(a: Array, b: Array, c: Array) -> tuple[Array, ...]:
         outer = add(a, c)
@@ -85,7 +88,10 @@ def _filter_transform(filter: Array) -> list[Array]:
 
 
 def _input_transform(x: Array, height: int, width: int) -> list[Array]:
-    """Return the 16 items, each (N*height*width,C), of B^T d B of all tiles."""
+    """Return 16 matrices (N*height*width,C), one for each item of the 4x4 matrix B^T d B.
+
+    `d` is a tile: 4x4 items of a channel.
+    """
     batch, _, _, depth = x.shape
 
     def rows(i: int) -> Array:
@@ -107,7 +113,10 @@ def _input_transform(x: Array, height: int, width: int) -> list[Array]:
 
 
 def _output_transform(products: Sequence[Array]) -> Array:
-    """Return A^T m A of all tiles, side by side: (N,2*height,2*width,O)."""
+    """Return an array (N,2*height,2*width,O) of the 2x2 matrices A^T m A of all tiles.
+
+    `m` is the 4x4 matrix of a tile's items in the 16 products.
+    """
 
     def transform(a: Array, b: Array, c: Array, d: Array) -> tuple[Array, Array]:
         return add(add(a, b), c), sub(sub(b, c), d)

@@ -47,9 +47,9 @@ BYTES = {
 # 0.97, an encoder 0.98, training steps 0.94 to 1.00. Other processors use their widest vectors.
 _WIDTH = {"xla_cpu_prefer_vector_width": "512"}
 
-# Operations in the order that needs least memory, instead of as many as possible at once: arrays
-# are gathered from devices when they are read, not all at the start.
-_IN_ORDER = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
+# XLA then runs operations in the order that needs the least memory, instead of as many as possible
+# at once. An array is gathered from devices just before it is read, not at the start of the call.
+_LEAST_MEMORY = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
 
 # Functions with fewer multiply-adds use YNNPACK, which starts faster: 100 products of 8 rows by 8x8
 # items take 0.20 ms by YNNPACK, and 0.30 by Eigen.
@@ -69,10 +69,14 @@ def candidates() -> list[dict[str, str]]:
 def compiler_options(
     multiply_adds: int, *, bfloat16: bool = False, in_bytes: bool = False, in_place: bool = False
 ) -> dict[str, str]:
-    """Return `jax.jit`'s options for a function by its work; none if jaxlib lacks them.
+    """Return `jax.jit`'s options for a function with this work, {} if jaxlib lacks the options.
 
-    `bfloat16`: most products are of bfloat16. `in_bytes`: some products are of 8 bits. `in_place`:
-    the function writes into arrays of bfloat16, and computes nothing in 16 bits.
+    Args:
+        multiply_adds: the number of multiply-adds in products and convolutions.
+        bfloat16: whether most products are of bfloat16.
+        in_bytes: whether some products are of 8 bits.
+        in_place: whether the function writes into arrays of bfloat16, and computes nothing in 16
+            bits.
     """
     if not runs("eigen") or not _knows(CPU | _WIDTH):
         return {}
@@ -81,8 +85,9 @@ def compiler_options(
     if multiply_adds < _TINY and not bfloat16:
         return _widest({})
     options = BFLOAT16 if bfloat16 and profile().multiplies_bfloat16 else CPU
-    if bfloat16 and options is CPU:  # each weight is widened where it is read
-        options = CPU | in_order()
+    # Each weight is then widened just before it is read, not all weights at the start.
+    if bfloat16 and options is CPU:
+        options = CPU | least_memory()
     if in_place and _knows(_IN_PLACE):
         options = options | _IN_PLACE
     return _widest(options)
@@ -127,9 +132,9 @@ def _multiply_adds(equation: Equation) -> int:
     return math.prod(result.aval.shape) * summed
 
 
-def in_order() -> dict[str, str]:
-    """Return `jax.jit`'s options for the least memory; none if jaxlib lacks them."""
-    return _IN_ORDER if _knows(_IN_ORDER) else {}
+def least_memory() -> dict[str, str]:
+    """Return `jax.jit`'s options for the schedule with the least memory, {} if jaxlib has none."""
+    return _LEAST_MEMORY if _knows(_LEAST_MEMORY) else {}
 
 
 def _widest(options: dict[str, str]) -> dict[str, str]:

@@ -45,7 +45,7 @@ COORDINATES = (
     CROP,
 )
 INTERPOLATORS = ("nearest", "linear", "cubic")
-# The item nearest to a place, whose error is at most `t`.
+# Functions of a place, whose error is at most `t`, to the index of the nearest item.
 _ROUND: dict[str, Callable[[Any, Any, Any], Any]] = {
     "floor": lambda xp, place, t: xp.floor(place + t),
     "ceil": lambda xp, place, t: xp.ceil(place - t),
@@ -60,11 +60,13 @@ CUBIC = -0.75  # the coefficient of torch's and tract's cubic kernel
 # 200 in a backward pass, where the gather becomes a scatter.
 _PRODUCTS = 32
 
-_WORK = 8  # arrays on the host at once, with items of 64 bits
-_UNROLLED = 32  # phases of an output; more are computed together
-# Upsampling reads three neighbours of an item, at these offsets with and without a shift.
+_WORK = 8  # arrays with 64-bit items; the host has so many at once
+# Upsampling by a factor has as many phases as the factor. Up to this number the phases are computed
+# one by one, more phases by one operation.
+_UNROLLED = 32
+# Offsets, by `shift`, of the three input items from which `upsample_linear` computes an output.
 _OFFSETS = {False: (0, 0, 1), True: (-1, 0, 1)}
-# Whether `upsample_linear` has a shift for these coordinates.
+# The argument `shift` of `upsample_linear`, by coordinates.
 _SHIFTED = {"half_pixel": True, "pytorch_half_pixel": True, "asymmetric": False}
 
 # Scales have single precision: 1.7 is rounded up, and 17 / 1.7 is less than 10.
@@ -73,9 +75,9 @@ _PRECISION = 2.0**-23
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """The attributes of ONNX Resize: how it interpolates; `cubic` is cubic_coeff_a.
+    """The attributes of ONNX Resize by which it interpolates.
 
-    `nearest_mode` may also be "simple", as in OpenVINO's Interpolate.
+    `cubic` is cubic_coeff_a. `nearest_mode` may also be "simple", as in OpenVINO's Interpolate.
     """
 
     coordinates: str
@@ -100,8 +102,8 @@ def places(
 ) -> Any:
     """Return the places of the result's items in an axis of the input.
 
-    `region` is (start, end) of a crop, otherwise unused. `count` is the number of the result's
-    items, by default floor(length).
+    `region` is (start, end) for 'tf_crop_and_resize', and unused for other coordinates. `count` is
+    the number of the result's items, by default floor(length).
     """
     if count is None:
         count = int(length)
@@ -152,7 +154,7 @@ def resample(x: Array, axis: int, where: Places, scale: float, method: Method) -
 
 
 def multiply_adds(shape: Shape, lengths: Sequence[float], method: Method) -> int:
-    """Count the multiply-adds of resizing axis by axis, without unchanged axes."""
+    """Count the multiply-adds of resizing axis by axis. Axes of the same length cost none."""
     if method.interpolator == "nearest":
         return 0
     total = 0
@@ -165,7 +167,7 @@ def multiply_adds(shape: Shape, lengths: Sequence[float], method: Method) -> int
 
 
 def host_work(extent: int, length: float, method: Method) -> tuple[int, int]:
-    """Return the number of items that resizing computes on the host, and of traced operations."""
+    """Return the number of items that the host computes, and the number of traced operations."""
     count = int(length)
     if method.interpolator == "nearest":
         return _WORK * count, 1

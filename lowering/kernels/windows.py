@@ -27,8 +27,8 @@ POOL_BORDERS = ("ignore", *BORDERS)
 # Modes of `numpy.pad` by border.
 PAD_MODES = {"replicate": "edge", "reflect": "reflect", "reflect-even": "symmetric"}
 
-_WORK = 8  # arrays of 64 bits on the host to count cells
-_UNROLLED = 64  # cells of a window along an axis; more are computed in a loop
+_WORK = 8  # arrays with 64-bit items; the host computes so many to count cells along an axis
+_UNROLLED = 64  # cells along an axis; a loop searches the maximum of more cells
 
 
 class Sliding(TypedDict):
@@ -190,7 +190,8 @@ def valid_counts(windows: Windows, fold: Callable[[int], None]) -> Any:
             continue
         fold(_WORK * windows.downscaled[axis] * counts.size)
         start = np.arange(windows.downscaled[axis]) * s - p
-        first = np.maximum(-(start // d), 0)  # cell k lies at start + k d
+        # Cell k of a window lies at start + k d. The cells from `first` to `stop` lie on the input.
+        first = np.maximum(-(start // d), 0)
         stop = np.minimum(-((start - windows.upscaled[axis]) // d), f)
         counts = counts * np.maximum(stop - first, 0).reshape(along(axis, rank))
     return counts

@@ -1,8 +1,8 @@
 """Holds the rules of all kinds of operations, a file a family; `rules` maps each kind to its rule.
 
-A kind has one meaning for all formats. Kinds of the NNEF standard have its parameters; further
-parameters follow these, and their defaults mean the standard. Other packages add their kinds, which
-have dotted names, by `rules.add`.
+A kind has one meaning for all formats. A kind of the NNEF standard has the parameters of the
+standard, and perhaps further parameters after them, whose defaults give the standard's meaning.
+Other packages add kinds with dotted names by `rules.add`.
 
 Where are the checks that rules share? `require`
 """

@@ -1,12 +1,14 @@
 """Quantisation to equidistant or logarithmic levels; results are real values (spec 4.8.5).
 
-`ties` chooses between two levels that are equally near, as in `round`. The derivative of rounding
-is 0. The standard library expands `linear_quantize` to `min_max_linear_quantize`.
+A number halfway between two levels is rounded as `ties` says, as in the operation `round`. The
+derivative of rounding is 0. The standard library expands `linear_quantize` to
+`min_max_linear_quantize`.
 
-With `Context.straight_through` the derivative is that of x clamped to the range of levels. The
-derivative by x is 1 inside the range and at its ends, and 0 outside. Outside the derivative by the
-nearer end is 1. Sources: Krishnamoorthi 2018, arXiv:1806.08342, section 2.4; for the ends PACT,
-Choi et al. 2018, arXiv:1805.06085.
+With `Context.straight_through` derivatives are those of a function that only clamps x to the range
+of levels. For x within the range, ends included, the derivative by x is 1. For x beyond an end, the
+derivative by x is 0, and the derivative by this end is 1. Source: Krishnamoorthi 2018,
+arXiv:1806.08342, section 2.4. The derivative by an end is that of PACT, Choi et al. 2018,
+arXiv:1805.06085.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ def _quantized_type(
 
 
 def _wide(x: Array) -> Array:
-    # The mantissa of 16-bit floats cannot hold the numbers of levels. Literals have any precision.
+    # The mantissa of 16-bit floats is too short for the number of levels. A Python float is wide.
     small = not isinstance(x, float) and x.dtype.itemsize < 4
     return jnp.asarray(x, jnp.float32) if small else x
 
@@ -70,9 +72,9 @@ def min_max_linear_quantize(
     symmetric: bool,
     ties: str = "up",
 ) -> Array:
-    """Return the nearest of 2^bits levels that divide [min, max] evenly; min if min equals max.
+    """Round x to the nearest of 2^bits equidistant levels from `min` to `max`.
 
-    There is one level less if `signed` and `symmetric`.
+    There is one level less if `signed` and `symmetric`. If `min` equals `max`, the result is `min`.
     """
     x, low, high = align(jnp.asarray(x), min, max)
     dtype = x.dtype

@@ -210,7 +210,7 @@ _PADDINGS = ("zeros", "border", "reflection")
 
 
 def _bounded(place: Array, extent: int, padding_mode: str, align_corners: bool) -> Array:
-    """Move a position inside its axis as `padding_mode` says, with torch's derivatives."""
+    """Return the position, moved into its axis as `padding_mode` says, with torch's derivatives."""
     if padding_mode == "zeros":
         return place
     if padding_mode == "reflection":
@@ -262,13 +262,18 @@ def _grid_work(result: TensorType, input: TensorType, mode: str) -> int:
 def grid_sample(
     ctx: Context, input: Array, grid: Array, mode: str, padding_mode: str, align_corners: bool
 ) -> Array:
-    """Sample (N,C,...,H,W) at the points of a grid (N,...,h,w,k), as torch does: (N,C,...,h,w).
+    """Sample an input (N,C,...,H,W) at the points of a grid (N,...,h,w,k), as torch does.
 
-    Coordinates x, y, z go from -1 to 1: between the centres of the outer items with
-    `align_corners`, between their edges without. Outside there are zeros ('zeros'), the nearest
-    item ('border'), or the reflection at that centre or edge ('reflection'). The mode 'nearest'
-    takes the even one of two equally near items. The result is differentiable by input and grid; a
-    coordinate that 'border' clamps has the derivative 0.
+    The result is (N,C,...,h,w). A point has k coordinates, x, y, z, which are -1 at the start of an
+    axis and 1 at its end. With `align_corners` start and end are the centres of the first and the
+    last item. Without `align_corners` they are the outer edges of these two items.
+
+    `padding_mode` decides the value at a point beyond start or end: 0 for 'zeros', the nearest item
+    for 'border', the value at the point's mirror image for 'reflection'. Start and end are the
+    mirrors.
+
+    Of two equally near items the mode 'nearest' takes the item with the even index. The result is
+    differentiable by input and grid. The derivative by a coordinate that 'border' clamps is 0.
     """
     x = widened(jnp.asarray(input))
     points = widened(jnp.asarray(grid))

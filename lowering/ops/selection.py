@@ -97,10 +97,11 @@ def _dynamic_slice_type(input: TensorType, start: TensorType, length: int, axis:
 
 @rules.rule("dynamic_slice", _dynamic_slice_type)
 def dynamic_slice(input: Array, start: Array, length: int, axis: int) -> Array:
-    """Return `length` items along the axis from index `start` on.
+    """Return `length` items along the axis from index `start` on; `start` may be traced.
 
-    `start` may be traced; below 0 it counts from the end. Items beyond the axis are NaN if real,
-    otherwise those that `indexing` describes.
+    A negative index counts from the end. An index beyond the axis reads NaN from a real tensor.
+    From integers it reads the least number if they are signed, otherwise the greatest number. From
+    logical values it reads true.
     """
     first = jnp.asarray(start).reshape(())
     return jnp.take(jnp.asarray(input), first + jnp.arange(length, dtype=first.dtype), axis=axis)
@@ -115,7 +116,10 @@ def _triangle_type(input: TensorType, k: TensorType) -> TensorType:
 
 @rules.rule("triangle", _triangle_type)
 def triangle(input: Array, k: Array, upper: bool) -> Array:
-    """Keep items [row,column] with column - row >= k (`upper`) or <= k, else 0; k may be traced."""
+    """Keep one triangle of each matrix, and set all other items to 0; k may be traced.
+
+    Items [row,column] with column - row >= k stay if `upper`, otherwise those with <= k.
+    """
     x = jnp.asarray(input)
     limit = jnp.asarray(k).reshape(())
     rows, columns = (lax.broadcasted_iota(limit.dtype, x.shape[-2:], axis) for axis in (0, 1))

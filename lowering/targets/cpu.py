@@ -33,7 +33,7 @@ CPU = Target(
     ),
     options=xla_options.of_program,
     candidates=xla_options.candidates,
-    in_order=xla_options.in_order,
+    least_memory=xla_options.least_memory,
     in_integers=graphs.in_integers,
     measure=rates.measured,
     has_kernels=True,

@@ -32,7 +32,8 @@ class Target:
             matrices in the stored layout, since each other layout is one more copy.
         divided: the division of arguments over a mesh of these devices; None for no division.
         candidates: returns all sets of compiler options that may be the fastest for a network.
-        in_order: returns the compiler's options to gather parameters when they are read.
+        least_memory: returns the compiler's options for the schedule with the least memory, which
+            gathers a parameter from devices just before an operation reads it.
         in_integers: returns the names of a graph's operations that are computed in integers; the
             flag tells whether products of 8 bits are faster than those of float32.
         measure: measures the rates of the process's machine, with this number of threads.
@@ -48,7 +49,7 @@ class Target:
     is_open: bool = False
     divided: Divided | None = None
     candidates: Callable[[], Sequence[dict[str, str]]] | None = None
-    in_order: Callable[[], dict[str, str]] | None = None
+    least_memory: Callable[[], dict[str, str]] | None = None
     in_integers: Callable[[Graph, bool], frozenset[str]] | None = None
     measure: Callable[[int], MachineProfile] | None = None
     rates: MachineProfile | None = None

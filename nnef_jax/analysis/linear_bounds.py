@@ -148,9 +148,9 @@ class Walk:
         return self.evaluated(equation, lambda operand: self.at(operand, values, depth - 1))[0]
 
     def compared(self, equation: Equation) -> tuple[Variable, Array, int] | None:
-        """Return the variable, the threshold and the case below it of `select_n(x < threshold)`.
+        """Return (x, threshold, case) for `select_n(x < threshold, ...)`, as in `Values.compared`.
 
-        Return None if the condition is another one, or the threshold is not known.
+        Return None if the condition is no such comparison, or the threshold is unknown.
         """
         comparison = self.makers.get(equation.invars[0])
         has_two_cases = len(equation.invars) == 3

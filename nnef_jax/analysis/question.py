@@ -241,7 +241,7 @@ def ask(
 def require_derivative(
     model: Model, graph: Graph, sources: Iterable[Value], results: Iterable[Value]
 ) -> None:
-    """Raise InputError if every path from some tensors to the results is rounded, or integer."""
+    """Raise InputError if every path from `sources` to `results` has rounding or integers."""
     kinds = () if rounds_straight_through(model) else _ROUNDS
     stop = _stop(graph, sources, results, kinds)
     if stop is not None:
@@ -256,7 +256,10 @@ def require_derivative(
 def _stop(
     graph: Graph, sources: Iterable[Value], results: Iterable[Value], kinds: Sequence[str]
 ) -> Operation | None:
-    """Return the first operation of some kinds, or with integer results, if it is on every path."""
+    """Return the first operation that stops derivatives, None if a path avoids all such operations.
+
+    An operation of `kinds`, and one whose results are all integers, stops derivatives.
+    """
     reached = set(sources)
     first = None
     for operation in graph.operations:
@@ -280,17 +283,20 @@ def require_derivatives(model: Model, graph: Graph, sources: Iterable[Value]) ->
             require_derivative(model, graph, [value], graph.outputs)
 
 
-def _differentiable(graph: Graph, kinds: Sequence[str]) -> set[Value]:
-    """Return the tensors with a path of real tensors to an output that avoids some kinds."""
+def _differentiable(graph: Graph, avoided: Sequence[str]) -> set[Value]:
+    """Return the tensors that are connected to an output by a path of real tensors.
+
+    Paths through operations of the kinds `avoided` do not count.
+    """
     reached = {v for v in graph.outputs if is_float(v.type.dtype)}
     for operation in reversed(graph.operations):
-        if operation.kind not in kinds and not reached.isdisjoint(operation.writes()):
+        if operation.kind not in avoided and not reached.isdisjoint(operation.writes()):
             reached.update(v for v in operation.reads() if is_float(v.type.dtype))
     return reached
 
 
 def bound(model: Model, inputs: Sequence[Sample]) -> list[Any]:
-    """Return the inputs of a call in graph order; they come in order, or as one dict by name."""
+    """Return the inputs of a call in graph order; `inputs` has that order, or one dict by name."""
     args, kwargs = arguments_of(inputs)
     texts = [x for x in args if isinstance(x, str)]
     surplus_integers = [x for x in args[len(model.inputs) :] if isinstance(x, int)]

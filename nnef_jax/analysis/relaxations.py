@@ -28,15 +28,19 @@ class Values(Protocol):
         ...
 
     def at(self, v: Atom, values: Mapping[Atom, Bounded]) -> Bounded:
-        """Return a variable's value for values of other variables."""
+        """Return the value that a variable has for these values of other variables."""
         ...
 
     def compared(self, equation: Equation) -> tuple[Atom, Array, int] | None:
-        """Return a selection's variable, its threshold, and the case below it, or None."""
+        """Return (x, threshold, case) for a selection by the comparison of x with a threshold.
+
+        `case` is the index of the case that is selected where x is below the threshold. Return None
+        for any other selection.
+        """
         ...
 
     def is_affine_in(self, v: Atom, x: Atom) -> bool:
-        """Tell whether a variable is an affine function of another."""
+        """Tell whether variable `v` is an affine function of variable `x`."""
         ...
 
 

@@ -286,7 +286,10 @@ def _scores(
 
 
 def _to_levels(x: Array, *, bits: int, per_channel: bool) -> Array:
-    """Round to 2^bits even levels between the extremes of a tensor, or of each index of axis 0."""
+    """Round a tensor to 2^bits equidistant levels from its minimum to its maximum.
+
+    With `per_channel` each index of axis 0 has levels from its own minimum to its own maximum.
+    """
     reduced = tuple(range(int(per_channel), x.ndim))
     low = jnp.min(x, axis=reduced, keepdims=True)
     high = jnp.max(x, axis=reduced, keepdims=True)

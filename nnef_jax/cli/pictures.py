@@ -19,9 +19,10 @@ if TYPE_CHECKING:
 
 PICTURES = (".png", ".jpg", ".jpeg")
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
-_BYTES_PER_CHANNEL = 6  # bytes of a pixel during conversion: 2 octets and a float32
+# Bytes for each pixel and channel of the result: two copies as an octet, and one as a float32.
+_BYTES_PER_CHANNEL = 6
 _SCAN = b"\xff\xda"  # marker of a scan: a pass over all pixels of a JPEG
-_PIXELS_PER_STEP = 256  # pixels of a scan that count as one step of decoding
+_PIXELS_PER_STEP = 256  # pixels of a scan; decoding so many counts as one step
 
 Array = NDArray[Any]
 

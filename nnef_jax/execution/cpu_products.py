@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 def in_integers(
     definition: Definition, graph: Graph, platform: str | None = None
 ) -> frozenset[str]:
-    """Return the names of operations that a platform computes in integers; by default jax's."""
+    """Return the names of the operations that a platform computes in integers.
+
+    The default is jax's default platform.
+    """
     target = definition.target(platform or default_platform())
     if target.in_integers is None or target.rates is None:
         return frozenset()
@@ -22,7 +25,10 @@ def in_integers(
 
 
 def remarks(definition: Definition, graph: Graph) -> list[str]:
-    """Return a line for each type whose products jax's default device computes in float32."""
+    """Return a line for bfloat16, and one for 8 bits, if products of this type run in float32.
+
+    The device is jax's default one. A further line tells if weights are widened in each call.
+    """
     target = definition.target(default_platform())
     integer_operations = target.in_integers
     rates = target.rates

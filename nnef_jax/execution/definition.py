@@ -36,12 +36,13 @@ Function = Callable[..., Results]
 class Definition:
     """Holds a network and the options by which it is run.
 
-    It has the network as pure functions of parameters by label, state by label and inputs in order:
-    `cycle`, `cycles` by `lax.scan`, `items` by `jax.vmap`. `Entry` has them as users call them.
+    The methods `cycle`, `cycles` (by `lax.scan`) and `items` (by `jax.vmap`) are the network as
+    pure functions of parameters by label, state by label, and inputs in order. `Entry` offers these
+    functions as users call them.
 
-    `labels` and `states` name the arrays of a model. The network's data are left out, except
-    `unread`: parameters that no operation reads, which stay on the host. With the option `unused`
-    these belong to the model's arrays, and `unread` is empty.
+    `labels` and `states` are the labels of the model's arrays. The network's data are left out,
+    except `unread`: parameters that no operation reads, which stay on the host. With the option
+    `unused` such parameters belong to the model's arrays, and `unread` is empty.
 
     Definitions compare by content, so equal models share jax's compilation cache. Pickling leaves
     compiled code out.
@@ -50,7 +51,7 @@ class Definition:
     def __init__(self, network: Network, options: RunOptions, layout: Layout | None = None) -> None:
         left_out = frozenset[str]() if options.unused else network.unused
         self.unread: Mapping[str, Any] = {x: network.data[x] for x in left_out}
-        # Without the data the host's arrays can be freed.
+        # The data are left out, so that nothing here holds arrays of the host that could be freed.
         self.network: Network = replace(network, data={})
         self.options = options
         self.layout = layout

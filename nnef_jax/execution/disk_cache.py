@@ -220,7 +220,7 @@ def _serialized(part: jax.stages.Compiled) -> tuple[bytes, _Tree]:
 def _read(
     path: str, device: Device, tree: _Tree
 ) -> tuple[_FirstPart, Callable[[], jax.stages.Compiled]] | None:
-    """Return the first part, and a function that loads the second; None for a damaged file."""
+    """Return the first part, and a function that loads the second part. None: a damaged file."""
     # The file is not mapped: machine code that changed after the check might crash the process.
     content = checked_file.read_checked(path, mapped=False)
     if content is None:
@@ -228,7 +228,8 @@ def _read(
     try:
         sources, recipe, first, call = pickle.loads(content)
         values = jax.tree.structure([0] * sources.count(None))
-    except Exception:  # pickle may raise any exception for another program's bytes.
+    except Exception:
+        # The file may hold another program's bytes, for which pickle may raise any exception.
         return None
     load_first = None if first is None else cache(partial(_loaded, first, values, device))
     return _FirstPart(sources, recipe, load_first), partial(_loaded, call, tree, device)

@@ -20,16 +20,17 @@ from nnef_jax.execution.probe import NOTHING, Probe
 from nnef_jax.execution.run_options import Params
 from nnef_jax.wording.similar import did_you_mean, listed
 
-Lists = Sequence[Sequence[Any]]  # a call's inputs, and the arrays of its state if it takes one
+Lists = Sequence[Sequence[Any]]  # the inputs of a call, and the arrays of the state if any
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
     """Offers a definition as a function of parameters, state and inputs for one kind of call.
 
-    `outputs` is a cycle from the initial state. `map` is such a cycle for each item along the
-    inputs' first axis. `step` is a cycle from a state, and returns the next state beside the
-    outputs. `scan` is many steps: the inputs' first axis is time.
+    A call of the kind "outputs" computes one cycle from the initial state. "map" computes one cycle
+    from the initial state for each item along the first axis of the inputs. "step" computes one
+    cycle from the state that the call passes, and returns the outputs and the next state. "scan"
+    computes many steps one after the other: the first axis of its inputs is time.
     """
 
     definition: Definition
@@ -48,7 +49,7 @@ class Entry:
 
     @property
     def time_axes(self) -> int:
-        """Return the number of axes of inputs before those of a cycle."""
+        """Return the number of axes that inputs of the call have before the axes of a cycle."""
         return int(self.name in ("map", "scan"))
 
     @property

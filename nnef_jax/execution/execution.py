@@ -65,7 +65,7 @@ class Execution:
         self.check_params: Callable[..., Any] = definition.check_params
         self.check_state: Callable[..., dict[str, Any]] = definition.check_state
         self._in_trace = Once()  # functions for use in a caller's trace, by entry and `is_watched`
-        # Bound executables, by entry, place and shapes, and again by the types of inputs.
+        # Bound executables. Each has two keys: (entry, place, shapes), and the types of inputs.
         self._recent = Once(definition.options.max_executables)
 
     @property
@@ -172,7 +172,8 @@ class Execution:
     def executable_for(self, inputs: tuple[object, ...]) -> partial[Any] | None:
         """Return the executable of `outputs` that an earlier call with such types used, or None.
 
-        Its inputs need no binding. Binding and the choice of an executable take up to 30 us.
+        Inputs of such types need no binding. Binding and the choice of an executable take up to
+        30 us.
         """
         if forks.is_without_threads:
             return None  # `run` raises the error.
@@ -180,11 +181,12 @@ class Execution:
         try:
             types = _types(inputs)
             executable = recent.get(types)
-            if executable is not None and len(recent) > 2:  # A single executable has two keys.
+            # Each executable has two keys. With only two keys there is no order to update.
+            if executable is not None and len(recent) > 2:
                 recent.move_to_end(types)
             return executable
         except (AttributeError, TypeError, KeyError):
-            # The inputs are no arrays, or another thread has removed the executable.
+            # An input is no array, or another thread has removed the executable meanwhile.
             return None
 
     def call(

@@ -125,8 +125,9 @@ class Layout:
     def divided(self, params: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
         """Return parameters as calls take them: reshaped, with the divided factor as an axis.
 
-        Only parameters whose factor is not the first of its axis are reshaped and returned. If such
-        a parameter is also sharded along the batch's axes, each call gathers and reshapes it.
+        A parameter is reshaped and returned if other factors precede the divided factor in its
+        axis. A parameter that is also sharded along the batch's axes is left out: each call gathers
+        and reshapes it.
         """
         shardings = {x: place for x, place in self.divided_shardings().items() if x in params}
         if not shardings:
@@ -145,9 +146,9 @@ class Layout:
         return shardings
 
     def with_axes(self, params: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
-        """Return the parameters reshaped: an axis of extent n becomes axes (before, n // before).
+        """Return the parameters, in which the axis of extent n becomes axes (before, n // before).
 
-        The second of these axes is divided.
+        The mesh divides the second of these axes.
         """
         arrays: dict[str, jax.Array] = {}
         for label, x in params.items():
@@ -158,10 +159,13 @@ class Layout:
             arrays[label] = x.reshape(*outer, before, extent // before, *inner)
         return arrays
 
-    def division(self, label: str, has_axis: bool) -> Division | None:
-        """Return the division of a parameter, or of its reshaped form if it `has_axis`."""
+    def division(self, label: str, is_reshaped: bool) -> Division | None:
+        """Return the division of a parameter, None if the parameter is not divided.
+
+        With `is_reshaped`, return the division of the array that `with_axes` makes of it.
+        """
         division = self._divisions.get(label)
-        if division is None or not has_axis:
+        if division is None or not is_reshaped:
             return division
         return replace(division, axis=division.axis + 1, before=1)
 
@@ -286,8 +290,8 @@ class Layout:
     def compiler_options(self) -> dict[str, str]:
         """Return XLA's options for the mesh: CPUs gather each parameter just before its use."""
         is_gathered = any(has_names(spec, self.batch) for _, spec in self.specs)
-        in_order = target_of(platform_of(self.mesh)).in_order if is_gathered else None
-        return in_order() if in_order else {}
+        least_memory = target_of(platform_of(self.mesh)).least_memory if is_gathered else None
+        return least_memory() if least_memory else {}
 
     def in_use(self) -> Any:
         """Return the mesh of the current trace, or this layout's outside of any."""

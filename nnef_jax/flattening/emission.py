@@ -131,9 +131,9 @@ class Emission:
     def fold(
         self, constants: Iterable[str], steps: Iterable[tuple[Iterable[str], Sequence[str]]]
     ) -> None:
-        """Note the names of folded constants, and for each the tensors that are computed from it.
+        """Note the names of folded constants, each with the tensors that are computed from it.
 
-        A step has the names of the tensors that a node reads, and the names of its results.
+        A step is a node: the names of the tensors that it reads, and the names of its results.
         """
         is_taken = self.builder.is_taken
         readers: dict[str, list[str]] = {name: [] for name in constants if not is_taken(name)}
@@ -144,10 +144,10 @@ class Emission:
         self.builder.folded.update((name, tuple(x)) for name, x in readers.items())
 
     def fixing(self, *values: Value) -> str:
-        """Return the hint to fix the inputs of the network from which tensors are computed.
+        """Return the hint to fix inputs of the network, so that the tensors `values` are known.
 
-        It is "" in a body, or if the tensors are also computed from a variable, or from an input
-        with two or more axes that is not among `values`.
+        The hint is "" in a body. The tensors must be computed only from inputs with at most one
+        axis, or be inputs themselves; for all other tensors the hint is "" too.
         """
         origins = self.origins(values)
         inputs = (x for x in origins if self.builder.is_input(x))

@@ -281,7 +281,11 @@ def _differ(a: int, b: int) -> bool:
 
 
 def binary(integer: Callable[..., int], real: Callable[..., Host]) -> Callable[..., Host]:
-    """Return an operation of two host values, from a function of integers and one of arrays."""
+    """Return an operation on two host values.
+
+    If a value is real, the operation is `real` of two arrays of floats. Otherwise it is `integer`
+    of each pair of integers.
+    """
 
     def compute(x: Host, y: Host) -> Host:
         x, y = _aligned(x, y)
@@ -312,7 +316,10 @@ def _logical(function: Callable[..., bool]) -> Callable[..., Host]:
 
 
 def _unary(integer: Callable[..., Any] | None, real: Callable[..., Host]) -> Callable[..., Host]:
-    """Return an operation of a host value. Its result is real if `integer` is None."""
+    """Return an operation on a host value: `real` of an array of floats, `integer` of each integer.
+
+    If `integer` is None, integers are converted to floats.
+    """
 
     def compute(x: Host) -> Host:
         if x.dtype.kind == "f" or integer is None:

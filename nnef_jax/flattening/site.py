@@ -47,14 +47,14 @@ class Site(OperatorSite[_Graph]):
         return self.operand(x) if isinstance(x, int) else x
 
     def tensor(self, x: int | Tensor) -> Value:
-        """Return an operand, or input `x`, as a tensor of the graph."""
+        """Return `x`, an operand or an input's index, as a tensor of the graph."""
         operand = self._operand(x)
         if isinstance(operand, Value):
             return operand
         return self.graph.tensor(operand, operand.label or f"{self.name}.constant", self.span)
 
     def known(self, x: int | Tensor) -> NDArray[Any]:
-        """Return the array of a known operand, or of input `x`.
+        """Return the array of `x`, a known operand or the index of a known input.
 
         Raises InvalidOperation for an operand that the network computes.
         """
@@ -83,12 +83,12 @@ class Site(OperatorSite[_Graph]):
         return float(self.known(i).ravel()[0])
 
     def shape(self, x: int | Tensor = 0) -> Shape:
-        """Return the shape of an operand, or of input `x`. Extents may be UNKNOWN."""
+        """Return the shape of `x`, an operand or an input's index. Extents may be UNKNOWN."""
         operand = self._operand(x)
         return operand.type.shape if isinstance(operand, Value) else operand.array.shape
 
     def known_shape(self, x: int | Tensor = 0) -> Shape:
-        """Return the shape of an operand, or of input `x`, without UNKNOWN.
+        """Return the shape of `x`, an operand or an input's index, without UNKNOWN.
 
         Extents are symbolic if `jax.export` keeps them open. Raises ExtentNeeded for open ones.
         """
@@ -101,7 +101,7 @@ class Site(OperatorSite[_Graph]):
         return self.graph.symbolic.of(operand)
 
     def dtype_of(self, x: int | Tensor = 0) -> str:
-        """Return the dtype in which an operand, or input `x`, is computed."""
+        """Return the dtype in which `x`, an operand or an input's index, is computed."""
         x = self._operand(x)
         return x.type.dtype if isinstance(x, Value) else self.graph.computed(x.type)
 

@@ -128,7 +128,10 @@ class TensorGraph(CountedEmission, ABC):
         return value
 
     def fixing(self, *values: Value) -> str:
-        """Return the hint to fix the inputs of the network that tensors are computed from."""
+        """Return the hint to fix inputs of the network, so that the tensors `values` are known.
+
+        In a body, the tensors must be computed only from tensors of the outer graph.
+        """
         if self.outer is None:
             return super().fixing(*values)
         origins = self.origins(values)

@@ -25,11 +25,12 @@ _MOST = 8  # operations in a table
 
 @dataclass(frozen=True)
 class DeviceRow:
-    """The kernels of the same operations, and the compiler's estimate of their time.
+    """The kernels that compute the same operations, and the compiler's estimate of their time.
 
     Attributes:
-        operations: names of operations in the order of the document; () for the others.
-        seconds: seconds of a call.
+        operations: the names of the operations in the order of the document; () for all kernels
+            without a known operation.
+        seconds: the time of these kernels in a call, in seconds.
     """
 
     operations: tuple[str, ...]
@@ -40,8 +41,8 @@ class DeviceRow:
 class DeviceCost(Result):
     """The cost of a program on devices that are not attached. Nothing ran: all is estimated.
 
-    Figures are for one device of the mesh, and for one call. Those that a compiler does not report
-    are None: CUDA's has no times, and counts operations before fusion.
+    Figures are for one device of the mesh, and for one call. A figure that the compiler does not
+    report is None. CUDA's compiler reports no times, and it counts operations before fusion.
 
     Attributes:
         network: the name of the network or of the function.
@@ -53,17 +54,18 @@ class DeviceCost(Result):
         temporary_bytes: the peak of bytes for intermediate tensors.
         code_bytes: bytes of the program.
         memory_bytes: bytes of a device that a program can use.
-        multiply_adds: of products and convolutions in the document, for all devices; None for a
-            function.
+        multiply_adds: multiply-adds of products and convolutions in the document, for all devices;
+            None for a function.
         flops: floating-point operations, 2 for a multiply-add.
         bytes_accessed: bytes that kernels read and write.
         compute_seconds: `flops` at the published peak of the matrix units.
         memory_seconds: `bytes_accessed` at the published bandwidth of the memory.
         seconds: the compiler's estimate of time. Loop bodies are counted by trips; instructions of
-            unknown time, as in `custom_calls`, count as 0. It takes links to be as fast as memory.
-        custom_calls: the number of custom calls by target; the compiler may not know their times,
-            and for a Pallas kernel it takes the cost that the kernel declares.
-        open_loops: loops whose trips only a run knows; `seconds` has one trip of each.
+            unknown time, as in `custom_calls`, count as 0. Links count as fast as memory.
+        custom_calls: the number of custom calls by target. The compiler may not know the time of a
+            custom call. For a Pallas kernel the compiler uses the cost that the kernel declares.
+        open_loops: the number of loops whose trips are known only in a run; `seconds` has one trip
+            of each such loop.
         collectives: exchanges between devices, by kind.
         link_seconds: time of the collectives in rings, one after the other, at the published
             bandwidth of the links. This is our estimate, not the compiler's.

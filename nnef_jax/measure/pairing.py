@@ -43,9 +43,11 @@ class Pairs:
 
 
 def paired(a: Graph, b: Graph) -> Pairs:
-    """Pair the operations of two graphs by name, or by structure if fewer of them then differ.
+    """Pair the operations of two graphs by name, or by structure.
 
-    Names may mislead, if an exporter has numbered the tensors.
+    If operations that are paired by name differ, operations are also paired by structure, and the
+    pairing with fewer differing operations is returned. Names mislead if an exporter numbers the
+    tensors, since a new operation changes the numbers of all later ones.
     """
     labels = {pair.a: pair.b for pair in match(_variables(a), _variables(b), {})}
     operations_a = named_operations(a)
@@ -54,7 +56,7 @@ def paired(a: Graph, b: Graph) -> Pairs:
     differing = _differing(a, b, by_name)
     if not differing or len(operations_a) * len(operations_b) > _MOST:
         return by_name
-    # With these prefixes no names are equal, so that only structure and order count.
+    # The prefixes make all names differ, so that only structure and order count.
     structures_a = {f"a:{name}": x for name, x in _structures(operations_a).items()}
     structures_b = {f"b:{name}": x for name, x in _structures(operations_b).items()}
     matched = _matched(structures_a, structures_b)
@@ -64,7 +66,7 @@ def paired(a: Graph, b: Graph) -> Pairs:
 
 
 def named_operations(graph: Graph) -> dict[str, Operation]:
-    """Return operations by name; the second operation with a name is 'name (2)'."""
+    """Map names to operations. If operations share a name, the second one is 'name (2)'."""
     operations: dict[str, Operation] = {}
     for operation in graph.operations:
         name = operation.name

@@ -177,7 +177,7 @@ def _is_positive(operation: MappedOperation) -> bool:
 def _product_before(
     operation: MappedOperation, producers: Mapping[Value, PlanStep], readers: Counter[Value]
 ) -> PlanStep | None:
-    """Return the step of a product into whose weights an operation can be folded, or None."""
+    """Return the step of the product into whose weights an operation can be folded, or None."""
     computed = operation.computed()
     is_affine = operation.kind in _AFFINE and operation.source.rule is None
     if not is_affine or len(computed) != 1:
@@ -257,7 +257,7 @@ class _Line(NamedTuple):
 
 
 def _composed(operation: Operation, operands: Mapping[str, ArrayLike], line: _Line) -> _Line:
-    """Return the line followed by an operation with fixed operands."""
+    """Return the line that applies `line`, and then an operation whose other operands are fixed."""
     attributes: dict[str, Any] = dict(operation.attributes)
     fixed = {x: jnp.reshape(jnp.asarray(y, line.term.dtype), -1) for x, y in operands.items()}
     factor, term = line

@@ -20,8 +20,10 @@ from numpy.typing import NDArray
 
 from lowering import Slide
 
-_UNROLLED = 32  # products; more of them are added by a loop
-_CHUNK = 16  # products in a step of the loop over more products
+# The trace adds up to `_UNROLLED` products one by one. A loop adds more products, `_CHUNK` of them
+# in each step.
+_UNROLLED = 32
+_CHUNK = 16
 
 _item: Callable[..., Array] = partial(lax.dynamic_index_in_dim, keepdims=False)
 _Fetch: TypeAlias = Callable[[Array | int], Array]
@@ -48,28 +50,34 @@ class Steps:
 
     @property
     def saturates(self) -> bool:
-        """Tell whether numbers saturate. If so, products are computed in float32.
+        """Tell whether numbers beyond the range of the type saturate; otherwise they wrap.
 
-        Products that do not saturate are exact in float32, and XLA's int32 products take 1.3 times
-        as long.
+        If they saturate, products are computed in float32, since XLA's int32 products take 1.3
+        times as long. In float32 every product within the range is exact.
         """
         return self.policies[0] == "saturate"
 
     def factors(self, x: Array, filter: Array) -> tuple[Array, Array]:
-        """Return two factors in the dtype of their products. In float32, `x` is divided already."""
+        """Return `x` and `filter` in the dtype of their products.
+
+        In float32 `x` is also divided by 2^shift, so that the products need no division.
+        """
         if self.saturates:
             divided = x.astype(np.float32) * np.float32(2.0**-self.shift)
             return divided, filter.astype(np.float32)
         return x.astype(np.int32), filter.astype(np.int32)
 
     def add(self, sums: Sums, product: Array) -> Sums:
-        """Divide a product, round and add it. Rounding to the nearest adds a half and truncates."""
+        """Add a product, which is divided by 2^shift and rounded.
+
+        Rounding to the nearest adds a half and truncates.
+        """
         half = 0.5 if self.saturates else (1 << self.shift) >> 1
         if self.shift and self.policies[1] == "nearest_even":
             product = product + np.asarray(half, product.dtype)
         if self.shift and not self.saturates:
-            # A shift rounds down: the addition of `divisor - 1` to a negative product truncates.
-            sign = product >> 31  # all bits are 1 if negative
+            # A shift rounds down. A negative product is truncated if 2^shift - 1 is added before.
+            sign = product >> 31  # All bits are 1 if the product is negative, otherwise 0.
             product = product + (sign & ((1 << self.shift) - 1))
             product = product >> self.shift
         fitted, overflowed = self._fitted(product, sums[1])
@@ -95,10 +103,10 @@ class Steps:
 
 @partial(jax.jit, static_argnames=("slide", "steps"))
 def stepwise(x: Array, filter: Array, biases: Array | None, *, slide: Slide, steps: Steps) -> Sums:
-    """Return sums (B,O,x...) of products of an input (B,C,X...) and a filter (O,C/G,f...).
+    """Return the correlation (B,O,x...) of an input (B,C,X...) with a filter (O,C/G,f...).
 
-    Biases broadcast to the result. If `steps.report`, the second result is a mask of sums in which
-    a product, or the sum after a channel, overflowed.
+    Biases broadcast to the result. If `steps.report`, the second result is a mask: it is true at a
+    sum if one of its products, or the sum after a channel, overflowed.
     """
     batch = len(x)
     count = len(filter)
@@ -108,7 +116,7 @@ def stepwise(x: Array, filter: Array, biases: Array | None, *, slide: Slide, ste
     start = jnp.broadcast_to(start, (batch, count, *extents))
     start = jnp.moveaxis(start.reshape(batch, groups, count // groups, -1), 0, 2)
     start = start.reshape(groups, count // groups, -1)
-    # The longer axis is the last one, for vector instructions.
+    # Axes are swapped so that the longer one is the last, where vector instructions run.
     swaps = start.shape[1] > start.shape[2]
 
     def swapped(x: Array) -> Array:
@@ -174,8 +182,9 @@ def _products(sums: Sums, operands: tuple[Array, Array], steps: Steps) -> Sums:
         for rows, columns in zip(*operands, strict=True):
             sums = steps.add(sums, rows[:, :, None] * columns[:, None, :])
         return sums
-    zeros = -count % _CHUNK  # Their products are 0 for any rounding.
-    padded = [jnp.pad(x, ((0, zeros), (0, 0), (0, 0))) for x in operands]
+    # The last chunk is filled up with zeros, whose products are 0 for any rounding.
+    padding = -count % _CHUNK
+    padded = [jnp.pad(x, ((0, padding), (0, 0), (0, 0))) for x in operands]
     chunked = [x.reshape(-1, _CHUNK, *x.shape[1:]) for x in padded]
 
     def fetch(k: Array | int) -> tuple[Array, Array]:

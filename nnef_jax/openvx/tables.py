@@ -1,4 +1,7 @@
-"""Functions of one number, as tables of all numbers of a type, which are exact on all platforms."""
+"""Computes functions of one number by tables, which hold the result for each number of a type.
+
+numpy computes a table once, in float64, so that lookups are the same on all platforms.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +28,12 @@ def table(
     position: int | None = None,
     output_position: int | None = None,
 ) -> NDArray[Any]:
-    """Return the results of a function for all numbers of a type, from the least on.
+    """Return a function's results for all numbers of a type, from the least number on.
 
-    Results are computed in float64 by numpy, alike on all platforms, then truncated and saturated.
-    A NaN becomes 0. The default of `position` is that of the type, the default of `output_position`
-    is `position`. Raises VxError for other types, positions, or results of another shape.
+    numpy computes the results in float64, the same on all platforms. Then they are truncated and
+    saturated. A NaN becomes 0. `position` is by default the type's default position;
+    `output_position` is by default `position`. Raises VxError for a type or position that OpenVX
+    lacks, and if the function does not return an item for each number.
     """
     if str(np.dtype(dtype)) not in POSITIONS:
         wrong_format(f"a table must have the type {listed(POSITIONS)}, not {np.dtype(dtype)}")
@@ -54,8 +58,9 @@ def table_layer(
 ) -> Tensor:
     """Replace each number by its item in a table (vxTensorTableLookupNode of OpenVX 1.2).
 
-    The table, as from `table`, has an item for each number of the inputs' type, from the least on.
-    By default the output has the position of the inputs. Raises TypeError or VxError.
+    The table has an item for each number of the inputs' type, from the least number on, as a result
+    of the function `table` has. By default the output has the position of the inputs. Raises
+    TypeError or VxError.
     """
     x = checks.tensor("inputs", inputs)
     if not hasattr(table, "dtype") or not hasattr(table, "shape"):

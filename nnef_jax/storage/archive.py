@@ -305,7 +305,8 @@ def _decode(data: bytes, location: str) -> Source:
         reason = "NUL character in the text"
         offset = text.find("\0")
     except UnicodeDecodeError as error:
-        # Before the first bad byte the text with replacements equals the decoded bytes.
+        # The error shows the text with replacement characters in place of bad bytes. None stands
+        # before the first bad byte, so that `offset` counts the same characters in both.
         text = data.decode(errors="replace")
         offset = len(data[: error.start].decode())
         reason = f"byte {data[error.start]:#04x} is not UTF-8 text ({error.reason})"

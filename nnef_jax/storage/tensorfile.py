@@ -129,10 +129,11 @@ def read_tensor(source: files.Readable, *, limits: Limits | None = None) -> NDAr
 def read_tensor_file(
     source: files.Readable, *, name: str = "", meter: Meter | None = None, empty: bool = False
 ) -> TensorFile:
-    """Read a tensor file, called `name` in errors, with the properties in its header.
+    """Return the array of a tensor file, with the properties that the header has.
 
-    Memory is allocated only after the header matches the size of the file. With `empty` extents may
-    be 0, which the standard forbids but other programs write. Raises errors as `read_tensor` does.
+    `name` is the name of the file in errors. Memory is allocated only once the header is known to
+    match the size of the file. `empty` allows extents of 0: the standard forbids them, but other
+    programs write them. Raises the errors of `read_tensor`.
     """
     meter = meter or Meter()
     if isinstance(source, str | os.PathLike):

@@ -141,7 +141,8 @@ def write_folder(
     check = partial(_check_replaceable, shown=target, names=names, network=network)
     with placing.naming(target):
         old_status = check_folder(target, names, overwrite=overwrite, network=network)
-        # The new folder gets the modes of an old folder, not those of a link's target.
+        # A replaced folder passes its modes on. A replaced link does not, since the link's target
+        # stays.
         replaces_folder = old_status is not None and stat.S_ISDIR(old_status.st_mode)
         old_folder = target if replaces_folder else None
         with temporaries.temporary_folder(target, private=replaces_folder) as temporary:

@@ -106,7 +106,7 @@ def find_modules(units: Sequence[OperationUnit], graph: Graph, living: Sequence[
         is_call = end - start > 1
         for index in range(start, end):
             path = paths[index]
-            # In a call, the path that its operations share comes before the call.
+            # Within a call a unit keeps its own path, if it has one.
             units[index].path = path if path is not None and is_call else span_path
 
 
@@ -136,7 +136,7 @@ def _are_distinctive(paths: Sequence[Path | None]) -> bool:
 
 
 def _invocations(units: Sequence[OperationUnit]) -> list[tuple[int, int]]:
-    """Return the ranges of units that come from one call each; other units are single."""
+    """Return ranges (start, end) of units: all units of one call, or one unit without a call."""
     spans: list[tuple[int, int]] = []
     for index, unit in enumerate(units):
         if spans and unit.calls and units[index - 1].calls[:1] == unit.calls[:1]:
@@ -164,8 +164,8 @@ def _filled(
         counts: dict[int, int] = {}  # live tensors, by cut
         for cut in cuts:
             counts[cut] = living[spans[cut][0]] if cut < len(spans) else living[-1]
-        # The last of the narrowest cuts is taken: an activation after a sum belongs to the block
-        # before.
+        # Between two paths, the last of equally narrow cuts is taken, so that an activation after a
+        # sum belongs to the block before the cut. After the last path, the first cut is taken.
         order = cuts if after == len(anchors) else reversed(cuts)
         cut = min(order, key=counts.__getitem__)
         shared = len(shared_start([left, right]) or ())
@@ -176,7 +176,10 @@ def _filled(
 
 
 def _block(path: Path, shared: int) -> Path:
-    """Return the start of a path up to the last numbered module that contains modules."""
+    """Return the longest proper start of a path that ends in a numbered module, as "blocks.3".
+
+    If no such start has more than `shared` modules, return the first `shared` modules.
+    """
     for length in range(len(path) - 1, shared, -1):
         if _ENDS_IN_NUMBER.fullmatch(path[length - 1]):
             return path[:length]

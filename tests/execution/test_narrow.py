@@ -15,7 +15,7 @@ import nnef_jax
 from lowering.cpu.convolution import convolution, direct
 from lowering.cpu.sliding_filter import Window
 from lowering.cpu.stacked_filters import is_narrow
-from lowering.cpu.xla_options import compiler_options, in_order
+from lowering.cpu.xla_options import compiler_options, least_memory
 from lowering.machine import using
 from tests.helpers import model_of
 from tests.machines import with_units
@@ -213,7 +213,7 @@ def test_options_of_the_compiler_are_those_of_most_products(units: bool) -> None
     data = {"f": np.zeros((16, 16, 3, 3), np.float32), "g": np.zeros((4, 576), np.float32)}
     bfloat16 = compiler_options(1 << 20, bfloat16=True)
     assert bfloat16 != compiler_options(1 << 20)
-    assert units or bfloat16 == compiler_options(1 << 20) | in_order()
+    assert units or bfloat16 == compiler_options(1 << 20) | least_memory()
     large = NET.replace("[4,576]", "[1000,576]")
     data["g"] = np.zeros((1000, 576), np.float32)
     assert model_of(large, data=data, dtype="bfloat16").compiler_options == bfloat16

@@ -24,9 +24,11 @@ TYPES = {
 
 # Variables and attributes that hold a `ByKind`.
 _BUILDERS = {"add", "end", "last", "step", "step_on", "step_or_last"}
-_METHODS = ("LOAD_ATTR", "LOAD_METHOD")  # instructions
+# Instructions of Python: those that load a method, those that format a string, and all instructions
+# that end the arguments of a call.
+_METHODS = ("LOAD_ATTR", "LOAD_METHOD")
 _FORMATS = ("FORMAT_VALUE", "FORMAT_SIMPLE", "BUILD_STRING")
-_ENDS = (*_METHODS, *_FORMATS, "PRECALL", "CALL", "CALL_KW", "KW_NAMES")  # These end arguments.
+_ENDS = (*_METHODS, *_FORMATS, "PRECALL", "CALL", "CALL_KW", "KW_NAMES")
 _CALLED = {"step_on", "step_or_last"}  # methods that return a `ByKind`
 # Methods that may align operands, or put a constant into the graph, for every operator.
 _SHARED = {
@@ -119,9 +121,9 @@ def _adds(x: type) -> bool:
 
 
 def _kinds(code: CodeType) -> Iterator[str]:
-    """Yield attribute names that are looked up in a `ByKind`, and all strings of the code.
+    """Yield names of attributes that the code reads from a `ByKind`, and all strings of the code.
 
-    A string may be a kind that is an argument.
+    A string may be a kind that the code passes as an argument.
     """
     before = ""  # the name that the previous instruction loads
     for instruction in dis.get_instructions(code):
@@ -132,7 +134,7 @@ def _kinds(code: CodeType) -> Iterator[str]:
         if name == "CALL" and not _CALLED.isdisjoint(code.co_names):
             before = "step_or_last"
         elif name not in ("CACHE", "PRECALL", "PUSH_NULL"):
-            # An instruction may load two names.
+            # An instruction may load two names, the second of which is then on top of the stack.
             before = argument[-1] if argument and isinstance(argument, tuple) else argument
     yield from _texts(code.co_consts)
 
@@ -140,8 +142,8 @@ def _kinds(code: CodeType) -> Iterator[str]:
 def _attributes(code: CodeType) -> Iterator[Attribute]:
     """Yield the attributes that the code reads by methods of a site, as `site.int("axis", 0)`."""
     method = ""  # the method that is called next
-    constants: list[Any] = []  # its arguments
-    are_constant = True  # whether all its arguments are constants
+    constants: list[Any] = []  # the constants among the method's arguments
+    are_constant = True  # whether all arguments of the method are constants
     for instruction in dis.get_instructions(code):
         name = instruction.opname
         if name in ("CACHE", "PUSH_NULL"):
@@ -154,7 +156,8 @@ def _attributes(code: CodeType) -> Iterator[Attribute]:
             continue
         if name in _FORMATS:
             method = ""
-        elif name == "CALL_KW":  # since Python 3.13 the last constant has the names of arguments
+        elif name == "CALL_KW":
+            # Since Python 3.13 the last constant is no argument: it has the names of arguments.
             constants = constants[:-1]
         if method in TYPES and constants and isinstance(constants[0], str):
             arguments = tuple(constants[1:]) if are_constant else ()
@@ -166,7 +169,8 @@ def _attributes(code: CodeType) -> Iterator[Attribute]:
 
 def _texts(constants: Iterable[object]) -> Iterator[str]:
     for x in constants:
-        if isinstance(x, str) and x != "constant":  # A border has this name, too.
+        # "constant" is a kind, but here it is the name of a border.
+        if isinstance(x, str) and x != "constant":
             yield x
         elif isinstance(x, tuple):
             yield from _texts(x)

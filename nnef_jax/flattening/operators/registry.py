@@ -150,15 +150,16 @@ class Operators:
 
 
 def inputs_of(meaning: Meaning) -> tuple[str, ...]:
-    """Return the names of a meaning's inputs. A row has none."""
+    """Return the names of a meaning's inputs, () for an `OperatorRow`."""
     code = getattr(meaning, "__code__", None)
     return code.co_varnames[1 : code.co_argcount] if code else ()
 
 
 def _run(meaning: Meaning, attributes: Mapping[str, Any]) -> Callable[[_Site], Any]:
-    """Return the function of a site that calls a meaning with inputs and attributes."""
+    """Return the function that calls a meaning with a site, its inputs and its attributes."""
     code = getattr(meaning, "__code__", None)
-    if code is None:  # The meaning is a row.
+    # Without code the meaning is an `OperatorRow`, which has its own attributes.
+    if code is None:
         if attributes:
             raise TypeError(f"a row takes no attributes of a registration, here {[*attributes]}")
         return meaning

@@ -117,7 +117,7 @@ class OperatorSite(ABC, Generic[_Graph]):
         return i < len(self.operands) and self.operands[i] is not None
 
     def operand(self, i: int) -> Any:
-        """Return input `i`, a known tensor or one of the graph."""
+        """Return input `i`: a known tensor, or a tensor of the graph."""
         if not self.has(i):
             raise InvalidOperation(f"input {i} is not connected")
         return self.operands[i]
@@ -132,16 +132,16 @@ class OperatorSite(ABC, Generic[_Graph]):
 
     @abstractmethod
     def shape(self, x: Any = 0) -> Shape:
-        """Return the shape of an operand, or of input `x`. Extents may be UNKNOWN."""
+        """Return the shape of `x`, an operand or an input's index. Extents may be UNKNOWN."""
 
     def rank(self, x: Any = 0) -> int:
-        """Return the rank of an operand, or of input `x`."""
+        """Return the rank of `x`, an operand or an input's index."""
         return len(self.shape(x))
 
     def axis(self, axis: int, rank: int | None = None) -> int:
-        """Return an axis as a number from 0 on. A negative one counts from the end.
+        """Return an axis as a number from 0 on. A negative axis counts from the end.
 
-        The rank is by default that of input 0. Raises InvalidOperation for an axis beyond it.
+        `rank` is by default the rank of input 0. Raises InvalidOperation for an axis beyond it.
         """
         if rank is None:
             rank = self.rank()
@@ -151,12 +151,12 @@ class OperatorSite(ABC, Generic[_Graph]):
 
     @abstractmethod
     def dtype_of(self, x: Any = 0) -> str:
-        """Return the dtype in which an operand, or input `x`, is computed."""
+        """Return the dtype in which `x`, an operand or an input's index, is computed."""
 
     # Operations
 
     def spend(self, steps: int) -> None:
-        """Count steps of the host before they are done. Raises LimitError for too many."""
+        """Count steps before the host does them. Raises LimitError for too many steps."""
         self.graph.meter.spend(steps, self.title, self.span)
 
     def emit(self, kind: str, operands: ByName, /, **attributes: object) -> Any:

@@ -12,7 +12,8 @@ from __future__ import annotations
 from nnef_jax.formats.base import Frontend, Options
 from nnef_jax.storage.archive import Archive
 
-# A ModelProto begins with the version of the format, a varint; then fields 2 to 8 follow.
+# The pattern recognises a ModelProto by its first bytes: field 1, a varint with the version of the
+# format, and the tag of the next field, one of the fields 2 to 8.
 ALONE = {"model.onnx": rb"\x08[\x80-\xff]{0,9}[\x00-\x7f][\x12\x1a\x22\x28\x32\x3a\x42]"}
 GRAPHS = ("*.onnx",)
 HAS_WEIGHTS_BESIDE = False

@@ -291,7 +291,8 @@ class Reader:
         field = _ATTRIBUTES.get(proto.type)
         if field is None and proto.type in (_SPARSE, _SPARSE + 1):
             return self.sparse(proto.sparse_tensor) if proto.type == _SPARSE else None
-        if field is None:  # old files have no type
+        # Old files store no type. It follows from the field that is set.
+        if field is None:
             field = next((n for n in _ATTRIBUTES.values() if _is_set(proto, n)), "ints")
         value = getattr(proto, field)
         readers: dict[str, Any] = {"s": _decoded, "t": self.tensor, "g": self.graph}

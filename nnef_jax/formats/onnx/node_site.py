@@ -123,7 +123,10 @@ class NodeSite(Site[NodeGraph]):
         return items[0]
 
     def extent(self, x: int | Tensor, axis: int) -> int:
-        """Return an extent of an operand, or of input `x`. Raises ExtentNeeded if it is open."""
+        """Return an extent of `x`, an operand or an input's index.
+
+        Raises ExtentNeeded if the extent is open.
+        """
         extent = self.shape(x)[axis]
         return self.known_shape(x)[axis] if extent is UNKNOWN else extent
 
@@ -272,7 +275,7 @@ class NodeSite(Site[NodeGraph]):
         return Constant(np.array(items, kind), dtype, derived=True)
 
     def as_integer(self, x: int | Tensor) -> Any:
-        """Return an operand, or input `x`, in the dtype in which int64 is computed."""
+        """Return `x`, an operand or an input's index, in the dtype in which int64 is computed."""
         return self.cast(self._operand(x), self.graph.builder.integer)
 
     def wide(self, x: Tensor) -> Any:

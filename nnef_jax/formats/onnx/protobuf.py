@@ -57,7 +57,8 @@ _READ: Mapping[str, Mapping[int, str]] = {
     "shape": {1: "extent"},
     "extent": {1: _NUMBER, 2: _TEXT},
 }  # fmt: skip
-_SINGLE = frozenset({_NUMBER, _NUMBERS, _FLOATS, _WHOLES})  # contents that may be one number
+# A field with one of these contents is read even if it holds a single number, which is not packed.
+_NUMERIC = frozenset({_NUMBER, _NUMBERS, _FLOATS, _WHOLES})
 
 # Steps of the meter: for a field, for a message, and for a message that becomes an object.
 _FIELD, _MESSAGE = 1, 2
@@ -65,8 +66,8 @@ _STEPS = {
     "graph": 60, "function": 60, "node": 30, "tensor": 40, "sparse tensor": 60, "port": 20,
     "attribute": 20,
 }  # fmt: skip
-# Bytes in memory: for a byte of the message, which is parsed and written again; for a further byte
-# of a text; for a packed integer, since protobuf's arrays grow by doubling.
+# Bytes in memory. A byte of the message takes 3, since the message is parsed and written again. A
+# byte of a text takes 2 more. A packed integer takes 40, since protobuf's arrays grow by doubling.
 _COPIES, _TEXTS, _WHOLE = 3, 2, 40
 _NUMBERS_PER_STEP = 16
 
@@ -75,7 +76,7 @@ class Raw:
     """The bytes of tensors that marks replace in the message."""
 
     def __init__(self) -> None:
-        self._salt = secrets.token_bytes(16)  # no file can contain a mark
+        self._salt = secrets.token_bytes(16)  # The salt is random, so that no file has a mark.
         self._tensors: list[memoryview] = []
 
     def put(self, data: memoryview) -> bytes:
@@ -84,7 +85,7 @@ class Raw:
         return self._salt + len(self._tensors).to_bytes(4, "big")
 
     def get(self, data: bytes) -> memoryview:
-        """Return the bytes of a tensor: those that a mark stands for, or `data` itself."""
+        """Return the bytes of a tensor: the stored bytes if `data` is a mark, otherwise `data`."""
         if data[:16] == self._salt and len(data) == 20:
             return self._tensors[int.from_bytes(data[16:], "big") - 1]
         return memoryview(data)
@@ -135,7 +136,7 @@ class _Walk:
             content = contents.get(number, "")
             inner = None
             if kind != _BYTES:
-                if content in _SINGLE:
+                if content in _NUMERIC:
                     continue
             elif content in _READ:
                 part = data[start:end]

@@ -16,7 +16,7 @@ from nnef_jax.errors import NnefSyntaxError
 from nnef_jax.formats.syntax.tokens import STRING
 from nnef_jax.formats.syntax.tree_builder import TreeBuilder
 
-_MOST_SHOWN = 8  # allowed terminals; a message with more of them shows none
+_MOST_SHOWN = 8  # terminals; if more of them are allowed, the message lists none
 _WORD = re.compile(r"[A-Za-z_0-9.]+|[=<>!]=|->|&&|\|\||[^A-Za-z_0-9]")
 _STRING = re.compile(STRING)
 _STATEMENT = re.compile(r"[A-Za-z_([}]")
@@ -37,14 +37,15 @@ class _Callbacks:
         self.builder: TreeBuilder | None = None
 
     def __getattr__(self, name: str) -> Callable[[list[Any]], Any]:
-        getattr(self._kind, name)  # raises AttributeError, as lark needs for optional methods
+        # For optional methods that the builder lacks, lark needs the AttributeError raised here.
+        getattr(self._kind, name)
         return lambda items: getattr(self.builder, name)(*items)
 
 
 class GrammarReader:
-    """A reader by two grammar files: the common one, and that of a package.
+    """Reads texts by lark's grammar in `common.lark` and the `grammar.lark` of a package.
 
-    Several threads may read, one after the other.
+    Threads may share a reader: a lock lets one thread read at a time.
     """
 
     def __init__(self, package: str, starts: Sequence[str], kind: type[TreeBuilder]) -> None:
@@ -56,10 +57,10 @@ class GrammarReader:
         self._lock = threading.Lock()
 
     def read(self, start: str, text: str, builder: TreeBuilder) -> Any:
-        """Return the tree that the builder makes from the production `start`.
+        """Return the tree that the builder makes from a text of the production `start`.
 
-        The text may have semicolons where the builder's source has white space; offsets are the
-        same. Raises NnefSyntaxError, and errors of the builder.
+        The text may have semicolons in place of white space in the builder's source, so that
+        offsets are the same in both. Raises NnefSyntaxError, and errors of the builder.
         """
         with self._lock:
             self._callbacks.builder = builder

@@ -23,8 +23,7 @@ from nnef_jax.formats.tract.operations import words
 from nnef_jax.formats.tract.operators import OPERATORS
 from nnef_jax.limits import RESULT
 
-# Operations with a bias. If input and filter are quantised, the stored bias is an integer, in units
-# of the product of their scales.
+# Operations with a bias, which `_bias` converts to real numbers.
 _BIASED = ("conv", "deconv", "linear")
 # Operations whose result has the scale of their operand.
 _KEEPS_SCALE = frozenset(
@@ -130,7 +129,7 @@ def _attribute(site: CallSite, value: object, parameter: s.FormalParameter) -> A
 
 
 def _operand(site: CallSite, value: object, parameter: s.FormalParameter) -> Any:
-    """Return a tensor or host value, False for an operand that is left out, or a list of them."""
+    """Return a tensor or host value, False for a missing operand, or a list of such values."""
     if value is False and parameter.default == _LEFT_OUT:
         return False
     if not isinstance(parameter.type, ArrayOf):
@@ -151,7 +150,8 @@ def _one_operand(site: CallSite, value: object, name: str) -> Value | h.Host:
 
 
 def _folded(site: CallSite, kind: str, operands: ByName, attributes: ByName) -> Any:
-    if any(map(_is_known, operands.values())):  # a parameter beside a known value may be a shape
+    # Beside a known operand a parameter may be a shape, so that its array is read.
+    if any(map(_is_known, operands.values())):
         operands = {name: site.graph.known(x, shapes=True) for name, x in operands.items()}
     if not all(map(_is_known, operands.values())):
         raise h.NotFolded
@@ -162,7 +162,8 @@ def _folded(site: CallSite, kind: str, operands: ByName, attributes: ByName) -> 
         inner = _operation_site(site, kind, operands, attributes, (), folds=True)
         try:
             result = operator.run(inner)
-        except InvalidOperation:  # raised again when the operation is added to the graph
+        except InvalidOperation:
+            # The error is raised again when the operation is added to the graph.
             raise h.NotFolded from None
     h.require_few(h.weight(result))
     site.graph.meter.spend(h.weight(result))
@@ -183,7 +184,11 @@ def _operation_site(
 def _bias(
     site: CallSite, input: TractOperand, filter: TractOperand, bias: TractOperand
 ) -> TractOperand:
-    """Return the bias in real numbers. A quantised bias may lack an entry in graph.quant."""
+    """Return the bias in real numbers.
+
+    An integer bias is one without an entry in graph.quant. If input and filter are quantised, the
+    unit of such a bias is the product of the input's scale and the filter's scale.
+    """
     scales = site.graph.scales
     if not isinstance(bias, Value) or not bias.type.dtype.startswith("int"):
         return bias
@@ -227,7 +232,7 @@ def _unified(
 def _added(
     site: CallSite, kind: str, operands: ByName, attributes: ByName, names: Sequence[str]
 ) -> tuple[Any, ...]:
-    """Add an operation of the dialect to the graph, by its meaning; return the results."""
+    """Add an operation of the dialect to the graph; return the results."""
     operator = OPERATORS.get(kind)
     if operator is None:
         results = site.add(kind, operands, attributes, names)

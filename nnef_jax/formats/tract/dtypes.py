@@ -58,7 +58,7 @@ def dtype_of(name: str, real: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """The dtypes of literals that have no tensors beside them; the parameters of the graph."""
+    """The dtypes of literals without tensors beside them, and the graph's parameters."""
 
     real: str
     integer: str
@@ -68,9 +68,9 @@ class Defaults:
 def common_dtypes(
     kind: str, items: Mapping[str, str | None], operands: ByName, defaults: Defaults
 ) -> dict[str, str]:
-    """Return the common dtype of the operands of each item type.
+    """Map each item type to the common dtype of the operands with this item type.
 
-    `items` are the declared item types by operand.
+    `items` maps the name of each operand to the declared item type.
     """
     dtypes = {"logical": "bool"}
     for item in ("?", "scalar"):
@@ -79,10 +79,10 @@ def common_dtypes(
             if items[name] == item and operand is not False:
                 group += operand if isinstance(operand, list) else [operand]
         if group:
-            # 2.0 may stand for the integer 2, but not as a divisor.
+            # A literal 2.0 may stand for the integer 2, but a divisor 2.0 is real.
             dtypes[item] = _common_dtype(group, item, defaults, exact=kind == "div")
     if kind == "sub" and dtypes["?"] == "bool":
-        dtypes["?"] = defaults.integer  # differences of logical values are counts
+        dtypes["?"] = defaults.integer  # The difference of two logical values is an integer.
     return dtypes
 
 
@@ -91,8 +91,9 @@ def _common_dtype(
 ) -> str:
     """Return the common dtype of operands.
 
-    Tensors decide it, or parameters if there are no tensors. A real constant whose numbers are all
-    integers counts as an integer beside integers, unless `exact`.
+    Computed tensors decide the dtype. Without computed tensors the parameters decide it, and
+    without parameters the constants. Beside integers, a real constant whose numbers are all
+    integers counts as an integer, unless `exact`.
     """
     parameters = defaults.parameters
     strong = [x.type.dtype for x in operands if isinstance(x, Value) and x not in parameters]

@@ -77,7 +77,8 @@ def convolution_layer(
     require_fitting(x, filter.tensor, groups)
     extents = x.shape[-2:]
     size = filter.tensor.shape[2:]
-    # Pairs of OpenVX are (x, y), `extents` and `size` are (rows, columns).
+    # OpenVX's pairs are (x, y). They are reversed below, since `extents` and `size` are (rows,
+    # columns).
     padding = checks.pair("padding", padding)
     dilation = checks.pair("dilation", dilation)
     leading = (*x.shape[:-3], filter.tensor.shape[0])
@@ -102,7 +103,8 @@ def convolution_layer(
     before = [p - n for p, n in zip(padding[::-1], delay, strict=True)]
     spans = [k + (k - 1) * d for k, d in zip(size, dilation[::-1], strict=True)]
     pads = tuple(map(ends, extents, before, spans, shape[-2:], skip[::-1]))
-    # The extension's dilation counts zeros between weights, that of `Slide` is their distance.
+    # The extension's dilation is the number of zeros between two weights. The dilation of `Slide`
+    # is the distance between two weights.
     distance = (dilation[1] + 1, dilation[0] + 1)
     slide = correlation.Slide(skip[::-1], pads, (1, 1), distance, groups)
     return multiply_accumulate(x, filter, biases, slide, shape, arithmetic, report_overflow)
@@ -126,18 +128,19 @@ def deconvolution_layer(
     output_position: int | None = None,
     report_overflow: bool = False,
 ) -> Tensor | tuple[Tensor, Array]:
-    """Correlate inputs, spread `upscale` apart, with weights (vxDeconvolutionLayer).
+    """Spread the inputs apart, and correlate them with weights (vxDeconvolutionLayer).
 
-    An output has (extent - 1) * upscale - 2 * padding + size + a items along an axis. Unlike a
-    filter of NNEF, weights are not flipped, and their first axis is that of the output channels.
+    The inputs are spread to a distance of `upscale`. Along an axis the output has
+    (extent - 1) * upscale - 2 * padding + size + a items. NNEF flips the filter of a deconvolution;
+    OpenVX does not flip the weights. The first axis of the weights is the output channels.
 
     Args:
         inputs: ([batch,] I,H,W).
         weights: (O,I/groups,h,w).
         padding: the number of items (x, y) that are cut off at both ends.
-        a: the number of items (x, y) that are added at the end, less than the upscale.
-        upscale: the distance (x, y) of the spread inputs, by default the distance that leads to
-            `output_shape`, or 1.
+        a: the number of items (x, y) that are added at the end, which must be below `upscale`.
+        upscale: the distance (x, y) between neighbouring inputs once they are spread. By default
+            it follows from `output_shape`; without an `output_shape` it is 1.
 
     Other parameters and errors are those of `convolution_layer`.
     """
@@ -147,7 +150,8 @@ def deconvolution_layer(
     require_fitting(x, filter.tensor, groups)
     extents = x.shape[-2:]
     size = filter.tensor.shape[2:]
-    # Pairs of OpenVX are (x, y), `extents` and `size` are (rows, columns).
+    # OpenVX's pairs are (x, y). They are reversed below, since `extents` and `size` are (rows,
+    # columns).
     padding = checks.pair("padding", padding)
     a = checks.pair("a", a)
     for axis, k, p in zip("xy", size[::-1], padding, strict=True):

@@ -113,17 +113,17 @@ def _tensor_scatter(
     axis: int = axis("axis", -2),
     mode: str = word("mode", "linear", "circular"),
 ) -> Any:
-    """Write an update into a cache along an axis, at the start of each batch item.
+    """Write an update into a cache along an axis, from the start of each batch item on.
 
-    In the mode "circular" it continues at the beginning of the axis.
+    In the mode "circular" an update that reaches the end continues at the beginning of the axis.
     """
     step = site.step
     shape = site.known_shape()
     length = site.known_shape(1)[axis]
     if axis == 0:
         raise InvalidOperation("'axis' must not be 0, the batch")
-    # [batch,items of the cache]: the index in the update of each item. An item whose index lies
-    # outside the update keeps the value in the cache.
+    # `index` [batch,positions] has, for each position of the cache along the axis, the index of the
+    # item that the update writes there. If the update has no such item, the cache keeps its value.
     index: Any = site.places(shape[axis], 1, 2)
     if starts is not None:
         index = step.sub(index, site.unsqueezed(site.as_integer(starts), (1,)))

@@ -33,10 +33,10 @@ _COMPARISONS = {
     "BRANCH_EQ": 1, "BRANCH_NEQ": 2, "BRANCH_LT": 3, "BRANCH_GT": 4, "BRANCH_LEQ": 5,
     "BRANCH_GTE": 6, "LEAF": 0,
 }  # fmt: skip
-_MODES = ("LEQ", "LT", "GTE", "GT", "EQ", "NEQ")  # by mode of TreeEnsemble; mode 6 is MEMBER
+_MODES = ("LEQ", "LT", "GTE", "GT", "EQ", "NEQ")  # TreeEnsemble's modes 0 to 5; 6 is MEMBER
 _AGGREGATES = ("AVERAGE", "SUM", "MIN", "MAX")
-_NAN = 256  # A comparison that holds for NaN has the sum of its code and this number.
-_NODE = 10  # steps of the meter
+_NAN = 256  # This is added to the code of a comparison if NaN takes the branch for true.
+_NODE = 10  # steps of the meter for each node
 _NO_MEMBERS = Constant(np.zeros(0, np.float32), "float32")
 _TRACKS = integers("nodes_missing_value_tracks_true", ())
 
@@ -80,7 +80,7 @@ def _scores(
         raise InvalidOperation(f"the classes of its leaves must be 0 to {count - 1}")
     tables = {"trees": np.asarray(roots), "nodes": nodes, "leaves": leaves}
     operands = {name: parameter(site, name, table, "int32") for name, table in tables.items()}
-    is_mean = aggregate == "AVERAGE"  # over trees
+    is_mean = aggregate == "AVERAGE"  # The average is the sum divided by the number of trees.
     if is_mean:
         aggregate = "SUM"
     operands = {"input": x, **operands}

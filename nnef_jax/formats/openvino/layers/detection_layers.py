@@ -302,7 +302,10 @@ def _region_yolo(
     classes: int = integer("classes"),
     is_softmax: bool = flag("do_softmax", True),
 ) -> Value:
-    """Apply the logistic function to x, y, objectness and classes; softmax to classes if set."""
+    """Apply the logistic function to x, y and objectness of each region; width and height stay.
+
+    With `is_softmax` a softmax is applied to the classes, otherwise the logistic function.
+    """
     batch, channels, height, width = x.type.shape
     regions = site.int("num") if is_softmax else len(site.ints("mask", []))
     items = coords + classes + 1

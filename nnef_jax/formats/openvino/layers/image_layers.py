@@ -79,7 +79,7 @@ def _interpolated(
     site: LayerSite, x: Value, mode: str, coordinates: str, nearest: str,
     sizes: Mapping[int, int], scales: Mapping[int, float],
 ) -> Value:  # fmt: skip
-    """Resize along the axes with a size or a scale."""
+    """Resize along the axes in `sizes` or `scales`."""
     site.graph.require_items(x, sizes)
     shape = list(site.known_shape(x))
     result = list(shape)
@@ -103,7 +103,8 @@ def _interpolated(
         attributes |= {"antialias": antialias, "exclude_outside": antialias}
         mode = "linear"
     if scales and coordinates != "align_corners":
-        # Exact scales decide coordinates, extents are rounded down.
+        # Extents are rounded down, but coordinates are computed by the exact scales. The scales are
+        # passed on if the extents alone would give other scales.
         exact = tuple(scales.get(axis, 1.0) for axis in range(len(shape)))
         if any(n * s != m for n, s, m in zip(shape, exact, result, strict=True)):
             attributes["scales"] = exact

@@ -16,19 +16,25 @@ from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.openvino.layer_site import LayerSite, derived
 from nnef_jax.formats.openvino.layers.registry import either, legacy, opsets
 
-_TRANSPOSES: dict[str, Any] = {"left": flag("transpose_a"), "right": flag("transpose_b")}
+_TRANSPOSES: dict[str, Any] = {
+    "transpose_x": flag("transpose_a"),
+    "transpose_y": flag("transpose_b"),
+}
 
 
 @opsets("MatMul", **_TRANSPOSES)
-def _matmul(site: LayerSite, x: Value, y: Value, *, left: bool, right: bool) -> Value:
-    """Multiply as numpy does: a vector is a row on the left and a column on the right."""
+def _matmul(site: LayerSite, x: Value, y: Value, *, transpose_x: bool, transpose_y: bool) -> Value:
+    """Multiply matrices as numpy does: a vector as `x` is a row, a vector as `y` is a column."""
     is_row, is_column = (len(operand.type.shape) == 1 for operand in (x, y))
     if is_row:
         x = site.unsqueezed(x, (0,))
     if is_column:
         y = site.unsqueezed(y, (1,))
     has_vector = is_row or is_column
-    flags = {"transposeA": left and not is_row, "transposeB": right and not is_column}
+    flags = {
+        "transposeA": transpose_x and not is_row,
+        "transposeB": transpose_y and not is_column,
+    }
     product = site.step_or_last(not has_vector).matmul(*site.aligned(x, y), **flags)
     if not has_vector:
         return product
@@ -48,7 +54,8 @@ def _fully_connected(
     if not outputs:
         raise InvalidOperation("attribute 'out-size' is missing")
     shape = x.type.shape
-    if len(site.declared) == len(shape) == 3:  # sums along the last axis, as later versions do
+    # Inputs of three axes are multiplied along the last axis, as in later versions.
+    if len(site.declared) == len(shape) == 3:
         filter_shape = (1, outputs, shape[-1])
         bias_shape = (1, 1, outputs)
     else:
@@ -68,13 +75,14 @@ def _gemm(
     x: Value,
     y: Value,
     *,
-    left: bool,
-    right: bool,
+    transpose_x: bool,
+    transpose_y: bool,
     alpha: float = number("alpha", 1),
     beta: float = number("beta", 1),
 ) -> Value:
     """Return alpha * A * B + beta * C."""
-    product = site.step.matmul(*site.aligned(x, y), transposeA=left, transposeB=right)
+    flags = {"transposeA": transpose_x, "transposeB": transpose_y}
+    product = site.step.matmul(*site.aligned(x, y), **flags)
     if alpha != 1:
         product = site.step.mul(product, alpha)
     if not site.has(2) or beta == 0:

@@ -1,7 +1,7 @@
-"""The registry of OpenVINO's layers, by type in any case, and readers of their known inputs.
+"""The registry of OpenVINO's layers by type, upper or lower case, and readers of known inputs.
 
-Versions are versions of the document. Operation sets have known inputs where older versions have
-attributes. A reader returns such an input as an attribute of the meaning.
+Versions are versions of the document. Where older versions have an attribute, operation sets have a
+known input. A reader returns such an input as an attribute of the meaning.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ legacy: Registration = partial(operator, until=LEGACY)
 opsets: Registration = partial(operator, since=FIRST_OF_OPSETS)
 Reader = Callable[[LayerSite], Any]
 
-# Readers of an input with an index: a tensor of the graph, a tensor in the dtype of i64, known axes
-# of input 0, a known number (with an optional default).
+# Each of these functions takes the index of an input, and returns the reader of this input: as a
+# tensor of the graph, as a tensor in the dtype of i64, as known axes of input 0, and as a known
+# number, whose default may be a second argument.
 tensor: Callable[[int], Any] = partial(methodcaller, "tensor")
 integer_tensor: Callable[[int], Any] = partial(methodcaller, "integer_tensor")
 axes_at: Callable[[int], Any] = partial(methodcaller, "axes")
@@ -39,12 +40,12 @@ def axis_at(i: int) -> Any:
 
 
 def integer_at(i: int) -> Any:
-    """Return the reader of an input that is one whole number."""
+    """Return the reader of an input that is one integer."""
     return lambda site: site.integers(i)[0]
 
 
 def integers_at(i: int, default: tuple[int, ...] | None = None) -> Any:
-    """Return the reader of a list of whole numbers. It is required if `default` is None."""
+    """Return the reader of an input with integers. The input is required if `default` is None."""
 
     def read(site: LayerSite) -> Any:
         if default is not None and not site.has(i):
@@ -63,7 +64,7 @@ def element(name: str, default: str | None = None) -> Any:
 
 
 def either(attribute: Attribute, name: str) -> Any:
-    """Return the reader of an attribute that has another name in some files."""
+    """Return the reader of an attribute that some files call `name`."""
     other = replace(attribute, name=name)
 
     def read(site: LayerSite) -> Any:

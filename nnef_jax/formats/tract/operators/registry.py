@@ -7,16 +7,16 @@ from typing import Any
 from nnef_jax.flattening.operators.attributes import attribute
 from nnef_jax.flattening.operators.registry import Operators, Registration
 
-# Operands are converted to the types of the declaration. The last operation of a meaning takes
-# missing arguments from the call, by name.
+# Operators on tensors. Operands are converted to the types of the declaration. If the last
+# operation of a meaning lacks an argument, it takes the call's argument of the same name.
 OPERATORS = Operators()
 operator: Registration = OPERATORS.operator
 
-# Arguments are passed without conversion.
+# Intrinsics. Unlike the operands of operators, the arguments are not converted.
 INTRINSICS = Operators()
 intrinsic: Registration = INTRINSICS.operator
 
-AXES: Any = attribute("axes", "axes_of")  # axes of input 0; negative ones count from the end
+AXES: Any = attribute("axes", "axes_of")  # axes of input 0; negative axes count from the end
 
 
 def argument(name: str) -> Any:
