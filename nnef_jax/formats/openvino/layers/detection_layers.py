@@ -102,7 +102,7 @@ _OF_SIZES: dict[str, Any] = {
     "fixed": numbers("fixed_size", ()), "fixed_ratios": numbers("fixed_ratio", ()),
     "density": numbers("density", ()), "ratios": _ratios,
     "scale_all": flag("scale_all_sizes", True), "step": number("step", 0),
-    "offset": number("offset", 0.5), "in_order": flag("min_max_aspect_ratios_order", True),
+    "offset": number("offset", 0.5), "ratios_last": flag("min_max_aspect_ratios_order", True),
 }  # fmt: skip
 
 
@@ -111,7 +111,7 @@ _OF_SIZES: dict[str, Any] = {
 def _prior_box(
     site: LayerSite, *, sizes: _Sizes, smallest: list[float], largest: list[float],
     fixed: list[float], fixed_ratios: list[float], density: list[float], ratios: list[float],
-    scale_all: bool, step: float, offset: float, in_order: bool,
+    scale_all: bool, step: float, offset: float, ratios_last: bool,
 ) -> Constant:  # fmt: skip
     """Return boxes of sizes and ratios around each item (SSD, arXiv:1512.02325).
 
@@ -137,7 +137,8 @@ def _prior_box(
             of_ratios = _halves(size, ratios[1:])
         elif i == len(smallest) - 1:
             of_ratios = _halves(smallest[0], ratios[1:])
-        halves = [*halves, *of_ratios] if in_order else [halves[0], *of_ratios, *halves[1:]]
+        # The boxes of all other ratios follow the larger box of ratio 1, or stand before it.
+        halves = [*halves, *of_ratios] if ratios_last else [halves[0], *of_ratios, *halves[1:]]
         shapes += [(w, h, 0.0, 0.0, False) for w, h in halves]
     steps = (step, step)
     if step == 0:
