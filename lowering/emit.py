@@ -75,7 +75,7 @@ def network(
 
     Args:
         function: takes parameters and other arguments, which are pytrees of arrays.
-        preparation: the result of `preparation` for the same parameters; calls then prepare
+        preparation: the result of `preparation` for the same parameters, so that calls prepare
             nothing. It is used where the parameters are operands of the compiled function.
         about: the network, for warnings.
 
@@ -324,7 +324,7 @@ def _moves(tangent: Any) -> bool:
 
 
 def _merged(items: Sequence[T], places: Iterable[int], changes: Iterable[T]) -> list[T]:
-    """Return the items with those at `places` replaced by `changes`."""
+    """Return the items, of which the items at `places` are replaced by `changes`."""
     merged = list(items)
     for place, change in zip(places, changes, strict=True):
         merged[place] = change

@@ -31,14 +31,15 @@ _EACH = 1024  # items; the fixed cost of a collective
 
 @dataclass(frozen=True)
 class Division:
-    """The division of a parameter, or of a batch argument, which needs `axis` only.
+    """The division of a parameter or of a batch argument. A batch argument needs `axis` only.
 
     Args:
         axis: the axis with the divided factor.
-        before: the product of the axis's factors before the divided one: 3 to divide the heads of
-            3 * heads * items.
-        along: the axis along which the stored parameter is sharded, or None. If factors stand
-            before the divided one, it is another axis; calls then divide a prepared value.
+        before: the product of the factors that precede the divided factor in the axis: 3 if the
+            heads of 3 * heads * items are divided.
+        along: the axis along which the stored parameter is sharded, or None. If other factors
+            precede the divided factor, `along` is another axis than `axis`, and calls divide a
+            prepared value.
         follows: whether the factor is divided in all tensors, or in this parameter alone.
         why: the reason, in a few words.
         moves: the collectives that a call needs for this parameter.
@@ -157,7 +158,7 @@ class _Choice:
         return conflicts
 
     def _division(self, i: int, factor: Factor) -> Division:
-        """Return the division of parameter `i` if all tensors that have a factor are divided."""
+        """Return the division of parameter `i` if `factor` is divided in all tensors."""
         axis, before = self.members[factor][i]
         shape = self.large[i].aval.shape
         along: int | None = axis

@@ -85,11 +85,11 @@ class Recipe:
         return all(step.constant is not None or step.primitive for step in self.steps)
 
     def reads(self, chosen: Sequence[int]) -> list[int]:
-        """Return the arguments that the chosen results depend on; both by index."""
+        """Return the indices of the arguments on which results, chosen by index, depend."""
         return sorted(x for x in self._dependencies(chosen) if x < self.count)
 
     def computed(self, chosen: Sequence[int], arrays: Sequence[jax.Array]) -> list[jax.Array]:
-        """Compute the chosen results, by index, from the arguments, arrays on one CPU device.
+        """Compute results, chosen by index, from the arguments: arrays on one CPU device.
 
         Independent groups of steps are computed in several threads.
         """
@@ -134,9 +134,9 @@ class Recipe:
     def _run(
         self, shared: Mapping[int, Array], results: set[int], group: Sequence[int]
     ) -> dict[int, Array]:
-        """Compute a group of steps; return by place those that are results of the recipe.
+        """Compute a group of steps, and return the results of the recipe among them by place.
 
-        `shared` has the arguments and constants. Values without further readers are freed.
+        `shared` has the arguments and constants. Values that no further step reads are freed.
         """
         values: dict[int, Array] = {}
         readers = Counter(x for place in group for x in self.steps[place - self.count].operands)

@@ -40,7 +40,10 @@ _WIDE = 2 << 10
 
 
 def split(program: Program, platform: str | None = None) -> Split:
-    """Split a program; values that depend on parameters alone are prepared if that pays."""
+    """Split a program into the preparation of values and the call.
+
+    A value that depends on parameters only is prepared if `_is_worth_storing`.
+    """
     program = program.with_closed(jaxprs.inlined(program.closed))
     closed = program.closed
     parameters = program.arguments[: program.parameters]
@@ -212,7 +215,7 @@ def _text_of_equation(equation: Equation) -> str:
 
 
 def _text(item: object) -> str:
-    """Return a text that is different for different items; if possible, the same in any process."""
+    """Return a text that differs for different items, if possible the same in all processes."""
     match item:
         case np.ndarray() | jax.Array():
             array = _on_host(item)

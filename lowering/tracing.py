@@ -73,11 +73,11 @@ def trace(
     values: Iterable[Value] | None = None,
     edits: Mapping[Value, Callable[[Any], Any]] | None = None,
 ) -> dict[Value, Any]:
-    """Evaluate a graph; return the arrays of the requested values, and of their dependencies.
+    """Evaluate a graph. Return the arrays of the requested values, and of their dependencies.
 
-    Values that depend on constants alone are numpy arrays. Raise KeyError for a missing label.
-    Raise InvalidComputation if a rule refuses its arguments, cannot take an empty tensor, or
-    returns other types than it inferred; inputs of other shapes have these effects. Other errors
+    Values that depend on constants only are numpy arrays. Raise KeyError for a missing label. Raise
+    InvalidComputation if a rule refuses its arguments, cannot take an empty tensor, or returns
+    other types than it inferred, as may happen for inputs of undeclared shapes. Other errors
     get a note with the operation's place.
 
     Args:
@@ -130,7 +130,8 @@ def trace(
 def compute(operation: Operation, context: Context, values: Mapping[Value, Any]) -> list[Any]:
     """Return the results of an operation, given the arrays of the values that it reads.
 
-    Raise InvalidComputation if its rule refuses them, or returns other types than it inferred.
+    Raise InvalidComputation if the rule of the operation refuses the arrays, or returns other types
+    than it inferred.
     """
 
     def read(x: Any) -> Any:

@@ -159,7 +159,7 @@ def _layer(program: Program, equation: Equation, input: View, matrix: View) -> V
 
 
 def _row(equation: Equation, left: View, right: View) -> View | None:
-    """Multiply a single row by a matrix, if `row_product` is faster; else return None.
+    """Multiply a single row by a matrix. Return None if `row_product` is not faster.
 
     A matrix that depends on parameters alone is left to `_layer`.
     """
@@ -179,10 +179,10 @@ def _row(equation: Equation, left: View, right: View) -> View | None:
 
 
 def _rows(equation: Equation, left: View, right: View) -> View | None:
-    """Multiply a single row in each item of a batch of several axes, as a batch of one axis.
+    """Multiply one row for each batch item, where several batch axes are merged into one axis.
 
-    With several axes XLA transposes the other operand: 12 heads of 1024 keys take 2.5 ms instead of
-    0.13.
+    With several batch axes XLA would transpose the other operand: 12 heads of 1024 keys would take
+    2.5 ms instead of 0.13.
     """
     ((sums, right_sums), (batch, right_batch)) = equation.params["dimension_numbers"]
     count = len(batch)

@@ -135,9 +135,9 @@ def _logarithmic_type(x: TensorType, max: TensorType, bits: int) -> TensorType:
 
 @rules.rule("logarithmic_quantize", _logarithmic_type)
 def logarithmic_quantize(ctx: Context, x: Array, max: Array, bits: int) -> Array:
-    """Return 2^e with the sign of x, for the exponent e that is nearest to log2(x); 0 stays 0.
+    """Round x to 2^e with the sign of x, where e is the exponent nearest to log2(|x|); 0 stays 0.
 
-    The exponents are the 2^bits integers up to log2(max), rounded up.
+    The exponents are 2^bits successive integers. The largest exponent is log2(max), rounded up.
     """
     x, max = align(jnp.asarray(x), max)
     # frexp is exact; log2 is not at powers of two, where ceil would jump.

@@ -184,9 +184,9 @@ def _gather_type(input: TensorType, indices: TensorType, axis: int) -> TensorTyp
 
 @rules.rule("gather", _gather_type)
 def gather(input: Array, indices: Array, axis: int) -> Array:
-    """Return the sub-tensors at the indices; the axes of `indices` replace the axis.
+    """Return the sub-tensors at indices along an axis, which the axes of `indices` replace.
 
-    Negative indices count from the end; an index beyond the axis yields NaN.
+    A negative index counts from the end. An index beyond the axis reads NaN from a real tensor.
     """
     return jnp.take(jnp.asarray(input), jnp.asarray(indices), axis=axis)
 
@@ -206,6 +206,6 @@ def _right_aligned_shape(input: Shape, shape: Shape) -> Shape:
 
 @rules.rule("broadcast", _broadcast_type)
 def broadcast(input: Array, shape: Ints) -> Array:
-    """Broadcast to a shape, aligned at the last axis; 1 in `shape` leaves the input's extent."""
+    """Broadcast to a shape, aligned at the last axis. 1 in `shape` keeps the input's extent."""
     x = jnp.asarray(input)
     return jnp.broadcast_to(x, _right_aligned_shape(x.shape, shape))

@@ -268,8 +268,8 @@ class Walk:
     def _is_exact(self, v: Variable) -> bool:
         """Tell whether backward bounds are no better than the interval of a variable.
 
-        This holds for an argument, for the result of a nonlinear equation, and for a rearrangement
-        of these.
+        They are no better for an argument, for the result of a nonlinear equation, and for a
+        rearrangement of such variables.
         """
         equation = self.makers.get(v)
         if equation is None or not is_affine(equation, [*map(self.read, equation.invars)]):
@@ -354,7 +354,7 @@ def _scanned(equation: Equation, operands: Sequence[Bounded]) -> list[Bounded]:
 
 
 def _intervals_where(flags: Sequence[bool], values: Sequence[Bounded]) -> list[Bounded]:
-    """Return the values; those whose flag is True as intervals."""
+    """Return the values. A value whose flag is True is returned as an interval."""
     results = list(values)
     for index, is_varying in enumerate(flags):
         if is_varying:

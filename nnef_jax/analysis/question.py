@@ -78,8 +78,8 @@ class Question:
     def start(self, baseline: ArrayLike) -> Array:
         """Return the tensor `wrt` at a baseline.
 
-        The baseline replaces the real inputs from which the tensor is computed. It replaces the
-        tensor itself if that is an input, or depends on integer inputs alone.
+        The baseline replaces the real inputs from which the tensor is computed. If the tensor is an
+        input, or depends on integer inputs only, the baseline replaces the tensor itself.
         """
         x = self.value()
         needed = self.graph.dependencies([self.graph.values[self.wrt]])
@@ -168,7 +168,10 @@ class Question:
         require_derivative(self.model, graph, [graph.values[name or self.wrt]], scored)
 
     def settled(self, x: Array) -> Question:
-        """Return the question with classes: those with the highest scores at `x` if it has none."""
+        """Return the question with classes.
+
+        A question without classes gets the classes with the highest scores at `x`.
+        """
         if self.classes is not None or self.score is not None:
             return self
         best = self.entries(self.run(x)[0]).argmax(1).astype(jnp.int32)

@@ -100,15 +100,18 @@ class Definition:
         return bind_inputs(self.network, args, kwargs, leading=time_axes)
 
     def types(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> list[Any]:
-        """Return the types of a call's inputs, which are arrays or types; declared ones if none."""
+        """Return the types of a call's inputs, which are arrays or types.
+
+        Without inputs, return the declared types.
+        """
         inputs = args if args or kwargs else declared(self.network)
         return bind_inputs(self.network, inputs, kwargs, abstract=True)
 
     def check_params(self, params: Any, *, all: bool = False, stored: bool = False) -> Any:
-        """Return checked parameters: those that the network needs, or with `all` every one.
+        """Return checked parameters: the parameters that the network needs, or all with `all`.
 
-        They are put on the mesh, unless `stored`. Prepared values are dropped with `all` or
-        `stored`. Raises InputError if the parameters do not fit the graph.
+        The parameters are put on the mesh, unless `stored`. Prepared values are dropped with `all`
+        or `stored`. Raises InputError if the parameters do not fit the graph.
         """
         if isinstance(params, Prepared):
             raw = params.checked_for(self).params
@@ -123,9 +126,9 @@ class Definition:
         return bound
 
     def check_state(self, state: object, labels: Iterable[str] | None = None) -> dict[str, Any]:
-        """Return the checked arrays of all state variables, or of these labels.
+        """Return the checked arrays of all state variables, or of the variables with `labels`.
 
-        Raises InputError if they do not fit the graph.
+        Raises InputError if the arrays do not fit the graph.
         """
         variables = self.variables
         if labels is not None:

@@ -185,7 +185,8 @@ def _folder(directory: str | os.PathLike[str]) -> str:
 class _FirstPart:
     """The part of a split that prepares parameters, read from a file.
 
-    It runs an executable that is loaded at its first use, or numpy if there is none.
+    An executable computes the values, and is loaded at the first use. Without an executable numpy
+    computes the values.
     """
 
     sources: Sequence[int | None]

@@ -80,8 +80,9 @@ class Entry:
     ) -> Any:
         """Return a jitted function of parameters, state, inputs and a probe.
 
-        It computes with `params_of(parameters)`. In a function that a caller compiles, parameters
-        that have values there are prepared for its platform.
+        The function computes with `params_of(parameters)`. If a caller compiles it as a part of
+        another function, parameters with known values are prepared for the platform of that
+        function.
         """
         definition = self.definition
         compute = partial(definition.compute_in_trace, self.function)
@@ -108,7 +109,7 @@ class Entry:
         return list(inputs), [state[label] for label in self.labels]
 
     def of_lists(self, labels: Sequence[str]) -> Callable[..., Any]:
-        """Return the function of a model's arrays, listed by these labels, and of `arguments`."""
+        """Return the function of a list of a model's arrays, by `labels`, and of `arguments`."""
 
         def function(arrays: Inputs, inputs: Inputs, states: Inputs = ()) -> Any:
             by_label = dict(zip(labels, arrays, strict=True))

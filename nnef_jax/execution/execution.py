@@ -405,8 +405,9 @@ class Execution:
     def first_state(self, inputs: Callable[[], Inputs]) -> dict[str, jax.Array]:
         """Return the state before the first cycle.
 
-        `inputs` is called only if an initial value is computed from inputs. It returns the arrays
-        of the first cycle, or their types. Raises InputError if a type stands for a needed array.
+        `inputs` is called only if an initial value is computed from inputs, and returns the inputs
+        of the first cycle: arrays or types. Raises InputError for a type in place of a needed
+        array.
         """
         stored = dict(self.arrays.initial_state())
         network = self.network

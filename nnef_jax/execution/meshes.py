@@ -64,7 +64,7 @@ class Layout:
 
     @property
     def place(self) -> Place | None:
-        """Return the place of prepared values: replicated; None if nothing is prepared.
+        """Return the place of prepared values, which are replicated. None: nothing is prepared.
 
         Nothing is prepared for sharded parameters, nor on Explicit axes.
         """
@@ -72,7 +72,7 @@ class Layout:
         return None if self.specs or is_explicit(replicated) else Place(replicated, True)
 
     def extent(self, shapes: Sequence[Sequence[int]], time_axes: int = 0) -> int | None:
-        """Return the batch's extent from the shapes of the inputs; None if none has the axis."""
+        """Return the extent of the batch in the shapes of inputs, None if no shape has the axis."""
         axis = self.axis + time_axes
         return next((shape[axis] for shape in shapes if len(shape) > axis), None)
 
@@ -345,7 +345,10 @@ def _without(names: _Names, removed: Sequence[str]) -> _Names:
 
 
 def platform_of(mesh: AnyMesh) -> str:
-    """Return the platform of a mesh's devices; the default one if an abstract mesh has none."""
+    """Return the platform of a mesh's devices.
+
+    If an abstract mesh has no devices, return jax's default platform.
+    """
     if not isinstance(mesh, AbstractMesh):
         return mesh.devices.flat[0].platform
     device = mesh.abstract_device

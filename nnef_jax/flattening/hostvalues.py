@@ -113,7 +113,10 @@ def is_open(items: Iterable[object]) -> bool:
 
 
 def weight(value: object) -> int:
-    """Return the number of items in nested lists and host values; letters of texts count a part."""
+    """Return the number of items in nested lists and host values.
+
+    `LETTERS_PER_STEP` letters of a text count as one item.
+    """
     if isinstance(value, np.ndarray):
         return value.size
     if isinstance(value, str):
@@ -222,7 +225,7 @@ def _each(function: Callable[..., int], *operands: Host) -> Host:
 
 
 def _decided(function: Callable[..., bool], *operands: Host) -> Host:
-    """Return truth values as bool, or as integers 0, 1 and UNKNOWN if one of them is unknown."""
+    """Return truth values as bool. If one is unknown, return integers: 0, 1 and UNKNOWN."""
 
     def decide(*items: int) -> int:
         return int(function(*items))
@@ -242,8 +245,8 @@ def _aligned(*operands: Host) -> list[Host]:
 def _unified(*operands: Host) -> list[Host]:
     """Return the operands as one kind.
 
-    The kind is integer if no operand is real, or if there are integer operands and no fraction
-    among the items of the real ones. Otherwise it is real.
+    The kind is integer if no operand is real. It is also integer if some operands are integers, and
+    all items of the real operands are whole numbers. Otherwise the kind is real.
     """
     kinds = {x.dtype.kind for x in operands}
     if len(kinds) == 1:

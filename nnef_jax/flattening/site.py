@@ -237,7 +237,7 @@ class Site(OperatorSite[_Graph]):
         return self.step.slice(x, axes=(axis,), begin=(first,), end=(last,), stride=(step,))
 
     def fitted(self, x: Tensor, axis: int, size: int, value: float = 0.0) -> Any:
-        """Return a tensor with `size` items along an axis. It is cut, or padded with `value`."""
+        """Cut a tensor to `size` items along an axis, or pad the axis with `value`."""
         axis = self.axis(axis, self.rank(x))
         missing = size - self.known_shape(x)[axis]
         if missing <= 0:
@@ -313,7 +313,7 @@ def _derived(graph: TensorGraph, x: NDArray[Any], type: str) -> Constant:
 
 
 def _wrapped(x: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Return integers in a dtype. Those beyond its range wrap, as they do in the network."""
+    """Return integers in a dtype. Integers beyond the dtype's range wrap, as in the network."""
     ends = ml_dtypes.iinfo(dtype)
     low = int(ends.min)
     count = int(ends.max) - low + 1

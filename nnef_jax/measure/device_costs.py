@@ -204,9 +204,9 @@ def device_cost(
     Args:
         network: the name for the table.
         function: a function, jitted or not.
-        arguments: its arguments' types; on a mesh they have shardings.
+        arguments: the types of the function's arguments. For a mesh the types have shardings.
         topology: the devices.
-        multiply_adds: those of the document.
+        multiply_adds: the number of multiply-adds in the document.
         operations: names of operations in the order of the document.
 
     Raises UnsupportedError if the compiler refuses the function for a reason other than memory.

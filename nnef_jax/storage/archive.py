@@ -160,7 +160,7 @@ class Archive:
         return data
 
     def below(self, folder: str) -> Archive:
-        """Return a subfolder as an archive, readable while this one is open."""
+        """Return a subfolder as an archive, which is readable while this archive is open."""
         return Archive(self._open, self.location(folder), self._meter, f"{self._folder}{folder}/")
 
     @property

@@ -128,7 +128,10 @@ def converted(stored: NDArray[Any], dtype: str) -> NDArray[Any]:
 
 
 def own_dtype(value: Value | Host, defaults: Defaults, item: str | None = None) -> str:
-    """Return the dtype of a value of a declared item type that has no tensors beside it."""
+    """Return the dtype of a tensor, or of a literal without tensors beside it.
+
+    `item` is the declared item type.
+    """
     if isinstance(value, Value):
         return value.type.dtype
     if item not in ("integer", "logical", "scalar"):
