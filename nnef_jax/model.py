@@ -128,7 +128,7 @@ class Model(Writable):
             if label not in arrays and not isinstance(x, Tracer):
                 unread[label] = x
         leaves = arrays, initial if state is None else state
-        return Model(self._execution.on(leaves, unread, state_is_given=state is not None))
+        return Model(self._execution.on(leaves, unread, state_from_user=state is not None))
 
     def with_options(self, **options: Unpack[RunKeywords]) -> Model:
         """Return a model of the same network with other options of `load` for running it.
@@ -283,12 +283,12 @@ def _children(model: Model) -> tuple[Any, Any]:
     execution = execution_of(model)
     params, state = execution.arrays.leaves()
     children = (GetAttrKey("params"), params), (GetAttrKey("state"), state)
-    return children, (execution.executables, execution.arrays.state_is_given)
+    return children, (execution.executables, execution.arrays.state_from_user)
 
 
 def _unflattened(static: tuple[Executables, bool], leaves: Any) -> Model:
-    executables, state_is_given = static
-    arrays = Arrays(executables.definition, tuple(leaves), state_is_given=state_is_given)
+    executables, state_from_user = static
+    arrays = Arrays(executables.definition, tuple(leaves), state_from_user=state_from_user)
     return Model(Execution(executables, arrays))
 
 

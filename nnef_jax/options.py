@@ -140,18 +140,25 @@ def shapes_by_name(name: str, value: Any) -> dict[str, tuple[int | None, ...]]:
 
 
 def extents_by_name(name: str, value: Any) -> tuple[dict[str, Any], dict[str, int]]:
-    """Split a dict into its shapes and its integers: extents by the name of an open extent."""
+    """Return the shapes in a dict by input name, and the extents in it by symbol.
+
+    Integers are extents, other values are shapes. If the value is no dict it is returned in place
+    of the shapes. Raises InputError for a negative extent.
+    """
     if not isinstance(value, Mapping):
         return value, {}
     items: dict[Any, Any] = dict(value)  # pyright: ignore[reportUnknownArgumentType]
+    shapes: dict[Any, Any] = {}
     extents: dict[str, int] = {}
     for key, x in items.items():
         is_integer = isinstance(x, int | np.integer) and not isinstance(x, bool)
-        if isinstance(key, str) and is_integer:
-            if x < 0:
-                raise InputError(f"{name} has the negative extent {x} for '{key}'")
+        if not isinstance(key, str) or not is_integer:
+            shapes[key] = x
+        elif x < 0:
+            raise InputError(f"{name} has the negative extent {x} for '{key}'")
+        else:
             extents[key] = int(x)
-    return {key: x for key, x in items.items() if key not in extents}, extents
+    return shapes, extents
 
 
 def arrays_by_name(name: str, value: Any) -> dict[str, NDArray[Any]]:

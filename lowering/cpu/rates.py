@@ -92,11 +92,18 @@ def _nearest(rate: float) -> float:
 
 
 def rounded(rates: Sequence[float]) -> list[float]:
-    """Return the first rate rounded, and other rates as its multiples by powers of the step."""
+    """Return the rates rounded, so that close ones become equal.
+
+    The first rate becomes the nearest power of the step. Each other rate becomes a multiple of the
+    rounded first one, by the power of the step that is nearest to their ratio.
+    """
     first, *other_rates = rates
-    near = _nearest(first)
-    powers = (round(math.log(rate / first, _STEP)) for rate in other_rates)
-    return [near, *(float(f"{near * _STEP**power:.3g}") for power in powers)]
+    rounded_first = _nearest(first)
+    results = [rounded_first]
+    for rate in other_rates:
+        exponent = round(math.log(rate / first, _STEP))
+        results.append(float(f"{rounded_first * _STEP**exponent:.3g}"))
+    return results
 
 
 def _items(*shape: int, dtype: Any = jnp.float32) -> Array:

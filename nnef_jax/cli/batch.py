@@ -247,14 +247,15 @@ def _report(parts: Parts, count: int, computed: int, devices: int) -> None:
     """Print the report of a batch; raise DataError if a file failed."""
     from nnef_jax import DataError
 
-    failures = parts.write_failures()
-    counts = f"{count} files: {computed} on {devices} device{'s' * (devices > 1)}"
+    path_of_failures = parts.write_failures()
+    plural = "s" if devices > 1 else ""
+    counts = f"{count} files: {computed} on {devices} device{plural}"
     if computed < count:
         counts += f", {count - computed} by an earlier run"
     damaged = [f"{path}: damaged, its items were computed again" for path in parts.damaged]
     print_result(*damaged, counts, f"saved {parts.folder}")
-    if failures:
+    if parts.failures:
         for _, text in parts.failures[:_SHOWN]:
             report_error(*text.split("\n"))
         message = f"{len(parts.failures)} of {count} files failed"
-        raise DataError(message, hint=f"{failures} lists them, as --list reads them")
+        raise DataError(message, hint=f"{path_of_failures} lists them, as --list reads them")

@@ -39,10 +39,11 @@ class Arrays:
     Arrays from a file are put on a device when a computation there first needs them. The arrays on
     the host are then released. A second device copies the arrays of the first.
 
-    `are_given` says that a user gave the arrays. They stay on their devices. They may be traced,
-    and jax may put any object in their places in a tree: they are checked before their first use.
+    If `from_user` is set, a user passed the arrays, and they stay on their devices. They may be
+    traced, and jax may put any object in their places in a tree, so they are checked before their
+    first use.
 
-    The initial state is a constant to derivatives, unless a user gave it (`state_is_given`).
+    The initial state is a constant to derivatives, unless a user passed it (`state_from_user`).
 
     A `jax.ShapeDtypeStruct` may stand for each array. Such a model can be lowered and compiled, and
     `types` are its arrays; a call raises InputError.
@@ -53,12 +54,12 @@ class Arrays:
         definition: Definition,
         leaves: Leaves,
         *,
-        are_given: bool = True,
-        state_is_given: bool = False,
+        from_user: bool = True,
+        state_from_user: bool = False,
     ) -> None:
         self.definition = definition
-        self.are_given = are_given
-        self.state_is_given = state_is_given
+        self.from_user = from_user
+        self.state_from_user = state_from_user
         self._leaves = leaves  # numpy's arrays from a file, jax's once they are on a device
         self._placed = Once()
 
@@ -68,29 +69,29 @@ class Arrays:
         definition: Definition,
         data: Mapping[str, _Stored],
         *,
-        are_given: bool = False,
-        state_is_given: bool = False,
+        from_user: bool = False,
+        state_from_user: bool = False,
     ) -> Arrays:
         """Return the arrays that a definition needs, from data by label."""
         params = {label: data[label] for label in definition.labels}
         state = {label: data[label] for label in definition.states}
         leaves = params, state
-        return cls(definition, leaves, are_given=are_given, state_is_given=state_is_given)
+        return cls(definition, leaves, from_user=from_user, state_from_user=state_from_user)
 
     def __reduce__(self) -> tuple[Any, ...]:
         params, state = leaves = _on_host(self._leaves)
         arrays = *params.values(), *state.values()
         are_stored = all(isinstance(x, np.ndarray) for x in arrays)
-        flags = {"are_given": not are_stored, "state_is_given": self.state_is_given}
+        flags = {"from_user": not are_stored, "state_from_user": self.state_from_user}
         return partial(Arrays, **flags), (self.definition, leaves)
 
     def __deepcopy__(self, memo: dict[int, object]) -> Arrays:
-        flags = {"are_given": self.are_given, "state_is_given": self.state_is_given}
+        flags = {"from_user": self.from_user, "state_from_user": self.state_from_user}
         return Arrays(self.definition, _copied(self._leaves, memo), **flags)
 
     def leaves(self) -> Leaves:
         """Return the parameters and the initial state, on the default device if from a file."""
-        if self.are_given:
+        if self.from_user:
             return self._leaves
         return self.parameters(), self.initial_state()
 
@@ -125,7 +126,7 @@ class Arrays:
     def initial_state(self, where: Where | None = None) -> dict[str, jax.Array]:
         """Return the initial values of the graph's state variables, on a device."""
         state = self._at(where, 1)
-        is_constant = self.are_traced and not self.state_is_given
+        is_constant = self.are_traced and not self.state_from_user
         return jax.lax.stop_gradient(state) if is_constant else state
 
     def select(self, labels: Iterable[str]) -> dict[str, Any]:
@@ -154,14 +155,14 @@ class Arrays:
         params, state = self._leaves
         shapes = [value.type.shape for value in self.definition.network.graph.inputs]
         placed = layout.put_params(params), layout.put_state(state, shapes)
-        return Arrays(self.definition.over(layout), placed, state_is_given=self.state_is_given)
+        return Arrays(self.definition.over(layout), placed, state_from_user=self.state_from_user)
 
     def place(self, inputs: Sequence[object]) -> Place | None:
         """Return the place where jax computes with these inputs.
 
         Return None if arrays are traced, or committed to several places: jax decides then.
         """
-        if not self.are_given:
+        if not self.from_user:
             return place_of(inputs)
         self.require()
         if self.are_traced:
@@ -180,7 +181,7 @@ class Arrays:
     @cached_property
     def are_traced(self) -> bool:
         """Tell whether an array is a tracer."""
-        if not self.are_given or self.are_types:
+        if not self.from_user or self.are_types:
             return False
         return any(isinstance(x, Tracer) for x in self._all.values())
 
@@ -215,7 +216,7 @@ class Arrays:
 
     def _at(self, where: Where | None, part: int) -> dict[str, Any]:
         """Return the parameters (part 0) or the initial state (part 1), on a device."""
-        if not self.are_given:
+        if not self.from_user:
             if where is None:
                 where = default_device()
 

@@ -109,21 +109,21 @@ class Execution:
         variables = *network.graph.parameters, *network.graph.states
         types = {x.label: array_type(x.value) for x in variables}
         definition = Definition(replace(network, data=types), options)
-        return cls.of(Arrays.of(definition, types, are_given=True))
+        return cls.of(Arrays.of(definition, types, from_user=True))
 
     def on(
-        self, leaves: Leaves, unread: ByLabel | None = None, *, state_is_given: bool = False
+        self, leaves: Leaves, unread: ByLabel | None = None, *, state_from_user: bool = False
     ) -> Execution:
         """Return the execution on other parameters and states, sharing the executables."""
         definition = self.definition.with_unread(unread or {})
-        is_given = state_is_given or self.arrays.state_is_given
-        return Execution(self.executables, Arrays(definition, leaves, state_is_given=is_given))
+        from_user = state_from_user or self.arrays.state_from_user
+        return Execution(self.executables, Arrays(definition, leaves, state_from_user=from_user))
 
     def with_network(self, network: Network) -> Execution:
         """Return the execution of another network on its own data, with these options."""
         before = self.definition
         definition = Definition(network, before.options, before.layout)
-        return self._of(definition, network.data, are_given=self.arrays.are_given)
+        return self._of(definition, network.data, from_user=self.arrays.from_user)
 
     def over(self, layout: Layout) -> Execution:
         """Return the same execution on a mesh."""
@@ -144,11 +144,12 @@ class Execution:
             return self
         params, state = self.arrays.leaves()
         definition = self.definition.over(None)
-        return self._of(definition, {**params, **state}, are_given=self.arrays.are_traced)
+        # Arrays from the mesh count as a file's, so calls put them on one device. Tracers stay.
+        return self._of(definition, {**params, **state}, from_user=self.arrays.are_traced)
 
-    def _of(self, definition: Definition, data: ByLabel, *, are_given: bool) -> Execution:
-        state_is_given = self.arrays.state_is_given
-        arrays = Arrays.of(definition, data, are_given=are_given, state_is_given=state_is_given)
+    def _of(self, definition: Definition, data: ByLabel, *, from_user: bool) -> Execution:
+        state_from_user = self.arrays.state_from_user
+        arrays = Arrays.of(definition, data, from_user=from_user, state_from_user=state_from_user)
         return Execution.of(arrays)
 
     def for_one_call(self, inputs: Inputs) -> Execution:
@@ -225,7 +226,8 @@ class Execution:
         if place is None or is_explicit(place.where):
             if any(isinstance(x, Tracer) for x in arrays) and self._is_in_callers_trace():
                 return self._run_in_trace(entry, state, inputs)
-            params = self.arrays.for_calls(place and place.where)
+            where = None if place is None else place.where
+            params = self.arrays.for_calls(where)
             return self._run_jitted(entry, params, state, inputs)
         executable = self._executable(entry, arguments, place)
         if not entry.takes_state:
@@ -241,7 +243,7 @@ class Execution:
             return self._run_in_trace(entry, state, inputs)
 
     def _is_in_callers_trace(self) -> bool:
-        """Tell whether jax traces now, and the model's arrays are not tracers."""
+        """Tell whether jax traces now without tracers among the model's arrays."""
         return is_traced() and not self.arrays.are_traced
 
     def _run_in_trace(self, entry: Entry, state: ByLabel, inputs: Inputs) -> Any:
@@ -255,20 +257,21 @@ class Execution:
         return run(None, self._state_before(entry, state), inputs, NOTHING)
 
     def compiled(self, entry: Entry, state: ByLabel, inputs: Inputs) -> jax.stages.Compiled:
-        """Return jax's compiled program of a call with such arrays."""
+        """Return jax's compiled program of a call with arrays like these."""
         arguments = entry.arguments(state, inputs)
         place = self._place([*chain(*arguments)])
         if place is None or is_explicit(place.where):
-            params = self.arrays.for_calls(place and place.where)
-            run = self.executables.jitted_for_mesh(entry)
-            before = self._state_before(entry, state)
-            return run.lower(params, before, inputs, NOTHING).compile()
+            where = None if place is None else place.where
+            params = self.arrays.for_calls(where)
+            function = self.executables.jitted_for_mesh(entry)
+            state_before = self._state_before(entry, state)
+            return function.lower(params, state_before, inputs, NOTHING).compile()
         executable = self._executable(entry, arguments, place)
-        call: Any = executable.func
-        if isinstance(call, jax.stages.Compiled):
-            return call
-        # After a run jax has the program in its cache.
-        return call.lower(*executable.args, *arguments).compile()
+        bound: Any = executable.func
+        if isinstance(bound, jax.stages.Compiled):
+            return bound
+        # `bound` is jitted. A run has put its program into jax's cache, so this compiles nothing.
+        return bound.lower(*executable.args, *arguments).compile()
 
     def program(self, entry: Entry, inputs: Inputs, platform: str) -> tuple[Any, tuple[Any, ...]]:
         """Return the function that a call runs on devices of a platform, and its arguments' types.
@@ -309,7 +312,7 @@ class Execution:
         executable = self._recent.values.get(key)
         if executable is None:
             arrays = self._arrays_read(entry, place)
-            is_from_file = not self.arrays.are_given
+            is_from_file = not self.arrays.from_user
             executable = self.executables.get(
                 entry, arrays, arguments, place, key, keeps_values=is_from_file
             )
@@ -353,8 +356,8 @@ class Execution:
         try:
             return run(*arguments)
         except FloatingPointError as error:
-            raw = params.params if isinstance(params, Prepared) else params
-            culprits = self._not_finite(raw, before, inputs)
+            unprepared = params.params if isinstance(params, Prepared) else params
+            culprits = self._not_finite(unprepared, before, inputs)
             for name in culprits:
                 error.add_note(f"{name} has one before the network runs")
             if entry.time_axes and not culprits:

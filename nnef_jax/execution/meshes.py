@@ -146,17 +146,19 @@ class Layout:
         return shardings
 
     def with_axes(self, params: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
-        """Return the parameters, in which the axis of extent n becomes axes (before, n // before).
+        """Return the parameters reshaped: the divided axis becomes two, the second one is divided.
 
-        The mesh divides the second of these axes.
+        If the factors before the divided one have the product m, an axis of extent n becomes axes
+        of the extents m and n // m.
         """
         arrays: dict[str, jax.Array] = {}
         for label, x in params.items():
             division = self._divisions[label]
-            before = division.before
-            *outer, extent = x.shape[: division.axis + 1]
-            inner = x.shape[division.axis + 1 :]
-            arrays[label] = x.reshape(*outer, before, extent // before, *inner)
+            axis = division.axis
+            first_extent = division.before
+            second_extent = x.shape[axis] // first_extent
+            shape = (*x.shape[:axis], first_extent, second_extent, *x.shape[axis + 1 :])
+            arrays[label] = x.reshape(shape)
         return arrays
 
     def division(self, label: str, is_reshaped: bool) -> Division | None:

@@ -104,7 +104,10 @@ class Emission:
         return tuple(listed)
 
     def _checked(self, x: Any) -> Any:
-        """Return a hashable operand, with finite numbers clipped to the range of real tensors."""
+        """Return an operand made hashable: lists become tuples.
+
+        A finite number beyond the range of real tensors becomes the nearest number of the range.
+        """
         if type(x) is float:
             is_beyond = self._most < abs(x) < math.inf
             return math.copysign(self._most, x) if is_beyond else x
@@ -254,7 +257,9 @@ def _extents(operands: Sequence[object]) -> int:
 
 
 def _plain(attribute: Any) -> Any:
-    """Return a hashable attribute of Python's types, without numpy's and lists."""
+    """Return an attribute made hashable: lists become tuples, numpy's scalars become Python's."""
     if type(attribute) in _ARRAYS:
         return tuple([_plain(x) for x in attribute])
-    return attribute.item() if isinstance(attribute, np.generic) else attribute
+    if isinstance(attribute, np.generic):
+        return attribute.item()
+    return attribute

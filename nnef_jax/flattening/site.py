@@ -122,14 +122,18 @@ class Site(OperatorSite[_Graph]):
     # Folding: operations on known tensors
 
     def folded(self, kind: str, operands: Operands, attributes: ByName) -> Any:
-        """Return an operation's result on known tensors, several as a list. Raises NotFolded."""
+        """Compute an operation on known tensors; return its result, or a list of its results.
+
+        Raises NotFolded.
+        """
         operands = list(operands)
         if kind == "cast" and isinstance(operands[0], Constant):
-            return self.converted(operands[0], self.graph.element(attributes["dtype"]))
-        return self.evaluated(lambda *x: evaluate(kind, x, attributes), operands)
+            type = self.graph.element(attributes["dtype"])
+            return self.converted(operands[0], type)
+        return self.evaluated(lambda *values: evaluate(kind, values, attributes), operands)
 
     def evaluated(self, function: Callable[..., Any], operands: Operands) -> Any:
-        """Return the result of a function of host values on known tensors, several as a list.
+        """Apply a function of host values to known tensors; return its result or list of results.
 
         Raises NotFolded.
         """
@@ -137,12 +141,13 @@ class Site(OperatorSite[_Graph]):
         constants = [x for x in _listed(operands) if isinstance(x, Constant)]
         self.spend(sum(x.array.size for x in constants))
         values = function(*map(_exact, operands))
+        is_list = isinstance(values, list)
         logical = self.graph.TYPES["b"]
         type = next((x.type for x in constants if x.type != logical), logical)
-        arrays = cast("list[Any]", values) if isinstance(values, list) else [values]
+        arrays = cast("list[Any]", values) if is_list else [values]
         results = [_derived(self.graph, x, type) for x in arrays]
         self.spend(sum(x.array.size for x in results))
-        return results if isinstance(values, list) else results[0]
+        return results if is_list else results[0]
 
     def converted(self, x: Constant, type: str) -> Constant:
         """Return a known tensor in another element type. Raises NotFolded."""
@@ -222,13 +227,16 @@ class Site(OperatorSite[_Graph]):
     def root(self, x: Tensor, add: ByKind | None = None, degree: float = 2) -> Any:
         """Return x^(1/degree) for x >= 0, with the derivative 0 at 0.
 
-        `add` adds the last operation, by default `step`.
+        The last operation is added by `add`: `last` for the layer's or node's own operation, `step`
+        by default.
         """
         step = self.step
         is_zero = step.eq(x, 0.0)
+        # The root's derivative at 0 is infinite, so the root is taken of 1 there and not used.
         positive = step.select(is_zero, 1.0, x)
         root = step.sqrt(positive) if degree == 2 else step.pow(positive, 1 / degree)
-        return (add or step).select(is_zero, x, root)
+        last = step if add is None else add
+        return last.select(is_zero, x, root)
 
     def part(self, x: Tensor, axis: int, first: int, last: int, step: int = 1) -> Any:
         """Return the items `first:last:step` along an axis."""

@@ -102,7 +102,11 @@ def unpacked(data: memoryview, type: str, shape: tuple[int, ...]) -> NDArray[Any
 
 
 def stored(type: str, real: str) -> str:
-    """Return the dtype of weights in the graph: the file's, except for f32 and types of 64 bits."""
+    """Return the dtype in which the graph holds weights of a type.
+
+    Weights of f32 are held in `real`. Types of 64 bits are held in the dtype in which they are
+    computed. All other weights are held in the dtype of the file.
+    """
     if type in ("i64", "u64", "f64"):
         return computed(type, real)
     return real if type == "f32" else _NAMES[type]

@@ -148,8 +148,8 @@ def _as_loop(
     after = [_result(repetition.at, x) for x in after]
     bound = int(limit) if limit <= _MOST_UNROLLED else -1
     going = [repetition.at.cast(condition, "bool")]
-    joints = [LAST] * len(after)
-    return tuple(repetition.add(site.emit, going, after, after, joints, start, bound))
+    modes = [LAST] * len(after)
+    return tuple(repetition.add(site.emit, going, after, after, modes, start, bound))
 
 
 def _inputs(
@@ -249,15 +249,19 @@ def _scan(
 ) -> tuple[Any, ...]:
     _require_inputs(site, count)
     tensors = [*map(site.operand, range(len(site.operands)))]
-    first = len(tensors) - count
+    state_count = len(tensors) - count
+    states = tensors[:state_count]
+    scanned = tensors[state_count:]
 
-    def joints(end: str, items: int) -> list[tuple[int, int]]:
-        lists = (site.ints(f"scan_{end}_{x}", [0] * items) for x in ("axes", "directions"))
-        return list(zip(*lists, strict=True))
+    def axes_and_directions(side: str, items: int) -> list[tuple[int, int]]:
+        """Return (axis, direction) of each scanned "input" or "output"."""
+        axes = site.ints(f"scan_{side}_axes", [0] * items)
+        directions = site.ints(f"scan_{side}_directions", [0] * items)
+        return list(zip(axes, directions, strict=True))
 
-    cuts = joints("input", count)
-    stacks = joints("output", len(body.outputs) - first)
-    return _scanned(site, body, tensors[:first], tensors[first:], cuts, stacks)
+    cuts = axes_and_directions("input", count)
+    stacks = axes_and_directions("output", len(body.outputs) - state_count)
+    return _scanned(site, body, states, scanned, cuts, stacks)
 
 
 def _scanned(
@@ -266,25 +270,26 @@ def _scanned(
 ) -> tuple[Any, ...]:  # fmt: skip
     """Add a scan of a graph; return the last states and the outputs.
 
-    `cuts` are (axis, direction) of the scanned tensors, `stacks` are those of the outputs. A
-    direction of 1 starts from the end.
+    `cuts` has (axis, direction) for each scanned tensor, `stacks` for each output. A direction of 1
+    starts from the end.
     """
     body = RepeatedBody(site)
     inside: list[Value] = [body.state(x) for x in states]
-    for x, (axis, way) in zip(scanned, cuts, strict=True):
-        inside.append(body.item(x, site.axis(axis, site.rank(x)), reverse=bool(way)))
+    for x, (axis, direction) in zip(scanned, cuts, strict=True):
+        axis = site.axis(axis, site.rank(x))
+        inside.append(body.item(x, axis, reverse=bool(direction)))
     names = [port.name for port in graph.inputs]
     results = site.within(graph, body.graph, dict(zip(names, inside, strict=True)))
     values = [_result(body.at, x) for x in results]
     after = values[: len(states)]
     outputs = values[len(states) :]
-    joints: list[tuple[str, int, int]] = []
-    for i, (axis, way) in enumerate(stacks):
+    modes: list[tuple[str, int, int]] = []
+    for i, (axis, direction) in enumerate(stacks):
         axis = site.axis(axis, len(outputs[i].type.shape) + 1)
         outputs[i] = body.at.unsqueezed(outputs[i], (axis,))
-        chunk = -1 if way else 1
-        joints.append(("full", axis, chunk))
-    return tuple(body.scan(after, outputs, joints))
+        chunk = -1 if direction else 1
+        modes.append(("full", axis, chunk))
+    return tuple(body.scan(after, outputs, modes))
 
 
 @operator("Scan")
@@ -293,16 +298,18 @@ def _scan_8(
 ) -> tuple[Any, ...]:
     """Scan each sequence of tensors [batch,time,...]."""
     _require_inputs(site, count)
-    first = len(site.operands) - count - 1
+    state_count = len(site.operands) - count - 1
     tensors = [site.tensor(i) for i in range(1, len(site.operands))]
     batch, time = site.known_shape(tensors[-1])[:2]
     if site.has(0) and any(n != time for n in site.integers(0)):
         raise InvalidOperation("sequences of different lengths in a batch are not supported")
     site.spend(batch * len(body.nodes))
-    cuts = [(0, way) for way in site.ints("directions", [0] * count)]
-    stacks = [(0, 0)] * (len(body.outputs) - first)
+    cuts = [(0, direction) for direction in site.ints("directions", [0] * count)]
+    stacks = [(0, 0)] * (len(body.outputs) - state_count)
     results: list[tuple[Any, ...]] = []
     for i in range(batch):
         items = [site.squeezed(site.part(x, 0, i, i + 1), 0) for x in tensors]
-        results.append(_scanned(site, body, items[:first], items[first:], cuts, stacks))
+        states = items[:state_count]
+        scanned = items[state_count:]
+        results.append(_scanned(site, body, states, scanned, cuts, stacks))
     return tuple(site.step.stack([*values], axis=0) for values in zip(*results, strict=True))

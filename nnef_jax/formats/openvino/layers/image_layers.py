@@ -79,38 +79,44 @@ def _interpolated(
     site: LayerSite, x: Value, mode: str, coordinates: str, nearest: str,
     sizes: Mapping[int, int], scales: Mapping[int, float],
 ) -> Value:  # fmt: skip
-    """Resize along the axes in `sizes` or `scales`."""
+    """Resize along the axes that `sizes` gives an extent, or `scales` a factor.
+
+    `nearest` is the rounding of coordinates in the mode 'nearest'.
+    """
     site.graph.require_items(x, sizes)
     shape = list(site.known_shape(x))
-    result = list(shape)
+    extents = list(shape)
     for axis, size in sizes.items():
-        result[axis] = size
+        extents[axis] = size
     for axis, scale in scales.items():
-        result[axis] = math.floor(shape[axis] * scale + 1e-6)
+        # Without the 1e-6 a rounding error of the scale could cost an item.
+        extents[axis] = math.floor(shape[axis] * scale + 1e-6)
     attributes: dict[str, Any] = {"cubic_coeff_a": site.number("cube_coeff", -0.75)}
     antialias = site.flag("antialias")
+    kernel = mode
     if mode in ("bilinear_pillow", "bicubic_pillow"):
         attributes |= {"antialias": True, "exclude_outside": True}
         coordinates = "half_pixel"
         if mode == "bicubic_pillow":
-            mode = "cubic"
+            kernel = "cubic"
             attributes["cubic_coeff_a"] = site.number("cube_coeff", -0.5)
         else:
-            mode = "linear"
+            kernel = "linear"
     elif mode in ("linear", "linear_onnx"):
-        # The runtime of 2026.4 widens the kernel only in the mode 'linear', for five axes or more.
-        antialias = antialias and mode == "linear" and len(shape) > 4
-        attributes |= {"antialias": antialias, "exclude_outside": antialias}
-        mode = "linear"
+        # The runtime of 2026.4 widens the kernel only in the mode 'linear' and for five axes or
+        # more, so the attribute `antialias` is ignored for other inputs.
+        widens = antialias and mode == "linear" and len(shape) > 4
+        attributes |= {"antialias": widens, "exclude_outside": widens}
+        kernel = "linear"
     if scales and coordinates != "align_corners":
-        # Extents are rounded down, but coordinates are computed by the exact scales. The scales are
-        # passed on if the extents alone would give other scales.
-        exact = tuple(scales.get(axis, 1.0) for axis in range(len(shape)))
-        if any(n * s != m for n, s, m in zip(shape, exact, result, strict=True)):
-            attributes["scales"] = exact
-    if mode == "nearest":
+        exact_scales = tuple(scales.get(axis, 1.0) for axis in range(len(shape)))
+        triples = zip(shape, exact_scales, extents, strict=True)
+        if any(n * scale != extent for n, scale, extent in triples):
+            # Extents are rounded down, so coordinates follow from the exact scales instead.
+            attributes["scales"] = exact_scales
+    if kernel == "nearest":
         attributes["nearest_mode"] = nearest
-    return _resized(site.last, x, result, mode, coordinates, **attributes)
+    return _resized(site.last, x, extents, kernel, coordinates, **attributes)
 
 
 def _declared(site: LayerSite) -> list[int]:
