@@ -96,9 +96,13 @@ def _converted(matcher: Matcher, equation: Equation) -> None:
 
 @_RULES(moves=True)
 def _moved(matcher: Matcher, equation: Equation) -> None:
-    notes = [matcher.note(v) for v in equation.invars]
-    if len(notes) == len(equation.outvars) == 1 and notes[0]:
-        matcher.notes[equation.outvars[0]] = matcher.trace(partial(codes.moved, equation), *notes)
+    """Note the codes of a tensor whose items an equation only moves."""
+    if len(equation.invars) != 1 or len(equation.outvars) != 1:
+        return
+    coded = matcher.note(equation.invars[0])
+    if coded:
+        moved = partial(codes.moved, equation)
+        matcher.notes[equation.outvars[0]] = matcher.trace(moved, coded)
 
 
 @_RULES("add", "sub", "mul", "div")
@@ -127,11 +131,14 @@ def _changed(matcher: Matcher, equation: Equation) -> None:
 
 @_RULES(PRODUCT, CONVOLUTION)
 def _product(matcher: Matcher, equation: Equation) -> Any:
-    notes = [matcher.note(v) for v in equation.invars]
-    if not all(notes) or equation.outvars[0].aval.dtype != REAL:
+    """Compute a real product of two operands with noted codes from the codes, in integers."""
+    operand_codes = [matcher.note(v) for v in equation.invars]
+    has_codes = all(operand_codes)
+    is_real = equation.outvars[0].aval.dtype == REAL
+    if not has_codes or not is_real:
         return None
     kernel = codes.product if primitive(equation) == PRODUCT else codes.convolution
-    return matcher.trace(partial(kernel, params=equation.params), *notes)
+    return matcher.trace(partial(kernel, params=equation.params), *operand_codes)
 
 
 def _slim(matcher: Matcher, operand: Atom) -> tuple[Atom, tuple[int, ...]] | None:

@@ -12,7 +12,7 @@ from lowering.kernels.precision import widened
 from lowering.ops import require, rules
 
 _MOST = 100  # iterations; as many as classes if there are more
-_ERROR = 0.005  # iteration ends if the error is less than this divided by the number of classes
+_TOLERANCE = 0.005  # iteration ends if the residual is below this divided by the class count
 
 
 def _type(shares: TensorType, count: int) -> TensorType:
@@ -36,7 +36,7 @@ def pairwise_coupling(shares: Array, count: int) -> Array:
 
 
 def _errors(shares: Array) -> Array:
-    """Return the matrix Q: p^T Q p is the error of probabilities p for these shares."""
+    """Return the matrix Q of the error p^T Q p of probabilities p for these shares."""
     return jnp.diag(jnp.sum(shares**2, axis=0)) - shares * shares.T
 
 
@@ -52,30 +52,31 @@ def _coupled(shares: Array) -> Array:
     Q = _errors(shares)
     count = len(shares)
 
-    def better(t: Array, state: tuple[Array, ...]) -> tuple[Array, ...]:
-        p, Qp, error = state  # error: p^T Q p
-        step = (error - Qp[t]) / Q[t, t]
-        error = (error + step * (step * Q[t, t] + 2 * Qp[t])) / (1 + step) ** 2
+    def improve_class(t: Array, state: tuple[Array, ...]) -> tuple[Array, ...]:
+        """Change the probability of class t, and scale all to the sum 1."""
+        p, Qp, pQp = state
+        step = (pQp - Qp[t]) / Q[t, t]
+        pQp = (pQp + step * (step * Q[t, t] + 2 * Qp[t])) / (1 + step) ** 2
         p = p.at[t].add(step) / (1 + step)
         Qp = (Qp + step * Q[t]) / (1 + step)
-        return p, Qp, error
+        return p, Qp, pQp
 
-    def is_far(state: tuple[Array, Array]) -> Array:
+    def continues(state: tuple[Array, Array]) -> Array:
         iterations, p = state
         Qp = Q @ p
-        error = jnp.max(jnp.abs(Qp - p @ Qp))
-        return (iterations < max(_MOST, count)) & (error >= _ERROR / count)
+        residual = jnp.max(jnp.abs(Qp - p @ Qp))
+        return (iterations < max(_MOST, count)) & (residual >= _TOLERANCE / count)
 
-    def improved(state: tuple[Array, Array]) -> tuple[Array, Array]:
+    def improve(state: tuple[Array, Array]) -> tuple[Array, Array]:
         iterations, p = state
         Qp = Q @ p
         start = p, Qp, p @ Qp
         iterations = iterations + 1
-        p, _, _ = lax.fori_loop(0, count, better, start)
+        p, _, _ = lax.fori_loop(0, count, improve_class, start)
         return iterations, p
 
-    start = jnp.full(count, 1 / count, shares.dtype)
-    _, probabilities = lax.while_loop(is_far, improved, (jnp.int32(0), start))
+    uniform = jnp.full(count, 1 / count, shares.dtype)
+    _, probabilities = lax.while_loop(continues, improve, (jnp.int32(0), uniform))
     return probabilities
 
 

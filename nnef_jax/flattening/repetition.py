@@ -123,19 +123,19 @@ class RepeatedBody:
         return list(outputs) if isinstance(outputs, list | tuple) else [outputs]
 
 
-def both(makes: Sequence[Callable[[], _Body]], fixing: str) -> list[_Body]:
-    """Make the bodies of both branches of a choice.
+def flattened_branches(flatteners: Sequence[Callable[[], _Body]], fixing: str) -> list[_Body]:
+    """Flatten both branches of a choice by a function for each; return the functions' results.
 
-    If only one of them can be made, the error of the other one has the hint `fixing`: how to make
-    the condition known.
+    If only one branch can be flattened, the error of the other one has the hint `fixing`, which
+    says how to make the condition known.
 
     Raises InvalidOperation, NnefError.
     """
     bodies: list[_Body] = []
     errors: list[InvalidOperation | NnefError] = []
-    for make in makes:
+    for flatten in flatteners:
         try:
-            bodies.append(make())
+            bodies.append(flatten())
         except LimitError:
             raise
         except (InvalidOperation, NnefError) as error:
@@ -148,15 +148,15 @@ def both(makes: Sequence[Callable[[], _Body]], fixing: str) -> list[_Body]:
     return bodies
 
 
-def branch(
+def add_choice(
     add: Callable[..., Any],
     condition: Value,
     graphs: Sequence[TensorGraph],
     results: Sequence[Sequence[Value]],
 ) -> Any:
-    """Add the choice between two bodies under construction, by a condition.
+    """Add the operation that chooses one of two bodies by a condition; return its results.
 
-    `results` are the tensors of each body that are its outputs.
+    `graphs` are the bodies under construction. `results` are the outputs of each body.
     """
     captured = [value for graph in graphs for value in graph.captured.values()]
     read = list(dict.fromkeys(captured))

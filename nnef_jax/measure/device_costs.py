@@ -274,15 +274,15 @@ def _kernel_times(
 
 
 def estimated_seconds(analysis: Mapping[str, float], text: HloText) -> float | None:
-    """Return the compiler's estimate of a call's time, None if it has none.
-
-    XLA's `optimal_seconds` has -1 for each instruction of unknown time, and one trip of each loop.
-    """
+    """Return the compiler's estimate of a call's time, None if it has none."""
     seconds = analysis.get("optimal_seconds")
     if seconds is None or not text.cycles:
         return None
-    unknown = math.ceil(-seconds) if seconds < 0 else 0
-    return (seconds + unknown) * text.trips_factor
+    # XLA adds -1 for each instruction of unknown time. The known times are far below a second, so
+    # the sum is negative if there are such instructions, and rounding it up counts them.
+    unknown_count = math.ceil(-seconds) if seconds < 0 else 0
+    # XLA adds one trip of each loop, so the factor by which trips multiply the time is applied.
+    return (seconds + unknown_count) * text.trips_factor
 
 
 def _axes(arguments: Sequence[Any], topology: Topology) -> dict[str, int]:

@@ -2,7 +2,7 @@
 
 Flattening may need the shapes of the network's inputs, but a cut part knows only those of its own
 inputs. The network is flattened for a guess, the shapes at the cut are compared, and the guess is
-improved by the secant method.
+improved by Newton's method. Extents are integers, so slopes are measured and guesses are rounded.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from nnef_jax.formats.base import Options
 from nnef_jax.limits import Meter
 from nnef_jax.reading.network import Network
 
-_GUESSES = 8  # steps of the secant method; one is enough where extents depend linearly
+_GUESSES = 8  # steps of Newton's method; one is enough where extents depend linearly
 _FACTORS = (0.5, 2, 8, 64)  # changes of an extent, tried in order to get a slope
 
 Sizes = Mapping[str, int]  # extents, by the document's symbol or else by `input[axis]`
@@ -40,8 +40,11 @@ class Solver:
     def solve(self, shapes: Sequence[Shape], meter: Meter) -> Graph:
         """Return the part's graph for these shapes of the part's inputs.
 
-        Raises InputError if no shapes of the network's inputs lead to them, or if several do, with
-        different graphs.
+        This is Newton's method on the open extents of the network's inputs. Slopes are differences
+        to another extent, and each step is a least-squares solution, rounded to integers.
+
+        Raises InputError if no shapes of the network's inputs give the part these shapes, or if
+        several do with different graphs.
         """
         target = [extent for shape in shapes for extent in shape]
         sizes = self._start(target)
@@ -51,14 +54,15 @@ class Solver:
                 self._require_unique(sizes, part, meter)
                 return part
             slopes = [self._slopes(sizes, name, part, meter) for name in sizes]
+            jacobian = np.transpose(slopes)  # [extents of the part, open extents]
             residual = np.subtract(target, _extents(part))
-            change, *_ = np.linalg.lstsq(np.transpose(slopes), residual, rcond=None)
-            solution = np.add(list(sizes.values()), change)
-            rounded = np.maximum(np.rint(solution), 0)
-            better = dict(zip(sizes, rounded.astype(int).tolist(), strict=True))
-            if better == sizes:
+            step, *_ = np.linalg.lstsq(jacobian, residual, rcond=None)
+            solution = np.add(list(sizes.values()), step)
+            rounded = np.maximum(np.rint(solution), 0).astype(int).tolist()
+            next_sizes = dict(zip(sizes, rounded, strict=True))
+            if next_sizes == sizes:
                 break
-            sizes = better
+            sizes = next_sizes
         raise InputError(
             f"no shapes of the network's inputs make the part's {', '.join(map(show, shapes))}",
             hint="give them by load(..., input_shapes=...) before the network is cut",

@@ -171,10 +171,11 @@ def release(array: NDArray[np.generic]) -> None:
     if not isinstance(mapped, _FileMap) or not hasattr(mmap, "MADV_DONTNEED"):
         return
     start = _address(array) - _address(np.frombuffer(mapped, np.uint8))
-    first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
-    last = (start + array.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
-    if last > first:
-        mapped.madvise(mmap.MADV_DONTNEED, first, last - first)
+    # Only pages that lie entirely in the array are freed.
+    first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE  # rounded up
+    end = (start + array.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE  # rounded down
+    if end > first:
+        mapped.madvise(mmap.MADV_DONTNEED, first, end - first)
 
 
 def _address(array: NDArray[np.generic]) -> int:
@@ -184,42 +185,49 @@ def _address(array: NDArray[np.generic]) -> int:
 def check_target(path: str, *, overwrite: bool) -> os.stat_result | None:
     """Raise the error that `replacing` would raise; return the old file's status, or None.
 
-    The status of a link is its own. Raises FileNotFoundError if the file's folder is missing.
+    A link has its own status, not its target's. Raises FileNotFoundError if the file's folder is
+    missing.
     """
     placing.require_parent(path)
-    old = placing.status(os.path.abspath(path))
-    if old and not overwrite:
+    old_status = placing.status(os.path.abspath(path))
+    if old_status and not overwrite:
         raise placing.exists(path)
-    if old and stat.S_ISDIR(old.st_mode):
+    if old_status and stat.S_ISDIR(old_status.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
     protected_files.require_other(path)
-    return old
+    return old_status
 
 
 @contextmanager
 def replacing(path: str, *, overwrite: bool = False) -> Generator[BinaryIO]:
-    """Open a new file that replaces `path` at the end of the block, complete and on the disk.
+    """Open a temporary file for the block, and put it in the place of `path` after the block.
 
-    If the block raises or the process is killed, the old file stays. The new file gets the mode of
-    the old one. A link itself is replaced, not its target. The next writer into the folder removes
-    temporary files that killed processes left.
+    The file is then complete and on the disk, with the mode of the old file. If the block raises or
+    the process is killed, the old file stays. A link itself is replaced, not its target. If killed
+    processes left temporary files in the folder, its next writer removes them.
 
-    Raises FileExistsError for a device, fifo or socket; for an existing path if `overwrite` is off;
-    and always for a file that the same command reads (`protected_files`). Raises IsADirectoryError
-    for a folder, and OSError, with the path, for a full disk.
+    Raises:
+        FileExistsError: the path is a device, a fifo or a socket; the path exists and `overwrite`
+            is off; or the same command reads the file (`protected_files`).
+        IsADirectoryError: the path is a folder.
+        OSError: the disk is full. The error has the path.
     """
     target = os.path.abspath(path)
-    old = check_target(path, overwrite=overwrite)
-    private = old is not None and stat.S_ISREG(old.st_mode)
-    with placing.naming(path), temporaries.temporary_file(target, private=private) as (new, file):
+    old_status = check_target(path, overwrite=overwrite)
+    # The old file's mode may keep other users out, so they must not read the temporary file.
+    is_private = old_status is not None and stat.S_ISREG(old_status.st_mode)
+    temporary = temporaries.temporary_file(target, private=is_private)
+    with placing.naming(path), temporary as (temporary_path, file):
         yield file
         file.flush()
         os.fsync(file.fileno())
-        if os.name == "nt":  # Windows renames no open file; it has no lock to keep
+        if os.name == "nt":
+            # Windows does not rename an open file. The file has no lock there to keep.
             file.close()
-        placing.keep_mode(new, old)
-        protected_files.require_other(path)  # again: the block may have read more files
-        placing.place_file(new, target, overwrite=overwrite)
+        placing.keep_mode(temporary_path, old_status)
+        # The block may have read more files, so the path is checked again.
+        protected_files.require_other(path)
+        placing.place_file(temporary_path, target, overwrite=overwrite)
 
 
 def bytes_of(source: Any, meter: Meter, name: str) -> memoryview:

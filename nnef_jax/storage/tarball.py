@@ -226,16 +226,27 @@ def _text(field: bytes) -> str:
     return field.split(b"\0")[0].decode("utf-8", "backslashreplace")
 
 
+_BROKEN_RECORD = "a record of the extended header is broken"
+
+
 def _records(data: bytes) -> dict[str, str]:
-    """Return path, size and sparseness from records: length, space, key, '=', value, newline."""
+    """Return the records "path", "size" and "sparse" of an extended header.
+
+    A record is its length in decimal digits, a space, a key, '=', a value and a newline. "sparse"
+    stands for any record whose key begins with GNU.sparse.
+    """
     records: dict[str, str] = {}
     position = 0
     while position < len(data):
         digits = data[position : position + 20].split(b" ")[0]
-        end = position + int(digits) if digits.isdigit() else 0
-        key, equals, value = data[position + len(digits) + 1 : end].partition(b"=")
-        if not equals or not value.endswith(b"\n") or end > len(data):
-            raise ValueError("a record of the extended header is broken")
+        if not digits.isdigit():
+            raise ValueError(_BROKEN_RECORD)
+        start = position + len(digits) + 1
+        end = position + int(digits)
+        key, equals, value = data[start:end].partition(b"=")
+        is_complete = bool(equals) and value.endswith(b"\n") and end <= len(data)
+        if not is_complete:
+            raise ValueError(_BROKEN_RECORD)
         text = value[:-1].decode("utf-8", "backslashreplace")
         if key == b"size" and not (text.isdecimal() and len(text) <= 20):
             raise ValueError(f"{text[:40]!r} is not a size")

@@ -53,14 +53,17 @@ def _errors(comparison: _Result) -> list[tuple[str, Fields]]:
     """Return rms(difference) / rms(tensor) of each tensor, by its names in both networks."""
     rows: list[tuple[str, Fields]] = []
     for name, row in comparison["tensors"].items():
-        noise = _noise(float(row["snr"]))
+        error = _noise_ratio(float(row["snr"]))
         reason = str(row["reason"])
-        # Tensors that differ by an unmeasurable amount, as by a NaN, have an error of 1.
-        error = noise if noise < math.inf else float(bool(reason))
+        if error == math.inf:
+            # The difference cannot be measured, as beside a NaN, so a tensor that differs counts
+            # as all wrong.
+            error = 1.0 if reason else 0.0
         fields = {"error": error, "reason": reason}
         rows += [(str(row["b"]), fields), (str(name), fields)]
     return rows
 
 
-def _noise(decibels: float) -> float:
-    return math.inf if not decibels > -600 else 10 ** (-decibels / 20)
+def _noise_ratio(decibels: float) -> float:
+    """Return rms(difference) / rms(tensor), infinity below -600 dB and for NaN."""
+    return 10 ** (-decibels / 20) if decibels > -600 else math.inf

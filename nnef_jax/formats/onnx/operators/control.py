@@ -15,7 +15,7 @@ from lowering.extents import shapes_differ
 from lowering.graph import Value
 from nnef_jax.errors import SemanticError, ShapeError
 from nnef_jax.flattening.operators.attributes import attribute, integer
-from nnef_jax.flattening.repetition import LAST, RepeatedBody, both, branch
+from nnef_jax.flattening.repetition import LAST, RepeatedBody, add_choice, flattened_branches
 from nnef_jax.flattening.site import Tensor
 from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.onnx.document import ModelGraph
@@ -42,17 +42,17 @@ def _if(
         return tuple(site.within(graph, site.graph, {}))
     bodies = [site.graph.body() for _ in range(2)]
     pairs = zip((then, otherwise), bodies, strict=True)
-    branches = [partial(site.within, graph, body, {}) for graph, body in pairs]
-    then_outputs, else_outputs = both(branches, site.graph.fixing(condition))
+    flatteners = [partial(site.within, graph, body, {}) for graph, body in pairs]
+    then_outputs, else_outputs = flattened_branches(flatteners, site.graph.fixing(condition))
     lengths = list(map(_length, then_outputs))
     if lengths != list(map(_length, else_outputs)):
-        site.known(0)  # raises: the condition is computed
-    flat: list[list[Value]] = []
+        site.known(0)  # This raises an error, since the condition is computed.
+    body_outputs: list[list[Value]] = []
     for body, outputs in zip(bodies, (then_outputs, else_outputs), strict=True):
         at = replace(site, graph=body)
-        flat.append([_result(at, x) for x in _flat(outputs)])
+        body_outputs.append([_result(at, x) for x in _flat(outputs)])
     is_then = site.reshaped(site.cast(condition, "bool"), ())
-    values = branch(site.emit, is_then, bodies, flat)
+    values = add_choice(site.emit, is_then, bodies, body_outputs)
     items = iter(values if isinstance(values, list | tuple) else [values])
     results: list[Any] = []
     for length in lengths:

@@ -175,7 +175,7 @@ def _label_encoder(
     default_float: float = number("default_float", -0.0),
     default_int: int = integer("default_int64", -1),
 ) -> Any:
-    """Map keys to values. The last one of equal keys counts. NaN may be a key."""
+    """Map keys to values, other items to a default. The last one of equal keys counts."""
     keys, key_dtype = _encoded(site, "keys")
     values, dtype = _encoded(site, "values")
     if len(keys) != len(values) or not len(keys):
@@ -184,21 +184,24 @@ def _label_encoder(
     default_tensor = site.node.attributes.get("default_tensor")
     if default_tensor is not None:
         default = default_tensor.array.reshape(-1)[0]
-    last_places: dict[float, int] = {}  # by key
-    nans: list[int] = []  # places of NaN, which is not equal to itself
+    last_indices: dict[float, int] = {}  # indices of keys other than NaN, by key
+    nan_index: int | None = None
     for i, key in enumerate(keys.tolist()):
-        if key == key:
-            last_places[key] = i
+        is_nan = key != key
+        if is_nan:
+            nan_index = i
         else:
-            nans.append(i)
+            last_indices[key] = i
     x = site.cast(x, site.computed(key_dtype))
-    order = list(last_places.values()) or [0]
-    sorted_keys = parameter(site, "keys", keys[order], key_dtype)
-    index = site.step.reverse_lookup(x, sorted_keys, fallback=-1)
-    if nans:
-        order.append(nans[-1])
-        index = site.step.select(site.step.is_nan(x), len(order) - 1, index)
-    table = parameter(site, "values", values[order], dtype)
+    # A table must not be empty, so it has one NaN if all keys are NaN. No item equals it.
+    rows = list(last_indices.values()) or [0]
+    distinct_keys = parameter(site, "keys", keys[rows], key_dtype)
+    index = site.step.reverse_lookup(x, distinct_keys, fallback=-1)
+    if nan_index is not None:
+        # NaN is not equal to itself, so the lookup misses it.
+        rows.append(nan_index)
+        index = site.step.select(site.step.is_nan(x), len(rows) - 1, index)
+    table = parameter(site, "values", values[rows], dtype)
     return site.last.direct_lookup(index, table, site.constant(default, dtype))
 
 

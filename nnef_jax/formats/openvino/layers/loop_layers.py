@@ -13,7 +13,7 @@ from lowering.errors import InvalidOperation
 from lowering.graph import Value
 from nnef_jax.flattening.counts import Count
 from nnef_jax.flattening.emission import ByName
-from nnef_jax.flattening.repetition import LAST, RepeatedBody, both, branch
+from nnef_jax.flattening.repetition import LAST, RepeatedBody, add_choice, flattened_branches
 from nnef_jax.flattening.site import Tensor
 from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.openvino.document import CONSTANTS, Body, End
@@ -44,7 +44,9 @@ def _loop(site: LayerSite) -> list[Any]:
             parts = repetition.parts()
             if count is None and parts is None:
                 raise InvalidOperation("nothing ends it: it has no count, condition or parts")
-            if count is None or parts is None or count == parts:
+            # A scan has one number of turns, so the count and the number of parts must agree.
+            is_scan = count is None or parts is None or count == parts
+            if is_scan:
                 return repetition.scanned(count)
     return repetition.until(condition, count, begins)
 
@@ -70,8 +72,9 @@ class _Repetition:
                 end = source_of(self.body, link.end)
                 layer = self.body.net.by_id[end[0]]
                 if layer.kind == "parameter":
-                    following = self.back.get(end)
-                    is_true = following is None or source_of(self.body, following) == end
+                    # If the body hands the condition on unchanged, it stays true.
+                    next_end = self.back.get(end)
+                    is_true = next_end is None or source_of(self.body, next_end) == end
                 else:
                     site = replace(self.site, layer=layer, net=self.body.net, operands=())
                     is_true = layer.kind in CONSTANTS and stored(site).array.all()
@@ -109,17 +112,20 @@ class _Repetition:
     # The operations
 
     def scanned(self, turns: int | None) -> list[Any]:
-        """Add a scan over the parts of the cut inputs, or over a number of turns."""
+        """Add a scan over the parts of the cut inputs, or over a number of turns.
+
+        If no input is cut, `turns` is the number of turns. None stands for the number of parts.
+        """
         site, repeated = self.site, self.repeated
         for link in self._cut:
             value, sign, axis = _cut(site, site.tensor(_outer(site, link)), link)
             self.feeds[link.end] = repeated.part(value, axis, sign * link.size)
-        if not self._cut or any(map(self._is_turn, self.inputs)):
-            if turns is None:
-                turns = self.parts()
-            if turns is None:
+        reads_turn = any(map(self._is_turn, self.inputs))
+        if not self._cut or reads_turn:
+            count = self.parts() if turns is None else turns
+            if count is None:
                 raise InvalidOperation("it has no input that is cut into parts")
-            self._feed_turn(repeated.turn(turns))
+            self._feed_turn(repeated.turn(count))
         return self._emit()
 
     def until(
@@ -193,7 +199,10 @@ class _Repetition:
         return [by_port.get(port.id) for port in site.layer.outputs]
 
     def _feed_uncut(self) -> list[Link]:
-        """Feed the inputs that are not cut, whole or as states; return the lines of the states."""
+        """Feed the inputs that are not cut: states, and tensors that each iteration reads entirely.
+
+        Return the links of the states.
+        """
         uncut = [x for x in self.inputs if x.axis is None and not self._is_turn(x)]
         states = [link for link in uncut if link.end in self.back]
         for link in uncut:
@@ -242,21 +251,26 @@ def _if(site: LayerSite) -> list[Any]:
         body = then_body if condition.array.any() else else_body
         feeds = {link.end: _outer(site, link) for link in links(body, inputs=True)}
         return _results(site, body, site.graph, feeds)
-    graphs = [site.graph.body() for _ in range(2)]
-    bodies = zip((then_body, else_body), graphs, strict=True)
-    branches = [partial(_branch, site, body, graph) for body, graph in bodies]
-    results = both(branches, site.graph.fixing(condition))
-    outputs = branch(site.insert, _truth(site, condition), graphs, results)
+    then_graph = site.graph.body()
+    else_graph = site.graph.body()
+    flatteners = [
+        partial(_flattened, site, then_body, then_graph),
+        partial(_flattened, site, else_body, else_graph),
+    ]
+    body_outputs = flattened_branches(flatteners, site.graph.fixing(condition))
+    truth = _truth(site, condition)
+    outputs = add_choice(site.insert, truth, [then_graph, else_graph], body_outputs)
     return outputs if isinstance(outputs, list) else [outputs]
 
 
-def _branch(site: LayerSite, body: Body, graph: LayerGraph) -> list[Value]:
+def _flattened(site: LayerSite, body: Body, graph: LayerGraph) -> list[Value]:
     """Flatten a body into `graph`; return the tensors of the output ports in that graph."""
     feeds = dict[End, Tensor]()
     for link in links(body, inputs=True):
         value = _outer(site, link)
-        name = f"given_{len(graph.captured)}"
-        feeds[link.end] = graph.entered(value, name) if isinstance(value, Value) else value
+        if isinstance(value, Value):
+            value = graph.entered(value, f"given_{len(graph.captured)}")
+        feeds[link.end] = value
     inner = replace(site, graph=graph)
     return [inner.tensor(x) for x in _results(site, body, graph, feeds)]
 
