@@ -258,35 +258,38 @@ def _jvp(
     fixed = [ad.Zero(aval.to_tangent_aval()) for aval in jaxpr.in_avals[: len(constants.arrays)]]
     operands = [*constants.arrays, *operands]
     tangents = [*fixed, *tangents]
-    if any(map(_moves, tangents[count:])):
+    if any(map(_is_active, tangents[count:])):
         raise TypeError(
             "prepared values have no derivatives: differentiate in parameters, and prepare these"
             " in the differentiated function, or not at all"
         )
-    moving = [i for i, tangent in enumerate(tangents[:count]) if _moves(tangent)]
+    active = [i for i, tangent in enumerate(tangents[:count]) if _is_active(tangent)]
     first = count - linear
-    is_linear = not moving or moving[0] >= first
+    is_linear = not active or active[0] >= first
     if is_linear:
         params |= {"linear": linear, "constants": _NOTHING, "about": about}
         results = _network.bind(*operands, jaxpr=jaxpr, **params)
-        if not moving:
+        if not active:
             return results, [ad.Zero(aval.to_tangent_aval()) for aval in avals]
         changes = [*operands[:first], *map(ad.instantiate_zeros, tangents[first:count])]
         return results, _bind(Program(jaxpr, role="backward"), changes, about, linear=linear)
     operands = operands[:count]
-    changes = [tangents[i] for i in moving]
+    changes = [tangents[i] for i in active]
     are_real = [jnp.issubdtype(aval.dtype, jnp.inexact) for aval in avals]
     trees: list[Any] = []  # tracing `with_residuals` appends the tree of the linear function
 
     def with_residuals(*operands: Array) -> tuple[list[Any], list[Any], list[Any]]:
-        def parted(*moved: Array) -> tuple[list[Any], list[Any]]:
-            results = jaxprs.as_function(jaxpr)(*_merged(operands, moving, moved))
+        """Return real results, integer results, and the residuals of the linear function."""
+
+        def of_active(*active_operands: Array) -> tuple[list[Any], list[Any]]:
+            """Return real and integer results; operands without a tangent are constants."""
+            results = jaxprs.as_function(jaxpr)(*_merged(operands, active, active_operands))
             reals = list(compress(results, are_real))
             integers = list(compress(results, map(not_, are_real)))
             return reals, integers
 
-        points = [operands[i] for i in moving]
-        reals, linear_function, integers = jax.linearize(parted, *points, has_aux=True)
+        active_operands = [operands[i] for i in active]
+        reals, linear_function, integers = jax.linearize(of_active, *active_operands, has_aux=True)
         residuals, tree = jax.tree.flatten(linear_function)
         trees.append(tree)
         return reals, integers, residuals
@@ -318,8 +321,8 @@ def _jvp(
 ad.primitive_jvps[_network] = _jvp
 
 
-def _moves(tangent: Any) -> bool:
-    """Tell whether a tangent is not known to be 0."""
+def _is_active(tangent: Any) -> bool:
+    """Tell whether a tangent may differ from 0."""
     return type(tangent) is not ad.Zero and tangent.dtype != jax.dtypes.float0
 
 

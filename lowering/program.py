@@ -424,17 +424,23 @@ def rewritten(program: Program, rules: Rules | Mapping[str, Rule]) -> Program:
 
 
 def replaced(program: Program, functions: Sequence[Computed]) -> Program:
-    """Replace the equation `at` of each function; the new equations are not named by an operation.
+    """Replace equations of a program by functions. Each function replaces its equation `at`.
 
-    A function may also compute results of equations before `at` that no equation before `at` reads.
+    A function may also compute the results of earlier equations, if no equation before `at` reads
+    them. The new equations have no operation's name.
     """
-    pairs = [(x.at, x) for x in functions if x.at is not None]
-    by_equation = {id(at): replace(x, at=jaxprs.unnamed(at)) for at, x in pairs}
+    by_equation: dict[int, Computed] = {}
+    kinds: set[str] = set()
+    for function in functions:
+        equation = function.at
+        if equation is not None:
+            by_equation[id(equation)] = replace(function, at=jaxprs.unnamed(equation))
+            kinds.add(primitive(equation))
 
     def rule(matcher: Matcher, _: Equation) -> Computed | None:
         return by_equation.get(id(matcher.original))
 
-    return rewritten(program, dict.fromkeys({primitive(at) for at, _ in pairs}, rule))
+    return rewritten(program, dict.fromkeys(kinds, rule))
 
 
 @contextmanager

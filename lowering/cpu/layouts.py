@@ -49,24 +49,31 @@ def run(program: Program, target: Target) -> Program:
 
 
 def _orders(program: Program) -> dict[Variable, tuple[int, ...]]:
-    """Map variables of convolutions, and variables with the same axes, to the convolutions' order.
+    """Return the order of axes in which the forward pass computed variables of a backward pass.
 
-    The forward pass computed the arguments of a backward pass in this order of axes: XLA then drops
-    both transpositions.
+    Convolutions compute with channels last, so their images have this order. Equations that keep
+    axes hand it on to all their variables. If a backward pass takes its arguments in the same
+    order, XLA drops the transpositions of both passes.
     """
     orders: dict[Variable, tuple[int, ...]] = {}
-    # The groups of variables with the same axes that each variable is in.
+    # A group has the variables of an equation that keeps axes. These are the groups by variable.
     groups_of: dict[Variable, list[Sequence[Variable]]] = defaultdict(list)
     pending: list[tuple[Atom, tuple[int, ...]]] = []
     for equation in program.equations:
         if primitive(equation) == jaxprs.CONVOLUTION:
             numbers = equation.params["dimension_numbers"]
-            first, second, *spatial = numbers.lhs_spec
-            order = (min(first, second), *spatial, max(first, second))
+            batch_axis, channel_axis, *spatial = numbers.lhs_spec
+            # The gradient by a filter sums over the batch, so batch and channels change places, and
+            # the gradient of the result is in the filter's place.
+            is_filter_gradient = batch_axis > channel_axis
+            if is_filter_gradient:
+                order = (channel_axis, *spatial, batch_axis)
+                second_image = equation.invars[1]
+            else:
+                order = (batch_axis, *spatial, channel_axis)
+                second_image = equation.outvars[0]
             pending.append((equation.invars[0], order))
-            # In the gradient by a filter the gradient of the result is in the filter's place.
-            result = equation.invars[1] if first > second else equation.outvars[0]
-            pending.append((result, order))
+            pending.append((second_image, order))
         elif facts(equation).keeps_axes:
             variables = jaxprs.variables([*equation.invars, *equation.outvars])
             group = [v for v in variables if len(v.aval.shape) > 2]

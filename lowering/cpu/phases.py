@@ -36,38 +36,49 @@ def covered(x: Array, windows: Windows) -> Iterator[Array]:
 def spread(
     arrays: Sequence[tuple[Array, float]], windows: Windows, term: Callable[..., Array]
 ) -> Array:
-    """Return the sum over all cells of the terms that each adds to the items that it covers.
+    """Return an array of the input's shape: at each item the sum of the terms of all its windows.
 
-    `arrays` are pairs: an array with an item for each position, and the fill around it.
-    `term(cell, *parts)` returns the term of a cell from slices of the arrays; it is 0 for fills.
+    A window of the item has the item at one of its cells, and gives it the term of that cell.
+    `arrays` are pairs of an array, with an item for each position of the windows, and its fill:
+    the item at positions outside. `term(cell, *slices)` returns the terms of a cell from slices of
+    the arrays. The term of fills is 0.
     """
     size, stride, dilation = windows.size, windows.stride, windows.dilation
-    paddings = [before for before, _ in windows.padding]
+    paddings = [first_padding for first_padding, _ in windows.padding]
     # Items of a phase of the padded input, up to the input's last item.
     lengths: list[int] = []
     for extent, padding, s in zip(windows.upscaled, paddings, stride, strict=True):
         lengths.append(-(-(extent + padding) // s))  # rounded up
-    before = [(k - 1) * d // s for k, d, s in zip(size, dilation, stride, strict=True)]
-    after = [max(m - n, 0) for m, n in zip(lengths, windows.downscaled, strict=True)]
-    edges = tuple(zip(before, after, strict=True))
+    # A window begins up to so many positions before an item that it covers, so fills go there.
+    fronts = [(k - 1) * d // s for k, d, s in zip(size, dilation, stride, strict=True)]
+    backs = [max(m - n, 0) for m, n in zip(lengths, windows.downscaled, strict=True)]
+    edges = tuple(zip(fronts, backs, strict=True))
     extended = [extend(x, edges, "constant", fill) for x, fill in arrays]
 
     def phase(offsets: Cell) -> Array | None:
-        """Return the sum of the terms of a phase; None if no cell covers its items."""
+        """Return the sums of a phase: of items at `offsets` from multiples of the stride.
+
+        Return None if no cell covers these items.
+        """
         total: Array | None = None
         for cell in np.ndindex(*size):
+            # The distances, in the window at position 0, of the cell from the phase's first item.
             steps = [j * d - offset for j, d, offset in zip(cell, dilation, offsets, strict=True)]
             if any(step % s for step, s in zip(steps, stride, strict=True)):
-                continue
-            start = [b - step // s for b, step, s in zip(before, steps, stride, strict=True)]
+                continue  # The cell covers items of another phase.
+            start = [
+                front - step // s for front, step, s in zip(fronts, steps, stride, strict=True)
+            ]
             stop = [first + length for first, length in zip(start, lengths, strict=True)]
-            part = term(cell, *(lax.slice(x, start, stop) for x in extended))
-            total = part if total is None else total + part
+            slices = [lax.slice(x, start, stop) for x in extended]
+            terms = term(cell, *slices)
+            total = terms if total is None else total + terms
         return total
 
-    phases = [phase(offsets) for offsets in np.ndindex(*stride)]
-    example = next(x for x in phases if x is not None)
-    total = _interleaved([jnp.zeros_like(example) if x is None else x for x in phases], stride)
+    sums = [phase(offsets) for offsets in np.ndindex(*stride)]
+    example = next(x for x in sums if x is not None)
+    phases = [jnp.zeros_like(example) if x is None else x for x in sums]
+    total = _interleaved(phases, stride)
     # Cut the padding off, and add zeros behind the last covered item.
     cuts: list[tuple[int, int, int]] = []
     for padding, extent, length in zip(paddings, windows.upscaled, total.shape, strict=True):
@@ -76,16 +87,19 @@ def spread(
 
 
 def _interleaved(phases: list[Array], stride: Sequence[int]) -> Array:
-    """Join phases, which are in row-major order, to an array; the reverse of splitting it."""
+    """Return the array whose phases these are, in row-major order of their offsets."""
+    arrays = phases
     for axis in reversed(range(len(stride))):
         step = stride[axis]
         if step == 1:
             continue
-        rows = [phases[i : i + step] for i in range(0, len(phases), step)]
-        phases = []
-        for row in rows:
-            shape = list(row[0].shape)
+        joined: list[Array] = []
+        for i in range(0, len(arrays), step):
+            # The offsets of these arrays differ along `axis` only, so their items take turns there.
+            neighbours = arrays[i : i + step]
+            shape = list(neighbours[0].shape)
             shape[axis] *= step
-            phases.append(jnp.stack(row, axis=axis + 1).reshape(shape))
-    (total,) = phases
+            joined.append(jnp.stack(neighbours, axis=axis + 1).reshape(shape))
+        arrays = joined
+    (total,) = arrays
     return total

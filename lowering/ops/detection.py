@@ -197,11 +197,16 @@ def _unique_type(input: TensorType, axis: int) -> tuple[TensorType, ...]:
 
 @rules.rule("unique", _unique_type)
 def unique(ctx: Context, input: Array, axis: int, sorts: bool) -> tuple[Array, ...]:
-    """Return the distinct items along an axis, padded with the last one, and four int32 tensors.
+    """Return the distinct items along an axis, and four int32 tensors about them.
 
-    These are the first index of each distinct item; for each item of the input its index among the
-    distinct ones; the count of each distinct item, padded with 0; and the number of distinct items
-    [1]. Distinct items are in order of their first index, or sorted with `sorts`.
+    Distinct items are sorted if `sorts`, else in the order of their first indices. All results but
+    the last two are padded with the last distinct item, to the extent of the input. The int32
+    tensors are:
+
+    1. the first index of each distinct item in the input
+    2. for each item of the input, its index among the distinct items
+    3. the count of each distinct item, padded with 0
+    4. the number of distinct items, [1]
     """
     x = jnp.asarray(input)
     count = x.shape[axis]
@@ -214,12 +219,18 @@ def unique(ctx: Context, input: Array, axis: int, sorts: bool) -> tuple[Array, .
         rows, axis=0, size=count, return_index=True, return_inverse=True, return_counts=True
     )
     inverse = inverse.reshape(-1)
-    filled = counts > 0
+    filled = counts > 0  # False for padding
     if not sorts:
-        order = jnp.argsort(jnp.where(filled, first, count))
+        # Padding gets the key `count`, beyond all indices, so it stays behind the distinct items.
+        keys = jnp.where(filled, first, count)
+        order = jnp.argsort(keys)
         first, counts, filled = first[order], counts[order], filled[order]
-        inverse = jnp.argsort(order)[inverse]
+        # `order` maps new places to old ones. Its argsort is the reverse, which `inverse` needs.
+        new_places = jnp.argsort(order)
+        inverse = new_places[inverse]
     number = jnp.sum(filled, keepdims=True)
-    first = jnp.where(filled, first, first[number - 1])
-    items = jnp.moveaxis(rows[first], 0, axis)
-    return items, *(array.astype(jnp.int32) for array in (first, inverse, counts, number))
+    last_first = first[number - 1]  # first index of the last distinct item
+    padded_first = jnp.where(filled, first, last_first)
+    items = jnp.moveaxis(rows[padded_first], 0, axis)
+    indices = (padded_first, inverse, counts, number)
+    return items, *(array.astype(jnp.int32) for array in indices)

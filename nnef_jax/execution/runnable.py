@@ -62,13 +62,15 @@ class Runnable:
         """
         execution = self._execution
         if edit is None and capture is None:
+            # A repeated call skips the binding of inputs and the choice of an executable.
             inputs = in_order(execution.network.graph.inputs, args, kwargs) if kwargs else args
             executable = None if inputs is None else execution.executable_for(inputs)
             if inputs is not None and executable is not None:
                 try:
                     return executable(list(map(copied, inputs)))
                 except Exception:
-                    # jax may have found a NaN that it looks for, or may compile a function now.
+                    # While jax looks for NaNs or traces, the executable may fail where the general
+                    # call below computes, or names the NaN. So this error is dropped then.
                     if not (is_watched() or is_traced()):
                         raise
         return execution.call(args, kwargs, probe=Probe.of(edit, capture))

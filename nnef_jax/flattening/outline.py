@@ -32,9 +32,9 @@ def _is_untyped(x: object) -> bool:
 def add_untyped(
     graph: Emission, kind: str, operands: Iterable[object], names: Sequence[str], span: Span
 ) -> list[Value]:
-    """Add an operation of a kind that only the document has; return its results, by `names`.
+    """Add an operation of a kind that only the document has; return its results.
 
-    The operation reads the tensors and the weights among the operands.
+    The results have these names. Among the operands the operation reads tensors and weights only.
     """
     if not names:
         return []
@@ -47,8 +47,8 @@ def add_untyped(
     graph.meter.spend(OPERATION, "the network", span)
     types = tuple([UNTYPED] * len(names))
     rule = Rule(kind, lambda: types, _refuse, ("**",), wants_context=False, infer_reads=frozenset())
-    operation = {"inputs": tuple(reads)}
-    results = graph.builder.operation(kind, operation, {}, names, span, rule=rule)
+    operands_by_name = {"inputs": tuple(reads)}
+    results = graph.builder.operation(kind, operands_by_name, {}, names, span, rule=rule)
     return [value for value in results if isinstance(value, Value)]
 
 

@@ -58,9 +58,11 @@ def entries_of(operators: Operators, site: type) -> Iterator[OperatorEntry]:
     """Yield the entries of a registry. `site` is the class of the format's sites."""
     for _, group in groupby(operators, lambda x: (x.domain, operators.key(x.name))):
         versions = list(group)
-        following = [x.since - 1 for x in versions[1:]]
-        for operator, last in zip(versions, [*following, NEWEST], strict=True):
-            yield _entry(operator, min(operator.until, last), site)
+        # A meaning ends where the next one of the same operator begins.
+        last_versions = [x.since - 1 for x in versions[1:]]
+        last_versions.append(NEWEST)
+        for operator, last_version in zip(versions, last_versions, strict=True):
+            yield _entry(operator, min(operator.until, last_version), site)
 
 
 def _entry(operator: Operator, last: int, site: type) -> OperatorEntry:

@@ -86,7 +86,7 @@ class Net:
     name: str
     version: int
     layers: Sequence[NetLayer]
-    feeds: Mapping[End, End]  # the output port that feeds an input port
+    sources: Mapping[End, End]  # output ports, by the input ports that read them
     element: Element
     source: Source
 
@@ -110,7 +110,7 @@ class Net:
     @cached_property
     def read(self) -> frozenset[End]:
         """Return the output ports with a reader."""
-        return frozenset(self.feeds.values())
+        return frozenset(self.sources.values())
 
 
 @dataclass(slots=True, eq=False)
@@ -160,14 +160,14 @@ class _NetReader:
             if first is not layer:
                 message = f"layers '{first.name}' and '{layer.name}' have the same id"
                 self._error(message, layer.element)
-        feeds: dict[End, End] = {}
+        sources: dict[End, End] = {}
         for edge in element.below("edges"):
             self.meter.spend(4, self.source.name)
-            self._edge(edge, by_id, feeds)
+            self._edge(edge, by_id, sources)
         raise_all(self.errors)
-        ordered = list(self._ordered(layers, by_id, feeds))
+        ordered = list(self._ordered(layers, by_id, sources))
         name = element.attributes.get("name", "network")
-        return Net(name, self.version, ordered, feeds, element, self.source)
+        return Net(name, self.version, ordered, sources, element, self.source)
 
     def _error(self, message: str, element: Element, hint: str = "") -> None:
         self.errors.append(SemanticError(message, span=element.span(self.source), hint=hint))
@@ -234,7 +234,8 @@ class _NetReader:
                 self._error(error.message, edge)
         return Body(net, ports, back)
 
-    def _edge(self, e: Element, layers: Mapping[int, NetLayer], feeds: dict[End, End]) -> None:
+    def _edge(self, e: Element, layers: Mapping[int, NetLayer], sources: dict[End, End]) -> None:
+        """Add an edge to `sources`. Note an error for an unknown end, or a second edge to a port."""
         try:
             start = _end(e, "from")
             end = _end(e, "to")
@@ -246,14 +247,14 @@ class _NetReader:
                 if port not in [x.id for x in ports]:
                     name = layers[layer].name
                     raise InvalidOperation(f"there is no port {port} among {side} of '{name}'")
-            if feeds.setdefault(end, start) != start:
+            if sources.setdefault(end, start) != start:
                 name = layers[end[0]].name
                 raise InvalidOperation(f"two edges lead to port {end[1]} of '{name}'")
         except InvalidOperation as error:
             self._error(error.message, e)
 
     def _ordered(
-        self, layers: Sequence[NetLayer], by_id: Mapping[int, NetLayer], feeds: Mapping[End, End]
+        self, layers: Sequence[NetLayer], by_id: Mapping[int, NetLayer], sources: Mapping[End, End]
     ) -> Iterator[NetLayer]:
         """Yield the layers, each after the layers that feed it, else in the document's order."""
         state = dict[int, int]()  # by id: 1 while its predecessors are visited, 2 afterwards
@@ -264,7 +265,7 @@ class _NetReader:
                 if state.get(layer.id) == 2:
                     stack.pop()
                     continue
-                ends = [feeds.get((layer.id, port.id)) for port in layer.inputs]
+                ends = [sources.get((layer.id, port.id)) for port in layer.inputs]
                 pending = [by_id[end[0]] for end in ends if end and state.get(end[0]) != 2]
                 if not pending:
                     state[layer.id] = 2

@@ -89,7 +89,10 @@ class Flattener:
     def run(
         self, net: Net, feeds: Mapping[End, Tensor], outputs: Sequence[End]
     ) -> dict[End, Tensor]:
-        """Flatten the layers that outputs and states need; return tensors by port, with `feeds`."""
+        """Flatten the layers that outputs and states need; return the tensors by port.
+
+        `feeds` are tensors by port too: the inputs of the network or body. They are in the result.
+        """
         tensors: dict[End, Tensor] = dict(feeds)
         layers = _needed(net, feeds, outputs)
         is_shown = self.graph.options.outline and not self.prefix
@@ -102,10 +105,13 @@ class Flattener:
             operands: list[Tensor | None] = []
             for port in layer.inputs:
                 end = layer.id, port.id
+                source = net.sources.get(end)
                 if end in feeds:
                     operands.append(feeds[end])
+                elif source is None:
+                    operands.append(None)
                 else:
-                    operands.append(tensors.get(net.feeds.get(end, (-1, -1))))
+                    operands.append(tensors.get(source))
             if is_shown and (has_untyped(operands) or not _is_supported(net, layer)):
                 tensors.update(self._shown(layer, operands))
                 continue
@@ -126,7 +132,9 @@ class Flattener:
         results = add_untyped(self.graph, kind, operands, names, layer.span)
         if layer.kind == "assign":
             variable = self.graph.builder.variable_of(label_of(layer))
-            if variable is not None:  # stays a state; its own value has its type
+            if variable is not None:
+                # The variable stays a state. The layer's tensor has no type, so the variable is
+                # updated by its own value.
                 with placed(str(layer), layer.span):
                     self.graph.builder.update(variable, variable)
         for port, value in zip(layer.outputs, results, strict=True):
@@ -185,7 +193,9 @@ class Flattener:
         for layer in net.layers:
             reads: list[str] = []
             for port in layer.inputs:
-                reads += names.get(net.feeds.get((layer.id, port.id), (-1, -1)), ())
+                source = net.sources.get((layer.id, port.id))
+                if source is not None:
+                    reads += names.get(source, ())
             steps.append((reads, [name for name, _ in layer.named(layer.outputs)]))
         self.graph.fold(constants, steps)
 
@@ -232,8 +242,9 @@ def _needed(net: Net, feeds: Mapping[End, Tensor], outputs: Sequence[End]) -> li
         visited.add(id)
         for port in net.by_id[id].inputs:
             end = (id, port.id)
-            if end not in feeds and end in net.feeds:
-                waiting.append(net.feeds[end][0])
+            if end not in feeds and end in net.sources:
+                source_id, _ = net.sources[end]
+                waiting.append(source_id)
     # A ReadValue declares its variable, so it must precede the Assign that writes the variable.
     # Therefore each Assign comes last unless a layer other than a Result reads it.
     layers = [layer for layer in net.layers if layer.id in visited]
@@ -241,5 +252,5 @@ def _needed(net: Net, feeds: Mapping[End, Tensor], outputs: Sequence[End]) -> li
     for layer in layers:
         if layer.kind != "result":
             ends = [(layer.id, port.id) for port in layer.inputs]
-            read.update(net.feeds[end][0] for end in ends if end in net.feeds)
+            read.update(net.sources[end][0] for end in ends if end in net.sources)
     return sorted(layers, key=lambda layer: layer.kind == "assign" and layer.id not in read)

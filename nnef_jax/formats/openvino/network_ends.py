@@ -72,7 +72,7 @@ def ends_of(net: Net) -> Ends:
             inputs.append((name, (layer, port)))
         elif net.is_legacy:
             for name, port in layer.named(layer.inputs):
-                if (layer.id, port.id) not in net.feeds:
+                if (layer.id, port.id) not in net.sources:
                     inputs.append((name, (layer, port)))
         if net.is_legacy:
             for name, port in layer.named(layer.outputs):
@@ -85,7 +85,7 @@ def ends_of(net: Net) -> Ends:
 
 def _output_of(result: NetLayer, net: Net) -> tuple[str, End]:
     """Return the name and the end that a Result makes an output of the network."""
-    end = net.feeds.get((result.id, result.inputs[0].id)) if result.inputs else None
+    end = net.sources.get((result.id, result.inputs[0].id)) if result.inputs else None
     if end is None:
         message = f"layer '{result.name}' (Result) has no input"
         raise SemanticError(message, span=result.span)
@@ -142,19 +142,19 @@ def variables_of(net: Net) -> Mapping[str, Variable]:
     """
     variables: dict[str, Variable] = {}
     written = {label_of(layer) for layer in net.layers if layer.kind == "assign"}
-    following = set[int]()  # ids of layers that depend on inputs
+    dependents = set[int]()  # ids of layers that depend on inputs
     for layer in net.layers:
-        sources = {net.feeds.get((layer.id, port.id), (-1, -1))[0] for port in layer.inputs}
-        follows = not following.isdisjoint(sources)
-        if follows or layer.kind == "parameter":
-            following.add(layer.id)
+        ends = [net.sources.get((layer.id, port.id)) for port in layer.inputs]
+        depends = any(end is not None and end[0] in dependents for end in ends)
+        if depends or layer.kind == "parameter":
+            dependents.add(layer.id)
         label = label_of(layer)
-        is_left_out = follows and label not in written
+        is_left_out = depends and label not in written
         if layer.kind == "readvalue" and layer.outputs and not is_left_out:
             shape = _shape(layer)
-            if label not in written:  # the state keeps its initial shape
+            if label not in written:  # The state keeps its initial shape.
                 shape = tuple(0 if n is UNKNOWN else n for n in shape)
-            variables.setdefault(label, Variable(shape, follows, layer.span))
+            variables.setdefault(label, Variable(shape, depends, layer.span))
     return variables
 
 

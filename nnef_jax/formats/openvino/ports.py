@@ -84,4 +84,4 @@ def back_edges(body: Body) -> dict[End, End]:
 def source_of(body: Body, end: End) -> End:
     """Return the output port with the value of an end of the body, for a Result its input's."""
     is_result = body.net.by_id[end[0]].kind == "result"
-    return body.net.feeds.get(end, end) if is_result else end
+    return body.net.sources.get(end, end) if is_result else end

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -154,14 +155,18 @@ class FlatWriter:
             yield _assign(self.names[value], node)
 
     def _updates(self, names: Names, copies: dict[str, Value]) -> Iterator[s.Assignment]:
-        """Yield the updates. An output that copies the new value is the result of the update."""
-        copies_of: dict[Value, list[str]] = {}
-        for name, value in reversed(copies.items()):
-            copies_of.setdefault(value, []).append(name)
+        """Yield the updates of the states.
+
+        `copies` has the value of each output that is a copy. If an output copies a state's new
+        value, the update assigns this output instead of a fresh name. It leaves `copies`.
+        """
+        outputs_of: dict[Value, deque[str]] = {}  # names of outputs, by the value that they copy
+        for name, value in copies.items():
+            outputs_of.setdefault(value, deque()).append(name)
         for state in self.graph.states:
-            outputs = copies_of.get(state.update)
+            outputs = outputs_of.get(state.update)
             if outputs:
-                name = outputs.pop()
+                name = outputs.popleft()
                 del copies[name]
             else:
                 name = names.fresh(f"{self.names[state.value]}_update")

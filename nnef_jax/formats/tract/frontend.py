@@ -255,8 +255,11 @@ class _DialectWriter(FlatWriter):
     def _invoked(
         self, name: str, arguments: Mapping[str, Any], generic: str | None = None
     ) -> Invoked:
-        self.registries[declarations.registry_of(name)] = None
-        return Invoked(declarations.declarations()[name], arguments, generic)
+        """Return the invocation of an operation that tract declares, and note its registry."""
+        registry = declarations.registry_of(name)
+        self.registries[registry] = None  # The dict is an ordered set.
+        declaration = declarations.declarations()[name]
+        return Invoked(declaration, arguments, generic)
 
     def literal(self, value: Number | str, type: Type, operation: Operation) -> s.Expression:
         item: Any = value.item() if isinstance(value, np.generic) else value

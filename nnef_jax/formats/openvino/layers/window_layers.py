@@ -167,7 +167,7 @@ def _old_bits(site: LayerSite) -> Constant:
 
 
 def _bits(site: LayerSite) -> Constant:
-    layer = site.net.by_id[site.net.feeds[site.layer.id, site.layer.inputs[1].id][0]]
+    layer = site.net.by_id[site.net.sources[site.layer.id, site.layer.inputs[1].id][0]]
     if layer.kind not in CONSTANTS:
         raise InvalidOperation("its filter must be stored")
     return stored(replace(site, layer=layer, operands=()), "bin")
