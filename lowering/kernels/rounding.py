@@ -28,9 +28,9 @@ def straight_through(result: Array, x: Array) -> Array:
 def _straight_through_jvp(
     primals: tuple[Array, Array], tangents: tuple[Array, Array]
 ) -> tuple[Array, Array]:
-    _, change = tangents
-    # The call has this derivative too, for derivatives of higher order.
-    return straight_through(*primals), change
+    _, x_tangent = tangents
+    # Derivatives of higher order differentiate this result, so it is straight-through too.
+    return straight_through(*primals), x_tangent
 
 
 def rounded_to(x: Array, dtype: DType) -> Array:

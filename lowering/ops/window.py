@@ -76,18 +76,22 @@ def _reverse(shape: Shape, output_shape: Shape, **pool: Unpack[Pool]) -> Windows
 
 @rules.rule("box", pool_type)
 def box(ctx: Context, input: Array, normalize: bool, **pool: Unpack[Pool]) -> Array:
-    """Return the sum of each window, or its mean, with border 'ignore' over valid cells only."""
+    """Return the sum of each window, or the mean if `normalize`.
+
+    With the border 'ignore' a mean counts only the cells on the input, else all cells.
+    """
     windows = basic(input.shape, **pool)
-    input, padding = bordered(input, windows)
-    # The sum under a mean may overflow float16.
-    wide = accumulator(input.dtype)
-    total = _sums(input.astype(wide), windows, windows.stride, padding)
+    x, padding = bordered(input, windows)
+    # The sum may overflow float16 where the mean does not, so it is computed in a wider dtype.
+    wide = accumulator(x.dtype)
+    results = _sums(x.astype(wide), windows, windows.stride, padding)
     if normalize and windows.border == "ignore":
-        # A window on padding alone has sum and mean 0.
-        total = total / np.maximum(valid_counts(windows, ctx.fold), 1).astype(wide)
+        # A window on padding alone has no cell to count. The divisor 1 gives it the mean 0.
+        counts = np.maximum(valid_counts(windows, ctx.fold), 1)
+        results = results / counts.astype(wide)
     elif normalize:
-        total = total / windows.volume
-    return total.astype(input.dtype)
+        results = results / windows.volume
+    return results.astype(x.dtype)
 
 
 def _sums(x: Array, windows: Windows, stride: Shape, padding: Padding) -> Array:
@@ -99,7 +103,7 @@ def _sums(x: Array, windows: Windows, stride: Shape, padding: Padding) -> Array:
 
 @rules.rule("debox", _reverse_type)
 def debox(input: Array, output_shape: Shape, normalize: bool, **pool: Unpack[Pool]) -> Array:
-    """Add each item to all cells of its window, divided by the volume if `normalize`."""
+    """Add each item to all cells of its window. If `normalize`, first divide it by their number."""
     windows = _reverse(input.shape, output_shape, **pool)
     x, padding = spread(input, windows)
     # Zeros between the items put a stride of 1 in the place of the windows' stride.
@@ -128,7 +132,7 @@ def max_pool(input: Array, **pool: Unpack[Pool]) -> Array:
 
 @rules.rule("avg_pool", pool_type)
 def avg_pool(ctx: Context, input: Array, **pool: Unpack[Pool]) -> Array:
-    """Return the mean of each window, over the valid cells with border 'ignore'."""
+    """Return the mean of each window. With the border 'ignore' only cells on the input count."""
     return box(ctx, input, True, **pool)
 
 

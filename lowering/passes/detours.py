@@ -36,13 +36,17 @@ def _direct(closed: ClosedJaxpr, done: dict[int, tuple[ClosedJaxpr, ClosedJaxpr]
 
 
 def _shapes(equation: Equation) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """Return the shapes of the only operand and result; None for several or symbolic extents."""
+    """Return the shape of the operand and the shape of the result.
+
+    Return None if there are several operands or results, or if an extent is symbolic.
+    """
     if len(equation.invars) != 1 or len(equation.outvars) != 1:
         return None
-    before, after = (tuple(v.aval.shape) for v in (*equation.invars, *equation.outvars))
-    if any(map(is_symbolic, (*before, *after))):
+    operand_shape = tuple(equation.invars[0].aval.shape)
+    result_shape = tuple(equation.outvars[0].aval.shape)
+    if any(map(is_symbolic, (*operand_shape, *result_shape))):
         return None
-    return before, after
+    return operand_shape, result_shape
 
 
 def _keeps_items(equation: Equation) -> bool:
@@ -51,14 +55,14 @@ def _keeps_items(equation: Equation) -> bool:
     if shapes is None:
         return False
     name = primitive(equation)
-    # The parameter `dimensions` of a reshape is an order of axes, that of a squeeze is not.
+    # A reshape with `dimensions` permutes axes first. A squeeze has `dimensions` too: its axes.
     has_order = equation.params.get("dimensions") is not None and name != "squeeze"
     reorders = name == "transpose" or has_order
     may_keep = facts(equation).shapes or name == "reduce_sum"
     if reorders or not may_keep:
         return False
-    before, after = shapes
-    return volume(before) == volume(after) > 0
+    operand_shape, result_shape = shapes
+    return volume(operand_shape) == volume(result_shape) > 0
 
 
 @_RULES("broadcast_in_dim", "reduce_sum", "reshape", "squeeze")
@@ -69,8 +73,8 @@ def _reshaped(matcher: Matcher, equation: Equation) -> Rewrite:
             return _broadcast(matcher, equation)
         return None
     (operand,) = equation.invars
-    before = matcher.maker(operand)
-    source = before.invars[0] if before and _keeps_items(before) else operand
+    maker = matcher.maker(operand)
+    source = maker.invars[0] if maker and _keeps_items(maker) else operand
     if is_literal(source):
         return None
     shape = tuple(equation.outvars[0].aval.shape)
@@ -84,26 +88,26 @@ def _reshaped(matcher: Matcher, equation: Equation) -> Rewrite:
 
 def _broadcast(matcher: Matcher, equation: Equation) -> Rewrite:
     """Merge a reshape that adds or removes axes of extent 1 into the broadcast of its result."""
-    before = matcher.maker(equation.invars[0])
-    if before is None or not _keeps_items(before) or _shapes(equation) is None:
+    maker = matcher.maker(equation.invars[0])
+    if maker is None or not _keeps_items(maker) or _shapes(equation) is None:
         return None
-    source_shape, reshaped = _shapes(before) or ((), ())
+    source_shape, reshaped = _shapes(maker) or ((), ())
     if [n for n in source_shape if n != 1] != [n for n in reshaped if n != 1]:
         return None
     axes = equation.params["broadcast_dimensions"]
     long_axes = iter([axis for axis, n in zip(axes, reshaped, strict=True) if n != 1])
     new_axes: list[int] = []  # the result's axis for each axis of the source
-    following = 0
+    next_axis = 0
     for n in source_shape:
-        axis = following if n == 1 else next(long_axes)
+        axis = next_axis if n == 1 else next(long_axes)
         new_axes.append(axis)
-        following = axis + 1
+        next_axis = axis + 1
     rank = len(equation.params["shape"])
     is_increasing = sorted(set(new_axes)) == new_axes
-    if not is_increasing or following > rank:
+    if not is_increasing or next_axis > rank:
         return None
     changed = {**equation.params, "broadcast_dimensions": tuple(new_axes)}
-    return equation.replace(invars=[before.invars[0]], params=changed)
+    return equation.replace(invars=[maker.invars[0]], params=changed)
 
 
 @_RULES("cond")
@@ -120,17 +124,17 @@ def _chosen(matcher: Matcher, equation: Equation) -> Rewrite:
 
 @_RULES("convert_element_type")
 def _converted(matcher: Matcher, equation: Equation) -> Rewrite:
-    """Remove a conversion to the same dtype, and one from 32 bits that reverses the one before."""
+    """Remove a conversion to the same dtype, or one to 32 bits and the one that reverses it."""
     (operand,) = equation.invars
     (result,) = equation.outvars
     if is_literal(operand):
         return None
     if operand.aval.dtype == result.aval.dtype:
         return operand
-    before = matcher.maker(operand, "convert_element_type")
-    if before is None or is_literal(before.invars[0]):
+    first = matcher.maker(operand, "convert_element_type")
+    if first is None or is_literal(first.invars[0]):
         return None
-    (source,) = before.invars
+    (source,) = first.invars
     is_widened = _widens(source.aval.dtype, operand.aval.dtype)
     is_reversed = source.aval.dtype == result.aval.dtype
     return source if is_widened and is_reversed else None

@@ -280,38 +280,42 @@ class Walk:
     def _lower_bound(self, v: Variable, coefficients: Array) -> Array:
         """Return a lower bound of sum(coefficients * v), by the backward pass."""
         remaining: dict[Atom, Array] = {v: coefficients}
-        low = error = jnp.zeros((), coefficients.dtype)
+        bound = rounding_error = jnp.zeros((), coefficients.dtype)
 
         def add(positive: Array, negative: Array, lows: Array, highs: Array) -> None:
-            """Add the least value of a sum, by the positive and the negative coefficients."""
-            nonlocal low, error
-            parts = _times(positive, lows) + _times(negative, highs)
-            low += parts.sum()
-            terms = parts.size + len(self._steps) + 2
-            error += terms / 2 * epsilon(parts) * jnp.abs(parts).sum()
+            """Add the least value of sum((positive + negative) * x) for lows <= x <= highs.
+
+            `positive` has the coefficients above 0, `negative` those below 0, both 0 elsewhere.
+            """
+            nonlocal bound, rounding_error
+            products = _times(positive, lows) + _times(negative, highs)
+            bound += products.sum()
+            # Rounding changes a sum of n terms by at most n / 2 * epsilon * sum(|terms|).
+            terms = products.size + len(self._steps) + 2
+            rounding_error += terms / 2 * epsilon(products) * jnp.abs(products).sum()
 
         for equation, step in reversed(self._steps):
-            outs = equation.outvars
-            if not any(w in remaining for w in outs):
+            results = equation.outvars
+            if not any(w in remaining for w in results):
                 continue
-            of_outs = [remaining.pop(w, jnp.zeros(w.aval.shape, low.dtype)) for w in outs]
-            positive = [jnp.maximum(a, 0) for a in of_outs]
-            negative = [jnp.minimum(a, 0) for a in of_outs]
+            factors = [remaining.pop(w, jnp.zeros(w.aval.shape, bound.dtype)) for w in results]
+            positive = [jnp.maximum(a, 0) for a in factors]
+            negative = [jnp.minimum(a, 0) for a in factors]
             for arrays in zip(positive, negative, step.low, step.high, strict=True):
                 add(*arrays)
             pulled: list[Sequence[Array]] = []
             if len(step.pulls) == 1:
-                pulled = [step.pulls[0](of_outs)]
+                pulled = [step.pulls[0](factors)]
             elif len(step.pulls) == 2:
                 pulled = [step.pulls[0](positive), step.pulls[1](negative)]
             for parts in pulled:
                 for w, part in zip(step.variables, parts, strict=True):
                     remaining[w] = remaining[w] + part if w in remaining else part
-        # The arguments of the function remain.
+        # The arguments of the function remain, and their intervals complete the bound.
         for w, a in remaining.items():
             add(jnp.maximum(a, 0), jnp.minimum(a, 0), *ends(self.read(w)))
-        low = low - error
-        return jnp.where(jnp.isnan(low), -jnp.inf, low)
+        safe_bound = bound - rounding_error
+        return jnp.where(jnp.isnan(safe_bound), -jnp.inf, safe_bound)
 
 
 def _times(coefficients: Array, x: Array) -> Array:

@@ -320,9 +320,10 @@ _LARGE = 64 << 10  # bytes; a device uses an aligned array of this size without 
 
 
 def copied(array: _T) -> _T:
-    """Return a copy of an array of numpy, which the caller may change; return others unchanged.
+    """Return a copy of a numpy array, since the caller may change the array later.
 
-    With `jnp.array` a call of 25 us would take 100 us, and the first call would compile for 0.1 s.
+    Other values are returned unchanged. With a copy by `jnp.array` instead, a call of 25 us would
+    take 100 us, and the first call would compile for 0.1 s.
     """
     if not isinstance(array, np.ndarray):
         return array

@@ -113,11 +113,14 @@ def versions(entry: OperatorEntry) -> str:
 
 
 def becomes(entry: OperatorEntry) -> str:
-    """Return the kinds of an operator as a text, or the reason why it has none."""
+    """Return a text: the kinds of operations that an operator becomes, or why there are none."""
     if entry.role == "refused":
         return f"refused: {entry.refusal}"
-    kinds = ", ".join(entry.kinds)
-    return _ROLES.get(entry.role, kinds or "(no operation)")
+    if entry.role in _ROLES:
+        return _ROLES[entry.role]
+    if not entry.kinds:
+        return "(no operation)"
+    return ", ".join(entry.kinds)
 
 
 def attribute(entry: AttributeEntry) -> str:

@@ -105,42 +105,45 @@ class Steps:
 def stepwise(x: Array, filter: Array, biases: Array | None, *, slide: Slide, steps: Steps) -> Sums:
     """Return the correlation (B,O,x...) of an input (B,C,X...) with a filter (O,C/G,f...).
 
-    Biases broadcast to the result. If `steps.report`, the second result is a mask: it is true at a
-    sum if one of its products, or the sum after a channel, overflowed.
+    Biases broadcast to the result. If `steps.report`, the second result is a mask (B,O,x...): True
+    where a product, or the sum after a channel, overflowed.
     """
     batch = len(x)
     count = len(filter)
     groups = slide.groups
-    cells, weights, channels, extents = _operands(*steps.factors(x, filter), slide)
-    start: Any = np.int32(0) if biases is None else biases.astype(np.int32)
-    start = jnp.broadcast_to(start, (batch, count, *extents))
-    start = jnp.moveaxis(start.reshape(batch, groups, count // groups, -1), 0, 2)
-    start = start.reshape(groups, count // groups, -1)
-    # Axes are swapped so that the longer one is the last, where vector instructions run.
+    count_in_group = count // groups
+    left, right = steps.factors(x, filter)
+    cells, weights, channels, extents = _operands(left, right, slide)
+    bias: Any = np.int32(0) if biases is None else biases.astype(np.int32)
+    broadcast = jnp.broadcast_to(bias, (batch, count, *extents))
+    by_group = jnp.moveaxis(broadcast.reshape(batch, groups, count_in_group, -1), 0, 2)
+    start = by_group.reshape(groups, count_in_group, -1)  # (G,O/G,B*x)
+    # Vector instructions work along the last axis, so the loops compute with the longer one there.
     swaps = start.shape[1] > start.shape[2]
 
     def swapped(x: Array) -> Array:
         return x.swapaxes(1, 2) if swaps else x
 
     def fetch(k: Array | int) -> tuple[Array, Array]:
+        """Return the rows and columns of channel k."""
         return (cells(k), weights(k)) if swaps else (weights(k), cells(k))
 
     def channel(sums: Sums, operands: tuple[Array, Array]) -> Sums:
         return steps.end(_products(sums, operands, steps))
 
-    # Zeros that are computed from a product give the sums the sharding of the products.
+    # The sums need the sharding of the products. Zeros that are computed from a product have it.
     (row, *_), (column, *_) = fetch(0)
     zeros = (row[:, :, None] * column[:, None]).astype(np.int32) * 0
-    start = swapped(start) + zeros
-    mask = zeros != 0 if steps.report else None
-    sums, overflowed = _pipelined(channels, fetch, channel, (start, mask))
+    first_sums = swapped(start) + zeros
+    first_mask = zeros != 0 if steps.report else None
+    sums, overflowed = _pipelined(channels, fetch, channel, (first_sums, first_mask))
 
-    def result(x: Array) -> Array:
-        """Return (G,O/G,B*x) as (B,O,x...)."""
-        parted = swapped(x).reshape(groups, count // groups, batch, *extents)
-        return jnp.moveaxis(parted, 2, 0).reshape(batch, count, *extents)
+    def unfolded(x: Array) -> Array:
+        """Return sums (G,O/G,B*x), which are swapped if `swaps`, as (B,O,x...)."""
+        by_group = swapped(x).reshape(groups, count_in_group, batch, *extents)
+        return jnp.moveaxis(by_group, 2, 0).reshape(batch, count, *extents)
 
-    return jax.tree.map(result, (sums.astype(steps.dtype), overflowed))
+    return jax.tree.map(unfolded, (sums.astype(steps.dtype), overflowed))
 
 
 def _operands(x: Array, filter: Array, slide: Slide) -> tuple[_Fetch, _Fetch, int, tuple[int, ...]]:

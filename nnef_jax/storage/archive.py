@@ -262,7 +262,10 @@ def archive_of_members(
 def _open_source(
     source: files.Readable, meter: Meter, name: str, graphs: Sequence[str], sniff: Sniff
 ) -> tuple[str, _Container, str]:
-    """Return a source's name for errors, its container, and the graph's member if it names one."""
+    """Return a source's name for errors, its container, and the name of its graph's member.
+
+    The name of the member is "" if the source is a folder or an archive.
+    """
     if not isinstance(source, str | os.PathLike):
         name, data = files.contents_of(source, meter, name or "the archive", ArchiveError)
         return name, *_packed(data, name, meter, graphs, sniff)
@@ -286,16 +289,21 @@ def _is_packed(start: bytes) -> bool:
 def _packed(
     data: memoryview, name: str, meter: Meter, graphs: Sequence[str], sniff: Sniff
 ) -> tuple[_Container, str]:
-    """Return the container in a file's bytes, and the graph's member if the file is a graph."""
+    """Return the container that a file's bytes are, and the name of its graph's member.
+
+    A file that is a graph is a container with this member alone. The name is "" for an archive,
+    where the graph is still to be looked for. Raises ArchiveError for any other file.
+    """
     start = bytes(data[:512])
-    member = "" if _is_packed(start) else sniff(start)
-    if member:
-        return _Single(data, name, member), member
-    kind = ZipArchive if start.startswith(ZIP_SIGNATURES) else Tarball
+    if not _is_packed(start):
+        member = sniff(start)
+        if member:
+            return _Single(data, name, member), member
+    archive_type = ZipArchive if start.startswith(ZIP_SIGNATURES) else Tarball
     try:
-        return kind(data, name, meter, graphs), ""
+        return archive_type(data, name, meter, graphs), ""
     except ArchiveError:
-        refuse_file(name, start)
+        refuse_file(name, start)  # This raises a more telling error for known types of files.
         raise
 
 

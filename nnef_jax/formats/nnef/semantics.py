@@ -189,37 +189,44 @@ class _Checker:
         for result in graph.results:
             if result.name not in types:
                 self._report(f"graph result '{result.name}' is never assigned", result)
-        self._assigned_in_graph(graph, types, calls)
+        self._check_assignments(graph, types, calls)
         return calls
 
-    def _assigned_in_graph(
+    def _check_assignments(
         self, graph: s.GraphDefinition, types: Mapping[str, t.Type], calls: Calls
     ) -> None:
-        """Require tensors for all names, and 'external' for the parameters only (spec 3.3.1)."""
+        """Report the assignments of a graph that the specification does not allow (spec 3.3.1).
+
+        Each name must be a tensor. An assignment of a parameter must be an 'external', and nothing
+        else may be one.
+        """
         parameters = {parameter.name for parameter in graph.parameters}
-        excused: set[int] = set()  # ids of `external` invocations that are valid or reported
+        settled: set[int] = set()  # ids of `external` invocations that are valid or reported
         for assignment in graph.body:
             value = assignment.value
             is_external = isinstance(value, s.Invocation) and value.operation == "external"
             if is_external:
-                excused.add(id(value))
+                settled.add(id(value))
             for identifier in s.identifiers(assignment.target):
                 name = identifier.name
                 type = types[name]
-                if not isinstance(type, t.Tensor) and not t.fits(type, t.TENSOR):
+                is_tensor = isinstance(type, t.Tensor) or t.fits(type, t.TENSOR)
+                if not is_tensor:
                     rule = "in the graph every name stands for one tensor"
                     hint = "unpack tuples as (a, b) = ... and arrays as [a, b] = ..."
                     self._report(f"'{name}' has type {type}, {rule}", identifier, hint)
-                if is_external and name not in parameters:
+                is_parameter = name in parameters
+                if is_external and not is_parameter:
                     message = "is assigned by 'external' but is not a parameter of the graph"
                     hint = f"add it: graph {graph.name}( ..., {name} ) -> ..."
                     self._report(f"'{name}' {message}", identifier, hint)
-                elif name in parameters and not is_external:
-                    excused.update(map(id, s.invocations([value])))
+                elif is_parameter and not is_external:
+                    # An `external` inside the value needs no second report.
+                    settled.update(map(id, s.invocations([value])))
                     message = f"graph parameter '{name}' must be assigned by 'external'"
                     self._report(message, identifier)
         for node in calls.get("external", ()):
-            if id(node) not in excused:
+            if id(node) not in settled:
                 hint = f"make it a parameter: graph {graph.name}( ..., name ) -> ..."
                 self._report("'external' must be assigned to a parameter of the graph", node, hint)
 

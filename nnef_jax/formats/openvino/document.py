@@ -235,7 +235,7 @@ class _NetReader:
         return Body(net, ports, back)
 
     def _edge(self, e: Element, layers: Mapping[int, NetLayer], sources: dict[End, End]) -> None:
-        """Add an edge to `sources`. Note an error for an unknown end, or a second edge to a port."""
+        """Add an edge to `sources`. Note an error for an unknown end or a second edge to a port."""
         try:
             start = _end(e, "from")
             end = _end(e, "to")

@@ -61,7 +61,10 @@ def is_defined(domain: str, name: str, version: int) -> bool:
 
 @cache
 def defined(domain: str, name: str, version: int) -> Function | None:
-    """Return the function that defines an operator whatever its operands, None if there is none."""
+    """Return the standard's definition of an operator by a function.
+
+    Return None if there is none, or if it depends on the operands (see `specialised`).
+    """
     schema = _schema(domain, name, version)
     if schema is None or not schema.has_function:
         return None
@@ -69,7 +72,7 @@ def defined(domain: str, name: str, version: int) -> Function | None:
 
 
 def specialised(node: Node, version: int, operands: Sequence[object]) -> Function:
-    """Return the function that defines an operator for a node's operands and attributes.
+    """Return the standard's definition of an operator for a node's operands and attributes.
 
     Raises InvalidOperation if there is none.
     """

@@ -340,22 +340,26 @@ def _unique(
     x: Value,
     *,
     sorts: bool = flag("sorted", True),
-    index: str = dtype("index_element_type", "i64"),
-    number: str = dtype("count_element_type", "i64"),
+    index_dtype: str = dtype("index_element_type", "i64"),
+    count_dtype: str = dtype("count_element_type", "i64"),
 ) -> list[Value]:
-    """Return the distinct items, their first indices, inverse indices and counts."""
+    """Return the distinct items along an axis, or of the flat input, and three tensors of indices.
+
+    These are the first index of each distinct item, for each item of the input the index of its
+    distinct item, and the count of each distinct item.
+    """
     axis = 0
     if site.has(1):
         axis = site.axes(1)[0]
     else:
         x = site.reshaped(x, (volume(site.known_shape(x)),))
-    items, first, inverse, counts, count = _distinct(site, x, axis, sorts=sorts)
-    count = site.cast(count, site.integer)
+    items, first, inverse, counts, number = _distinct(site, x, axis, sorts=sorts)
+    number = site.cast(number, site.integer)
     return [
-        _noted(site, items, axis, count),
-        _noted(site, site.cast(first, index), 0, count),
-        site.cast(inverse, index),
-        _noted(site, site.cast(counts, number), 0, count),
+        _noted(site, items, axis, number),
+        _noted(site, site.cast(first, index_dtype), 0, number),
+        site.cast(inverse, index_dtype),
+        _noted(site, site.cast(counts, count_dtype), 0, number),
     ]
 
 
