@@ -327,7 +327,7 @@ def _is_active(tangent: Any) -> bool:
 
 
 def _merged(items: Sequence[T], places: Iterable[int], changes: Iterable[T]) -> list[T]:
-    """Return the items, of which the items at `places` are replaced by `changes`."""
+    """Return a copy of the items in which `changes` replace the items at `places`."""
     merged = list(items)
     for place, change in zip(places, changes, strict=True):
         merged[place] = change

@@ -95,7 +95,8 @@ def evaluated(
     def computed(equation: Equation, views: list[View]) -> list[View]:
         rule = RULES.of(equation)
         results = None if rule is None else rule(program, equation, *views)
-        if results is None:  # the equation takes tensors in their own layout
+        if results is None:
+            # Without a kernel the equation takes tensors in their own layout.
             return list(map(plain, jaxprs.bind(equation, list(map(tensor, views)))))
         return results if isinstance(results, list) else [results]
 

@@ -19,14 +19,17 @@ Cell = tuple[int, ...]
 
 
 def covered(x: Array, windows: Windows) -> Iterator[Array]:
-    """Yield the items that each cell covers at all positions, as slices of phases in memory."""
-    x = extend(x, windows.padding, "constant")
+    """Yield for each cell the items that it covers at all positions of the windows.
+
+    These are slices of phases in memory.
+    """
+    padded = extend(x, windows.padding, "constant")
     phases: dict[Cell, Array] = {}
     for cell in np.ndindex(*windows.size):
         places = [j * d for j, d in zip(cell, windows.dilation, strict=True)]
         offsets = tuple(place % s for place, s in zip(places, windows.stride, strict=True))
         if offsets not in phases:
-            phase = lax.slice(x, offsets, x.shape, windows.stride)
+            phase = lax.slice(padded, offsets, padded.shape, windows.stride)
             phases[offsets] = in_memory(phase)
         start = [place // s for place, s in zip(places, windows.stride, strict=True)]
         stop = [first + n for first, n in zip(start, windows.downscaled, strict=True)]
@@ -36,12 +39,12 @@ def covered(x: Array, windows: Windows) -> Iterator[Array]:
 def spread(
     arrays: Sequence[tuple[Array, float]], windows: Windows, term: Callable[..., Array]
 ) -> Array:
-    """Return an array of the input's shape: at each item the sum of the terms of all its windows.
+    """Return for each item of the input the sum of the terms of the windows that cover it.
 
-    A window of the item has the item at one of its cells, and gives it the term of that cell.
-    `arrays` are pairs of an array, with an item for each position of the windows, and its fill:
-    the item at positions outside. `term(cell, *slices)` returns the terms of a cell from slices of
-    the arrays. The term of fills is 0.
+    A window gives an item the term of the cell that lies on the item. Each of `arrays` has an item
+    for each position of the windows, and comes with a fill for positions outside. `term(cell,
+    *slices)` returns the terms of a cell at some positions, from slices of the arrays at these
+    positions. The term of fills is 0.
     """
     size, stride, dilation = windows.size, windows.stride, windows.dilation
     paddings = [first_padding for first_padding, _ in windows.padding]
@@ -71,8 +74,8 @@ def spread(
             ]
             stop = [first + length for first, length in zip(start, lengths, strict=True)]
             slices = [lax.slice(x, start, stop) for x in extended]
-            terms = term(cell, *slices)
-            total = terms if total is None else total + terms
+            part = term(cell, *slices)
+            total = part if total is None else total + part
         return total
 
     sums = [phase(offsets) for offsets in np.ndindex(*stride)]

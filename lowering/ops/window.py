@@ -122,7 +122,8 @@ def max_pool(input: Array, **pool: Unpack[Pool]) -> Array:
     x = jnp.asarray(input)
     windows = basic(input.shape, **pool)
     padding, border = windows.padding, windows.border
-    if any(d > 1 for d in windows.dilation):  # reduce_window then has no derivative in reverse mode
+    if any(d > 1 for d in windows.dilation):
+        # `reduce_window` has no derivative in reverse mode for dilated windows.
         return window_max_and_index(x, windows, border)[0]
     if border != "ignore":
         x = extend(x, padding, border)

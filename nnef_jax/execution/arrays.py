@@ -111,9 +111,10 @@ class Arrays:
         return self._at(where, 0)
 
     def for_calls(self, where: Where | None = None) -> dict[str, jax.Array] | Prepared:
-        """Return the parameters for a traced function: prepared if tensor parallelism divides them.
+        """Return the parameters that a traced function takes.
 
-        Prepared parameters are divided once, instead of in each call.
+        If tensor parallelism divides them they are prepared: they are divided once, instead of in
+        each call.
         """
         params = self.parameters(where)
         layout = self.definition.layout

@@ -292,9 +292,10 @@ class Execution:
             if layout and layout.place:
                 values = [x.update(sharding=layout.place.where) for x in values]
             return call, (values, *arguments)
-        places = layout.divided_shardings()
-        opened = jax.eval_shape(layout.with_axes, {label: params[label] for label in places})
-        values = {label: x.update(sharding=places[label]) for label, x in opened.items()}
+        shardings = layout.divided_shardings()
+        divided_params = {label: params[label] for label in shardings}
+        reshaped = jax.eval_shape(layout.with_axes, divided_params)
+        values = {label: x.update(sharding=shardings[label]) for label, x in reshaped.items()}
         prepared = Prepared(params, values, self.definition) if layout.divisions else params
         return partial(_without_probe, entry.jitted()), (prepared, state, list(inputs))
 
@@ -351,7 +352,8 @@ class Execution:
         arguments = params, before, inputs, probe
         run = self.executables.jitted(entry)
         run_on_mesh = self.executables.jitted_for_mesh(entry)
-        if run_on_mesh is not run and not is_traced():  # `is_traced` adds an equation to a trace.
+        # `is_traced` adds an equation to a trace, so it is called only where the functions differ.
+        if run_on_mesh is not run and not is_traced():
             run = run_on_mesh
         try:
             return run(*arguments)
@@ -421,13 +423,15 @@ class Execution:
         arrays = inputs()
         graph = network.specialise([x.shape for x in arrays])
         needed = graph.dependencies(s.initial for s in graph.states if s.initial is not None)
-        named = {v.name: x for v, x in zip(graph.inputs, arrays, strict=True) if v in needed}
-        for name, x in named.items():
+        pairs = zip(graph.inputs, arrays, strict=True)
+        needed_inputs = {value.name: x for value, x in pairs if value in needed}
+        for name, x in needed_inputs.items():
             if isinstance(x, jax.ShapeDtypeStruct):
                 message = f"the initial state is computed from input '{name}'"
                 hint = "give the inputs of the first cycle: model.init_state(x)"
                 raise InputError(message, hint=hint)
-        computed = self.executables.starts(self.arrays.parameters(), stored, graph, named)
+        params = self.arrays.parameters()
+        computed = self.executables.starts(params, stored, graph, needed_inputs)
         states = {**stored, **computed}
         return {state.label: states[state.label] for state in graph.states}
 

@@ -19,13 +19,12 @@ _UNKNOWN = " (unknown)"
 
 def has_untyped(operands: Iterable[object]) -> bool:
     """Tell whether a tensor without a type is among the operands, or in lists of operands."""
-    return any(
-        has_untyped(x) if isinstance(x, list | tuple) else _is_untyped(x)  # pyright: ignore[reportUnknownArgumentType]
-        for x in operands
-    )
+    return any(map(_is_untyped, operands))
 
 
 def _is_untyped(x: object) -> bool:
+    if isinstance(x, list | tuple):
+        return has_untyped(x)  # pyright: ignore[reportUnknownArgumentType]
     return isinstance(x, Value) and x.type.dtype == UNTYPED.dtype
 
 

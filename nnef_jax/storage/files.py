@@ -150,7 +150,10 @@ def within_limits(path: str) -> Generator[tuple[memoryview, Meter]]:
 
 
 def _may_map(descriptor: int) -> bool:
-    """Tell whether a quarter of the descriptors is free: a new one has the lowest free number."""
+    """Tell whether a quarter of the process's file descriptors is free.
+
+    A new descriptor has the lowest free number, so its number shows how many are taken.
+    """
     if _UNTRACKED or resource is None:
         return True
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)

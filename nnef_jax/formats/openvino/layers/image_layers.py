@@ -31,7 +31,8 @@ def _resized(
     attributes["sizes"] = () if attributes.get("scales") else sizes
     if coordinates == "tf_half_pixel_for_nn":
         rounds_down = attributes.get("nearest_mode", "floor") in ("floor", "round_prefer_floor")
-        if mode != "nearest" or not rounds_down:  # axes of unchanged extent would shift
+        if mode != "nearest" or not rounds_down:
+            # Axes of unchanged extent would shift, so other modes are refused.
             raise InvalidOperation(f"'{coordinates}' needs 'nearest' and a mode that rounds down")
     return resized(last, x, mode, coordinates, **attributes)
 
@@ -163,10 +164,11 @@ _BRIGHTNESS = 1.164
 def _colour(site: LayerSite, chroma: Value, i: int, shape: tuple[int, int, int]) -> Value:
     """Return plane `i` of chroma [batch,rows/2,columns/2,2] minus 128 as [batch,rows,columns,1]."""
     batch, height, width = shape
-    one = site.part(chroma, 3, i, i + 1)
-    blocks = site.reshaped(one, (batch, height // 2, 1, width // 2, 1))
-    blocks = site.step.tile(blocks, repeats=(1, 1, 2, 1, 2))
-    return site.step.sub(site.reshaped(blocks, (batch, height, width, 1)), 128.0)
+    plane = site.part(chroma, 3, i, i + 1)
+    # Each colour pixel covers two rows and two columns of the image.
+    pixels = site.reshaped(plane, (batch, height // 2, 1, width // 2, 1))
+    repeated = site.step.tile(pixels, repeats=(1, 1, 2, 1, 2))
+    return site.step.sub(site.reshaped(repeated, (batch, height, width, 1)), 128.0)
 
 
 def _planes(site: LayerSite, *, interleaved: bool) -> tuple[Value, Value]:
@@ -200,7 +202,8 @@ def _coloured(
     step = site.step
     brightness, chroma = _planes(site, interleaved=interleaved)
     batch, height, width, _ = site.known_shape(brightness)
-    if chroma.type.shape != (batch, height // 2, width // 2, 2) or height % 2 or width % 2:
+    is_odd = height % 2 or width % 2
+    if chroma.type.shape != (batch, height // 2, width // 2, 2) or is_odd:
         message = f"colours {show(chroma.type.shape)} do not fit {show(brightness.type.shape)}"
         raise InvalidShape(message)
     y = step.mul(step.sub(brightness, 16.0), _BRIGHTNESS)
