@@ -169,12 +169,15 @@ def sorted_suppression(
         return chosen, jnp.where(chosen >= 0, scores[chosen], -jnp.inf)
 
     by_class = jax.vmap(select, (None, 0))
-    place, values = jax.vmap(by_class)(sides, wide)  # [batches,classes,most]
-    batch, of_class = (lax.broadcasted_iota(jnp.int32, place.shape, axis) for axis in (0, 1))
-    indices = jnp.stack([batch, of_class, place], axis=-1).reshape(-1, 3)
+    box_index, values = jax.vmap(by_class)(sides, wide)  # [batches,classes,most]
+    batch_index = lax.broadcasted_iota(jnp.int32, box_index.shape, 0)
+    class_index = lax.broadcasted_iota(jnp.int32, box_index.shape, 1)
+    indices = jnp.stack([batch_index, class_index, box_index], axis=-1).reshape(-1, 3)
     values = values.reshape(-1)
-    filled = place.reshape(-1) >= 0
-    order = jnp.argsort(-values if sorts else ~filled, stable=True)
+    filled = box_index.reshape(-1) >= 0  # False for padding
+    # Padding has the score -inf and goes last in either order.
+    key = -values if sorts else ~filled
+    order = jnp.argsort(key, stable=True)
     indices, values, filled = indices[order], values[order], filled[order]
     columns = [indices[:, :2].astype(x.dtype), values[:, None].astype(x.dtype)]
     rows = jnp.concatenate(columns, axis=1)
@@ -188,7 +191,8 @@ def _unique_type(input: TensorType, axis: int) -> tuple[TensorType, ...]:
     require.indexable(input=input)
     axis = normal_axis(axis, len(input.shape))
     count = input.shape[axis]
-    if count == MAX_EXTENT:  # the index behind the last is an int32 too
+    if count == MAX_EXTENT:
+        # The index behind the last one is computed too, and must fit int32.
         raise InvalidShape(f"'input' has {count} items, their indices have 32 bits")
     items = TensorType(with_extent(input.shape, axis, count), input.dtype)
     indices = TensorType((count,), "int32")

@@ -194,14 +194,14 @@ def _label_encoder(
             last_indices[key] = i
     x = site.cast(x, site.computed(key_dtype))
     # A table must not be empty, so it has one NaN if all keys are NaN. No item equals it.
-    rows = list(last_indices.values()) or [0]
-    distinct_keys = parameter(site, "keys", keys[rows], key_dtype)
+    table_rows = list(last_indices.values()) or [0]
+    distinct_keys = parameter(site, "keys", keys[table_rows], key_dtype)
     index = site.step.reverse_lookup(x, distinct_keys, fallback=-1)
     if nan_index is not None:
         # NaN is not equal to itself, so the lookup misses it.
-        rows.append(nan_index)
-        index = site.step.select(site.step.is_nan(x), len(rows) - 1, index)
-    table = parameter(site, "values", values[rows], dtype)
+        table_rows.append(nan_index)
+        index = site.step.select(site.step.is_nan(x), len(table_rows) - 1, index)
+    table = parameter(site, "values", values[table_rows], dtype)
     return site.last.direct_lookup(index, table, site.constant(default, dtype))
 
 

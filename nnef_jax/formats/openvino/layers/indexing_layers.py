@@ -70,7 +70,8 @@ def _legacy_gather(site: LayerSite, *, axis: int = integer("axis", 0)) -> Value:
 def _gather_nd(
     site: LayerSite, x: Value, indices: Value, *, dims: int = integer("batch_dims", 0)
 ) -> Value:
-    joins = dims > 1 and site.layer.opset == "opset5"  # set 5 joins the axes of the batch
+    # Operation set 5 joins the axes of the batch.
+    joins = dims > 1 and site.layer.opset == "opset5"
     slices = site.step_or_last(not joins).gather_nd(x, indices, batch_dims=dims)
     return site.flattened(slices, 0, dims - 1) if joins else slices
 
@@ -84,7 +85,10 @@ _NEW_AXIS: dict[str, Any] = {
 def _hot(
     site: LayerSite, indices: Value, values: Sequence[float], dtype: str, **attributes: int
 ) -> Value:
-    """Return the layer's result: of the `values` (off, on), on at indices along a new axis."""
+    """Return the layer's result: `on` at indices along a new axis, and `off` elsewhere.
+
+    `values` are (off, on).
+    """
     if is_float(dtype):
         values = [float(rounding.saturated(x, dtype)) for x in values]
     off, on = values
