@@ -264,14 +264,16 @@ def _jvp(
             " in the differentiated function, or not at all"
         )
     active = [i for i, tangent in enumerate(tangents[:count]) if _is_active(tangent)]
-    first = count - linear
-    is_linear = not active or active[0] >= first
-    if is_linear:
+    first_linear = count - linear
+    is_linear_in_active = not active or active[0] >= first_linear
+    if is_linear_in_active:
         params |= {"linear": linear, "constants": _NOTHING, "about": about}
         results = _network.bind(*operands, jaxpr=jaxpr, **params)
         if not active:
             return results, [ad.Zero(aval.to_tangent_aval()) for aval in avals]
-        changes = [*operands[:first], *map(ad.instantiate_zeros, tangents[first:count])]
+        # The tangents of the results are the same linear function of the operands' tangents.
+        linear_tangents = map(ad.instantiate_zeros, tangents[first_linear:count])
+        changes = [*operands[:first_linear], *linear_tangents]
         return results, _bind(Program(jaxpr, role="backward"), changes, about, linear=linear)
     operands = operands[:count]
     changes = [tangents[i] for i in active]
@@ -282,7 +284,7 @@ def _jvp(
         """Return real results, integer results, and the residuals of the linear function."""
 
         def of_active(*active_operands: Array) -> tuple[list[Any], list[Any]]:
-            """Return real and integer results; operands without a tangent are constants."""
+            """Return real and integer results. Operands without a tangent are constants."""
             results = jaxprs.as_function(jaxpr)(*_merged(operands, active, active_operands))
             reals = list(compress(results, are_real))
             integers = list(compress(results, map(not_, are_real)))

@@ -119,7 +119,8 @@ def _changed(matcher: Matcher, equation: Equation) -> None:
         if name in ("sub", "div"):
             return
     slim = _slim(matcher, operand)
-    if not coded or other_note or not slim:
+    has_one_coded = coded and not other_note
+    if not has_one_coded or not slim:
         return
     source, shape = slim
 

@@ -140,8 +140,8 @@ def stepwise(x: Array, filter: Array, biases: Array | None, *, slide: Slide, ste
 
     def unfolded(x: Array) -> Array:
         """Return sums (G,O/G,B*x), which are swapped if `swaps`, as (B,O,x...)."""
-        by_group = swapped(x).reshape(groups, count_in_group, batch, *extents)
-        return jnp.moveaxis(by_group, 2, 0).reshape(batch, count, *extents)
+        grouped = swapped(x).reshape(groups, count_in_group, batch, *extents)
+        return jnp.moveaxis(grouped, 2, 0).reshape(batch, count, *extents)
 
     return jax.tree.map(unfolded, (sums.astype(steps.dtype), overflowed))
 
