@@ -16,7 +16,6 @@ from __future__ import annotations
 import math
 
 import jax.numpy as jnp
-import numpy as np
 from jax import Array, lax
 
 from lowering.errors import InvalidOperation
@@ -118,7 +117,7 @@ def zero_point_linear_quantize(
     x, zero, scale = align(jnp.asarray(x), zero_point, scale)
     dtype = x.dtype
     x, scale = _wide(x), _wide(scale)
-    wide_zero = zero if isinstance(zero, int) else zero.astype(np.float32)
+    wide_zero = zero if isinstance(zero, int) else zero.astype(x.dtype)
     start = -wide_zero * scale
     zero = jnp.asarray(zero).astype(x.dtype)
     level = rounded(x / scale, ties) + zero

@@ -19,7 +19,7 @@ import jax
 import numpy as np
 from jax import export
 from jax.experimental.topologies import get_topology_desc
-from jax.sharding import Mesh
+from jax.sharding import AxisType, Mesh
 
 _MEMORY = ("argument", "output", "alias", "temp", "generated_code")
 
@@ -32,7 +32,9 @@ def main(folder: Path) -> None:
     for number, donated in enumerate(request["donated"]):
         serialized = (folder / f"{number}.jax").read_bytes()
         try:
-            compiled = compile_program(serialized, donated, devices, request["mesh"])
+            compiled = compile_program(
+                serialized, donated, devices, request["mesh"], request["axis_types"]
+            )
         except Exception as error:
             figures: dict[str, object] = {"refusal": str(error), "type": type(error).__name__}
         else:
@@ -46,13 +48,21 @@ def main(folder: Path) -> None:
 
 
 def compile_program(
-    serialized: bytes, donated: list[int], devices: list[Any], axes: dict[str, int]
+    serialized: bytes,
+    donated: list[int],
+    devices: list[Any],
+    axes: dict[str, int],
+    axis_types: list[str],
 ) -> Any:
-    """Compile an exported function for a mesh with these axes, or else for the first devices."""
+    """Compile an exported function for a mesh with these axes, or else for the first devices.
+
+    The axis types must be those of the mesh that the function was exported for.
+    """
     exported = export.deserialize(bytearray(serialized))
     axes = axes or {"devices": exported.nr_devices}
+    types = tuple(AxisType[x] for x in axis_types) or (AxisType.Auto,)
     size = int(np.prod([*axes.values()]))
-    mesh = Mesh(np.array(devices[:size]).reshape([*axes.values()]), tuple(axes))
+    mesh = Mesh(np.array(devices[:size]).reshape([*axes.values()]), tuple(axes), types)
     replicated = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
     shardings = [x or replicated for x in exported.in_shardings_jax(mesh)]
     call = jax.jit(exported.call, in_shardings=shardings, donate_argnums=donated)

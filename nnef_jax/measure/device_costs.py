@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AbstractDevice, AbstractMesh
+from jax.sharding import AbstractDevice, AbstractMesh, AxisType, Mesh
 
 from nnef_jax.errors import InputError, UnsupportedError
 from nnef_jax.measure.hlo import Collective, HloText
@@ -181,7 +181,8 @@ def mesh_of(topology: Topology, axes: Mapping[str, int]) -> AbstractMesh:
             raise TypeError(f"mesh must have positive numbers of devices, it has {shown(extent)}")
     _require_devices(topology, axes)
     device = AbstractDevice(topology.chip.kind, None, topology.chip.platform)
-    return AbstractMesh(tuple(axes.values()), tuple(axes), abstract_device=device)
+    types = (AxisType.Auto,) * len(axes)
+    return AbstractMesh(tuple(axes.values()), tuple(axes), types, abstract_device=device)
 
 
 def _require_devices(topology: Topology, axes: Mapping[str, int]) -> None:
@@ -212,10 +213,11 @@ def device_cost(
     Raises UnsupportedError if the compiler refuses the function for a reason other than memory.
     """
     topology.require_compiler()
-    axes = _axes(arguments, topology)
+    mesh = _mesh(arguments, topology)
+    axes = dict(mesh.shape) if mesh else {}
     chip = topology.chip
     program = lowered_program(function, arguments, chip.platform)
-    (compiled,) = compile_for(topology, [program], axes)
+    (compiled,) = compile_for(topology, [program], mesh)
     if isinstance(compiled, Refused):
         if not compiled.is_for_memory:
             raise UnsupportedError(f"the compiler for '{topology.name}' refuses: {compiled.reason}")
@@ -285,15 +287,16 @@ def estimated_seconds(analysis: Mapping[str, float], text: HloText) -> float | N
     return (seconds + unknown_count) * text.trips_factor
 
 
-def _axes(arguments: Sequence[Any], topology: Topology) -> dict[str, int]:
-    """Return the extents of the mesh in the arguments' shardings, {} without one."""
+def _mesh(arguments: Sequence[Any], topology: Topology) -> Mesh | AbstractMesh | None:
+    """Return the mesh in the arguments' shardings, None without one."""
     shardings = [getattr(x, "sharding", None) for x in jax.tree.leaves(arguments)]
     meshes = [x.mesh for x in shardings if isinstance(x, jax.sharding.NamedSharding)]
-    axes = dict(meshes[0].shape) if meshes else {}
-    if any(dict(mesh.shape) != axes for mesh in meshes):
+    if not meshes:
+        return None
+    if any(dict(mesh.shape) != dict(meshes[0].shape) for mesh in meshes):
         raise InputError("the arguments are on several meshes", hint="give all the same mesh")
-    _require_devices(topology, axes)
-    return axes
+    _require_devices(topology, meshes[0].shape)
+    return meshes[0]
 
 
 def _work(

@@ -44,7 +44,8 @@ def _distinct(graph: Graph) -> list[Operation]:
     """Return the operations that results depend on, one of each kind, attributes and types."""
     operations: dict[str, Operation] = {}
     for operation in graph.operations:
-        if not graph.needed.isdisjoint(operation.writes()):
+        is_needed = not graph.needed.isdisjoint(operation.writes())
+        if is_needed and any(True for _ in operation.reads()):  # A constant is not compiled alone.
             names = operation.operands, operation.attributes
             key = repr((operation.kind, operation.rule, _key(names)))
             operations.setdefault(key, operation)

@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 from jax import export
+from jax.sharding import AbstractMesh, Mesh
 
 from nnef_jax.errors import InputError, NnefError, UnsupportedError
 from nnef_jax.measure.topologies import Topology
@@ -113,7 +114,9 @@ def lowered_program(
 
 
 def compile_for(
-    topology: Topology, programs: Sequence[LoweredFunction], axes: Mapping[str, int] | None = None
+    topology: Topology,
+    programs: Sequence[LoweredFunction],
+    mesh: Mesh | AbstractMesh | None = None,
 ) -> list[Compiled | Refused]:
     """Compile programs for the devices of a topology.
 
@@ -121,23 +124,24 @@ def compile_for(
         topology: the devices, whose compiler is installed.
         programs: the programs, compiled one after the other. If the compiler aborts, a new process
             compiles the next ones.
-        axes: extents of the mesh by name; without it the mesh has one axis.
+        mesh: the mesh of the programs' shardings, None without one.
     """
     results: list[Compiled | Refused] = []
     while len(results) < len(programs):
-        results += _compiled(topology, programs[len(results) :], dict(axes or {}))
+        results += _compiled(topology, programs[len(results) :], mesh)
     return results
 
 
 def _compiled(
-    topology: Topology, programs: Sequence[LoweredFunction], axes: Mapping[str, int]
+    topology: Topology, programs: Sequence[LoweredFunction], mesh: Mesh | AbstractMesh | None
 ) -> list[Compiled | Refused]:
     """Compile programs until the compiler aborts; the last result is then its refusal."""
     with TemporaryDirectory() as name:
         folder = Path(name)
         request = {
             "topology": topology.description(),
-            "mesh": axes,
+            "mesh": dict(mesh.shape) if mesh else {},
+            "axis_types": [x.name for x in mesh.axis_types] if mesh else [],
             "donated": [[*program.donated] for program in programs],
         }
         (folder / "request.json").write_text(json.dumps(request))

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax.experimental.topologies import get_topology_desc
-from jax.sharding import AbstractDevice, AbstractMesh, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractDevice, AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 import nnef_jax
 from nnef_jax.measure.topologies import topology_of
@@ -44,7 +44,8 @@ def abstract_mesh(topology: str, sizes: tuple[int, int]) -> AbstractMesh:
     """The mesh of `sizes`, of devices of a topology."""
     chip = topology_of(topology).chip
     device = AbstractDevice(chip.kind, None, chip.platform)
-    return AbstractMesh(sizes, AXES, abstract_device=device)
+    types = (AxisType.Auto,) * len(sizes)
+    return AbstractMesh(sizes, AXES, types, abstract_device=device)
 
 
 def main(network: str, name: str, sizes: tuple[int, int]) -> None:
