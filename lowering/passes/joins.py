@@ -45,7 +45,8 @@ def run(program: Program, target: Target) -> Program:
     for equation in program.equations:
         if sum := _sum(program, equation):
             other = sum.other.source if isinstance(sum.other, _Slice) else None
-            groups[sum.slice.source, other].append(sum)
+            dtype = equation.outvars[0].aval.dtype
+            groups[sum.slice.source, other, dtype].append(sum)
     joined = {id(sums[0].equation): sums for sums in groups.values() if _cover(sums)}
 
     def add(matcher: Matcher, equation: Equation) -> Computed | None:

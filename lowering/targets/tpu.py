@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-from lowering.passes import detours, folding, hoisting, joins, roundings, siblings, sinking, updates
+from lowering.passes import detours, folding, roundings, updates
+from lowering.targets.portable import RECURRENCES
 from lowering.targets.target import Target
 
 TPU = Target(
     "tpu",
-    (
-        detours.run,
-        roundings.run,
-        folding.run,
-        siblings.run,
-        joins.run,
-        sinking.run,
-        joins.run,
-        hoisting.run,
-        updates.run,
-        detours.run,
-    ),
+    (detours.run, roundings.run, folding.run, *RECURRENCES, updates.run, detours.run),
 )

@@ -45,7 +45,8 @@ def _distinct(graph: Graph) -> list[Operation]:
     operations: dict[str, Operation] = {}
     for operation in graph.operations:
         is_needed = not graph.needed.isdisjoint(operation.writes())
-        if is_needed and any(True for _ in operation.reads()):  # A constant is not compiled alone.
+        is_constant = not [*operation.reads()]
+        if is_needed and not is_constant:
             names = operation.operands, operation.attributes
             key = repr((operation.kind, operation.rule, _key(names)))
             operations.setdefault(key, operation)

@@ -83,6 +83,13 @@ def cut(p: Any, x: Any) -> Any:
     return left + p["v"], right + p["v"], middle + p["v"], left + right, right[..., :2] + 1
 
 
+def of_two_dtypes(p: Any, x: Any) -> Any:
+    """One half of a product is added in 32 bits, the other in 16."""
+    y = x @ p["m"]
+    narrow = y[..., 3:].astype(B) + p["v"].astype(B)
+    return y[..., :3] + p["v"], narrow
+
+
 IMAGES = {"w": random(4, 3, 3, 3), "scale": random(1, 4, 1, 1, seed=1)}
 IMAGES["offset"] = random(1, 4, 1, 1, seed=2)
 SQUARE = {"w": random(3, 3, 3, 3), "offset": random(1, 3, 1, 1, seed=2)}
@@ -111,6 +118,7 @@ CASES: dict[str, tuple[Callable[..., Any], Any, Any, dict[str, dict[str, int]]]]
     "lstm": (lstm, GATES, SEQUENCE, {"tpu": {"dot_general": 2, "concatenate": 0, "add": 3}}),
     "lstm in bfloat16": (lstm, narrow(GATES), narrow(SEQUENCE), {"tpu": {"dot_general": 2}}),
     "gru": (gru, GATES, SEQUENCE, {"tpu": {"dot_general": 2, "concatenate": 0}}),
+    "two dtypes": (of_two_dtypes, {"m": random(5, 6), "v": random(1, 1, 3)}, SEQUENCE, {}),
     "cut": (cut, {"m": random(5, 6), "v": random(1, 1, 3)}, SEQUENCE, {"tpu": {"dot_general": 1}}),
 }
 
@@ -131,10 +139,9 @@ def test_calls_compute_what_is_written(name: str, platform: str) -> None:
     function, parameters, inputs, counts = CASES[name]
     results, names = run(function, parameters, inputs, platform)
     expected = jax.jit(function)(parameters, inputs)
-    is_narrow = inputs.dtype == B
     for y, reference in zip(jax.tree.leaves(results), jax.tree.leaves(expected), strict=True):
         assert (y.shape, y.dtype) == (reference.shape, reference.dtype)
-        tolerance = 2**-6 if is_narrow else 1e-5
+        tolerance = 2**-6 if B in (inputs.dtype, y.dtype) else 1e-5
         y, reference = (np.asarray(v, np.float32) for v in (y, reference))
         np.testing.assert_allclose(y, reference, rtol=tolerance, atol=tolerance)
     assert {x: names[x] for x in counts.get(platform, {})} == counts.get(platform, {})
