@@ -36,8 +36,8 @@ _WIDE, WIDEST = 16, 32
 _NARROWEST = 8
 _TERMS = 128  # the most terms of such a sum; 343 terms take 0.87 s to compile
 
-# The most bytes of items that the gradient by the filter takes at a time. It takes two items at
-# least. The measured milliseconds of 3x3 windows, by the number of items at a time:
+# The gradient by the filter takes items of at most this many bytes at a time, and at least two
+# items. The measured milliseconds of 3x3 windows, by the number of items at a time:
 #   groups  channels  positions  batch   all    2    4
 #       32         4      56x56      8    90   37   46
 #       32         8      28x28      8    38   19   30

@@ -24,8 +24,8 @@ CPU = {"xla_cpu_experimental_ynn_fusion_type": ""}
 
 # YNNPACK for products: it uses the processor's units for bfloat16, while Eigen computes such
 # products in float32. 6272x512x128 takes 0.52 ms by YNNPACK, and 5.4 ms by Eigen. In float32 either
-# takes 3 ms. YNNPACK for all that it supports (no options) is as fast in a transformer, but slower
-# in ResNet-50: 177 ms instead of 159.
+# takes 3 ms. Without options YNNPACK computes everything that it supports. A transformer then takes
+# as long, and ResNet-50 takes 177 ms instead of 159.
 BFLOAT16 = {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"}
 
 # XLA widens an array of bfloat16 to write into it, and rounds all of it again: 1 ms for 12 heads of

@@ -52,7 +52,7 @@ def _einsum_type(
     left, right, *letters = terms
     _require_types(a=a, b=b, **parameters)
     shape = contraction.contracted_shape([a.shape, b.shape], [left, right], result)
-    # Channels are those of the result, except for zero points of operands.
+    # Parameters have the channels of the result. Zero points of operands have the operand's.
     sources = {"a_zero_point": (left, a.shape), "b_zero_point": (right, b.shape)}
     for name, letter in zip(_PARAMETERS, letters or [""] * 7, strict=True):
         term, extents = sources.get(name, (result, shape))

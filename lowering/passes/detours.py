@@ -124,7 +124,7 @@ def _chosen(matcher: Matcher, equation: Equation) -> Rewrite:
 
 @_RULES("convert_element_type")
 def _converted(matcher: Matcher, equation: Equation) -> Rewrite:
-    """Remove a conversion to the same dtype, or one to 32 bits and the one that reverses it."""
+    """Remove a conversion to the same dtype, or two conversions: to 32 bits and back."""
     (operand,) = equation.invars
     (result,) = equation.outvars
     if is_literal(operand):

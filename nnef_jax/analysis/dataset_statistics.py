@@ -165,7 +165,7 @@ def gradient_statistics(
 ) -> Statistics:
     """Return statistics of the gradients of a loss at tensors inside and at parameters.
 
-    The statistics are those of `activation_statistics`. If the root mean square decreases or grows
+    `activation_statistics` describes the statistics. If the root mean square decreases or grows
     from layer to layer, the gradient vanishes or explodes. A dead unit has gradient 0.
 
     Args:

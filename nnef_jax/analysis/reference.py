@@ -40,8 +40,8 @@ def deep_lift(
 ) -> Attribution:
     """Attribute the change of a score from a baseline (Shrikumar et al. 2017, arXiv:1704.02685).
 
-    By the rescale rule, the multiplier of a nonlinear function of one tensor is the change of its
-    result divided by the change of its operand. The multiplier of a product of two tensors is the
+    A nonlinear function of one tensor has a multiplier (the rescale rule): the change of the result
+    divided by the change of the operand. The multiplier of a product of two tensors is the
     mean of the other operand at both ends. A maximum passes its change to the positions of the
     maxima at both ends. The values of an item add up to the change of its score plus `gap`. If
     other nonlinear operations occur, `gap` is not 0.

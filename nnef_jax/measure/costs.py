@@ -280,7 +280,7 @@ def _cost_of_function(
 def _types(
     model: Model, inputs: Sequence[object], named: Mapping[str, object]
 ) -> list[jax.ShapeDtypeStruct]:
-    """Return the types of a call's inputs, by default those that the model declares."""
+    """Return the types of a call's inputs; without inputs, the declared types."""
     if not inputs and not named:
         inputs = declared_types(model)
     return types_of(model, tuple(inputs), named)

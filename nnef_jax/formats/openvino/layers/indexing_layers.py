@@ -347,10 +347,11 @@ def _unique(
     index_dtype: str = dtype("index_element_type", "i64"),
     count_dtype: str = dtype("count_element_type", "i64"),
 ) -> list[Value]:
-    """Return the distinct items along an axis, or of the flat input, and three tensors of indices.
+    """Return the distinct items along an axis, or of the flat input, and three tensors of integers.
 
-    These are the first index of each distinct item, for each item of the input the index of its
-    distinct item, and the count of each distinct item.
+    The first tensor has the first index of each distinct item. The second one has the index of the
+    equal distinct item, for each item of the input. The third one has the count of each distinct
+    item.
     """
     axis = 0
     if site.has(1):
