@@ -1,6 +1,6 @@
-"""The parts of flattening that formats share: operations, known values, loops, padded axes.
+"""The steps of flattening that several formats share: operations, known values, loops, padded axes.
 
-A module belongs here if two formats need it, and if it names neither.
+A module belongs in this package if at least two formats need it and its code names no format.
 
 Where are shapes and other known values computed while a network is read? `hostvalues`
 Where does an error get its place in the document? `emission`

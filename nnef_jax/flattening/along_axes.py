@@ -1,4 +1,4 @@
-"""Slices, splits and reductions along axes, for formats of layers and nodes."""
+"""Adds slices, splits and reductions along axes to a graph, for layers and nodes of any format."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from nnef_jax.flattening.tensor_graph import Constant, TensorGraph
 
 FAR = 2**31 - 1  # an end beyond any axis
 
-# Reductions by name: kinds of the operation before, the reduction, and the operation after it.
+# For each reduction, three kinds of operations: the one applied to the items before the reduction,
+# the reduction, and the one applied to its result. "" stands for no operation.
 REDUCTIONS: Mapping[str, tuple[str, str, str]] = {
     "Max": ("", "max_reduce", ""), "Min": ("", "min_reduce", ""), "Sum": ("", "sum_reduce", ""),
     "Prod": ("", "product_reduce", ""), "Mean": ("", "mean_reduce", ""),
@@ -30,9 +31,10 @@ Part = tuple[int | None, int | None, int]  # begin, end and step of a Python sli
 def sliced(
     site: Site[TensorGraph], x: Tensor, parts: Mapping[int, Part], *, final: bool = True
 ) -> Any:
-    """Slice a tensor; `parts` has the begin, end and step for axes. Bounds are clipped to the axis.
+    """Slice a tensor along the axes that are keys of `parts`.
 
-    If `final`, the slice is the last operation of the layer or node.
+    The value for an axis is its begin, end and step, as in a Python slice. Bounds beyond the axis
+    are clipped to the axis. If `final`, the slice is the last operation of the layer or node.
     """
     has_symbols = any(is_symbolic(n) for part in parts.values() for n in part)
     if isinstance(x, Constant) and x.array.size <= LARGEST and not has_symbols:
@@ -46,7 +48,8 @@ def sliced(
         if step == 0:
             raise InvalidOperation("a step is 0")
         if _counts_from_end(begin) or _counts_from_end(end):
-            site.graph.require_items(x, [axis])  # padding would shift bounds from the end
+            # Padding would shift the bounds that count from the end.
+            site.graph.require_items(x, [axis])
         extent = site.shape(x)[axis]
         if extent is UNKNOWN or is_symbolic(begin) or is_symbolic(end):
             begin = 0 if begin is None else begin
@@ -84,9 +87,9 @@ def _counts_from_end(bound: int | None) -> bool:
 
 
 def cropped(site: Site[TensorGraph], x: Tensor, around: Mapping[int, Sequence[int]]) -> Any:
-    """Return a tensor without the items that negative padding removes.
+    """Remove the items that negative padding cuts off a tensor.
 
-    `around` is the padding (before, after) by axis.
+    `around` maps an axis to its padding (before, after). Positive numbers are ignored here.
     """
     parts: dict[int, Part] = {}
     for axis, (before, after) in around.items():
@@ -97,7 +100,7 @@ def cropped(site: Site[TensorGraph], x: Tensor, around: Mapping[int, Sequence[in
 
 
 def cut(site: Site[TensorGraph], x: Tensor, axis: int, lengths: Sequence[int]) -> list[Any]:
-    """Split a tensor along an axis into consecutive parts of some lengths."""
+    """Split a tensor along an axis into consecutive parts, one for each item of `lengths`."""
     total = site.shape(x)[axis]
     if min(lengths, default=0) < 0:
         raise InvalidShape(f"lengths must not be negative, they are {list(lengths)}")
@@ -144,10 +147,10 @@ def reduced(
     keeps: bool,
     back: str = "",
 ) -> Any:
-    """Add a reduction as the last operations; `steps` are its kinds, an item of `REDUCTIONS`.
+    """Add the operations of a reduction, of which the last one is the operation of the site.
 
-    The result is cast to the dtype `back`, unless that is "". The reduced axes have extent 1 if
-    `keeps` is set, otherwise they are removed.
+    `steps` is an item of `REDUCTIONS`. If `back` is not "", the result is cast to this dtype. The
+    reduced axes have extent 1 in the result if `keeps` is set; otherwise they are removed.
     """
     before, kind, after = steps
     attributes: dict[str, Any] = {"axes": axes}
@@ -159,7 +162,8 @@ def reduced(
     if not keeps:
         last_steps.append(("squeeze", [], {"axes": axes}))
     if before == "exp" and not any(site.shape(x)[a] == 0 for a in axes):
-        # log(sum(exp(x))) = log(sum(exp(x - m))) + m, with the largest finite item m.
+        # Overflow is avoided by log(sum(exp(x))) = log(sum(exp(x - m))) + m, where m is the largest
+        # item, or the nearest finite number if that item is infinite.
         largest = site.step.max_reduce(x, axes=axes)
         largest = site.step.clamp(largest, *map(float, ends_of(site.dtype_of(x))))
         x = site.step.sub(x, largest)

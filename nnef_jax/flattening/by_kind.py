@@ -1,4 +1,4 @@
-"""A shorthand to add an operation by its kind: `step.mul(x, y)`."""
+"""A shorthand that adds an operation to a graph by its kind: `step.mul(x, y)`."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from lowering.ops import rules
 
 
 class ByKind:
-    """Adds operations by kind: `step.pad(x, border="constant")`.
+    """Adds an operation when a method with the name of its kind is called.
 
-    Positional arguments are operands, in the order of the rule's parameters. Keyword arguments are
-    attributes. Kinds that are keywords of Python end with `_`.
+    For example, `step.pad(x, border="constant")` adds an operation of kind "pad". Positional
+    arguments are operands, in the order of the rule's parameters. Keyword arguments are attributes.
+    If a kind is a keyword of Python, the name of the method ends with `_`, as in `step.not_(x)`.
     """
 
     __slots__ = ("_add",)

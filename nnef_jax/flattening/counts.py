@@ -1,4 +1,4 @@
-"""Counts of the items along padded axes, and the operation that reads padded tensors."""
+"""The number of items along a padded axis, and an operation that reads padded tensors."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from nnef_jax.formats.base import ExtentNeeded
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Count:
-    """The number of items along the padded axis of a tensor. Padding follows the items.
+    """The number of items along the padded axis of a tensor. The padding follows the items.
 
     Args:
         axis: the padded axis.
-        items: a tensor of integers [1].
-        marked: whether the padding has values that no item has.
+        items: a tensor of integers of shape (1,) that has the number of items.
+        marked: whether the padding has values that no item can have, such as -1 for an index.
     """
 
     axis: int
@@ -31,7 +31,10 @@ class Count:
 
 
 def refusal(name: str, count: Count, reader: str) -> InvalidOperation:
-    """Return the error of `reader`, which would read the padding of a tensor."""
+    """Return the error for an operation that would take the padding of a tensor for items.
+
+    `reader` is the description of the operation in the message.
+    """
     return InvalidOperation(
         f"axis {count.axis} of '{name}' is padded, since its number of items depends on values: "
         f"{reader} would take padding for items",
@@ -40,10 +43,10 @@ def refusal(name: str, count: Count, reader: str) -> InvalidOperation:
 
 
 class PaddedOperation:
-    """An operation before it is added to the graph.
+    """An operation that reads padded tensors, before it is added to the graph.
 
-    `counts` maps the names of padded operands to their counts. An item of an operand array has a
-    name such as "values[0]".
+    `counts` maps the name of each padded operand to its count. If an operand is an
+    array of tensors, each padded tensor has an entry with a name such as "values[0]".
     """
 
     def __init__(
@@ -71,13 +74,13 @@ class PaddedOperation:
         return next(iter(self.counts.values()))
 
     def refusal(self) -> InvalidOperation:
-        """Return the error that the operation would read padding."""
+        """Return the error that this operation would take padding for items."""
         return refusal(*next(iter(self.counts.items())), f"'{self.kind}'")
 
     def only(self, *names: str) -> Count:
-        """Return the count of the first named operand.
+        """Return the count of the first of the named operands.
 
-        Raises InvalidOperation unless exactly the named operands are padded.
+        Raises InvalidOperation unless the named operands are padded and no other operand is.
         """
         if set(self.counts) != set(names):
             raise self.refusal()
@@ -90,12 +93,16 @@ class PaddedOperation:
     def insert(self, kind: str, operands: Mapping[str, Any], **attributes: Any) -> Value:
         """Insert an operation before this one."""
         names = [self.graph.builder.unreserved(f"counted.{kind}")]
-        # `CountedEmission.add` would follow the padding, which these operations replace.
+        # `CountedEmission.add` would follow padding through these operations, which replace the
+        # padding.
         add = Emission.add
         return add(self.graph, kind, operands, attributes, names, self.span, inserted=True)[0]
 
     def masked(self, name: str, padding: float) -> Value:
-        """Return an operand whose padding has the value `padding`, in the operand's dtype."""
+        """Return an operand in which each item of padding is replaced by `padding`.
+
+        The value is converted to the operand's dtype.
+        """
         x = self.operands[name]
         count = self.counts[name]
         axis = count.axis
@@ -116,9 +123,9 @@ class PaddedOperation:
         return self.insert("select", operands)
 
     def _filling(self, padding: float, rank: int, dtype: str) -> Value:
-        """Return the tensor [1,...,1] of the value `padding`."""
+        """Return a tensor of `rank` axes of extent 1, whose single item is `padding`."""
         is_nan = math.isnan(padding)
-        if is_nan:  # documents have no literal for NaN, which is the root of -1
+        if is_nan:  # documents have no literal for NaN, so it is computed as the square root of -1
             value = -1.0
         elif dtype == "bool":
             value = bool(padding)
@@ -129,15 +136,18 @@ class PaddedOperation:
         return self.insert("sqrt", {"x": filling}) if is_nan else filling
 
     def spread(self, items: Value, rank: int) -> Value:
-        """Reshape a tensor [1] to `rank` axes of extent 1."""
+        """Reshape a tensor of shape (1,) to a tensor of `rank` axes of extent 1."""
         return self.insert("unsqueeze", {"input": items}, axes=tuple(range(1, rank)))
 
     def mask(self, name: str, padding: float) -> None:
-        """Set the padding of an operand to the value `padding`."""
+        """Replace an operand by one whose padding has the value `padding`."""
         self.operands[name] = self.masked(name, padding)
 
     def at_most(self, axis: int, count: Count, most: int) -> Count:
-        """Return the count min(items, most) of a result, whose padded axis is `axis`."""
+        """Return the count for a result that has at most `most` items along `axis`.
+
+        The number of items is the smaller of `most` and the items of `count`.
+        """
         dtype = count.items.type.dtype
         limit = self.insert("constant", {}, shape=(1,), value=(most,), dtype=dtype)
         return Count(axis, self.insert("min", {"x": count.items, "y": limit}))

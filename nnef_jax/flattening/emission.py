@@ -1,4 +1,4 @@
-"""Adds operations to a graph within the limits of a load, and gives errors their place."""
+"""Adds operations to a graph within the limits of a load, and locates errors in the document."""
 
 from __future__ import annotations
 
@@ -21,18 +21,19 @@ from nnef_jax.flattening.symbolic import SymbolicShapes
 from nnef_jax.formats.base import EXPORT_KNOWN, ExtentNeeded, Options
 from nnef_jax.limits import EXTENT, OPERATION, Limits, Meter, raising
 
-ByName = Mapping[str, Any]  # operands or attributes by parameter of the kind
+ByName = Mapping[str, Any]  # operands or attributes, by the name of the kind's parameter
 _ARRAYS = frozenset({list, tuple})
 _SEQUENCES = _ARRAYS | {str}
-_MOST_RESULTS = 4  # A node notes so many of its results as readers of a folded tensor.
+# The largest number of a node's results that are noted as readers of a folded tensor.
+_MOST_RESULTS = 4
 _NARROW = {"int64": "int32", "uint64": "uint32", "complex128": "complex64"}
 
 
 def computed(dtype: str, real: str) -> str:
-    """Return the dtype in which tensors with the stored `dtype` are computed.
+    """Return the dtype in which the network computes tensors that are stored in `dtype`.
 
-    float32 becomes `real`. Without jax's x64 mode, 64-bit integers have 32 bits, and float64
-    becomes `real`.
+    `real` is the dtype that the user chose for real numbers; float32 becomes `real`. If jax's x64
+    mode is off, float64 becomes `real` too, and 64-bit integers become 32-bit integers.
     """
     if dtype == "float32":
         return real
@@ -50,7 +51,10 @@ def ends_of(dtype: str) -> tuple[Any, Any]:
 
 
 class Emission:
-    """A graph under construction. `integer` is the dtype of integers that have none."""
+    """A graph under construction.
+
+    `integer` is the dtype of integers for which the document declares no dtype.
+    """
 
     def __init__(self, options: Options, integer: str = "int32") -> None:
         self.options = options
@@ -58,12 +62,12 @@ class Emission:
         self._most = float(jnp.finfo(options.real).max)
         self.meter: Meter = options.meter
         self.limits: Limits = options.meter.limits
-        # None, unless `jax.export` gives extents as symbols.
+        # The symbolic shapes of tensors if `jax.export` has extents as symbols, otherwise None.
         self.symbolic: SymbolicShapes | None = (
             SymbolicShapes(self.builder) if options.symbolic_shapes else None
         )
         self.is_body = False  # True for the body of a loop, scan or branch
-        self._within: set[Shape] = set()  # shapes within the limits
+        self._within: set[Shape] = set()  # shapes that were already compared with the limits
 
     def add(
         self,
@@ -77,9 +81,11 @@ class Emission:
         rule: Rule | None = None,
         inserted: bool = False,
     ) -> tuple[Any, ...]:
-        """Add an operation; return its results. A result array is a list.
+        """Add an operation to the graph and return its results.
 
-        `rule` is the user's rule for the kind. `inserted` is explained in `Value`.
+        A result array is returned as a list. `rule` is the user's rule for the kind, if there is
+        one. `inserted` says that the document has no tensor with the name of the result; see
+        `Value`.
 
         Raises InvalidOperation, NnefError.
         """
@@ -104,9 +110,10 @@ class Emission:
         return tuple(listed)
 
     def _checked(self, x: Any) -> Any:
-        """Return an operand made hashable: lists become tuples.
+        """Return an operand in a hashable form: lists become tuples.
 
-        A finite number beyond the range of real tensors becomes the nearest number of the range.
+        A finite number that exceeds the range of the dtype of real numbers becomes the nearest
+        number in the range.
         """
         if type(x) is float:
             is_beyond = self._most < abs(x) < math.inf
@@ -116,7 +123,10 @@ class Emission:
         return x
 
     def require_bounds(self, value: Value, span: Span | None, calls: tuple[Call, ...] = ()) -> None:
-        """Raise NnefError for a tensor beyond the limits. Open and empty extents count as 1."""
+        """Raise NnefError if the rank or the size of a tensor exceeds the limits.
+
+        Open extents and extents of 0 count as 1.
+        """
         shape = value.type.shape
         rank = len(shape)
         self.meter.steps += EXTENT * rank
@@ -134,9 +144,10 @@ class Emission:
     def fold(
         self, constants: Iterable[str], steps: Iterable[tuple[Iterable[str], Sequence[str]]]
     ) -> None:
-        """Note the names of folded constants, each with the tensors that are computed from it.
+        """Note which constants are folded, each with the tensors that are computed from it.
 
-        A step is a node: the names of the tensors that it reads, and the names of its results.
+        `constants` are the names of the folded constants. A step stands for a node of the document:
+        it has the names of the tensors that the node reads, and the names of the node's results.
         """
         is_taken = self.builder.is_taken
         readers: dict[str, list[str]] = {name: [] for name in constants if not is_taken(name)}
@@ -147,10 +158,10 @@ class Emission:
         self.builder.folded.update((name, tuple(x)) for name, x in readers.items())
 
     def fixing(self, *values: Value) -> str:
-        """Return the hint to fix inputs of the network, so that the tensors `values` are known.
+        """Return a hint that says which input of the network to fix so that `values` become known.
 
-        The hint is "" in a body. The tensors must be computed only from inputs with at most one
-        axis, or be inputs themselves; for all other tensors the hint is "" too.
+        The hint is "" in a body. It is also "" unless the tensors are computed only from inputs
+        with at most one axis, or are inputs themselves.
         """
         origins = self.origins(values)
         inputs = (x for x in origins if self.builder.is_input(x))
@@ -160,7 +171,7 @@ class Emission:
         return f"load(..., values={{{names[0]!r}: ...}}) makes it known"
 
     def origins(self, values: Iterable[Value]) -> set[Value]:
-        """Return the inputs and variables from which tensors are computed."""
+        """Return the inputs and variables of the graph from which `values` are computed."""
         origins = set(values)
         for operation in reversed(self.builder.operations):
             if not origins.isdisjoint(operation.writes()):
@@ -170,7 +181,7 @@ class Emission:
     def beyond(
         self, message: str, limit: str, span: Span | None, calls: tuple[Call, ...] = ()
     ) -> LimitError:
-        """Return the error for an exceeded limit, with a hint how to raise the limit."""
+        """Return the error for an exceeded limit, with a hint that says how to raise the limit."""
         endless = "is the recursion endless? " if limit == "call_depth" else ""
         return LimitError(message, span=span, calls=calls, hint=endless + raising(limit))
 
@@ -183,9 +194,10 @@ def located(
     translate: Callable[[str], str] = str,
     more: str = "",
 ) -> NnefError:
-    """Return the error of `what`, an operation or an input, with its place in the source.
+    """Return an error with its place in the source, for an operation or an input.
 
-    `translate` puts the message and the hint in the document's words. The message ends with `more`.
+    `what` describes the operation or input and begins the message. `translate` replaces the names
+    in the message and in the hint by the words of the document. The message ends with `more`.
     """
     message = f"{what}: {translate(error.message)}{more}"
     return family_of(error)(message, span=span, calls=calls, hint=translate(error.hint))
@@ -199,14 +211,17 @@ def refused(
     calls: tuple[Call, ...],
     translate: Callable[[str], str] = str,
 ) -> NnefError:
-    """Return the error of an operation that refuses its operands, with their types or values."""
+    """Return the error of an operation that refuses its operands.
+
+    The message lists the types of tensors among the operands, and the values of the others.
+    """
     pairs = ", ".join(f"{name} {show_operand(x)}" for name, x in operands.items())
     shown_operands = f" ({pairs})" if pairs else ""
     return located(error, f"'{kind}'", span, calls, translate, shown_operands)
 
 
 def show_operand(operand: object) -> str:
-    """Return an operand as text for messages. Tensors are shown by their type."""
+    """Return an operand in the form that messages show. A tensor is shown by its type."""
     match operand:
         case Value():
             return str(operand.type)
@@ -216,11 +231,12 @@ def show_operand(operand: object) -> str:
             return repr(operand)
 
 
-class placed:  # a class takes a quarter of the time of a generator's context
-    """A context that gives errors of a layer, a node or an input their place in the source.
+class placed:  # a class takes a quarter of the time of a context manager made from a generator
+    """A context that locates errors of a layer, a node or an input in the source.
 
-    A Python error, such as a TypeError, counts as an error of the file: meanings of operators do
-    not check for inputs, axes and items that every writer of files provides.
+    A Python error, such as a TypeError, counts as an error of the file. The reason is that meanings
+    of operators rely on the inputs, axes and items that every writer of files provides, and do not
+    check for them.
 
     Raises NnefError, ExtentNeeded.
     """
@@ -251,13 +267,16 @@ class placed:  # a class takes a quarter of the time of a generator's context
 
 
 def _extents(operands: Sequence[object]) -> int:
-    """Return the number of steps in which the shapes of an operand array are compared."""
+    """Return the number of steps that it takes to compare the shapes of an operand array."""
     tensors = [x for x in operands if isinstance(x, Value)]
     return len(operands) + sum([EXTENT * len(x.type.shape) for x in tensors])
 
 
 def _plain(attribute: Any) -> Any:
-    """Return an attribute made hashable: lists become tuples, numpy's scalars become Python's."""
+    """Return an attribute in a hashable form, of Python's types.
+
+    Lists become tuples, and numpy's scalars become Python's.
+    """
     if type(attribute) in _ARRAYS:
         return tuple([_plain(x) for x in attribute])
     if isinstance(attribute, np.generic):

@@ -1,12 +1,13 @@
-"""Host values (shapes, indices, ranges that are known before a run) and operations on them.
+"""Host values and the operations on them, which are computed while a network is read.
 
-A host value is a numpy array of Python integers (dtype object), real numbers or bool. Integers
-never wrap. An open extent is `UNKNOWN`, a symbolic extent an object of jax.export. A real number
-that depends on an open extent is NaN.
+Host values are shapes, indices, ranges and other arrays that are known before a run. A host value
+is a numpy array of Python integers (dtype object), of real numbers, or of bool. Integers never
+wrap. An open extent is the item `UNKNOWN`, and a symbolic extent is an object of jax.export. A real
+number that depends on an open extent is NaN.
 
-The rules of `lowering.ops` cannot replace these operations: they compute integers in 32 bits, and
-have no results for open or symbolic extents. A call of such a rule takes ten times as long, its
-compilation ten thousand times.
+The rules of `lowering.ops` cannot replace these operations: the rules compute integers in 32 bits,
+and have no results for open or symbolic extents. They would also be slow. A call of such a rule
+takes ten times as long as the operation here, and its compilation takes ten thousand times as long.
 """
 
 from __future__ import annotations
@@ -28,18 +29,19 @@ from nnef_jax.limits import LETTERS_PER_STEP
 
 Host = NDArray[Any]
 Ints = Sequence[int]
-LARGEST = 1 << 16  # items; the compiled network computes larger results
+# The largest number of items that the host computes; the compiled network computes larger results.
+LARGEST = 1 << 16
 WEIGHTY = frozenset({list, tuple, str, np.ndarray})  # types whose `weight` is not 0
-_DEEPEST = 32  # nested lists
-_BEYOND = 1 << 64  # larger than all integers of 64 bits, signed or not
+_DEEPEST = 32  # the deepest nesting of lists that is read
+_BEYOND = 1 << 64  # larger than all 64-bit integers, signed or unsigned
 
 
 class NotFolded(Exception):
-    """The host does not compute an operation. The compiled network must."""
+    """The host does not compute an operation, so the compiled network must compute it."""
 
 
 def host(value: Any) -> Host:
-    """Return a number, an array or a nested list as a host value. Raises InvalidOperation."""
+    """Convert a number, an array or a nested list to a host value. Raises InvalidOperation."""
     if isinstance(value, np.ndarray):
         kind = value.dtype.kind
         if kind == "c":
@@ -81,7 +83,10 @@ def is_integer(value: Host) -> bool:
 
 
 def integers(value: Host) -> list[int]:
-    """Return the items in order as integers. Raises InvalidOperation for a fraction."""
+    """Return the items as a flat list of integers, in order.
+
+    NaN becomes UNKNOWN. Raises InvalidOperation for a fraction or an infinite number.
+    """
     if is_integer(value):
         return list(value.ravel())
     items: list[int] = []
@@ -96,7 +101,7 @@ def integers(value: Host) -> list[int]:
 
 
 def boxes(items: Sequence[int], shape: Sequence[int] = (-1,)) -> Host:
-    """Return integers as a host value of a shape."""
+    """Return integers as a host value with the given shape."""
     array = np.empty(len(items), object)
     array[:] = items
     return array.reshape(shape)
@@ -115,7 +120,7 @@ def is_open(items: Iterable[object]) -> bool:
 def weight(value: object) -> int:
     """Return the number of items in nested lists and host values.
 
-    `LETTERS_PER_STEP` letters of a text count as one item.
+    In a string, every `LETTERS_PER_STEP` letters count as one item.
     """
     if isinstance(value, np.ndarray):
         return value.size
@@ -127,7 +132,10 @@ def weight(value: object) -> int:
 
 
 def to_float(value: Host) -> Host:
-    """Return the value as real numbers. Integers and truth values become float64."""
+    """Convert a host value to real numbers. Integers and bool become float64.
+
+    UNKNOWN becomes NaN. Raises NotFolded for a symbolic extent.
+    """
     if not is_integer(value):
         return value if value.dtype.kind == "f" else value.astype(np.float64)
     if any(map(is_symbolic, value.ravel())):
@@ -137,7 +145,7 @@ def to_float(value: Host) -> Host:
 
 
 def to_integer(value: Host) -> Host:
-    """Return the value as integers. Real numbers are truncated towards 0."""
+    """Convert a host value to integers. Real numbers are truncated towards 0; NaN becomes UNKNOWN."""
     if is_integer(value):
         return value
     bound = 2.0**63
@@ -151,7 +159,7 @@ def to_integer(value: Host) -> Host:
 
 
 def cast(value: Host, kind: str) -> Host:
-    """Return the value as "integer", "scalar" or "logical"."""
+    """Convert a host value to the NNEF type `kind`, which is "integer", "scalar" or "logical"."""
     if kind == "integer":
         return to_integer(value)
     if kind == "scalar":
@@ -168,10 +176,10 @@ def cast(value: Host, kind: str) -> Host:
 def evaluate(
     kind: str, operands: Iterable[Host | Sequence[Host] | None], attributes: Mapping[str, object]
 ) -> Any:
-    """Return an operation's result as a host value, several as a list.
+    """Compute an operation on host values; return its result, or a list if it has several.
 
     `operands` are in the order of the rule's parameters. Raises NotFolded if the network must
-    compute the result, InvalidOperation if there is none.
+    compute the result, and InvalidOperation if the operation has no result for these operands.
     """
     if kind not in KINDS or any(_is_open(x) for x in attributes.values()):
         raise NotFolded
@@ -190,7 +198,7 @@ def attempt(function: Callable[..., Any], *operands: object, **attributes: objec
 
 
 def require_few(items: int) -> None:
-    """Raise NotFolded for more items than the host computes."""
+    """Raise NotFolded if there are more items than the host computes."""
     if items > LARGEST:
         raise NotFolded
 
@@ -203,7 +211,7 @@ def _is_open(attribute: object) -> bool:
 
 
 def _absorbing(function: Callable[..., int]) -> Callable[..., int]:
-    """Return a function of 64-bit integers whose result is UNKNOWN if an argument is."""
+    """Return a function of 64-bit integers whose result is UNKNOWN if any argument is UNKNOWN."""
 
     def absorb(*items: int) -> int:
         if is_open(items):
@@ -225,7 +233,10 @@ def _each(function: Callable[..., int], *operands: Host) -> Host:
 
 
 def _decided(function: Callable[..., bool], *operands: Host) -> Host:
-    """Return truth values as bool. If one is unknown, return integers: 0, 1 and UNKNOWN."""
+    """Apply a predicate to each tuple of items; return an array of bool.
+
+    If the truth of any item is unknown, return an array of the integers 0, 1 and UNKNOWN instead.
+    """
 
     def decide(*items: int) -> int:
         return int(function(*items))
@@ -235,7 +246,7 @@ def _decided(function: Callable[..., bool], *operands: Host) -> Host:
 
 
 def _aligned(*operands: Host) -> list[Host]:
-    """Return the operands with one rank: new axes of extent 1 come last, as in NNEF."""
+    """Reshape operands to the same rank. New axes have extent 1 and come last, as NNEF requires."""
     rank = max(x.ndim for x in operands)
     aligned = [x.reshape(x.shape + (1,) * (rank - x.ndim)) for x in operands]
     require_few(math.prod(jnp.broadcast_shapes(*(x.shape for x in aligned))))
@@ -243,10 +254,10 @@ def _aligned(*operands: Host) -> list[Host]:
 
 
 def _unified(*operands: Host) -> list[Host]:
-    """Return the operands as one kind.
+    """Convert operands to the same type of items, which is either integer or real.
 
-    The kind is integer if no operand is real. It is also integer if some operands are integers, and
-    all items of the real operands are whole numbers. Otherwise the kind is real.
+    The result is integer if no operand is real. It is also integer if some operands are integers
+    and all items of the real operands are whole numbers. Otherwise the result is real.
     """
     kinds = {x.dtype.kind for x in operands}
     if len(kinds) == 1:
@@ -284,10 +295,10 @@ def _differ(a: int, b: int) -> bool:
 
 
 def binary(integer: Callable[..., int], real: Callable[..., Host]) -> Callable[..., Host]:
-    """Return an operation on two host values.
+    """Make an operation on two host values from a function of integers and one of arrays.
 
-    If a value is real, the operation is `real` of two arrays of floats. Otherwise it is `integer`
-    of each pair of integers.
+    If any operand is real, the operation calls `real` with two arrays of floats. Otherwise it calls
+    `integer` with each pair of integers.
     """
 
     def compute(x: Host, y: Host) -> Host:
@@ -319,9 +330,10 @@ def _logical(function: Callable[..., bool]) -> Callable[..., Host]:
 
 
 def _unary(integer: Callable[..., Any] | None, real: Callable[..., Host]) -> Callable[..., Host]:
-    """Return an operation on a host value: `real` of an array of floats, `integer` of each integer.
+    """Make an operation on a host value from a function of integers and one of arrays.
 
-    If `integer` is None, integers are converted to floats.
+    The operation calls `real` with an array of floats, or `integer` with each integer. If `integer`
+    is None, integers are converted to floats first.
     """
 
     def compute(x: Host) -> Host:

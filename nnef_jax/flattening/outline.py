@@ -1,6 +1,7 @@
-"""Adds unsupported operators as operations without a rule to a graph that is only shown.
+"""Adds operations for unsupported operators to a graph that is shown and never run.
 
-Their results have no type. Operations that read such results have results without a type too.
+Such an operation has no rule, and its results have no type. If another operation reads such a
+result, its results have no type either.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _UNKNOWN = " (unknown)"
 
 
 def has_untyped(operands: Iterable[object]) -> bool:
-    """Tell whether a tensor without a type is among the operands, or in lists of operands."""
+    """Tell whether a tensor without a type is among the operands, or in an operand array."""
     return any(map(_is_untyped, operands))
 
 
@@ -31,9 +32,10 @@ def _is_untyped(x: object) -> bool:
 def add_untyped(
     graph: Emission, kind: str, operands: Iterable[object], names: Sequence[str], span: Span
 ) -> list[Value]:
-    """Add an operation of a kind that only the document has; return its results.
+    """Add an operation for an unsupported operator of the document; return its results.
 
-    The results have these names. Among the operands the operation reads tensors and weights only.
+    `names` are the names of the results. The operation reads the tensors and the weights among
+    `operands`; other operands are dropped.
     """
     if not names:
         return []
@@ -52,12 +54,12 @@ def add_untyped(
 
 
 def unknown(operator: str) -> str:
-    """Return the kind of the operation that an unsupported operator is shown as."""
+    """Return the kind of the operation that stands for an unsupported operator."""
     return operator + _UNKNOWN
 
 
 def unknown_operators(graph: Graph) -> list[str]:
-    """Return the names of the unsupported operators in a graph, each once."""
+    """Return the names of the unsupported operators in a graph, without repetitions."""
     kinds = (x.kind for x in graph.operations if has_untyped(x.writes()))
     operators = (kind.removesuffix(_UNKNOWN) for kind in kinds if kind.endswith(_UNKNOWN))
     return list(dict.fromkeys(operators))

@@ -1,10 +1,11 @@
-"""Follows padded axes through a graph: axes whose number of items depends on values.
+"""Follows padded axes through a graph. The number of items of a padded axis depends on values.
 
-A padded axis has the largest possible number of items. The meaning of an operator that adds such a
-tensor notes the count of its items in `counts`. An operation that reads the tensor passes the axis
-on to its results, by the rule for its kind, or raises InvalidOperation if it would take padding for
-items. The values of padding are arbitrary; in outputs of the network they are -1 for integers and
-NaN for real numbers.
+A padded axis has the largest possible extent, and its items come before the padding. When an
+operator makes such a tensor, its meaning notes the number of items in `counts`. An operation that
+reads the tensor passes the axis on to its results, by the rule for the operation's kind. If the
+operation would take padding for items, InvalidOperation is raised. The values of padding are
+arbitrary. Only in outputs of the network is the padding set: to -1 for integers and to NaN for real
+numbers.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ from nnef_jax.flattening.emission import ByName, Emission
 from nnef_jax.flattening.padded_kinds import TABLE, followed
 from nnef_jax.formats.base import Options
 
-_DIVISIBLE = 5040  # an extent that all numbers up to 10 divide
+_DIVISIBLE = 5040  # an extent that is divisible by all numbers up to 10
 
 
 class CountedEmission(Emission):
     """A graph under construction in which padded axes are followed.
 
-    `counts` has the counts of padded tensors.
+    `counts` maps each padded tensor to the count of its items.
     """
 
     def __init__(self, options: Options, integer: str = "int32") -> None:
@@ -44,7 +45,7 @@ class CountedEmission(Emission):
         span: Span | None, calls: tuple[Call, ...] = (), *, rule: Rule | None = None,
         inserted: bool = False,
     ) -> tuple[Any, ...]:  # fmt: skip
-        """Add an operation as `Emission.add` does, and note the counts of its results."""
+        """Add an operation as `Emission.add` does, and note which of its results are padded."""
         add = partial(super().add, calls=calls, rule=rule, inserted=inserted)
         if not self.counts:
             return add(kind, operands, attributes, names, span)
@@ -59,9 +60,9 @@ class CountedEmission(Emission):
         return results
 
     def _pass(self, step: PaddedOperation, operation: Operation) -> None:
-        """Note the padded axes of an operation's results by tracing its rule.
+        """Trace the rule of an operation to find the padded axes of its results, and note them.
 
-        Tracing takes `_DIVISIBLE` for an extent that is unknown.
+        The trace takes `_DIVISIBLE` for an open extent.
         """
         from lowering import Context, NotSeparableError, Program, batch_axes, compute
         from lowering.jaxprs import is_literal, make_jaxpr
@@ -86,7 +87,7 @@ class CountedEmission(Emission):
             self.counts[x] = Count(axes[v], step.first.items)
 
     def require_items(self, x: object, axes: Collection[int]) -> None:
-        """Raise InvalidOperation if `x` is a tensor that is padded along one of the axes."""
+        """Raise InvalidOperation if `x` is a tensor that is padded along one of `axes`."""
         count = self.counts.get(x) if isinstance(x, Value) else None
         if isinstance(x, Value) and count is not None and count.axis in axes:
             raise refusal(x.name, count, "it")
@@ -97,10 +98,10 @@ class CountedEmission(Emission):
         return [_DIVISIBLE if n is UNKNOWN else n for n in x.type.shape]
 
     def ended(self, x: Value, name: str, span: Span) -> Value:
-        """Return an output of the network with padding of NaN, or of -1 for signed integers.
+        """Return an output of the network with defined values in its padding.
 
-        The padding is 0 in dtypes that have neither. The count can be captured by the name that
-        `length_name` returns.
+        The padding is NaN for real numbers, -1 for signed integers and 0 for other dtypes. A run
+        can capture the number of items under the name that `length_name` returns.
         """
         count = self.counts.get(x)
         if count is None:
@@ -119,7 +120,10 @@ class CountedEmission(Emission):
         return output
 
     def items_of(self, x: Value) -> list[int | Value]:
-        """Return the shape of a padded tensor without padding. The count is a tensor [1]."""
+        """Return the shape that a padded tensor has without its padding.
+
+        The extent of the padded axis is a tensor of shape (1,), all others are integers.
+        """
         count = self.counts[x]
         shape: list[int | Value] = list(x.type.shape)
         shape[count.axis] = count.items

@@ -1,6 +1,7 @@
-"""Rules for padded axes, for kinds of operations that work along such an axis or index it.
+"""Rules that follow a padded axis through the operations that work along it or index it.
 
-Operations of all other kinds are traced, and `batch_axes` follows the axis through them.
+A rule is chosen by the kind of the operation. Operations of all other kinds are traced, and
+`batch_axes` follows the axis through them.
 """
 
 from __future__ import annotations
@@ -14,17 +15,18 @@ from lowering.extents import UNKNOWN, volume
 from lowering.graph import Value
 from nnef_jax.flattening.counts import Count, PaddedOperation
 
-TABLE: Final = "table"  # `batch_axes` follows the axis
+TABLE: Final = "table"  # says that `batch_axes` must follow the axis
 Place = Count | Literal["table"] | None
-_FAR = 2**31 - 1  # an index beyond any axis
+_FAR = 2**31 - 1  # an index that is beyond every axis
 
 
 def followed(step: PaddedOperation) -> Place:
-    """Return the count of an operation's results, None if they are not padded.
+    """Return the count of an operation's results, or None if the results are not padded.
 
-    Return `TABLE` if the operation's rule must be traced. Operands may be replaced in `step`.
+    `TABLE` is returned if the operation's rule must be traced instead. Operands in `step` may be
+    replaced, for example by operands with other padding.
 
-    Raises InvalidOperation if the operation would read padding.
+    Raises InvalidOperation if the operation would take padding for items.
     """
     follow = _FOLLOWED.get(step.kind)
     counts_differ = any(count.items is not step.first.items for count in step.counts.values())
@@ -34,7 +36,7 @@ def followed(step: PaddedOperation) -> Place:
 
 
 def _sliced(step: PaddedOperation) -> Place:
-    """Slice the padded axis from its first item on."""
+    """Follow a slice of the padded axis, which must begin with the first item and have stride 1."""
     count = step.only("input")
     axes = list(step.attributes["axes"])
     if count.axis not in axes:
@@ -52,7 +54,7 @@ def _sliced(step: PaddedOperation) -> Place:
 
 
 def _gathered(step: PaddedOperation) -> Place:
-    """Follow a padded axis of the indices, or of the input, to the result."""
+    """Follow a padded axis of the indices or of the input to the result of a gather."""
     axis = step.attributes["axis"]
     source = step.counts.get("input")
     indices = step.counts.get("indices")
@@ -64,14 +66,14 @@ def _gathered(step: PaddedOperation) -> Place:
         return TABLE
     constant = _constant(step, step.operands["indices"])
     if constant is None:
-        return None  # computed indices name items, not padding
+        return None  # computed indices refer to items, never to padding
     if len(constant.shape) != 1 or not np.array_equal(constant, np.arange(len(constant))):
         raise step.refusal()
     return step.at_most(axis, source, len(constant))
 
 
 def _constant(step: PaddedOperation, x: Value) -> Any:
-    """Return the array of a constant of the graph, None for a tensor that is computed."""
+    """Return the items of a constant of the graph, or None if the tensor is computed."""
     for operation in step.graph.builder.operations:
         if operation.kind == "constant" and x in operation.results:
             items = np.array(dict(operation.attributes)["value"]).reshape(-1)
@@ -80,7 +82,7 @@ def _constant(step: PaddedOperation, x: Value) -> Any:
 
 
 def _gathered_at(step: PaddedOperation) -> Count:
-    """Follow a padded axis of the indices, along which the result has an item for each index."""
+    """Follow a padded axis of the indices. Along it the result has an item for each index."""
     count = step.only("indices")
     if _is_within_index(step, count.axis) or step.attributes.get("batch_dims", 0):
         raise step.refusal()
@@ -88,13 +90,13 @@ def _gathered_at(step: PaddedOperation) -> Count:
 
 
 def _is_within_index(step: PaddedOperation, axis: int) -> bool:
-    """Tell whether an axis of the indices is the last one, along which one index is spread."""
+    """Tell whether an axis of the indices is the one along which the numbers of an index lie."""
     is_spread = step.kind in ("gather_nd", "scatter_nd")
     return is_spread and axis == len(step.shape("indices")) - 1
 
 
 def _scattered(step: PaddedOperation) -> None:
-    """Replace padding among the indices by an index beyond the axis, which writes nothing."""
+    """Replace the padding of the indices by an index beyond the axis, at which nothing is written."""
     counts = {**step.counts}
     count = counts.pop("indices", None)
     updates = counts.pop("updates", count)
@@ -106,7 +108,7 @@ def _scattered(step: PaddedOperation) -> None:
 
 
 def _reduced(step: PaddedOperation) -> Place:
-    """Pad the reduced axis with the neutral value of the reduction."""
+    """Set the padding of the reduced axis to the neutral value of the reduction, as 0 for sums."""
     count = step.only("input")
     if count.axis not in step.attributes["axes"]:
         return TABLE
@@ -118,7 +120,8 @@ def _reduced(step: PaddedOperation) -> Place:
         "max_reduce": least, "argmax_reduce": least, "min_reduce": most, "argmin_reduce": most,
     }  # fmt: skip
     step.mask("input", neutral[step.kind])
-    if step.kind == "mean_reduce":  # it divides by the padded extent
+    # The mean divides by the padded extent, so the items are multiplied by extent / count first.
+    if step.kind == "mean_reduce":
         x = step.operands["input"]
         items = step.insert("cast", {"input": count.items}, dtype=x.type.dtype)
         constant = {"shape": (1,), "value": (float(x.type.shape[count.axis]),)}
@@ -129,7 +132,7 @@ def _reduced(step: PaddedOperation) -> Place:
 
 
 def _best(step: PaddedOperation) -> Place:
-    """Pad the axis of a top-k with the value that is chosen last."""
+    """Set the padding along the axis of a top-k operation to the value that would be chosen last."""
     count = step.only("input")
     if count.axis != step.attributes["axis"]:
         return TABLE
@@ -140,27 +143,27 @@ def _best(step: PaddedOperation) -> Place:
 
 
 def _regions(step: PaddedOperation) -> Count:
-    """Follow the axis of regions, along which the result has an item for each region."""
+    """Follow the padded axis of regions. Along it the result has an item for each region."""
     if step.only("rois", "batch_index").axis or step.counts["batch_index"].axis:
         raise step.refusal()
     return step.first
 
 
 def _nonzero(step: PaddedOperation) -> None:
-    """Pad a tensor that is searched for nonzero items with 0."""
+    """Set the padding to 0 in a tensor that is searched for nonzero items."""
     step.only("input")
     step.mask("input", 0)
 
 
 def _adapted(step: PaddedOperation) -> Place:
-    """Refuse padding along a pooled axis, whose items are divided into windows."""
+    """Refuse padding along an axis that is pooled adaptively, since all its items are in windows."""
     if step.first.axis > 1:
         raise step.refusal()
     return TABLE
 
 
 def _entered(step: PaddedOperation) -> Place:
-    """Refuse an operation with a body, which is built for the padded extent."""
+    """Refuse an operation with a body, because the body is built for the padded extent."""
     raise step.refusal()
 
 

@@ -1,4 +1,4 @@
-"""Recurrent cells (RNN, LSTM, GRU) and their run over a sequence, for all formats."""
+"""The recurrent cells RNN, LSTM and GRU, and their run over a sequence, for all formats."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from nnef_jax.flattening.site import Site, Tensor
 from nnef_jax.flattening.tensor_graph import Constant, TensorGraph
 
 Activation = Callable[[Site[TensorGraph], Tensor], Any]
-# Takes a state, the first gate and the end of the gates; returns [batch,gates*hidden].
+# A function that multiplies a state with the weights of the gates `first` to `end` - 1. Its
+# arguments are the state, `first` and `end`. The result has shape (batch, gates * hidden).
 Product = Callable[[Any, int, int], Tensor]
 DEFAULTS: Mapping[str, tuple[str, ...]] = {
     "lstm": ("sigmoid", "tanh", "tanh"),
@@ -25,7 +26,8 @@ DEFAULTS: Mapping[str, tuple[str, ...]] = {
     "rnn": ("tanh",),
 }
 _GATES = {"lstm": 4, "gru": 3, "rnn": 1}
-# Defaults of alpha and beta by activation. None: it has no such parameter. NaN: it is required.
+# The defaults of alpha and beta for each activation. None says that the activation has no such
+# parameter, and NaN that the parameter is required.
 PARAMETERS: Mapping[str, tuple[float | None, float | None]] = {
     "relu": (None, None), "tanh": (None, None), "sigmoid": (None, None), "softsign": (None, None),
     "softplus": (None, None), "affine": (1.0, 0.0), "leakyrelu": (0.01, None),
@@ -35,9 +37,10 @@ PARAMETERS: Mapping[str, tuple[float | None, float | None]] = {
 
 
 def activation(name: str, alpha: float | None = None, beta: float | None = None) -> Activation:
-    """Return the activation with a name in lower case. None stands for a parameter's default.
+    """Return the activation function with the given lower-case name.
 
-    Raises InvalidOperation for an unknown name, or without a required parameter.
+    If `alpha` or `beta` is None, the activation's default is used. Raises InvalidOperation if the
+    name is unknown, or if a required parameter is None.
     """
     if name not in PARAMETERS:
         raise InvalidOperation(f"the activation {name[:40]!r} is not supported")
@@ -75,12 +78,13 @@ class Cell:
 
     Args:
         kind: "lstm", "gru" or "rnn".
-        order: the gates of an LSTM by letter: i(nput), o(utput), f(orget), c(ell).
-        activations: those of the gates, of the candidate for the state, and of an LSTM's memory, as
-            in `DEFAULTS`; an RNN has only one.
-        clip: the bound on absolute values before activations, 0 for none.
-        resets_after: whether the reset gate of a GRU multiplies the product of the state with the
-            weights, instead of the state.
+        order: the order of an LSTM's gates, by letter: i(nput), o(utput), f(orget), c(ell).
+        activations: the activation of the gates, then that of the candidate for the state, then
+            that of an LSTM's memory, in the order of `DEFAULTS`. An RNN has only one activation.
+        clip: the bound on absolute values before an activation. 0 stands for no bound.
+        resets_after: says where a GRU applies its reset gate. If true, the gate multiplies the
+            product of the state with the weights. Otherwise it multiplies the state before that
+            product.
         couples: whether the forget gate of an LSTM is 1 - the input gate.
     """
 
@@ -93,26 +97,30 @@ class Cell:
 
     @property
     def gates(self) -> int:
-        """Return the number of gates."""
+        """Return the number of gates of the cell, counting an LSTM's candidate as a gate."""
         return _GATES[self.kind]
 
     @property
     def states(self) -> int:
-        """Return the number of states."""
+        """Return the number of states: an LSTM has output and memory, other cells one state."""
         return 2 if self.kind == "lstm" else 1
 
     def next(
         self, at: Site[TensorGraph], x: Tensor, states: Sequence[Tensor], product: Product,
         peepholes: Mapping[str, Tensor] | None = None,
     ) -> list[Any]:  # fmt: skip
-        """Return the states [batch,hidden] after a step. The first one is the output.
+        """Compute the states after a time step. The first state is the output.
+
+        Each state has shape (batch, hidden).
 
         Args:
             at: the site that operations are added to.
-            x: the product of the input with its weights, and biases, [batch,gates*hidden].
-            states: the states before the step.
-            product: the product of a state with the weights of gates `first` to `end` - 1.
-            peepholes: weights of an LSTM's memory by letter of the gate.
+            x: the product of the input with its weights, plus the biases, of shape (batch, gates *
+                hidden).
+            states: the states before the time step.
+            product: multiplies a state with the weights of the gates `first` to `end` - 1; see
+                `Product`.
+            peepholes: the weights with which an LSTM's memory enters a gate, by letter of the gate.
         """
         if self.kind == "gru":
             return [self._next_gru(at, x, states[0], product)]
@@ -140,7 +148,7 @@ class Cell:
     def _next_lstm(
         self, at: Site[TensorGraph], gates: Tensor, before: Tensor, peepholes: Mapping[str, Tensor]
     ) -> list[Any]:
-        """Return the output and the memory. `before` is the memory before the step."""
+        """Return the output and the memory after a time step. `before` is the memory before it."""
         step = at.step
         by_letter = dict(zip(self.order, _split(at, gates, 4), strict=True))
 
@@ -159,7 +167,7 @@ class Cell:
         return [step.mul(o, self.activations[2](at, memory)), memory]
 
     def _activated(self, at: Site[TensorGraph], i: int, gate: Tensor) -> Any:
-        """Return a gate, clipped, after the activation `i`."""
+        """Clip a gate if the cell has a bound, and apply the activation with index `i`."""
         if self.clip:
             gate = at.step.clamp(gate, -self.clip, self.clip)
         return self.activations[i](at, gate)
@@ -169,17 +177,18 @@ class Cell:
         product: Callable[..., Tensor], mask: Tensor | None = None,
         peepholes: Mapping[str, Tensor] | None = None, *, axis: int, reverse: bool,
     ) -> list[Value]:  # fmt: skip
-        """Run the cell over a sequence, as a scan; return the outputs and the last states.
+        """Run the cell over a sequence by a scan; return the outputs, then the last states.
 
         Args:
             site: the layer or node.
-            x: products of the input as in `next`, with time as a further `axis`.
-            states: the first states.
-            product: as in `next`, with the `RepeatedBody` as a first argument.
-            mask: the steps within each sequence. In other steps states stay, and outputs are 0.
-            peepholes: as in `next`.
-            axis: the axis of time of `x`, the mask and the outputs.
-            reverse: whether time runs backwards.
+            x: the products of the inputs, as for `next`, with time as a further axis `axis`.
+            states: the states before the first time step.
+            product: as for `next`, but with the `RepeatedBody` as an additional first argument.
+            mask: true for the time steps within each sequence. In all other time steps the states
+                stay as they are, and the output is 0.
+            peepholes: as for `next`.
+            axis: the time axis of `x`, of the mask and of the outputs.
+            reverse: whether the time steps are taken in reverse order.
         """
         body = RepeatedBody(site)
         step = body.at.step
@@ -199,14 +208,15 @@ class Cell:
 
 
 def _split(at: Site[TensorGraph], gates: Tensor, count: int) -> list[Any]:
-    """Split gates [batch,count*hidden] into `count` gates [batch,hidden]."""
+    """Split the tensor of gates, (batch, count * hidden), into `count` of shape (batch, hidden)."""
     return list(at.step.split(gates, axis=at.rank(gates) - 1, ratios=(1,) * count))
 
 
 def steps_within(site: Site[TensorGraph], time: int, lengths: Tensor | None, axis: int) -> Any:
-    """Return the mask of the steps within sequences of `lengths` [batch]; None if all are within.
+    """Return the mask of the time steps that are within sequences, or None if all steps are.
 
-    The mask is [time,batch,1] with `axis` 0, and [batch,time,1] with `axis` 1.
+    `lengths` has the length of each sequence, and `time` is the number of time steps. The mask has
+    shape (time, batch, 1) if `axis` is 0, and (batch, time, 1) if `axis` is 1.
     """
     if lengths is None or (isinstance(lengths, Constant) and np.all(lengths.array >= time)):
         return None

@@ -1,4 +1,4 @@
-"""Bodies of scans, loops and branches under construction."""
+"""Builds the bodies of scans, loops and branches, and adds these operations to a graph."""
 
 from __future__ import annotations
 
@@ -21,31 +21,34 @@ _Body = TypeVar("_Body")
 
 
 class RepeatedBody:
-    """The body of a scan or loop. `at` is the site that adds operations to it.
+    """The body of a scan or loop under construction. `at` is the site that adds operations to it.
 
-    Every iteration reads the same tensors of the graph around the body.
+    A tensor of the graph around the body is the same in every iteration.
     """
 
     def __init__(self, site: Site[TensorGraph]) -> None:
         self.site = site
         self.graph: TensorGraph = site.graph.body()
         self.at: Any = replace(cast("Any", site), graph=self.graph)  # of the class of `site`
-        self.heads: list[Value] = []  # inputs for parts, and for the number of the iteration
+        # Inputs for slices of outer tensors, and for the number of the iteration.
+        self.heads: list[Value] = []
         self.before: list[Value] = []  # inputs for the states
-        self.initial: list[Value] = []  # outer tensors
-        self.scanned: list[tuple[Value, int, int]] = []  # outer tensor, axis and chunk
+        self.initial: list[Value] = []  # outer tensors: the states before the first iteration
+        # Outer tensor, axis and chunk of each slice.
+        self.scanned: list[tuple[Value, int, int]] = []
 
     def _enter(self, name: str, shape: Sequence[int], dtype: str) -> Value:
         return self.graph.builder.input(name, TensorType(tuple(shape), dtype))
 
     def seen(self, x: Operand | None) -> Any:
-        """Return the body's input for a tensor of the graph around it; constants are unchanged."""
+        """Return the body's input for a tensor of the graph around it. A constant is its own input."""
         return self.graph.entered(x) if isinstance(x, Value) else x
 
     def part(self, x: Tensor, axis: int, chunk: int, name: str = "") -> Value:
-        """Cut a tensor along an axis into parts of abs(chunk) items; return the iteration's part.
+        """Cut a tensor of the outer graph into slices; return the slice of the current iteration.
 
-        A negative chunk takes parts from the end of the axis.
+        A slice has abs(chunk) items along the axis. If `chunk` is negative, slices are taken from
+        the end of the axis backwards.
         """
         value = self.site.tensor(x)
         shape = list(value.type.shape)
@@ -56,15 +59,18 @@ class RepeatedBody:
         return self.heads[-1]
 
     def item(self, x: Tensor, axis: int, *, reverse: bool = False) -> Value:
-        """Cut a tensor along an axis; return the item of the iteration, without the axis."""
+        """Cut a tensor along an axis into items; return the item of the current iteration.
+
+        The item does not have the axis. If `reverse`, the last item comes first.
+        """
         chunk = -1 if reverse else 1
         part = self.part(x, axis, chunk)
         return self.at.insert("squeeze", {"input": part}, axes=(axis,))
 
     def turn(self, count: int | None) -> Value:
-        """Return the number of the iteration, from 0 on.
+        """Return the number of the current iteration, counted from 0.
 
-        `count` is the number of iterations of a scan, None for a loop.
+        `count` is the number of iterations of a scan. It is None for a loop.
         """
         if count is None:
             self.heads.append(self._enter("turn", (), self.graph.builder.integer))
@@ -74,7 +80,7 @@ class RepeatedBody:
         return self.item(numbers, 0)
 
     def state(self, x: Tensor) -> Value:
-        """Return a state before the iteration. `x` is the state before the first one."""
+        """Return a state before the current iteration. `x` is the state before the first iteration."""
         value = self.site.tensor(x)
         self.initial.append(value)
         name = f"state_{len(self.before)}"
@@ -82,7 +88,11 @@ class RepeatedBody:
         return self.before[-1]
 
     def scan(self, after: Sequence[Tensor], values: Sequence[Tensor], how: Outputs) -> list[Value]:
-        """Add a scan; return the last states, then the outputs of `values`."""
+        """Add a scan; return the last states, followed by the outputs of `values`.
+
+        `after` are the states after an iteration. `how` says for each of `values` how its outputs
+        are made.
+        """
         last_states = [LAST] * len(after)
         return self.add(self.site.emit, [], after, [*after, *values], [*last_states, *how])
 
@@ -100,12 +110,13 @@ class RepeatedBody:
 
         Args:
             add: adds the operation, as `site.emit` does.
-            going: the condition of a loop after an iteration, a logical scalar.
+            going: the condition of a loop after an iteration, as a logical scalar. Empty for a
+                scan.
             after: the states after an iteration.
             values: the tensors of the body whose values are outputs.
-            how: for each of `values`, how its outputs are made.
-            start: the operands "count" and "condition" of a loop, None for a scan.
-            limit: the largest number of iterations of a loop, -1 for none.
+            how: for each of `values`, how its outputs are made: an item of the attribute `outputs`.
+            start: the operands "count" and "condition" of a loop. It is None for a scan.
+            limit: the largest number of iterations of a loop. -1 stands for no limit.
         """
         ends = [self.at.tensor(x) for x in (*going, *after, *values)]
         captured = self.graph.captured
@@ -124,9 +135,10 @@ class RepeatedBody:
 
 
 def flattened_branches(flatteners: Sequence[Callable[[], _Body]], fixing: str) -> list[_Body]:
-    """Flatten both branches of a choice by a function for each; return the functions' results.
+    """Flatten both branches of a choice and return the results.
 
-    If only one branch can be flattened, the error of the other one has the hint `fixing`, which
+    `flatteners` has a function for each branch, which flattens the branch and returns its result.
+    If only one branch can be flattened, the error of the other branch has the hint `fixing`, which
     says how to make the condition known.
 
     Raises InvalidOperation, NnefError.
@@ -154,9 +166,10 @@ def add_choice(
     graphs: Sequence[TensorGraph],
     results: Sequence[Sequence[Value]],
 ) -> Any:
-    """Add the operation that chooses one of two bodies by a condition; return its results.
+    """Add the operation that runs one of two bodies by a condition; return the operation's results.
 
-    `graphs` are the bodies under construction. `results` are the outputs of each body.
+    `graphs` are the graphs of the two bodies, under construction. `results` are the outputs of each
+    body.
     """
     captured = [value for graph in graphs for value in graph.captured.values()]
     read = list(dict.fromkeys(captured))
@@ -176,6 +189,6 @@ def add_choice(
 
 
 def closed(graph: TensorGraph, inputs: Sequence[Value], outputs: Sequence[Value]) -> Graph:
-    """Return the finished graph of a body."""
+    """Finish the graph of a body with these inputs and outputs, and return it."""
     names = [f"{i}_{value.name}" for i, value in enumerate(outputs)]
     return graph.builder.graph("body", outputs, names, [value.name for value in inputs])

@@ -1,4 +1,4 @@
-"""Resizes, pools of regions and suppression of boxes, for formats of layers and nodes."""
+"""Adds resizes, pools of regions and suppression of boxes, for layers and nodes of any format."""
 
 from __future__ import annotations
 
@@ -20,7 +20,11 @@ def resized(
     add: ByKind, x: Tensor, mode: str, coordinates: str, region: Tensor | bool = False,
     **attributes: object,
 ) -> Any:  # fmt: skip
-    """Add a resize to `sizes` or by `scales`, which have an item for each axis."""
+    """Add a resize to the extents `sizes`, or by the factors `scales`.
+
+    Both attributes have an item for each axis. `mode` is the interpolation, and `coordinates` the
+    transformation of coordinates.
+    """
     attributes = _RESIZE | attributes
     return add.resize(
         x, region, mode=mode, coordinate_transformation_mode=coordinates, **attributes
@@ -37,10 +41,11 @@ def roi_aligned(
     shift: float,
     **attributes: object,
 ) -> Any:
-    """Add a pool of samples in regions `rois` [regions,4].
+    """Add a pool of samples in regions of images.
 
-    `images` are the indices of the regions' images. A region (x1, y1, x2, y2) is multiplied by
-    `scale`, then `shift` is added.
+    `rois` has shape (regions, 4): the corners (x1, y1, x2, y2) of each region. The corners are
+    multiplied by `scale`, then `shift` is added to them. `images` has the index of each region's
+    image.
     """
     rois = site.step.mul(rois, scale)
     rois = site.step.add(rois, shift) if shift else rois
@@ -50,14 +55,15 @@ def roi_aligned(
 def suppressed(
     site: Site[TensorGraph], boxes: Tensor, scores: Tensor, *, score: float, **attributes: object
 ) -> tuple[Value, Value, Value]:
-    """Suppress boxes that overlap a better box of their class.
+    """Suppress boxes that overlap a better box of the same class.
 
-    Known inputs of the site are the largest number of boxes in a class (input 2, by default 0), the
-    largest overlap (input 3, by default 0) and the lowest score (input 4, by default `score`).
+    Three inputs of the site must be known or left out: input 2 is the largest number of boxes in a
+    class, by default 0; input 3 is the largest allowed overlap, by default 0; input 4 is the lowest
+    score of a box, by default `score`.
 
     Returns:
-        The indices (image, class, box) of the remaining boxes, padded by -1; their scores; and the
-        number of remaining boxes.
+        Three tensors: the indices (image, class, box) of the remaining boxes, padded with -1; their
+            scores; and the number of remaining boxes.
     """
     most = int(min(site.scalar(2, 0), site.known_shape(boxes)[1]))
     return site.last.sorted_suppression(
@@ -67,6 +73,9 @@ def suppressed(
 
 
 def note_count(site: Site[TensorGraph], count: Tensor, *lists: Value) -> None:
-    """Note the `count` of boxes in lists whose padding has values that no box has."""
+    """Note that `count` is the number of boxes in each of `lists`.
+
+    The padding of the lists must have values that no box has.
+    """
     items = site.cast(count, site.graph.builder.integer)
     site.graph.counts.update(dict.fromkeys(lists, Count(0, items, marked=True)))

@@ -1,4 +1,4 @@
-"""A layer or a node while it is flattened: its operands, folding, and shorthands for operations."""
+"""A layer or node while it is flattened: its operands, folding, and shorthands for operations."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from nnef_jax.flattening.tensor_graph import Constant, TensorGraph
 from nnef_jax.formats.base import ExtentNeeded
 
 Tensor = Value | Constant
-Operand = Tensor | float  # a number is a literal of the operation
+Operand = Tensor | float  # a number becomes a literal of the operation
 Operands = Iterable[Operand | Sequence[Operand] | None]  # a sequence is an operand array
 _Graph = TypeVar("_Graph", bound=TensorGraph, covariant=True)
-_FEW = 64  # items; stored integer tensors up to this size are folded
-_KINDS = "iufbO"  # numpy's kinds of the arrays that are folded
+_FEW = 64  # the largest number of items of a stored integer tensor that is folded
+_KINDS = "iufbO"  # numpy's codes for the kinds of arrays that are folded
 
 
 class Site(OperatorSite[_Graph]):
-    """A layer or a node that is flattened. Its operands are tensors, known or computed.
+    """A layer or a node that is being flattened. Its operands are known or computed tensors.
 
-    `version` is the version of the operator's domain. `prefix` begins the names of tensors in a
-    body.
+    `version` is the version of the operator's domain. In a body, names of tensors begin with
+    `prefix`.
     """
 
     __slots__ = ()
@@ -41,22 +41,24 @@ class Site(OperatorSite[_Graph]):
 
     @abstractmethod
     def is_read(self, i: int) -> bool:
-        """Tell whether something reads output `i`."""
+        """Tell whether output `i` may be read, so that it must be computed."""
 
     def _operand(self, x: int | Tensor) -> Tensor:
         return self.operand(x) if isinstance(x, int) else x
 
     def tensor(self, x: int | Tensor) -> Value:
-        """Return `x`, an operand or an input's index, as a tensor of the graph."""
+        """Return an operand as a tensor of the graph. `x` is the operand or the index of an input."""
         operand = self._operand(x)
         if isinstance(operand, Value):
             return operand
         return self.graph.tensor(operand, operand.label or f"{self.name}.constant", self.span)
 
     def known(self, x: int | Tensor) -> NDArray[Any]:
-        """Return the array of `x`, a known operand or the index of a known input.
+        """Return the array of an operand that is known.
 
-        Raises InvalidOperation for an operand that the network computes.
+        `x` is the operand or the index of an input.
+
+        Raises InvalidOperation if the network computes the operand.
         """
         operand = self._operand(x)
         if isinstance(operand, Constant):
@@ -68,29 +70,33 @@ class Site(OperatorSite[_Graph]):
         )
 
     def input_title(self, i: int) -> str:
-        """Return the name of an input in errors."""
+        """Return the description of an input that errors show."""
         return f"input {i}"
 
     def integers(self, x: int | Tensor) -> list[int]:
-        """Return the items of a known operand as integers. Extents among them may be symbolic."""
+        """Return the items of a known operand as integers. Items that are extents may be symbolic."""
         items = self.known(x).reshape(-1).tolist()
         return [n if is_symbolic(n) else int(n) for n in items]
 
     def scalar(self, i: int, default: float | None = None) -> float:
-        """Return the first item of a known input, or a default if the input is left out."""
+        """Return the first item of the known input `i`. If the input is left out, return `default`."""
         if default is not None and not self.has(i):
             return default
         return float(self.known(i).ravel()[0])
 
     def shape(self, x: int | Tensor = 0) -> Shape:
-        """Return the shape of `x`, an operand or an input's index. Extents may be UNKNOWN."""
+        """Return the shape of an operand. Extents may be UNKNOWN.
+
+        `x` is the operand itself or the index of an input.
+        """
         operand = self._operand(x)
         return operand.type.shape if isinstance(operand, Value) else operand.array.shape
 
     def known_shape(self, x: int | Tensor = 0) -> Shape:
-        """Return the shape of `x`, an operand or an input's index, without UNKNOWN.
+        """Return the shape of an operand, in which every extent is a number or symbolic.
 
-        Extents are symbolic if `jax.export` keeps them open. Raises ExtentNeeded for open ones.
+        `x` is the operand itself or the index of an input. Extents are symbolic if `jax.export`
+        keeps them open. Otherwise ExtentNeeded is raised for an open extent.
         """
         operand = self._operand(x)
         shape = self.shape(operand)
@@ -101,7 +107,10 @@ class Site(OperatorSite[_Graph]):
         return self.graph.symbolic.of(operand)
 
     def dtype_of(self, x: int | Tensor = 0) -> str:
-        """Return the dtype in which `x`, an operand or an input's index, is computed."""
+        """Return the dtype in which the network computes an operand.
+
+        `x` is the operand itself or the index of an input.
+        """
         x = self._operand(x)
         return x.type.dtype if isinstance(x, Value) else self.graph.computed(x.type)
 
@@ -122,9 +131,10 @@ class Site(OperatorSite[_Graph]):
     # Folding: operations on known tensors
 
     def folded(self, kind: str, operands: Operands, attributes: ByName) -> Any:
-        """Compute an operation on known tensors; return its result, or a list of its results.
+        """Compute an operation on known tensors on the host.
 
-        Raises NotFolded.
+        An operation with several results returns them as a list.
+        Raises NotFolded if the network must compute the operation.
         """
         operands = list(operands)
         if kind == "cast" and isinstance(operands[0], Constant):
@@ -135,7 +145,7 @@ class Site(OperatorSite[_Graph]):
     def evaluated(self, function: Callable[..., Any], operands: Operands) -> Any:
         """Apply a function of host values to known tensors; return its result or list of results.
 
-        Raises NotFolded.
+        Raises NotFolded if the function does.
         """
         operands = list(operands)
         constants = [x for x in _listed(operands) if isinstance(x, Constant)]
@@ -150,7 +160,10 @@ class Site(OperatorSite[_Graph]):
         return results if is_list else results[0]
 
     def converted(self, x: Constant, type: str) -> Constant:
-        """Return a known tensor in another element type. Raises NotFolded."""
+        """Convert a known tensor to another element type.
+
+        Raises NotFolded if the tensor has symbolic extents and the type is no signed integer.
+        """
         dtype = self.graph.held(type)
         if x.array.dtype == object and any(map(is_symbolic, x.array.ravel())):
             if dtype.kind == "i":
@@ -162,13 +175,13 @@ class Site(OperatorSite[_Graph]):
     # Shorthands
 
     def cast(self, x: Tensor, dtype: str) -> Any:
-        """Return a tensor in a dtype of computation."""
+        """Cast a tensor to a dtype of computation, unless it already has this dtype."""
         return x if self.dtype_of(x) == dtype else self.insert("cast", {"input": x}, dtype=dtype)
 
     def reshaped(self, x: Tensor, shape: Sequence[int], first: int = 0, count: int = -1) -> Any:
-        """Return a tensor in which `shape` replaces the extents of `count` axes from `first` on.
+        """Reshape a tensor by replacing the extents of the `count` axes from `first` on by `shape`.
 
-        By default it replaces all extents.
+        By default `shape` replaces all extents.
         """
         if (first, count) != (0, -1):
             return self.step.reshape(x, shape=tuple(shape), axis_start=first, axis_count=count)
@@ -179,14 +192,14 @@ class Site(OperatorSite[_Graph]):
         return self.insert("reshape", {"input": x}, shape=tuple(shape), axis_start=0, axis_count=-1)
 
     def last_reshape(self, x: Tensor, shape: Sequence[int]) -> Any:
-        """Add a reshape as the operation of the layer or node itself."""
+        """Add a reshape as the last operation of the layer or node."""
         return self.emit("reshape", {"input": x}, shape=tuple(shape), axis_start=0, axis_count=-1)
 
     def aligned(self, *operands: Operand) -> list[Any]:
-        """Return operands of one rank: new axes come first, as in numpy's broadcasting.
+        """Bring operands to the same rank. New axes come first, as in numpy's broadcasting.
 
-        A known tensor with one item becomes a literal if the graph allows it. Numbers and scalars
-        stay.
+        A known tensor with a single item becomes a literal if the graph allows it. Numbers and
+        scalars are returned unchanged.
         """
         tensors = [x for x in operands if isinstance(x, Value | Constant)]
         rank = max(map(self.rank, tensors), default=0)
@@ -208,16 +221,16 @@ class Site(OperatorSite[_Graph]):
         return [align(x) for x in operands]
 
     def transposed(self, x: Tensor, axes: Sequence[int]) -> Any:
-        """Return a tensor with permuted axes."""
+        """Permute the axes of a tensor."""
         if list(axes) == list(range(len(axes))):
             return x
         return self.insert("transpose", {"input": x}, axes=tuple(axes))
 
     def chain(self, x: Tensor, *steps: tuple[str, Sequence[Operand], ByName]) -> Any:
-        """Add operations in sequence. The last one is that of the layer or node itself.
+        """Apply several operations to a tensor in sequence.
 
-        A step is a kind, the operands after the tensor, and the attributes. A step whose kind is ""
-        is left out.
+        The last one is that of the layer or node. A step has three items: the kind, the operands
+        that follow the tensor, and the attributes. Steps of the kind "" are skipped.
         """
         steps = tuple(step for step in steps if step[0])
         for i, (kind, operands, attributes) in enumerate(steps, 1):
@@ -225,21 +238,22 @@ class Site(OperatorSite[_Graph]):
         return x if steps else self.last.copy(x)
 
     def root(self, x: Tensor, add: ByKind | None = None, degree: float = 2) -> Any:
-        """Return x^(1/degree) for x >= 0, with the derivative 0 at 0.
+        """Compute x^(1/degree) for x >= 0, with the derivative 0 at x = 0.
 
-        The last operation is added by `add`: `last` for the layer's or node's own operation, `step`
-        by default.
+        `add` adds the last operation. It is `last` if the root is the last operation of the layer
+        or node, and `step` by default.
         """
         step = self.step
         is_zero = step.eq(x, 0.0)
-        # The root's derivative at 0 is infinite, so the root is taken of 1 there and not used.
+        # The derivative of the root is infinite at 0. Where x is 0, the root of 1 is computed
+        # instead, and is not used.
         positive = step.select(is_zero, 1.0, x)
         root = step.sqrt(positive) if degree == 2 else step.pow(positive, 1 / degree)
         last = step if add is None else add
         return last.select(is_zero, x, root)
 
     def part(self, x: Tensor, axis: int, first: int, last: int, step: int = 1) -> Any:
-        """Return the items `first:last:step` along an axis."""
+        """Take the items `first:last:step` of a tensor along an axis."""
         if (first, last, step) == (0, self.shape(x)[axis], 1):
             return x
         return self.step.slice(x, axes=(axis,), begin=(first,), end=(last,), stride=(step,))
@@ -255,9 +269,9 @@ class Site(OperatorSite[_Graph]):
         return self.step.pad(x, padding=padding, border="constant", value=value)
 
     def places(self, count: int, axis: int = 0, rank: int = 1) -> Value:
-        """Return the integers 0 to count - 1 along an axis of a tensor of some rank.
+        """Make a tensor of the integers 0 to count - 1, which lie along one axis.
 
-        All other axes have extent 1.
+        The tensor has `rank` axes, and all axes but `axis` have extent 1.
         """
         dtype = self.graph.builder.integer
         indices = self.insert("range", {}, start=0, end=count, step=1, dtype=dtype)
@@ -266,9 +280,10 @@ class Site(OperatorSite[_Graph]):
 
 
 def decides(operands: Operands, reals: int = 1) -> bool:
-    """Tell whether an operation is folded: its operands are known, and are likely part of a shape.
+    """Tell whether an operation is folded: its operands are known and are likely parts of a shape.
 
-    An operand is derived, or each operand has few integers or at most `reals` real numbers. Other
+    The operation is folded if an operand is derived from shapes or from other known tensors. It is
+    also folded if each operand has few integers, or at most `reals` real numbers. All other
     operations on weights stay in the graph.
     """
     flat = [*_listed(operands)]
@@ -281,7 +296,7 @@ def decides(operands: Operands, reals: int = 1) -> bool:
 
 
 def _is_few(x: Constant, reals: int) -> bool:
-    """Tell whether a tensor has few items. A matrix of quantised weights never has."""
+    """Tell whether a tensor has few items. A matrix of quantised weights never counts as few."""
     is_codes = x.array.ndim > 1 and x.type not in ("int32", "int64", "bool")
     most = 1 if is_codes else _FEW
     if x.array.dtype.kind == "f":
@@ -295,7 +310,7 @@ def _listed(operands: Operands) -> Iterator[Operand | None]:
 
 
 def _exact(x: Operand | Sequence[Operand] | None) -> Any:
-    """Return an operand as a host value, an operand array as a list."""
+    """Convert an operand to a host value, and an operand array to a list of host values."""
     if isinstance(x, list | tuple):
         return [_exact(item) for item in x]
     array = x.array if isinstance(x, Constant) else np.asarray(x)
@@ -303,10 +318,10 @@ def _exact(x: Operand | Sequence[Operand] | None) -> Any:
 
 
 def _derived(graph: TensorGraph, x: NDArray[Any], type: str) -> Constant:
-    """Return a host value as a known tensor of element type `type`.
+    """Convert a host value to a known tensor of the element type `type`.
 
-    If its items are of another kind (bool, integer, real) than `type`, it has the graph's type for
-    its kind.
+    If the items are of another kind (bool, integer or real) than `type`, the tensor has the type
+    that the graph uses for that kind.
     """
     kind = {"b": "b", "O": "i"}.get(x.dtype.kind, "f")
     held = graph.held(type)
@@ -321,7 +336,7 @@ def _derived(graph: TensorGraph, x: NDArray[Any], type: str) -> Constant:
 
 
 def _wrapped(x: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Return integers in a dtype. Integers beyond the dtype's range wrap, as in the network."""
+    """Convert integers to a dtype. Integers beyond the range of the dtype wrap, as in the network."""
     ends = ml_dtypes.iinfo(dtype)
     low = int(ends.min)
     count = int(ends.max) - low + 1

@@ -1,4 +1,4 @@
-"""Windows and blocks on spatial axes, for formats of layers and nodes."""
+"""Adds pools and other operations on windows of spatial axes, for layers and nodes of any format."""
 
 from __future__ import annotations
 
@@ -16,7 +16,11 @@ Pairs = list[tuple[int, int]]  # padding before and after each axis
 
 
 def halves(total: int, *, more_behind: bool) -> tuple[int, int]:
-    """Divide the total padding of an axis into the padding before it and behind it."""
+    """Divide the total padding of an axis into the padding before the axis and that behind it.
+
+    If the total is odd, the padding behind the axis is larger if `more_behind`, otherwise the
+    padding before it.
+    """
     less = total // 2
     more = total - less
     return (less, more) if more_behind else (more, less)
@@ -26,10 +30,11 @@ def same_padding(
     site: Site[TensorGraph], shape: Sequence[int], reach: Sequence[int], strides: Sequence[int], *,
     more_behind: bool,
 ) -> Pairs:  # fmt: skip
-    """Return the padding with which the number of windows is ceil(extent / stride).
+    """Return the padding with which an axis has ceil(extent / stride) windows.
 
-    `reach` is the extent of a window with its dilation. An odd total has one item more behind the
-    axis if `more_behind`, else before it.
+    `shape` has the spatial extents. `reach` has the extents of a window, counted with its dilation.
+    If the total padding of an axis is odd, the padding behind the axis is larger if `more_behind`,
+    otherwise the padding before it.
     """
     if any(n is UNKNOWN and s != 1 for n, s in zip(shape, strides, strict=True)):
         shape = site.known_shape()[2:]
@@ -51,9 +56,10 @@ def _read_behind(
     *,
     begins_inside: bool,
 ) -> list[int]:
-    """Return the items to add to the padding behind each axis, to round the number of windows up.
+    """Return the number of items to add behind each axis, to round the number of windows up.
 
-    With `begins_inside` no window begins in the padding behind the axis.
+    These items are added to the padding. With `begins_inside`, no window begins in the padding
+    behind an axis.
     """
     shape = site.shape()[2:]
     strides = window["stride"]
@@ -82,15 +88,16 @@ def pooled(
 
     Args:
         site: the layer or node.
-        x: a tensor [batch,channels,*spatial].
-        add: the kind of pool: `site.last.max_pool`, for example.
+        x: a tensor of shape (batch, channels, *spatial).
+        add: the method that adds the pool, such as `site.last.max_pool`.
         kernel: the size of a window.
-        window: "stride", "dilation" and "padding", an item for each spatial axis.
-        rounding: how the number of windows is rounded: "floor", "ceil", or "ceil_torch", where no
-            window begins in the padding behind an axis.
-        includes: whether means include padding.
-        counts_more: whether means include the items that rounding up adds to the padding.
-        attributes: further attributes of the kind.
+        window: "stride", "dilation" and "padding", each with an item for every spatial axis.
+        rounding: how the number of windows is rounded. "floor" and "ceil" round down and up.
+            "ceil_torch" rounds up too, but without windows that begin in the padding behind an
+            axis.
+        includes: whether means include the padding.
+        counts_more: whether means also include the items that rounding up adds to the padding.
+        attributes: further attributes of the operation.
     """
     padding = window["padding"]
     border = "ignore"
@@ -116,10 +123,11 @@ def add_patches(
     zero: Operand,
     **window: Any,
 ) -> Any:
-    """Sum patches at their positions in an image of a size (torch's `fold`).
+    """Sum patches at their positions in an image of the size `size`, as torch's `fold` does.
 
-    Input 0 is [batch,channels*cells,patches] or [channels*cells,patches], where a cell is an item
-    of a patch. `zero` is 0 as an operand, for the bias of a deconvolution.
+    The positions in a patch are called cells. Input 0 has shape (batch, channels * cells, patches)
+    or (channels * cells, patches). `zero` is an operand with the value 0, which becomes the bias of
+    a deconvolution.
     """
     *batch, channels, patches = site.known_shape()
     reach = windows.spans(kernel, window["dilation"])
@@ -147,7 +155,8 @@ def add_patches(
 def depth_to_space(site: Site[TensorGraph], block: int, *, depth_first: bool) -> Any:
     """Move channels of input 0 into blocks on its spatial axes.
 
-    Channels are [depth,*block] if `depth_first`, else [*block,depth].
+    The channel axis is split into (depth, *block) if `depth_first`, otherwise into (*block, depth).
+    In the result, each spatial extent is multiplied by `block`.
     """
     batch, channels, *extents = site.known_shape()
     k = len(extents)

@@ -1,4 +1,4 @@
-"""Shapes with the symbolic extents of `jax.export`, inferred while a graph is built."""
+"""Infers shapes with the symbolic extents of `jax.export` while a graph is built."""
 
 from __future__ import annotations
 
@@ -18,10 +18,13 @@ from lowering.graph import Graph, Operation, TensorType, Value
 
 @dataclass(slots=True)
 class SymbolicShapes:
-    """Infers shapes of a graph's tensors. Types have UNKNOWN in the place of symbolic extents."""
+    """Infers the shapes of a graph's tensors with symbolic extents.
+
+    The types of the tensors have UNKNOWN where these shapes have symbolic extents.
+    """
 
     builder: GraphBuilder
-    # The shape and dtype of each tensor, or its array if tracing computes it on the host.
+    # The shape and dtype of each tensor. If tracing computes a tensor on the host, its array.
     _structs: dict[Value, Any] = field(default_factory=dict[Value, Any])
     _traced: int = 0  # the number of traced operations
 
@@ -41,7 +44,7 @@ class SymbolicShapes:
         return _struct(value, value.type.shape) if struct is None else struct
 
     def _trace(self, operation: Operation) -> None:
-        """Note the shapes of an operation's results, and the results that the host computes."""
+        """Trace an operation; note the shapes of its results, and results that the host computes."""
         reads = tuple(dict.fromkeys(operation.reads()))
         writes = tuple(operation.writes())
         graph = Graph("", reads, writes, tuple(x.name for x in writes), (operation,))
@@ -65,11 +68,14 @@ def _struct(value: Value, shape: Sequence[int]) -> jax.ShapeDtypeStruct:
 
 
 def opened(shape: Sequence[int], dtype: str) -> TensorType:
-    """Return the type of a tensor, with UNKNOWN for symbolic extents."""
+    """Return the type of a tensor, with UNKNOWN in the place of each symbolic extent."""
     return TensorType(tuple(UNKNOWN if is_symbolic(n) else n for n in shape), dtype)
 
 
 def numbers(shape: Sequence[int]) -> NDArray[Any]:
-    """Return the extents of a shape as an array [rank]: int64, or object if one is symbolic."""
+    """Return a shape as an array of shape (rank,).
+
+    The dtype is int64, or object if an extent is symbolic.
+    """
     dtype = object if any(map(is_symbolic, shape)) else np.int64
     return np.array(shape, dtype)

@@ -1,6 +1,6 @@
-"""Known tensors (weights, shapes, indices), and the graph that takes them as operands.
+"""Known tensors (weights, shapes, indices), and a graph whose operations take them as operands.
 
-Formats whose networks are layers or nodes on tensors use this module.
+The formats that describe a network by layers or nodes on tensors use this module.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from nnef_jax.flattening.padded_axes import CountedEmission
 from nnef_jax.flattening.symbolic import SymbolicShapes
 from nnef_jax.formats.base import Options
 
-_MOST = 4096  # items; larger integer weights are variables, smaller ones constants of the graph
-_ITEMS_PER_STEP = 4  # items of a constant that count as one step of the meter
+# The largest number of items of integer weights that are constants; larger weights are variables.
+_MOST = 4096
+_ITEMS_PER_STEP = 4  # the number of items of a constant that count as one step of the meter
 _INDICES = frozenset({"int32", "int64", "uint32", "uint64", "bool"})
 
 
@@ -32,10 +33,10 @@ class Constant:
     """A tensor that is known when the network is flattened.
 
     Args:
-        array: its items. They are Python objects if symbolic extents are among them.
-        type: its element type, as the format calls it.
-        label: the label of the weights that it is, "" for other tensors.
-        derived: whether it is computed from shapes or from other known tensors.
+        array: the items. They are Python objects if symbolic extents are among them.
+        type: the element type, by its name in the format.
+        label: the label of the weights, if the tensor is weights. Otherwise "".
+        derived: whether the tensor is computed from shapes or from other known tensors.
     """
 
     array: NDArray[Any]
@@ -45,12 +46,13 @@ class Constant:
 
 
 class TensorGraph(CountedEmission, ABC):
-    """A graph under construction. `data` has the weights of its variables by label.
+    """A graph under construction whose operands may be known tensors.
 
-    A body reads tensors of the graph around it, `outer`, through inputs of its own, `captured`.
+    `data` has the weights of the graph's variables, by label. The graph of a body reads tensors of
+    the graph around it, `outer`, through inputs of the body, which are the keys of `captured`.
     """
 
-    # The format's names of bool, int64 and float32.
+    # The names of bool, int64 and float32 in the format.
     TYPES: ClassVar[Mapping[str, str]] = {"b": "bool", "i": "int64", "f": "float32"}
 
     def __init__(
@@ -60,8 +62,9 @@ class TensorGraph(CountedEmission, ABC):
         self.data = data
         self.outer = outer
         self.tensors: dict[Constant, Value] = {}
-        self.captured: dict[Value, Value] = {}  # outer tensors by inner ones
-        self._entered: dict[Value, Value] = {}  # inner tensors by outer ones
+        # Maps an input of this graph to the outer tensor that it stands for.
+        self.captured: dict[Value, Value] = {}
+        self._entered: dict[Value, Value] = {}  # the inverse of `captured`
         if outer is not None:
             self.is_body = True
             self.symbolic: SymbolicShapes | None = None  # a body is built for known extents
@@ -73,14 +76,14 @@ class TensorGraph(CountedEmission, ABC):
 
     @abstractmethod
     def variable(self, constant: Constant, name: str, span: Span) -> Value:
-        """Add weights as a variable, with their data; return them in the dtype of computation."""
+        """Add weights and their data as a variable; return its tensor in the dtype of computation."""
 
     def held(self, type: str) -> np.dtype[Any]:
-        """Return the dtype of arrays that hold known tensors of an element type."""
+        """Return the dtype of the arrays that hold known tensors of an element type."""
         return np.dtype(type)
 
     def element(self, dtype: str) -> str:
-        """Return the element type for a dtype."""
+        """Return the element type that corresponds to a dtype."""
         return dtype
 
     def computed(self, type: str) -> str:
@@ -99,14 +102,16 @@ class TensorGraph(CountedEmission, ABC):
         self, name: str, declared: Sequence[int | str | None] | None, type: str, dtype: str,
         span: Span,
     ) -> Value | Constant:  # fmt: skip
-        """Add an input of the network; return its tensor, known if the user fixes its value.
+        """Add an input of the network and return its tensor.
+
+        If the user fixes the input, it is known.
 
         Args:
             name: the input's name.
-            declared: its shape, None if the rank is open.
-            type: its element type.
-            dtype: the dtype of a fixed value.
-            span: its place in the source.
+            declared: the declared shape, or None if the rank is open.
+            type: the input's element type.
+            dtype: the dtype of a value that the user fixes.
+            span: the input's place in the source.
 
         Raises InvalidOperation, NnefError.
         """
@@ -128,9 +133,10 @@ class TensorGraph(CountedEmission, ABC):
         return value
 
     def fixing(self, *values: Value) -> str:
-        """Return the hint to fix inputs of the network, so that the tensors `values` are known.
+        """Return a hint that says which inputs of the network to fix so that `values` become known.
 
-        In a body, the tensors must be computed only from tensors of the outer graph.
+        In a body the hint is "" unless the tensors are computed only from tensors of the outer
+        graph.
         """
         if self.outer is None:
             return super().fixing(*values)
@@ -142,8 +148,8 @@ class TensorGraph(CountedEmission, ABC):
     def entered(self, value: Value, name: str = "") -> Value:
         """Return the input of this graph that stands for a tensor of the outer graph.
 
-        `name` is for a tensor that an operation passes to its body. Without it, a padded tensor
-        raises InvalidOperation.
+        `name` is the input's name if the tensor is one that an operation passes to its body.
+        Without a name, InvalidOperation is raised for a padded tensor.
         """
         if not name and self.outer is not None and value in self.outer.counts:
             raise InvalidOperation(
@@ -159,7 +165,7 @@ class TensorGraph(CountedEmission, ABC):
         return inner
 
     def tensor(self, constant: Constant, name: str, span: Span) -> Value:
-        """Return the tensor of the graph for a known one: a variable for weights."""
+        """Return a known tensor as a tensor of the graph. Weights become a variable of the graph."""
         value = self.tensors.get(constant)
         if value is None:
             value = self.tensors[constant] = self._tensor(constant, name, span)

@@ -1,4 +1,4 @@
-"""The operators of a format: a registry of their meanings, their sites and attributes, a table.
+"""The operators of a format: their registry and table, the sites where they occur, attributes.
 
 Where is an operator looked up by name and version? `registry`
 Where do `nnef-jax formats` and the generated pages get their rows? `table`, `inspection`

@@ -1,4 +1,4 @@
-"""Attributes of operators as meanings declare them: name in the format, type and default."""
+"""Declarations of an operator's attributes: the name in the format, the type and the default."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Attribute:
-    """An attribute of an operator. Called with a site, it returns the attribute's value there.
+    """An attribute of an operator. A call with a site returns the attribute's value at that site.
 
     Args:
-        name: its name in the format.
-        type: the method of `OperatorSite` that reads it.
-        arguments: further arguments of that method: a default, or the allowed words.
+        name: the attribute's name in the format.
+        type: the name of the method of `OperatorSite` that reads the attribute.
+        arguments: further arguments of that method. They are a default, or the allowed words.
     """
 
     name: str
@@ -28,61 +28,61 @@ class Attribute:
     def __call__(self, site: OperatorSite[Emission]) -> Any:
         """Return the attribute's value at a site.
 
-        Raises InvalidOperation for a value of another type, and for a missing required attribute.
+        Raises InvalidOperation for a value of another type, and if a required attribute is missing.
         """
         return getattr(site, self.type)(self.name, *self.arguments)
 
 
 def flag(name: str, default: bool = False) -> Any:
-    """Return an attribute that is true or false."""
+    """Declare an attribute that is true or false."""
     return Attribute(name, "flag", (default,))
 
 
 def number(name: str, default: float | None = None) -> Any:
-    """Return an attribute that is a real number. It is required if the default is None."""
+    """Declare an attribute that is a real number. It is required if the default is None."""
     return Attribute(name, "number", (default,))
 
 
 def integer(name: str, default: int | None = None) -> Any:
-    """Return an attribute that is an integer. It is required if the default is None."""
+    """Declare an attribute that is an integer. It is required if the default is None."""
     return Attribute(name, "int", (default,))
 
 
 def numbers(name: str, default: Sequence[float] | None = None) -> Any:
-    """Return an attribute that is a list of real numbers. It is required without a default."""
+    """Declare an attribute that is a list of real numbers. It is required if the default is None."""
     return Attribute(name, "numbers", (default,))
 
 
 def integers(name: str, default: Sequence[int] | None = None) -> Any:
-    """Return an attribute that is a list of integers. It is required without a default."""
+    """Declare an attribute that is a list of integers. It is required if the default is None."""
     return Attribute(name, "ints", (default,))
 
 
 def axis(name: str, default: int | None = None) -> Any:
-    """Return an attribute that is an axis of input 0. A negative one counts from the end."""
+    """Declare an attribute that is an axis of input 0. A negative axis counts from the end."""
     return Attribute(name, "axis_of", (default,))
 
 
 def dtype(name: str, default: int | str | None = None) -> Any:
-    """Return an attribute that is an element type."""
+    """Declare an attribute that is an element type."""
     return Attribute(name, "dtype", (default,))
 
 
 def text(name: str, default: str | None = None) -> Any:
-    """Return an attribute that is a string."""
+    """Declare an attribute that is a string."""
     return Attribute(name, "text", (default,))
 
 
 def word(name: str, *allowed: str) -> Any:
-    """Return an attribute that is one of the allowed words, by default the first."""
+    """Declare an attribute that is one of the allowed words. The default is the first word."""
     return Attribute(name, "word", allowed)
 
 
 def one_of(name: str, *allowed: str) -> Any:
-    """Return a required attribute that is one of the allowed words."""
+    """Declare a required attribute that is one of the allowed words."""
     return Attribute(name, "choice", allowed)
 
 
 def attribute(name: str, type: str, *arguments: object) -> Any:
-    """Return an attribute that the method `type` of the format's site reads."""
+    """Declare an attribute that is read by the method named `type` of the format's site."""
     return Attribute(name, type, arguments)

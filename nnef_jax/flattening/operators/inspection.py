@@ -1,4 +1,4 @@
-"""Finds kinds of operations and attributes in the code of operators' meanings."""
+"""Finds which kinds of operations, and which attributes, the code of an operator's meaning uses."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lowering.ops import rules
 from nnef_jax.flattening.operators.attributes import Attribute
 from nnef_jax.flattening.operators.registry import Operator, OperatorRow
 
-# Types of attributes, by the method of a site that reads them.
+# Types of attributes, by the name of the site's method that reads them.
 TYPES = {
     "flag": "truth value", "number": "number", "int": "integer", "numbers": "numbers",
     "ints": "integers", "axis_of": "axis", "dtype": "element type", "text": "text", "word": "word",
@@ -22,20 +22,21 @@ TYPES = {
     "spatial": "integers", "axes": "axes",
 }  # fmt: skip
 
-# Variables and attributes that hold a `ByKind`.
+# Names of variables and attributes that hold a `ByKind`.
 _BUILDERS = {"add", "end", "last", "step", "step_on", "step_or_last"}
-# Instructions of Python: those that load a method, those that format a string, and all instructions
-# that end the arguments of a call.
+# Names of Python's bytecode instructions: those that load a method, those that format a string, and
+# all instructions that end the arguments of a call.
 _METHODS = ("LOAD_ATTR", "LOAD_METHOD")
 _FORMATS = ("FORMAT_VALUE", "FORMAT_SIMPLE", "BUILD_STRING")
 _ENDS = (*_METHODS, *_FORMATS, "PRECALL", "CALL", "CALL_KW", "KW_NAMES")
 _CALLED = {"step_on", "step_or_last"}  # methods that return a `ByKind`
-# Methods that may align operands, or put a constant into the graph, for every operator.
+# Methods that any operator may call to align operands or to put a constant into the graph. The
+# operations that they add are left out.
 _SHARED = {
     "_emit", "_insert", "aligned", "emit", "folded", "insert", "item", "last", "step", "step_on",
     "tensor",
 }  # fmt: skip
-# Methods of classes add operations in these modules and in modules of operators.
+# Modules, besides those of operators, whose classes have methods that add operations.
 _HOMES = ("nnef_jax.flattening.recurrent_cells", "nnef_jax.flattening.repetition")
 _CODE = ("nnef_jax.flattening.", "nnef_jax.formats.")
 _FAMILIES = re.compile(r"nnef_jax\.formats\.\w+\.\w+\.")
@@ -43,12 +44,13 @@ _FAMILIES = re.compile(r"nnef_jax\.formats\.\w+\.\w+\.")
 
 @dataclass(slots=True)
 class Inspection:
-    """The kinds and attributes in the code of an operator's meaning.
+    """The kinds and attributes that the code of an operator's meaning uses.
 
     Args:
-        kinds: all kinds of operations that the operator may become. Constants for operands, and
-            operations that align operands, are left out.
-        attributes: attributes that the meaning may read, besides those of its registration.
+        kinds: all kinds of operations that the operator may become. Constants that become operands,
+            and operations that align operands, are left out.
+        attributes: attributes that the meaning may read, besides the attributes of its
+            registration.
     """
 
     kinds: set[str] = field(default_factory=set[str])
@@ -56,7 +58,7 @@ class Inspection:
 
 
 def inspected(operator: Operator, site: type) -> Inspection:
-    """Inspect a meaning, and the functions of this package that it calls.
+    """Inspect a meaning and all functions of this package that the meaning calls.
 
     `site` is the class of the format's sites.
     """
@@ -91,7 +93,7 @@ def inspected(operator: Operator, site: type) -> Inspection:
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:
-    """Yield the code of a function, and of the functions that are defined in it."""
+    """Yield the code of a function, and the code of all functions that are defined inside it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
@@ -99,7 +101,7 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 
 
 def _followed(code: CodeType, namespace: dict[str, Any], site: type) -> Iterator[Any]:
-    """Yield the objects that a function may use: globals of its module, and methods."""
+    """Yield the objects that a function may use: globals of its module, and methods of classes."""
     sites = site.__mro__
     classes = [*sites]
     classes += [x for x in namespace.values() if isinstance(x, type) and _adds(x)]
@@ -121,9 +123,10 @@ def _adds(x: type) -> bool:
 
 
 def _kinds(code: CodeType) -> Iterator[str]:
-    """Yield names of attributes that the code reads from a `ByKind`, and all strings of the code.
+    """Yield the kinds that a function's code may name.
 
-    A string may be a kind that the code passes as an argument.
+    These are the names of attributes that the code reads from a `ByKind`, and all strings of the
+    code, since a string may be a kind that the code passes as an argument.
     """
     before = ""  # the name that the previous instruction loads
     for instruction in dis.get_instructions(code):
@@ -140,7 +143,7 @@ def _kinds(code: CodeType) -> Iterator[str]:
 
 
 def _attributes(code: CodeType) -> Iterator[Attribute]:
-    """Yield the attributes that the code reads by methods of a site, as `site.int("axis", 0)`."""
+    """Yield the attributes that the code reads by calling methods of a site: `site.int("axis", 0)`."""
     method = ""  # the method that is called next
     constants: list[Any] = []  # the constants among the method's arguments
     are_constant = True  # whether all arguments of the method are constants
@@ -157,7 +160,7 @@ def _attributes(code: CodeType) -> Iterator[Attribute]:
         if name in _FORMATS:
             method = ""
         elif name == "CALL_KW":
-            # Since Python 3.13 the last constant is no argument: it has the names of arguments.
+            # Since Python 3.13 the last constant holds the names of the keyword arguments.
             constants = constants[:-1]
         if method in TYPES and constants and isinstance(constants[0], str):
             arguments = tuple(constants[1:]) if are_constant else ()
@@ -169,7 +172,7 @@ def _attributes(code: CodeType) -> Iterator[Attribute]:
 
 def _texts(constants: Iterable[object]) -> Iterator[str]:
     for x in constants:
-        # "constant" is a kind, but here it is the name of a border.
+        # "constant" is a kind too, but in these strings it is the name of a border.
         if isinstance(x, str) and x != "constant":
             yield x
         elif isinstance(x, tuple):

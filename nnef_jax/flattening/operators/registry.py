@@ -1,22 +1,23 @@
-"""A registry of a format's operators, by name and version, each with its meaning.
+"""A registry that maps the operators of a format, by name and version, to their meanings.
 
-A format has one `Operators`, in a module of its own. Other modules, the families, add operators to
-it:
+A format has one `Operators`, in a module that only makes this registry. Other modules, which are
+called families, add operators to the registry:
 
     @operator("Swish")
     def swish(site, x, *, alpha=number("alpha", 1.0)):
         return site.last.mul(x, site.step.sigmoid(site.step.mul(x, alpha)))
 
-A meaning is a function of the site, of the first inputs, and of attributes by name:
+A meaning is a function. Its arguments are the site, the first inputs, and attributes by name:
 
 - Positional parameters are inputs. An input with the default None may be left out. `*` takes all
   further inputs.
-- Keyword parameters are attributes. The default is a value or a function of the site;
-  `flattening.operators.attributes` has such functions. If operators differ, an argument of the
-  decorator replaces the default. `**` takes arguments of the decorator that have no parameter.
+- Keyword parameters are attributes. The default of such a parameter is a value or a function of the
+  site; `flattening.operators.attributes` has functions for this. If several operators share a
+  meaning but differ in an attribute, an argument of the decorator replaces the default. `**` takes
+  the arguments of the decorator that have no parameter of their name.
 
-Functions of the site are called in order, after the inputs are read. A meaning returns the tensor
-of the first output, or a tuple of outputs.
+After the inputs are read, the functions of the site are called in order. A meaning returns the
+tensor of the first output, or a tuple of outputs.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ NEWEST = 2**63 - 1  # the greatest version that a file can have
 
 
 class Registration(Protocol):
-    """`Operators.operator` of a registry."""
+    """The type of the method `Operators.operator` of a registry."""
 
     def __call__(
         self,
@@ -60,11 +61,17 @@ class Registration(Protocol):
 class Operator:
     """An operator of a format in a range of versions.
 
-    The range ends with `until`, or before the next `since` of the same name.
+    The range ends with the version `until`. If the registry has the same operator with a later
+    `since`, the range ends before that version.
 
     Args:
-        run: the function of a site that reads inputs and attributes, and calls the meaning.
-        attributes: values, or functions of the site, by parameter of the meaning.
+        name: the operator's name in the format.
+        domain: the domain of the name, "" in formats without domains.
+        since: the first version.
+        until: the last version.
+        run: the function of a site that reads the inputs and attributes and calls the meaning.
+        meaning: the function or row that adds the operator's operations.
+        attributes: values, or functions of the site, by the name of the meaning's parameter.
     """
 
     name: str
@@ -79,8 +86,9 @@ class Operator:
 class Operators:
     """The operators of a format.
 
-    `families` are the full names of the modules that add operators. They are imported at the first
-    look-up. `key` maps the names that files may use for an operator to one key.
+    `families` are the full names of the modules that add operators. They are imported when an
+    operator is first looked up. `key` maps all names that files may use for an operator to the same
+    key.
     """
 
     def __init__(self, key: Callable[[str], str] = str) -> None:
@@ -97,7 +105,10 @@ class Operators:
         until: int = NEWEST,
         **attributes: object,
     ) -> Callable[[_Function], _Function]:
-        """Make the decorated function the meaning of operators from `since` to `until`."""
+        """Register the decorated function as the meaning of the operators `names`.
+
+        It is their meaning from version `since` to version `until`.
+        """
 
         def register(function: _Function) -> _Function:
             readers = (getattr(function, "__kwdefaults__", None) or {}) | attributes
@@ -116,12 +127,12 @@ class Operators:
         since: int = 1,
         until: int = NEWEST,
     ) -> None:
-        """Add operators by name. A meaning is an `OperatorRow`, a `Refusal` or a function."""
+        """Add operators by name. Each meaning is an `OperatorRow`, a `Refusal` or a function."""
         for name, meaning in rows.items():
             self.operator(name, domain=domain, since=since, until=until)(meaning)
 
     def get(self, name: str, version: int = NEWEST, domain: str = "") -> Operator | None:
-        """Return the operator with a name in a version of its domain, or None."""
+        """Return the operator that has this name in a version of its domain, or None."""
         if self.families:
             self._load()
         for operator in reversed(self._by_name.get((domain, self.key(name)), ())):
@@ -136,7 +147,7 @@ class Operators:
             yield from self._by_name[key]
 
     def _load(self) -> None:
-        with self._lock:  # another thread waits for all families
+        with self._lock:  # a second thread waits until all families are imported
             for family in self.families:
                 import_module(family)
             self.families = ()
@@ -150,15 +161,15 @@ class Operators:
 
 
 def inputs_of(meaning: Meaning) -> tuple[str, ...]:
-    """Return the names of a meaning's inputs, () for an `OperatorRow`."""
+    """Return the names of a meaning's inputs. An `OperatorRow` has no names of inputs: ()."""
     code = getattr(meaning, "__code__", None)
     return code.co_varnames[1 : code.co_argcount] if code else ()
 
 
 def _run(meaning: Meaning, attributes: Mapping[str, Any]) -> Callable[[_Site], Any]:
-    """Return the function that calls a meaning with a site, its inputs and its attributes."""
+    """Return a function of a site that calls a meaning with the site's inputs and attributes."""
     code = getattr(meaning, "__code__", None)
-    # Without code the meaning is an `OperatorRow`, which has its own attributes.
+    # A meaning without code is an `OperatorRow`, which holds its attributes itself.
     if code is None:
         if attributes:
             raise TypeError(f"a row takes no attributes of a registration, here {[*attributes]}")
@@ -197,12 +208,12 @@ def _read(attributes: Mapping[str, Any], site: _Site) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class OperatorRow:
-    """The meaning of an operator that becomes one operation.
+    """The meaning of an operator that becomes a single operation.
 
     Args:
         kind: the operation's kind.
-        inputs: its operands: numbers of inputs, or functions of the site.
-        attributes: its attributes: values, or functions of the site.
+        inputs: the operation's operands. Each is an input's index, or a function of the site.
+        attributes: the operation's attributes by name. Each is a value, or a function of the site.
     """
 
     kind: str
@@ -210,20 +221,26 @@ class OperatorRow:
     attributes: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def __call__(self, site: _Site) -> Any:
-        """Add the operation at a site; return its results."""
+        """Add the operation at a site and return the operation's results."""
         operands = [x(site) if callable(x) else site.operand(x) for x in self.inputs]
         add = getattr(site.last, self.kind)
         return add(*operands, **_read(self.attributes, site))
 
 
 def operation(kind: str, *inputs: int | Callable[..., object], **attributes: object) -> OperatorRow:
-    """Return the row of an operator that becomes one operation, by default with input 0 only."""
+    """Return the row of an operator that becomes one operation.
+
+    Without `inputs`, the only operand of the operation is input 0.
+    """
     return OperatorRow(kind, inputs or (0,), attributes)
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """The meaning of an operator that is refused, with the reason and a hint what to do."""
+    """The meaning of an operator that is refused.
+
+    `reason` says why, and `hint` says what the user can do instead.
+    """
 
     reason: str
     hint: str

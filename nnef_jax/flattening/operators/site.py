@@ -1,6 +1,7 @@
-"""The site of an operator in any format: what its meaning reads there, and how it adds operations.
+"""The site of an operator: where its meaning reads operands and attributes and adds operations.
 
-A site is a node, a layer or a call of a document while it is flattened.
+A site is a node, a layer or a call of a document while it is flattened. This module is for the
+sites of all formats.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from nnef_jax.flattening.by_kind import ByKind
 from nnef_jax.flattening.emission import ByName, Emission
 from nnef_jax.wording.similar import did_you_mean
 
-# Elementwise kinds whose operands are not x and y.
+# Elementwise kinds whose operands have other names than x and y.
 ON_ITEMS = ("clamp", "prelu", "select")
 _Graph = TypeVar("_Graph", bound=Emission, covariant=True)
 
@@ -25,7 +26,7 @@ _Graph = TypeVar("_Graph", bound=Emission, covariant=True)
 class OperatorSite(ABC, Generic[_Graph]):
     """A site of an operator. It reads operands and attributes, and adds operations to `graph`.
 
-    `operands` has an item for each input, None for one that is left out.
+    `operands` has an item for each input. The item of an input that is left out is None.
     """
 
     __slots__ = ()
@@ -45,15 +46,15 @@ class OperatorSite(ABC, Generic[_Graph]):
     @property
     @abstractmethod
     def title(self) -> str:
-        """Return the name of the site in errors."""
+        """Return the description of the site that errors show."""
 
     @property
     @abstractmethod
     def span(self) -> Span:
-        """Return its place in the source."""
+        """Return the site's place in the source."""
 
-    # Attributes are read by their name in the format. InvalidOperation is raised for a missing
-    # attribute without a default, and for a value of another type.
+    # The methods below read an attribute by its name in the format. They raise InvalidOperation for
+    # a missing attribute without a default, and for a value of another type.
 
     @abstractmethod
     def has_attribute(self, name: str) -> bool:
@@ -88,15 +89,18 @@ class OperatorSite(ABC, Generic[_Graph]):
         """Return an attribute that is an element type."""
 
     def wrong(self, name: str, due: str, value: object) -> InvalidOperation:
-        """Return the error of an attribute with a wrong value; `due` may be "a whole number"."""
+        """Return the error for an attribute with a wrong value.
+
+        `due` describes the values that are allowed, such as "a whole number".
+        """
         return InvalidOperation(f"attribute '{name}': {due} is due, this is {reprlib.repr(value)}")
 
     def word(self, name: str, *allowed: str) -> str:
-        """Return an attribute that is one of the allowed words, by default the first."""
+        """Return an attribute that is one of the allowed words. The default is the first word."""
         return self.choice(name, *allowed, default=allowed[0])
 
     def choice(self, name: str, *allowed: str, default: str | None = None) -> str:
-        """Return an attribute that is one of the allowed words."""
+        """Return an attribute that is one of the allowed words. Without a default it is required."""
         word = self.text(name, default)
         if word not in allowed:
             words = ", ".join(filter(None, allowed))
@@ -107,7 +111,10 @@ class OperatorSite(ABC, Generic[_Graph]):
         return word
 
     def axis_of(self, name: str, default: int | None = None, rank: int | None = None) -> int:
-        """Return an attribute that is an axis, of input 0 unless there is a `rank`."""
+        """Return an attribute that is an axis, as a number from 0 on.
+
+        The axis is one of `rank` axes. If `rank` is None, it is an axis of input 0.
+        """
         return self.axis(self.int(name, default), rank)
 
     # Operands
@@ -117,31 +124,35 @@ class OperatorSite(ABC, Generic[_Graph]):
         return i < len(self.operands) and self.operands[i] is not None
 
     def operand(self, i: int) -> Any:
-        """Return input `i`: a known tensor, or a tensor of the graph."""
+        """Return input `i`, which is a known tensor or a tensor of the graph."""
         if not self.has(i):
             raise InvalidOperation(f"input {i} is not connected")
         return self.operands[i]
 
     def input(self, i: int) -> Any:
-        """Return input `i` as meanings of the format's operators take it."""
+        """Return input `i` in the form in which meanings of the format's operators take it."""
         return self.operand(i)
 
     def optional(self, i: int) -> Any:
-        """Return input `i` as meanings take it, None if it is left out."""
+        """Return input `i` in the form in which meanings take it, or None if it is left out."""
         return self.input(i) if self.has(i) else None
 
     @abstractmethod
     def shape(self, x: Any = 0) -> Shape:
-        """Return the shape of `x`, an operand or an input's index. Extents may be UNKNOWN."""
+        """Return the shape of an operand. Extents may be UNKNOWN.
+
+        `x` is the operand itself or the index of an input.
+        """
 
     def rank(self, x: Any = 0) -> int:
-        """Return the rank of `x`, an operand or an input's index."""
+        """Return the rank of an operand. `x` is the operand itself or the index of an input."""
         return len(self.shape(x))
 
     def axis(self, axis: int, rank: int | None = None) -> int:
         """Return an axis as a number from 0 on. A negative axis counts from the end.
 
-        `rank` is by default the rank of input 0. Raises InvalidOperation for an axis beyond it.
+        `rank` is the number of axes, by default the rank of input 0. Raises InvalidOperation if
+        there is no such axis.
         """
         if rank is None:
             rank = self.rank()
@@ -151,20 +162,23 @@ class OperatorSite(ABC, Generic[_Graph]):
 
     @abstractmethod
     def dtype_of(self, x: Any = 0) -> str:
-        """Return the dtype in which `x`, an operand or an input's index, is computed."""
+        """Return the dtype in which the network computes an operand.
+
+        `x` is the operand itself or the index of an input.
+        """
 
     # Operations
 
     def spend(self, steps: int) -> None:
-        """Count steps before the host does them. Raises LimitError for too many steps."""
+        """Count the steps of work on the host before they are done. Raises LimitError if too many."""
         self.graph.meter.spend(steps, self.title, self.span)
 
     def emit(self, kind: str, operands: ByName, /, **attributes: object) -> Any:
-        """Add the last operation of the operator; return its result, several as a tuple."""
+        """Add the last operation of the operator; return its result, or a tuple of several results."""
         return self._emit(kind, operands, attributes, False)
 
     def insert(self, kind: str, operands: ByName, /, **attributes: object) -> Any:
-        """Add an operation before the last one; return its result, several as a tuple."""
+        """Add an operation before the last one; return its result, or a tuple of several results."""
         return self._emit(kind, operands, attributes, True)
 
     @property
@@ -183,4 +197,8 @@ class OperatorSite(ABC, Generic[_Graph]):
 
     @abstractmethod
     def _emit(self, kind: str, operands: ByName, attributes: ByName, inserted: bool) -> Any:
-        """Add the last operation of the operator, or `inserted` ones before it."""
+        """Add an operation at the site.
+
+        The operation comes before the operator's last operation if `inserted`. Otherwise it is the
+        last one.
+        """

@@ -1,4 +1,4 @@
-"""The table of a format's operators: versions, attributes, and kinds of operations."""
+"""The table of a format's operators: their versions, attributes, and kinds of operations."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ class AttributeEntry:
     """An attribute of an operator.
 
     Args:
-        type: its type, such as "integer" or "integers".
-        default: its default. None if there is none, or if the default is computed.
+        name: the attribute's name in the format.
+        type: the attribute's type, such as "integer" or "integers".
+        default: the default value. It is None if there is no default, or if the default is
+            computed.
         words: the allowed words, if the type is "word".
         is_required: whether every file must have the attribute.
     """
@@ -34,14 +36,19 @@ class AttributeEntry:
 
 @dataclass(frozen=True, slots=True)
 class OperatorEntry:
-    """An operator of a format between two versions, both included.
+    """An operator of a format in a range of versions.
 
     Args:
-        until: the last version, None if there is none.
-        role: "operation"; "structure" for a part of the graph, such as an input; "definition" for
-            an operator that other operators define; or "refused".
-        kinds: the kinds of the operations that it may become.
-        refusal: the reason why it is refused.
+        name: the operator's name in the format.
+        domain: the domain of the name, "" in formats without domains.
+        since: the first version.
+        until: the last version, or None if the operator is in all later versions.
+        attributes: the attributes, sorted by name.
+        role: "operation" for most operators; "structure" for a member of the graph, such as an
+            input; "definition" for an operator that the document defines by other operators;
+            "refused" for an operator that is not supported.
+        kinds: the kinds of the operations that the operator may become.
+        refusal: the reason why the operator is refused.
     """
 
     name: str
@@ -79,7 +86,7 @@ def _entry(operator: Operator, last: int, site: type) -> OperatorEntry:
 
 
 def _registered(operator: Operator) -> Iterator[Attribute]:
-    """Yield the attributes of a registration, which are always read."""
+    """Yield the attributes that a registration declares, which are always read."""
     readers = [*operator.attributes.values()]
     meaning = operator.meaning
     if isinstance(meaning, OperatorRow):
