@@ -145,7 +145,10 @@ def to_float(value: Host) -> Host:
 
 
 def to_integer(value: Host) -> Host:
-    """Convert a host value to integers. Real numbers are truncated towards 0; NaN becomes UNKNOWN."""
+    """Convert a host value to integers.
+
+    Real numbers are truncated towards 0, and NaN becomes UNKNOWN.
+    """
     if is_integer(value):
         return value
     bound = 2.0**63

@@ -96,7 +96,7 @@ def _is_within_index(step: PaddedOperation, axis: int) -> bool:
 
 
 def _scattered(step: PaddedOperation) -> None:
-    """Replace the padding of the indices by an index beyond the axis, at which nothing is written."""
+    """Replace the padding of indices by an index beyond the axis, where nothing is written."""
     counts = {**step.counts}
     count = counts.pop("indices", None)
     updates = counts.pop("updates", count)
@@ -132,7 +132,7 @@ def _reduced(step: PaddedOperation) -> Place:
 
 
 def _best(step: PaddedOperation) -> Place:
-    """Set the padding along the axis of a top-k operation to the value that would be chosen last."""
+    """Set the padding along the axis of a top-k operation to the value that is chosen last."""
     count = step.only("input")
     if count.axis != step.attributes["axis"]:
         return TABLE
@@ -156,7 +156,7 @@ def _nonzero(step: PaddedOperation) -> None:
 
 
 def _adapted(step: PaddedOperation) -> Place:
-    """Refuse padding along an axis that is pooled adaptively, since all its items are in windows."""
+    """Refuse padding along an adaptively pooled axis, since all its items are in windows."""
     if step.first.axis > 1:
         raise step.refusal()
     return TABLE

@@ -41,7 +41,7 @@ class RepeatedBody:
         return self.graph.builder.input(name, TensorType(tuple(shape), dtype))
 
     def seen(self, x: Operand | None) -> Any:
-        """Return the body's input for a tensor of the graph around it. A constant is its own input."""
+        """Return the body's input for a tensor of the outer graph; constants are unchanged."""
         return self.graph.entered(x) if isinstance(x, Value) else x
 
     def part(self, x: Tensor, axis: int, chunk: int, name: str = "") -> Value:
@@ -80,7 +80,7 @@ class RepeatedBody:
         return self.item(numbers, 0)
 
     def state(self, x: Tensor) -> Value:
-        """Return a state before the current iteration. `x` is the state before the first iteration."""
+        """Return the state before the current iteration. `x` is the state before the first."""
         value = self.site.tensor(x)
         self.initial.append(value)
         name = f"state_{len(self.before)}"

@@ -47,7 +47,10 @@ class Site(OperatorSite[_Graph]):
         return self.operand(x) if isinstance(x, int) else x
 
     def tensor(self, x: int | Tensor) -> Value:
-        """Return an operand as a tensor of the graph. `x` is the operand or the index of an input."""
+        """Return an operand as a tensor of the graph.
+
+        `x` is the operand itself or the index of an input.
+        """
         operand = self._operand(x)
         if isinstance(operand, Value):
             return operand
@@ -74,12 +77,12 @@ class Site(OperatorSite[_Graph]):
         return f"input {i}"
 
     def integers(self, x: int | Tensor) -> list[int]:
-        """Return the items of a known operand as integers. Items that are extents may be symbolic."""
+        """Return the items of a known operand as integers. Extents may be symbolic."""
         items = self.known(x).reshape(-1).tolist()
         return [n if is_symbolic(n) else int(n) for n in items]
 
     def scalar(self, i: int, default: float | None = None) -> float:
-        """Return the first item of the known input `i`. If the input is left out, return `default`."""
+        """Return the first item of known input `i`, or `default` if the input is left out."""
         if default is not None and not self.has(i):
             return default
         return float(self.known(i).ravel()[0])
@@ -336,7 +339,7 @@ def _derived(graph: TensorGraph, x: NDArray[Any], type: str) -> Constant:
 
 
 def _wrapped(x: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Convert integers to a dtype. Integers beyond the range of the dtype wrap, as in the network."""
+    """Convert integers to a dtype. Integers beyond its range wrap, as in the network."""
     ends = ml_dtypes.iinfo(dtype)
     low = int(ends.min)
     count = int(ends.max) - low + 1

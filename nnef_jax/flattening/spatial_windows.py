@@ -1,4 +1,4 @@
-"""Adds pools and other operations on windows of spatial axes, for layers and nodes of any format."""
+"""Adds pools and other operations on windows of spatial axes, for layers and nodes."""
 
 from __future__ import annotations
 

@@ -44,7 +44,10 @@ class SymbolicShapes:
         return _struct(value, value.type.shape) if struct is None else struct
 
     def _trace(self, operation: Operation) -> None:
-        """Trace an operation; note the shapes of its results, and results that the host computes."""
+        """Trace an operation; note the shapes of its results, or the results themselves.
+
+        The results themselves are noted if the host computes them during the trace.
+        """
         reads = tuple(dict.fromkeys(operation.reads()))
         writes = tuple(operation.writes())
         graph = Graph("", reads, writes, tuple(x.name for x in writes), (operation,))

@@ -76,7 +76,7 @@ class TensorGraph(CountedEmission, ABC):
 
     @abstractmethod
     def variable(self, constant: Constant, name: str, span: Span) -> Value:
-        """Add weights and their data as a variable; return its tensor in the dtype of computation."""
+        """Add weights and their data as a variable; return it in the dtype of computation."""
 
     def held(self, type: str) -> np.dtype[Any]:
         """Return the dtype of the arrays that hold known tensors of an element type."""
@@ -165,7 +165,7 @@ class TensorGraph(CountedEmission, ABC):
         return inner
 
     def tensor(self, constant: Constant, name: str, span: Span) -> Value:
-        """Return a known tensor as a tensor of the graph. Weights become a variable of the graph."""
+        """Return a known tensor as a tensor of the graph. Weights become a variable."""
         value = self.tensors.get(constant)
         if value is None:
             value = self.tensors[constant] = self._tensor(constant, name, span)

@@ -49,7 +49,7 @@ def integer(name: str, default: int | None = None) -> Any:
 
 
 def numbers(name: str, default: Sequence[float] | None = None) -> Any:
-    """Declare an attribute that is a list of real numbers. It is required if the default is None."""
+    """Declare an attribute that is a list of real numbers. It is required without a default."""
     return Attribute(name, "numbers", (default,))
 
 

@@ -143,7 +143,10 @@ def _kinds(code: CodeType) -> Iterator[str]:
 
 
 def _attributes(code: CodeType) -> Iterator[Attribute]:
-    """Yield the attributes that the code reads by calling methods of a site: `site.int("axis", 0)`."""
+    """Yield the attributes that code reads by calling methods of a site.
+
+    Such a call is `site.int("axis", 0)`, for example.
+    """
     method = ""  # the method that is called next
     constants: list[Any] = []  # the constants among the method's arguments
     are_constant = True  # whether all arguments of the method are constants

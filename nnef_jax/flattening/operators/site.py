@@ -100,7 +100,7 @@ class OperatorSite(ABC, Generic[_Graph]):
         return self.choice(name, *allowed, default=allowed[0])
 
     def choice(self, name: str, *allowed: str, default: str | None = None) -> str:
-        """Return an attribute that is one of the allowed words. Without a default it is required."""
+        """Return an attribute that is one of the allowed words; required without a default."""
         word = self.text(name, default)
         if word not in allowed:
             words = ", ".join(filter(None, allowed))
@@ -170,15 +170,24 @@ class OperatorSite(ABC, Generic[_Graph]):
     # Operations
 
     def spend(self, steps: int) -> None:
-        """Count the steps of work on the host before they are done. Raises LimitError if too many."""
+        """Count steps of work on the host before they are done.
+
+        Raises LimitError if there are too many.
+        """
         self.graph.meter.spend(steps, self.title, self.span)
 
     def emit(self, kind: str, operands: ByName, /, **attributes: object) -> Any:
-        """Add the last operation of the operator; return its result, or a tuple of several results."""
+        """Add the last operation of the operator and return its result.
+
+        Several results are returned as a tuple.
+        """
         return self._emit(kind, operands, attributes, False)
 
     def insert(self, kind: str, operands: ByName, /, **attributes: object) -> Any:
-        """Add an operation before the last one; return its result, or a tuple of several results."""
+        """Add an operation before the last one and return its result.
+
+        Several results are returned as a tuple.
+        """
         return self._emit(kind, operands, attributes, True)
 
     @property
