@@ -1,11 +1,12 @@
 """The list of formats, with the name and the package of each.
 
-`base` defines the interface of a format. Only this module names formats. A format is imported when
-it is first asked whether it recognises a network.
+The module `base` defines the interface of a format. Only this module names formats. A format is
+imported when it is first asked whether it recognises a network.
 
-While it flattens, a format maps its operators to kinds of operations by a registry of its own. The
-user's `rules=` are looked up before the registry. Conventions become operations: a filter in
-another layout is transposed in the graph, so that parameters keep the document's layout.
+When a network is flattened, the format maps the document's operators to kinds of operations, by a
+registry that belongs to the format. The user's `rules=` are looked up before the registry.
+Conventions of a format become operations of the graph. For example, a filter in another layout is
+transposed by an operation, so that the parameters keep the document's layout.
 
 Where is the operation of a name in a document found? `nnef.flatten`, `tract.operators`,
     `openvino.layers`, `onnx.operators`

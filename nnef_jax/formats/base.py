@@ -82,10 +82,11 @@ class Options:
         return [name for name in names if name not in self.values]
 
     def value(self, name: str, shape: Sequence[Any] | None, dtype: str) -> NDArray[Any]:
-        """Return the value of a fixed input in its declared dtype.
+        """Return the value of a fixed input, converted to the input's declared dtype.
 
-        `shape` is the declared shape, in which open extents are no numbers. Raises InvalidShape for
-        a value of another shape, InvalidOperation for a real value of an integer or logical input.
+        `shape` is the declared shape. An open extent in it is UNKNOWN or is no number. Raises
+        InvalidShape if the value has another shape, and InvalidOperation if an integer or logical
+        input has a real value.
         """
         array = self.values[name]
         declared_dtype = np.dtype(dtype)
@@ -102,9 +103,9 @@ class Options:
         return rounding.saturated(array, declared_dtype)
 
     def shape(self, name: str, declared: Sequence[int | str | None]) -> Shape:
-        """Return the shape of an input: the user's, else the declared one.
+        """Return the shape of an input: the shape that the user chose, or else the declared shape.
 
-        A declared extent may be a name, whose value is in `extents`.
+        A declared extent may be a name. The values of names are in `extents`.
         """
         extents: list[int] = []
         for n in self.input_shapes.get(name, declared):
@@ -114,14 +115,15 @@ class Options:
 
 
 class Format(Protocol):
-    """A package that reads one format. Its reader is imported when it is first used."""
+    """The interface of a package that reads a format. Its reader is imported at the first use."""
 
     # Names of the member that holds the graph. An archive has one such member at its top.
     GRAPHS: Sequence[str]
-    # For networks in a single file: the regular expression of the first bytes, by the name of the
-    # member that the file becomes.
+    # For networks in a single file. The key is the name of the member that the file becomes, and
+    # the value is a regular expression that matches the first bytes of the file.
     ALONE: Mapping[str, bytes]
-    # Whether all weights are in one file beside the graph, which `load(weights=)` may name.
+    # Whether all weights are in one file beside the graph. Then `load(weights=)` may name that
+    # file.
     HAS_WEIGHTS_BESIDE: bool
 
     def recognises(self, archive: Archive) -> bool:
@@ -134,20 +136,23 @@ class Format(Protocol):
 
 
 class Frontend(ABC):
-    """A checked document that can be flattened. Its archive is open while the network is read."""
+    """A checked document that can be flattened.
+
+    Its archive stays open while the network is read.
+    """
 
     dialect: str  # the format and version, as `nnef-jax summary` shows them
     inputs: Sequence[str]  # names, in order
     outputs: Sequence[str]  # names, in order
     extensions: Sequence[str] = ()  # extensions of the format that the document requires
     symbols: Sequence[str] = ()  # names of open extents
-    synonyms: Mapping[str, str] = {}  # further names of inputs and outputs -> names as above
+    synonyms: Mapping[str, str] = {}  # maps further names of inputs and outputs to the names above
     quantizes: bool = False  # whether computed tensors are rounded
     integer: str = "int32"  # the dtype of integer literals
-    is_saved_flat: bool = False  # true for documents that are no texts in NNEF's language
+    is_saved_flat: bool = False  # true for documents that are not written in NNEF's language
 
     def describe_as(self, other: Frontend) -> None:
-        """Copy the description from another front end of the same document."""
+        """Copy the attributes that describe the document from another of its front ends."""
         self.dialect = other.dialect
         self.extensions = other.extensions
         self.quantizes = other.quantizes
@@ -155,36 +160,39 @@ class Frontend(ABC):
 
     @abstractmethod
     def flatten(self, options: Options) -> Graph:
-        """Return the flat graph for the shapes in `options.input_shapes`, else the document's.
+        """Return the flat graph of the document for certain shapes of its inputs.
+
+        The shapes are those in `options.input_shapes`. Inputs that are missing there have the
+        shapes that the document declares.
 
         Raises NnefError, and ExtentNeeded if the structure of the graph depends on an open extent.
         """
 
     @abstractmethod
     def stored(self, graph: Graph) -> Stored:
-        """Return the data of the graph's variables, in the graph's dtypes.
+        """Return the data of the graph's variables, in the dtypes of the graph.
 
         Arrays are memory-mapped if possible. Raises NnefError, which names all variables whose data
         are missing or wrong.
         """
 
     def declared_shapes(self, options: Options) -> Shapes:
-        """Return the shapes that the document declares for inputs, in any order.
+        """Return the shapes that the document declares for its inputs, in any order.
 
-        An input is left out if its shape depends on the shape of another one. Only called after
-        `flatten` raised ExtentNeeded.
+        An input is left out if its shape depends on the shape of another input. This method is only
+        called after `flatten` raised ExtentNeeded.
         """
         return {}
 
     def state_shapes(self) -> Shapes:
-        """Return the shapes of states, by label, without states whose shape never changes."""
+        """Return the shapes of states by label. States whose shape never changes are left out."""
         return {}
 
     def symbolic_shapes(self, symbol: Callable[[str], Any]) -> Mapping[str, Sequence[Any]]:
-        """Return the shapes of inputs with a symbolic extent for each name of the document.
+        """Return the shapes of inputs with a symbolic extent for each extent that has a name.
 
-        `symbol` makes the symbolic extent of a name. An extent without a name is an integer, or
-        UNKNOWN.
+        `symbol` makes the symbolic extent for a name of the document. An extent without a name is
+        an integer, or UNKNOWN if it is open.
         """
         return {}
 
@@ -193,25 +201,30 @@ class Frontend(ABC):
         return {}
 
     def closing(self, function: str = "load") -> str:
-        """Return Python code that calls a function with open extents set, for hints of errors."""
+        """Return Python code that calls a function with values for the open extents.
+
+        Hints of errors show this code.
+        """
         extents = ", ".join(f"{name!r}: ..." for name in self.symbols)
         shapes = f"{{{extents}}}" if extents else "..."
         return f"{function}(..., input_shapes={shapes})"
 
     def content(self) -> Iterable[object]:
-        """Return the texts, bytes and hashable objects that graphs depend on, without the options.
+        """Return everything except the options that graphs depend on.
 
-        Front ends with equal content are the same network. By default a front end equals only
-        itself.
+        The items are texts, bytes and hashable objects.
+
+        Two front ends with equal content are the same network. By default a front end is only equal
+        to itself.
         """
         return [self]
 
     def spans(self) -> Mapping[str, Span]:
-        """Return the span of the assignment of each name."""
+        """Return the place in the source where each name is assigned."""
         return {}
 
     def identifiers(self, graph: Graph) -> Mapping[str, str]:
-        """Return the names of the graph's tensors, by their names in a saved graph.quant."""
+        """Return the names of the graph's tensors, by their identifiers in a saved graph.quant."""
         return {name: name for name in self.spans() if name in graph.values}
 
     def unsavable(self) -> Sequence[NnefError]:
@@ -219,9 +232,10 @@ class Frontend(ABC):
         return ()
 
     def members(self, arrays: Arrays, quantization: str | None) -> Written:
-        """Return the archive of the document with new data for its variables, by label.
+        """Return the archive of the document with new data for its variables.
 
-        `quantization` is the text of a new graph.quant; None keeps the document's.
+        `arrays` has the data by the label of the variable. `quantization` is the text of a new
+        graph.quant. If it is None, the text of the document is kept.
         """
         raise UnsupportedError(f"a network of {self.dialect} cannot be saved")
 
@@ -235,34 +249,40 @@ class Frontend(ABC):
     ) -> Written:
         """Return a part of the graph as an archive of a flat document, in which operations round.
 
-        `graph` is the graph of the entire document, flattened with `options`. Raises
-        UnsupportedError, which names everything that the format cannot express.
+        `graph` is the graph of the entire document, flattened with `options`. `cut` cuts the part
+        out of a graph. Raises UnsupportedError, which names everything that the format cannot
+        express.
         """
         raise UnsupportedError(f"a part of a network of {self.dialect} cannot be saved")
 
     def converted(self, graph: Graph, data: Arrays | None, *, flat: bool, keep: bool) -> Written:
-        """Return the archive of the document in the newest version of its format, graph first.
+        """Return the archive of the document in the newest version of its format.
 
-        `graph` and `data` are the document's graph and data. If `data` is None, the archive has no
-        data. If `flat`, the document is flattened. Raises UnsupportedError, which names everything
-        that the format cannot express. If `keep`, a format that is written as NNEF has custom
-        operations instead.
+        The graph is the first member of the archive. `graph` and `data` are the document's graph
+        and data. If `data` is None, the archive has no data. If `flat`, the document is flattened.
+        If `keep`, a format that is written as NNEF keeps operations that NNEF lacks as custom
+        operations; otherwise UnsupportedError is raised, which names everything that the format
+        cannot express.
         """
         raise UnsupportedError(f"a network of {self.dialect} cannot be converted")
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """An archive to be written: its members by name, the graph first."""
+    """An archive to be written.
+
+    `members` maps names to members, of which the graph is the first.
+    """
 
     members: Mapping[str, Member]
-    # Whether `load` certainly makes the same graph of it. Otherwise it is read back and compared.
+    # Whether `load` is certain to make the same graph from this archive. Otherwise the archive is
+    # read back and the graphs are compared.
     reads_alike: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """The data of variables by label, and the front end to flatten from now on.
+    """The data of variables by label, and the front end that flattens the network from now on.
 
     The front end is a new one if the data decide which tensors are rounded in a run.
     """

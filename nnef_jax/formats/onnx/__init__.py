@@ -1,7 +1,7 @@
 """ONNX (Open Neural Network Exchange): models that are protobuf messages.
 
-Tensors are in the message, or in files beside it. The `onnx` package, an extra, reads the message.
-It is imported when an ONNX file is read.
+The tensors of a model are in the message or in files beside it. The message is read by the `onnx`
+package, which is an optional dependency. The package is imported when an ONNX file is read.
 
 Where is a node flattened? `flatten`, `node_site`
 Where are open extents and their names read? `frontend`
@@ -12,8 +12,8 @@ from __future__ import annotations
 from nnef_jax.formats.base import Frontend, Options
 from nnef_jax.storage.archive import Archive
 
-# The pattern recognises a ModelProto by its first bytes: field 1, a varint with the version of the
-# format, and the tag of the next field, one of the fields 2 to 8.
+# The pattern matches the first bytes of a ModelProto: field 1, which is a varint with the version
+# of the format, and the tag of the next field, which is one of the fields 2 to 8.
 ALONE = {"model.onnx": rb"\x08[\x80-\xff]{0,9}[\x00-\x7f][\x12\x1a\x22\x28\x32\x3a\x42]"}
 GRAPHS = ("*.onnx",)
 HAS_WEIGHTS_BESIDE = False
@@ -25,7 +25,7 @@ def recognises(archive: Archive) -> bool:
 
 
 def read(archive: Archive, options: Options) -> Frontend:
-    """Return the checked model of an archive."""
+    """Read the model of an archive and check it."""
     from nnef_jax.formats.onnx.frontend import OnnxFrontend
 
     return OnnxFrontend(archive, options)

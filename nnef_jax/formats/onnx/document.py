@@ -1,4 +1,4 @@
-"""The graphs, nodes and functions of a model, from its protobuf message."""
+"""Reads the graphs, nodes and functions of a model from its protobuf message."""
 
 from __future__ import annotations
 
@@ -34,16 +34,18 @@ if TYPE_CHECKING:
         ValueInfoProto,
     )
 
-_MOST_VERSION = 31  # larger IR versions are refused; the newest today is 14
-_LONGEST = 200  # letters of a name in errors, and of a line in a listing
+_MOST_VERSION = 31  # the largest IR version that is read; the newest version today is 14
+# The largest number of letters of a name in errors, and of a line in the listing of nodes.
+_LONGEST = 200
 _EXTERNAL = 1  # TensorProto.DataLocation
-# Fields of AttributeProto by AttributeType. The names of lists are longer than one letter.
+# Fields of AttributeProto, by AttributeType. The names of fields that are lists have several
+# letters.
 _ATTRIBUTES = {
     1: "f", 2: "i", 3: "s", 4: "t", 5: "g", 6: "floats", 7: "ints", 8: "strings", 9: "tensors",
     10: "graphs",
 }  # fmt: skip
 _SPARSE = 11  # AttributeProto.AttributeType
-_DEFAULT_DOMAIN = ("", "ai.onnx")  # two names of the standard's domain
+_DEFAULT_DOMAIN = ("", "ai.onnx")  # the two names of the standard's domain
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,18 +53,18 @@ class Node:
     """A node.
 
     Args:
-        name: its name, "" if it has none.
-        operator: its operator.
-        domain: the domain of its operator, "" for the standard's.
-        inputs: the names of its inputs, "" for one that is left out.
-        outputs: the names of its outputs, "" for one that is left out.
+        name: the node's name, or "" if it has none.
+        operator: the name of its operator.
+        domain: the domain of its operator, or "" for the standard's domain.
+        inputs: the names of the input tensors. The name "" stands for an input that is left out.
+        outputs: the names of the output tensors. The name "" stands for an output that is left out.
         attributes: the values of attributes by name.
-        references: for attributes that have the value of an attribute of the function around the
-            node: the name in the function, by the name in the node.
-        span: its line in the listing.
-        reads: the names of tensors that the node and the graphs in it read from the graph around
-            the node.
-        overload: the overload of the function that it calls.
+        references: the attributes that take their value from an attribute of the function around
+            the node. The name in the node is mapped to the name in the function.
+        span: the node's line in the listing.
+        reads: the names of all tensors around the node that the node and the graphs in its
+            attributes read.
+        overload: the overload of the function that the node calls.
     """
 
     name: str
@@ -78,7 +80,7 @@ class Node:
 
     @property
     def title(self) -> str:
-        """Return the name of the node in errors."""
+        """Return the description of the node that errors show."""
         return _titled(self.name, self.operator)
 
 
@@ -87,10 +89,11 @@ class ModelPort:
     """An input or output of a graph.
 
     Args:
-        name: its name.
-        dtype: its dtype, "" if the file does not say it.
-        shape: its extents; an open one is its name, or None. None for an open rank.
-        is_tensor: False for a sequence or an optional value.
+        name: the name of the input or output.
+        dtype: the dtype, or "" if the file does not say it.
+        shape: the extents. An open extent is its name, or None if it has no name. The shape is None
+            if the rank is open.
+        is_tensor: whether the value is a tensor. It is False for a sequence or an optional value.
     """
 
     name: str
@@ -101,10 +104,10 @@ class ModelPort:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelGraph:
-    """A graph of a model, or in a node.
+    """The graph of a model, or a graph in an attribute of a node.
 
-    `tensors` are initialisers by name. `reads` are the names of tensors of the graph around the
-    node.
+    `tensors` are the initialisers by name. `reads` are the names of tensors that the graph reads
+    from the graph around its node.
     """
 
     name: str
@@ -118,13 +121,16 @@ class ModelGraph:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Function:
-    """An operator's definition by nodes, and the defaults of its attributes."""
+    """A definition of an operator by nodes.
+
+    `defaults` are the defaults of the operator's attributes.
+    """
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     nodes: tuple[Node, ...]
     defaults: Mapping[str, Any]
-    versions: Mapping[str, int]  # the versions of operator sets by domain
+    versions: Mapping[str, int]  # the versions of operator sets, by domain
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -132,9 +138,9 @@ class ModelDocument:
     """A model.
 
     Args:
-        graph: its graph.
-        versions: versions of operator sets by domain.
-        functions: functions of the model by domain, name and overload.
+        graph: the graph of the model.
+        versions: the versions of operator sets, by domain.
+        functions: the functions of the model. The keys are (domain, name, overload).
         version: the version of the file format.
     """
 
@@ -146,15 +152,15 @@ class ModelDocument:
 
 @dataclass(slots=True)
 class Reader:
-    """Reads the message of a model.
+    """Reads the protobuf message of a model.
 
-    The place of an error is a line in a listing of the nodes.
+    Errors refer to a line in a listing of the nodes, which has a line for each node.
 
     Args:
-        name: the name of the file in errors.
-        raw: the bytes of large tensors.
-        meter: counts what reading takes.
-        open: returns the content of a file beside the model.
+        name: the name of the file, for errors.
+        raw: the bytes of large tensors, which are not in the message.
+        meter: counts the cost of reading.
+        open: a function that returns the content of a file beside the model, by name.
         errors: the errors so far.
     """
 
@@ -163,12 +169,13 @@ class Reader:
     meter: Meter
     open: Callable[[str], memoryview]
     errors: list[NnefError] = field(default_factory=list[NnefError])
-    _unreadable: set[str] = field(default_factory=set[str])  # files with a noted error
+    # Files that could not be read; their first error is in `errors`.
+    _unreadable: set[str] = field(default_factory=set[str])
     _spans: list[Span] = field(default_factory=list[Span])  # an item for each line of the listing
-    _count: int = 0  # number of nodes that were read
+    _count: int = 0  # the number of nodes read so far
 
     def document(self, model: ModelProto) -> ModelDocument:
-        """Return the checked document of a ModelProto. Raises NnefError for all errors at once."""
+        """Read a ModelProto and check it. Raises NnefError, which has all errors."""
         if not model.HasField("graph"):
             raise ArchiveError(f"{self.name} is no ONNX model: it has no graph")
         if not 0 <= model.ir_version <= _MOST_VERSION:  # a message without a version has 0
@@ -187,7 +194,7 @@ class Reader:
         return ModelDocument(graph, versions, functions, model.ir_version)
 
     def list_nodes(self, *groups: Iterable[NodeProto]) -> None:
-        """Make the listing: a line for each node, in the order in which nodes are read."""
+        """Make the listing, which has a line for each node in the order in which nodes are read."""
         lines: list[str] = []
 
         def add(nodes: Iterable[NodeProto]) -> None:
@@ -201,17 +208,17 @@ class Reader:
             add(nodes)
         source = Source(self.name, "\n".join(lines) or "(no nodes)")
         start = 0
-        lines.append("")  # This line is the place of the graph itself.
+        lines.append("")  # this line is the place of the graph itself
         for line in lines:
             self._spans.append(Span(source, start, max(len(line), 1)))
             start += len(line) + 1
 
     def _place(self) -> Span:
-        """Return the place of the next node."""
+        """Return the place of the node that is read next."""
         return self._spans[min(self._count, len(self._spans) - 1)]
 
     def graph(self, proto: GraphProto) -> ModelGraph:
-        """Return the graph of a GraphProto."""
+        """Read a GraphProto."""
         span = self._place()
         tensors: dict[str, Constant] = {}
         readers = [(x.name, partial(self.tensor, x)) for x in proto.initializer]
@@ -232,7 +239,7 @@ class Reader:
         return ModelGraph(name, tuple(nodes), tuple(inputs), tuple(outputs), tensors, span, reads)
 
     def function(self, proto: FunctionProto) -> Function:
-        """Return the function of a FunctionProto."""
+        """Read a FunctionProto."""
         defaults: dict[str, Any] = {}
         for attribute in proto.attribute_proto:
             defaults[_decoded(attribute.name)] = self.attribute(attribute)
@@ -243,7 +250,7 @@ class Reader:
         return Function(_texts(proto.input), _texts(proto.output), nodes, defaults, versions)
 
     def distinct(self, names: Sequence[str], span: Span) -> None:
-        """Note an error for the first name that occurs twice."""
+        """Append an error to `errors` for the first name that occurs twice."""
         seen = set[str]()
         for name in filter(None, names):
             if name in seen:
@@ -252,7 +259,7 @@ class Reader:
             seen.add(name)
 
     def node(self, proto: NodeProto) -> Node:
-        """Return the node of a NodeProto, with the graphs in its attributes."""
+        """Read a NodeProto, with the graphs in its attributes."""
         span = self._place()
         self._count += 1
         attributes: dict[str, Any] = {}
@@ -284,14 +291,15 @@ class Reader:
         )
 
     def attribute(self, proto: AttributeProto) -> Any:
-        """Return the value of an AttributeProto.
+        """Read the value of an AttributeProto.
 
-        It is a number, a string, a `Constant`, a `ModelGraph`, or a tuple of these.
+        The value is a number, a string, a `Constant`, a `ModelGraph`, or a tuple of these.
         """
         field = _ATTRIBUTES.get(proto.type)
         if field is None and proto.type in (_SPARSE, _SPARSE + 1):
             return self.sparse(proto.sparse_tensor) if proto.type == _SPARSE else None
-        # Old files store no type. It follows from the field that is set.
+        # Old files do not store the type of an attribute. The type follows from the field that is
+        # set.
         if field is None:
             field = next((n for n in _ATTRIBUTES.values() if _is_set(proto, n)), "ints")
         value = getattr(proto, field)
@@ -301,7 +309,7 @@ class Reader:
         return tuple(map(read, value)) if is_list else read(value)
 
     def port(self, proto: ValueInfoProto) -> ModelPort:
-        """Return the input or output of a ValueInfoProto."""
+        """Read the description of an input or output of a graph."""
         kind = proto.type.WhichOneof("value")
         if kind != "tensor_type":
             return ModelPort(_decoded(proto.name), "", None, kind is None)
@@ -316,7 +324,7 @@ class Reader:
         return ModelPort(_decoded(proto.name), dtype, shape)
 
     def tensor(self, proto: TensorProto, label: str = "") -> Constant:
-        """Return the tensor of a TensorProto, if possible as a view of the file.
+        """Read a TensorProto. If possible, the array is a view of the file.
 
         Raises InvalidOperation.
         """
@@ -335,7 +343,10 @@ class Reader:
         return Constant(unpacked(data, dtype, shape), dtype, label)
 
     def _external(self, proto: TensorProto, size: int) -> memoryview:
-        """Return the bytes of a tensor in another file. `size` is the default of their number."""
+        """Return the bytes of a tensor that is stored in another file.
+
+        `size` is the number of bytes if the message does not say the number.
+        """
         entries = {_decoded(x.key): _decoded(x.value) for x in proto.external_data}
         location = entries.get("location", "")
         try:
@@ -363,7 +374,7 @@ class Reader:
     def _typed(
         self, proto: TensorProto, dtype: str, shape: tuple[int, ...], items: int
     ) -> NDArray[Any]:
-        """Return the array of a tensor whose items are numbers in the message."""
+        """Return the array of a tensor whose items are stored as numbers in the message."""
         field = {
             "float32": "float", "complex64": "float", "float64": "double", "complex128": "double",
             "int64": "int64", "uint32": "uint64", "uint64": "uint64",
@@ -376,7 +387,7 @@ class Reader:
         else:
             item: Any = kind
             if field == "int32" and kind.kind in "fV":
-                item = f"u{kind.itemsize}"  # float16 and smaller types are stored as their bits
+                item = f"u{kind.itemsize}"  # the items are stored as their bits, in integers
             array = stored.astype(item, copy=False)
             wrong = stored[stored != array]
             if wrong.size and stored.dtype.kind in "iu":
@@ -388,7 +399,7 @@ class Reader:
         return array.view(kind).reshape(shape)
 
     def sparse(self, proto: SparseTensorProto, label: str = "") -> Constant:
-        """Return the dense tensor of a SparseTensorProto."""
+        """Read a SparseTensorProto as a dense tensor."""
         values = self.tensor(proto.values)
         indices = self.tensor(proto.indices).array
         shape = _shape(proto)
@@ -408,7 +419,7 @@ class Reader:
 
     @contextmanager
     def located(self, title: str, span: Span) -> Generator[None]:
-        """Append an error of the block to `errors`, with a title and a place."""
+        """Append an error that is raised in the block to `errors`, with a title and its place."""
         try:
             yield
         except NnefError:
@@ -426,17 +437,17 @@ class Reader:
 
 
 class _Repeated(ValueError):
-    """A file cannot be read, and an earlier tensor has the error."""
+    """A file cannot be read, and the error was already noted for an earlier tensor."""
 
 
 def _titled(name: str, operator: str) -> str:
-    """Return the title of a node in errors, with long names cut off."""
+    """Return the description of a node for errors. Long names are cut off."""
     title = f" '{name[:_LONGEST]}'" if name else ""
     return f"node{title} ({operator[:_LONGEST]})"
 
 
 def _line(node: NodeProto) -> str:
-    """Return the line of a node in the listing."""
+    """Return the line that the listing has for a node."""
     domain = f"{_decoded(node.domain)}." if node.domain not in _DEFAULT_DOMAIN else ""
     name = f" '{_decoded(node.name)}'" if node.name else ""
     inputs = ", ".join(_texts(node.input))
@@ -447,7 +458,7 @@ def _line(node: NodeProto) -> str:
 
 
 def _decoded(value: bytes | str) -> str:
-    """Return a string. Protobuf gives bytes for a string that is not UTF-8."""
+    """Return a string of the message. Protobuf returns bytes for a string that is not UTF-8."""
     return value if isinstance(value, str) else value.decode("utf-8", "replace")
 
 
@@ -462,7 +473,10 @@ def _shape(proto: TensorProto | SparseTensorProto) -> tuple[int, ...]:
 
 
 def _extent(proto: TensorShapeProto.Dimension) -> int | str | None:
-    """Return an extent, or the name of an open one, or None. Exporters write -1 for None."""
+    """Return an extent. An open extent is its name, or None if it has no name.
+
+    Some exporters write -1 for an open extent.
+    """
     if not proto.HasField("dim_value"):
         return _decoded(proto.dim_param) or None
     return None if proto.dim_value == -1 else proto.dim_value
@@ -482,7 +496,7 @@ def _is_set(proto: AttributeProto, field: str) -> bool:
 
 
 def graphs_in(value: object) -> Iterator[ModelGraph]:
-    """Yield the graphs in the value of an attribute."""
+    """Yield the graphs that are in the value of an attribute."""
     parts = value if isinstance(value, tuple) else (value,)
     for part in parts:
         if isinstance(part, ModelGraph):
@@ -490,7 +504,7 @@ def graphs_in(value: object) -> Iterator[ModelGraph]:
 
 
 def all_nodes(document: ModelDocument) -> Iterator[Node]:
-    """Yield the nodes of a model, of its functions, and of graphs in nodes."""
+    """Yield all nodes of a model, including those of functions and of graphs in nodes."""
     waiting = [*document.graph.nodes]
     waiting += [node for function in document.functions.values() for node in function.nodes]
     while waiting:

@@ -1,4 +1,4 @@
-"""Flattens the nodes of a model: each node after those that it reads from."""
+"""Flattens the nodes of a model. A node is flattened after all nodes whose results it reads."""
 
 from __future__ import annotations
 
@@ -29,9 +29,10 @@ from nnef_jax.formats.onnx.operators.schemas import (
 )
 from nnef_jax.limits import CALL, LETTERS_PER_STEP, within_memory
 
-_NODE = 30  # steps of the meter
-_DEEPEST = 100  # nested functions and graphs
-# None is an input that is left out, or an empty optional value. A list is a sequence of tensors.
+_NODE = 30  # steps of the meter for a node
+_DEEPEST = 100  # the deepest nesting of functions and graphs
+# An operand of a node. None stands for an input that is left out, or for an empty optional value. A
+# list stands for a sequence of tensors.
 NodeOperand = Tensor | list[Any] | None
 _HINTS = {
     "com.microsoft.nchwc": "onnxruntime made it for one processor: load the model that it read, or "
@@ -40,7 +41,7 @@ _HINTS = {
 
 
 def flatten(document: ModelDocument, options: Options, data: dict[str, NDArray[Any]]) -> FlatGraph:
-    """Return the flat graph of a model. Parameters are added to `data` by label.
+    """Flatten a model into a graph. The parameters are added to `data` by label.
 
     Raises NnefError.
     """
@@ -69,10 +70,10 @@ class NodeFlattener:
     Args:
         document: the model.
         graph: the graph that operations are added to.
-        versions: versions of operator sets by domain.
-        prefix: the beginning of tensors' names in functions, and in graphs of nodes.
+        versions: the versions of operator sets, by domain.
+        prefix: in functions and in graphs of nodes, the beginning of the names of tensors.
         depth: the number of functions and graphs around the nodes.
-        attributes: attributes of the function that the nodes are in.
+        attributes: the attributes of the function that the nodes are in. None outside functions.
     """
 
     document: ModelDocument
@@ -83,7 +84,7 @@ class NodeFlattener:
     attributes: Mapping[str, Any] | None = None
 
     def input(self, port: ModelPort, top: ModelGraph) -> Tensor:
-        """Add an input of the model; return its tensor."""
+        """Add an input of the model and return its tensor."""
         with placed(f"input '{port.name}'", top.span):
             if not port.is_tensor or port.dtype == "string":
                 kind = "strings" if port.dtype == "string" else "a sequence or an optional"
@@ -112,7 +113,7 @@ class NodeFlattener:
     ) -> None:
         """Flatten the nodes on which `outputs` depend.
 
-        `tensors` has the inputs and initialisers by name, and receives the results of the nodes.
+        `tensors` has the inputs and initialisers by name. The results of the nodes are added to it.
         """
         names = (len(node.reads) + len(node.outputs) for node in nodes)
         self.graph.meter.spend(sum(names), "the network")
@@ -149,13 +150,17 @@ class NodeFlattener:
     def _shown(
         self, node: Node, operands: list[NodeOperand], tensors: Mapping[str, NodeOperand]
     ) -> Sequence[NodeOperand]:
-        """Flatten a node. If it is not supported, add its results as tensors without a type."""
+        """Flatten a node of a network that is only shown.
+
+        If the node is not supported, its results become tensors without a type.
+        """
         kind = node.operator
         if not has_untyped(tensors.get(name) for name in node.reads):
             try:
                 if self._is_known(node):
                     return self._flattened(node, operands, tensors)
-            except UnsupportedError:  # A node in a graph or function of the node is not supported.
+            # The node has a graph or function with a node that is not supported.
+            except UnsupportedError:
                 pass
             kind = unknown(kind)
         names = [name for name in node.outputs if name]
@@ -163,7 +168,7 @@ class NodeFlattener:
         return [next(results) if name else None for name in node.outputs]
 
     def _named(self, node: Node) -> tuple[str, str, int]:
-        """Return the key of an operator in the standard: domain, name, version."""
+        """Return the domain, name and version of a node's operator."""
         return node.domain, node.operator, self.versions.get(node.domain, 1)
 
     def _operator(self, node: Node) -> Operator | None:
@@ -182,7 +187,7 @@ class NodeFlattener:
         return function or specialised(node, self._named(node)[2], operands)
 
     def _filled(self, node: Node) -> Node:
-        """Return a node with values for its references to attributes of the function around it."""
+        """Replace a node's references to attributes of the function around it by the values."""
         if not node.references:
             return node
         values = self.attributes or {}
@@ -216,9 +221,9 @@ class NodeFlattener:
             return results if isinstance(results, tuple) else (results,)
 
     def _inside(self, node: Node, nesting: str, **changes: Any) -> Self:
-        """Return the flattener of a function that a node calls, or of a graph in the node.
+        """Return a flattener for a function that a node calls, or for a graph in the node.
 
-        `nesting` begins the error of endless nesting.
+        `nesting` is the beginning of the error message for endless nesting.
         """
         if self.depth >= _DEEPEST:
             raise InvalidOperation(f"{nesting} without end")
@@ -228,7 +233,7 @@ class NodeFlattener:
     def _called(
         self, node: Node, function: Function, operands: list[NodeOperand]
     ) -> list[NodeOperand]:
-        """Flatten the nodes of a function that a node calls; return its outputs."""
+        """Flatten the nodes of a function that a node calls. Return the outputs of the function."""
         inner = self._inside(
             node, "functions call each other",
             versions={**self.versions, **function.versions},
@@ -252,10 +257,10 @@ class NodeFlattener:
         around: Mapping[str, NodeOperand],
         inputs: Mapping[str, NodeOperand],
     ) -> list[NodeOperand]:
-        """Flatten a graph in a node into the graph `inner`; return its outputs.
+        """Flatten a graph in a node into `inner`, the graph under construction; return its outputs.
 
-        `around` has the tensors of the graph around the node. The ones that `graph` reads are
-        captured.
+        `around` has the tensors of the graph around the node. Those that `graph` reads become
+        inputs of `inner`.
         """
         outer = {k: around[k] for k in sorted(graph.reads) if k in around}
         tensors = {k: _entered(inner, self.graph, x) for k, x in outer.items()}
@@ -269,12 +274,12 @@ class NodeFlattener:
 
 
 def _key(node: Node) -> tuple[str, str, str]:
-    """Return the key of the function that a node may call: domain, name, overload."""
+    """Return the key of the function that a node may call: (domain, name, overload)."""
     return node.domain, node.operator, node.overload
 
 
 def _entered(inner: NodeGraph, outer: NodeGraph, x: NodeOperand) -> Any:
-    """Return an operand of the graph `outer` as an operand in the graph `inner` of a node."""
+    """Return an operand of the graph `outer` as an operand in `inner`, the graph of a node."""
     if isinstance(x, list):
         return [_entered(inner, outer, item) for item in x]
     if not isinstance(x, Value) or inner is outer:
@@ -285,7 +290,8 @@ def _entered(inner: NodeGraph, outer: NodeGraph, x: NodeOperand) -> Any:
 def _needed(nodes: Sequence[Node], outputs: Sequence[str]) -> Iterable[Node]:
     """Return the nodes on which `outputs` depend, in the order of the file if possible.
 
-    A node that reads the result of a later one, as onnxruntime's converters write, comes after it.
+    A file may have a node before the node whose result it reads; onnxruntime's converters write
+    such files. Here the reading node comes later.
     """
     by_output = {name: node for node in nodes for name in node.outputs if name}
     waiting = list(outputs)

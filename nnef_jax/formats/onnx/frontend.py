@@ -1,4 +1,4 @@
-"""The frontend of ONNX: a checked model with its parameters."""
+"""The front end of ONNX: a checked model with its parameters."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from nnef_jax.storage.labels import refusal
 
 
 class OnnxFrontend(GraphFrontend):
-    """A checked model. Its large parameters stay in the file until they are computed with."""
+    """A checked model. Large parameters stay in the file until a run needs them."""
 
     def __init__(self, archive: Archive, options: Options) -> None:
         super().__init__(options)
@@ -42,11 +42,11 @@ class OnnxFrontend(GraphFrontend):
         self.integer: str = computed("int64", options.real)
 
     def flatten(self, options: Options) -> Graph:
-        """Return the flat graph for the shapes in `options.input_shapes`, else the model's."""
+        """Return the flat graph for `options.input_shapes`, or else the shapes in the model."""
         return flatten(self._document, options, self._data)
 
     def declared_shapes(self, options: Options) -> Shapes:
-        """Return the shapes of the inputs. Inputs with an open rank are left out."""
+        """Return the declared shapes of the inputs. Inputs with an open rank are left out."""
 
         def extent(n: int | str | None) -> int | None:
             return n if isinstance(n, int) else options.extents.get(n or "")
@@ -55,7 +55,7 @@ class OnnxFrontend(GraphFrontend):
         return {x.name: list(map(extent, x.shape)) for x in inputs if x.shape is not None}
 
     def symbolic_shapes(self, symbol: Callable[[str], Any]) -> Mapping[str, Sequence[Any]]:
-        """Return the shapes of inputs whose open extents all have names, as symbols."""
+        """Return shapes with symbolic extents, of the inputs whose open extents all have names."""
         shapes: dict[str, Sequence[Any]] = {}
         for port in self._document.graph.inputs:
             if port.shape is not None and None not in port.shape:
@@ -63,7 +63,10 @@ class OnnxFrontend(GraphFrontend):
         return shapes
 
     def extent_names(self) -> Mapping[str, Sequence[str]]:
-        """Return the names of the extents of inputs and outputs, "" for one without a name."""
+        """Return the names of the extents of inputs and outputs.
+
+        The name is "" for an unnamed extent.
+        """
         graph = self._document.graph
         names: dict[str, Sequence[str]] = {}
         for port in (*graph.inputs, *graph.outputs):
@@ -71,14 +74,14 @@ class OnnxFrontend(GraphFrontend):
         return names
 
     def content(self) -> Iterable[object]:
-        """Return the dialect and the message of the model, without large tensors."""
+        """Return the dialect, and the message of the model without large tensors."""
         return self.dialect, self._text
 
     def spans(self) -> Mapping[str, Span]:
-        """Return the places of nodes by the names of their outputs."""
+        """Return the place of each node, by the names of the node's outputs."""
         nodes = self._document.graph.nodes
         return {name: node.span for node in nodes for name in node.outputs if name}
 
     def titles(self) -> Titles:
-        """Return the titles of nodes by their offset in the listing."""
+        """Return the titles of nodes, by the offset of the node's line in the listing."""
         return {node.span.offset: node.title for node in all_nodes(self._document)}

@@ -1,6 +1,6 @@
-"""The site of a node: operands and attributes, the graph that operations are added to, shorthands.
+"""The site of a node, and the graph under construction that its operations are added to.
 
-A graph in a node is flattened into a graph of its own.
+A graph in a node is flattened into a graph under construction of its own.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from nnef_jax.formats.base import Options
 from nnef_jax.formats.onnx.document import ModelGraph, Node
 from nnef_jax.formats.onnx.tensor_types import dtype_of
 
-# A cast of at most so many real numbers is folded. Converters store the scales of a resize, one for
-# each axis, in 16 bits, and cast them.
+# The largest number of real numbers whose cast is folded. Converters store the scales of a resize
+# in 16 bits, one scale for each axis, and cast them.
 _SCALES = 8
 
-# Descriptions of attributes in errors, by Python's type.
+# Descriptions of the values that an attribute may have, for errors. The keys are Python types.
 _NUMBER = (int, float)
 _DUE: Mapping[type | tuple[type, ...], str] = {
     int: "a whole number", _NUMBER: "a number", str: "a text", tuple: "a list",
@@ -47,23 +47,24 @@ class NodeGraph(TensorGraph):
         self, options: Options, data: dict[str, NDArray[Any]], outer: TensorGraph | None = None
     ) -> None:
         super().__init__(options, data, outer)
-        # By label: the number of further variables that are stored under it.
+        # For each label, the number of further variables whose label begins with it.
         self._copies: dict[str, int] = {}
-        self.nonzero_indices: dict[Value, Value] = {}  # indices of nonzero items by tensor
+        # Maps tensors to the indices of their nonzero items.
+        self.nonzero_indices: dict[Value, Value] = {}
 
     @staticmethod
     def computed_in(options: Options, type: str) -> str:
-        """Return the dtype in which tensors with a dtype of the file are computed."""
+        """Return the dtype in which the network computes tensors of a dtype of the file."""
         return computed(type, options.real)
 
     def is_literal(self, constant: Constant) -> bool:
-        """Tell whether the only item of a known tensor may become a literal of operations."""
+        """Tell whether a known tensor with a single item may become a literal of operations."""
         return not constant.label and super().is_literal(constant)
 
     def variable(self, constant: Constant, name: str, span: Span) -> Value:
         """Add an initialiser as a variable."""
         array, label = constant.array, constant.label
-        # Initialisers of graphs in nodes may have equal names.
+        # initialisers of different graphs may have equal names
         while self.builder.variable_of(label) and self.data[label] is not array:
             self._copies[constant.label] = self._copies.get(constant.label, 0) + 1
             label = f"{constant.label}_{self._copies[constant.label]}"
@@ -74,17 +75,17 @@ class NodeGraph(TensorGraph):
 
 @dataclass(slots=True, eq=False)
 class NodeSite(Site[NodeGraph]):
-    """A node that is flattened into a graph.
+    """A node that is being flattened into a graph.
 
     Args:
         node: the node.
         version: the version of the operator set.
         graph: the graph that operations are added to.
-        operands: for each input a tensor, a list of tensors for a sequence, or None if it is left
-            out.
-        within: a function of a graph in the node, the graph to add to, and inputs by name. It
-            flattens the graph in the node and returns its outputs.
-        prefix: the beginning of tensors' names in a graph of a node.
+        operands: an item for each input. It is a tensor, a list of tensors for a sequence, or None
+            if the input is left out.
+        within: a function that flattens a graph in the node and returns its outputs. Its arguments
+            are that graph, the graph to add operations to, and the inputs by name.
+        prefix: in a graph of a node, the beginning of the names of tensors.
     """
 
     node: Node
@@ -102,11 +103,11 @@ class NodeSite(Site[NodeGraph]):
         return self.node.operator
 
     def is_read(self, i: int) -> bool:
-        """Tell whether output `i` has a name."""
+        """Tell whether output `i` has a name, so that other nodes may read it."""
         return i < len(self.node.outputs) and bool(self.node.outputs[i])
 
     def operand(self, i: int) -> Any:
-        """Return input `i`. Raises InvalidOperation if it is left out, or a sequence."""
+        """Return input `i`. Raises InvalidOperation if it is left out or is a sequence."""
         if not self.has(i):
             raise InvalidOperation(f"input {i} is missing")
         if isinstance(self.operands[i], list):
@@ -114,7 +115,10 @@ class NodeSite(Site[NodeGraph]):
         return self.operands[i]
 
     def integer(self, i: int, default: int | None = None) -> int:
-        """Return the only item of a known input of integers, or a default if it is left out."""
+        """Return the only item of a known input of integers.
+
+        If it is left out, return `default`.
+        """
         if default is not None and not self.has(i):
             return default
         items = self.integers(i)
@@ -123,7 +127,9 @@ class NodeSite(Site[NodeGraph]):
         return items[0]
 
     def extent(self, x: int | Tensor, axis: int) -> int:
-        """Return an extent of `x`, an operand or an input's index.
+        """Return the extent of an operand along an axis.
+
+        `x` is the operand or the index of an input.
 
         Raises ExtentNeeded if the extent is open.
         """
@@ -131,7 +137,10 @@ class NodeSite(Site[NodeGraph]):
         return self.known_shape(x)[axis] if extent is UNKNOWN else extent
 
     def axes(self, name: str, i: int) -> tuple[int, ...] | None:
-        """Return the axes in input `i`, else in the attribute of old versions, else None."""
+        """Return the axes that an operator works on, as numbers from 0 on, or None if it has none.
+
+        The axes are in input `i`, or in old versions in the attribute `name`.
+        """
         if self.has(i):
             axes: Sequence[int] = self.integers(i)
         elif name in self.node.attributes:
@@ -141,7 +150,7 @@ class NodeSite(Site[NodeGraph]):
         return tuple(self.axis(a) for a in axes)
 
     def computed(self, dtype: str) -> str:
-        """Return the dtype in which tensors with a dtype of the file are computed."""
+        """Return the dtype in which the network computes tensors of a dtype of the file."""
         return self.graph.computed(dtype)
 
     # Attributes
@@ -151,9 +160,10 @@ class NodeSite(Site[NodeGraph]):
         return name in self.node.attributes
 
     def attribute(self, name: str, kind: type | tuple[type, ...], default: Any) -> Any:
-        """Return an attribute of one of Python's types.
+        """Return an attribute whose value has one of the Python types `kind`.
 
-        Raises InvalidOperation for another type, and if there is neither a value nor a default.
+        Raises InvalidOperation if the value has another type, or if the attribute has neither a
+        value nor a default.
         """
         value = self.node.attributes.get(name, default)
         if value is None:
@@ -192,7 +202,10 @@ class NodeSite(Site[NodeGraph]):
         return items
 
     def spatial(self, name: str, rank: int, default: int | None = 1) -> tuple[int, ...]:
-        """Return an attribute that is a list of `rank` integers, by default all `default`."""
+        """Return an attribute that is a list of `rank` integers.
+
+        By default all items are `default`.
+        """
         default_items = None if default is None else (default,) * rank
         items = self.ints(name, default_items)
         if len(items) != rank:
@@ -204,7 +217,7 @@ class NodeSite(Site[NodeGraph]):
         return self.attribute(name, str, default)
 
     def dtype(self, name: str, default: int | None = None) -> str:
-        """Return an attribute that is an element type, as a dtype of the file."""
+        """Return the dtype of the file that an attribute names by its code."""
         return dtype_of(self.int(name, default))
 
     def subgraph(self, name: str) -> ModelGraph:
@@ -220,11 +233,11 @@ class NodeSite(Site[NodeGraph]):
 
     @property
     def title(self) -> str:
-        """Return the name of the node in errors."""
+        """Return the description of the node that errors show."""
         return self.node.title
 
     def input_title(self, i: int) -> str:
-        """Return the name of an input in errors."""
+        """Return the description of an input that errors show."""
         return f"input {i} '{self.node.inputs[i]}'"
 
     @property
@@ -236,9 +249,10 @@ class NodeSite(Site[NodeGraph]):
     # Operations
 
     def _emit(self, kind: str, operands: ByName, attributes: ByName, inserted: bool) -> Any:
-        """Add an operation, or fold it if its operands are known and may decide shapes.
+        """Add an operation. If its operands are known and may decide shapes, fold it instead.
 
-        Operands of elementwise kinds broadcast as in numpy. Numbers take the dtype of the tensors.
+        Operands of elementwise kinds broadcast as numpy's do. Numbers take the dtype of the
+        tensors.
         """
         if kind in ON_ITEMS or "y" in operands:
             tensors = [x for x in operands.values() if isinstance(x, Tensor)]
@@ -253,58 +267,64 @@ class NodeSite(Site[NodeGraph]):
         return Site._emit(self, kind, operands, attributes, inserted)
 
     def decides(self, kind: str, operands: Operands) -> bool:
-        """Tell whether an operation of a kind is folded."""
+        """Tell whether an operation of the kind `kind` on these operands is folded."""
         reals = _SCALES if kind == "cast" else 1
         return decides(operands, reals)
 
     # Shorthands
 
     def cast(self, x: Tensor, dtype: str) -> Any:
-        """Return a tensor in a dtype, which may be wider than the network's computations are."""
+        """Cast a tensor to a dtype, which may be wider than the network's dtypes of computation."""
         if isinstance(x, Constant) and is_float(dtype) and self.computed(dtype) != dtype:
-            x = self.tensor(x)  # a constant would be narrowed again
+            x = self.tensor(x)  # a constant would be narrowed to the dtype of computation again
         return Site.cast(self, x, dtype)
 
     def constant(self, items: ArrayLike, dtype: str) -> Constant:
-        """Return a known tensor, with items clipped to the range of its dtype."""
+        """Make a known tensor. Items are clipped to the range of the dtype."""
         return Constant(rounding.saturated(items, dtype), dtype, derived=True)
 
     def numbers_of(self, items: Sequence[int], dtype: str = "int64") -> Constant:
-        """Return integers, of which some may be symbolic, as a known tensor."""
+        """Make a known tensor of integers, some of which may be symbolic."""
         kind = object if any(map(is_symbolic, items)) else np.dtype(dtype)
         return Constant(np.array(items, kind), dtype, derived=True)
 
     def as_integer(self, x: int | Tensor) -> Any:
-        """Return `x`, an operand or an input's index, in the dtype in which int64 is computed."""
+        """Cast an operand to the dtype in which the network computes int64.
+
+        `x` is the operand itself or the index of an input.
+        """
         return self.cast(self._operand(x), self.graph.builder.integer)
 
     def wide(self, x: Tensor) -> Any:
-        """Return a tensor in float32 if it has 16 bits, else unchanged."""
+        """Cast a tensor to float32 if its dtype has 16 bits. Return other tensors unchanged."""
         return self.cast(x, "float32") if self.dtype_of(x) in rounding.HALVES else x
 
     def filled(self, number: float, dtype: str, shape: Sequence[int]) -> Any:
-        """Return a tensor with the same number in all items."""
+        """Make a tensor whose items are all the same number."""
         one = self.constant(np.full((1,) * len(shape), number), dtype)
         return self.step.broadcast(one, shape=tuple(shape)) if shape else one
 
     def unsqueezed(self, x: Tensor, axes: Sequence[int]) -> Any:
-        """Return a tensor with new axes of extent 1."""
+        """Insert axes of extent 1 into a tensor. `axes` are their indices in the result."""
         return self.step.unsqueeze(x, axes=tuple(axes)) if axes else x
 
     def squeezed(self, x: Tensor, *axes: int) -> Any:
-        """Return a tensor without axes of extent 1."""
+        """Remove axes of extent 1 from a tensor."""
         return self.step.squeeze(x, axes=axes) if axes else x
 
     def total(self, x: Tensor, axes: Sequence[int]) -> Any:
-        """Return the sum along axes. Its extents along these axes are 1."""
+        """Sum a tensor along axes, which have extent 1 in the result."""
         return self.step.sum_reduce(x, axes=tuple(axes), normalize=False)
 
     def product(self, a: Tensor, b: Tensor, *, flips: bool = False) -> Any:
-        """Return the matrix product a b, or a b^T if it `flips` b."""
+        """Multiply two matrices. If `flips`, the second matrix is transposed first."""
         return self.step.matmul(a, b, transposeA=False, transposeB=flips)
 
     def aligned(self, *operands: Operand) -> list[Any]:
-        """Return operands of one rank, as numpy broadcasts. Scalar initialisers get axes too."""
+        """Bring operands to the same rank, as numpy does for broadcasting.
+
+        Here, initialisers that are scalars get axes too.
+        """
         rank = max((self.rank(x) for x in operands if isinstance(x, Tensor)), default=0)
 
         def with_axes(x: Operand) -> Any:
@@ -315,9 +335,9 @@ class NodeSite(Site[NodeGraph]):
         return Site.aligned(self, *map(with_axes, operands))
 
     def item(self, x: Operand, like: Tensor) -> Any:
-        """Return a number as an operand with the dtype of a tensor, if possible as a literal.
+        """Return a number as an operand with the dtype of the tensor `like`.
 
-        Tensors and symbolic extents are returned unchanged.
+        The operand is a literal if possible. Tensors and symbolic extents are returned unchanged.
         """
         dtype = self.dtype_of(like)
         if isinstance(x, Tensor) or is_symbolic(x):
@@ -329,8 +349,8 @@ class NodeSite(Site[NodeGraph]):
         number = self.constant(x, dtype)
         if self.dtype_of(number) == dtype:
             return number
-        # `constant` has dtypes of the file, and none of these is computed in `dtype`: a float32
-        # tensor after `load(dtype="bfloat16")`.
+        # `constant` makes tensors in dtypes of the file, but none of these is computed in `dtype`.
+        # An example is a float32 tensor of a model that is loaded with `load(dtype="bfloat16")`.
         return self.insert("constant", {}, shape=(), value=(x,), dtype=dtype)
 
     def is_real(self, x: int | Tensor = 0) -> bool:
@@ -338,5 +358,5 @@ class NodeSite(Site[NodeGraph]):
         return is_float(self.dtype_of(x))
 
     def volume(self, shape: Sequence[int]) -> int:
-        """Return the number of items in a shape, UNKNOWN if an extent is UNKNOWN."""
+        """Return the number of items in a shape, or UNKNOWN if an extent is UNKNOWN."""
         return UNKNOWN if UNKNOWN in shape else math.prod(shape)

@@ -1,4 +1,7 @@
-"""The table of ONNX's operators with a meaning; the standard defines further ones by functions."""
+"""The table of the ONNX operators that have a meaning.
+
+The standard defines further operators by functions, which are not in the table.
+"""
 
 from __future__ import annotations
 

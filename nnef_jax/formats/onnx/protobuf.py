@@ -1,9 +1,9 @@
 """Reads the protobuf message of a model within the limits of a load.
 
-A walk over the wire format removes the fields that `document` does not read. It replaces the bytes
-of large tensors (`raw_data`) by marks, so that these tensors are views of the file. The walk also
-counts messages and numbers, which may take a hundred times their size in memory. Then the `onnx`
-package parses the message.
+A walk over the wire format removes the fields that the module `document` does not read. The bytes
+of large tensors (`raw_data`) are replaced by marks, so that the arrays of these tensors are views
+of the file. The walk also counts messages and numbers, because these may take a hundred times their
+size in memory. Then the `onnx` package parses the message.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ if TYPE_CHECKING:
 # Kinds of fields (https://protobuf.dev/programming-guides/encoding).
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _SIZES = {_FIXED64: 8, _FIXED32: 4}
-_LEAST = 1024  # bytes; smaller tensors stay in the message
-_DEEPEST = 60  # nested messages, three for a nested graph; protobuf stops at 100
+_LEAST = 1024  # the size in bytes from which tensors are taken out of the message
+_DEEPEST = 60  # the deepest nesting of messages: three for a nested graph; protobuf stops at 100
 _RAW_DATA = 9
 
-# Contents of fields that are no messages. `_NUMBERS`, `_FLOATS` and `_WHOLES` are packed.
+# Contents of fields that are not messages. `_NUMBERS`, `_FLOATS` and `_WHOLES` are packed.
 _TEXT, _NUMBER, _NUMBERS, _FLOATS, _WHOLES = "text", "number", "numbers", "floats", "wholes"
-# Fields that are read, by message and number (onnx.proto).
+# The fields that are read: the content of each field, by message and by number of the field
+# (onnx.proto).
 _READ: Mapping[str, Mapping[int, str]] = {
     "model": {1: _NUMBER, 7: "graph", 8: "operator set", 25: "function"},
     "operator set": {1: _TEXT, 2: _NUMBER},
@@ -57,42 +58,44 @@ _READ: Mapping[str, Mapping[int, str]] = {
     "shape": {1: "extent"},
     "extent": {1: _NUMBER, 2: _TEXT},
 }  # fmt: skip
-# A field with one of these contents is read even if it holds a single number, which is not packed.
+# A field with one of these contents may also hold a single number, which is not packed. Such a
+# field is kept.
 _NUMERIC = frozenset({_NUMBER, _NUMBERS, _FLOATS, _WHOLES})
 
-# Steps of the meter: for a field, for a message, and for a message that becomes an object.
+# Steps of the meter: for a field, for a message, and for each message that becomes an object.
 _FIELD, _MESSAGE = 1, 2
 _STEPS = {
     "graph": 60, "function": 60, "node": 30, "tensor": 40, "sparse tensor": 60, "port": 20,
     "attribute": 20,
 }  # fmt: skip
-# Bytes in memory. A byte of the message takes 3, since the message is parsed and written again. A
-# byte of a text takes 2 more. A packed integer takes 40, since protobuf's arrays grow by doubling.
+# Bytes of memory that are counted. Each byte of the message counts 3, since the message is parsed
+# and written again. Each byte of a text counts 2 more. Each packed integer counts 40, since
+# protobuf's arrays grow by doubling.
 _COPIES, _TEXTS, _WHOLE = 3, 2, 40
 _NUMBERS_PER_STEP = 16
 
 
 class Raw:
-    """The bytes of tensors that marks replace in the message."""
+    """The bytes of the tensors that are replaced by marks in the message."""
 
     def __init__(self) -> None:
-        self._salt = secrets.token_bytes(16)  # The salt is random, so that no file has a mark.
+        self._salt = secrets.token_bytes(16)  # random, so that no file can contain a mark
         self._tensors: list[memoryview] = []
 
     def put(self, data: memoryview) -> bytes:
-        """Store the bytes of a tensor; return their mark."""
+        """Store the bytes of a tensor and return a mark for them."""
         self._tensors.append(data)
         return self._salt + len(self._tensors).to_bytes(4, "big")
 
     def get(self, data: bytes) -> memoryview:
-        """Return the bytes of a tensor: the stored bytes if `data` is a mark, otherwise `data`."""
+        """Return the bytes of a tensor: the stored bytes if `data` is a mark, else `data`."""
         if data[:16] == self._salt and len(data) == 20:
             return self._tensors[int.from_bytes(data[16:], "big") - 1]
         return memoryview(data)
 
 
 def parse(data: memoryview, name: str, meter: Meter) -> tuple[ModelProto, Raw]:
-    """Return the ModelProto of a file, without fields that nothing reads, and its large tensors."""
+    """Parse a ModelProto; return it without unread fields, and the bytes of its large tensors."""
     try:
         from google.protobuf.message import DecodeError
         from onnx import ModelProto
@@ -112,11 +115,11 @@ def parse(data: memoryview, name: str, meter: Meter) -> tuple[ModelProto, Raw]:
 
 
 class _Broken(ValueError):
-    """The bytes are no message."""
+    """The bytes are not a message."""
 
 
 class _Walk:
-    """Removes unread fields from messages, and counts the others."""
+    """Removes the fields that nothing reads from messages, and counts the fields that are kept."""
 
     def __init__(self, name: str, meter: Meter) -> None:
         self.raw = Raw()
@@ -124,13 +127,13 @@ class _Walk:
         self._meter = meter
 
     def read(self, data: memoryview, message: str, depth: int = 0) -> memoryview | bytearray:
-        """Return a message without unread fields, or `data` itself if all fields are read."""
+        """Return a message without unread fields. If all fields are read, return `data` itself."""
         if depth > _DEEPEST:
             raise LimitError(f"{self._name}: graphs are nested too deeply", hint=raising("nesting"))
         self._meter.spend(_STEPS.get(message, _MESSAGE), self._name)
         contents = _READ[message]
         out = bytearray()
-        copied = 0  # `out` has the read fields of `data[:copied]`.
+        copied = 0  # the number of bytes of `data` that were handled: `out` has their read fields
         for number, kind, begin, start, end in _fields(data):
             self._meter.spend(_FIELD, self._name)
             content = contents.get(number, "")
@@ -164,7 +167,7 @@ class _Walk:
             size = _TEXTS * len(part)
         elif content == _FLOATS:
             steps = len(part) // (4 * _NUMBERS_PER_STEP)
-        elif content == _WHOLES:  # varints end with the bytes whose top bit is 0
+        elif content == _WHOLES:  # the last byte of each varint has the top bit 0
             items = int(np.count_nonzero(np.frombuffer(part, np.int8) >= 0))
             steps = items // _NUMBERS_PER_STEP
             size = _WHOLE * items
@@ -175,12 +178,13 @@ class _Walk:
 
 
 def _fields(data: memoryview) -> Iterator[tuple[int, int, int, int, int]]:
-    """Yield fields: number, kind, offset of the field, and start and end of its bytes.
+    """Yield the fields of a message.
 
-    Raises _Broken, or IndexError for a varint that the end of the message cuts off.
+    A field has five items: its number, its kind, its offset, and the start and end of its content.
+    Raises _Broken, or IndexError for a varint that is cut off by the end of the message.
     """
     size = len(data)
-    end = 0  # the end of the field before
+    end = 0  # the end of the previous field
     while end < size:
         begin = end
         tag, start = _varint(data, begin)
@@ -200,7 +204,7 @@ def _fields(data: memoryview) -> Iterator[tuple[int, int, int, int, int]]:
 
 
 def _varint(data: memoryview, at: int) -> tuple[int, int]:
-    """Return the varint at an offset, and the offset after it."""
+    """Decode the varint at an offset; return its value and the offset after it."""
     value = data[at]
     if value < 128:  # the common case
         return value, at + 1

@@ -1,4 +1,4 @@
-"""Element types of ONNX: codes, dtypes and sizes, and arrays from the bytes of tensors."""
+"""Element types of ONNX, with their codes, dtypes and sizes, and arrays from bytes of tensors."""
 
 from __future__ import annotations
 
@@ -38,22 +38,22 @@ def dtype_of(code: int) -> str:
 
 
 def code_of(dtype: str) -> int:
-    """Return the code of a dtype in files."""
+    """Return the code that a dtype has in files."""
     return next(code for code, name in _NAMES.items() if name == dtype)
 
 
 def size_of(dtype: str, items: int) -> int:
-    """Return the number of bytes that items of a dtype take in a file."""
+    """Return the number of bytes that a number of items of a dtype take in a file."""
     if dtype in BITS:
         return packed_size(items, BITS[dtype])
     return items * np.dtype(dtype).itemsize
 
 
 def unpacked(data: memoryview, dtype: str, shape: tuple[int, ...]) -> NDArray[Any]:
-    """Return the array of a tensor from its bytes.
+    """Make the array of a tensor from the tensor's bytes.
 
-    It is a view of `data`, unless items have less than 8 bits. Raises InvalidOperation if the size
-    of the data does not fit the shape.
+    The array is a view of `data`, unless items have fewer than 8 bits. Raises InvalidOperation if
+    the size of the data does not fit the shape.
     """
     items = volume(shape)
     if len(data) != size_of(dtype, items):

@@ -1,7 +1,8 @@
-"""Meanings of ONNX's operators: a module for each family, and `rows` for those of one operation.
+"""Meanings of ONNX's operators, with a module for each family of operators.
 
-Operands of a meaning are tensors, known or computed; a sequence is a list of tensors. An operator
-without a meaning is run by the function with which the standard defines it (`schemas`).
+The module `rows` has the operators that become a single operation. The operands of a meaning are
+known or computed tensors, and lists of tensors for sequences. An operator without a meaning is
+replaced by the function with which the standard defines it; see the module `schemas`.
 
 Where is `auto_pad` converted to padding? `filters`
 """

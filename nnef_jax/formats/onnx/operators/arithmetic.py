@@ -1,4 +1,4 @@
-"""Elementwise operators: arithmetic, bounds and activations."""
+"""Meanings of elementwise operators: arithmetic, bounds and activations."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators.registry import operator
 from nnef_jax.formats.onnx.operators.rows import RANDOM
 
-# Functions of two tensors. Since version 7 the tensors broadcast as in numpy.
+# Operators on two tensors, with their kinds. Since version 7 the tensors broadcast as numpy's do.
 _PAIRS = {
     "Add": "add", "Sub": "sub", "Mul": "mul", "Div": "div", "Equal": "eq", "Less": "lt",
     "Greater": "gt", "And": "and", "Or": "or", "Xor": "bitwise_xor",
@@ -33,7 +33,10 @@ def _on_two(kind: str) -> Meaning:
 
 
 def _along_axis(meaning: Meaning) -> Meaning:
-    """Return the meaning before version 7: the first axis of y lies along `axis` of x."""
+    """Return the meaning that an operator on two tensors has before version 7.
+
+    The first axis of y lies along `axis` of x.
+    """
 
     def meaning_along_axis(site: NodeSite, x: Tensor, y: Tensor, *, broadcasts: bool) -> Any:
         if broadcasts and site.has_attribute("axis"):
@@ -46,7 +49,7 @@ def _along_axis(meaning: Meaning) -> Meaning:
 
 
 def _power(site: NodeSite, x: Tensor, y: Tensor) -> Any:
-    """Return x^y in the dtype of x. y may have another dtype."""
+    """Compute x^y in the dtype of x. The dtype of y may be different."""
     dtype = site.dtype_of(x)
     if dtype == site.dtype_of(y):
         return site.last.pow(x, y)
@@ -74,12 +77,15 @@ def _bit_shift(
 
 @operator("Mod")
 def _mod(site: NodeSite, x: Tensor, y: Tensor, *, truncates: bool = flag("fmod")) -> Any:
-    """Return the remainder of x / y. It has the sign of x if `fmod` is set, else that of y."""
+    """Compute the remainder of x / y.
+
+    The remainder has the sign of x if `fmod` is set, otherwise the sign of y.
+    """
     return site.last.rem(x, y) if truncates else floored_mod(site, x, y, site.last)
 
 
 def floored_mod(site: NodeSite, x: Tensor, y: Operand, add: ByKind) -> Any:
-    """Return x - floor(x / y) * y. `add` adds the last operation."""
+    """Compute x - floor(x / y) * y. The last operation is added by `add`."""
     step = site.step
     remainder = step.rem(x, y)
     signs_differ = step.ne(step.lt(remainder, 0), step.lt(y, 0))
@@ -88,7 +94,7 @@ def floored_mod(site: NodeSite, x: Tensor, y: Operand, add: ByKind) -> Any:
 
 
 def _combined(site: NodeSite, kind: str, values: Sequence[Tensor], end: ByKind) -> Any:
-    """Combine tensors in order by operations of a kind. `end` adds the last operation."""
+    """Combine tensors in order by operations of one kind. The last operation is added by `end`."""
     result, *operands = values
     if not operands:
         return end.copy(result)
@@ -131,7 +137,7 @@ def _clip_by_attributes(site: NodeSite, x: Tensor) -> Any:
     return _clip(site, x, low, high)
 
 
-# Activations. Further ones are in `rows`, or are defined by functions of the standard.
+# Activations. Others are in the module `rows`, or are defined by functions of the standard.
 
 
 @operator(
@@ -157,7 +163,7 @@ def _hard_sigmoid(
 
 @operator("PRelu", since=7)
 def _prelu(site: NodeSite, x: Tensor, slope: Tensor) -> Any:
-    """Return x, and x * slope for negative x."""
+    """Compute x for items that are not negative, and x * slope for the others."""
     if site.is_real():
         return site.last.prelu(x, slope)
     return site.last.select(site.step.lt(x, 0), site.step.mul(x, slope), x)
@@ -192,7 +198,10 @@ def _swish(site: NodeSite, x: Tensor, *, alpha: float = number("alpha", 1.0)) ->
 def _dropout(
     site: NodeSite, x: Tensor, ratio: Tensor | None = None, mode: Tensor | None = None
 ) -> Any:
-    """Return the input and a mask of ones. Training, which is random, is refused."""
+    """Return the input unchanged, and a mask of ones.
+
+    Dropout in training is refused, since it is random.
+    """
     if mode is None or not site.known(2).any():
         return _dropped(site, x, False)
     drops = ratio is None or bool(site.known(1).any())

@@ -1,4 +1,4 @@
-"""Recurrent layers (RNN, LSTM, GRU) as scans over time."""
+"""Meanings of the recurrent layers RNN, LSTM and GRU, which become scans over time steps."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ from nnef_jax.formats.onnx.operators.products import dynamic_product
 from nnef_jax.formats.onnx.operators.quantizers import is_zero
 from nnef_jax.formats.onnx.operators.registry import operator
 
-# Weights [gates*hidden,items], or quantised ones: levels [items,gates*hidden], scale, zero point.
+# The weights of a layer: a tensor of shape (gates * hidden, items). Quantised weights are a tuple
+# of the levels (items, gates * hidden), the scale and the zero point.
 _Filter = Tensor | tuple[Tensor, Tensor, Tensor | None]
 _DIRECTIONS = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}
 _ATTRIBUTES: dict[str, Any] = {
@@ -40,7 +41,8 @@ def _activations(
 ) -> list[Activation]:
     """Return the activations of all directions.
 
-    `parameters` are the alphas, then the betas. Activations without such a parameter take none.
+    `parameters` are two lists, the alphas and the betas. Each activation takes the next item of a
+    list if it has that parameter.
     """
     names = site.attribute("activations", tuple, DEFAULTS[kind] * ways)
     if len(names) != ways * len(DEFAULTS[kind]):
@@ -58,7 +60,7 @@ def _activations(
 
 
 def _product(at: NodeSite, x: Tensor, filter: _Filter, bias: Tensor | None = None) -> Any:
-    """Return the product of x [batch,items] with weights, plus a bias."""
+    """Multiply x of shape (batch, items) by weights, and add the bias if there is one."""
     if isinstance(filter, tuple):
         result = dynamic_product(at, x, *filter)
     else:
@@ -71,7 +73,7 @@ def _layer(
     site: NodeSite, kind: str, *, direction: str, alphas: Sequence[float], betas: Sequence[float],
     batch_first: bool = False, is_quantized: bool = False, **fields: Any,
 ) -> tuple[Any, ...]:  # fmt: skip
-    """Run a layer forward, backward or both ways; return all outputs and the last states.
+    """Run a layer forward, backward or in both directions; return all outputs and the last states.
 
     `fields` are further fields of the `Cell`.
     """
@@ -104,19 +106,25 @@ def _layer(
     outputs, *states = (list(items) for items in zip(*runs, strict=True))
     results = [site.step.stack(outputs, axis=1)]
     results += [site.step.stack(state, axis=0) for state in states]
-    if batch_first:  # [batch,time,directions,hidden], [batch,directions,hidden]
+    if batch_first:  # to (batch, time, directions, hidden) and (batch, directions, hidden)
         orders = ((2, 0, 1, 3), (1, 0, 2), (1, 0, 2))
         results = [site.transposed(y, order) for y, order in zip(results, orders, strict=False)]
     return tuple(results)
 
 
 def _of_way(site: NodeSite, i: int, way: int, axis: int = 0) -> Any:
-    """Return the part of input `i` for direction `way`: item `way` along an axis."""
+    """Return the item of input `i` for the direction with index `way`.
+
+    `axis` is the axis of directions.
+    """
     return site.squeezed(site.part(site.tensor(i), axis, way, way + 1), axis)
 
 
 def _levels(site: NodeSite, i: int, way: int) -> tuple[Any, Any, Any]:
-    """Return the levels in input 1 or 2 for direction `way`, with scale and zero point."""
+    """Return the quantised weights in input `i` (1 or 2) for the direction with index `way`.
+
+    The result has the levels, their scale, and their zero point, which is None if it is 0.
+    """
     scale_input = 2 * i + 6
     zero_input = scale_input + 1
     zero_point = None
@@ -129,15 +137,17 @@ def _run(
     site: NodeSite, cell: Cell, x: Value, states: Sequence[Tensor],
     filters: tuple[_Filter, _Filter], way: int, *, reverse: bool,
 ) -> list[Any]:  # fmt: skip
-    """Run a cell over x [time,batch,items]; return outputs [time,batch,hidden] and last states.
+    """Run a cell over the time steps of a sequence; return the outputs and the last states.
 
-    `filters` are the weights of the input and of the state.
+    `x` has shape (time, batch, items), and the outputs have shape (time, batch, hidden). `filters`
+    are the weights of the input and those of the state.
     """
     hidden = site.shape(states[0])[-1]
     items = hidden * cell.gates
     input_filter, state_filter = filters
-    # The bias of the state is added to the product with the input. Only a GRU that resets after the
-    # product with the state adds its last part, `candidate_bias`, to that product.
+    # The bias of the state is added to the product with the input. The exception is a GRU that
+    # applies its reset gate after the product with the state: the last part of the bias,
+    # `candidate_bias`, is then added to that product.
     bias = None
     candidate_bias = None
     if site.has(3):

@@ -1,4 +1,4 @@
-"""Operators with graphs: If, Loop, Scan."""
+"""Meanings of operators whose attributes are graphs: If, Loop and Scan."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators.registry import operator
 
 _State = Tensor | list[Any]  # a list is a sequence of tensors
-_MOST_UNROLLED = 1024  # iterations
-_MOST_RETRIED = 64  # iterations; a loop of at most so many is unrolled if it fails as a scan
+_MOST_UNROLLED = 1024  # the largest number of iterations that are unrolled
+# The largest number of iterations of a loop that is unrolled after it failed as a scan.
+_MOST_RETRIED = 64
 _BODY = attribute("body", "subgraph")
 
 
@@ -36,7 +37,7 @@ def _if(
     then: ModelGraph = attribute("then_branch", "subgraph"),
     otherwise: ModelGraph = attribute("else_branch", "subgraph"),
 ) -> tuple[Any, ...]:
-    """Compute the graph that a condition chooses."""
+    """Compute one of two graphs, which a condition chooses."""
     if isinstance(condition, Constant):
         graph = then if condition.array.any() else otherwise
         return tuple(site.within(graph, site.graph, {}))
@@ -64,12 +65,12 @@ def _if(
 
 
 def _length(result: _State) -> int | None:
-    """Return the length of a sequence, None for a tensor."""
+    """Return the length of a sequence, or None for a tensor."""
     return len(result) if isinstance(result, list) else None
 
 
 def _flat(results: Sequence[_State]) -> list[Any]:
-    """Return the tensors in results of a graph: items of sequences, one after another."""
+    """Return all tensors among the results of a graph, including items of sequences, in order."""
     tensors: list[Any] = []
     for result in results:
         tensors += result if isinstance(result, list) else [result]
@@ -77,9 +78,9 @@ def _flat(results: Sequence[_State]) -> list[Any]:
 
 
 def _result(at: NodeSite, x: Tensor) -> Value:
-    """Return an output of a node's graph as a tensor of that graph.
+    """Return an output of a node's graph as a tensor of the graph under construction.
 
-    Raises InvalidOperation if it is padded.
+    Raises InvalidOperation if the tensor is padded.
     """
     value = at.tensor(x)
     if value in at.graph.counts:
@@ -98,9 +99,9 @@ def _loop(
     *,
     body: ModelGraph = _BODY,
 ) -> tuple[Any, ...]:
-    """Repeat a body while its condition is true, at most `count` times.
+    """Repeat a body while its condition is true, but at most `count` times.
 
-    `begins` is the condition of the first iteration.
+    `begins` is the condition before the first iteration.
     """
     states = list(site.operands[2:])
     if len(body.inputs) != 2 + len(states) or len(body.outputs) < 1 + len(states):
@@ -115,7 +116,7 @@ def _loop(
         begins = None
     continues = _continues(site, body, states)
     if continues is False and (limit == 0 or not isinstance(count, Value)):
-        limit = min(limit, 1)  # one iteration, whose condition is not read
+        limit = min(limit, 1)  # a single iteration, after which the condition is not read
         continues = True
     if begins is None and continues and limit < math.inf:
         return _counted(site, body, states, int(limit))
@@ -123,7 +124,8 @@ def _loop(
     if len(tensors) < len(states) or len(body.outputs) > 1 + len(states):
         for i in (0, 1):
             if site.has(i):
-                site.known(i)  # raises for a computed input, with a hint how to fix it
+                # Raises InvalidOperation for a computed input, with a hint how to fix the input.
+                site.known(i)
         raise InvalidOperation(
             "the number of its iterations depends on values, and with it the size of a result"
         )
@@ -134,7 +136,10 @@ def _as_loop(
     site: NodeSite, body: ModelGraph, states: Sequence[Tensor], count: Tensor | None,
     begins: Tensor | None, limit: float,
 ) -> tuple[Any, ...]:  # fmt: skip
-    """Add a loop of at most `count` and `limit` iterations; return the last states."""
+    """Add a loop, which ends after `count` or `limit` iterations if not before.
+
+    Return the last states.
+    """
     repetition = RepeatedBody(site)
     inside = [repetition.state(x) for x in states]
     inputs = _inputs(site, body, repetition.turn(None), inside)
@@ -155,13 +160,16 @@ def _as_loop(
 def _inputs(
     site: NodeSite, body: ModelGraph, turn: Tensor, states: Sequence[_State]
 ) -> dict[str, Any]:
-    """Return the inputs of a body by name: the number of the iteration, True, and the states."""
+    """Return the inputs of a body by name.
+
+    The inputs are the number of the iteration, the condition True, and the states.
+    """
     names = [port.name for port in body.inputs]
     return dict(zip(names, [turn, site.constant(True, "bool"), *states], strict=True))
 
 
 def _continues(site: NodeSite, body: ModelGraph, states: Sequence[_State]) -> bool | None:
-    """Return the condition after an iteration, None if it is computed."""
+    """Return the condition after an iteration if it is known, or None if it is computed."""
     trial = RepeatedBody(site)
     inside: list[Any] = []
     for x in states:
@@ -173,7 +181,10 @@ def _continues(site: NodeSite, body: ModelGraph, states: Sequence[_State]) -> bo
 
 
 def _opened(trial: RepeatedBody, x: _State) -> Any:
-    """Return a known state as a computed one, since iterations may change it."""
+    """Return a state as a computed tensor of a body, even if it is known before the loop.
+
+    Iterations may change the state.
+    """
     if isinstance(x, list):
         return [_opened(trial, item) for item in x]
     return trial.state(x)
@@ -182,10 +193,10 @@ def _opened(trial: RepeatedBody, x: _State) -> Any:
 def _counted(
     site: NodeSite, body: ModelGraph, states: Sequence[_State], count: int
 ) -> tuple[Any, ...]:
-    """Add a scan of `count` iterations, or unroll them: add the nodes of each iteration.
+    """Add a scan of `count` iterations, or unroll the iterations, adding the nodes of each.
 
-    They are unrolled if states are sequences or change their shapes, or if the number of the
-    iteration decides shapes.
+    Iterations are unrolled if states are sequences or change their shapes, or if shapes depend on
+    the number of the iteration.
     """
     tensors = [x for x in states if not isinstance(x, list)]
     if len(tensors) == len(states):
@@ -200,7 +211,10 @@ def _counted(
 def _as_scan(
     site: NodeSite, body: ModelGraph, states: Sequence[Tensor], count: int
 ) -> tuple[Any, ...] | None:
-    """Add a scan. Return None if results of the body are sequences or states change shapes."""
+    """Add a scan.
+
+    Return None if results of the body are sequences, or if states change their shape.
+    """
     repetition = RepeatedBody(site)
     inside = [repetition.state(x) for x in states]
     inputs = _inputs(site, body, repetition.turn(count), inside)
@@ -238,7 +252,7 @@ def _unrolled(
 
 
 def _require_inputs(site: NodeSite, count: int) -> None:
-    """Raise InvalidOperation unless a scan can have `count` scanned inputs."""
+    """Raise InvalidOperation unless a scan of these inputs can have `count` scanned inputs."""
     if not 0 < count <= len(site.operands):
         raise InvalidOperation(f"'num_scan_inputs' is {count}, it has {len(site.operands)} inputs")
 
@@ -254,7 +268,10 @@ def _scan(
     scanned = tensors[state_count:]
 
     def axes_and_directions(side: str, items: int) -> list[tuple[int, int]]:
-        """Return (axis, direction) of each scanned "input" or "output"."""
+        """Return the pairs (axis, direction) of the scanned inputs or outputs.
+
+        `side` is "input" or "output", and `items` is the number of pairs.
+        """
         axes = site.ints(f"scan_{side}_axes", [0] * items)
         directions = site.ints(f"scan_{side}_directions", [0] * items)
         return list(zip(axes, directions, strict=True))
@@ -268,10 +285,10 @@ def _scanned(
     site: NodeSite, graph: ModelGraph, states: Sequence[Tensor], scanned: Sequence[Tensor],
     cuts: Sequence[tuple[int, int]], stacks: Sequence[tuple[int, int]],
 ) -> tuple[Any, ...]:  # fmt: skip
-    """Add a scan of a graph; return the last states and the outputs.
+    """Add a scan of a graph; return the last states, then the outputs.
 
-    `cuts` has (axis, direction) for each scanned tensor, `stacks` for each output. A direction of 1
-    starts from the end.
+    `cuts` has a pair (axis, direction) for each scanned tensor, and `stacks` has one for each
+    output. A direction of 1 begins at the end of the axis.
     """
     body = RepeatedBody(site)
     inside: list[Value] = [body.state(x) for x in states]
@@ -296,7 +313,7 @@ def _scanned(
 def _scan_8(
     site: NodeSite, *, count: int = integer("num_scan_inputs"), body: ModelGraph = _BODY
 ) -> tuple[Any, ...]:
-    """Scan each sequence of tensors [batch,time,...]."""
+    """Scan each sequence of a batch. The tensors have shape (batch, time, ...)."""
     _require_inputs(site, count)
     state_count = len(site.operands) - count - 1
     tensors = [site.tensor(i) for i in range(1, len(site.operands))]

@@ -1,4 +1,7 @@
-"""Operators of ai.onnx.ml, for models as scikit-learn's: scaling, encoding, linear models."""
+"""Meanings of operators of ai.onnx.ml, which scikit-learn's models use.
+
+This module has scaling, encoding and linear models.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +26,15 @@ TRANSFORM = word("post_transform", *TRANSFORMS)
 
 
 def parameter(site: NodeSite, name: str, items: ArrayLike, dtype: str = "float32") -> Constant:
-    """Return numbers of a node's attribute as weights, labelled by the node and a name."""
+    """Return numbers from an attribute of a node as weights.
+
+    The label of the weights consists of the node's name and `name`.
+    """
     return Constant(np.asarray(items, dtype), dtype, f"{site.name}.{name}")
 
 
 def rows(site: NodeSite) -> Any:
-    """Return input 0 as real numbers [samples,features]."""
+    """Return input 0 as real numbers of shape (samples, features)."""
     x = site.cast(site.operand(0), site.computed("float32"))
     if site.rank() not in (1, 2):
         raise InvalidShape(f"its input {show(site.shape())} must have one axis or two")
@@ -36,7 +42,7 @@ def rows(site: NodeSite) -> Any:
 
 
 def transformed(site: NodeSite, scores: Tensor, transform: str) -> Any:
-    """Return scores [samples,classes] after one of `TRANSFORMS`."""
+    """Apply one of `TRANSFORMS` to scores of shape (samples, classes)."""
     step, last = site.step, (1,)
     match transform:
         case "NONE":
@@ -54,7 +60,8 @@ def transformed(site: NodeSite, scores: Tensor, transform: str) -> Any:
             is_zero = step.eq(total, 0.0)
             shares = step.div(powers, step.select(is_zero, 1.0, total))
             return step.select(is_zero, 0.5, shares)
-        case _:  # PROBIT: the quantile function, by Winitzki's approximation as in runtimes
+        # PROBIT is the quantile function, by Winitzki's approximation, which runtimes use too.
+        case _:
             x = step.sub(step.mul(scores, 2.0), 1.0)
             log = step.log(step.sub(1.0, step.sqr(x)))
             mean = step.add(step.mul(log, 0.5), 2 / (np.pi * 0.147))
@@ -64,14 +71,17 @@ def transformed(site: NodeSite, scores: Tensor, transform: str) -> Any:
 
 
 def classes(site: NodeSite, labels: Sequence[int]) -> NDArray[np.int64]:
-    """Return the labels of classes. Raises InvalidOperation for strings."""
+    """Return the integer labels of classes. Raises InvalidOperation if the labels are strings."""
     if site.node.attributes.get("classlabels_strings"):
         raise InvalidOperation("its labels are strings, of which there are no arrays in JAX")
     return np.array(labels, np.int64)
 
 
 def labelled(site: NodeSite, labels: NDArray[np.int64], index: Tensor) -> Any:
-    """Return the labels at indices of classes, or the indices if there are no labels."""
+    """Return the labels of the classes with these indices.
+
+    If there are no labels, the indices are returned.
+    """
     if not len(labels):
         return site.cast(index, site.computed("int64"))
     return site.last.gather(site.constant(labels, "int64"), index, axis=0)
@@ -83,7 +93,7 @@ def best(site: NodeSite, scores: Tensor) -> Any:
 
 
 def is_above(site: NodeSite, scores: Tensor, threshold: float) -> Any:
-    """Return 1 for each row whose only score is above a threshold, else 0."""
+    """Return 1 for each row whose single score is above a threshold, and 0 for other rows."""
     return site.squeezed(site.as_integer(site.step.gt(scores, threshold)), 1)
 
 
@@ -109,7 +119,7 @@ operator("Binarizer", domain=DOMAIN, threshold=number("threshold", 0))(
 
 @operator("Normalizer", domain=DOMAIN)
 def _normalizer(site: NodeSite, x: Tensor, *, norm: str = word("norm", "MAX", "L1", "L2")) -> Any:
-    """Divide each row by its largest item or by its norm. Rows of zeros stay."""
+    """Divide each row by its largest item or by its norm. A row of zeros is not changed."""
     axes = (site.rank() - 1,)
     x = site.cast(x, site.computed("float32"))
     if norm != "MAX":
@@ -121,7 +131,10 @@ def _normalizer(site: NodeSite, x: Tensor, *, norm: str = word("norm", "MAX", "L
 
 @operator("Imputer", domain=DOMAIN)
 def _imputer(site: NodeSite, x: Tensor) -> Any:
-    """Replace items equal to `replaced_value_*`, which may be NaN, by the value of their column."""
+    """Replace missing items by the value of their column.
+
+    An item is missing if it is equal to `replaced_value_*`, which may be NaN.
+    """
     kind = "float" if site.is_real() else "int64"
     values = site.attribute(f"imputed_value_{kind}s", tuple, ())
     replaced = site.number(f"replaced_value_{kind}", 0)
@@ -152,8 +165,8 @@ def _feature_vectorizer(site: NodeSite, *inputs: Tensor) -> Any:
 def _one_hot_encoder(site: NodeSite, x: Tensor, *, zeros: bool = flag("zeros", True)) -> Any:
     """Mark the category of each item along a new last axis.
 
-    An item without a category gives zeros. If `zeros` is not set it gives NaN; runtimes raise an
-    error instead.
+    An item that is in no category has zeros if `zeros` is set, otherwise NaN. Runtimes raise an
+    error instead of returning NaN.
     """
     if site.has_attribute("cats_strings"):
         raise InvalidOperation("its categories are strings, of which there are no arrays in JAX")
@@ -175,7 +188,10 @@ def _label_encoder(
     default_float: float = number("default_float", -0.0),
     default_int: int = integer("default_int64", -1),
 ) -> Any:
-    """Map keys to values, other items to a default. The last one of equal keys counts."""
+    """Map each item that is a key to the key's value, and other items to a default.
+
+    If keys are equal, the last one counts.
+    """
     keys, key_dtype = _encoded(site, "keys")
     values, dtype = _encoded(site, "values")
     if len(keys) != len(values) or not len(keys):
@@ -184,7 +200,7 @@ def _label_encoder(
     default_tensor = site.node.attributes.get("default_tensor")
     if default_tensor is not None:
         default = default_tensor.array.reshape(-1)[0]
-    last_indices: dict[float, int] = {}  # indices of keys other than NaN, by key
+    last_indices: dict[float, int] = {}  # maps each key except NaN to its last index
     nan_index: int | None = None
     for i, key in enumerate(keys.tolist()):
         is_nan = key != key
@@ -193,12 +209,13 @@ def _label_encoder(
         else:
             last_indices[key] = i
     x = site.cast(x, site.computed(key_dtype))
-    # A table must not be empty, so it has one NaN if all keys are NaN. No item equals it.
+    # A table must not be empty. If all keys are NaN, the table has one NaN, to which no item is
+    # equal.
     table_rows = list(last_indices.values()) or [0]
     distinct_keys = parameter(site, "keys", keys[table_rows], key_dtype)
     index = site.step.reverse_lookup(x, distinct_keys, fallback=-1)
     if nan_index is not None:
-        # NaN is not equal to itself, so the lookup misses it.
+        # the lookup misses NaN, since NaN is not equal to itself
         table_rows.append(nan_index)
         index = site.step.select(site.step.is_nan(x), len(table_rows) - 1, index)
     table = parameter(site, "values", values[table_rows], dtype)
@@ -206,7 +223,7 @@ def _label_encoder(
 
 
 def _encoded(site: NodeSite, name: str) -> tuple[NDArray[Any], str]:
-    """Return the keys or the values of a LabelEncoder, and their dtype."""
+    """Return the keys or the values of a LabelEncoder and their dtype. `name` says which."""
     attributes = site.node.attributes
     tensor = attributes.get(f"{name}_tensor")
     if tensor is not None:
@@ -238,9 +255,10 @@ _LINEAR: dict[str, Any] = {
 def _linear(
     site: NodeSite, count: int | None, coefficients: Sequence[float], intercepts: Sequence[float]
 ) -> Any:
-    """Return scores [samples,count]: products of rows with coefficients [count,features], + biases.
+    """Multiply rows by coefficients of shape (count, features), and add the biases.
 
-    If `count` is None, it is the number of coefficients divided by the number of features.
+    The result has shape (samples, count). If `count` is None, it is the number of coefficients
+    divided by the number of features.
     """
     x = rows(site)
     features = site.known_shape(x)[1]
@@ -272,7 +290,7 @@ def _linear_classifier(
 ) -> Any:
     """Return the label with the highest score, and the scores.
 
-    A single score belongs to the second of two classes.
+    If there is a single score, it belongs to the second of two classes.
     """
     labels = classes(site, names)
     scores = _linear(site, None, **linear)

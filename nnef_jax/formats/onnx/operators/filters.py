@@ -1,4 +1,4 @@
-"""Convolutions and their transposes: Conv, ConvTranspose, DeformConv, Col2Im."""
+"""Meanings of convolutions and their transposes: Conv, ConvTranspose, DeformConv and Col2Im."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ GROUPS = integer("group", 1)
 def _padding(
     site: NodeSite, shape: Sequence[int], reach: Sequence[int], strides: Sequence[int]
 ) -> Pairs:
-    """Return the padding (before, after) of each spatial axis, by `auto_pad` or `pads`.
+    """Return the padding (before, after) of each spatial axis, which `auto_pad` or `pads` defines.
 
-    `reach` is the extent of a dilated window along each axis.
+    `reach` is the extent of a window along each axis, counted with its dilation.
     """
     rank = len(reach)
     mode = _AUTO_PAD(site)
@@ -38,7 +38,10 @@ def _padding(
 
 
 def kernel_of(site: NodeSite, i: int = 1) -> tuple[int, ...]:
-    """Return the spatial extents of the filter, input `i`. `kernel_shape` must be equal to them."""
+    """Return the spatial extents of a filter, which is input `i`.
+
+    Raises InvalidShape if `kernel_shape` is not equal to these extents.
+    """
     extents = site.shape(i)[2:]
     rank = site.rank()
     if rank < 3 or len(extents) != rank - 2:
@@ -55,9 +58,9 @@ def kernel_of(site: NodeSite, i: int = 1) -> tuple[int, ...]:
 def windows_of(
     site: NodeSite, kernel: Sequence[int], shape: Sequence[int] | None = None
 ) -> dict[str, Any]:
-    """Return stride, dilation and padding of windows on spatial axes.
+    """Return the stride, dilation and padding of windows on spatial axes.
 
-    `kernel` is the size of a window, `shape` the size of the image, by default that of input 0.
+    `kernel` is the size of a window. `shape` is the size of the image, by default that of input 0.
     """
     rank = len(kernel)
     strides = site.spatial("strides", rank)
@@ -68,12 +71,12 @@ def windows_of(
 
 
 def _bias(site: NodeSite, bias: Tensor | None) -> Any:
-    """Return a bias [channels] as [1,channels], or 0 without a bias."""
+    """Return a bias of shape (channels,) in the shape (1, channels), or 0 if the bias is None."""
     return site.item(0, site.operand(0)) if bias is None else site.unsqueezed(bias, (0,))
 
 
 def _plus(site: NodeSite, x: Tensor, bias: Tensor | None) -> Any:
-    """Return x + bias, or x if the bias [channels] is None."""
+    """Add a bias of shape (channels,) to x. If the bias is None, return x."""
     if bias is None:
         return x
     spatial = range(1, site.rank() - 1)
@@ -99,7 +102,7 @@ def _conv_transpose(
     mode: str = _AUTO_PAD,
     groups: int = GROUPS,
 ) -> Any:
-    """Transpose a convolution. Items that no window reaches have the value of the bias."""
+    """Transpose a convolution. Items of the result that no window reaches are equal to the bias."""
     kernel = kernel_of(site)
     rank = len(kernel)
     strides = site.spatial("strides", rank)
@@ -110,7 +113,8 @@ def _conv_transpose(
     def before(total: int) -> int:
         return halves(max(total, 0), more_behind=mode == "SAME_UPPER")[0]
 
-    # The padding before and after each axis. Windows cover `surplus` items more than the output.
+    # `begins` and `ends` are the padding before and after each axis. `surplus` is the number of
+    # items by which the windows reach beyond the output.
     if site.has_attribute("output_shape") or mode.startswith("SAME"):
         if site.has_attribute("output_shape"):
             outputs = site.ints("output_shape")[-rank:]
@@ -159,7 +163,11 @@ def _deform_conv(
 
 @operator("Col2Im")
 def _col_to_im(site: NodeSite) -> Any:
-    """Sum patches [batch,channels*cells,patches] at their positions in an image."""
+    """Sum patches at their positions in an image.
+
+    The patches have shape (batch, channels * cells, patches), where a cell is a position in a
+    patch.
+    """
     size = site.integers(1)
     kernel = site.integers(2)
     return add_patches(site, size, kernel, _bias(site, None), **windows_of(site, kernel, size))

@@ -1,4 +1,4 @@
-"""Fused and quantised operators of com.microsoft, as compositions of the standard's operators."""
+"""Meanings of fused and quantised operators of com.microsoft, composed of standard operators."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from nnef_jax.formats.onnx.operators.registry import OPERATORS, operator
 from nnef_jax.formats.onnx.operators.transformers import only
 from nnef_jax.formats.onnx.tensor_types import unpacked
 
-_VERSION = 21  # the version of the standard's operators that are applied
+_VERSION = 21  # the version of the standard's operators that these compositions apply
 
 
 def _applied(site: NodeSite, name: str, operands: Sequence[Any], **attributes: Any) -> Any:
-    """Apply an operator of the standard; return its first output."""
+    """Apply an operator of the standard at a site; return the operator's first output."""
     prefix = f"{site.prefix}{site.name}.{name}."
     node = replace(site.node, operator=name, domain="", attributes=attributes)
     standard = OPERATORS.get(name, _VERSION)
@@ -37,25 +37,27 @@ def _applied(site: NodeSite, name: str, operands: Sequence[Any], **attributes: A
 
 
 def _real(site: NodeSite, i: int) -> Any:
-    """Return the levels of input `i` as real numbers. The next inputs are scale and zero point."""
+    """Dequantise the levels in input `i`. The next two inputs are the scale and the zero point."""
     return dequantized(site, site.operand(i), site.operand(i + 1), site.optional(i + 2))
 
 
 def _as_quantized(site: NodeSite, x: Tensor, i: int, dtype: str) -> Any:
-    """Return real numbers as levels. Input `i` is their scale, the next input the zero point."""
+    """Quantise real numbers. Input `i` is the scale, and the next input is the zero point."""
     return quantized(site, x, site.reshaped(site.operand(i), ()), site.optional(i + 1), dtype)
 
 
 def _on_levels(name: str, count: int, triples: Sequence[int], end: int) -> Meaning:
-    """Return the meaning of an operator on levels: the standard's operator on real numbers.
+    """Make the meaning of an operator on levels from the standard's operator on real numbers.
 
-    The first `count` inputs are those of the standard's operator. `triples` are the inputs with
-    levels, each followed by its scale and zero point. Input `end` is the scale of the result.
+    The first `count` inputs are passed to the standard's operator unchanged. `triples` are the
+    indices of the inputs that are levels; each is followed by its scale and zero point. Input `end`
+    is the scale of the result.
     """
 
     def meaning(site: NodeSite, *, channels_last: bool) -> Any:
         attributes = dict(site.node.attributes)
-        for key in ("opset", "channels_last"):  # the standard's operator has neither
+        # The standard's operator has neither of these attributes.
+        for key in ("opset", "channels_last"):
             attributes.pop(key, None)
         operands = [*map(site.operand, range(count)), *(_real(site, i) for i in triples)]
         rank = site.rank(operands[0])
@@ -143,9 +145,9 @@ def _matmul_n_bits(
     bits: int = integer("bits", 4),
     size: int = integer("block_size"),
 ) -> Any:
-    """Multiply by weights [outputs,inputs] of a few bits.
+    """Multiply by weights of a few bits, whose shape is (outputs, inputs).
 
-    Each block of `size` inputs has a scale and a zero point.
+    The inputs are divided into blocks of `size`. Each block has a scale and a zero point.
     """
     if site.has(4):
         raise InvalidOperation("'g_idx' is not supported")
@@ -177,7 +179,7 @@ def _matmul_n_bits(
 
 
 def _levels(site: NodeSite, i: int, bits: int, shape: tuple[int, int]) -> Constant:
-    """Return the packed numbers in input `i`, a known tensor, as weights [outputs,inputs]."""
+    """Unpack the numbers in input `i`, a known tensor, as weights of the shape `shape`."""
     data = memoryview(site.known(i).tobytes())
     dtype = f"uint{bits}"
     return Constant(unpacked(data, dtype, shape), dtype, f"{site.name}.levels_{i}")
@@ -195,7 +197,11 @@ def _fused_matmul(
     moves_b: bool = flag("transBatchB"),
     alpha: float = number("alpha", 1.0),
 ) -> Any:
-    """Multiply matrices. If `transBatchA` or `transBatchB` is set, rows come before batch axes."""
+    """Multiply matrices.
+
+    If `transBatchA` or `transBatchB` is set, the axis of rows of that operand comes before its
+    batch axes.
+    """
     operands: list[Any] = []
     for x, flips, moves in ((a, flips_a, moves_a), (b, flips_b, moves_b)):
         rank = site.rank(x)
@@ -210,7 +216,7 @@ def _fused_matmul(
 
 
 def _fused(standard: str) -> Meaning:
-    """Return the meaning activation(standard(x, ...) + input 3)."""
+    """Make the meaning of a fused operator: activation(standard(x, ...) + input 3)."""
 
     def meaning(site: NodeSite, *, name: str, parameters: Sequence[float]) -> Any:
         attributes = site.node.attributes

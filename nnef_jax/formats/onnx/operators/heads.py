@@ -1,4 +1,7 @@
-"""Attention and rotary embedding. Heads are tensors [batch,heads,time,items]."""
+"""Meanings of attention and of rotary embedding.
+
+Heads are tensors of shape (batch, heads, time, items).
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from nnef_jax.formats.onnx.tensor_types import dtype_of
 
 
 def heads(site: NodeSite, x: Tensor, count: int) -> Any:
-    """Return a tensor [batch,time,heads*items] as heads."""
+    """Split a tensor of shape (batch, time, heads * items) into heads."""
     items = site.shape(x)[-1]
     if count < 1 or (items is not UNKNOWN and items % count):
         raise InvalidShape(f"{show(site.shape(x))} cannot be divided into {count} equal heads")
@@ -25,7 +28,7 @@ def heads(site: NodeSite, x: Tensor, count: int) -> Any:
 
 
 def joined(site: NodeSite, x: Tensor) -> Any:
-    """Return heads as [batch,time,heads*items]."""
+    """Join heads to a tensor of shape (batch, time, heads * items)."""
     return site.reshaped(site.transposed(x, (0, 2, 1, 3)), (0, 0, -1))
 
 
@@ -33,8 +36,8 @@ def joined(site: NodeSite, x: Tensor) -> Any:
 class Mask:
     """A mask of attention scores.
 
-    `allowed` has truth values, False for scores that do not count. `bias` is added to scores. Both
-    broadcast to [batch,heads,time,keys]; each is None if it masks nothing.
+    `allowed` has truth values. Where it is False, the score does not count. `bias` is added to the
+    scores. Both broadcast to (batch, heads, time, keys), and both may be None.
     """
 
     site: NodeSite
@@ -54,7 +57,10 @@ class Mask:
         self.bias = bias
 
     def take(self, mask: Tensor, keys: int) -> None:
-        """Apply a mask of truth values or of biases. Keys beyond its extent do not count."""
+        """Apply a mask of truth values or of biases.
+
+        Keys beyond the extent of the mask do not count.
+        """
         is_logical = self.site.dtype_of(mask) == "bool"
         if keys is not UNKNOWN and keys > self.site.extent(mask, -1):
             masked = 0.0 if is_logical else -math.inf
@@ -69,8 +75,9 @@ class Mask:
     ) -> None:
         """Restrict attention to a window of `left` keys before and `right` keys after each query.
 
-        Query i has the position `before + i` among keys. `before` broadcasts to
-        [batch,heads,time,keys]. A negative `left` or `right` is no bound.
+        `times` and `keys` are the numbers of queries and keys. Query i is at the position `before +
+        i` among the keys. `before` broadcasts to (batch, heads, time, keys). A negative `left` or
+        `right` stands for no bound.
         """
         step = self.site.step
         query = step.add(self.site.places(times, 0, 2), before)
@@ -81,7 +88,10 @@ class Mask:
             self.restrict(step.ge(ahead, -left))
 
     def combined(self, dtype: str) -> Any:
-        """Return the mask for scores of a dtype: truth values, biases, or None for no mask."""
+        """Return a single mask for scores of a dtype.
+
+        The mask has truth values or biases. It is None if no score is masked.
+        """
         if self.bias is None:
             return self.allowed
         bias = self.site.cast(self.bias, dtype)
@@ -91,7 +101,7 @@ class Mask:
 
 
 def _repeated(site: NodeSite, x: Tensor, count: int) -> Any:
-    """Return heads, each repeated `count` times in succession."""
+    """Repeat each head `count` times in succession."""
     if count == 1:
         return site.tensor(x)
     tiled = site.step.tile(site.unsqueezed(x, (2,)), repeats=(1, 1, count, 1, 1))
@@ -101,9 +111,9 @@ def _repeated(site: NodeSite, x: Tensor, count: int) -> Any:
 def _scores(
     site: NodeSite, query: Tensor, key: Tensor, value: Tensor, scale: float
 ) -> tuple[Any, Any]:
-    """Return the scores scale * query key^T, and the values.
+    """Compute the scores scale * query key^T, and return them with the values.
 
-    Heads of keys and values are repeated until they are as many as the queries' heads.
+    Heads of keys and values are repeated until there are as many as heads of queries.
     """
     groups, remainder = divmod(site.extent(query, 1), site.extent(key, 1))
     if remainder:
@@ -120,19 +130,19 @@ def attended(
     mask: Mask, query: Tensor, key: Tensor, value: Tensor, *, scale: float, softcap: float = 0,
     stage: int | None = None, precision: str = "", sink: Tensor | None = None,
 ) -> tuple[Any, Any]:  # fmt: skip
-    """Return the result of attention, and the scores after a stage.
+    """Compute attention; return its result, and the scores after one of its stages.
 
     Args:
         mask: the mask of scores.
         query: heads of queries.
         key: heads of keys.
         value: heads of values.
-        scale: the factor of scores, 0 for 1 / sqrt(items).
-        softcap: the bound c of c * tanh(scores / c), 0 for none.
-        stage: the scores that are returned: 0 products, 1 after the softcap, 2 after the mask, 3
-            after the softmax. None for no scores.
-        precision: the dtype of the softmax, "" for that of the query.
-        sink: [heads,1,1], the score of a further key, whose value is 0.
+        scale: the factor of scores. 0 stands for 1 / sqrt(items).
+        softcap: the bound c, with which scores become c * tanh(scores / c). 0 stands for no bound.
+        stage: which scores are returned. 0: the products, 1: after the softcap, 2: after the mask,
+            3: after the softmax. None: no scores.
+        precision: the dtype of the softmax, or "" for the dtype of the query.
+        sink: the score of an additional key whose value is 0, of shape (heads, 1, 1).
     """
     site = mask.site
     step = site.step
@@ -181,7 +191,7 @@ def _attention(
     stage: int = integer("qk_matmul_output_mode", 0),
     **scaling: Any,
 ) -> tuple[Any, ...]:
-    """Attend to past and new keys, within windows, and up to the length of each sequence."""
+    """Attend to past and new keys, within windows and up to the length of each sequence."""
     query, key, value = _heads_of_inputs(site, query_heads, key_heads)
     before: Any = 0  # the number of past keys
     if site.has(4) != site.has(5) or (site.has(4) and site.has(6)):
@@ -240,9 +250,9 @@ def _flex_attention(
     code: int = integer("softmax_precision", 0),
     scale: float = number("scale", 0),
 ) -> Any:
-    """Attend. Graphs of the node may change the scores before and after the softmax."""
+    """Compute attention. Graphs of the node may change the scores before and after the softmax."""
     dtype = wide = site.dtype_of(query)
-    # Graphs have dtypes of the file, and `load(dtype=)` decides how float32 is computed.
+    # The graphs have dtypes of the file, whereas `load(dtype=)` decides how float32 is computed.
     if code:
         wide = site.computed(dtype_of(code))
     elif dtype in rounding.HALVES:
@@ -256,7 +266,10 @@ def _flex_attention(
 
 
 def _changed(site: NodeSite, name: str, x: Tensor) -> Any:
-    """Return the result of an attribute's graph on a tensor, or the tensor without a graph."""
+    """Apply the graph in an attribute to a tensor.
+
+    Without the attribute, return the tensor unchanged.
+    """
     if not site.has_attribute(name):
         return site.tensor(x)
     graph = site.subgraph(name)
@@ -273,9 +286,10 @@ def _changed(site: NodeSite, name: str, x: Tensor) -> Any:
 
 
 def rotated(site: NodeSite, x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Any:
-    """Rotate the first 2n items of heads by n angles, with cos and sin [batch,time,n].
+    """Rotate the first 2n items of heads by n angles.
 
-    A pair is rotated by each angle: items i and i + n, or 2i and 2i + 1 if `interleaved`.
+    `cos` and `sin` have shape (batch, time, n). Each angle rotates a pair of items: i and i + n, or
+    2i and 2i + 1 if `interleaved`.
     """
     size = site.extent(x, 3)
     half = site.extent(cos, -1)
@@ -294,15 +308,19 @@ def rotated(site: NodeSite, x: Tensor, cos: Tensor, sin: Tensor, *, interleaved:
 
 
 def _regrouped(site: NodeSite, x: Tensor, shape: tuple[int, int]) -> Any:
-    """Transpose matrices of a shape. Each is flattened along the last axis."""
+    """Transpose the matrices that lie flat along the last axis.
+
+    `shape` is the shape of a matrix.
+    """
     split = site.reshaped(x, (0, 0, 0, *shape))
     return site.reshaped(site.transposed(split, (0, 1, 2, 4, 3)), (0, 0, 0, -1))
 
 
 def angles(site: NodeSite, positions: Tensor, caches: tuple[int, int]) -> list[Any]:
-    """Return cosines and sines [batch,time,angles] at positions [batch,time].
+    """Return the cosines and sines for `positions`, which have shape (batch, time).
 
-    `caches` are the inputs that have them for all positions.
+    The results have shape (batch, time, angles). `caches` are the indices of the two inputs that
+    have the cosines and sines for all positions.
     """
     return [site.step.gather(site.operand(i), positions, axis=0) for i in caches]
 

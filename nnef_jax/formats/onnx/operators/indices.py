@@ -1,4 +1,4 @@
-"""Selections and moves of items: slices, pads, scatters, one-hot encoding, top-k."""
+"""Meanings of operators that select or move items: slices, pads, scatters, one-hot, top-k."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MODE = word("mode", *_BORDERS)
 
 @operator("Slice", since=10)
 def _slice(site: NodeSite, x: Tensor) -> Any:
-    """Slice axes. Bounds are clipped to the axis."""
+    """Slice a tensor along axes. Bounds beyond an axis are clipped to the axis."""
     return _slice_by_attributes(site, x, begins=site.integers(1), ends=site.integers(2))
 
 
@@ -43,7 +43,7 @@ def _slice_by_attributes(
 
 @operator("Pad", since=11)
 def _pad(site: NodeSite, x: Tensor, *, mode: str = _MODE) -> Any:
-    """Pad a tensor. Items of negative pads are removed first."""
+    """Pad a tensor. First, the items that negative pads cut off are removed."""
     axes = site.axes("axes", 3)
     if axes is None:
         axes = tuple(range(site.rank()))
@@ -65,7 +65,10 @@ def _pad_by_attributes(
 
 
 def _around(site: NodeSite, pads: Sequence[int], axes: Sequence[int]) -> list[tuple[int, int]]:
-    """Return the pads (before, after) of each axis of input 0."""
+    """Return the pads (before, after) of each axis of input 0.
+
+    `pads` has the numbers before all of `axes`, then the numbers after them.
+    """
     if len(pads) != 2 * len(axes):
         raise InvalidOperation(f"'pads' must have {2 * len(axes)} items, it has {len(pads)}")
     around = [(0, 0)] * site.rank()
@@ -77,7 +80,10 @@ def _around(site: NodeSite, pads: Sequence[int], axes: Sequence[int]) -> list[tu
 def _padded(
     site: NodeSite, x: Tensor, around: Sequence[tuple[int, int]], mode: str, value: Operand
 ) -> Any:
-    """Return a padded tensor. Items of negative pads are removed first."""
+    """Pad a tensor by the pads `around`.
+
+    First, the items that negative pads cut off are removed.
+    """
     x = cropped(site, x, dict(enumerate(around)))
     around = [(max(p, 0), max(q, 0)) for p, q in around]
     if mode == "wrap":
@@ -113,17 +119,19 @@ def _tensor_scatter(
     axis: int = axis("axis", -2),
     mode: str = word("mode", "linear", "circular"),
 ) -> Any:
-    """Write an update into a cache along an axis, from the start of each batch item on.
+    """Write an update into a cache along an axis.
 
-    In the mode "circular" an update that reaches the end continues at the beginning of the axis.
+    `starts` has the position of the first written item, for each item of the batch. In the mode
+    "circular", an update that reaches the end of the axis continues at its beginning.
     """
     step = site.step
     shape = site.known_shape()
     length = site.known_shape(1)[axis]
     if axis == 0:
         raise InvalidOperation("'axis' must not be 0, the batch")
-    # `index` [batch,positions] has, for each position of the cache along the axis, the index of the
-    # item that the update writes there. If the update has no such item, the cache keeps its value.
+    # `index` has shape (batch, positions). For each position of the cache along the axis, it is the
+    # index of the item of the update that is written there. Where the update has no such item, the
+    # cache keeps its value.
     index: Any = site.places(shape[axis], 1, 2)
     if starts is not None:
         index = step.sub(index, site.unsqueezed(site.as_integer(starts), (1,)))
@@ -138,7 +146,7 @@ def _tensor_scatter(
 
 @operator("OneHot")
 def _one_hot(site: NodeSite, indices: Tensor, *, axis: int = integer("axis", -1)) -> Any:
-    """Return the second value at indices along a new axis, and the first value elsewhere."""
+    """Mark indices along a new axis: an index has the second value, other positions the first."""
     step = site.step
     depth = site.integer(1)
     rank = site.rank() + 1
@@ -173,6 +181,6 @@ def _top_k_by_attribute(
 
 
 def _extremes(site: NodeSite, x: Tensor, k: int, axis: int, *, largest: bool) -> tuple[Any, Any]:
-    """Return the k largest or smallest items along an axis, and their indices."""
+    """Return the k largest or smallest items along an axis, and the indices of these items."""
     values, indices = site.last.topk(x, k=k, axis=axis, largest=largest)
     return values, site.as_integer(indices)

@@ -1,4 +1,4 @@
-"""Operators on the shape and the order of items: Reshape, Transpose, Concat, Split, Tile."""
+"""Meanings of operators that change the shape or the order of items, such as Reshape and Concat."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ from nnef_jax.formats.onnx.operators.registry import operator
 
 @operator("Reshape", since=5)
 def _reshape(site: NodeSite, x: Tensor, *, allows_zero: bool = flag("allowzero")) -> Any:
-    """Reshape a tensor. An extent of 0 stands for the input's extent, unless `allowzero` is set."""
+    """Reshape a tensor.
+
+    An extent of 0 stands for the input's extent along that axis, unless `allowzero` is set.
+    """
     shape = site.integers(1)
     if allows_zero and any(n is not UNKNOWN and n == 0 for n in shape):
         if 0 not in site.known_shape() or -1 in shape:
@@ -36,7 +39,10 @@ def _reshape_by_attribute(
 
 @operator("Flatten")
 def _flatten(site: NodeSite, x: Tensor, *, axis: int = integer("axis", 1)) -> Any:
-    """Return a matrix: axes before `axis` become its rows, all later ones its columns."""
+    """Reshape a tensor to a matrix.
+
+    The axes before `axis` become the rows, and all later axes become the columns.
+    """
     axis = axis if axis == site.rank() else site.axis(axis)
     x = site.reshaped(x, (-1,), axis)
     return site.last.reshape(x, shape=(-1,), axis_start=0, axis_count=axis)
@@ -80,9 +86,9 @@ def _concat(site: NodeSite, *values: Tensor, axis: int) -> Any:
 
 @operator("Split", since=18)
 def _split(site: NodeSite, x: Tensor, *, axis: int = axis("axis", 0)) -> tuple[Any, ...]:
-    """Split along an axis into parts of the lengths in input 1.
+    """Split a tensor along an axis into parts. Input 1 has their lengths.
 
-    Without input 1 all parts but the last one have the same length.
+    Without input 1, all parts have the same length, except for the last one, which may be shorter.
     """
     if site.has(1):
         return tuple(cut(site, x, axis, site.integers(1)))
@@ -100,7 +106,10 @@ def _split(site: NodeSite, x: Tensor, *, axis: int = axis("axis", 0)) -> tuple[A
 def _split_by_attribute(
     site: NodeSite, x: Tensor, *, axis: int = axis("axis", 0)
 ) -> tuple[Any, ...]:
-    """Split along an axis into parts of the lengths in input 1 or `split`, else of one length."""
+    """Split a tensor along an axis. Input 1 or the attribute `split` has the lengths of the parts.
+
+    Without either, all parts have the same length.
+    """
     if site.has(1):
         return tuple(cut(site, x, axis, site.integers(1)))
     if site.has_attribute("split"):
@@ -121,7 +130,7 @@ def _tile_along_axis(site: NodeSite, x: Tensor) -> Any:
 
 
 def _blocks(move: Callable[..., object]) -> Meaning:
-    """Return the meaning that moves blocks between channels and spatial axes."""
+    """Make the meaning of an operator that moves blocks between channels and spatial axes."""
 
     def meaning(site: NodeSite, *, mode: str, size: int) -> Any:
         if size < 1:

@@ -1,4 +1,4 @@
-"""Operators whose results have a computed number of items: NonZero, Compress, Unique.
+"""Meanings of NonZero, Compress and Unique, whose results have a computed number of items.
 
 The results are padded to the largest possible number of items.
 """
@@ -20,15 +20,19 @@ from nnef_jax.formats.onnx.operators.registry import operator
 
 
 def _noted(site: NodeSite, x: Value, axis: int, items: Value) -> Value:
-    """Note the number of items [1] along the padded axis of a tensor; return the tensor."""
+    """Note the number of items along the padded axis of a tensor, and return the tensor.
+
+    `items` is a tensor of shape (1,).
+    """
     site.graph.counts[x] = Count(axis, site.as_integer(items))
     return x
 
 
 def _nonzero_indices(site: NodeSite, x: Value) -> Value:
-    """Return the indices of nonzero items [axes,items], and note their count.
+    """Return the indices of nonzero items, of shape (axes, items), and note the number of items.
 
-    They are computed once for a tensor, and results that are gathered by them share the count.
+    The indices are computed only once for each tensor. Therefore results that are gathered by the
+    same indices share the same count.
     """
     if x in site.graph.nonzero_indices:
         return site.graph.nonzero_indices[x]
@@ -42,7 +46,7 @@ def _nonzero_indices(site: NodeSite, x: Value) -> Value:
 
 @operator("NonZero")
 def _non_zero(site: NodeSite, x: Tensor) -> Any:
-    """Return the indices of nonzero items, with a row for each axis of the input."""
+    """Return the indices of nonzero items. The result has a row for each axis of the input."""
     if isinstance(x, Constant):
         return site.constant(np.argwhere(x.array).T, "int64")
     if not site.rank():
@@ -51,7 +55,10 @@ def _non_zero(site: NodeSite, x: Tensor) -> Any:
 
 
 def _along(site: NodeSite, x: Tensor) -> tuple[Any, int]:
-    """Return the input and its attribute `axis`; without the attribute, the flat input and 0."""
+    """Return the input and the axis that the attribute `axis` names.
+
+    Without the attribute, return the input reshaped to a vector, and axis 0.
+    """
     if not site.has_attribute("axis"):
         x = site.step.reshape(x, shape=(-1,), axis_start=0, axis_count=-1)
     return x, site.axis_of("axis", 0, site.rank(x))
@@ -59,7 +66,7 @@ def _along(site: NodeSite, x: Tensor) -> tuple[Any, int]:
 
 @operator("Compress")
 def _compress(site: NodeSite, x: Tensor, condition: Tensor) -> Any:
-    """Return the slices along an axis for which a condition holds."""
+    """Select the slices along an axis for which a condition is true."""
     x, axis = _along(site, x)
     if isinstance(condition, Constant):
         indices: Any = site.constant(np.flatnonzero(condition.array), "int64")
@@ -70,7 +77,11 @@ def _compress(site: NodeSite, x: Tensor, condition: Tensor) -> Any:
 
 @operator("Unique")
 def _unique(site: NodeSite, x: Tensor, *, sorts: bool = flag("sorted", True)) -> tuple[Any, ...]:
-    """Return the distinct items, the indices of their first occurrences, inverse and counts."""
+    """Find the distinct items.
+
+    The results are the distinct items, the indices of their first occurrences, the index of the
+    distinct item for each input item, and the number of occurrences of each distinct item.
+    """
     x, axis = _along(site, x)
     x = site.tensor(x)
     site.known_shape(x)

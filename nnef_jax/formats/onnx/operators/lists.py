@@ -1,7 +1,7 @@
-"""Sequences and optional values.
+"""Meanings of operators on sequences and optional values.
 
-While the model is flattened, a sequence is a list of tensors, so its length must be known. An empty
-optional value is None.
+While the model is flattened, a sequence is a list of tensors. The length of a sequence must
+therefore be known. An empty optional value is None.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from nnef_jax.formats.onnx.document import ModelGraph
 from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators.registry import operator
 
-_PART = 10  # steps of the meter for a part
+_PART = 10  # steps of the meter for each item of a split
 
 
 def _sequence(site: NodeSite) -> list[Any]:
@@ -27,7 +27,10 @@ def _sequence(site: NodeSite) -> list[Any]:
 
 
 def _index(site: NodeSite, i: int, count: int, *, end: int) -> int:
-    """Return input `i`, an index in a sequence of `count` items, as a number from 0 to end - 1."""
+    """Return the index in input `i` as a number from 0 to end - 1.
+
+    It is the index of an item in a sequence of `count` items. A negative index counts from the end.
+    """
     index = site.integer(i)
     if not -count <= index < end:
         raise InvalidShape(f"there is no index {index} in a sequence of {count} items")
@@ -70,9 +73,10 @@ def _erase(site: NodeSite) -> Any:
 def _split_to_sequence(
     site: NodeSite, x: Tensor, *, axis: int = axis("axis", 0), keeps: bool = flag("keepdims", True)
 ) -> Any:
-    """Split a tensor along an axis into parts of the lengths in input 1.
+    """Split a tensor along an axis into a sequence of parts.
 
-    If input 1 is one number, by default 1, all parts but the last one have this length.
+    If input 1 is a vector, it has the lengths of the parts. If it is one number, by default 1, all
+    parts have this length, except for the last one, which may be shorter.
     """
     if site.has(1) and site.rank(1):
         return cut(site, x, axis, site.integers(1))
@@ -103,7 +107,10 @@ def _concat_from_sequence(
 
 @operator("SequenceMap")
 def _map(site: NodeSite, *, body: ModelGraph = attribute("body", "subgraph")) -> Any:
-    """Apply a graph to the items of sequences. An input that is a tensor is used for each item."""
+    """Apply a graph to each item of sequences.
+
+    An input that is a tensor is the same for all items.
+    """
     count = len(_sequence(site))
     results: list[list[Any]] = [[] for _ in body.outputs]
     for x in site.operands:

@@ -1,4 +1,4 @@
-"""TfIdfVectorizer: counts of sequences of tokens in rows of tokens."""
+"""The meaning of TfIdfVectorizer, which counts sequences of tokens in rows of tokens."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ from nnef_jax.formats.onnx.operators.registry import operator
 
 
 def _counted(site: NodeSite, x: Tensor, grams: NDArray[np.int64], skips: int) -> Any:
-    """Return the counts [rows,count] of the sequences `grams` [count,length] in the rows of x.
+    """Count sequences of tokens in the rows of x; return the counts, of shape (rows, count).
 
-    Up to `skips` tokens may lie between two tokens of a sequence, the same number in all gaps.
+    `grams` has shape (count, length) and contains the sequences. Two successive tokens of a
+    sequence may have up to `skips` other tokens between them in a row, but all gaps must have the
+    same number of these.
     """
     height, items = site.known_shape(x)
     count, length = grams.shape
@@ -54,7 +56,11 @@ def _tf_idf_vectorizer(
     starts: Sequence[int] = integers("ngram_counts"),
     columns: Sequence[int] = integers("ngram_indexes"),
 ) -> Any:
-    """Return counts of sequences (TF), weights of those that occur (IDF), or weighted counts."""
+    """Return the counts of sequences in each row (TF), or their weights.
+
+    In the mode "IDF", the result is the weight of each sequence that occurs in the row, else 0. In
+    the mode "TFIDF", it is the count multiplied by the weight.
+    """
     if site.has_attribute("pool_strings"):
         raise InvalidOperation("its tokens are strings, of which there are no arrays in JAX")
     pool = np.array(site.ints("pool_int64s"))
@@ -66,7 +72,8 @@ def _tf_idf_vectorizer(
         x = site.unsqueezed(x, (0,))
     parts: list[Any] = []
     order = np.full(max(columns) + 1, -1)
-    first = counted = 0  # number of shorter sequences: in the pool, and in `parts`
+    # The number of shorter sequences: in the pool, and of these the number in `parts`.
+    first = counted = 0
     ends = [*starts[1:], len(pool)]
     for length, (start, end) in enumerate(zip(starts, ends, strict=True), 1):
         grams = pool[start:end].reshape(-1, length)

@@ -1,4 +1,4 @@
-"""Normalisations over batches, channels, layers and groups."""
+"""Meanings of normalisations over batches, channels, layers and groups."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _STASH = dtype("stash_type", 1)  # the dtype in which x is standardised
 
 
 def _with_last_axes(site: NodeSite, i: int, axes: int) -> Any:
-    """Return input `i` with `axes` further last axes of extent 1."""
+    """Return input `i` with `axes` further axes of extent 1 at the end."""
     rank = site.rank(i)
     return site.unsqueezed(site.operand(i), tuple(range(rank, rank + axes)))
 
@@ -27,10 +27,11 @@ def _with_last_axes(site: NodeSite, i: int, axes: int) -> Any:
 def _standardized(
     site: NodeSite, x: Tensor, axes: Sequence[int], epsilon: float, *, centred: bool = True
 ) -> tuple[Any, Any, Any]:
-    """Return (x - mean) / deviation along axes, the mean, and 1 / deviation.
+    """Standardise x along axes; return the result, the mean, and 1 / deviation.
 
-    The deviation is sqrt(variance + epsilon). If not `centred`, return x / root, None, and
-    1 / root, with root = sqrt(mean(x^2) + epsilon).
+    The result is (x - mean) / deviation, where deviation is sqrt(variance + epsilon). If `centred`
+    is False, the result is x / root, where root is sqrt(mean(x^2) + epsilon). The other two results
+    are then None and 1 / root.
     """
     step = site.step
     axes = tuple(axes)
@@ -45,7 +46,7 @@ def _standardized(
 
 
 def _scaled(site: NodeSite, x: Tensor, scale: Tensor, bias: Tensor | None, dtype: str = "") -> Any:
-    """Return x * scale + bias in a dtype, by default that of input 0."""
+    """Compute x * scale + bias in a dtype, by default the dtype of input 0."""
     dtype = dtype or site.dtype_of()
     x = site.cast(x, dtype)
     scale = site.cast(scale, dtype)
@@ -59,10 +60,11 @@ def _scaled(site: NodeSite, x: Tensor, scale: Tensor, bias: Tensor | None, dtype
 def _batch_normalization(
     site: NodeSite, x: Tensor, *, epsilon: float = _EPSILON, trains: bool = flag("training_mode")
 ) -> Any:
-    """Normalise by the running statistics in inputs 3 and 4, or in training by the batch's.
+    """Normalise by the running mean and variance, which are inputs 3 and 4.
 
-    Training also returns the new running statistics and the batch's statistics. Before version 9,
-    each item of a sample has its own statistics if `spatial` is 0.
+    In training, the mean and variance of the batch are used instead. Training also returns the new
+    running statistics and the statistics of the batch. Before version 9, if `spatial` is 0, each
+    item of a sample has statistics of its own.
     """
     dtype_input = 3 if trains or site.version >= 14 else 0
     dtype = site.dtype_of(dtype_input)
@@ -82,14 +84,17 @@ def _batch_normalization(
 
 
 def _moments_of_batch(site: NodeSite, x: Tensor, dtype: str) -> list[Any]:
-    """Return the mean and the variance of a batch, for each channel, or item without `spatial`."""
+    """Return the mean and the variance of a batch, for each channel.
+
+    If the attribute `spatial` is 0, return them for each item of a sample.
+    """
     spatial = range(2, site.rank()) if site.flag("spatial", True) else ()
     moments = site.step.moments(site.wide(x), axes=(0, *spatial))
     return [site.cast(site.squeezed(moment, *spatial), dtype) for moment in moments]
 
 
 def _running(site: NodeSite, statistics: Sequence[Tensor], moments: Sequence[Tensor]) -> list[Any]:
-    """Return the new running statistics: old * momentum + moment * (1 - momentum)."""
+    """Compute the new running statistics: old * momentum + moment * (1 - momentum)."""
     step = site.step
     momentum = site.number("momentum", 0.9)
     running: list[Any] = []
@@ -101,7 +106,7 @@ def _running(site: NodeSite, statistics: Sequence[Tensor], moments: Sequence[Ten
 
 @operator("BatchNormalization", since=7)
 def _batch_normalization_by_outputs(site: NodeSite, x: Tensor, *, epsilon: float = _EPSILON) -> Any:
-    """Train if an output after the first one is read."""
+    """Normalise as in training if an output after the first one is read."""
     trains = any(site.is_read(i) for i in range(1, 5))
     return _batch_normalization(site, x, epsilon=epsilon, trains=trains)
 
@@ -131,7 +136,7 @@ def _layer_normalization(
     epsilon: float = _EPSILON,
     stash: str = _STASH,
 ) -> Any:
-    """Normalise over `axis` and all later axes; return the mean and 1 / deviation too."""
+    """Normalise over `axis` and all later axes; return also the mean and 1 / deviation."""
     x = site.cast(x, site.computed(stash))
     x, mean, inverse = _standardized(site, x, range(axis, site.rank()), epsilon)
     return _scaled(site, x, scale, bias), mean, inverse
@@ -165,7 +170,10 @@ def _simplified_layer_normalization(
 
 
 def _of_mean_square(site: NodeSite, x: Tensor, scale: Tensor, *, axis: int, epsilon: float) -> Any:
-    """Divide x by the root of the mean square over `axis` and later axes; return 1 / root too."""
+    """Divide x by the root of the mean square over `axis` and all later axes.
+
+    Return also 1 / root.
+    """
     axes = range(axis, site.rank())
     x, _, inverse = _standardized(site, x, axes, epsilon, centred=False)
     return _scaled(site, x, scale, None), inverse
@@ -180,7 +188,7 @@ def _of_sum(
     *,
     centred: bool = True,
 ) -> Any:
-    """Normalise over the last axis; return the mean and 1 / deviation too."""
+    """Normalise a sum over its last axis; return also the mean and 1 / deviation."""
     axes = (site.rank(x) - 1,)
     normal, mean, inverse = _standardized(site, site.wide(x), axes, epsilon, centred=centred)
     return _scaled(site, normal, scale, bias, site.dtype_of(x)), mean, inverse
@@ -226,7 +234,7 @@ def _embed_layer_normalization(
 ) -> tuple[Any, ...]:
     """Normalise the sums of the embeddings of words, positions and segments.
 
-    Return the lengths of the sequences by the mask, and the sums, too.
+    Return also the lengths of the sequences, which follow from the mask, and the sums.
     """
     batch, times = site.known_shape()
     positions = site.operand(8) if site.has(8) else site.places(times, 1, 2)
@@ -251,9 +259,10 @@ def _embed_layer_normalization(
 def _grouped(
     site: NodeSite, x: Tensor, groups: int, epsilon: float, *, by_channel: bool
 ) -> tuple[Any, int]:
-    """Return normalised groups [batch,groups,channels / groups,...], and the number of channels.
+    """Normalise the groups of channels; return the result and the number of channels.
 
-    Scale and bias must have an item for each channel if `by_channel` is set, else for each group.
+    The result has shape (batch, groups, channels / groups, ...). Scale and bias must have an item
+    for each channel if `by_channel` is set, otherwise an item for each group.
     """
     channels = site.known_shape()[1]
     if groups < 1 or channels % groups:

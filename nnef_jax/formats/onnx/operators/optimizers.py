@@ -1,4 +1,7 @@
-"""Training steps: Adagrad, Adam and Momentum update tensors by their gradients and states."""
+"""Meanings of training steps: Adagrad, Adam and Momentum.
+
+They update tensors by the gradients of the tensors and by states.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +20,11 @@ _EPSILON = number("epsilon", 0)
 
 
 def _updated(site: NodeSite, update: Callable[..., tuple[Tensor, ...]], shrink: float) -> Any:
-    """Return the updated tensors, then their updated states.
+    """Update all tensors; return the updated tensors, then the updated states.
 
-    The inputs are the learning rate, the number of the step, all tensors, all gradients, and all
-    states. `update` takes the first two and the inputs for one tensor. `shrink` is the factor of L2
+    The inputs are the learning rate, the number of the training step, all tensors, all gradients,
+    and all states. `update` is called for each tensor. Its arguments are the learning rate, the
+    number of the step, the tensor, its gradient and its states. `shrink` is the factor of L2
     regularisation.
     """
     count = update.__code__.co_argcount - 2
@@ -37,12 +41,12 @@ def _updated(site: NodeSite, update: Callable[..., tuple[Tensor, ...]], shrink: 
 
 
 def _mixed(site: NodeSite, old: Tensor, new: Tensor, a: float, b: Operand) -> Any:
-    """Return a * old + b * new."""
+    """Compute a * old + b * new."""
     return site.step.add(site.step.mul(old, a), site.step.mul(new, b))
 
 
 def _divided(site: NodeSite, x: Tensor, squares: Tensor, epsilon: float) -> Any:
-    """Return x / (sqrt(squares) + epsilon)."""
+    """Compute x / (sqrt(squares) + epsilon)."""
     return site.step.div(x, site.step.add(site.step.sqrt(squares), epsilon))
 
 
@@ -54,7 +58,7 @@ def _adagrad(
     epsilon: float = _EPSILON,
     decay: float = number("decay_factor", 0),
 ) -> Any:
-    """Divide gradients by the root of the sum of all squares so far."""
+    """Divide gradients by the root of the sum of all their squares so far."""
     make = site.step
 
     def update(rate: Tensor, step: Tensor, x: Tensor, gradient: Tensor, squares: Tensor) -> Any:
@@ -78,7 +82,7 @@ def _adam(
 ) -> Any:
     """Divide the running mean of gradients by the root of the running mean of their squares.
 
-    Both means start with zeros, and are corrected for this.
+    Both running means start with zeros. Corrections make up for this.
     """
     make = site.step
 
@@ -107,9 +111,9 @@ def _momentum(
     beta: float = number("beta"),
     mode: str = one_of("mode", "standard", "nesterov"),
 ) -> Any:
-    """Move tensors along a velocity, a decaying sum of gradients.
+    """Move tensors along a velocity, which is a decaying sum of gradients.
 
-    Nesterov's mode takes the velocity of the next step.
+    In Nesterov's mode the tensors move along the velocity of the next step.
     """
     make = site.step
 

@@ -1,4 +1,4 @@
-"""Pools: maxima, means and norms of windows or of all spatial axes; MaxUnpool."""
+"""Meanings of pools, over windows or over all spatial axes, and of MaxUnpool."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ROUNDS_UP = flag("ceil_mode")
 def _pooled(
     site: NodeSite, x: Tensor, add: Callable[..., object], *, rounds_up: bool, **options: Any
 ) -> Any:
-    """Add a pool. No window begins in the padding after the end of an axis."""
+    """Add a pool of windows. No window begins in the padding behind an axis."""
     kernel = site.spatial("kernel_shape", site.rank() - 2, None)
     rounding = "ceil_torch" if rounds_up else "floor"
     return pooled(site, x, add, kernel, windows_of(site, kernel), rounding, **options)
@@ -36,7 +36,10 @@ def _max_pool(
     order: int = integer("storage_order", 0),
     rounds_up: bool = _ROUNDS_UP,
 ) -> Any:
-    """Return maxima, and, if output 1 is read, their indices in the flat tensor."""
+    """Return the maxima of windows.
+
+    If output 1 is read, return also their indices in the flat tensor.
+    """
     if order not in (0, 1):
         raise InvalidOperation(f"'storage_order' must be 0 or 1, it is {order}")
     if not site.is_read(1):
@@ -50,7 +53,7 @@ def _max_pool(
 
 
 def _by_columns(site: NodeSite, indices: Tensor, extents: Shape) -> Any:
-    """Convert flat indices in planes from row-major to column-major order.
+    """Convert flat indices from row-major to column-major order within each plane.
 
     `extents` is the shape of a plane.
     """
@@ -74,15 +77,16 @@ def _average_pool(
     includes: bool = flag("count_include_pad"),
     rounds_up: bool = _ROUNDS_UP,
 ) -> Any:
-    """Average each window.
+    """Compute the mean of each window.
 
-    Padding counts if `count_include_pad` is set. Items that `ceil_mode` adds never count.
+    The mean includes padding if `count_include_pad` is set. Items that `ceil_mode` adds behind an
+    axis are never included.
     """
     return _pooled(site, x, site.last.avg_pool, rounds_up=rounds_up, includes=includes)
 
 
 def _norm(site: NodeSite, x: Tensor, power: float, total: Callable[[Tensor], Tensor]) -> Any:
-    """Return total(abs(x)^power)^(1/power)."""
+    """Compute total(abs(x)^power)^(1/power)."""
     x = site.step.abs(x)
     if power < 1:
         raise InvalidOperation(f"'p' must be 1 or more, it is {power:g}")
@@ -109,9 +113,9 @@ def _global_lp_pool(site: NodeSite, x: Tensor, *, power: float = number("p", 2))
 
 @operator("MaxUnpool")
 def _max_unpool(site: NodeSite, items: Tensor, indices: Tensor) -> Any:
-    """Put items into a tensor of zeros at indices from MaxPool.
+    """Put items into a tensor of zeros, at the indices that MaxPool returned.
 
-    If `output_shape` is larger than this tensor, zeros are added behind.
+    If `output_shape` is larger than the tensor, zeros are added at the end of its axes.
     """
     rank = site.rank() - 2
     shape = site.known_shape()

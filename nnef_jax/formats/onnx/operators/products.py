@@ -1,4 +1,4 @@
-"""Products of matrices and tensors, of real numbers or of quantised levels."""
+"""Meanings of products of matrices and tensors, which are real numbers or quantised levels."""
 
 from __future__ import annotations
 
@@ -22,8 +22,11 @@ _CHANNELS_LAST = flag("channels_last")
 
 @operator("MatMul")
 def _matmul(site: NodeSite, x: Tensor, y: Tensor) -> Any:
-    """Multiply the matrices in the last two axes. A vector x is a row, a vector y is a column."""
-    dropped: list[int] = []  # axes of the product, from the end
+    """Multiply the matrices in the last two axes.
+
+    A vector x is a row, and a vector y is a column.
+    """
+    dropped: list[int] = []  # axes that are removed from the product, counted from the end
     if site.rank(x) == 1:
         x = site.unsqueezed(x, (0,))
         dropped.append(-2)
@@ -50,7 +53,10 @@ def _gemm(
     flips_a: bool = flag("transA"),
     flips_b: bool = flag("transB"),
 ) -> Any:
-    """Return alpha * a b + beta * bias. `flips_a` and `flips_b` transpose a and b."""
+    """Compute alpha * a b + beta * bias.
+
+    `flips_a` and `flips_b` say whether a and b are transposed.
+    """
     bias = None if beta == 0 else bias
     is_linear = flips_b and not flips_a and alpha == beta == 1
     if is_linear and bias is not None:
@@ -69,7 +75,10 @@ def _gemm(
 
 @operator("Einsum")
 def _einsum(site: NodeSite, *inputs: Tensor, equation: str = text("equation")) -> Any:
-    """Sum products. If the equation has no result, the letters that occur once are the result."""
+    """Sum products of tensors as an equation says.
+
+    If the equation has no result, the result has the letters that occur only once.
+    """
     expr = equation.replace(" ", "")
     if "->" not in expr:
         counts = Counter(re.sub(r"\.\.\.|,", "", expr))
@@ -81,7 +90,7 @@ def _einsum(site: NodeSite, *inputs: Tensor, equation: str = text("equation")) -
     return site.last.einsum([*map(site.tensor, inputs)], expr=expr, accumulator=wide, dtype=dtype)
 
 
-# Quantised
+# Quantised products
 
 
 def product(
@@ -95,18 +104,18 @@ def product(
     *,
     flags: tuple[bool, bool] = (False, False),
 ) -> Any:
-    """Multiply matrices of levels, which broadcast as in numpy.
+    """Multiply matrices of levels. The other axes broadcast as numpy's do.
 
     Args:
         site: the node.
-        a: levels [...,rows,items]; a vector is a row.
-        b: levels [...,items,columns]; a vector is a column.
-        zero_points: the zero point of a, one number or one for each row; that of b, one number or
-            one for each column.
-        scales: the scales of a and b, in shapes as for the zero points.
-        output: zero point and scale of the result.
+        a: levels of shape (..., rows, items). A vector is a row.
+        b: levels of shape (..., items, columns). A vector is a column.
+        zero_points: the zero points of a and b. That of a is one number, or one for each row. That
+            of b is one number, or one for each column.
+        scales: the scales of a and b, with shapes as for the zero points.
+        output: the zero point and the scale of the result.
         dtype: the dtype of the result.
-        flags: whether a and b are transposed.
+        flags: whether a is transposed, and whether b is.
     """
     is_row = site.rank(a) == 1
     is_column = site.rank(b) == 1
@@ -117,7 +126,8 @@ def product(
     a, zero_a = _centred(site, a, zero_points[0])
     b, zero_b = _centred(site, b, zero_points[1])
     a, b = site.aligned(site.tensor(a), site.tensor(b))
-    # Letters: z for rows, x for the axis of the sum, y for columns. A single number has no letter.
+    # Letters of the equation: z for rows, x for the axis of the sum, y for columns. A parameter
+    # that is a single number has no letter.
     batch = ascii_lowercase[: site.rank(a) - 2]
     left = "xz" if flags[0] else "zx"
     right = "yx" if flags[1] else "xy"
@@ -138,9 +148,10 @@ def product(
 
 
 def _centred(site: NodeSite, x: Tensor, zero: Tensor | None) -> tuple[Any, Any]:
-    """Return levels and their zero point.
+    """Return levels and a zero point that is constant or varies along a single axis.
 
-    A zero point that varies along several axes is subtracted from the levels, and 0 is returned.
+    A zero point that varies along several axes is subtracted from the levels instead. The returned
+    zero point is then 0.
     """
     if zero is None or is_zero(zero):
         return x, 0
@@ -155,7 +166,8 @@ def dynamic_product(
 ) -> Any:
     """Quantise real numbers by their range, and multiply them by levels.
 
-    `scale` and `zero` belong to the levels: one number each, or one for each column.
+    `scale` and `zero` are the scale and zero point of the levels. Each has one number, or one for
+    each column.
     """
     x, x_scale, x_zero = dynamically(site, x)
     total = site.cast(product(site, x, levels, (x_zero, zero)), site.dtype_of(scale))

@@ -1,4 +1,4 @@
-"""Quantisation of real numbers to levels, and the inverse: QuantizeLinear, DequantizeLinear."""
+"""Meanings of quantisation, QuantizeLinear, and of its inverse, DequantizeLinear."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ _LONG = ("int16", "uint16", "int32")
 
 
 def is_zero(x: object) -> bool:
-    """Tell whether an operand is left out, or a known tensor of zeros."""
+    """Tell whether an operand is left out, or is a known tensor of zeros."""
     return x is None or (isinstance(x, Constant) and not np.any(x.array.astype(np.float32)))
 
 
 def spread(site: NodeSite, x: Tensor, parameter: Tensor, axis: int, block: int = 0) -> Any:
     """Return a scale or zero point in a shape that broadcasts to x.
 
-    The parameter has one item, or one for each item of x along `axis`. If `block` is not 0, it has
-    the rank of x, and one item along `axis` for `block` items of x.
+    The parameter has one item, or one for each item of x along `axis`. If `block` is not 0, the
+    parameter has the rank of x, and along `axis` it has one item for every `block` items of x.
     """
     shape = site.shape(parameter)
     rank = site.rank(x)
@@ -67,13 +67,13 @@ def quantized(
     *,
     saturates: bool = True,
 ) -> Any:
-    """Return x / scale + zero point, rounded to the nearest number of a dtype, halves to even.
+    """Compute x / scale + zero point, rounded to the nearest number of a dtype. Halves go to even.
 
     Scale and zero point broadcast to x. x and the scale have the same dtype.
     """
     step = site.step
-    # `select` hides the scale: XLA replaces a division by a broadcast number by a product, which
-    # rounds halves wrong.
+    # `select` hides from XLA that the scale is a broadcast number. XLA replaces a division by such
+    # a number by a product, which rounds some halves wrongly.
     levels = step.div(x, step.select(step.eq(x, x), scale, 1))
     if site.dtype_of(levels) != "float64":
         levels = site.cast(levels, "float32")
@@ -91,10 +91,10 @@ def quantized(
 def dequantized(
     site: NodeSite, x: Tensor, scale: Tensor, zero_point: Tensor | None, dtype: str = ""
 ) -> Any:
-    """Return (x - zero point) * scale in a dtype, by default that of the scale.
+    """Compute (x - zero point) * scale in a dtype, by default the dtype of the scale.
 
-    The result is rounded once: a difference of levels of 8 bits is exact in 16 bits, and longer
-    levels are scaled in 32 bits.
+    The result is rounded only once. To ensure this, the difference of levels is computed exactly in
+    32-bit integers, and levels of 16 or 32 bits are scaled in float32 at least.
     """
     real = site.dtype_of(scale)
     codes = site.dtype_of(x)
@@ -167,9 +167,9 @@ for _domain in ("", MICROSOFT):
 
 @operator("DynamicQuantizeLinear")
 def dynamically(site: NodeSite, x: Tensor) -> tuple[Any, Any, Any]:
-    """Return real numbers as uint8 levels, the scale and the zero point.
+    """Quantise real numbers to uint8; return the levels, the scale and the zero point.
 
-    The levels span the numbers and 0.
+    The range of the levels includes all the numbers and 0.
     """
     step = site.step
     axes = tuple(range(site.rank(x)))

@@ -1,4 +1,4 @@
-"""Reductions along axes: sums, extremes and their indices."""
+"""Meanings of reductions along axes: sums, extremes and the indices of extremes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from nnef_jax.formats.onnx.operators.registry import operator
 
 
 def _axes(site: NodeSite) -> tuple[int, ...]:
-    """Return the reduced axes. No axes mean all, or none if `noop_with_empty_axes` is set."""
+    """Return the reduced axes.
+
+    An empty list stands for all axes, or for no axis if `noop_with_empty_axes` is set.
+    """
     axes = site.axes("axes", 1)
     if not axes and not site.flag("noop_with_empty_axes"):
         return tuple(range(site.rank()))
@@ -46,7 +49,10 @@ for _name, _steps in REDUCTIONS.items():
 
 
 def _extreme_of_empty(site: NodeSite, axes: tuple[int, ...], *, largest: bool, keeps: bool) -> Any:
-    """Return the extreme along empty axes: the maximum is the least number of the dtype."""
+    """Return the extreme along axes without items.
+
+    For example, the maximum is the dtype's least number.
+    """
     dtype = site.dtype_of()
     low, high = (-math.inf, math.inf) if site.is_real() else ends_of(dtype)
     item = low if largest else high
@@ -60,7 +66,7 @@ def _extreme_of_empty(site: NodeSite, axes: tuple[int, ...], *, largest: bool, k
 
 
 def _index(kind: str) -> Meaning:
-    """Return the meaning of an operator for the index of the extreme item along an axis."""
+    """Make the meaning of an operator that returns the index of the extreme item along an axis."""
 
     def meaning(site: NodeSite, x: Tensor, *, axis: int, last: bool, keeps: bool) -> Any:
         steps: list[Any] = [
@@ -91,7 +97,7 @@ def _hardmax_from_axis(site: NodeSite, x: Tensor, *, axis: int = axis("axis", 1)
 
 
 def _first_largest(site: NodeSite, x: Tensor, axes: Sequence[int]) -> Any:
-    """Return 1 for the first largest item along axes, 0 for all others."""
+    """Return 1 for the first of the largest items along axes, and 0 for all other items."""
     site.graph.require_items(x, axes)
     shape = site.known_shape()
     extents = [n if i in axes else 1 for i, n in enumerate(shape)]

@@ -1,4 +1,4 @@
-"""The registry of ONNX's operators, in the standard's and other domains."""
+"""The registry of the operators of ONNX, in the standard's domain and in others."""
 
 from __future__ import annotations
 

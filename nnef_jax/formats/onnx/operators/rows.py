@@ -1,4 +1,4 @@
-"""Rows of operators, each one operation: its kind, inputs and attributes."""
+"""Meanings of operators that become a single operation: its kind, inputs and attributes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from nnef_jax.flattening.operators.registry import Meaning, Refusal, operation
 from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators.registry import OPERATORS
 
-# Elementwise functions of one tensor. Operators and kinds have the same names.
+# Elementwise operators on one tensor, whose names are the names of their kinds.
 _SAME_NAME = (
     "abs", "acos", "acosh", "asin", "asinh", "atan", "atanh", "ceil", "cos", "cosh", "erf", "exp",
     "floor", "log", "neg", "not", "relu", "sigmoid", "sign", "sin", "sinh", "softplus", "sqrt",
@@ -29,7 +29,7 @@ RANDOM = Refusal(
 
 
 def plane(site: NodeSite) -> tuple[int, ...]:
-    """Return the spatial axes of input 0, all but the first two."""
+    """Return the spatial axes of input 0, which are all axes but the first two."""
     return tuple(range(2, site.rank()))
 
 

@@ -1,4 +1,7 @@
-"""Samples between items: Resize, Upsample, grids, regions of interest; suppression of boxes."""
+"""Meanings of operators that sample tensors at positions between items, such as Resize.
+
+The module also has pools of regions and the suppression of boxes.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +24,14 @@ _COORDINATES = (
     "tf_half_pixel_for_nn", _CROP,
 )  # fmt: skip
 _ROUNDINGS = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
-_GRID_MODES = {"linear": "bilinear", "cubic": "bicubic"}  # by names since version 20: older names
+# Maps names of modes since version 20 to older names.
+_GRID_MODES = {"linear": "bilinear", "cubic": "bicubic"}
 
 
 def _of_all_axes(items: Sequence[float], axes: Sequence[int], default: Sequence[float]) -> Any:
-    """Return an item for each axis: `items` for `axes`, defaults for all other axes.
+    """Return an item for each axis: the items of `axes`, and the default for all other axes.
 
-    Raises InvalidOperation unless there is an item for each of `axes`.
+    Raises InvalidOperation unless `items` has an item for each of `axes`.
     """
     if len(items) != len(axes):
         raise InvalidOperation(f"{list(items)} must have an item for each of {len(axes)} axes")
@@ -50,7 +54,7 @@ def _resize(
     antialiases: bool = flag("antialias"),
     outside: float = number("extrapolation_value", 0),
 ) -> Any:
-    """Resize axes by scales, or to sizes. A policy may keep the aspect ratio."""
+    """Resize axes by scales or to sizes. A policy of the node may keep the aspect ratio."""
     rank = site.rank()
     axes = [site.axis(a) for a in site.ints("axes", tuple(range(rank)))]
     region = _region(site, axes, rank) if coordinates == _CROP else False
@@ -71,7 +75,7 @@ def _resize(
 
 
 def _sizes(site: NodeSite, axes: Sequence[int]) -> dict[str, Any]:
-    """Return `sizes`, or `scales` that keep the aspect ratio under a policy."""
+    """Return the extents `sizes`. If a policy keeps the aspect ratio, return `scales` instead."""
     policies = ("stretch", "not_larger", "not_smaller")
     policy = site.choice("keep_aspect_ratio_policy", *policies, default="stretch")
     site.graph.require_items(site.operand(0), axes)
@@ -86,9 +90,9 @@ def _sizes(site: NodeSite, axes: Sequence[int]) -> dict[str, Any]:
 
 
 def _region(site: NodeSite, axes: Sequence[int], rank: int) -> Any:
-    """Return the starts, then the ends of the region along all axes.
+    """Return the bounds of the region: the starts along all axes, then the ends.
 
-    Input 1 has them for `axes` alone. Along all other axes the region is from 0 to 1.
+    Input 1 has the bounds for `axes` only. Along all other axes the region is from 0 to 1.
     """
     roi = site.operand(1)
     count = len(axes)
@@ -134,7 +138,7 @@ def _upsample_plane(
 
 
 def _scaled(site: NodeSite, x: Tensor, mode: str, scales: Sequence[float]) -> Any:
-    """Resize by scales. The first items of input and output coincide."""
+    """Resize by scales. The first items of the input and of the output are at the same position."""
     mode = "nearest" if mode == "nearest" else "linear"
     return resized(site.last, x, mode, "asymmetric", scales=tuple(scales), nearest_mode="simple")
 
@@ -171,13 +175,14 @@ def _roi_align(
 ) -> Any:
     """Pool samples in regions (x1, y1, x2, y2).
 
-    Corners are indices of items. With half_pixel, since version 16, they are positions, and the
-    centre of item i has the position i + 0.5. The mode "max" multiplies the neighbours of samples
-    by their weights, and takes the maximum.
+    The corners of a region are indices of items. If the coordinates are "half_pixel", which exists
+    since version 16, the corners are positions, and the centre of item i is at the position i +
+    0.5. The mode "max" multiplies the neighbours of each sample by their weights and takes the
+    maximum.
     """
     is_half = coordinates == "half_pixel" and site.version >= 16
     shift = -0.5 if is_half else 0.0
-    least = 0.0 if is_half else 1.0  # extent of a region
+    least = 0.0 if is_half else 1.0  # the smallest extent of a region
     if mode == "max":
         mode = "max_share"
     return roi_aligned(
@@ -195,7 +200,7 @@ def _max_roi_pool(
     scale: float = number("spatial_scale", 1),
     size: Sequence[int] = integers("pooled_shape"),
 ) -> Any:
-    """Return the maxima of the cells of regions (image, x1, y1, x2, y2)."""
+    """Return the maximum of each cell of regions (image, x1, y1, x2, y2)."""
     image = site.squeezed(site.cast(site.part(rois, 1, 0, 1), "int32"), 1)
     rois = site.step.mul(site.part(rois, 1, 1, 5), scale)
     return site.last.max_roi_pool(x, rois, image, output_size=size)

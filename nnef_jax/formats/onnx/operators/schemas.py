@@ -1,4 +1,4 @@
-"""The standard's schemas: checks of nodes, and the functions that define operators."""
+"""Reads the standard's schemas, which check nodes and define operators by functions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NEWEST = 2**31 - 1  # the greatest version that `onnx.defs` takes
 
 @cache
 def _schema(domain: str, name: str, version: int) -> Any:
-    """Return the standard's schema of an operator, None if there is none."""
+    """Return the standard's schema of an operator, or None if the standard has no such operator."""
     from onnx import defs
 
     try:
@@ -35,7 +35,7 @@ def _schema(domain: str, name: str, version: int) -> Any:
 
 
 def require_declared(node: Node, version: int) -> None:
-    """Raise InvalidOperation for inputs, outputs and attributes that the standard lacks."""
+    """Raise InvalidOperation if a node has inputs, outputs or attributes that its schema lacks."""
     schema = _schema(node.domain, node.operator, version)
     if schema is None:
         return
@@ -61,9 +61,10 @@ def is_defined(domain: str, name: str, version: int) -> bool:
 
 @cache
 def defined(domain: str, name: str, version: int) -> Function | None:
-    """Return the standard's definition of an operator by a function.
+    """Return the function by which the standard defines an operator.
 
-    Return None if there is none, or if it depends on the operands (see `specialised`).
+    Return None if there is no such function, or if the function depends on the operands. For those
+    functions see `specialised`.
     """
     schema = _schema(domain, name, version)
     if schema is None or not schema.has_function:
@@ -72,9 +73,10 @@ def defined(domain: str, name: str, version: int) -> Function | None:
 
 
 def specialised(node: Node, version: int, operands: Sequence[object]) -> Function:
-    """Return the standard's definition of an operator for a node's operands and attributes.
+    """Return the function by which the standard defines an operator for a node.
 
-    Raises InvalidOperation if there is none.
+    The function depends on the node's operands and attributes. Raises InvalidOperation if there is
+    no such function.
     """
     from onnx import FunctionProto, TypeProto, helper
 
@@ -106,7 +108,7 @@ def specialised(node: Node, version: int, operands: Sequence[object]) -> Functio
 
 
 def _read(proto: FunctionProto, schema: Any) -> Function:
-    """Return the function of a FunctionProto, with the defaults of the operator's attributes."""
+    """Read a FunctionProto. The attributes have the defaults of the operator's schema."""
     reader = Reader(f"the definition of {proto.name}", Raw(), Meter(Limits.unbounded()), _refused)
     reader.list_nodes(proto.node)
     values = ((key, x.default_value) for key, x in schema.attributes.items())
@@ -115,5 +117,5 @@ def _read(proto: FunctionProto, schema: Any) -> Function:
 
 
 def _refused(name: str) -> memoryview:
-    """Raise OSError: a definition has no files beside it."""
+    """Raise OSError, since a function of the standard has no files beside it."""
     raise OSError(f"there is no file '{name}'")

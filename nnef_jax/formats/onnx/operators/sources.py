@@ -1,4 +1,4 @@
-"""Constants, shapes as tensors, casts, and tensors that are defined by a few numbers."""
+"""Meanings of constants, casts and shapes, and of tensors that a few numbers define."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from nnef_jax.formats.onnx.operators.registry import operator
 from nnef_jax.formats.onnx.tensor_types import dtype_of
 
 _NAN = 255  # the code of NaN in float8e8m0
-# mel(f) = 2595 * log10(1 + f / 700)
+# The constants of the mel scale: mel(f) = 2595 * log10(1 + f / 700), where f is in hertz.
 _MELS = 2595
-_CORNER = 700  # hertz
+_CORNER = 700  # in hertz
 _ZERO = Constant(np.zeros(1, np.float32), "float32", derived=True)
-_ALL = 2**63 - 1  # an end behind all axes
-_LEAST = {"up": 1, "down": 1 << 23, "nearest": 1 << 22}  # the least mantissa that is rounded up
+_ALL = 2**63 - 1  # an end that is beyond all axes
+_LEAST = {"up": 1, "down": 1 << 23, "nearest": 1 << 22}  # the smallest mantissa that is rounded up
 _SATURATES = flag("saturate", True)
 _ROUNDING = word("round_mode", *_LEAST)
 _WRAPPED = ("int2", "uint2", "int4", "uint4", "int8", "uint8", "int16", "uint16")
@@ -65,7 +65,10 @@ def _constant_of_shape(
 def _shape(
     site: NodeSite, x: Tensor, *, start: int = integer("start", 0), end: int = integer("end", _ALL)
 ) -> Any:
-    """Return the shape, or a part of it. The extent of a padded axis is the computed count."""
+    """Return the shape of a tensor, or a part of it.
+
+    The extent of a padded axis is the number of items, which is computed.
+    """
     shape: list[Any] = list(site.known_shape())
     if isinstance(x, Value) and x in site.graph.counts:
         shape = site.graph.items_of(x)
@@ -90,7 +93,7 @@ def _size(site: NodeSite, x: Tensor) -> Any:
 def _cast(
     site: NodeSite, x: Tensor, *, dtype: str = dtype("to"), saturates: bool = _SATURATES
 ) -> Any:
-    """Return the input in a dtype. If `saturates`, numbers are clipped to the range of float8."""
+    """Cast the input to a dtype. If `saturates`, numbers beyond the range of float8 are clipped."""
     source = site.dtype_of(0)
     result = dtype if site.decides("cast", [x]) else site.computed(dtype)
     if dtype == "float8_e8m0fnu":
@@ -107,7 +110,7 @@ def _cast(
 
 @operator("Cast")
 def _cast_1(site: NodeSite, x: Tensor) -> Any:
-    """Return the input in a dtype. Before version 6, `to` is the name of the dtype."""
+    """Cast the input to a dtype. Before version 6, the attribute `to` is the name of the dtype."""
     from onnx import TensorProto
 
     names = TensorProto.DataType
@@ -123,7 +126,10 @@ operator("CastLike", saturates=_SATURATES)(
 
 
 def _power_of_two(site: NodeSite, x: Tensor, *, saturates: bool) -> Any:
-    """Return absolute values as float8_e8m0fnu: powers of two with the exponents of float32."""
+    """Convert absolute values to float8_e8m0fnu, whose numbers are powers of two.
+
+    The exponents have the range of float32.
+    """
     step = site.step
     least = _LEAST[_ROUNDING(site)]
     x = step.abs(site.cast(site.tensor(x), "float32"))
@@ -154,7 +160,7 @@ def _bit_cast(site: NodeSite, x: Tensor, *, dtype: str = dtype("to")) -> Any:
 
 @operator("Range")
 def _range(site: NodeSite, first: Tensor) -> Any:
-    """Return the numbers start, start + delta, ... up to a limit, which is excluded."""
+    """Return the numbers start, start + delta, ... up to a limit, which is not included."""
     start, limit, delta = (site.known(i).reshape(-1)[0] for i in range(3))
     dtype = first.type if isinstance(first, Constant) else site.dtype_of()
     if not any(map(is_symbolic, (start, limit, delta))):
@@ -170,7 +176,7 @@ def _range(site: NodeSite, first: Tensor) -> Any:
 
 @operator("EyeLike")
 def _eye_like(site: NodeSite, x: Tensor, *, diagonal: int = integer("k", 0)) -> Any:
-    """Return a matrix with ones on a diagonal, and zeros elsewhere."""
+    """Return a matrix with ones on one diagonal and zeros elsewhere."""
     if site.rank() != 2:
         raise InvalidShape(f"its input must be a matrix, it is {show(site.shape())}")
     site.graph.require_items(x, (0, 1))
@@ -185,7 +191,10 @@ def _eye_like(site: NodeSite, x: Tensor, *, diagonal: int = integer("k", 0)) -> 
 
 @operator("MelWeightMatrix")
 def _mel_weights(site: NodeSite, *, dtype: str = dtype("output_datatype", 1)) -> Any:
-    """Return weights [bins,bands]: triangles over the bins of a spectrum, equidistant in mels."""
+    """Return weights of shape (bins, bands), which are triangles over the bins of a spectrum.
+
+    The corners of the triangles are equidistant on the mel scale.
+    """
     bands, length, rate = (site.integer(i) for i in range(3))
     edges = [site.scalar(i) for i in (3, 4)]
     if min(bands, length, rate) < 1:

@@ -1,4 +1,4 @@
-"""Fourier transforms along an axis (DFT), and of windowed frames (STFT)."""
+"""Meanings of Fourier transforms: along an axis (DFT), and of windowed frames (STFT)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _is_real(site: NodeSite) -> bool:
 def _dft(
     site: NodeSite, x: Tensor, *, inverse: bool = flag("inverse"), onesided: bool = flag("onesided")
 ) -> Any:
-    """Transform along an axis. If `onesided`, only frequencies 0 to count // 2 are kept."""
+    """Transform along an axis. If `onesided`, only the frequencies 0 to count // 2 are kept."""
     axis = site.integer(2, -2)
     return _along_axis(site, x, axis=axis, inverse=inverse, onesided=onesided)
 
@@ -65,9 +65,10 @@ def _along_axis(
 
 
 def _weighted_half(site: NodeSite, x: Tensor, axis: int, count: int) -> Any:
-    """Return the lower half of a spectrum of `count` frequencies, for a real signal.
+    """Weight the lower half of the spectrum of a real signal with `count` frequencies.
 
-    Frequencies of the upper half are conjugates of lower ones, which count twice.
+    The frequencies of the upper half are conjugates of those of the lower half. Therefore most
+    frequencies of the lower half count twice.
     """
     half = count // 2 + 1
     twice = np.full(half, 2.0)
@@ -81,9 +82,9 @@ def _weighted_half(site: NodeSite, x: Tensor, axis: int, count: int) -> Any:
 
 
 def _of_real(site: NodeSite, x: Tensor, axis: int, count: int, *, onesided: bool) -> Any:
-    """Return the spectrum of a real signal. The upper half is the conjugate of the lower half."""
+    """Compute the spectrum of a real signal. The upper half is the conjugate of the lower half."""
     below = site.step_or_last(onesided).rfft(x, axis=axis)
-    above = (count - 1) // 2  # frequencies
+    above = (count - 1) // 2  # the number of frequencies in the upper half
     if onesided or not above:
         return below
     conjugates = site.step.slice(below, axes=(axis,), begin=(above,), end=(0,), stride=(-1,))
@@ -93,9 +94,11 @@ def _of_real(site: NodeSite, x: Tensor, axis: int, count: int, *, onesided: bool
 
 @operator("STFT")
 def _stft(site: NodeSite, x: Tensor, *, onesided: bool = flag("onesided", True)) -> Any:
-    """Return spectra [batch,frames,frequencies,2] of signals [batch,items,1 or 2].
+    """Compute the spectra of frames, of shape (batch, frames, frequencies, 2).
 
-    Real signals may be [batch,items], as torch.onnx writes them and runtimes read them.
+    The signals have shape (batch, items, 1) if they are real and (batch, items, 2) if they are
+    complex. Real signals may also have shape (batch, items), which torch.onnx writes and runtimes
+    read.
     """
     if site.rank() not in (2, 3):
         raise InvalidShape(f"its signal {show(site.shape())} must have two or three axes")

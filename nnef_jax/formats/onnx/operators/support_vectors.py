@@ -1,4 +1,4 @@
-"""Support vector machines: sums of kernels of rows and support vectors."""
+"""Meanings of support vector machines, which sum kernels of rows and support vectors."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def _matrix(name: str, numbers: Sequence[float], count: int) -> Any:
 def _products(
     site: NodeSite, x: Tensor, filter: ArrayLike, bias: Sequence[float], name: str
 ) -> Any:
-    """Return products with the rows of a filter, plus a bias. `name` is the filter's label."""
+    """Multiply x by the rows of a filter and add a bias. `name` is the filter's label."""
     biases = parameter(site, f"{name}.bias", [bias])
     return site.step.linear(x, parameter(site, name, filter), biases)
 
 
 def _kernels(site: NodeSite, count: int) -> Any:
-    """Return the kernel of each row and each support vector [samples,count]."""
+    """Compute the kernel of each row and each support vector, of shape (samples, count)."""
     step = site.step
     x = rows(site)
     vectors = _matrix("support_vectors", site.numbers("support_vectors"), count)
@@ -71,7 +71,7 @@ def _regressor(
     rho: Sequence[float],
     coefficients: Sequence[float],
 ) -> Any:
-    """Return the sum for each row; with `one_class`, 1 for a sum above 0, else -1."""
+    """Return the sum for each row. With `one_class`, return 1 if the sum is above 0, else -1."""
     x = _kernels(site, count) if count else rows(site)
     filter = _matrix("coefficients", coefficients, 1)
     sums = _products(site, x, filter, [rho[0]], "coefficients")
@@ -94,8 +94,9 @@ def _classifier(
 ) -> Any:
     """Return the label with the most votes, and the scores. Each pair of classes has a vote.
 
-    The scores are those of pairs, or with `prob_a` the probabilities of classes. Without support
-    vectors they are scores of classes, and the label is that of the highest score.
+    The scores are those of the pairs. With `prob_a`, they are the probabilities of the classes.
+    Without support vectors, they are scores of the classes, and the label is the one with the
+    highest score.
     """
     labels = classes(site, names)
     count = len(labels)
@@ -125,13 +126,13 @@ def _classifier(
 def _weights_of_pairs(
     coefficients: Sequence[float], sizes: Sequence[int], pairs: Sequence[tuple[int, int]]
 ) -> NDArray[np.float32]:
-    """Return the weights [pairs,vectors] of support vectors in the scores of pairs of classes.
+    """Return the weight of each support vector in the score of each pair of classes.
 
-    `sizes` are the numbers of vectors by class.
+    The result has shape (pairs, vectors). `sizes` has the number of vectors for each class.
     """
     ends = np.cumsum([0, *sizes])
-    # A vector of class i has a weight against each other class: class j in row j - 1 if i < j, else
-    # in row j.
+    # A vector of class i has a weight against each other class. The weight against class j is in
+    # row j - 1 if i < j, otherwise in row j.
     weights = np.array(coefficients, np.float32).reshape(len(sizes) - 1, ends[-1])
     filter = np.zeros((len(pairs), ends[-1]), np.float32)
     for p, (i, j) in enumerate(pairs):
@@ -143,7 +144,10 @@ def _weights_of_pairs(
 
 
 def _votes(site: NodeSite, scores: Tensor, count: int, pairs: Sequence[tuple[int, int]]) -> Any:
-    """Return the votes [samples,count]. A pair's score above 0 votes for its first class."""
+    """Return the votes for each class, of shape (samples, count).
+
+    If a pair's score is above 0, the pair votes for its first class, otherwise for its second.
+    """
     wins = np.zeros((count, len(pairs)), np.float32)
     wins[[i for i, _ in pairs], range(len(pairs))] = 1
     losses = np.zeros_like(wins)
@@ -155,7 +159,7 @@ def _votes(site: NodeSite, scores: Tensor, count: int, pairs: Sequence[tuple[int
 def _probabilities(
     site: NodeSite, scores: Tensor, count: int, slopes: Sequence[float], offsets: Sequence[float]
 ) -> Any:
-    """Return probabilities of classes from scores of pairs."""
+    """Compute the probabilities of classes from the scores of pairs of classes."""
     step = site.step
     products = step.mul(scores, parameter(site, "prob_a", [slopes]))
     lines = step.add(products, parameter(site, "prob_b", [offsets]))

@@ -1,4 +1,7 @@
-"""Attention operators of com.microsoft, which onnxruntime's optimiser and exporters write."""
+"""Meanings of attention operators of com.microsoft.
+
+The optimiser of onnxruntime and some exporters write these operators.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +30,10 @@ _ATTENTION: dict[str, Any] = {
 
 
 def only(site: NodeSite, inputs: int, outputs: int = 99, **attributes: object) -> None:
-    """Raise InvalidOperation for further inputs or outputs, or for other values of attributes.
+    """Raise InvalidOperation for inputs, outputs and values of attributes that are not supported.
 
-    `inputs` and `outputs` are the supported numbers.
+    `inputs` and `outputs` are the numbers of supported inputs and outputs. `attributes` has the
+    only supported value of each attribute.
     """
     for i in range(inputs, len(site.operands)):
         if site.has(i):
@@ -48,10 +52,11 @@ def _mask_padding(
 ) -> None:
     """Add a large negative number, `least`, to the scores of padding.
 
-    Input `i` is one of these:
-    - 0 for padding, a positive number otherwise, for keys [batch,keys] or scores [batch,time,keys]
-    - the lengths of sequences [batch]
-    - the ends of sequences, then their starts [2*batch]
+    Input `i` is the mask. It is one of these:
+    - 0 for padding and a positive number otherwise, for keys (batch, keys) or scores (batch, time,
+      keys)
+    - the lengths of sequences, of shape (batch,)
+    - the ends of all sequences, then their starts, of shape (2 * batch,)
     """
     if not site.has(i):
         return
@@ -67,7 +72,7 @@ def _mask_padding(
         parts = [site.part(numbers, 0, k, k + batch) for k in range(0, count, batch)]
         end, *starts = (site.unsqueezed(x, (1, 2, 3)) for x in parts)
         is_item = step.lt(index, end)
-        for start in starts:  # one or none
+        for start in starts:  # there is one or none
             is_item = step.and_(is_item, step.ge(index, start))
     elif rank in (2, 3):
         new_axes = (1, 2) if rank == 2 else (1,)
@@ -85,7 +90,7 @@ def _split(site: NodeSite, x: Tensor, sizes: Sequence[int], axis: int) -> list[A
 
 
 def _unpacked(site: NodeSite, x: Tensor, axis: int) -> list[Any]:
-    """Return the items of a tensor along an axis, without the axis."""
+    """Return the items of a tensor along an axis, without that axis."""
     parts = _split(site, x, [1] * site.extent(x, axis), axis)
     return [site.squeezed(part, axis) for part in parts]
 
@@ -98,7 +103,10 @@ def _attended(
     site: NodeSite, q: Tensor, k: Tensor, v: Tensor, padding: int, bias: int, *, scale: float,
     is_causal: bool, least: float,
 ) -> Any:  # fmt: skip
-    """Attend. Input `padding` is as in `_mask_padding`, input `bias` is added to scores."""
+    """Compute attention.
+
+    Input `padding` is a mask that `_mask_padding` describes. Input `bias` is added to the scores.
+    """
     times, keys = site.extent(q, 2), site.extent(k, 2)
     mask = Mask(site)
     _mask_padding(site, mask, padding, keys, q, least)
@@ -138,7 +146,7 @@ def _attention(
 def _multi_head_attention(
     site: NodeSite, x: Tensor, *, count: int, **attributes: Any
 ) -> tuple[Any, ...]:
-    """Attend. Queries, keys and values may be packed in one tensor."""
+    """Compute attention. Queries, keys and values may be packed in one tensor."""
     only(site, 8, 3)
     x = site.tensor(x)
     parts: list[Any]
@@ -148,8 +156,9 @@ def _multi_head_attention(
         parts = [x, *_unpacked(site, site.tensor(1), 3)]
     else:
         parts = [x, site.tensor(1), site.tensor(2)]
-    # Parts are [batch,time,heads*items], or [batch,time,heads,items] after unpacking. Keys and
-    # values of cross-attention may be heads [batch,heads,time,items] already, without a bias.
+    # The parts have shape (batch, time, heads * items), or (batch, time, heads, items) if they were
+    # unpacked. In cross-attention, keys and values may already be heads of shape (batch, heads,
+    # time, items); then they have no bias.
     end = 1 if site.rank(x) == 3 and site.rank(1) == 4 else 3
     for i, part in enumerate(parts[:end]):
         if site.rank(part) == 4:
@@ -184,7 +193,7 @@ def _rotary_embedding(
             count = site.extent(0, 2) // (2 * site.extent(2, 1))
         x = heads(site, x, count)
     positions = site.as_integer(1)
-    if site.rank(1) == 1:  # Input 1 is the position of the first item.
+    if site.rank(1) == 1:  # input 1 is the position of the first item
         positions = site.step.add(site.places(site.extent(x, 2), 1, 2), positions)
     x = rotated(site, x, *angles(site, positions, (2, 3)), interleaved=interleaved)
     return joined(site, x) if is_flat else x
@@ -204,21 +213,22 @@ def _group_query_attention(
     is_smooth: bool = flag("smooth_softmax"),
     **scaling: Any,
 ) -> tuple[Any, ...]:
-    """Attend causally. New keys and values are appended to the past ones in buffers.
+    """Compute causal attention. New keys and values are appended to past ones in buffers.
 
-    Input 5, `seqlens_k`, is the number of past and new keys, less 1. If the total length, input 6,
-    is known, the resulting buffer has at least this length. If it is computed, the buffer keeps its
-    length, and a sequence that does not fit gives NaN; a runtime makes a longer buffer.
+    Input 5, `seqlens_k`, is the number of past and new keys, minus 1. Input 6 is the total length.
+    If it is known, the resulting buffer is at least this long. If it is computed, the buffer keeps
+    its length, and the result is NaN for a sequence that does not fit. A runtime makes a longer
+    buffer instead.
     """
     only(site, 12, 3, sliding_window_cache=0, k_quant_type="NONE", v_quant_type="NONE", causal=1)
     step = site.step
     q, k, v = _packed_heads(site, (query_heads, key_heads, key_heads))
     batch, _, times, _ = site.known_shape(q)
-    size = site.extent(3, 2) if site.has(3) else 0  # length of the buffers
+    size = site.extent(3, 2) if site.has(3) else 0  # the length of the buffers
     before: Any = 0
     if size:
         lengths = site.reshaped(site.as_integer(5), (batch, 1))
-        before = step.max(step.sub(lengths, times - 1), 0)  # [batch,1]
+        before = step.max(step.sub(lengths, times - 1), 0)  # of shape (batch, 1)
     if rotates:
         if site.has(9):
             positions = site.as_integer(9)
@@ -240,7 +250,7 @@ def _group_query_attention(
         k = site.fitted(k, 2, keys)
         v = site.fitted(v, 2, keys)
     mask = Mask(site)
-    left = window - 1 if window > 0 else -1  # The window includes the key of the query itself.
+    left = window - 1 if window > 0 else -1  # the window includes the key of the query itself
     mask.within(times, keys, before, left=left, right=0)
     if site.has(10):
         mask.add(site.part(site.tensor(10), 3, 0, keys))
@@ -251,12 +261,16 @@ def _group_query_attention(
     if size and not isinstance(total, Constant):
         fits = step.lt(site.reshaped(site.as_integer(5), (batch, 1, 1, 1)), keys)
         one = site.cast(fits, site.dtype_of(q))
-        result = step.mul(result, step.div(one, one))  # 0 / 0 is NaN, for which NNEF has no literal
+        # Where the sequence does not fit, 0 / 0 is NaN, for which NNEF has no literal.
+        result = step.mul(result, step.div(one, one))
     return joined(site, result), k, v
 
 
 def _packed_heads(site: NodeSite, counts: tuple[int, int, int]) -> list[Any]:
-    """Return the heads of queries, keys and values, in inputs 0 to 2 or packed in input 0."""
+    """Return the heads of queries, keys and values.
+
+    They are in inputs 0 to 2, or packed in input 0.
+    """
     if site.has(1):
         parts: list[Any] = [site.tensor(i) for i in range(3)]
     else:
@@ -266,13 +280,16 @@ def _packed_heads(site: NodeSite, counts: tuple[int, int, int]) -> list[Any]:
 
 
 def _placed(site: NodeSite, past: Tensor, new: Tensor, before: Tensor, keys: int) -> Any:
-    """Return a buffer of `keys` keys: the first `before` [batch,1] past keys, new ones, zeros."""
+    """Make a buffer of `keys` keys: past keys, followed by the new keys and by zeros.
+
+    `before` has shape (batch, 1): the number of past keys of each sequence.
+    """
     step = site.step
     batch, heads, times, items = site.known_shape(new)
     size = site.extent(past, 2)
     zero = site.filled(0, site.dtype_of(new), (batch, heads, 1, items))
     parts = step.concat([past, new, zero], axis=2)
-    # The index in `parts` of each key of the buffer.
+    # for each key of the buffer, its index in `parts`
     past_index = site.places(keys, 1, 2)
     new_index = step.sub(past_index, before)
     is_new = step.and_(step.ge(new_index, 0), step.lt(new_index, times))

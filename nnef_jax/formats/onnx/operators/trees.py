@@ -1,4 +1,7 @@
-"""Ensembles of decision trees: tables of nodes and leaves for the kind `tree_ensemble`."""
+"""Meanings of ensembles of decision trees, which become operations of the kind `tree_ensemble`.
+
+The operands of this kind are tables of nodes and leaves.
+"""
 
 from __future__ import annotations
 
@@ -33,16 +36,17 @@ _COMPARISONS = {
     "BRANCH_EQ": 1, "BRANCH_NEQ": 2, "BRANCH_LT": 3, "BRANCH_GT": 4, "BRANCH_LEQ": 5,
     "BRANCH_GTE": 6, "LEAF": 0,
 }  # fmt: skip
-_MODES = ("LEQ", "LT", "GTE", "GT", "EQ", "NEQ")  # TreeEnsemble's modes 0 to 5; 6 is MEMBER
+# TreeEnsemble's modes 0 to 5; its mode 6 is MEMBER.
+_MODES = ("LEQ", "LT", "GTE", "GT", "EQ", "NEQ")
 _AGGREGATES = ("AVERAGE", "SUM", "MIN", "MAX")
-_NAN = 256  # This is added to the code of a comparison if NaN takes the branch for true.
+_NAN = 256  # is added to the code of a comparison if NaN takes the branch for true
 _NODE = 10  # steps of the meter for each node
 _NO_MEMBERS = Constant(np.zeros(0, np.float32), "float32")
 _TRACKS = integers("nodes_missing_value_tracks_true", ())
 
 
 def _numbers(site: NodeSite, name: str) -> NDArray[Any]:
-    """Return the numbers of an attribute, or of the tensor `*_as_tensor` that replaces it."""
+    """Return the numbers of an attribute, or those of the tensor `*_as_tensor` in its place."""
     tensor = site.node.attributes.get(f"{name}_as_tensor")
     return np.array(site.numbers(name, ())) if tensor is None else tensor.array.reshape(-1)
 
@@ -55,16 +59,17 @@ def _scores(
     site: NodeSite, roots: Sequence[int], nodes: NDArray[np.int32], leaves: NDArray[np.int32],
     count: int, aggregate: str = "SUM",
 ) -> Any:  # fmt: skip
-    """Return the scores [samples,count] of rows.
+    """Compute the scores of rows, of shape (samples, count).
 
     Args:
         site: the node.
-        roots: the indices in `nodes` of the roots.
-        nodes: [nodes,5]: (feature, index if true, index if false, threshold, comparison), or for a
-            leaf (begin, end, 0, 0, 0), its range in `leaves`.
-        leaves: [leaves,2]: (class, weight).
+        roots: the indices of the roots in `nodes`.
+        nodes: a table of shape (nodes, 5). The row of a branch is (feature, index if true, index if
+            false, threshold, comparison). The row of a leaf is (begin, end, 0, 0, 0), where begin
+            and end are its range in `leaves`.
+        leaves: a table of shape (leaves, 2) with rows (class, weight).
         count: the number of classes.
-        aggregate: combines the weights of all trees, one of `_AGGREGATES`.
+        aggregate: how the weights of all trees are combined; one of `_AGGREGATES`.
     """
     x = rows(site)
     width = site.shape(x)[1]
@@ -80,7 +85,8 @@ def _scores(
         raise InvalidOperation(f"the classes of its leaves must be 0 to {count - 1}")
     tables = {"trees": np.asarray(roots), "nodes": nodes, "leaves": leaves}
     operands = {name: parameter(site, name, table, "int32") for name, table in tables.items()}
-    is_mean = aggregate == "AVERAGE"  # The average is the sum divided by the number of trees.
+    # An average is computed as the sum, divided by the number of trees below.
+    is_mean = aggregate == "AVERAGE"
     if is_mean:
         aggregate = "SUM"
     operands = {"input": x, **operands}
@@ -91,9 +97,9 @@ def _scores(
 
 @dataclass(frozen=True, slots=True)
 class _Trees:
-    """Trees whose nodes are named by two numbers, of the tree and of the node."""
+    """Trees in which a node is identified by two numbers, the tree's and the node's."""
 
-    # An item for each node.
+    # These sequences have an item for each node.
     trees: Sequence[int]
     numbers: Sequence[int]
     modes: Sequence[str]
@@ -101,7 +107,8 @@ class _Trees:
     true: Sequence[int]
     false: Sequence[int]
     tracks: Sequence[int]
-    # An item for each vote: node `voting` of tree `voters` votes for class `voted`.
+    # These sequences have an item for each vote: node `voting` of tree `voters` votes for class
+    # `voted`.
     voters: Sequence[int]
     voting: Sequence[int]
     voted: Sequence[int]
@@ -125,7 +132,10 @@ def _attributes(votes: str) -> dict[str, Any]:
 def _ensemble(
     site: NodeSite, ensemble: _Trees, count: int, weights: NDArray[Any], aggregate: str = "SUM"
 ) -> Any:
-    """Return the scores [samples,count] of rows. `weights` has an item for each vote."""
+    """Compute the scores of rows, of shape (samples, count).
+
+    `weights` has an item for each vote.
+    """
     trees = ensemble.trees
     site.spend(_NODE * len(trees))
     unknown = sorted({*ensemble.modes} - {*_COMPARISONS})
@@ -134,7 +144,7 @@ def _ensemble(
     index_of = {node: i for i, node in enumerate(zip(trees, ensemble.numbers, strict=True))}
     if len(index_of) != len(trees):
         raise InvalidOperation("a tree has two nodes with the same number")
-    # Votes in the order of their nodes: node i has the leaves `ends[i] : ends[i + 1]`.
+    # The votes are sorted by their nodes, so that node i has the leaves `ends[i] : ends[i + 1]`.
     voters = zip(ensemble.voters, ensemble.voting, strict=True)
     owners = np.array([index_of[node] for node in voters], np.int64)
     order = np.argsort(owners, kind="stable")
@@ -188,8 +198,10 @@ def _classifier(
 ) -> Any:
     """Return the label with the highest score, and the scores.
 
-    If all votes are for one of two classes, they are taken as votes for the second class, as in
-    ONNX Runtime. It wins if its score is above 0.5, or above 0 if a weight is negative.
+    If there are two classes and all votes are for the same class, ONNX Runtime takes them as votes
+    for the second class, and so does this function. The second class wins if its score is above
+    0.5, or above 0 if a weight is negative.
+    Trees in which nodes and leaves are identified by their indices.
     """
     labels = classes(site, names)
     weights = _numbers(site, "class_weights")
@@ -223,9 +235,9 @@ def _tensor(name: str, default: Constant | None = None) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _Tables:
-    """Trees whose nodes and leaves are named by indices."""
+    """Trees in which nodes and leaves are identified by their indices."""
 
-    # An item for each node.
+    # These have an item for each node.
     modes: Constant
     splits: Constant
     features: Sequence[int]
@@ -234,16 +246,16 @@ class _Tables:
     true_leafs: Sequence[int]
     false: Sequence[int]
     false_leafs: Sequence[int]
-    # An item for each leaf.
+    # These have an item for each leaf.
     voted: Sequence[int]
     weights: Constant
-    # Sets of numbers, each ended by NaN.
+    # Sets of numbers. Each set ends with NaN.
     members: Constant
 
     def children(self, name: str, indices: Sequence[int], leafs: Sequence[int]) -> list[int]:
-        """Return the indices of children in a table of all nodes, then all leaves.
+        """Return the indices of children in a table that has all nodes, then all leaves.
 
-        `leafs` tell which of `indices` are leaves.
+        `leafs` tells which of `indices` are indices of leaves.
         """
         nodes = self.modes.array.size
         leaves = len(self.voted)
@@ -281,7 +293,7 @@ def _tree_ensemble(
     transform: int = integer("post_transform", 0),
     **tables: Any,
 ) -> Any:
-    """Return the scores [samples,targets] of rows."""
+    """Compute the scores of rows, of shape (samples, targets)."""
     ensemble = _Tables(**tables)
     features = ensemble.features
     count = ensemble.modes.array.size
@@ -302,7 +314,8 @@ def _tree_ensemble(
             continue
         if mode > len(_MODES) or not sets:
             raise InvalidOperation(f"node {i} has the unknown mode {mode}, or no set of members")
-        # A chain of nodes, one for each member: an item that differs goes on to the next member.
+        # A membership test becomes a chain of nodes, one for each member. An item that differs from
+        # a member goes on to the node of the next member.
         members = _bits(sets.pop(0)).tolist()
         chain = [i, *range(len(table), len(table) + len(members) - 1)]
         table += [[0] * 5 for _ in chain[1:]]
@@ -325,7 +338,7 @@ def _named(name: str, number: int, names: Sequence[str]) -> str:
 
 
 def _sets(members: Constant) -> list[list[float]]:
-    """Return the sets of members. In `members` each set ends with NaN."""
+    """Split numbers into sets of members. In `members`, each set ends with NaN."""
     sets: list[list[float]] = [[]]
     for item in members.array.reshape(-1).tolist():
         if item == item:
