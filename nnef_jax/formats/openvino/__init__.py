@@ -1,6 +1,7 @@
 """The format OpenVINO IR, versions 2 to 11: layers in an .xml file, weights in a .bin file.
 
-Networks of TensorFlow, TensorFlow Lite and PaddlePaddle are read too: `converter` converts them.
+Networks of TensorFlow, TensorFlow Lite and PaddlePaddle are read too. The module `converter`
+converts them to OpenVINO IR.
 
 Where is `auto_pad` converted to padding? `window_attributes`
 Where are a network's inputs, outputs and variables declared? `network_ends`
@@ -14,13 +15,13 @@ import os
 from nnef_jax.formats.base import Frontend, Options
 from nnef_jax.storage.archive import Archive
 
-# Frameworks whose networks are converted, by the ending of the graph's file name.
+# The frameworks whose networks are converted, by the ending of the graph's file name.
 _CONVERTED = {".tflite": "TensorFlow Lite", ".pb": "TensorFlow", ".pdmodel": "PaddlePaddle"}
 GRAPHS = ("*.xml", "saved_model.pb", "*.pdmodel")
 ALONE = {
     "model.xml": rb"\s*<(\?xml|net\b)",
     "model.tflite": rb"[\0-\xff]{4}TFL3",
-    # A GraphDef: the first node, its name, its operation.
+    # The first bytes of a TensorFlow GraphDef: the first node, its name, and its operation.
     "model.pb": rb"\x0a[\x80-\xff]{0,4}[\0-\x7f]\x0a[\x80-\xff]?[\x01-\x7f][\w./>-]+"
     rb"\x12[\x02-\x7f][A-Z_]",
 }
@@ -33,7 +34,7 @@ def recognises(archive: Archive) -> bool:
 
 
 def read(archive: Archive, options: Options) -> Frontend:
-    """Return the checked network of an archive. Raises NnefError."""
+    """Read the network of an archive and check it. Raises NnefError."""
     from nnef_jax.formats.openvino.frontend import OpenvinoFrontend
 
     kind = _CONVERTED.get(os.path.splitext(archive.graph)[1])

@@ -1,8 +1,8 @@
 """Converts networks of TensorFlow, TensorFlow Lite and PaddlePaddle to IR, by OpenVINO's converter.
 
-The converter is native code. A hostile file may make it crash, hang or exhaust the memory.
-Therefore it runs in a separate process (`converter_process`), on copies of the network's files in a
-new temporary folder.
+The converter is native code, which a hostile file may make crash, hang or exhaust the memory.
+Therefore the converter runs in a separate process (`converter_process`). It works on copies of the
+network's files in a new temporary folder.
 """
 
 from __future__ import annotations
@@ -24,14 +24,18 @@ from nnef_jax.storage import protected_files, temporaries
 from nnef_jax.storage.archive import Archive
 from nnef_jax.storage.folder import Folder
 
-_SECONDS_PER_STEP = 6e-6  # The default limits allow a minute; large networks take seconds.
+# The default limits allow a minute; the conversion of a large network takes seconds.
+_SECONDS_PER_STEP = 6e-6
 _LOG, _RESULT = "converted.log", "converted.xml"
-_SHOWN = 800  # bytes at the end of the converter's log
+_SHOWN = 800  # the number of bytes at the end of the converter's log that errors show
 _VARIABLES = re.compile(r"variables/variables\.[\w.-]+")  # members of a SavedModel
 
 
 class _Result(Folder):
-    """The converter's files. Errors name them as members of the file that is converted."""
+    """The files that the converter wrote.
+
+    Errors call them members of the file that is converted.
+    """
 
     def __init__(self, folder: str, meter: Meter, shown: str) -> None:
         super().__init__(folder, meter)
@@ -48,11 +52,12 @@ class _Result(Folder):
 
 @contextmanager
 def converted(archive: Archive, kind: str, meter: Meter) -> Generator[Archive]:
-    """Convert a network to an archive of OpenVINO's IR. `kind` names the framework in errors.
+    """Convert a network to an archive of OpenVINO's IR. `kind` is the framework's name, for errors.
 
-    The archive's files are deleted at the end of the block; arrays mapped from them stay valid.
-    Raises UnsupportedError without the package openvino, InputError for separate weights, and
-    ArchiveError if the converter refuses the network, crashes or takes too long.
+    The archive's files are deleted at the end of the block, but arrays that are mapped from them
+    stay valid. Raises UnsupportedError if the package openvino is not installed, InputError if the
+    user names a separate file of weights, and ArchiveError if the converter refuses the network,
+    crashes or takes too long.
     """
     shown = archive.location(archive.graph)
     if archive.weights is not None:
@@ -78,7 +83,10 @@ def converted(archive: Archive, kind: str, meter: Meter) -> Generator[Archive]:
 
 
 def _copy(archive: Archive, folder: str, meter: Meter) -> str:
-    """Copy the files of a network; return the name of the graph's copy, or of its folder."""
+    """Copy the files of a network to a folder.
+
+    Return the name of the copy of the graph, or of the copy's folder if the network is a folder.
+    """
     graph = archive.graph
     stem, ending = os.path.splitext(graph)
     copies = {graph: f"source{ending}"}
@@ -97,7 +105,10 @@ def _copy(archive: Archive, folder: str, meter: Meter) -> str:
 
 
 def _run(source: str, folder: str, limits: Limits) -> str:
-    """Convert `source`, a name in `folder`; return the reason of a failure, "" for success."""
+    """Convert the network `source`, a name in `folder`, by the converter.
+
+    Return the reason if the conversion fails, or "" if it succeeds.
+    """
     seconds = max(1, int(limits.steps * _SECONDS_PER_STEP))
     bounds = (str(seconds), str(limits.expanded_bytes))
     log = os.path.join(folder, _LOG)
@@ -119,13 +130,17 @@ def _run(source: str, folder: str, limits: Limits) -> str:
 
 
 def _status(command: Sequence[str], folder: str, errors: int, seconds: int) -> int | None:
-    """Return the exit status of a command, None if it takes too long. End all its processes."""
-    paths = os.pathsep.join(map(os.path.abspath, sys.path))  # to import the same packages
+    """Run a command and return its exit status, or None if it takes too long.
+
+    All processes of the command are ended in either case.
+    """
+    # Lets the child import the same packages.
+    paths = os.pathsep.join(map(os.path.abspath, sys.path))
     process = subprocess.Popen(
         command,
         cwd=folder,
         env=os.environ | {"PYTHONPATH": paths},
-        stdin=subprocess.PIPE,  # closes when this process ends, which ends the child
+        stdin=subprocess.PIPE,  # is closed when this process ends, which ends the child too
         stdout=subprocess.DEVNULL,
         stderr=errors,
         start_new_session=True,

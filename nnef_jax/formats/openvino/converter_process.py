@@ -1,9 +1,9 @@
 """The script in which OpenVINO converts a network, so that no load imports openvino itself.
 
-`converter` runs the script in a temporary folder with three arguments: the name of the network's
-file or folder there, a bound on the seconds, and a bound on the bytes of its memory and of each
-file. The script writes `converted.xml` and `converted.bin`. On failure it exits with a status other
-than 0 and writes the reason to its standard error.
+The module `converter` runs the script in a temporary folder, with three arguments: the name of the
+network's file or folder in that folder, a limit for the seconds, and a limit for the bytes of its
+memory and of each file. The script writes `converted.xml` and `converted.bin`. On failure it exits
+with a status other than 0, and writes the reason to its standard error.
 """
 
 from __future__ import annotations
@@ -18,22 +18,24 @@ from typing import Any
 
 try:
     import resource
-except ImportError:  # Windows: only the time is bounded
+except ImportError:  # Windows has no such module, so only the time is limited there
     resource = None
 
-_BASE_MEMORY = 1 << 30  # bytes for the interpreter, the converter and its threads
+# Bytes of memory for the interpreter, the converter and the converter's threads.
+_BASE_MEMORY = 1 << 30
 
 
 def main(source: str, seconds: int, size: int) -> None:
     """Convert a network within limits; end as soon as the parent process ends."""
     threading.Thread(target=_end_with_parent, args=(os.getcwd(),), daemon=True).start()
     if resource is not None:
-        # Limits of the system hold even while native code blocks all Python threads.
+        # The system enforces these limits even while native code blocks all Python threads.
         signal.alarm(min(2 * seconds, 1 << 30))
         _bound(resource.RLIMIT_CORE, 0)
         _bound(resource.RLIMIT_FSIZE, size)
         _bound(resource.RLIMIT_DATA, size + _BASE_MEMORY)
-    # Without this package openvino uses a stub, which starts no process to send usage data.
+    # Without the package openvino_telemetry, openvino uses a stub in its place. The stub starts no
+    # process that sends usage data.
     sys.modules["openvino_telemetry"] = None  # pyright: ignore[reportArgumentType]
     try:
         openvino: Any = import_module("openvino")
@@ -44,7 +46,7 @@ def main(source: str, seconds: int, size: int) -> None:
 
 
 def _bound(limit: int, value: int) -> None:
-    """Set a limit of the system (63 bits) unless the present one is lower."""
+    """Set a limit of the system, of 63 bits, unless the present limit is lower."""
     assert resource is not None
     _, most = resource.getrlimit(limit)
     bounds = [n for n in (value, most) if 0 <= n < 1 << 62]
@@ -53,7 +55,10 @@ def _bound(limit: int, value: int) -> None:
 
 
 def _end_with_parent(folder: str) -> None:
-    """Wait until the parent closes the standard input; then remove the folder, and end."""
+    """Wait until the parent closes the standard input.
+
+    Then remove the folder and end this process.
+    """
     while os.read(0, 1):
         pass
     shutil.rmtree(folder, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Reads the layers of a network and of its bodies, and the edges between them."""
+"""Reads the layers of a network and of its bodies, and the edges between the layers."""
 
 from __future__ import annotations
 
@@ -15,20 +15,24 @@ from nnef_jax.formats.openvino.xml import Element
 from nnef_jax.limits import COMPARISONS_PER_STEP, OPERATION, Meter
 
 OLDEST, NEWEST = 2, 11
-FIRST_OF_OPSETS = 10  # the first version whose weights are layers
-CONSTANTS = ("const", "constant")  # types of layers in lower case
-_OLD_TYPES = {  # spellings in version 2 by type in lower case
+FIRST_OF_OPSETS = 10  # the first version in which weights are layers
+CONSTANTS = ("const", "constant")  # types of layers that hold weights, in lower case
+_OLD_TYPES = {  # the spelling that version 2 has for a type, by the type in lower case
     "fullyconnected": "fc", "innerproduct": "fc", "norm": "lrn", "batchnormalization": "batch_norm",
 }  # fmt: skip
 _BODIES = ("body", "then_body", "else_body")
-_LARGEST = 1 << 40  # items along an axis
-OPEN_RANK = "..."  # the shape of a tensor of any rank
-BOUNDS = re.compile(r"(\d{0,20})\.\.(\d{0,20})")  # an open extent between two bounds
+_LARGEST = 1 << 40  # the largest extent of an axis
+OPEN_RANK = "..."  # the text that stands for the shape of a tensor whose rank is open
+# An open extent that is declared by two bounds, such as 1..8.
+BOUNDS = re.compile(r"(\d{0,20})\.\.(\d{0,20})")
 
 
 @dataclass(slots=True, eq=False)
 class Port:
-    """A port with its declared type. An open extent is -1. `shape` is None if the rank is open."""
+    """A port of a layer, with the type that the document declares for it.
+
+    An open extent is -1. `shape` is None if the rank is open.
+    """
 
     id: int
     shape: tuple[int, ...] | None
@@ -38,7 +42,10 @@ class Port:
 
 @dataclass(slots=True, eq=False)
 class Blob:
-    """The place of a layer's weights in the .bin, in bytes. If `type` is "", the layer has it."""
+    """The place of a layer's weights in the .bin file: offset and size in bytes, and element type.
+
+    If `type` is "", the element type is that of the layer.
+    """
 
     offset: int
     size: int
@@ -47,7 +54,11 @@ class Blob:
 
 @dataclass(slots=True, eq=False)
 class NetLayer:
-    """A layer. `attributes` are the attributes of `<data>`; `kind` is the type in lower case."""
+    """A layer of a network.
+
+    `attributes` are the attributes of the layer's `<data>` element. `kind` is the type in lower
+    case.
+    """
 
     id: int
     name: str
@@ -70,7 +81,10 @@ class NetLayer:
         return f"layer '{self.name}' ({self.type})"
 
     def named(self, ports: Sequence[Port]) -> list[tuple[str, Port]]:
-        """Return ports with names: the layer's name, followed by `.i` if there are several."""
+        """Pair each port with a name.
+
+        The name of a port is the layer's name, followed by `.i` if there are several ports.
+        """
         if len(ports) == 1:
             return [(self.name, ports[0])]
         return [(f"{self.name}.{i}", port) for i, port in enumerate(ports)]
@@ -81,18 +95,18 @@ End = tuple[int, int]  # the ids of a layer and of its port
 
 @dataclass(eq=False)
 class Net:
-    """A checked network. Each of `layers` comes after the layers that feed it."""
+    """A checked network. Each layer in `layers` comes after the layers whose results it reads."""
 
     name: str
     version: int
     layers: Sequence[NetLayer]
-    sources: Mapping[End, End]  # output ports, by the input ports that read them
+    sources: Mapping[End, End]  # maps each input port that is read to the output port that it reads
     element: Element
     source: Source
 
     @property
     def is_legacy(self) -> bool:
-        """Tell whether layers hold their weights as blobs: before version 10."""
+        """Tell whether layers hold their weights as blobs, as they do before version 10."""
         return self.version < FIRST_OF_OPSETS
 
     @cached_property
@@ -101,7 +115,7 @@ class Net:
         return {layer.id: layer for layer in self.layers}
 
     def all_layers(self) -> Iterator[NetLayer]:
-        """Yield the layers, and those of bodies."""
+        """Yield all layers, including the layers of bodies."""
         for layer in self.layers:
             yield layer
             for body in layer.bodies.values():
@@ -109,7 +123,7 @@ class Net:
 
     @cached_property
     def read(self) -> frozenset[End]:
-        """Return the output ports with a reader."""
+        """Return the output ports that some input port reads."""
         return frozenset(self.sources.values())
 
 
@@ -118,12 +132,13 @@ class Body:
     """A network inside a layer, with its port map and its back edges."""
 
     net: Net
-    ports: Sequence[tuple[bool, Mapping[str, str]]]  # lines: whether it is an input, attributes
-    back: Sequence[tuple[End, End]]  # (from, to)
+    # For each line of the port map, whether it is for an input, and the attributes.
+    ports: Sequence[tuple[bool, Mapping[str, str]]]
+    back: Sequence[tuple[End, End]]  # pairs of ports (from, to)
 
 
 def read_net(root: Element, source: Source, meter: Meter) -> Net:
-    """Return the network of a document. Raises NnefError, which lists all its errors."""
+    """Read the network of a document and check it. Raises NnefError, which lists all errors."""
     if root.tag != "net":
         raise SemanticError(
             f"the root element must be <net>, it is <{root.tag}>",
@@ -197,7 +212,7 @@ class _NetReader:
             message = f"layer '{name}' ({type or 'of no type'}): {error.message}"
             self._error(message, e, error.hint)
         bodies = {tag: self._body(e, tag) for tag in _BODIES if e.child(tag)}
-        for body in bodies.values():  # lines of a port map are compared with each other
+        for body in bodies.values():  # the lines of a port map are compared with each other
             lines = len(body.ports) + len(inputs) + len(outputs)
             self.meter.spend(lines**2 // COMPARISONS_PER_STEP, self.source.name)
         return NetLayer(
@@ -235,7 +250,11 @@ class _NetReader:
         return Body(net, ports, back)
 
     def _edge(self, e: Element, layers: Mapping[int, NetLayer], sources: dict[End, End]) -> None:
-        """Add an edge to `sources`. Note an error for an unknown end or a second edge to a port."""
+        """Add an edge to `sources`.
+
+        An error is noted if an end of the edge does not exist, or if another edge leads to the same
+        port.
+        """
         try:
             start = _end(e, "from")
             end = _end(e, "to")
@@ -256,8 +275,12 @@ class _NetReader:
     def _ordered(
         self, layers: Sequence[NetLayer], by_id: Mapping[int, NetLayer], sources: Mapping[End, End]
     ) -> Iterator[NetLayer]:
-        """Yield the layers, each after the layers that feed it, else in the document's order."""
-        state = dict[int, int]()  # by id: 1 while its predecessors are visited, 2 afterwards
+        """Yield each layer after the layers whose results it reads.
+
+        Otherwise the layers keep the order of the document.
+        """
+        # The state of a layer by its id: 1 while its predecessors are visited, 2 afterwards.
+        state = dict[int, int]()
         for start in layers:
             stack = [start]
             while stack:
@@ -281,7 +304,10 @@ class _NetReader:
 
 
 def _data(e: Element, type: str) -> Element:
-    """Return the element with a layer's attributes. In version 2 the layer's type is its name."""
+    """Return the element that has a layer's attributes.
+
+    In version 2 the element may be named after the layer's type.
+    """
     kind = type.lower()
     names = ["data"]
     for name in (kind, _OLD_TYPES.get(kind, kind), "norm"):
@@ -291,7 +317,7 @@ def _data(e: Element, type: str) -> Element:
 
 
 def _blobs(e: Element) -> dict[str, Blob]:
-    """Return the places of a layer's weights, by the tags of their elements."""
+    """Return the places of a layer's weights, by the tags of the elements that declare them."""
     elements = [*e.children, *e.below("blobs")]
     blobs: dict[str, Blob] = {}
     for element in elements:
@@ -313,7 +339,7 @@ def _end(e: Element, side: str) -> End:
 
 
 def whole_number(attributes: Mapping[str, str], name: str, default: int | None = None) -> int:
-    """Return an attribute that is a whole number >= 0. Raises InvalidOperation."""
+    """Return an attribute that is a whole number of 0 or more. Raises InvalidOperation."""
     text = attributes.get(name)
     if text is None:
         if default is None:
@@ -335,7 +361,10 @@ def _extent(text: str) -> int:
 
 
 def extents(text: str) -> list[int | None]:
-    """Return the shape in an attribute. Open extents (`?`, -1, bounds as `1..8`) are None."""
+    """Return the shape that an attribute declares.
+
+    Open extents (`?`, -1, or bounds as 1..8) are None.
+    """
     if text.strip() == OPEN_RANK:
         raise InvalidOperation("its rank is open")
     if not text.strip():
@@ -349,6 +378,6 @@ def extents(text: str) -> list[int | None]:
 
 
 def _names(text: str) -> tuple[str, ...]:
-    """Split names at commas. A backslash precedes a comma within a name."""
+    """Split a list of names at its commas. A comma within a name has a backslash before it."""
     parts = text.replace("\\,", "\0").split(",") if text else []
     return tuple(part.replace("\0", ",") for part in parts)

@@ -1,7 +1,8 @@
-"""Element types: their names in files, their bytes in a .bin, and the dtypes they are computed in.
+"""Element types: their names in files, their bytes in a .bin file, and their dtypes of computation.
 
-Parts of a .bin are views, checked against the end of the file. Items of less than a byte fill a
-byte from the low bits on, items of u1 from the high bit on.
+Tensors in a .bin file are views of it, which are checked against the end of the file. If items take
+less than a byte, a byte has several items. The first item is in its low bits, except for the type
+u1, whose first item is the high bit.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from lowering.errors import InvalidOperation
 from nnef_jax.flattening.emission import computed as computed_in
 from nnef_jax.storage.bitstream import codes_of, packed_size
 
-# By name in versions 10 and 11. `_ALIASES` are names of ports, and names in older versions.
+# The dtypes by the name that versions 10 and 11 have for an element type. The keys of `_ALIASES`
+# are further names, of ports and of older versions.
 _DTYPES: dict[str, Any] = {
     "f64": np.float64, "f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16,
     "f8e4m3": ml_dtypes.float8_e4m3fn, "f8e5m2": ml_dtypes.float8_e5m2,
@@ -35,7 +37,7 @@ _ALIASES = {
 _NAMES = {type: np.dtype(dtype).name for type, dtype in _DTYPES.items()}
 BY_DTYPE = {name: type for type, name in reversed(_NAMES.items())}
 _BITS = {"u1": 1, "bin": 1, "u2": 2, "i4": 4, "u4": 4, "nf4": 4, "f4e2m1": 4}
-# The 16 numbers of nf4: quantiles of the normal distribution (Dettmers et al. 2023,
+# The 16 numbers of nf4, which are quantiles of the normal distribution (Dettmers et al. 2023,
 # arXiv:2305.14314, appendix E).
 NF4 = (
     -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
@@ -47,17 +49,23 @@ NF4 = (
 
 @dataclass(slots=True, eq=False)
 class Weights:
-    """The bytes of the .bin, None if the file is missing. `name` is its name in errors."""
+    """The bytes of the .bin file. `name` is the file's name in errors.
+
+    `data` is None if the file is missing.
+    """
 
     data: memoryview | bytes | None
     name: str
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Bytes are copied, since the file may be missing where the pickle is read.
+        # the bytes are copied, since the file may be missing where the pickle is read
         return Weights, (None if self.data is None else bytes(self.data), self.name)
 
     def slice(self, offset: int, size: int) -> memoryview:
-        """Return `size` bytes from `offset` on. Raises InvalidOperation beyond the file's end."""
+        """Return `size` bytes from `offset` on.
+
+        Raises InvalidOperation if the file is too short.
+        """
         if self.data is None:
             raise InvalidOperation(
                 f"its weights are in '{self.name}', which does not exist",
@@ -73,7 +81,10 @@ class Weights:
 
 
 def element_type(name: str) -> str:
-    """Return the name of a type in version 11, for any spelling. Raises InvalidOperation."""
+    """Return the name that version 11 has for an element type, from any spelling of the type.
+
+    Raises InvalidOperation if there is no such type.
+    """
     spelling = name.strip().lower()
     type = _ALIASES.get(spelling, spelling)
     if type not in _DTYPES:
@@ -84,16 +95,17 @@ def element_type(name: str) -> str:
 
 
 def size_of(type: str, items: int) -> int:
-    """Return the number of bytes that items of a type take in a .bin."""
+    """Return the number of bytes that items of an element type take in a .bin file."""
     if type in _BITS:
         return packed_size(items, _BITS[type])
     return items * np.dtype(_DTYPES[type]).itemsize
 
 
 def unpacked(data: memoryview, type: str, shape: tuple[int, ...]) -> NDArray[Any]:
-    """Return the items of a tensor: a view of the file if items are whole bytes, else a copy.
+    """Return the items of a tensor from the tensor's bytes.
 
-    Items of nf4 are codes, indices into `NF4`.
+    The result is a view of the file if items are whole bytes, otherwise a copy. Items of nf4 are
+    returned as codes, which are indices into `NF4`.
     """
     dtype = np.dtype(_DTYPES[type])
     if type not in _BITS:
@@ -102,10 +114,10 @@ def unpacked(data: memoryview, type: str, shape: tuple[int, ...]) -> NDArray[Any
 
 
 def stored(type: str, real: str) -> str:
-    """Return the dtype in which the graph holds weights of a type.
+    """Return the dtype in which the graph holds weights of an element type.
 
-    Weights of f32 are held in `real`. Types of 64 bits are held in the dtype in which they are
-    computed. All other weights are held in the dtype of the file.
+    Weights of type f32 are held in `real`. Types of 64 bits are held in their dtype of computation.
+    All other weights are held in the dtype of the file.
     """
     if type in ("i64", "u64", "f64"):
         return computed(type, real)
@@ -113,10 +125,10 @@ def stored(type: str, real: str) -> str:
 
 
 def computed(type: str, real: str) -> str:
-    """Return the dtype that tensors of a type are computed in.
+    """Return the dtype in which tensors of an element type are computed.
 
-    It is `real` for f32, and for f16, which OpenVINO's runtime computes in f32 on CPUs. Integers of
-    64 bits are computed in 32 bits unless jax's x64 mode is on.
+    For f32 it is `real`. It is `real` for f16 too, because OpenVINO's runtime computes f16 in f32
+    on CPUs. 64-bit integers are computed in 32 bits unless jax's x64 mode is on.
     """
     if type in ("f16", "nf4"):
         return real

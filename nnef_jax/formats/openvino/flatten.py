@@ -40,7 +40,10 @@ _STATEFUL = ("assign", "memory", "readvalue")
 def flatten(
     net: Net, ends: Ends, options: Options, weights: Weights, data: dict[str, NDArray[Any]]
 ) -> Graph:
-    """Return the flat graph. Add its weights to `data`, by label. Raises NnefError."""
+    """Flatten a network into a graph. Its weights are added to `data`, by label.
+
+    Raises NnefError.
+    """
     with within_memory("the flat graph"):
         graph = LayerGraph(options, data)
         graph.variables = ends.variables
@@ -60,20 +63,20 @@ def flatten(
 
 @dataclass(slots=True, eq=False)
 class Flattener:
-    """Flattens a network into a graph, and each body into a graph of its own."""
+    """Flattens a network into a graph, and each of its bodies into a separate graph."""
 
     graph: LayerGraph
     weights: Weights
     prefix: str = ""
 
     def input(self, name: str, layer: NetLayer, port: Port, net: Net) -> Tensor:
-        """Add an input of the network."""
+        """Add an input of the network and return its tensor."""
         declared = layer.attributes.get("element_type", "") or port.type or layer.precision
         with placed(f"input '{name}'", layer.span):
             type = element_type(declared or "f32")
             shape = declared_shape(layer, port)
             if net.is_legacy and type not in ("i32", "i64"):
-                type = "f32"  # the runtime converts inputs of other types
+                type = "f32"  # the runtime converts inputs of all other types to f32
             require_bounds(self.graph.options.input_shapes.get(name, ()), layer)
             value = self.graph.input(name, shape, type, self.graph.computed(type), layer.span)
         if isinstance(value, Value) and layer.kind in INPUTS:
@@ -81,7 +84,7 @@ class Flattener:
         return value
 
     def site(self, layer: NetLayer, net: Net, operands: Sequence[Tensor | None]) -> LayerSite:
-        """Return the site of a layer with its operands."""
+        """Make the site of a layer with these operands."""
         return LayerSite(
             layer, net, net.version, self.graph, self.weights, operands, self.body, self.prefix
         )
@@ -89,9 +92,10 @@ class Flattener:
     def run(
         self, net: Net, feeds: Mapping[End, Tensor], outputs: Sequence[End]
     ) -> dict[End, Tensor]:
-        """Flatten the layers that outputs and states need; return the tensors by port.
+        """Flatten the layers that the outputs and the states depend on.
 
-        `feeds` are tensors by port too: the inputs of the network or body. They are in the result.
+        `feeds` are the inputs of the network or body, as tensors by port. Return all tensors by
+        port, including `feeds`.
         """
         tensors: dict[End, Tensor] = dict(feeds)
         layers = _needed(net, feeds, outputs)
@@ -126,15 +130,18 @@ class Flattener:
     def _shown(
         self, layer: NetLayer, operands: Sequence[Tensor | None]
     ) -> Iterator[tuple[End, Tensor]]:
-        """Add an unsupported layer for display: its tensors have no types."""
+        """Add an unsupported layer to a network that is only shown.
+
+        The layer's tensors have no types.
+        """
         kind = layer.type if has_untyped(operands) else unknown(layer.type)
         names = [name for name, _ in layer.named(layer.outputs)]
         results = add_untyped(self.graph, kind, operands, names, layer.span)
         if layer.kind == "assign":
             variable = self.graph.builder.variable_of(label_of(layer))
             if variable is not None:
-                # The variable stays a state. The layer's tensor has no type, so the variable is
-                # updated by its own value.
+                # The variable remains a state. It is updated by itself, since the layer's tensor
+                # has no type.
                 with placed(str(layer), layer.span):
                     self.graph.builder.update(variable, variable)
         for port, value in zip(layer.outputs, results, strict=True):
@@ -163,7 +170,7 @@ class Flattener:
             yield (layer.id, port.id), value
 
     def _add_aliases(self, value: Value, *names: str) -> None:
-        """Note further names of a tensor, except names of layers."""
+        """Note further names of a tensor. A name that a layer has is not noted."""
         builder = self.graph.builder
         for name in names:
             if name != value.name and not builder.is_taken(name):
@@ -180,7 +187,7 @@ class Flattener:
             return self.graph.ended(site.tensor(tensor), name, layer.span)
 
     def note_folded(self, net: Net, tensors: Mapping[End, Tensor]) -> None:
-        """Note the names of known tensors, and the layers that read them."""
+        """Note the names of known tensors, each with the layers that read it."""
         names: dict[End, list[str]] = {}
         for layer in net.layers:
             for name, port in layer.named(layer.outputs):
@@ -207,7 +214,10 @@ class Flattener:
         outputs: Sequence[End],
         name: str,
     ) -> dict[End, Tensor]:
-        """Flatten a body into `graph`; return its tensors by port. `feeds` are its inputs."""
+        """Flatten a body into `graph`; return the body's tensors by port.
+
+        `feeds` are the inputs of the body, by port.
+        """
         inner = Flattener(graph, self.weights, f"{self.prefix}{name}.")
         tensors = inner.run(body.net, feeds, outputs)
         if any(tensors.get(end) in graph.counts for end in outputs):
@@ -231,7 +241,7 @@ def _unsupported(layer: NetLayer, version: int) -> UnsupportedError:
 
 
 def _needed(net: Net, feeds: Mapping[End, Tensor], outputs: Sequence[End]) -> list[NetLayer]:
-    """Return the layers that outputs and states depend on, in order."""
+    """Return the layers that outputs and states depend on, in an order in which they can run."""
     waiting = [end[0] for end in outputs]
     waiting += [layer.id for layer in net.layers if layer.kind in _STATEFUL]
     visited = set[int]()
@@ -245,8 +255,8 @@ def _needed(net: Net, feeds: Mapping[End, Tensor], outputs: Sequence[End]) -> li
             if end not in feeds and end in net.sources:
                 source_id, _ = net.sources[end]
                 waiting.append(source_id)
-    # A ReadValue declares its variable, so it must precede the Assign that writes the variable.
-    # Therefore each Assign comes last unless a layer other than a Result reads it.
+    # A ReadValue declares its variable, so it must come before the Assign that writes the variable.
+    # Therefore each Assign comes last, unless a layer other than a Result reads it.
     layers = [layer for layer in net.layers if layer.id in visited]
     read: set[int] = set()  # ids of layers
     for layer in layers:

@@ -19,7 +19,7 @@ from nnef_jax.formats.openvino.xml import parse
 from nnef_jax.formats.syntax.graph_frontend import GraphFrontend, Titles
 from nnef_jax.storage.archive import Archive
 
-_SMALL = 1 << 15  # bytes; larger constants decide no shapes
+_SMALL = 1 << 15  # the size in bytes up to which constants may decide shapes
 
 
 class OpenvinoFrontend(GraphFrontend):
@@ -40,14 +40,14 @@ class OpenvinoFrontend(GraphFrontend):
         self.integer: str = computed("i64", options.real)
 
     def flatten(self, options: Options) -> Graph:
-        """Return the graph for the shapes in `options.input_shapes`, else the declared shapes."""
+        """Return the flat graph for `options.input_shapes`, or else the declared shapes."""
         return flatten(self._net, self._ends, options, self._weights, self._data)
 
     def declared_shapes(self, options: Options) -> Shapes:
-        """Return the declared shapes of the inputs, without inputs of open rank."""
+        """Return the declared shapes of the inputs. Inputs of open rank are left out."""
         shapes: dict[str, Any] = {}
         for name, (layer, port) in self._ends.inputs.items():
-            with suppress(InvalidOperation):  # flattening raises it with the line
+            with suppress(InvalidOperation):  # flattening raises this error with its line
                 shapes[name] = declared_shape(layer, port)
         return {name: shape for name, shape in shapes.items() if shape is not None}
 
@@ -57,20 +57,23 @@ class OpenvinoFrontend(GraphFrontend):
         return {label: variable.shape for label, variable in variables if variable.changes}
 
     def content(self) -> Iterable[object]:
-        """Return the text and all small constants, which decide the structure of the graph."""
+        """Return the text of the document and all small constants.
+
+        Both determine the structure of the graph.
+        """
         constants = b"".join(_small_constants(self._net, self._weights.data or b""))
         return self.dialect, self._text, constants
 
     def spans(self) -> Mapping[str, Span]:
-        """Return the place of each layer in the text."""
+        """Return the place of each layer in the document, by the layer's name."""
         return {layer.name: layer.span for layer in self._net.layers}
 
     def titles(self) -> Titles:
-        """Return the title of each layer, in bodies too, by its place in the text."""
+        """Return the title of each layer, also of layers in bodies, by its offset in the text."""
         return {layer.span.offset: str(layer) for layer in self._net.all_layers()}
 
     def unsavable(self) -> Sequence[NnefError]:
-        """Return errors for variables whose shape or initial value depends on a call."""
+        """Return an error for each variable whose shape or initial value depends on a call."""
         reason = "starts with a computed value or has an open shape, which NNEF cannot express"
         errors: list[NnefError] = []
         for label, variable in self._ends.variables.items():

@@ -1,4 +1,4 @@
-"""The graph into which the layers of a network or body are flattened, with its weights."""
+"""The graph into which the layers of a network or body are flattened, and its weights."""
 
 from __future__ import annotations
 
@@ -29,13 +29,14 @@ class LayerGraph(TensorGraph):
 
     @staticmethod
     def computed_in(options: Options, type: str) -> str:
-        """Return the dtype that tensors of an element type are computed in."""
+        """Return the dtype in which tensors of an element type are computed."""
         return computed(type, options.real)
 
     def held(self, type: str) -> np.dtype[Any]:
-        """Return the dtype that known tensors of an element type are computed in.
+        """Return the dtype of the arrays that hold known tensors of an element type.
 
-        It has 32 or 64 bits: a tensor declared with fewer bits may be computed from wider tensors.
+        Arrays of numbers have 32 or 64 bits even if the type has fewer, since they may be computed
+        from wider tensors.
         """
         if type == "boolean":
             return np.dtype(np.bool_)
@@ -43,7 +44,7 @@ class LayerGraph(TensorGraph):
         return np.dtype(np.int64) if is_integer else np.dtype(np.float32)
 
     def is_literal(self, constant: Constant) -> bool:
-        """Tell whether the only item of a known tensor may become a literal of operations."""
+        """Tell whether a known tensor with a single item may become a literal of operations."""
         return constant.type in ("f32", "i32", "i64", "boolean") and super().is_literal(constant)
 
     def element(self, dtype: str) -> str:
@@ -51,7 +52,7 @@ class LayerGraph(TensorGraph):
         return BY_DTYPE[dtype]
 
     def variable(self, constant: Constant, name: str, span: Span) -> Value:
-        """Add weights as a variable, and convert them to the dtype they are computed in."""
+        """Add weights as a variable, and convert them to their dtype of computation."""
         self.data[constant.label] = constant.array
         type = TensorType(constant.array.shape, stored(constant.type, self.options.real))
         value = self.builder.variable(name, constant.label, type, span)
@@ -64,7 +65,7 @@ class LayerGraph(TensorGraph):
         return self.add("cast", {"input": value}, {"dtype": dtype}, names, span, inserted=True)[0]
 
     def _looked_up(self, codes: Value, name: str, span: Span) -> Value:
-        """Return the numbers of `NF4` for codes, which are indices of 4 bits."""
+        """Replace codes, which are 4-bit indices, by the numbers of `NF4`."""
 
         def add(kind: str, operands: Mapping[str, Any], **attributes: Attribute) -> Value:
             names = [self.builder.unreserved(f"{name}.{kind}")]

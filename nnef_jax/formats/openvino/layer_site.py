@@ -1,4 +1,4 @@
-"""The site of a layer: its operands and attributes, and shorthands for operations."""
+"""The site of a layer: its operands and attributes, and shorthands that add operations."""
 
 from __future__ import annotations
 
@@ -28,9 +28,10 @@ from nnef_jax.formats.openvino.element_types import (
 from nnef_jax.formats.openvino.layer_graph import LayerGraph
 from nnef_jax.storage.bitstream import CODES_PER_STEP
 
-# Types of layers that are computed while the network is read, if their operands are known and may
-# decide shapes. Before version 10 these are `_FOLDED_OLD` only. Conversions of stored numbers are
-# computed by the network.
+# Types of layers that are folded, that is, computed while the network is read. A layer is folded
+# only if its operands are known and may decide shapes. Before version 10, only the types in
+# `_FOLDED_OLD` are folded. Conversions of stored numbers are not folded, so the network computes
+# them.
 _CONVERSIONS = ("convert", "convertlike")
 _FOLDED_OLD = ("gather", "concat", "squeeze", "unsqueeze")
 _FOLDED = frozenset({
@@ -46,24 +47,25 @@ _TRUE, _FALSE = ("1", "true", "yes"), ("0", "false", "no", "")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Known(Value):
-    """A known tensor that stands for a tensor of the graph while its layer is folded."""
+    """A known tensor in the form of a tensor of the graph, while its layer is folded."""
 
     constant: Constant = field(kw_only=True)
 
 
 @dataclass(slots=True, eq=False)
 class LayerSite(Site[LayerGraph]):
-    """A layer while it is flattened. An item of `operands` is None if its port is unconnected."""
+    """A layer while it is flattened. `operands` has None for each port that is not connected."""
 
     layer: NetLayer
     net: Net
-    version: int  # the document's version
+    version: int  # the version of the document
     graph: LayerGraph
     weights: Weights
     operands: Sequence[Tensor | None]
     flatten: Callable[..., dict[End, Tensor]]  # `Flattener.body`, which flattens a body
-    prefix: str = ""  # the beginning of labels and names in a body
-    folds: bool = False  # whether operations are computed at once instead of added
+    prefix: str = ""  # in a body, the beginning of labels and names
+    # Whether operations are computed at once instead of being added to the graph.
+    folds: bool = False
 
     # Operands
 
@@ -73,11 +75,11 @@ class LayerSite(Site[LayerGraph]):
         return self.layer.kind
 
     def input(self, i: int) -> Value:
-        """Return an input as a tensor of the graph."""
+        """Return input `i` as a tensor of the graph."""
         return self.tensor(i)
 
     def is_read(self, i: int) -> bool:
-        """Tell whether a layer reads an output."""
+        """Tell whether a layer reads output `i`."""
         ports = self.layer.outputs
         return i < len(ports) and (self.layer.id, ports[i].id) in self.net.read
 
@@ -86,12 +88,15 @@ class LayerSite(Site[LayerGraph]):
         return [self.tensor(x) for x in self.operands if x is not None]
 
     def tensor(self, x: int | Tensor) -> Value:
-        """Return an input as a tensor of the graph. While a layer folds, no constant is added."""
+        """Return an operand as a tensor of the graph. `x` is the operand or the index of an input.
+
+        While a layer is folded, no constant is added to the graph.
+        """
         operand = self.operand(x) if isinstance(x, int) else x
         return self._placed(operand) if self.folds else Site.tensor(self, operand)
 
     def body(self, name: str) -> Body:
-        """Return the body of a name. Raises InvalidOperation if there is none."""
+        """Return the body with this name. Raises InvalidOperation if there is none."""
         body = self.layer.bodies.get(name)
         if body is None:
             raise InvalidOperation(f"it has no <{name}>")
@@ -104,7 +109,7 @@ class LayerSite(Site[LayerGraph]):
         return name in self.layer.attributes
 
     def text(self, name: str, default: str | None = None) -> str:
-        """Return an attribute in lower case."""
+        """Return an attribute as text in lower case."""
         text = self.layer.attributes.get(name)
         if text is None:
             if default is None:
@@ -153,13 +158,16 @@ class LayerSite(Site[LayerGraph]):
         return int(number)
 
     def dtype(self, name: str, default: str | None = None) -> str:
-        """Return the dtype that tensors of an attribute's element type are computed in."""
+        """Return the dtype in which tensors of the element type in an attribute are computed."""
         return computed(element_type(self.text(name, default)), self.graph.options.real)
 
     # Operations
 
     def results(self, run: Callable[[Any], Any]) -> Any:
-        """Return the results of a meaning, known tensors if the layer can be folded."""
+        """Run a meaning and return its results.
+
+        If the layer can be folded, they are known tensors.
+        """
         kind = self.layer.kind
         folded_kinds = _FOLDED_OLD if self.net.is_legacy else _FOLDED
         operands = [x for x in self.operands if x is not None]
@@ -172,17 +180,20 @@ class LayerSite(Site[LayerGraph]):
         return run(self)
 
     def _emit(self, kind: str, operands: ByName, attributes: ByName, inserted: bool) -> Any:
-        """Add an operation, or compute it if the layer folds."""
+        """Add an operation. If the layer is folded, compute the operation instead."""
         if self.folds:
             return self._placed(self.folded(kind, _unplaced([*operands.values()]), attributes))
         return Site._emit(self, kind, operands, attributes, inserted)
 
     def evaluate(self, function: Callable[..., Any], *operands: Tensor | float) -> Value:
-        """Return a function's result on known tensors as host values. The layer must fold."""
+        """Apply a function of host values to known tensors. The layer must be folded."""
         return self._placed(self.evaluated(function, _unplaced(operands)))
 
     def _placed(self, x: Any) -> Any:
-        """Return known tensors as `_Known`, anything else unchanged."""
+        """Return known tensors as `_Known`, also within lists.
+
+        Anything else is returned unchanged.
+        """
         if isinstance(x, list):
             return [self._placed(item) for item in cast("list[Any]", x)]
         if not isinstance(x, Constant):
@@ -196,26 +207,29 @@ class LayerSite(Site[LayerGraph]):
 
     @property
     def title(self) -> str:
-        """Return the name of the layer in errors."""
+        """Return the description of the layer that errors show."""
         return f"layer '{self.name}'"
 
     @property
     def name(self) -> str:
-        """Return the name of the layer in the graph."""
+        """Return the name that the layer has in the graph."""
         return self.prefix + self.layer.name
 
     @property
     def real(self) -> str:
-        """Return the dtype that f32 is computed in."""
+        """Return the dtype in which f32 is computed."""
         return self.graph.options.real
 
     def has_one_weight(self) -> bool:
-        """Tell whether the weights, else the biases, are a single item for all channels."""
+        """Tell whether the layer stores a single weight for all channels.
+
+        A layer without weights is judged by its biases.
+        """
         blob = self.layer.blobs.get("weights") or self.layer.blobs.get("biases")
         return blob is not None and blob.size == size_of(self._stored_type(blob), 1)
 
     def blob(self, tag: str, shape: Sequence[int], type: str = "") -> Constant | None:
-        """Return weights of the layer in a shape; None if they are missing or have 0 bytes.
+        """Return weights of the layer in a shape, or None if they are missing or have 0 bytes.
 
         `type` replaces the element type that the layer declares.
         """
@@ -232,7 +246,7 @@ class LayerSite(Site[LayerGraph]):
         return self.read(data, type, tuple(shape), label)
 
     def read(self, data: memoryview, type: str, shape: tuple[int, ...], label: str) -> Constant:
-        """Return a tensor of a file. Items of less than a byte are unpacked to a byte each."""
+        """Make a known tensor from bytes of a file. Items of less than a byte take a byte each."""
         items = volume(shape)
         if len(data) < items:  # less than a byte
             self.spend(items // CODES_PER_STEP)
@@ -247,12 +261,12 @@ class LayerSite(Site[LayerGraph]):
 
     @property
     def integer(self) -> str:
-        """Return the dtype that i64 is computed in."""
+        """Return the dtype in which i64 is computed."""
         return self.graph.builder.integer
 
     @property
     def declared(self) -> tuple[int, ...]:
-        """Return the declared shape of the first output, () if its rank is open."""
+        """Return the declared shape of the first output, or () if its rank is open."""
         return self.layer.outputs[0].shape or ()
 
     def first(self, count: int) -> list[Value]:
@@ -260,29 +274,35 @@ class LayerSite(Site[LayerGraph]):
         return [self.tensor(i) for i in range(count)]
 
     def integer_tensor(self, i: int) -> Value:
-        """Return an input in the dtype of i64. Old files store whole numbers as reals."""
+        """Return input `i` in the dtype in which i64 is computed.
+
+        Old files store whole numbers as real numbers.
+        """
         return self.cast(self.tensor(i), self.integer)
 
     def indices(self, x: int | Tensor) -> Value:
-        """Return a tensor of indices: integers unchanged, reals cast to int32."""
+        """Return a tensor of indices.
+
+        Integers are unchanged, and real numbers are cast to int32.
+        """
         tensor = self.tensor(x)
         return self.cast(tensor, "int32") if is_float(tensor.type.dtype) else tensor
 
     def axes(self, i: int) -> list[int]:
-        """Return the axes of input 0 that a known input names."""
+        """Return the axes of input 0 that the known input `i` lists."""
         return [self.axis(axis) for axis in self.integers(i)]
 
     def needed(self, tag: str, shape: Sequence[int], type: str = "") -> Constant:
-        """Return weights of the layer in a shape. Raises InvalidOperation if there are none."""
+        """Return weights of the layer in a shape. Raises InvalidOperation if the layer has none."""
         weights = self.blob(tag, shape, type)
         if weights is None:
             raise InvalidOperation("it has no weights")
         return weights
 
     def broadcast(self) -> list[Any]:
-        """Return inputs 0 and 1 with the same rank, by the attribute `auto_broadcast`.
+        """Return inputs 0 and 1 with the same rank, as the attribute `auto_broadcast` says.
 
-        In mode "pdpd" the first axis of input 1 lies along `axis` of input 0.
+        In the mode "pdpd", the first axis of input 1 lies along `axis` of input 0.
         """
         mode = self.word("auto_broadcast", "numpy", "none", "pdpd")
         x = self.operand(0)
@@ -295,22 +315,25 @@ class LayerSite(Site[LayerGraph]):
         return self.aligned(x, y)
 
     def unsqueezed(self, x: Tensor, axes: Sequence[int]) -> Value:
-        """Return a tensor with new axes of extent 1."""
+        """Insert axes of extent 1 into a tensor. `axes` are their indices in the result."""
         tensor = self.tensor(x)
         return self.step.unsqueeze(tensor, axes=tuple(axes)) if axes else tensor
 
     def padded(self, x: Tensor, around: Mapping[int, Sequence[int]], value: float = 0.0) -> Value:
-        """Return a tensor padded by a value. `around` has the padding (before, after) by axis."""
+        """Pad a tensor with a value. `around` maps axes to their padding (before, after)."""
         pairs = [around.get(axis, (0, 0)) for axis in range(len(self.shape(x)))]
         return self.step.pad(x, padding=pairs, border="constant", value=value)
 
     def filled(self, item: float, dtype: str, shape: Sequence[int] = ()) -> Value:
-        """Return a tensor whose items are all `item`."""
+        """Make a tensor whose items are all equal to `item`."""
         items = (item if is_float(dtype) else int(item),)
         return self.step.constant(shape=shape, value=items, dtype=dtype)
 
     def beside(self, x: Value, item: float) -> Value | float:
-        """Return a number as an operand in the dtype of `x`, if possible as a literal."""
+        """Return a number as an operand in the dtype of `x`.
+
+        The operand is a literal if possible.
+        """
         dtype = x.type.dtype
         if dtype == self.real:
             return float(item)
@@ -319,36 +342,39 @@ class LayerSite(Site[LayerGraph]):
         return self.filled(item, dtype)
 
     def flattened(self, x: Value, first: int, last: int) -> Value:
-        """Return the layer's result: a reshape that joins the axes `first` to `last`."""
+        """Join the axes `first` to `last` by a reshape, as the layer's last operation."""
         return self.last.reshape(x, shape=(-1,), axis_start=first, axis_count=last - first + 1)
 
     def truths(self, x: Value) -> Value:
-        """Return a tensor of bool that is true for items other than 0."""
+        """Return a tensor of bool that is true where `x` is not 0."""
         if x.type.dtype == "bool":
             return x
         return self.step.ne(x, self.beside(x, 0))
 
     def count(self, x: Value, axis: int, dtype: str = "") -> Value:
-        """Return the number of true items along an axis. The axis remains, with extent 1."""
+        """Count the true items along an axis. The axis remains in the result, with extent 1."""
         numbers = self.step.cast(x, dtype=dtype or self.integer)
         return self.step.sum_reduce(numbers, axes=(axis,), normalize=False)
 
 
 def _unplaced(x: Any) -> Any:
-    """Return the constants of `_Known` tensors, anything else unchanged."""
+    """Return the constants of `_Known` tensors. Anything else is returned unchanged."""
     if isinstance(x, list | tuple):
         return [_unplaced(item) for item in cast("Sequence[Any]", x)]
     return x.constant if isinstance(x, _Known) else x
 
 
 def derived(array: Any) -> Constant:
-    """Return an array computed from shapes and attributes as a known tensor."""
+    """Return an array that was computed from shapes and attributes as a known tensor."""
     items = np.asarray(array)
     return Constant(items, LayerGraph.TYPES[items.dtype.kind], derived=True)
 
 
 def stored(site: LayerSite, type: str = "") -> Constant:
-    """Return the data of a Const layer, read as `type` if one is given."""
+    """Return the data of a Const layer.
+
+    `type` replaces the element type that the layer declares.
+    """
     layer = site.layer
     if not layer.outputs:
         raise InvalidOperation("it has no output")

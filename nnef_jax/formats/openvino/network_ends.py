@@ -1,6 +1,6 @@
-"""The inputs, outputs and variables of a network, with their names and declared shapes.
+"""Finds the inputs, outputs and variables of a network, with their names and declared shapes.
 
-A ReadValue layer declares a variable, a state that lasts from call to call.
+A ReadValue layer declares a variable, which is a state that lasts from call to call.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ from lowering.location import Span
 from nnef_jax.errors import SemanticError
 from nnef_jax.formats.openvino.document import BOUNDS, OPEN_RANK, End, Net, NetLayer, Port, extents
 
-INPUTS = ("input", "parameter")  # types of layers
+INPUTS = ("input", "parameter")  # types of layers that are inputs
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """A variable. `follows` tells whether its initial value is computed from inputs.
+    """A variable of a network.
 
-    Extents of `shape` that may change are UNKNOWN.
+    `follows` tells whether the initial value is computed from inputs. Extents of `shape` that may
+    change are UNKNOWN.
     """
 
     shape: Shape
@@ -33,20 +34,20 @@ class Variable:
 
     @property
     def changes(self) -> bool:
-        """Tell whether the initial value or the shape is unknown before a call."""
+        """Tell whether the initial value or the shape of the variable is unknown before a call."""
         return self.follows or not is_known(self.shape)
 
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """The inputs and outputs of a network with their ports, by name; the variables, by label."""
+    """The inputs and outputs of a network by name, with their ports, and the variables by label."""
 
     inputs: Mapping[str, tuple[NetLayer, Port]]
     outputs: Mapping[str, End]
     variables: Mapping[str, Variable]
 
     def synonyms(self, net: Net) -> dict[str, str]:
-        """Return the names of inputs and outputs by their other names."""
+        """Map all other names of inputs and outputs to their names in `inputs` and `outputs`."""
         names = {(layer.id, port.id): port.names for layer in net.layers for port in layer.outputs}
         synonyms: dict[str, str] = {}
         for name, (layer, port) in self.inputs.items():
@@ -84,7 +85,7 @@ def ends_of(net: Net) -> Ends:
 
 
 def _output_of(result: NetLayer, net: Net) -> tuple[str, End]:
-    """Return the name and the end that a Result makes an output of the network."""
+    """Return the name of the output that a Result declares, and the port with its value."""
     end = net.sources.get((result.id, result.inputs[0].id)) if result.inputs else None
     if end is None:
         message = f"layer '{result.name}' (Result) has no input"
@@ -96,7 +97,10 @@ def _output_of(result: NetLayer, net: Net) -> tuple[str, End]:
 
 
 def _by_name(items: Iterable[tuple[str, _T]]) -> dict[str, _T]:
-    """Return items by name. The second item with a name gets `name_1`."""
+    """Return items by their names.
+
+    If a name occurs twice, the second item gets the name `name_1`.
+    """
     table: dict[str, _T] = {}
     repeated = Counter[str]()
     for name, item in items:
@@ -109,7 +113,7 @@ def _by_name(items: Iterable[tuple[str, _T]]) -> dict[str, _T]:
 
 
 def declared_shape(layer: NetLayer, port: Port) -> list[int | None] | None:
-    """Return the declared shape of an input, None if its rank is open. Open extents are None."""
+    """Return the declared shape of an input, or None if its rank is open. Open extents are None."""
     text = layer.attributes.get("shape")
     if layer.kind != "parameter" or text is None:
         return [None if n < 0 else n for n in port.shape or ()]
@@ -117,7 +121,7 @@ def declared_shape(layer: NetLayer, port: Port) -> list[int | None] | None:
 
 
 def require_bounds(shape: Sequence[int | None], layer: NetLayer) -> None:
-    """Raise InvalidShape for an extent outside declared bounds, as `1..8`, `2..` or `..8`."""
+    """Raise InvalidShape if an extent is outside its bounds, as `1..8`, `2..` or `..8`."""
     texts = layer.attributes.get("shape", "").split(",")
     for axis, (extent, text) in enumerate(zip(shape, texts, strict=False)):
         bounds = BOUNDS.fullmatch(text.strip())
@@ -137,8 +141,8 @@ def label_of(layer: NetLayer) -> str:
 def variables_of(net: Net) -> Mapping[str, Variable]:
     """Return the variables of a network by label.
 
-    A variable that nothing writes always has its initial value. It is left out if inputs determine
-    that value.
+    A variable that no layer writes always has its initial value. It is left out if that value
+    depends on inputs.
     """
     variables: dict[str, Variable] = {}
     written = {label_of(layer) for layer in net.layers if layer.kind == "assign"}
@@ -152,14 +156,14 @@ def variables_of(net: Net) -> Mapping[str, Variable]:
         is_left_out = depends and label not in written
         if layer.kind == "readvalue" and layer.outputs and not is_left_out:
             shape = _shape(layer)
-            if label not in written:  # The state keeps its initial shape.
+            if label not in written:  # the state keeps its initial shape
                 shape = tuple(0 if n is UNKNOWN else n for n in shape)
             variables.setdefault(label, Variable(shape, depends, layer.span))
     return variables
 
 
 def _shape(layer: NetLayer) -> Shape:
-    """Return the declared shape of a ReadValue. ReadValue-3 declares it at its port."""
+    """Return the shape that a ReadValue declares. ReadValue-3 declares the shape at its port."""
     text = layer.attributes.get("variable_shape")
     if text is None:
         return tuple(UNKNOWN if n < 0 else n for n in layer.outputs[0].shape or ())

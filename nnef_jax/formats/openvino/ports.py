@@ -1,8 +1,9 @@
-"""Port maps: connections between a layer's ports and the layers of its bodies.
+"""Port maps, which connect the ports of a layer to the layers of its bodies.
 
-Before version 10 a map names ports of the body's layers, since then Parameter and Result layers. A
-line with `axis` cuts an input along the axis into one part for each iteration, or joins results
-along the axis. Parts from -1 to 0 by -1 start at the end.
+Before version 10, a map names ports of the body's layers. Since then it names Parameter and Result
+layers. A line of the map may have an `axis`. Then an input is cut along this axis into one part for
+each iteration, or results are joined along it. If the parts run from -1 to 0 with stride -1, the
+first part is at the end of the axis.
 """
 
 from __future__ import annotations
@@ -16,7 +17,11 @@ from nnef_jax.formats.openvino.document import Body, End, NetLayer
 
 @dataclass(slots=True, eq=False)
 class Link:
-    """A line of a port map: the layer's port (-1 for none), the end in the body, and the parts."""
+    """A line of a port map.
+
+    It connects a port of the layer (-1 for none) to a port of a layer in the body. The other
+    members say how an input is cut into parts, or how results are joined.
+    """
 
     port: int
     end: End
@@ -29,7 +34,7 @@ class Link:
 
 
 def links(body: Body, *, inputs: bool) -> list[Link]:
-    """Return the lines of a port map for the inputs or for the outputs of a body."""
+    """Return the lines of a port map for the inputs of a body, or those for its outputs."""
     return [_link(body, attributes) for is_input, attributes in body.ports if is_input == inputs]
 
 
@@ -68,7 +73,10 @@ def _port_of(layer: NetLayer) -> int:
 
 
 def back_edges(body: Body) -> dict[End, End]:
-    """Return the ends that compute the values of the next iteration, by the ends that read them."""
+    """Return the back edges of a body.
+
+    A port that reads a state is mapped to the port that computes the state for the next iteration.
+    """
     by_id = body.net.by_id
     edges: dict[End, End] = {}
     for source, target in body.back:
@@ -82,6 +90,9 @@ def back_edges(body: Body) -> dict[End, End]:
 
 
 def source_of(body: Body, end: End) -> End:
-    """Return the output port with the value of an end of the body, for a Result its input's."""
+    """Return the output port that has the value of a port of the body.
+
+    For a Result, it is the output port that the Result reads.
+    """
     is_result = body.net.by_id[end[0]].kind == "result"
     return body.net.sources.get(end, end) if is_result else end

@@ -1,4 +1,4 @@
-"""Adds the normalisation of inputs that old files declare in `<pre-process>`."""
+"""Adds the normalisation of inputs that old files declare in their `<pre-process>` elements."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ from nnef_jax.formats.openvino.xml import Element
 def pre_processed(
     net: Net, feeds: Mapping[End, Tensor], site: Callable[..., LayerSite]
 ) -> dict[End, Tensor]:
-    """Return `feeds` with each input of a `<pre-process>` replaced by (x - mean) / scale."""
+    """Return `feeds` with normalised inputs.
+
+    An input that a `<pre-process>` element names is replaced by (x - mean) / scale.
+    """
     inputs = dict(feeds)
     for element in net.element.children:
         if element.tag == "pre-process":
@@ -34,7 +37,10 @@ def pre_processed(
 
 
 def _input(net: Net, inputs: Mapping[End, Tensor], element: Element) -> tuple[NetLayer, End, Value]:
-    """Return the input that `element` names, or the first input with four axes without a name."""
+    """Return the input that an element names.
+
+    Without a name, it is the first input with four axes.
+    """
     name = element.attributes.get("reference-layer-name")
     for layer in net.layers:
         for port in layer.outputs:
@@ -72,7 +78,7 @@ def _processed(element: Element, x: Value, site: LayerSite) -> Value:
 def _per_channel(
     elements: Sequence[Element | None], default: float, x: Value, name: str
 ) -> Constant:
-    """Return the `value` of each element as a constant [1,channels,1,...]."""
+    """Return the `value` of each element, as a constant of shape (1, channels, 1, ...)."""
     try:
         items = [default if e is None else float(e.attributes["value"]) for e in elements]
     except (KeyError, ValueError):
@@ -83,7 +89,7 @@ def _per_channel(
 
 
 def _image(site: LayerSite, mean: Element | None, type: str, shape: Shape) -> NDArray[Any]:
-    """Return the mean image of a channel, zeros without one."""
+    """Return the mean image of a channel, or zeros if the channel has no mean image."""
     if mean is None:
         return np.zeros(shape, np.float32)
     offset, size = (whole_number(mean.attributes, name) for name in ("offset", "size"))

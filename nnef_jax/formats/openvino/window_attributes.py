@@ -1,6 +1,7 @@
-"""Reads the attributes of windows: extents, strides, dilations and padding by spatial axis.
+"""Reads the attributes of windows: extents, strides, dilations and padding.
 
-A list has an item for each spatial axis, in order. Version 2 has an attribute for each axis.
+An attribute is a list with an item for each spatial axis, in order. Version 2 has a separate
+attribute for each axis instead.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ SAME = ("same_upper", "same_lower")
 def spatial(
     site: LayerSite, name: str, rank: int, default: Sequence[int] | None = None
 ) -> list[int]:
-    """Return an attribute with an item for each spatial axis, such as `kernel`.
+    """Return an attribute that has an item for each spatial axis, such as `kernel`.
 
-    Version 2 has `kernel-x`, `kernel-y` and `kernel-z`, where x is the last axis.
+    Version 2 has `kernel-x`, `kernel-y` and `kernel-z` instead, where x is the last axis.
     """
     keys = [f"{_OLD.get(name, name)}-{letter}" for letter in _LETTERS[:rank]]
     if name == "pads_end":
@@ -53,7 +54,10 @@ def auto_pad(site: LayerSite) -> str:
 
 
 def pads_of(site: LayerSite, rank: int) -> Pairs:
-    """Return explicit padding. Before version 10 `pads_end` is `pads_begin` by default."""
+    """Return the explicit padding.
+
+    Before version 10, the default for `pads_end` is `pads_begin`.
+    """
     begin = spatial(site, "pads_begin", rank, [0] * rank)
     default_end = begin if site.net.is_legacy else [0] * rank
     end = spatial(site, "pads_end", rank, default_end)
@@ -63,9 +67,9 @@ def pads_of(site: LayerSite, rank: int) -> Pairs:
 def padding_of(
     site: LayerSite, shape: Sequence[int], reach: Sequence[int], strides: Sequence[int]
 ) -> Pairs:
-    """Return the padding before and after each spatial axis, automatic or explicit.
+    """Return the padding before and after each spatial axis, which is automatic or explicit.
 
-    `reach` has the extents of a dilated window.
+    `reach` has the extents of a window, counted with its dilation.
     """
     mode = auto_pad(site)
     if mode == "valid":

@@ -1,4 +1,7 @@
-"""Reads untrusted XML: no document types, no entities, bounded depth, sizes and time."""
+"""Reads untrusted XML.
+
+Document types and entities are refused; depth, sizes and time are limited.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +14,18 @@ from lowering.location import Source, Span
 from nnef_jax.errors import LimitError, NnefSyntaxError
 from nnef_jax.limits import Meter, raising
 
-_ELEMENT = 6  # steps for an element
+_ELEMENT = 6  # steps of the meter for an element
 _BYTES_PER_STEP = 32
-_CHUNK = 1 << 16  # bytes
-_NUMBERS = "dim"  # the most frequent tag, and the only one whose texts are stored
+_CHUNK = 1 << 16  # the number of bytes that are parsed at a time
+_NUMBERS = "dim"  # the most frequent tag, and the only one whose text is stored
 
 
 @dataclass(slots=True, eq=False)
 class Element:
-    """An element with its attributes, child elements, and the texts of its `<dim>` children."""
+    """An XML element with its attributes and children.
+
+    `dims` has the texts of its `<dim>` children, which are not in `children`.
+    """
 
     tag: str
     attributes: dict[str, str]
@@ -33,17 +39,20 @@ class Element:
         return next((child for child in self.children if child.tag in tags), None)
 
     def below(self, *tags: str) -> list[Element]:
-        """Return the children of the first child with one of these tags, [] if there is none."""
+        """Return the children of the first child with one of these tags, or [] without one."""
         child = self.child(*tags)
         return [] if child is None else child.children
 
     def span(self, source: Source) -> Span:
-        """Return the place of the start tag."""
+        """Return the place of the element's start tag."""
         return Span(source, source.offset(self.line, self.column), len(self.tag) + 1)
 
 
 def parse(data: memoryview, name: str, meter: Meter) -> tuple[Element, Source]:
-    """Return the root element, and the source for errors. Raises NnefSyntaxError, LimitError."""
+    """Parse XML; return the root element, and the source that errors refer to.
+
+    Raises NnefSyntaxError, LimitError.
+    """
     is_wide = bytes(data[:2]) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
     encoding = "utf-16" if is_wide else "utf-8-sig"
     source = Source(name, str(data, encoding, "replace"))
@@ -59,7 +68,7 @@ class _ElementReader:
         self._parser.StartElementHandler = self._start
         self._parser.EndElementHandler = self._end
         self._parser.StartDoctypeDeclHandler = self._refuse_doctype
-        self._texts: list[str] = []  # texts since the last start tag
+        self._texts: list[str] = []  # the texts since the last start tag
         self._parser.CharacterDataHandler = self._texts.append
         self._open: list[Element] = []
         self._root: Element | None = None
@@ -74,7 +83,8 @@ class _ElementReader:
             self._parser.Parse(b"", True)
         except expat.ExpatError as error:
             raise self._error(f"this is no XML: {expat.ErrorString(error.code)}") from None
-        except (LookupError, ValueError) as error:  # Python does not have the encoding.
+        # Python does not have the encoding of the document.
+        except (LookupError, ValueError) as error:
             if isinstance(error, NnefSyntaxError | LimitError):
                 raise
             raise self._error(f"this is no XML: {error}") from None

@@ -1,4 +1,4 @@
-"""Layers of object detection: prior boxes, detections, regions and proposals."""
+"""Meanings of layers for object detection: prior boxes, detections, regions and proposals."""
 
 from __future__ import annotations
 
@@ -16,21 +16,27 @@ from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.openvino.layer_site import LayerSite, derived
 from nnef_jax.formats.openvino.layers.registry import legacy, operator, opsets, tensor
 
-_BOX = 4  # steps for a box
+_BOX = 4  # steps of the meter for a box
 _INPUTS = [*map(tensor, range(3))]
 _Sizes = tuple[tuple[int, int], tuple[int, int]]
-# A box in pixels: (half width, half height, right, down, clips). `right` and `down` shift the
-# centre. `clips` tells whether the box is clipped to the image.
+# A box in pixels: (half width, half height, right, down, clips). Its centre is shifted by `right`
+# and `down`. `clips` says whether the box is clipped to the image.
 _Shape = tuple[float, float, float, float, bool]
 
 
 def _old_sizes(site: LayerSite) -> _Sizes:
-    """Return (height, width) of the features and of the image: the extents of inputs 0 and 1."""
+    """Return two pairs (height, width): that of the features, and that of the image.
+
+    They are the spatial extents of inputs 0 and 1.
+    """
     return _positive(*(site.known_shape(i)[2:] for i in (0, 1)))
 
 
 def _sizes(site: LayerSite) -> _Sizes:
-    """Return (height, width) of the features and of the image: the items of inputs 0 and 1."""
+    """Return two pairs (height, width): that of the features, and that of the image.
+
+    They are the items of inputs 0 and 1.
+    """
     return _positive(*(site.integers(i) for i in (0, 1)))
 
 
@@ -54,9 +60,10 @@ def _priors(
     offset: float,
     shapes: Sequence[_Shape],
 ) -> Constant:
-    """Return boxes around each item of the features, and their variances: [2,4*boxes].
+    """Return boxes around each item of the features, and the variances of the boxes.
 
-    `steps` are the distances of rows and of columns in pixels.
+    The result has shape (2, 4 * boxes). `steps` are the distances of rows and of columns, in
+    pixels.
     """
     (height, width), (image_h, image_w) = sizes
     variance = site.numbers("variance", []) or [0.1]
@@ -93,7 +100,10 @@ def _ratios(site: LayerSite) -> list[float]:
 
 
 def _halves(size: float, ratios: Sequence[float]) -> list[tuple[float, float]]:
-    """Return (half width, half height) of boxes of a size, one for each width / height."""
+    """Return pairs (half width, half height) of boxes of one size.
+
+    There is a pair for each of `ratios`, which are width / height.
+    """
     return [(size / 2 * math.sqrt(ratio), size / 2 / math.sqrt(ratio)) for ratio in ratios]
 
 
@@ -113,11 +123,11 @@ def _prior_box(
     fixed: list[float], fixed_ratios: list[float], density: list[float], ratios: list[float],
     scale_all: bool, step: float, offset: float, ratios_last: bool,
 ) -> Constant:  # fmt: skip
-    """Return boxes of sizes and ratios around each item (SSD, arXiv:1512.02325).
+    """Return boxes of several sizes and ratios around each item (SSD, arXiv:1512.02325).
 
-    If `scale_all_sizes` is not set, only the first size has boxes of all ratios, as in MXNet's
-    MultiBoxPrior. Sizes and step are fractions of the image's height in this case from version 10
-    on. In older versions they are pixels.
+    If `scale_all_sizes` is not set, only the first size has boxes of all ratios, as MXNet's
+    MultiBoxPrior does it. In this case, sizes and step are fractions of the image's height from
+    version 10 on. In older versions they are pixels.
     """
     feature, image = sizes
     if not scale_all and not site.net.is_legacy:
@@ -137,7 +147,8 @@ def _prior_box(
             of_ratios = _halves(size, ratios[1:])
         elif i == len(smallest) - 1:
             of_ratios = _halves(smallest[0], ratios[1:])
-        # The boxes of all other ratios follow the larger box of ratio 1, or stand before it.
+        # The boxes of all other ratios come after the larger box of ratio 1 if `ratios_last`,
+        # otherwise before it.
         halves = [*halves, *of_ratios] if ratios_last else [halves[0], *of_ratios, *halves[1:]]
         shapes += [(w, h, 0.0, 0.0, False) for w, h in halves]
     steps = (step, step)
@@ -150,7 +161,10 @@ def _prior_box(
 def _dense(
     site: LayerSite, size: float, count: int, halves: Sequence[tuple[float, float]]
 ) -> list[_Shape]:
-    """Return clipped boxes around a grid of count * count points in a square of a size."""
+    """Return clipped boxes around a grid of points in a square.
+
+    The square has `size` pixels on each side, and the grid has `count` * `count` points.
+    """
     site.spend(_BOX * len(halves) * count**2)
     step = int(size / count)
     shifts = [step / 2 + i * step - int(size) // 2 for i in range(count)]
@@ -173,7 +187,7 @@ def _prior_box_clustered(
     site: LayerSite, *, sizes: _Sizes, widths: list[float], heights: list[float], step: float,
     step_h: float, step_w: float, offset: float,
 ) -> Constant:  # fmt: skip
-    """Return boxes around each item, one for each pair of `widths` and `heights`."""
+    """Return boxes around each item, one for each pair of a width and a height."""
     feature, image = sizes
     step_h = step_h or step or image[0] / feature[0]
     step_w = step_w or step or image[1] / feature[1]
@@ -185,16 +199,17 @@ _ENCODED = flag("variance_encoded_in_target")
 
 
 def _old_priors(site: LayerSite) -> Value:
-    """Return the boxes without unused variances, which the runtime of 2020 does not read."""
+    """Return the prior boxes without variances that the runtime of 2020 does not read."""
     priors = site.tensor(2)
     has_variances = _ENCODED(site) and priors.type.shape[:2] == (1, 2)
     return site.part(priors, 1, 0, 1) if has_variances else priors
 
 
 def _scaled(default: bool) -> dict[str, Any]:
-    """Return the attributes `normalized` and `num_classes`; the second depends on the first.
+    """Return the attributes `normalized` and `num_classes`.
 
-    Coordinates are fractions of the image's extents if `normalized`, else pixels.
+    If `normalized`, coordinates are fractions of the image's extents, otherwise pixels. The default
+    of `num_classes` depends on `normalized`.
     """
     is_normalized = flag("normalized", default)
 
@@ -236,8 +251,8 @@ def _anchors(
 ) -> tuple[float, ...]:
     """Return the corners of a box for each ratio and scale, in pixels relative to a point.
 
-    The boxes are centred at the point. With an `offset`, as in Caffe, extents are whole pixels, and
-    the box of `base` pixels begins at the point.
+    Without an `offset`, the boxes are centred at the point. With an `offset`, as in Caffe, extents
+    are whole pixels, and the box of `base` pixels begins at the point.
     """
     boxes: list[float] = []
     middle = (base - offset) / 2 if offset else 0.0
@@ -284,7 +299,7 @@ operator("Proposal")(
     )
 )  # fmt: skip
 
-# Anchors are boxes of 16 x 16 pixels in three ratios and all scales.
+# The anchors are boxes of 16 x 16 pixels, in three ratios and in all scales.
 _SIMPLER = operation(
     "proposal", *_INPUTS,
     anchors=lambda site: _anchors(16, (0.5, 1, 2), site.numbers("scale"), 1.0),
@@ -303,9 +318,10 @@ def _region_yolo(
     classes: int = integer("classes"),
     is_softmax: bool = flag("do_softmax", True),
 ) -> Value:
-    """Apply the logistic function to x, y and objectness of each region; width and height stay.
+    """Apply the logistic function to x, y and the objectness of each region.
 
-    With `is_softmax` a softmax is applied to the classes, otherwise the logistic function.
+    Width and height are not changed. The classes get a softmax with `is_softmax`, otherwise the
+    logistic function.
     """
     batch, channels, height, width = x.type.shape
     regions = site.int("num") if is_softmax else len(site.ints("mask", []))
@@ -340,7 +356,7 @@ def _prior_grid_generator(
     stride_x: float = number("stride_x", 0),
     flattens: bool = flag("flatten", True),
 ) -> Value:
-    """Return boxes [n,4]: each prior around the centre of each item of the features."""
+    """Return each prior box around the centre of each item of the features, of shape (n, 4)."""
     height = h or site.known_shape(1)[2]
     width = w or site.known_shape(1)[3]
     step_y = stride_y or site.known_shape(2)[2] / height
@@ -366,7 +382,10 @@ def _limits(site: LayerSite) -> dict[str, Any]:
 
 @opsets("ExperimentalDetectronGenerateProposalsSingleImage", limits=_limits)
 def _proposals_of_image(site: LayerSite, *, limits: dict[str, Any]) -> Any:
-    """Return the best regions [n,4] of an image and their scores [n], both padded with zeros."""
+    """Return the best regions of an image, of shape (n, 4), and their scores, of shape (n,).
+
+    Both are padded with zeros.
+    """
     operands = site.first(4)
     count, height, width = site.known_shape(operands[3])
     shapes = [
@@ -388,9 +407,9 @@ def _proposals(
     is_normal: bool = flag("normalized", True),
     dtype: str = dtype("roi_num_type"),
 ) -> Any:
-    """Return the best regions [n,4] of images, their scores [n], and their number by image.
+    """Return the best regions of images, their scores, and the number of regions of each image.
 
-    Regions and scores are padded with zeros.
+    Regions have shape (n, 4) and scores (n,). Both are padded with zeros.
     """
     offset = 0.0 if is_normal else 1.0
     offsets = {"pixel_offset": offset, "overlap_offset": offset}

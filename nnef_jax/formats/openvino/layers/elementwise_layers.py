@@ -1,4 +1,4 @@
-"""Elementwise layers: activations, conversions, rounding, and functions of several tensors."""
+"""Meanings of elementwise layers: activations, conversions, rounding and functions of tensors."""
 
 from __future__ import annotations
 
@@ -58,9 +58,9 @@ def _legacy_relu(site: LayerSite, x: Value, *, slope: float = number("negative_s
 
 @legacy("PReLU")
 def _legacy_prelu(site: LayerSite, x: Value) -> Value:
-    """Multiply negative items by the slope of their channel, or by one slope.
+    """Multiply negative items by the slope of their channel, or by a single slope.
 
-    The number of stored slopes decides which; `channel_shared` is ignored.
+    The number of stored slopes decides which. The attribute `channel_shared` is ignored.
     """
     slopes = 1 if site.has_one_weight() else x.type.shape[1]
     return site.last.prelu(x, site.needed("weights", (1, slopes)))
@@ -68,7 +68,10 @@ def _legacy_prelu(site: LayerSite, x: Value) -> Value:
 
 @opsets("PReLU")
 def _prelu(site: LayerSite, x: Value) -> Value:
-    """Multiply negative items by slopes: a vector has one for each channel, others broadcast."""
+    """Multiply negative items by slopes.
+
+    A vector has a slope for each channel. Slopes of other ranks are broadcast.
+    """
     slope = site.operand(1)
     slopes = site.shape(1)
     shape = x.type.shape
@@ -109,7 +112,7 @@ _ACTIVATIONS = {
 
 @legacy("Activation")
 def _activation(site: LayerSite, x: Value, *, type: str = text("type")) -> Value:
-    """Apply the function that the attribute `type` names."""
+    """Apply the activation that the attribute `type` names."""
     if type == "square":
         return site.last.sqr(x)
     if type == "linear":
@@ -132,7 +135,10 @@ _WRAPPED = ("int8", "uint8", "int16", "uint16", "uint32")
 
 @legacy("Convert")
 def _converted(site: LayerSite, x: Value, *, type: str = element("precision", "FP32")) -> Value:
-    """Cast. Real numbers outside the range of 8 or 16 bits wrap around."""
+    """Cast a tensor.
+
+    Real numbers outside the range of an integer of 8 or 16 bits, or uint32, wrap.
+    """
     dtype = site.graph.computed(type)
     if is_float(x.type.dtype) and dtype in _WRAPPED:
         x = site.step.cast(x, dtype="int32")
@@ -151,7 +157,7 @@ def _convert(site: LayerSite, *, type: str) -> Value | Constant:
     dtype = site.graph.computed(type)
     if isinstance(x, Constant):
         if is_float(dtype) and site.dtype_of(0) == dtype:
-            return x  # The graph widens stored weights of 16 bits when they are read.
+            return x  # the graph widens stored weights of 16 bits when the weights are read
         if site.folds:
             return site.converted(x, type)
     return _converted(site, site.tensor(0), type=type)
@@ -169,7 +175,7 @@ def _promoted(site: LayerSite) -> list[Value]:
 
 @opsets("FakeConvert")
 def _fake_convert(site: LayerSite, *, type: str = one_of("destination_type", *_LARGEST)) -> Value:
-    """Round (x * scale - shift) to floats of 8 bits, and undo the scale and shift."""
+    """Round x * scale - shift to 8-bit floats, then undo the shift and the scale."""
     step = site.step
     x, scale, *shift = site.aligned(*(site.operand(i) for i in range(3) if site.has(i)))
     scaled = step.mul(x, scale)
@@ -185,10 +191,10 @@ def _fake_convert(site: LayerSite, *, type: str = one_of("destination_type", *_L
 
 @operator("FakeQuantize", "Quantize")
 def _fake_quantize(site: LayerSite, x: Value, *, levels: int = integer("levels")) -> Value:
-    """Round to levels between the input's ends, and map them to the range of the output's ends.
+    """Round to levels between the input's ends, and map the levels to the output's range.
 
-    Halves round to even. If input and output have the same known ends, and `levels` is a power of
-    2, this is NNEF's `min_max_linear_quantize`.
+    Halves round to even. If the ends of input and output are known and equal, and `levels` is a
+    power of 2, the layer is NNEF's `min_max_linear_quantize`.
     """
     if levels < 2:
         raise InvalidOperation(f"'levels' must be 2 or more, it is {levels}")
@@ -212,7 +218,7 @@ _REMAINDER = binary(mod, np.mod)
 
 @opsets("Divide")
 def _divide(site: LayerSite) -> Value:
-    """Divide. Known whole numbers are rounded down if `m_pythondiv` is set."""
+    """Divide. If `m_pythondiv` is set, quotients of known whole numbers are rounded down."""
     x, y = site.broadcast()
     if site.folds and site.flag("m_pythondiv", True):
         return site.evaluate(_FLOORED, x, y)
@@ -220,7 +226,7 @@ def _divide(site: LayerSite) -> Value:
 
 
 def _floored_mod(site: LayerSite, x: Tensor | float, y: Tensor | float) -> Value:
-    """Return x - y * floor(x / y)."""
+    """Compute x - y * floor(x / y)."""
     step = site.step
     quotient = step.div(x, y)
     dtype = quotient.type.dtype
@@ -235,7 +241,7 @@ def _floored_mod(site: LayerSite, x: Tensor | float, y: Tensor | float) -> Value
 @opsets("FloorMod")
 def _mod(site: LayerSite) -> Value:
     x, y = site.broadcast()
-    # The sign of symbolic extents is unknown: `_floored_mod` would fail.
+    # `_floored_mod` would fail, since it needs the sign of symbolic extents
     return site.evaluate(_REMAINDER, x, y) if site.folds else _floored_mod(site, x, y)
 
 
@@ -256,7 +262,7 @@ def _eltwise(
     operation: str = text("operation", "sum"),
     factors: Sequence[float] = numbers("coeff", ()),
 ) -> Value:
-    """Combine two or more tensors from left to right. Comparisons give 0.0 and 1.0."""
+    """Combine tensors from left to right. The result of a comparison is 0.0 or 1.0."""
     parts = [x for x in site.operands if x is not None]
     if factors and operation in ("sum", ""):
         if len(factors) != len(parts):
@@ -305,7 +311,7 @@ def _legacy_power(
     shift: float = number("shift", 0),
     power: float = number("power", 1),
 ) -> Value:
-    """Return (shift + scale * x) ** power."""
+    """Compute (shift + scale * x) ** power."""
     steps: list[Any] = []
     if scale != 1:
         steps.append(("mul", [scale], {}))

@@ -1,4 +1,4 @@
-"""Layers of images: resizes, and conversions from brightness and colour planes to RGB."""
+"""Meanings of image layers: resizes, and conversions from brightness and colour planes to RGB."""
 
 from __future__ import annotations
 
@@ -20,19 +20,23 @@ from nnef_jax.formats.openvino.layers.registry import legacy, opsets
 _COORDINATES = (
     "half_pixel", "pytorch_half_pixel", "asymmetric", "align_corners", "tf_half_pixel_for_nn",
 )  # fmt: skip
-_CORNERS = ("asymmetric", "align_corners")  # by the attribute `align_corners`
+# The coordinates for each value of the attribute `align_corners`.
+_CORNERS = ("asymmetric", "align_corners")
 _ROUNDINGS = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil", "simple")
 
 
 def _resized(
     last: ByKind, x: Value, sizes: Sequence[int], mode: str, coordinates: str, **attributes: Any
 ) -> Value:
-    """Add a resize by the attribute `scales`, or to `sizes` without it."""
+    """Add a resize by the attribute `scales`.
+
+    Without scales, the result has the extents `sizes`.
+    """
     attributes["sizes"] = () if attributes.get("scales") else sizes
     if coordinates == "tf_half_pixel_for_nn":
         rounds_down = attributes.get("nearest_mode", "floor") in ("floor", "round_prefer_floor")
         if mode != "nearest" or not rounds_down:
-            # Axes of unchanged extent would shift, so other modes are refused.
+            # axes of unchanged extent would shift, so other modes are refused
             raise InvalidOperation(f"'{coordinates}' needs 'nearest' and a mode that rounds down")
     return resized(last, x, mode, coordinates, **attributes)
 
@@ -47,7 +51,8 @@ def _interpolate(
 ) -> Value:
     """Resize along axes, to sizes or by scales.
 
-    Operation set 1 has sizes only. Set 4 has an input for each, set 11 has one input for either.
+    Operation set 1 has sizes only. Operation set 4 has separate inputs for sizes and scales, and
+    operation set 11 has one input that is either.
     """
     if any((*begin, *end)):
         around = zip_longest(begin, end, fillvalue=0)
@@ -80,9 +85,10 @@ def _interpolated(
     site: LayerSite, x: Value, mode: str, coordinates: str, nearest: str,
     sizes: Mapping[int, int], scales: Mapping[int, float],
 ) -> Value:  # fmt: skip
-    """Resize along the axes that `sizes` gives an extent, or `scales` a factor.
+    """Resize along the axes that are keys of `sizes` or of `scales`.
 
-    `nearest` is the rounding of coordinates in the mode 'nearest'.
+    `sizes` maps an axis to its extent, and `scales` maps an axis to its factor. `nearest` says how
+    coordinates are rounded in the mode 'nearest'.
     """
     site.graph.require_items(x, sizes)
     shape = list(site.known_shape(x))
@@ -90,7 +96,7 @@ def _interpolated(
     for axis, size in sizes.items():
         extents[axis] = size
     for axis, scale in scales.items():
-        # Without the 1e-6 a rounding error of the scale could cost an item.
+        # without the 1e-6, a rounding error of the scale could cost an item
         extents[axis] = math.floor(shape[axis] * scale + 1e-6)
     attributes: dict[str, Any] = {"cubic_coeff_a": site.number("cube_coeff", -0.75)}
     antialias = site.flag("antialias")
@@ -104,8 +110,8 @@ def _interpolated(
         else:
             kernel = "linear"
     elif mode in ("linear", "linear_onnx"):
-        # The runtime of 2026.4 widens the kernel only in the mode 'linear' and for five axes or
-        # more, so the attribute `antialias` is ignored for other inputs.
+        # The runtime of 2026.4 widens the kernel only in the mode 'linear' and for inputs with five
+        # axes or more. For all other inputs the attribute `antialias` is ignored.
         widens = antialias and mode == "linear" and len(shape) > 4
         attributes |= {"antialias": widens, "exclude_outside": widens}
         kernel = "linear"
@@ -113,7 +119,7 @@ def _interpolated(
         exact_scales = tuple(scales.get(axis, 1.0) for axis in range(len(shape)))
         triples = zip(shape, exact_scales, extents, strict=True)
         if any(n * scale != extent for n, scale, extent in triples):
-            # Extents are rounded down, so coordinates follow from the exact scales instead.
+            # the extents were rounded down, so coordinates must follow from the exact scales
             attributes["scales"] = exact_scales
     if kernel == "nearest":
         attributes["nearest_mode"] = nearest
@@ -143,7 +149,10 @@ def _interp(
 
 @legacy("Resample")
 def _resample(site: LayerSite, x: Value, *, type: str = text("type")) -> Value:
-    """Repeat the nearest items, or interpolate between centres. `antialias` widens the kernel."""
+    """Repeat the nearest items, or interpolate between centres.
+
+    With `antialias`, the kernel of the interpolation is widened.
+    """
     sizes = _declared(site)
     if type.endswith("nearest"):
         return _resized(site.last, x, sizes, "nearest", "asymmetric")
@@ -154,15 +163,19 @@ def _resample(site: LayerSite, x: Value, *, type: str = text("type")) -> Value:
     )
 
 
-# Frames of video (ITU-R BT.601, range of video): the factors of u - 128 and v - 128 in red, green
-# and blue.
+# The conversion of video frames (ITU-R BT.601 in the range of video): the factors of u - 128 and of
+# v - 128 in red, green and blue.
 _RGB = ((0.0, 1.596), (-0.391, -0.813), (2.018, 0.0))
 _BGR = _RGB[::-1]
 _BRIGHTNESS = 1.164
 
 
 def _colour(site: LayerSite, chroma: Value, i: int, shape: tuple[int, int, int]) -> Value:
-    """Return plane `i` of chroma [batch,rows/2,columns/2,2] minus 128 as [batch,rows,columns,1]."""
+    """Return plane `i` of the chroma minus 128, enlarged to the size of the image.
+
+    The chroma has shape (batch, rows / 2, columns / 2, 2), and the result (batch, rows, columns,
+    1).
+    """
     batch, height, width = shape
     plane = site.part(chroma, 3, i, i + 1)
     # Each colour pixel covers two rows and two columns of the image.
@@ -172,7 +185,11 @@ def _colour(site: LayerSite, chroma: Value, i: int, shape: tuple[int, int, int])
 
 
 def _planes(site: LayerSite, *, interleaved: bool) -> tuple[Value, Value]:
-    """Return brightness [batch,rows,columns,1] and colours [batch,rows/2,columns/2,2] as reals."""
+    """Return the brightness and the colours of images as real numbers.
+
+    The brightness has shape (batch, rows, columns, 1), and the colours (batch, rows / 2, columns /
+    2, 2).
+    """
     parts = [site.cast(x, site.real) for x in site.tensors()]
     if len(parts) == 1:
         batch, rows, width, _ = site.known_shape()

@@ -1,6 +1,6 @@
-"""Layers of indices: gather, scatter, one-hot, range, search, and items that differ from 0.
+"""Meanings of layers with indices: gather, scatter, one-hot, range, search, and nonzero items.
 
-If values determine the number of items of a result, it is padded to the greatest length.
+If the number of items of a result depends on values, the result is padded to the largest length.
 """
 
 from __future__ import annotations
@@ -48,9 +48,10 @@ def _gather(
 
 @legacy("Gather")
 def _legacy_gather(site: LayerSite, *, axis: int = integer("axis", 0)) -> Value:
-    """Gather. The indices are input 1 in files, but input 0 in the catalogue.
+    """Gather items at indices.
 
-    The declared shape of the result decides.
+    The indices are input 1 in files, but input 0 in the catalogue of layers. The declared shape of
+    the result decides which input is taken for the indices.
     """
 
     def result(data: int, indices: int) -> tuple[int, ...]:
@@ -70,7 +71,7 @@ def _legacy_gather(site: LayerSite, *, axis: int = integer("axis", 0)) -> Value:
 def _gather_nd(
     site: LayerSite, x: Value, indices: Value, *, dims: int = integer("batch_dims", 0)
 ) -> Value:
-    # Operation set 5 joins the axes of the batch.
+    # operation set 5 joins the batch axes of the result
     joins = dims > 1 and site.layer.opset == "opset5"
     slices = site.step_or_last(not joins).gather_nd(x, indices, batch_dims=dims)
     return site.flattened(slices, 0, dims - 1) if joins else slices
@@ -85,9 +86,9 @@ _NEW_AXIS: dict[str, Any] = {
 def _hot(
     site: LayerSite, indices: Value, values: Sequence[float], dtype: str, **attributes: int
 ) -> Value:
-    """Return the layer's result: `on` at indices along a new axis, and `off` elsewhere.
+    """Put the value `on` at indices along a new axis and `off` elsewhere, as the layer's result.
 
-    `values` are (off, on).
+    `values` is the pair (off, on).
     """
     if is_float(dtype):
         values = [float(rounding.saturated(x, dtype)) for x in values]
@@ -98,7 +99,7 @@ def _hot(
 
 
 def _unsigned(site: LayerSite, depth: int, negative: str) -> Value:
-    """Return the indices. If the layer ignores negative indices, these are replaced by `depth`."""
+    """Return the indices. If the layer ignores negative indices, `depth` replaces them."""
     step = site.step
     indices = site.indices(0)
     if negative == "normalize" or isinstance(site.operand(0), Constant):
@@ -126,7 +127,7 @@ def _legacy_one_hot(
 
 @opsets("OneHot", **_NEW_AXIS)
 def _one_hot(site: LayerSite, *, depth: int = integer_at(1), axis: int, negative: str) -> Value:
-    """Put the value of input 2 at indices along a new axis, and that of input 3 elsewhere."""
+    """Put the value of input 2 at indices along a new axis, and the value of input 3 elsewhere."""
     step = site.step
     indices = _unsigned(site, depth, negative)
     rank = site.rank() + 1
@@ -161,7 +162,10 @@ def _range(site: LayerSite) -> Constant | Value:
 def _bucketize(
     site: LayerSite, x: Value, edges: Value, *, has_right: bool = flag("with_right_bound", True)
 ) -> Value:
-    """Return the bucket of each item. It includes its right edge if `has_right`, else the left."""
+    """Return the index of the bucket of each item.
+
+    A bucket includes its right edge if `has_right`, otherwise its left edge.
+    """
     rank = len(x.type.shape)
     x = site.unsqueezed(x, (rank,))
     edges = site.step.unsqueeze(site.cast(edges, x.type.dtype), axes=[*range(rank)])
@@ -179,7 +183,7 @@ def _search_sorted(
     right: bool = flag("right_mode"),
     dtype: str = dtype("output_type", "i64"),
 ) -> Value:
-    """Return the number of edges below each value, or up to it if `right_mode` is set.
+    """Count the edges below each value. If `right_mode` is set, edges equal to the value count too.
 
     Edges are sorted along the last axis.
     """
@@ -208,7 +212,7 @@ def _scatter_elements(
     reduction: str = word("reduction", *_REDUCTIONS, "mean"),
     keeps_first: bool = flag("use_init_val", True),
 ) -> Value:
-    """Put items at indices along an axis, or reduce them with the old items there."""
+    """Put items at indices along an axis, or combine them with the items that are there."""
     dtype = x.type.dtype
 
     def scattered(add: ByKind, start: Value, items: Value, kind: str) -> Value:
@@ -242,7 +246,7 @@ def _scatter_nd(
     *,
     reduction: str = word("reduction", *_REDUCTIONS, "sub"),
 ) -> Value:
-    """Put slices at coordinates, or reduce them with the old slices there."""
+    """Put slices at coordinates, or combine them with the slices that are there."""
     if reduction == "sub":
         reduction = "sum"
         updates = site.step.neg(updates)
@@ -256,7 +260,8 @@ def _scatter_update(
     """Put slices at indices along an axis."""
     rank = len(x.type.shape)
     count = len(indices.type.shape)
-    # The axis comes first, and in the updates the axes of the indices, which replace it.
+    # The axis is moved to the front of x. In the updates, the axes of the indices, which replace
+    # this axis, are moved to the front.
     order = [axis, *(i for i in range(rank) if i != axis)]
     moved = site.transposed(x, order)
     indices_first = [
@@ -281,7 +286,7 @@ def _slice_scatter(
     stop: list[int] = integers_at(3),
     step: list[int] = integers_at(4),
 ) -> Value:
-    """Put updates into the region that `Slice` would cut out."""
+    """Put updates into the region that the layer `Slice` would cut out."""
     shape = site.known_shape()
     axes = site.axes(5) if site.has(5) else list(range(len(start)))
     site.spend(sum(shape[a] for a in axes))
@@ -293,7 +298,7 @@ def _slice_scatter(
 def _updated(
     site: LayerSite, x: Value, updates: Value, indices: Sequence[tuple[int, NDArray[np.int64]]]
 ) -> Value:
-    """Put updates at indices along axes, one axis after the other."""
+    """Put updates at indices along several axes, one axis after the other."""
     (axis, items), *inner = indices
     if inner:
         part = site.step.gather(x, derived(items), axis=axis)
@@ -308,13 +313,16 @@ def _updated(
 
 
 def _noted(site: LayerSite, x: Value, axis: int, items: Value) -> Value:
-    """Note the number of items [1] along the padded axis of a tensor; return the tensor."""
+    """Note the number of items along the padded axis of a tensor, and return the tensor.
+
+    `items` is a tensor of shape (1,).
+    """
     site.graph.counts[x] = Count(axis, items)
     return x
 
 
 def _total(site: LayerSite, x: Value) -> Value:
-    """Return the number of true items, [1]."""
+    """Count the true items of a tensor. The result has shape (1,)."""
     numbers = site.step.cast(x, dtype=site.integer)
     axes = [*range(len(x.type.shape))]
     return site.reshaped(site.step.sum_reduce(numbers, axes=axes, normalize=False), (1,))
@@ -322,7 +330,7 @@ def _total(site: LayerSite, x: Value) -> Value:
 
 @opsets("NonZero")
 def _non_zero(site: LayerSite, *, type: str = text("output_type", "i64")) -> Value | Constant:
-    """Return the indices [rank,items] of items that are not 0."""
+    """Return the indices of items that are not 0, of shape (rank, items)."""
     x = site.operand(0)
     if isinstance(x, Constant):
         return Constant(np.stack(np.nonzero(np.atleast_1d(x.array))), type, derived=True)
@@ -349,9 +357,9 @@ def _unique(
 ) -> list[Value]:
     """Return the distinct items along an axis, or of the flat input, and three tensors of integers.
 
-    The first tensor has the first index of each distinct item. The second one has the index of the
-    equal distinct item, for each item of the input. The third one has the count of each distinct
-    item.
+    The first tensor has the index of the first occurrence of each distinct item. The second tensor
+    has, for each item of the input, the index of the equal distinct item. The third tensor has the
+    number of occurrences of each distinct item.
     """
     axis = 0
     if site.has(1):
@@ -377,9 +385,9 @@ def _legacy_unique(
     with_inverse: bool = flag("return_inverse"),
     with_counts: bool = flag("return_counts"),
 ) -> list[Value]:
-    """Return the distinct items, padded with the last one.
+    """Return the distinct items, padded with the last of them.
 
-    Attributes add inverse indices and counts, as real numbers.
+    If attributes ask for them, inverse indices and counts follow, as real numbers.
     """
     items, _, inverse, counts, _ = _distinct(site, x, 0, sorts=sorts)
     results = [items]
@@ -392,18 +400,19 @@ def _legacy_unique(
 
 @opsets("SparseFillEmptyRows")
 def _filled_rows(site: LayerSite, values: Value, *, rows: int = integer_at(1)) -> list[Value]:
-    """Return a sparse matrix with an item in each row: a row without items gets the default.
+    """Add the default to each row of a sparse matrix that has no items.
 
-    The results are indices [items,2], values, and which rows were empty.
+    The results are the indices of the items, of shape (items, 2), their values, and for each row
+    whether it was empty.
     """
     step = site.step
     indices = site.integer_tensor(2)
     count = site.known_shape(values)[0]
-    row = site.part(indices, 1, 0, 1)  # [items,1]
+    row = site.part(indices, 1, 0, 1)  # of shape (items, 1)
     sizes = site.count(step.eq(row, site.places(rows, 1, 2)), 0)
     is_empty = step.eq(site.reshaped(sizes, (rows,)), 0)
-    # All items, and a default for each row, are sorted by row. A default that is not needed sorts
-    # last, by the key `rows`.
+    # All items, and a default for each row, are sorted by row. A default that is not needed gets
+    # the key `rows`, so that it comes last.
     keys = step.select(is_empty, site.places(rows), rows)
     keys = step.concat([site.reshaped(row, (count,)), keys], axis=0)
     _, order = step.topk(keys, k=count + rows, axis=0, largest=False)

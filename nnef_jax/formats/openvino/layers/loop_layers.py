@@ -1,4 +1,7 @@
-"""Layers with bodies: TensorIterator and Loop repeat a body, If chooses one of two bodies."""
+"""Meanings of layers with bodies.
+
+TensorIterator and Loop repeat a body, and If runs one of two bodies.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +25,16 @@ from nnef_jax.formats.openvino.layer_site import LayerSite, derived, stored
 from nnef_jax.formats.openvino.layers.registry import operator, opsets
 from nnef_jax.formats.openvino.ports import Link, back_edges, links, source_of
 
-_MOST = 1 << 16  # iterations; a loop with a higher bound is computed without the bound
+# The largest number of iterations that is a bound of a loop; a higher bound is dropped.
+_MOST = 1 << 16
 
 
 @opsets("Loop")
 def _loop(site: LayerSite) -> list[Any]:
-    """Repeat a body while its condition is true. Input 0 is the greatest number of iterations.
+    """Repeat a body while its condition is true.
 
-    Input 1 is the condition of the first iteration.
+    Input 0 is the largest number of iterations. Input 1 is the condition before the first
+    iteration.
     """
     repetition = _Repetition(site)
     count = site.operand(0)
@@ -44,7 +49,7 @@ def _loop(site: LayerSite) -> list[Any]:
             parts = repetition.parts()
             if count is None and parts is None:
                 raise InvalidOperation("nothing ends it: it has no count, condition or parts")
-            # A scan has one number of turns, so the count and the number of parts must agree.
+            # a scan has one number of iterations, so the count and the number of parts must agree
             is_scan = count is None or parts is None or count == parts
             if is_scan:
                 return repetition.scanned(count)
@@ -66,13 +71,13 @@ class _Repetition:
     # The port maps
 
     def condition(self) -> End | None:
-        """Return the end of the body that computes the condition, None if it is always true."""
+        """Return the port of the body that has the condition, or None if it is always true."""
         for link in self.outputs:
             if link.purpose == "execution_condition":
                 end = source_of(self.body, link.end)
                 layer = self.body.net.by_id[end[0]]
                 if layer.kind == "parameter":
-                    # If the body hands the condition on unchanged, it stays true.
+                    # a condition that the body passes on unchanged stays true
                     next_end = self.back.get(end)
                     is_true = next_end is None or source_of(self.body, next_end) == end
                 else:
@@ -89,7 +94,10 @@ class _Repetition:
         return [x for x in self.inputs if x.axis is not None]
 
     def parts(self) -> int | None:
-        """Return the number of parts into which inputs are cut, None if no input is cut."""
+        """Return the number of parts into which inputs are cut, or None if no input is cut.
+
+        Each iteration reads one part.
+        """
         for link in self._cut:
             shape = self.site.known_shape(_outer(self.site, link))
             axis = self.site.axis(link.axis or 0, len(shape))
@@ -98,12 +106,15 @@ class _Repetition:
         return None
 
     def _hold(self, value: Value) -> Value:
-        """Return the input of the body for a tensor that each iteration reads entirely."""
+        """Return the body's input for a tensor that is read as a whole in each iteration."""
         graph = self.repeated.graph
         return graph.entered(value, f"full_{len(graph.captured) + 1}")
 
     def _feed_turn(self, turn: Value) -> None:
-        """Feed the number of the iteration, of one item, to the ends that read it."""
+        """Feed the number of the iteration to the ports of the body that read it.
+
+        The number is a tensor with a single item.
+        """
         for link in self.inputs:
             if self._is_turn(link):
                 rank = len(self.body.net.by_id[link.end[0]].outputs[0].shape or ())
@@ -112,9 +123,10 @@ class _Repetition:
     # The operations
 
     def scanned(self, turns: int | None) -> list[Any]:
-        """Add a scan over the parts of the cut inputs, or over a number of turns.
+        """Add a scan over the parts of the cut inputs, or over a number of iterations.
 
-        If no input is cut, `turns` is the number of turns. None stands for the number of parts.
+        `turns` is the number of iterations, which is needed if no input is cut. None stands for the
+        number of parts.
         """
         site, repeated = self.site, self.repeated
         for link in self._cut:
@@ -131,9 +143,10 @@ class _Repetition:
     def until(
         self, condition: End | None, count: Tensor | int | None, begins: Tensor | bool
     ) -> list[Any]:
-        """Add a loop that a condition or a computed count ends. Each turn slices its parts.
+        """Add a loop that ends by its condition or after a computed number of iterations.
 
-        `begins` is the condition of the first turn.
+        Each iteration slices its parts out of the cut inputs. `begins` is the condition before the
+        first iteration.
         """
         site = self.site
         inner = self.repeated.at
@@ -168,7 +181,10 @@ class _Repetition:
     def _emit(
         self, condition: End | None = None, start: ByName | None = None, limit: int = -1
     ) -> list[Any]:
-        """Add the operation: a loop with the operands `start`, or a scan without them."""
+        """Add the operation and return the tensors of the layer's output ports.
+
+        The operation is a loop if `start` has the operands of a loop, otherwise a scan.
+        """
         site = self.site
         inner = self.repeated.at
         states = self._feed_uncut()
@@ -189,7 +205,7 @@ class _Repetition:
             continues = True if condition is None else tensors[condition]
             going.append(_truth(inner, continues))
         modes = [self._mode(link, x) for link, x in zip(shown, values, strict=True)]
-        if start is not None:  # the number of iterations is the last result
+        if start is not None:  # the last result is the number of iterations
             values.append(inner.step.add(self.repeated.heads[0], 1))
             modes.append(LAST)
         outputs = self.repeated.add(site.insert, going, after, values, modes, start, limit)
@@ -199,9 +215,10 @@ class _Repetition:
         return [by_port.get(port.id) for port in site.layer.outputs]
 
     def _feed_uncut(self) -> list[Link]:
-        """Feed the inputs that are not cut: states, and tensors that each iteration reads entirely.
+        """Feed the inputs that are not cut.
 
-        Return the links of the states.
+        They are states, and tensors that each iteration reads as a whole. Return the links of the
+        states.
         """
         uncut = [x for x in self.inputs if x.axis is None and not self._is_turn(x)]
         states = [link for link in uncut if link.end in self.back]
@@ -221,7 +238,7 @@ class _Repetition:
         return "full", self.site.axis(link.axis, len(x.type.shape)), direction
 
     def _note_counts(self, shown: Sequence[Link], outputs: Sequence[Value]) -> None:
-        """Note the number of items of each joined result, by the computed number of iterations."""
+        """Note the number of items of each joined result, given the number of iterations."""
         for link, value in zip(shown, outputs, strict=False):
             if link.axis is None:
                 continue
@@ -243,7 +260,7 @@ operator("TensorIterator")(lambda site: _Repetition(site).scanned(None))
 
 @opsets("If")
 def _if(site: LayerSite) -> list[Any]:
-    """Choose one of two bodies. Only the chosen body is computed."""
+    """Run one of two bodies, which a condition chooses. The other body is not computed."""
     condition = site.operand(0)
     then_body = site.body("then_body")
     else_body = site.body("else_body")
@@ -264,7 +281,7 @@ def _if(site: LayerSite) -> list[Any]:
 
 
 def _flattened(site: LayerSite, body: Body, graph: LayerGraph) -> list[Value]:
-    """Flatten a body into `graph`; return the tensors of the output ports in that graph."""
+    """Flatten a body into `graph`; return the tensors of the layer's output ports in that graph."""
     feeds = dict[End, Tensor]()
     for link in links(body, inputs=True):
         value = _outer(site, link)
@@ -278,7 +295,7 @@ def _flattened(site: LayerSite, body: Body, graph: LayerGraph) -> list[Value]:
 def _results(
     site: LayerSite, body: Body, graph: LayerGraph, feeds: dict[End, Tensor]
 ) -> list[Tensor]:
-    """Flatten a body; return the tensors of the output ports."""
+    """Flatten a body; return the tensors of the layer's output ports."""
     outputs = links(body, inputs=False)
     ends = [source_of(body, link.end) for link in outputs]
     tensors = site.flatten(body, graph, feeds, ends, site.layer.name)
@@ -289,11 +306,11 @@ def _results(
     return [by_port[port.id] for port in site.layer.outputs]
 
 
-# Ends of bodies
+# Ports of bodies
 
 
 def _outer(site: LayerSite, link: Link) -> Tensor:
-    """Return the layer's operand that an end of the body reads."""
+    """Return the operand of the layer that a port of the body reads."""
     ports = [port.id for port in site.layer.inputs]
     if link.port not in ports:
         raise InvalidOperation(f"it has no input port {link.port}")
@@ -301,7 +318,7 @@ def _outer(site: LayerSite, link: Link) -> Tensor:
 
 
 def _truth(site: LayerSite, x: Tensor | bool) -> Value:
-    """Return a condition as a tensor of bool in the graph."""
+    """Return a condition as a tensor of bool."""
     if isinstance(x, bool):
         x = derived(np.array(x))
     return site.cast(site.tensor(x), "bool")
@@ -321,7 +338,7 @@ def _range(link: Link, extent: int) -> tuple[int, int, int]:
 
 
 def _cut(site: LayerSite, value: Value, link: Link) -> tuple[Value, int, int]:
-    """Return the cut items of a tensor, the direction (1 or -1), and the axis."""
+    """Return the items that are cut into parts, the direction (1 or -1), and the axis."""
     axis = site.axis(link.axis or 0, len(value.type.shape))
     extent = site.known_shape(value)[axis]
     low, high, sign = _range(link, extent)

@@ -1,4 +1,4 @@
-"""Layers of matrix products: MatMul, FullyConnected, GEMM, Einsum and attention."""
+"""Meanings of layers with matrix products: MatMul, FullyConnected, GEMM, Einsum and attention."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _TRANSPOSES: dict[str, Any] = {
 
 @opsets("MatMul", **_TRANSPOSES)
 def _matmul(site: LayerSite, x: Value, y: Value, *, transpose_x: bool, transpose_y: bool) -> Value:
-    """Multiply matrices as numpy does: a vector as `x` is a row, a vector as `y` is a column."""
+    """Multiply matrices as numpy does. A vector `x` is a row, and a vector `y` is a column."""
     is_row, is_column = (len(operand.type.shape) == 1 for operand in (x, y))
     if is_row:
         x = site.unsqueezed(x, (0,))
@@ -54,7 +54,7 @@ def _fully_connected(
     if not outputs:
         raise InvalidOperation("attribute 'out-size' is missing")
     shape = x.type.shape
-    # Inputs of three axes are multiplied along the last axis, as in later versions.
+    # inputs of three axes are multiplied along the last axis, as they are in later versions
     if len(site.declared) == len(shape) == 3:
         filter_shape = (1, outputs, shape[-1])
         bias_shape = (1, 1, outputs)
@@ -80,7 +80,7 @@ def _gemm(
     alpha: float = number("alpha", 1),
     beta: float = number("beta", 1),
 ) -> Value:
-    """Return alpha * A * B + beta * C."""
+    """Compute alpha * A * B + beta * C."""
     flags = {"transposeA": transpose_x, "transposeB": transpose_y}
     product = site.step.matmul(*site.aligned(x, y), **flags)
     if alpha != 1:
@@ -111,9 +111,9 @@ def _einsum(site: LayerSite) -> Value:
 def _attention(
     site: LayerSite, query: Value, key: Value, value: Value, *, is_causal: bool = flag("causal")
 ) -> Value:
-    """Attend. Inputs are query, key and value, and optionally mask, scale and sink.
+    """Compute attention. The inputs are query, key and value, and optionally mask, scale and sink.
 
-    If `causal` is set, query i attends to keys 0 to i, and the mask is ignored.
+    If `causal` is set, query i attends to the keys 0 to i, and the mask is ignored.
     """
     mask: Tensor | bool = site.operand(3) if site.has(3) and not is_causal else False
     if isinstance(mask, Constant) and mask.array.size == 1 and not mask.array.any():
@@ -123,7 +123,7 @@ def _attention(
         scale = site.operand(4)
         if isinstance(scale, Constant):
             factor = site.scalar(4)
-        else:  # a computed scale multiplies the query
+        else:  # the query is multiplied by a computed scale
             query = site.step.mul(*site.aligned(query, scale))
             factor = 1.0
     if len(query.type.shape) < 3:
@@ -139,9 +139,10 @@ def _attention(
 def _with_sink(
     site: LayerSite, query: Value, key: Value, value: Value, mask: Tensor | bool, *, is_causal: bool
 ) -> tuple[Value, Value, Value]:
-    """Return keys, values and a mask with one more key, whose score is the sink.
+    """Return keys, values and a mask that have one additional key.
 
-    The key and its value are zeros: the key takes a share of the softmax, and adds 0 to the result.
+    The score of this key is the sink. The key and its value are zeros. Therefore the key takes a
+    share of the softmax and adds nothing to the result.
     """
     step = site.step
     *batch, times, _ = site.known_shape(query)

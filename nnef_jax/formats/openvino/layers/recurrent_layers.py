@@ -1,4 +1,4 @@
-"""Layers of recurrent cells, and sequences: scans of a cell over time."""
+"""Meanings of recurrent cells, and of sequences, which are scans of a cell over time steps."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.openvino.layer_site import LayerSite, derived
 from nnef_jax.formats.openvino.layers.registry import legacy, opsets
 
-_WAYS = {  # by direction: whether each run is backward
+_WAYS = {  # for each direction, the runs of the cell, and whether each run is backward
     "forward": [False], "reverse": [True], "backward": [True], "bidirectional": [False, True],
 }  # fmt: skip
 
 
 def _cell_of(site: LayerSite) -> Cell:
-    """Return the cell of a layer, from its type and attributes."""
+    """Make the cell of a layer from the layer's type and attributes."""
     kind = site.operator.removesuffix("cell").removesuffix("sequence")
     names = [x.strip() for x in site.text("activations", "").split(",") if x.strip()]
     alphas = site.numbers("activations_alpha", site.numbers("activation_alpha", []))
@@ -48,8 +48,8 @@ def _product(
 ) -> Value:  # fmt: skip
     """Multiply a state by the filters of the gates `first` to `last - 1`.
 
-    `filters` [gates*hidden,hidden] are those of all gates. `bias` is for the last gate of a GRU
-    that resets the product, else 0.
+    `filters` has shape (gates * hidden, hidden) and contains the filters of all gates. `bias` is
+    that of the last gate of a GRU whose reset gate is applied to the product, otherwise 0.
     """
     hidden = state.type.shape[-1]
     if last - first < cell.gates:
@@ -61,7 +61,10 @@ def _product(
 def _biases(
     site: LayerSite, cell: Cell, bias: Tensor | None, hidden: int
 ) -> tuple[Tensor | float, Value | float]:
-    """Return the bias [1,items] of the input's product, and the bias of a GRU's reset product."""
+    """Return the bias of the product with the input, and the bias of a GRU's reset product.
+
+    The first has shape (1, items). The second is 0 if the cell has no such bias.
+    """
     if bias is None:
         return 0.0, 0.0
     if not cell.resets_after:
@@ -71,7 +74,10 @@ def _biases(
 
 
 def _row(site: LayerSite, i: int) -> Tensor | None:
-    """Return input `i`, a bias [items], as [1,items]; None if it is not connected."""
+    """Return input `i`, a bias of shape (items,), in the shape (1, items).
+
+    If the input is not connected, return None.
+    """
     if not site.has(i):
         return None
     bias = site.operand(i)
@@ -108,7 +114,7 @@ def _next(
     r: Value,
     bias: Tensor | None,
 ) -> list[Value]:
-    """Return the next states of a cell."""
+    """Return the states of a cell after a time step."""
     input_bias, state_bias = _biases(site, cell, bias, states[0].type.shape[-1])
 
     def product(state: Value, first: int, last: int) -> Value:
@@ -120,7 +126,10 @@ def _next(
 def _joined_weights(
     site: LayerSite, cell: Cell, items: int, hidden: int
 ) -> tuple[Value, Value, Constant | None]:
-    """Return w [gates*hidden,items] and r [gates*hidden,hidden] from a joined filter; the bias."""
+    """Split the joined filter of a layer into w and r; return w, r and the bias.
+
+    w has shape (gates * hidden, items), and r has shape (gates * hidden, hidden).
+    """
     stored = site.needed("weights", (cell.gates * hidden, items + hidden))
     bias = site.blob("biases", (1, (cell.gates + cell.resets_after) * hidden))
     joined = site.tensor(stored)
@@ -131,7 +140,11 @@ def _run(
     site: LayerSite, cell: Cell, x: Value, states: Sequence[Value], w: Value, r: Value,
     bias: Tensor | None, mask: Value | None, *, reverse: bool,
 ) -> list[Value]:  # fmt: skip
-    """Run a cell over [batch,time,items]; return outputs [batch,time,hidden] and last states."""
+    """Run a cell over a sequence; return the outputs and the last states.
+
+    The sequence `x` has shape (batch, time, items), and the outputs have shape (batch, time,
+    hidden).
+    """
     if len(w.type.shape) == 2:
         w = site.unsqueezed(w, (0,))
     input_bias, state_bias = _biases(site, cell, bias, states[0].type.shape[-1])
@@ -149,7 +162,10 @@ def _run(
 def _sequence(
     site: LayerSite, x: Value, *, cell: Cell, direction: str = text("direction", "forward")
 ) -> list[Value]:
-    """Run a cell forward, backward or both ways. States are [batch,directions,hidden]."""
+    """Run a cell forward, backward or in both directions.
+
+    States have shape (batch, directions, hidden).
+    """
     count = cell.states
     starts = [site.tensor(1 + i) for i in range(count)]
     lengths = site.operand(1 + count) if site.has(1 + count) else None
@@ -185,7 +201,7 @@ def _legacy_sequence(
     axis: int = integer("axis", 1),
     way: str = word("direction", "forward", "backward", "reverse"),
 ) -> list[Value]:
-    """Run a cell in one direction along the axis of time, which is axis 1 by default."""
+    """Run a cell in one direction along the time axis, which is axis 1 by default."""
     states = [site.tensor(1 + i) for i in range(cell.states) if site.has(1 + i)]
     if axis == 0:
         x = site.transposed(x, (1, 0, 2))

@@ -1,4 +1,4 @@
-"""Layers of reductions along axes, of greatest items, and of normalisation."""
+"""Meanings of layers that reduce along axes, find the largest items, or normalise."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _reduced(
         return site.last.copy(x)
     dtype = x.type.dtype
     _, kind, after = steps
-    back = ""  # dtype of a final cast, "" for none
+    back = ""  # the dtype of a final cast, or "" for no cast
     is_logical = kind in ("all_reduce", "any_reduce")
     is_real = kind == "mean_reduce" or after != ""
     if is_logical and dtype != "bool":
@@ -61,9 +61,10 @@ def _arg_max(
     count: int = integer("top_k", 1),
     with_values: bool = flag("out_max_val"),
 ) -> Value:
-    """Return the indices of the largest items as real numbers; with `out_max_val` the values too.
+    """Return the indices of the largest items as real numbers.
 
-    If `axis` is set, `out_max_val` returns the values instead.
+    If `out_max_val` is set, the values follow the indices. If `axis` is set too, only the values
+    are returned.
     """
     step = site.step
     if site.has_attribute("axis"):
@@ -109,7 +110,7 @@ def _top_k(
 def _legacy_batch_normalization(
     site: LayerSite, x: Value, *, epsilon: float = number("epsilon", 1e-5)
 ) -> Value:
-    """Normalise channels. The variance is stored as `weights`, the mean as `biases`."""
+    """Normalise channels. The variance is stored as `weights`, and the mean as `biases`."""
     shape = (1, x.type.shape[1])
     variance, mean = (site.blob(tag, shape) for tag in ("weights", "biases"))
     if variance is None or mean is None:
@@ -119,7 +120,7 @@ def _legacy_batch_normalization(
 
 @opsets("BatchNormInference")
 def _batch_normalization(site: LayerSite, *, epsilon: float = number("epsilon")) -> Value:
-    """Normalise channels. The data is input 2 in operation set 1, and input 0 since set 5."""
+    """Normalise channels. The data are input 2 in operation set 1, and input 0 since set 5."""
     data = 2 if site.layer.opset == "opset1" else 0
     parameters = [i for i in range(5) if i != data]
     scale, offset, mean, variance = (site.unsqueezed(site.operand(i), (0,)) for i in parameters)
@@ -159,7 +160,10 @@ def _legacy_response(
     alpha: float,
     beta: float,
 ) -> Value:
-    """Divide by (bias + alpha * mean(x**2)) ** beta. The mean is over channels or over space."""
+    """Divide by (bias + alpha * mean(x**2)) ** beta.
+
+    The mean is taken over windows of channels or over windows of space.
+    """
     if size < 1:
         raise InvalidOperation("attribute 'local-size' is missing")
     axes = [1] if region == "across" else range(2, len(x.type.shape))
@@ -177,16 +181,19 @@ def _response(
     alpha: float,
     beta: float,
 ) -> Value:
-    """Divide by (bias + alpha * mean(x**2)) ** beta. The mean is over windows along axes."""
+    """Divide by (bias + alpha * mean(x**2)) ** beta.
+
+    The mean is taken over windows along `axes`.
+    """
     sizes = [size if i in axes else 1 for i in range(len(x.type.shape))]
     return site.last.local_response_normalization(x, size=sizes, alpha=alpha, beta=beta, bias=bias)
 
 
 def _inverse_root(site: LayerSite, squares: Value, epsilon: float, where: str = "add") -> Value:
-    """Return 1 / sqrt(squares), with an epsilon as `where` says.
+    """Compute the inverse root of squares. `where` says where the epsilon is applied.
 
-    "add": 1 / sqrt(squares + epsilon); "max": 1 / sqrt(max(squares, epsilon)); "outside_sqrt":
-    1 / (sqrt(squares) + epsilon).
+    "add": 1 / sqrt(squares + epsilon). "max": 1 / sqrt(max(squares, epsilon)). "outside_sqrt": 1 /
+    (sqrt(squares) + epsilon).
     """
     if where == "outside_sqrt":
         return site.step.rcp(site.step.add(site.root(squares), epsilon))
@@ -194,7 +201,7 @@ def _inverse_root(site: LayerSite, squares: Value, epsilon: float, where: str = 
 
 
 def _centred(site: LayerSite, x: Value, axes: Sequence[int]) -> tuple[Value, Value]:
-    """Return a tensor minus its mean along axes, and its variance."""
+    """Subtract the mean along axes from a tensor; return the result and the variance."""
     mean, variance = site.step.moments(x, axes=axes)
     return site.step.sub(x, mean), variance
 
@@ -207,9 +214,10 @@ def _mvn(
     epsilon: float = number("eps", 1e-9),
     scales: bool = flag("normalize_variance", True),
 ) -> Value:
-    """Normalise along the axes in input 1 (operation set 6), or along all spatial axes.
+    """Normalise a tensor along axes.
 
-    `across_channels` adds the channels to the spatial axes.
+    In operation set 6 the axes are input 1. Otherwise they are all spatial axes, and with
+    `across_channels` also the axis of channels.
     """
     where = "add"
     if site.has(1) and not site.net.is_legacy:
@@ -228,7 +236,10 @@ def _mvn(
 def _unit_factor(
     site: LayerSite, x: Value, axes: Sequence[int], epsilon: float, where: str = "add"
 ) -> Value:
-    """Return 1 / sqrt(sum of squares along axes), see `_inverse_root`. No axes mean no sum."""
+    """Compute 1 / sqrt(sum of squares along axes), with an epsilon as in `_inverse_root`.
+
+    If `axes` is empty, the squares are not summed.
+    """
     squares = site.step.sqr(x)
     if axes:
         squares = site.step.sum_reduce(squares, axes=axes, normalize=False)
@@ -251,7 +262,7 @@ def _legacy_unit(
     is_shared: bool = flag("channel_shared"),
     is_spatial: bool = flag("across_spatial"),
 ) -> Value:
-    """Divide by the root of the sum of squares, and multiply by a stored scale."""
+    """Divide by the root of the sum of squares, then multiply by a stored scale."""
     shape = x.type.shape
     is_shared = is_shared or site.has_one_weight()
     scales = 1 if is_shared else shape[1]

@@ -1,4 +1,4 @@
-"""Layers of regions: suppression of overlapping boxes, and pools.
+"""Meanings of layers with regions: suppression of overlapping boxes, and pools.
 
 Suppression returns the indices of the boxes that remain, padded with -1.
 """
@@ -20,7 +20,7 @@ from nnef_jax.formats.openvino.layers.registry import operator, opsets, tensor
 
 
 def _typed(site: LayerSite, *indices: Value) -> list[Value]:
-    """Return indices in the dtype `output_type`, if the layer has this attribute."""
+    """Cast indices to the dtype `output_type`. A layer without this attribute keeps their dtype."""
     if not site.has_attribute("output_type"):
         return list(indices)
     return [site.cast(x, site.dtype("output_type")) for x in indices]
@@ -32,7 +32,7 @@ def _is_centre(site: LayerSite) -> bool:
 
 
 def _has_count(site: LayerSite) -> bool:
-    """Tell whether the result has one row for each remaining box: since operation set 5."""
+    """Tell whether the layer returns the number of remaining boxes, as it does since set 5."""
     return site.layer.opset in ("opset5", "opset9")
 
 
@@ -56,9 +56,9 @@ def _suppression(
     is_centre: bool,
     sorts: bool = flag("sort_result_descending", True),
 ) -> Any:
-    """Return indices (image, class, box), and since set 5 scores and the number of indices.
+    """Return indices (image, class, box), and since set 5 also the scores and the number of boxes.
 
-    Rotated boxes are (x, y, width, height, angle), where x and y are the centre.
+    Rotated boxes are (x, y, width, height, angle), where (x, y) is the centre.
     """
     indices, values, count = suppressed(
         site, boxes, scores, score=0, center_point_box=is_centre, sorts=sorts, **kind
@@ -66,7 +66,7 @@ def _suppression(
     if site.net.is_legacy and site.declared and site.declared[0] > 0:
         indices = site.fitted(indices, 0, site.declared[0], -1.0)
     indices, count = _typed(site, indices, count)
-    if has_count:  # without a count, later layers read padding as boxes
+    if has_count:  # without a count, later layers take padding for boxes
         note_count(site, count, indices, values)
     return [indices, values, count][: max(len(site.layer.outputs), 1)]
 
@@ -90,7 +90,7 @@ _CLASSES: dict[str, Any] = {
 
 
 def _matrix_order(site: LayerSite) -> str:
-    """Return the order of the boxes in MatrixNms.
+    """Return the order of the boxes in the layer MatrixNms.
 
     The runtime follows `sort_result_type` only if boxes are sorted across images.
     """
@@ -118,7 +118,7 @@ def _counts(site: LayerSite) -> Any:
     ),
 )  # fmt: skip
 def _several_classes(site: LayerSite, *, results: Sequence[Value]) -> list[Value]:
-    """Return boxes with classes and scores, the indices of boxes, and their number by image."""
+    """Return boxes with their classes and scores, their indices, and their number in each image."""
     rows, indices, count = results
     return [rows, *_typed(site, indices, count)]
 
@@ -130,7 +130,7 @@ def _several_classes(site: LayerSite, *, results: Sequence[Value]) -> list[Value
 def _roi_pooling(
     site: LayerSite, x: Value, rois: Value, *, method: str = word("method", "max", "bilinear")
 ) -> Value:
-    """Pool regions (image, x1, y1, x2, y2): maxima of bins, or bilinear samples."""
+    """Pool regions (image, x1, y1, x2, y2) by the maxima of bins, or by bilinear samples."""
     size = site.ints("output_size", site.ints("output_roi", [0, 0]))
     size = [site.int("pooled_h", size[0]), site.int("pooled_w", size[-1])]
     first = site.part(rois, 1, 0, 1)
@@ -175,7 +175,10 @@ def _position_sensitive(
 def _scaled(
     site: LayerSite, rois: Value, factors: Sequence[float], offsets: Sequence[float]
 ) -> Value:
-    """Return regions [n,items] * `factors` + `offsets`, which have a number for each item."""
+    """Compute rois * `factors` + `offsets` for regions of shape (n, items).
+
+    `factors` and `offsets` have a number for each item of a region.
+    """
     factor, offset = (derived(np.array([row], np.float32)) for row in (factors, offsets))
     return site.step.add(site.step.mul(rois, factor), offset)
 
@@ -198,7 +201,7 @@ def _roi_align(
     scale: float,
     samples: dict[str, Any],
 ) -> Value:
-    """Pool samples of regions (x1, y1, x2, y2). `aligned_mode` decides how they are shifted."""
+    """Pool samples of regions (x1, y1, x2, y2), which are shifted as `aligned_mode` says."""
     shifts = {"asymmetric": 0, "half_pixel_for_nn": -0.5, "half_pixel": scale / 2 - 0.5}
     if corners not in shifts:
         raise InvalidOperation(f"'aligned_mode' must be one of {', '.join(shifts)}")
@@ -216,7 +219,7 @@ def _rotated_roi_align(
     scale: float,
     samples: dict[str, Any],
 ) -> Value:
-    """Pool samples of rotated regions (x, y, width, height, angle), where x, y is the centre."""
+    """Pool samples of rotated regions (x, y, width, height, angle), where (x, y) is the centre."""
     turn = 1.0 if is_clockwise else -1.0
     rois = _scaled(site, site.tensor(1), [*[scale] * 4, turn], [-0.5, -0.5, 0, 0, 0])
     return site.last.roi_align(site.tensor(0), rois, site.tensor(2), mode="avg", **samples)
@@ -231,7 +234,7 @@ def _roi_feature_extractor(
     scales: list[int] = integers("pyramid_scales"),
     is_aligned: bool = flag("aligned"),
 ) -> Any:
-    """Pool each region from one level of a pyramid; return the pooled regions, and the regions.
+    """Pool each region from one level of a pyramid; return the pooled regions, then the regions.
 
     The level of a region is floor(2 + log2(sqrt(area) / 224)) (arXiv:1612.03144, equation 1).
     """
@@ -264,7 +267,7 @@ def _roi_feature_extractor(
 def _top_k_rois(
     site: LayerSite, rois: Value, probabilities: Value, *, most: int = integer("max_rois", 0)
 ) -> Value:
-    """Return the `max_rois` regions [n,4] of the highest probabilities."""
+    """Return the `max_rois` regions with the highest probabilities, of shape (n, 4)."""
     count = min(most, site.known_shape(probabilities)[0])
     _, best = site.step.topk(probabilities, axis=0, k=count, largest=True)
     return site.last.gather(rois, best, axis=0)

@@ -1,7 +1,8 @@
-"""The registry of OpenVINO's layers by type, upper or lower case, and readers of known inputs.
+"""The registry of OpenVINO's layers, and functions that read known inputs.
 
-Versions are versions of the document. Where older versions have an attribute, operation sets have a
-known input. A reader returns such an input as an attribute of the meaning.
+Layers are looked up by their type, in upper or lower case. Versions are versions of the document.
+Where layers of older versions have an attribute, layers of operation sets have a known input. Such
+an input becomes an attribute of the meaning, by one of the readers in this module.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ legacy: Registration = partial(operator, until=LEGACY)
 opsets: Registration = partial(operator, since=FIRST_OF_OPSETS)
 Reader = Callable[[LayerSite], Any]
 
-# Each of these functions takes the index of an input, and returns the reader of this input: as a
-# tensor of the graph, as a tensor in the dtype of i64, as known axes of input 0, and as a known
-# number, whose default may be a second argument.
+# Each of these functions takes the index of an input and returns a reader of the input. `tensor`
+# reads a tensor of the graph, and `integer_tensor` a tensor in the dtype in which i64 is computed.
+# `axes_at` reads known axes of input 0. `number_at` reads a known number, and its second argument
+# is the default.
 tensor: Callable[[int], Any] = partial(methodcaller, "tensor")
 integer_tensor: Callable[[int], Any] = partial(methodcaller, "integer_tensor")
 axes_at: Callable[[int], Any] = partial(methodcaller, "axes")
@@ -35,17 +37,20 @@ number_at: Callable[..., Any] = partial(methodcaller, "scalar")
 
 
 def axis_at(i: int) -> Any:
-    """Return the reader of an input that names one axis of input 0."""
+    """Return a reader of an input that is an axis of input 0."""
     return lambda site: site.axes(i)[0]
 
 
 def integer_at(i: int) -> Any:
-    """Return the reader of an input that is one integer."""
+    """Return a reader of an input that is one known integer."""
     return lambda site: site.integers(i)[0]
 
 
 def integers_at(i: int, default: tuple[int, ...] | None = None) -> Any:
-    """Return the reader of an input with integers. The input is required if `default` is None."""
+    """Return a reader of an input of known integers.
+
+    If `default` is None, the input is required.
+    """
 
     def read(site: LayerSite) -> Any:
         if default is not None and not site.has(i):
@@ -59,12 +64,12 @@ def integers_at(i: int, default: tuple[int, ...] | None = None) -> Any:
 
 
 def element(name: str, default: str | None = None) -> Any:
-    """Return the reader of an attribute that is an element type, in the spelling of version 11."""
+    """Return a reader of an attribute that is an element type, as version 11 spells it."""
     return lambda site: element_type(site.text(name, default))
 
 
 def either(attribute: Attribute, name: str) -> Any:
-    """Return the reader of an attribute that some files call `name`."""
+    """Return a reader of an attribute that has the name `name` in some files."""
     other = replace(attribute, name=name)
 
     def read(site: LayerSite) -> Any:

@@ -1,4 +1,4 @@
-"""The table of layers that are one operation, or a line of code."""
+"""Meanings of layers that become one operation or need one line of code."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ indices: Callable[[int], Any] = partial(methodcaller, "indices")
 
 
 def on_two(kind: str) -> Meaning:
-    """Return the meaning of a layer that is one operation on two broadcast tensors."""
+    """Make the meaning of a layer that is one operation on two tensors, which are broadcast."""
     return lambda site: getattr(site.last, kind)(*site.broadcast())
 
 
-# Functions of one tensor. In versions 2 to 9 their names are values of `type` in Activation, too.
+# Functions of one tensor. In versions 2 to 9, their names are also values of the attribute `type`
+# of the layer Activation.
 FUNCTIONS = {
     "Abs": "abs", "Acos": "acos", "Acosh": "acosh", "Asin": "asin", "Asinh": "asinh",
     "Atan": "atan", "Atanh": "atanh", "Ceil": "ceil", "Ceiling": "ceil", "Cos": "cos",
@@ -121,7 +122,7 @@ _OLD: dict[str, Meaning] = {
     ),
 }
 
-# Layers that are not pure functions of arrays.
+# Layers whose results depend on more than the arrays that they read, or are no arrays.
 REFUSED: Mapping[str, Meaning] = {
     **dict.fromkeys(
         ("RandomUniform", "Multinomial"),

@@ -1,4 +1,4 @@
-"""Layers of sequences and segments: CTC decoding, beams, bags of embeddings."""
+"""Meanings of layers with sequences and segments: CTC decoding, beams, bags of embeddings."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def _greedy_decoder(
     index: str = dtype("classes_index_type", "i32"),
     number: str = dtype("sequence_length_type", "i32"),
 ) -> list[Value]:
-    """Return the classes of the best path without blanks, padded with -1, and their number.
+    """Return the classes of the best path without blanks, and their number.
 
-    If `merge_repeated` is set, equal neighbours become one. The blank is the class in input 2, or
-    the last class without this input.
+    The classes are padded with -1. If `merge_repeated` is set, equal classes at successive time
+    steps become one. The blank is the class in input 2, or the last class if input 2 is left out.
     """
     step = site.step
     _, steps, classes = site.known_shape()
@@ -52,7 +52,10 @@ def _greedy_decoder(
 
 @operator("GatherTree")
 def _gather_tree(site: LayerSite) -> Value:
-    """Return the tokens [steps,batch,beams] of beams, traced back from each beam's last step."""
+    """Return the tokens of beams, traced back from the last step of each beam.
+
+    The tokens have shape (steps, batch, beams).
+    """
     steps, parents, lengths, end = (site.integer_tensor(i) for i in range(4))
     tokens = site.step.gather_tree(steps, parents, lengths, site.reshaped(end, ()))
     dtype = site.dtype_of(0)
@@ -65,7 +68,10 @@ def _gather_tree(site: LayerSite) -> Value:
 
 
 def _rows(site: LayerSite, weights: int | None = None, indices: Value | None = None) -> Value:
-    """Return rows of input 0 at `indices`, by default input 1, times the input `weights`."""
+    """Gather rows of input 0 at `indices`, and multiply them by weights if there are any.
+
+    The default for `indices` is input 1. `weights` is the index of an input.
+    """
     factors = site.tensor(weights) if weights is not None and site.has(weights) else None
     rows = site.step.gather(site.tensor(0), indices or site.integer_tensor(1), axis=0)
     if factors is None:
@@ -74,18 +80,21 @@ def _rows(site: LayerSite, weights: int | None = None, indices: Value | None = N
 
 
 def _of_rank(site: LayerSite, x: Value, rank: int) -> Value:
-    """Return a tensor of a rank: axes of extent 1 are appended."""
+    """Append axes of extent 1 to a tensor, up to the rank `rank`."""
     return site.unsqueezed(x, range(len(x.type.shape), rank))
 
 
 def _counts(site: LayerSite, segments: Value, count: int, dtype: str = "") -> Value:
-    """Return the number of items of each segment, [count]."""
+    """Count the items of each segment. The result has shape (count,)."""
     is_member = site.step.eq(site.places(count, 0, 2), site.unsqueezed(segments, (0,)))
     return site.step.squeeze(site.count(is_member, 1, dtype), axes=(1,))
 
 
 def _are_empty(site: LayerSite, segments: Value, count: int, rank: int) -> Value:
-    """Return true for segments without items, [count,1,...] of a rank."""
+    """Tell which segments have no items.
+
+    The result has shape (count, 1, ...) and the rank `rank`.
+    """
     is_empty = site.step.eq(_counts(site, segments, count), 0)
     return _of_rank(site, is_empty, rank)
 
@@ -93,10 +102,13 @@ def _are_empty(site: LayerSite, segments: Value, count: int, rank: int) -> Value
 def _bags(
     site: LayerSite, rows: Value, segments: Value, count: int, over: str, default: int | None = None
 ) -> Value:
-    """Sum the rows of each segment. `over` "mean" divides by their number, "sqrtn" by its root.
+    """Sum the rows of each segment, and divide the sums if `over` says so.
 
-    Input `default` is the index of the table's row for a segment without rows. Without it, or if it
-    is -1, such a segment gets zeros.
+    If `over` is "mean", the sums are divided by the number of rows. If it is "sqrtn", they are
+    divided by the root of that number.
+
+    Input `default` has the index of the table's row that a segment without rows gets. If the input
+    is missing, or if the index is -1, such a segment gets zeros.
     """
     dtype = rows.type.dtype
     cells = rows.type.shape[1:]
@@ -125,7 +137,7 @@ _REDUCTION = word("reduction", "sum", "mean")
 @operator("EmbeddingBagOffsetsSum")
 @opsets("EmbeddingBagOffsets")
 def _offset_bags(site: LayerSite, *, reduction: str = _REDUCTION) -> Value:
-    """Sum or average rows of a table by bag. A bag's indices end at the next offset."""
+    """Sum or average rows of a table for each bag. The indices of a bag end at the next offset."""
     step = site.step
     indices = site.integer_tensor(1)
     offsets = site.integer_tensor(2)
@@ -140,7 +152,7 @@ def _offset_bags(site: LayerSite, *, reduction: str = _REDUCTION) -> Value:
 @operator("EmbeddingBagPackedSum")
 @opsets("EmbeddingBagPacked")
 def _packed_bags(site: LayerSite, *, reduction: str = _REDUCTION) -> Value:
-    """Sum or average rows of a table by bag. Indices are [bags,rows]."""
+    """Sum or average rows of a table for each bag. The indices have shape (bags, rows)."""
     rows = _rows(site, 2)
     if reduction == "mean":
         total = site.step.mean_reduce(rows, axes=(1,))
@@ -151,7 +163,7 @@ def _packed_bags(site: LayerSite, *, reduction: str = _REDUCTION) -> Value:
 
 @operator("EmbeddingSegmentsSum")
 def _segments(site: LayerSite, *, count: int = integer_at(3)) -> Value:
-    """Sum rows of a table by segment."""
+    """Sum rows of a table for each segment."""
     return _bags(site, _rows(site, 5), site.integer_tensor(2), count, "sum", 4)
 
 
@@ -159,7 +171,10 @@ def _segments(site: LayerSite, *, count: int = integer_at(3)) -> Value:
 def _segment_max(
     site: LayerSite, x: Value, *, fill: str = one_of("fill_mode", "zero", "lowest")
 ) -> Value:
-    """Return the greatest items of each segment; for an empty segment zeros or the least number."""
+    """Return the largest items of each segment.
+
+    An empty segment has zeros or the smallest number of the dtype, as `fill_mode` says.
+    """
     segments = site.operand(1)
     if site.has(2):
         count = site.integers(2)[0]
@@ -185,14 +200,14 @@ def _segment_max(
 @legacy("SparseSegmentMean", over="mean")
 @legacy("SparseSegmentSqrtN", over="sqrtn")
 def _sparse_segments(site: LayerSite, *, over: str) -> Value:
-    """Sum rows of a table by segment, and divide by the number of rows or its root."""
+    """Sum rows of a table for each segment, and divide the sums as `over` says."""
     count = site.declared[0] if site.declared else 0
     return _bags(site, _rows(site), site.integer_tensor(2), count, over)
 
 
 @legacy("SparseToDense")
 def _sparse_to_dense(site: LayerSite) -> Value:
-    """Return a tensor with values at indices [items,axes], and a default elsewhere."""
+    """Put values at indices of shape (items, axes), and a default elsewhere."""
     values = site.tensor(2)
     shape = site.declared
     default = site.tensor(3) if site.has(3) else site.filled(0, values.type.dtype)

@@ -1,4 +1,4 @@
-"""Layers of shapes and the order of items: reshape, transpose, concat, split, tile, roll."""
+"""Meanings of layers for shapes and the order of items, such as reshape, transpose and concat."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ from nnef_jax.formats.openvino.layers.registry import (
 @legacy("ShapeOf", "Shape", default="i32")
 @opsets("ShapeOf", "Shape", default="i64")
 def _shape_of(site: LayerSite, *, default: str) -> Constant | Value:
-    """Return the shape without padding. Extents that depend on values are computed."""
+    """Return the shape of a tensor without padding.
+
+    An extent that depends on values is a computed tensor.
+    """
     x = site.operand(0)
     if isinstance(x, Value) and x in site.graph.counts:
         site.known_shape()
@@ -46,7 +49,7 @@ def _shape_of(site: LayerSite, *, default: str) -> Constant | Value:
 
 @opsets("Reshape")
 def _reshape(site: LayerSite, x: Value, *, shape: list[int] = integers_at(1)) -> Value:
-    """Reshape. If `special_zero` is set, 0 stands for the extent of the input."""
+    """Reshape a tensor. If `special_zero` is set, 0 stands for the extent of the input."""
     if 0 in shape and -1 not in shape and not site.flag("special_zero"):
         if volume(x.type.shape) == 0:
             return site.last.constant(shape=shape, value=(), dtype=x.type.dtype)
@@ -62,9 +65,9 @@ def _legacy_reshape(site: LayerSite, x: Value) -> Value:
 
 
 def _rebatched(result: Sequence[int], declared: Sequence[int], actual: Sequence[int]) -> list[int]:
-    """Return the declared shape of a result, adapted to the actual shape of the input.
+    """Adapt the declared shape of a result to the actual shape of the input.
 
-    Only the first extent, the batch, changes, as the number of items demands.
+    Only the first extent, the batch, is changed, so that the number of items fits.
     """
     result = list(result)
     if tuple(declared) == tuple(actual) or not result:
@@ -79,7 +82,7 @@ def _rebatched(result: Sequence[int], declared: Sequence[int], actual: Sequence[
 
 @operator("Squeeze")
 def _squeeze(site: LayerSite, x: Value) -> Value:
-    """Drop the axes in input 1, or all axes of extent 1 without it."""
+    """Remove the axes that input 1 lists. Without input 1, remove all axes of extent 1."""
     shape = x.type.shape
     axes = site.axes(1) if site.has(1) else []
     if not axes:
@@ -98,7 +101,7 @@ def _unsqueeze(site: LayerSite, x: Value, *, axes: Sequence[int] = integers_at(1
 @opsets("Transpose", order=integers_at(1))
 @legacy("Permute", order=integers("order"))
 def _transpose(site: LayerSite, x: Value, *, order: Sequence[int]) -> Value:
-    """Permute axes. An empty order reverses them."""
+    """Permute axes. An empty order reverses the axes."""
     rank = len(x.type.shape)
     axes = [site.axis(a) for a in order] or list(range(rank))[::-1]
     if sorted(axes) != list(range(rank)):
@@ -136,7 +139,7 @@ def _variadic_split(
 
 @legacy("Split", "Slice")
 def _legacy_split(site: LayerSite, *, axis: int = axis("axis", 1)) -> Sequence[Value]:
-    """Cut along an axis into parts of the extents that the outputs declare."""
+    """Cut a tensor along an axis into parts, whose extents are those that the outputs declare."""
     shapes = [port.shape or () for port in site.layer.outputs]
     if any(len(shape) <= axis for shape in shapes):
         raise InvalidShape(f"an output has no axis {axis}")
@@ -169,7 +172,7 @@ def _broadcast(
     shape: Sequence[int] = integers_at(1),
     mode: str = word("mode", "numpy", "bidirectional", "explicit", "pdpd"),
 ) -> Value:
-    """Broadcast to a shape: as numpy, in both directions, or along the axes of input 2."""
+    """Broadcast to a shape. The mode says how: as numpy does, in both directions, or along axes."""
     rank = len(x.type.shape)
     axes: Sequence[int] | None = None
     if mode == "explicit":
@@ -192,7 +195,7 @@ def _reverse(
     axes: Sequence[int] = integers_at(1),
     mode: str = word("mode", "index", "mask"),
 ) -> Value:
-    """Reverse the axes that input 1 lists, or marks in a mask."""
+    """Reverse axes. Input 1 lists them, or marks them in a mask."""
     if mode == "mask":
         axes = [i for i, flag in enumerate(site.known(1).tolist()) if flag]
     bounds = {"begin": -1, "end": -(2**31), "stride": -1}
@@ -208,7 +211,7 @@ def _roll(
     shifts: list[int] = integers_at(1),
     axes: Sequence[int] = axes_at(2),
 ) -> Value:
-    """Shift items along axes, circularly."""
+    """Shift items along axes. Items that leave an axis at one end enter it at the other."""
     if len(shifts) == 1:
         shifts *= len(axes)
     for i, (shift, along) in enumerate(zip(shifts, axes, strict=True), 1):
@@ -251,7 +254,7 @@ _PARTS: dict[str, Any] = {"block": integers_at(1), "begin": integers_at(2), "end
 def _space_to_batch(
     site: LayerSite, x: Value, *, block: Sequence[int], begin: Sequence[int], end: Sequence[int]
 ) -> Value:
-    """Pad, and move the positions within blocks to the batch."""
+    """Pad a tensor, then move the positions within blocks to the batch axis."""
     if any((*begin, *end)):
         x = site.padded(x, dict(enumerate(zip(begin, end, strict=True))))
     shape = x.type.shape
@@ -269,14 +272,14 @@ def _space_to_batch(
 def _batch_to_space(
     site: LayerSite, x: Value, *, block: Sequence[int], begin: Sequence[int], end: Sequence[int]
 ) -> Value:
-    """Move parts of the batch to positions within blocks, and crop."""
+    """Move parts of the batch axis to positions within blocks, then crop."""
     rank = len(block)
     batch, *extents = site.known_shape()
     counts = [batch // math.prod(block), *extents]
     split = site.reshaped(x, [*block, *counts])
     order: list[int] = []
     for i in range(rank):
-        order += [rank + i, i]  # The axis of the block follows the axis that it belongs to.
+        order += [rank + i, i]  # the axis of the block follows the axis that the block belongs to
     moved = site.transposed(split, order)
     extents = [n * b for n, b in zip(counts, block, strict=True)]
     joined = site.reshaped(moved, extents)
@@ -299,9 +302,9 @@ def _shuffle_channels(
 
 @operator("ReorgYolo")
 def _reorg_yolo(site: LayerSite, x: Value, *, strides: Sequence[int] = integers("stride")) -> Value:
-    """Move blocks of space to channels as darknet does.
+    """Move blocks of space to channels, in the order of darknet's implementation.
 
-    It computes indices as if the input had channels / stride**2 channels, and a larger plane.
+    Darknet computes indices as if the input had channels / stride**2 channels and a larger plane.
     """
     stride = strides[0]
     batch, channels, height, width = site.known_shape()

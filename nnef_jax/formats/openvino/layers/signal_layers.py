@@ -1,4 +1,7 @@
-"""Layers of signals: Fourier transforms, frames, patches; and identity and inverse matrices."""
+"""Meanings of signal layers: Fourier transforms, frames, patches, and some matrices.
+
+The matrices are identity matrices and inverses of matrices.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from nnef_jax.formats.openvino.window_attributes import padding_of
 
 
 def _diagonal(site: LayerSite, rows: int, columns: int, offset: Value | int, dtype: str) -> Value:
-    """Return [rows,columns] with ones where column - row is `offset`, and zeros elsewhere."""
+    """Return a matrix with ones where column - row is `offset`, and with zeros elsewhere."""
     row = site.places(rows, 0, 2)
     column = site.places(columns, 1, 2)
     is_diagonal = site.step.eq(site.step.sub(column, row), offset)
@@ -35,7 +38,7 @@ def _eye(
     batch: Sequence[int] = integers_at(3, ()),
     dtype: str = dtype("output_type"),
 ) -> Value:
-    """Return a matrix with ones on a diagonal, repeated for each item of a batch."""
+    """Return a matrix with ones on one diagonal, repeated for each item of a batch."""
     if min((rows, columns, *batch)) < 0:
         raise InvalidShape(f"its shape {[*batch, rows, columns]} has a negative extent")
     offset = site.reshaped(site.integer_tensor(2), (1, 1))
@@ -46,7 +49,10 @@ def _eye(
 
 @opsets("Inverse")
 def _inverse(site: LayerSite, x: Value, *, adjoint: bool = flag("adjoint")) -> Value:
-    """Invert matrices. If `adjoint` is set, the inverses are transposed, as in the runtime."""
+    """Invert matrices.
+
+    If `adjoint` is set, the inverses are transposed, as OpenVINO's runtime does.
+    """
     inverse = site.step_or_last(not adjoint).inverse(x)
     *axes, rows, columns = range(len(inverse.type.shape))
     return site.last.transpose(inverse, axes=(*axes, columns, rows)) if adjoint else inverse
@@ -76,10 +82,14 @@ def _extract_patches(
     strides: list[int] = integers("strides"),
     rates: list[int] = integers("rates"),
 ) -> Value:
-    """Return the items of windows as channels, ordered by cell of the window, then by channel."""
+    """Return the items of windows as channels.
+
+    Channels are ordered by the item's position in the window, then by the channel of the input.
+    """
     channels = x.type.shape[1]
     padding = padding_of(site, x.type.shape[2:], windows.spans(sizes, rates), strides)
-    # A convolution with one-hot filters, one for each cell of the window and each channel.
+    # The layer is a convolution with one-hot filters. There is one filter for each position in the
+    # window and each channel.
     count = math.prod(sizes) * channels
     site.spend(count**2 // 4)
     ones = np.eye(count, dtype=np.float32).reshape(count, -1, channels).swapaxes(1, 2)
@@ -92,9 +102,9 @@ def _extract_patches(
 
 
 def _axes(site: LayerSite, rank: int) -> tuple[list[int], list[int]]:
-    """Return the axes to transform and their lengths, -1 for the extent of the input.
+    """Return the axes to transform, and their lengths. The length -1 stands for the input's extent.
 
-    `rank` does not count the axis of [re,im].
+    `rank` does not count the axis of the pairs [re, im].
     """
     axes = [site.axis(a, rank) for a in site.integers(1)]
     sizes = site.integers(2) if site.has(2) else [-1] * len(axes)
@@ -114,7 +124,7 @@ def _transformed(
 
 
 def _over_length(site: LayerSite, x: Value, axes: Sequence[int]) -> Value:
-    """Divide the sums of an inverse transform by their number of terms."""
+    """Divide the sums of an inverse transform by the number of their terms."""
     terms = math.prod(x.type.shape[axis] for axis in axes)
     return site.last.mul(x, 1 / max(terms, 1))
 
@@ -122,21 +132,24 @@ def _over_length(site: LayerSite, x: Value, axes: Sequence[int]) -> Value:
 @opsets("DFT", inverse=False)
 @opsets("IDFT", inverse=True)
 def _complex_transform(site: LayerSite, *, inverse: bool) -> Value:
-    """Transform pairs [re,im] along axes."""
+    """Transform pairs [re, im] along axes."""
     axes, sizes = _axes(site, len(site.known_shape()) - 1)
     sums = _transformed(site, site.tensor(0), axes, sizes, inverse=inverse)
     return _over_length(site, sums, axes) if inverse else site.last.copy(sums)
 
 
 def _pairs(site: LayerSite, x: Value) -> Value:
-    """Return real numbers as pairs [re,im]."""
+    """Return real numbers as pairs [re, im]."""
     rank = len(x.type.shape)
     return site.fitted(site.unsqueezed(x, (rank,)), rank, 2)
 
 
 @opsets("RDFT")
 def _rdft(site: LayerSite) -> Value:
-    """Transform real numbers; return frequencies 0 to n // 2 along the last axis, of n items."""
+    """Transform real numbers.
+
+    The last axis, of n items, gets the frequencies 0 to n // 2.
+    """
     axes, sizes = _axes(site, len(site.known_shape()))
     sums = _transformed(site, _pairs(site, site.tensor(0)), axes, sizes, inverse=False)
     return _halved(site, sums, axes[-1])
@@ -148,9 +161,10 @@ def _halved(site: LayerSite, x: Value, axis: int) -> Value:
 
 
 def _real_signal(site: LayerSite, x: Value, axis: int, size: int) -> Value:
-    """Return `size` times the real signal of `size` items with the frequencies 0 to size // 2."""
+    """Compute `size` times the real signal of `size` items with the frequencies 0 to size // 2."""
     x = site.fitted(x, axis, size // 2 + 1)
-    count = (size - 1) // 2  # the number of upper frequencies, conjugates of lower ones
+    # The number of upper frequencies, which are conjugates of lower frequencies.
+    count = (size - 1) // 2
     if count:
         upper = site.part(x, axis, count, 0, -1)
         shape = (1,) * (len(x.type.shape) - 1) + (2,)
@@ -164,7 +178,7 @@ def _real_signal(site: LayerSite, x: Value, axis: int, size: int) -> Value:
 
 @opsets("IRDFT")
 def _irdft(site: LayerSite) -> Value:
-    """Invert RDFT. By default the last axis gets 2 * (frequencies - 1) items."""
+    """Invert the layer RDFT. By default the last axis gets 2 * (frequencies - 1) items."""
     axes, sizes = _axes(site, len(site.known_shape()) - 1)
     x = _transformed(site, site.tensor(0), axes[:-1], sizes[:-1], inverse=True)
     size = 2 * (x.type.shape[axes[-1]] - 1) if sizes[-1] < 0 else sizes[-1]
@@ -187,9 +201,10 @@ def _stft(
     hop: int,
     swaps: bool = flag("transpose_frames"),
 ) -> Value:
-    """Return the frequencies 0 to size // 2 of windowed frames, [batch,frames,frequencies,2].
+    """Compute the frequencies 0 to size // 2 of windowed frames.
 
-    If `transpose_frames` is set, the result is [batch,frequencies,frames,2].
+    The result has shape (batch, frames, frequencies, 2). If `transpose_frames` is set, it has shape
+    (batch, frequencies, frames, 2).
     """
     axis = len(site.known_shape()) - 1
     frames = {"axis": axis, "frame_length": size, "frame_step": hop}
@@ -211,7 +226,10 @@ def _istft(
     is_normal: bool = flag("normalized"),
     is_centred: bool = flag("center"),
 ) -> Value:
-    """Add up windowed frames, and divide by the sum of squared windows. Input 4 is the length."""
+    """Add up windowed frames, and divide by the sum of the squared windows.
+
+    Input 4 is the length of the signal.
+    """
     step = site.step
     shape = site.known_shape()
     missing = size - window.type.shape[0]
@@ -219,7 +237,7 @@ def _istft(
         x = site.reshaped(x, (1, *shape))
     if len(shape) not in (3, 4) or min(size, hop) < 1 or missing < 0:
         raise InvalidShape(f"{list(shape)} cannot hold the frequencies of frames of {size} items")
-    frames = step.mul(_real_signal(site, x, 1, size), 1 / size)  # [batch,size,frames]
+    frames = step.mul(_real_signal(site, x, 1, size), 1 / size)  # of shape (batch, size, frames)
     before = missing // 2
     padded = site.padded(window, {0: (before, missing - before)})
     padded = site.reshaped(padded, (1, size, 1))
@@ -244,7 +262,10 @@ def _istft(
 
 
 def _overlapped(site: LayerSite, frames: Value, step: int) -> Value:
-    """Return the sum [batch,1,items] of frames [batch,size,frames], `step` items apart."""
+    """Add up frames whose starts are `step` items apart.
+
+    The frames have shape (batch, size, frames), and the sum has shape (batch, 1, items).
+    """
     size = frames.type.shape[1]
     filter = site.reshaped(_diagonal(site, size, size, 0, frames.type.dtype), (size, 1, size))
     window = {"stride": (step,), "dilation": (1,), "padding": ((0, 0),), "border": "constant"}

@@ -1,4 +1,4 @@
-"""Layers of slices and of padding."""
+"""Meanings of layers that slice, crop or pad."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _slice(
 
 
 def _mask(site: LayerSite, name: str, count: int, default: bool) -> list[bool]:
-    """Return a mask of `count` items. Items that the attribute leaves out are `default`."""
+    """Return a mask of `count` items. Items that are missing in the attribute are `default`."""
     items = [bool(item) for item in site.ints(name, [])[:count]]
     missing = count - len(items)
     return items + [default] * missing
@@ -41,11 +41,11 @@ def _mask(site: LayerSite, name: str, count: int, default: bool) -> list[bool]:
 @legacy("StridedSlice", bounds=True)
 @opsets("StridedSlice", bounds=False)
 def _strided_slice(site: LayerSite, x: Value, *, bounds: bool) -> Value:
-    """Slice as in TensorFlow.
+    """Slice a tensor as TensorFlow's strided_slice does.
 
-    Instead of bounds, masks may take all items, add an axis, take one item and drop the axis, or
-    skip axes. `bounds` is the item of `begin_mask` and `end_mask` for which the bound holds: 1
-    before version 10, since then 0.
+    Masks may replace bounds: they take all items of an axis, add an axis, take one item and drop
+    the axis, or skip axes. `bounds` is the value in `begin_mask` and `end_mask` with which the
+    bound is used: 1 before version 10, and 0 since then.
     """
     begin = site.integers(1)
     end = site.integers(2)
@@ -100,10 +100,10 @@ def _crop(
     axes: Sequence[int] = integers("axis", ()),
     offsets: Sequence[int] = integers("offset", ()),
 ) -> Value:
-    """Crop to the extents of input 1, to `dim`, or by `crop_begin` and `crop_end`."""
+    """Crop a tensor to the extents of input 1, to `dim`, or by `crop_begin` and `crop_end`."""
     element = site.layer.element
     axes = [site.axis(a) for a in axes]
-    if not axes:  # version 2 has an element for each axis
+    if not axes:  # version 2 has an element for each axis instead of lists
         data = element.child("data", "crop-data", "crop_data") or element
         crops = [e for e in (*element.children, *data.children) if e.tag == "crop"]
         axes = [site.axis(int(e.attributes["axis"])) for e in crops if "axis" in e.attributes]

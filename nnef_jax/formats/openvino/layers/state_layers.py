@@ -1,4 +1,4 @@
-"""Layers of states, which last from call to call: Memory, ReadValue and Assign."""
+"""Meanings of layers with states, which last from call to call: Memory, ReadValue and Assign."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from nnef_jax.formats.openvino.network_ends import label_of
 
 @legacy("Memory")
 def _memory(site: LayerSite, *, index: int = integer("index", 0)) -> Any:
-    """Read (index 1) or write (index 0) the state `id`. Its initial value is 0.
+    """Read the state `id` if `index` is 1, or write it if `index` is 0. Its initial value is 0.
 
-    OpenVINO's CPU plugin starts with 0 since 2021.1 (MKLDNNMemoryInputNode::createPrimitive).
+    Since 2021.1, OpenVINO's CPU plugin starts with 0 (MKLDNNMemoryInputNode::createPrimitive).
     Earlier versions read uninitialised memory until the first write
     (MKLDNNGraph::AllocateWithReuse).
     """
@@ -41,7 +41,7 @@ def _memory(site: LayerSite, *, index: int = integer("index", 0)) -> Any:
 def _variable(
     site: LayerSite, label: str, type: TensorType, initial: NDArray[Any] | None = None
 ) -> Value:
-    """Return the variable of a label. Its initial value is an array, zeros by default."""
+    """Return the variable with a label. Its initial value is `initial`, or zeros by default."""
     graph = site.graph
     _require_outermost(site)
     if label not in graph.data:
@@ -57,7 +57,10 @@ def _require_outermost(site: LayerSite) -> None:
 
 
 def _zeros(site: LayerSite, shape: Sequence[int], dtype: str) -> NDArray[Any]:
-    """Return zeros, which count against the limits, since no file holds them. Raises LimitError."""
+    """Make an array of zeros. Its size counts against the limits, since no file holds it.
+
+    Raises LimitError.
+    """
     size = volume(shape) * np.dtype(dtype).itemsize
     site.graph.options.meter.expand(size, f"layer '{site.name}'")
     return np.zeros(shape, dtype)
@@ -65,10 +68,10 @@ def _zeros(site: LayerSite, shape: Sequence[int], dtype: str) -> NDArray[Any]:
 
 @opsets("ReadValue")
 def _read_value(site: LayerSite) -> Value:
-    """Read a variable. Its initial value is input 0, or zeros without this input.
+    """Read a variable. Its initial value is input 0, or zeros if input 0 is left out.
 
-    The network computes an initial value that depends on inputs; any other initial value is stored.
-    Zeros have the extent 0 along open axes.
+    If the initial value depends on inputs, the network computes it. Otherwise it is stored. Zeros
+    have the extent 0 along open axes.
     """
     graph = site.graph
     options = graph.options
@@ -76,7 +79,7 @@ def _read_value(site: LayerSite) -> Value:
     _require_outermost(site)
     start = site.operand(0) if site.has(0) else None
     variable = graph.variables.get(label)
-    if variable is None:  # nothing writes it
+    if variable is None:  # no layer writes the variable
         return site.last.copy(site.tensor(0))
     if start is not None and variable.follows and options.starts:
         value = site.last.copy(site.tensor(start))
@@ -104,7 +107,7 @@ def _read_value(site: LayerSite) -> Value:
 
 
 def _array(site: LayerSite, start: Tensor) -> NDArray[Any]:
-    """Return the items of a tensor that depends on weights alone."""
+    """Return the items of a tensor that depends only on weights."""
     if isinstance(start, Constant):
         return start.array
     graph = site.graph.builder.graph("", [start], [start.name])

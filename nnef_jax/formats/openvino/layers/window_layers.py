@@ -1,6 +1,6 @@
-"""Layers of windows: pools, and convolutions, also transposed, binary and deformable.
+"""Meanings of layers with windows: pools and convolutions.
 
-Operands are [batch,channels,...].
+Convolutions may be transposed, binary or deformable. Operands have shape (batch, channels, ...).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from nnef_jax.formats.openvino.window_attributes import (
 
 
 class _Filter(NamedTuple):
-    """A filter [groups*items,...], a bias, and the extents of the window."""
+    """A filter of shape (groups * items, ...), a bias, and the extents of the window."""
 
     items: Tensor
     bias: Tensor | float
@@ -43,7 +43,7 @@ class _Filter(NamedTuple):
 
 
 def _filter(i: int = 1) -> Reader:
-    """Return the reader of an input that is a filter without groups."""
+    """Return a reader of an input that is a filter without groups."""
 
     def read(site: LayerSite) -> _Filter:
         filter = site.tensor(i)
@@ -53,7 +53,7 @@ def _filter(i: int = 1) -> Reader:
 
 
 def _grouped(site: LayerSite) -> _Filter:
-    """Return input 1, a filter [groups,items,...], as [groups*items,...]."""
+    """Reshape input 1, a filter of shape (groups, items, ...), to (groups * items, ...)."""
     filter = site.tensor(1)
     groups, items, *extents = filter.type.shape
     joined = site.reshaped(filter, (groups * items, *extents))
@@ -61,7 +61,10 @@ def _grouped(site: LayerSite) -> _Filter:
 
 
 def _old_filter(*, is_transposed: bool = False, may_be_input: bool = False) -> Reader:
-    """Return the reader of filter and bias, which old layers store or have as inputs 1 and 2."""
+    """Return a reader of the filter and the bias of an old layer.
+
+    The layer stores them, or has them as inputs 1 and 2.
+    """
 
     def read(site: LayerSite) -> _Filter:
         channels = site.shape()[1]
@@ -117,9 +120,11 @@ def _transposed(
 ) -> Value:  # fmt: skip
     """Add a transposed convolution.
 
-    Along an axis its result has (in - 1) * stride + span - padding + output_padding items, or
-    `extents`, which determine the padding. `cuts_end` is the mode with the greater padding at the
-    end: `same_upper` before version 10, since then `same_lower`.
+    The result has (in - 1) * stride + span - padding + output_padding items along an axis, where
+    `in` is the extent of the input and `span` that of a dilated window. If `extents` has the
+    extents of the result, the padding follows from them. `cuts_end` is the mode in which the
+    padding at the end is the larger one: `same_upper` before version 10, and `same_lower` since
+    then.
     """
     rank = len(filter.kernel)
     strides = spatial(site, "strides", rank, [1] * rank)
@@ -138,8 +143,8 @@ def _transposed(
         padding = [(0, 0)] * rank
     else:
         padding = pads_of(site, rank)
-    # On each axis, items at the end that no window reaches are zeros. `cut` is the number of items
-    # that are cut off at each end.
+    # Items at the end of an axis that no window reaches are zeros. `cut` has the number of items
+    # that are cut off at both ends of each axis.
     zeros = [max(m - q, 0) for (_, q), m in zip(padding, more, strict=True)]
     cut = [(p, max(q - m, 0)) for (p, q), m in zip(padding, more, strict=True)]
     result = site.step_or_last(not any(zeros)).deconv(
@@ -153,7 +158,10 @@ def _transposed(
 
 
 def _cut_off(mode: str, excess: int, begin: int, *, cuts_end: str) -> tuple[int, int]:
-    """Return the numbers of items to cut off at both ends of an axis. A negative one adds zeros."""
+    """Return the numbers of items to cut off at both ends of an axis.
+
+    A negative number says how many zeros are added instead.
+    """
     if mode in SAME:
         begin, _ = halves(max(excess, 0), more_behind=mode == cuts_end)
     elif mode == "valid":
@@ -179,16 +187,16 @@ _SIGNS: dict[str, Any] = {"mode": text("mode", "xnor-popcount"), "pad": number("
 @legacy("BinaryConvolution", filter=_old_bits, **_SIGNS)
 @opsets("BinaryConvolution", filter=_bits, **_SIGNS)
 def _binary(site: LayerSite, x: Value, *, filter: Constant, mode: str, pad: float) -> Value:
-    """Convolve signs with signs, which are -1 and 1. Padding with `pad_value` 0 adds nothing.
+    """Convolve signs with signs, which are -1 and 1. Padding with a `pad_value` of 0 adds nothing.
 
-    Other than in other layers, a filter's bits begin with the low bit of a byte.
+    The bits of a filter begin with the low bit of a byte, unlike the bits of other layers.
     """
     if mode != "xnor-popcount":
         raise InvalidOperation(f"there is no mode '{mode}'")
     kernel = filter.array.shape[2:]
     signs = Constant(filter.array.astype(np.float32) * 2 - 1, "f32", filter.label)
     window = window_of(site, x.type.shape[2:], kernel)
-    x = site.step.sub(site.step.mul(x, 2.0), 1.0)  # -1 for 0
+    x = site.step.sub(site.step.mul(x, 2.0), 1.0)  # 0 becomes -1
     if pad:
         x = site.padded(x, dict(enumerate(window["padding"], 2)), pad)
         window["padding"] = [(0, 0)] * len(kernel)
@@ -217,8 +225,9 @@ def _deformable(
     )  # fmt: skip
 
 
-# Pools. Rounding up adds cells after the input. As in the runtimes, means before version 10 leave
-# these cells out. Since then means count them if they count padding, and there is padding.
+# Pools. Rounding up adds cells behind the input. Before version 10, means leave these cells out, as
+# they do in the runtimes. Since version 10, means include these cells if they include padding and
+# if there is padding.
 
 _ROUNDING = either(word("rounding_type", "floor", "ceil", "ceil_torch"), "rounding-type")
 _LEAVES_OUT = either(flag("exclude-pad"), "exclude_pad")
@@ -227,7 +236,7 @@ _LEAVES_OUT = either(flag("exclude-pad"), "exclude_pad")
 def _pool(
     site: LayerSite, x: Value, kind: str, *, rounding: str, dilated: bool = True, **attributes: Any
 ) -> Any:
-    """Add a pool of a kind. Its windows extend along the spatial axes."""
+    """Add a pool of the kind `kind`, with windows along the spatial axes."""
     kernel = kernel_of(site)
     window = window_of(site, x.type.shape[2:], kernel, dilated=dilated)
     return pooled(site, x, getattr(site.last, kind), kernel, window, rounding, **attributes)
@@ -257,7 +266,10 @@ def _pooling(
 
 @opsets("MaxPool")
 def _max_pool(site: LayerSite, x: Value, *, rounding: str = _ROUNDING) -> Any:
-    """Return maxima, and, if a layer reads them, their indices over the axes from `axis` on."""
+    """Return the maxima of windows. If a layer reads them, return also the indices of the maxima.
+
+    An index counts the items of the axes from `axis` on.
+    """
     if not site.is_read(1):
         return [_pool(site, x, "max_pool", rounding=rounding), None]
     first = site.axis_of("axis", 0)
