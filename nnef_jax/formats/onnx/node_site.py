@@ -64,7 +64,7 @@ class NodeGraph(TensorGraph):
     def variable(self, constant: Constant, name: str, span: Span) -> Value:
         """Add an initialiser as a variable."""
         array, label = constant.array, constant.label
-        # initialisers of different graphs may have equal names
+        # Initialisers of different graphs may have equal names.
         while self.builder.variable_of(label) and self.data[label] is not array:
             self._copies[constant.label] = self._copies.get(constant.label, 0) + 1
             label = f"{constant.label}_{self._copies[constant.label]}"

@@ -58,7 +58,7 @@ class Weights:
     name: str
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # the bytes are copied, since the file may be missing where the pickle is read
+        # The bytes are copied, since the file may be missing where the pickle is read.
         return Weights, (None if self.data is None else bytes(self.data), self.name)
 
     def slice(self, offset: int, size: int) -> memoryview:

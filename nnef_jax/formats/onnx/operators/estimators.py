@@ -215,7 +215,7 @@ def _label_encoder(
     distinct_keys = parameter(site, "keys", keys[table_rows], key_dtype)
     index = site.step.reverse_lookup(x, distinct_keys, fallback=-1)
     if nan_index is not None:
-        # the lookup misses NaN, since NaN is not equal to itself
+        # The lookup misses NaN, since NaN is not equal to itself.
         table_rows.append(nan_index)
         index = site.step.select(site.step.is_nan(x), len(table_rows) - 1, index)
     table = parameter(site, "values", values[table_rows], dtype)

@@ -289,7 +289,7 @@ def _placed(site: NodeSite, past: Tensor, new: Tensor, before: Tensor, keys: int
     size = site.extent(past, 2)
     zero = site.filled(0, site.dtype_of(new), (batch, heads, 1, items))
     parts = step.concat([past, new, zero], axis=2)
-    # for each key of the buffer, its index in `parts`
+    # For each key of the buffer, its index in `parts`.
     past_index = site.places(keys, 1, 2)
     new_index = step.sub(past_index, before)
     is_new = step.and_(step.ge(new_index, 0), step.lt(new_index, times))

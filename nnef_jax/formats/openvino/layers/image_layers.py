@@ -36,7 +36,7 @@ def _resized(
     if coordinates == "tf_half_pixel_for_nn":
         rounds_down = attributes.get("nearest_mode", "floor") in ("floor", "round_prefer_floor")
         if mode != "nearest" or not rounds_down:
-            # axes of unchanged extent would shift, so other modes are refused
+            # Axes of unchanged extent would shift, so other modes are refused.
             raise InvalidOperation(f"'{coordinates}' needs 'nearest' and a mode that rounds down")
     return resized(last, x, mode, coordinates, **attributes)
 
@@ -96,7 +96,7 @@ def _interpolated(
     for axis, size in sizes.items():
         extents[axis] = size
     for axis, scale in scales.items():
-        # without the 1e-6, a rounding error of the scale could cost an item
+        # Without the 1e-6, a rounding error of the scale could cost an item.
         extents[axis] = math.floor(shape[axis] * scale + 1e-6)
     attributes: dict[str, Any] = {"cubic_coeff_a": site.number("cube_coeff", -0.75)}
     antialias = site.flag("antialias")
@@ -119,7 +119,7 @@ def _interpolated(
         exact_scales = tuple(scales.get(axis, 1.0) for axis in range(len(shape)))
         triples = zip(shape, exact_scales, extents, strict=True)
         if any(n * scale != extent for n, scale, extent in triples):
-            # the extents were rounded down, so coordinates must follow from the exact scales
+            # The extents were rounded down, so coordinates must follow from the exact scales.
             attributes["scales"] = exact_scales
     if kernel == "nearest":
         attributes["nearest_mode"] = nearest

@@ -71,7 +71,7 @@ def _legacy_gather(site: LayerSite, *, axis: int = integer("axis", 0)) -> Value:
 def _gather_nd(
     site: LayerSite, x: Value, indices: Value, *, dims: int = integer("batch_dims", 0)
 ) -> Value:
-    # operation set 5 joins the batch axes of the result
+    # Operation set 5 joins the batch axes of the result.
     joins = dims > 1 and site.layer.opset == "opset5"
     slices = site.step_or_last(not joins).gather_nd(x, indices, batch_dims=dims)
     return site.flattened(slices, 0, dims - 1) if joins else slices

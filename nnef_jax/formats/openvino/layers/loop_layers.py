@@ -49,7 +49,7 @@ def _loop(site: LayerSite) -> list[Any]:
             parts = repetition.parts()
             if count is None and parts is None:
                 raise InvalidOperation("nothing ends it: it has no count, condition or parts")
-            # a scan has one number of iterations, so the count and the number of parts must agree
+            # A scan has one number of iterations, so the count and the number of parts must agree.
             is_scan = count is None or parts is None or count == parts
             if is_scan:
                 return repetition.scanned(count)
@@ -77,7 +77,7 @@ class _Repetition:
                 end = source_of(self.body, link.end)
                 layer = self.body.net.by_id[end[0]]
                 if layer.kind == "parameter":
-                    # a condition that the body passes on unchanged stays true
+                    # A condition that the body passes on unchanged stays true.
                     next_end = self.back.get(end)
                     is_true = next_end is None or source_of(self.body, next_end) == end
                 else:

@@ -54,7 +54,7 @@ def _fully_connected(
     if not outputs:
         raise InvalidOperation("attribute 'out-size' is missing")
     shape = x.type.shape
-    # inputs of three axes are multiplied along the last axis, as they are in later versions
+    # Inputs of three axes are multiplied along the last axis, as they are in later versions.
     if len(site.declared) == len(shape) == 3:
         filter_shape = (1, outputs, shape[-1])
         bias_shape = (1, 1, outputs)
