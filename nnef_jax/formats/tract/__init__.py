@@ -18,7 +18,8 @@ from nnef_jax.storage.archive import Archive
 GRAPHS = ("graph.nnef",)
 ALONE: dict[str, bytes] = {}
 HAS_WEIGHTS_BESIDE = False
-# Constructions that only the dialect has. Comments and strings are matched to be skipped.
+# Constructions that only the dialect has. The pattern also matches comments and strings, so that
+# constructions in them are skipped.
 _SIGN = re.compile(
     r"\#[^\n]*+|(\bextension\s++tract_\w|\bfragment\s++tract_core_properties\b"
     rf"|\bi{OPEN_STRING})|{OPEN_STRING}"
@@ -26,14 +27,14 @@ _SIGN = re.compile(
 
 
 def recognises(archive: Archive) -> bool:
-    """Tell whether the archive has a graph.nnef in the dialect."""
+    """Tell whether the archive has a graph.nnef that is written in the dialect."""
     return archive.exists("graph.nnef") and is_tract(archive.read_text("graph.nnef").text)
 
 
 def read(archive: Archive, options: Options) -> Frontend:
-    """Return the document of an archive. Raises NnefError, also for an archive without data.
+    """Read the document of an archive. Raises NnefError, also if the archive has no data.
 
-    Data files have the types of variables, so the text alone cannot be read.
+    The types of variables are only in the data files, so the text cannot be read without them.
     """
     from nnef_jax.formats.tract.frontend import TractFrontend
 
@@ -44,9 +45,9 @@ def read(archive: Archive, options: Options) -> Frontend:
 
 
 def is_tract(text: str) -> bool:
-    """Tell whether a text is of the dialect: it names a registry, or quotes identifiers."""
+    """Tell whether a text is in the dialect, that is, names a registry or quotes identifiers."""
     if not any(sign in text for sign in ("tract_", "i'", 'i"')):
-        return False  # the pattern would take 20 ms for 5,000 statements
+        return False  # the pattern would take 20 ms for a text of 5,000 statements
     return any(signs(text))
 
 

@@ -1,4 +1,4 @@
-"""Applies operations of a document: on the host, or in the graph with implicit casts."""
+"""Applies operations of a document, either on the host or in the graph with implicit casts."""
 
 from __future__ import annotations
 
@@ -23,39 +23,40 @@ from nnef_jax.formats.tract.operations import words
 from nnef_jax.formats.tract.operators import OPERATORS
 from nnef_jax.limits import RESULT
 
-# Operations with a bias, which `_bias` converts to real numbers.
+# Operations with a bias. `_bias` converts the bias to real numbers.
 _BIASED = ("conv", "deconv", "linear")
-# Operations whose result has the scale of their operand.
+# Operations whose result has the same quantisation scale as their operand.
 _KEEPS_SCALE = frozenset(
     {
         "copy", "reshape", "transpose", "squeeze", "unsqueeze", "slice", "pad", "max_pool", "relu",
         "tract_core_cast",
     }
 )  # fmt: skip
-_APPLICATION = 40  # steps, besides one for each item of a known value
-_LEFT_OUT = s.Literal(0, False)  # the default of optional operands
+# Steps of the meter for an operation, besides one step for each item of a known value.
+_APPLICATION = 40
+_LEFT_OUT = s.Literal(0, False)  # the default that the declaration has for optional operands
 
 
 class Results(tuple[Any, ...]):
-    """The results of an operation with several results."""
+    """The results of an operation that has several results."""
 
     @classmethod
     def of(cls, values: Sequence[Any]) -> Any:
-        """Return the results, or the only result by itself."""
+        """Wrap the results of an operation. A single result is returned by itself."""
         return values[0] if len(values) == 1 else cls(values)
 
 
 def apply(site: CallSite, kind: str, /, *names: str, **arguments: object) -> Any:
-    """Return the result of a declared operation, on the host or in the graph."""
+    """Apply a declared operation, on the host or in the graph, and return its result."""
     return applied(site, kind, arguments, names)
 
 
 def applied(
     site: CallSite, kind: str, arguments: ByName, names: Sequence[str], rule: Rule | None = None
 ) -> Any:
-    """Return the result of an operation: on the host if all operands are known, else a tensor.
+    """Apply an operation. If all operands are known, the host computes it, else the graph.
 
-    `rule` is a rule of the user's.
+    `rule` is the user's rule for the operation, if there is one.
     """
     site.graph.meter.spend(_APPLICATION)
     declared = declarations.declarations()[kind]
@@ -89,9 +90,9 @@ def applied(
 
 
 def apply_fragment(site: CallSite, kind: str, rule: Rule) -> Any:
-    """Return the result of a user's rule for a fragment of the document.
+    """Apply a user's rule for a fragment of the document; return the result.
 
-    Arguments with tensors are operands. All other arguments are attributes.
+    Arguments that contain tensors are operands. All other arguments are attributes.
     """
     operands: dict[str, Any] = {}
     attributes: dict[str, Any] = {}
@@ -104,7 +105,7 @@ def apply_fragment(site: CallSite, kind: str, rule: Rule) -> Any:
 
 
 def tensor(site: CallSite, value: object, dtype: str = "", *names: str) -> Value:
-    """Return a value as a tensor of a dtype; '' keeps its dtype."""
+    """Return a value as a tensor of a dtype. If `dtype` is '', the tensor keeps its dtype."""
     if _holds_tensors(value):
         value = apply(site, "stack", *names, values=value, axis=0)
     if isinstance(value, Value):
@@ -129,7 +130,10 @@ def _attribute(site: CallSite, value: object, parameter: s.FormalParameter) -> A
 
 
 def _operand(site: CallSite, value: object, parameter: s.FormalParameter) -> Any:
-    """Return a tensor or host value, False for a missing operand, or a list of such values."""
+    """Return an operand as a tensor or host value, or as a list of these.
+
+    If an optional operand is left out, return False.
+    """
     if value is False and parameter.default == _LEFT_OUT:
         return False
     if not isinstance(parameter.type, ArrayOf):
@@ -150,7 +154,7 @@ def _one_operand(site: CallSite, value: object, name: str) -> Value | h.Host:
 
 
 def _folded(site: CallSite, kind: str, operands: ByName, attributes: ByName) -> Any:
-    # Beside a known operand a parameter may be a shape, so that its array is read.
+    # Next to a known operand, a parameter may be a shape. The array of such a parameter is read.
     if any(map(_is_known, operands.values())):
         operands = {name: site.graph.known(x, shapes=True) for name, x in operands.items()}
     if not all(map(_is_known, operands.values())):
@@ -174,7 +178,7 @@ def _operation_site(
     site: CallSite, kind: str, operands: ByName, attributes: ByName, names: Sequence[str], *,
     folds: bool = False,
 ) -> CallSite:  # fmt: skip
-    """Return the site of an operation that a call, or an expression in it, applies."""
+    """Return the site of an operation that a call, or an expression in its arguments, applies."""
     return CallSite(
         site.evaluator, site.node, site.frame, names, {**operands, **attributes}, kind,
         [*operands.values()], words(kind), folds,
@@ -184,10 +188,10 @@ def _operation_site(
 def _bias(
     site: CallSite, input: TractOperand, filter: TractOperand, bias: TractOperand
 ) -> TractOperand:
-    """Return the bias in real numbers.
+    """Convert an integer bias to real numbers if the input and the filter are quantised.
 
-    An integer bias is one without an entry in graph.quant. If input and filter are quantised, the
-    unit of such a bias is the product of the input's scale and the filter's scale.
+    The unit of such a bias is the product of the input's scale and the filter's scale. Any other
+    bias is returned unchanged. A bias is an integer if graph.quant has no entry for it.
     """
     scales = site.graph.scales
     if not isinstance(bias, Value) or not bias.type.dtype.startswith("int"):
@@ -206,7 +210,7 @@ def _bias(
 def _unified(
     site: CallSite, kind: str, items: Mapping[str, str | None], operands: ByName
 ) -> dict[str, Any]:
-    """Return the operands, each in the common dtype of its item type."""
+    """Cast each operand to the common dtype of the operands with the same item type."""
     graph = site.graph
     dtypes = common_dtypes(kind, items, operands, graph.defaults)
 
@@ -232,7 +236,7 @@ def _unified(
 def _added(
     site: CallSite, kind: str, operands: ByName, attributes: ByName, names: Sequence[str]
 ) -> tuple[Any, ...]:
-    """Add an operation of the dialect to the graph; return the results."""
+    """Add an operation of the dialect to the graph; return its results."""
     operator = OPERATORS.get(kind)
     if operator is None:
         results = site.add(kind, operands, attributes, names)

@@ -1,4 +1,4 @@
-"""Converts arguments whose values are known to attributes of declared types."""
+"""Converts arguments with known values to attributes of the declared types."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LARGEST = (1 << 63) - 1
 
 
 def is_attribute(value: Any, type: Type) -> bool:
-    """Tell whether an argument is an attribute of a type, without conversion."""
+    """Tell whether an argument is already an attribute of a type and needs no conversion."""
     match type:
         case Primitive("integer"):
             return value.__class__ is int and -_LARGEST <= value <= _LARGEST
@@ -36,7 +36,7 @@ def is_attribute(value: Any, type: Type) -> bool:
 
 
 def attribute(value: object, type: Type) -> Any:
-    """Return an argument, converted to an attribute of a type. Raises InvalidOperation."""
+    """Convert an argument to an attribute of a type. Raises InvalidOperation."""
     if is_attribute(value, type):
         return value
     match type:
@@ -54,7 +54,7 @@ def attribute(value: object, type: Type) -> Any:
             return math.nan if number is UNKNOWN else float(number)
         case ArrayOf(Primitive("integer" | "scalar" | "logical") as item) if not isinstance(
             value, list | tuple
-        ):  # a single number is an array of one item
+        ):  # a single number stands for an array of one item
             array = _number(value)
             return [attribute(np.asarray(part, array.dtype), item) for part in array.ravel()]
         case ArrayOf(item):
@@ -69,7 +69,7 @@ def attribute(value: object, type: Type) -> Any:
 
 
 def known_integer(value: object, name: str) -> int:
-    """Return an integer argument. Raises InvalidOperation for an open or symbolic one."""
+    """Return an integer argument. Raises InvalidOperation if it is open or symbolic."""
     integer = attribute(value, INTEGER)
     if integer is UNKNOWN or is_symbolic(integer):
         message = f"'{name}' must be known, but it depends on an open extent or is no number"
@@ -78,7 +78,10 @@ def known_integer(value: object, name: str) -> int:
 
 
 def _signed(integer: int) -> int:
-    """Return an integer as signed, of 64 bits. tract writes some negative integers as unsigned."""
+    """Return an integer as a signed integer of 64 bits.
+
+    tract writes some negative integers as unsigned integers.
+    """
     if is_symbolic(integer) or integer is UNKNOWN or abs(integer) <= _LARGEST:
         return integer
     if _LARGEST < integer < 1 << 64:

@@ -1,4 +1,4 @@
-"""The site of a call in a document: its arguments, and the operations that are added there."""
+"""The site of a call in a document: its arguments, and the operations that its meaning adds."""
 
 from __future__ import annotations
 
@@ -35,18 +35,22 @@ from nnef_jax.formats.tract.tensor_file import LARGEST_ATTRIBUTE
 from nnef_jax.formats.tract.unit import Unit
 
 _NOTHING: ByName = {}
-# An operand of a meaning: a host value at a site that folds, False if it is left out.
+# An operand of a meaning. At a site that folds, it is a host value. If it is left out, it is False.
 TractOperand = Operand | Host
-# Exceptions for which `CallSite.located` returns errors with a span.
+# The exceptions that `CallSite.located` converts to errors with a span.
 REFUSALS = (NnefError, InvalidOperation, InconclusiveDimensionOperation, ExtentNeeded)
 
 
 class _Evaluator(Protocol):
-    """The evaluation of a unit into a graph (in `flatten`), as sites and intrinsics use it."""
+    """The evaluation of a unit into a graph, as sites and intrinsics use it.
+
+    `flatten` implements it.
+    """
 
     unit: Unit
     graph: FlatGraph
-    inputs: ByName  # values by the names in the unit's header, None for inputs of the network
+    # Values of the inputs by their names in the unit's header; None for inputs of the network.
+    inputs: ByName
 
     def into(self, graph: FlatGraph) -> _Evaluator: ...
 
@@ -65,11 +69,12 @@ class _Evaluator(Protocol):
 
 @dataclass(slots=True)
 class CallSite(OperatorSite[FlatGraph]):
-    """A call of an operation in the text, with `names` for its results.
+    """A call of an operation in the document. The results get the names in `names`.
 
-    `operands` are the tensors among the `arguments` of `operation`. `words` are the names of
-    arguments in the document, by their names in the operation's meaning. If the site `folds`,
-    operands are host values, and operations on them are computed instead of added.
+    `arguments` are the arguments of `operation`, and `operands` are the tensors among these.
+    `words` maps the names of parameters of the operation's meaning to the names of arguments in the
+    document. If the site `folds`, operands are host values, and operations are computed instead of
+    being added to the graph.
     """
 
     evaluator: _Evaluator
@@ -98,27 +103,30 @@ class CallSite(OperatorSite[FlatGraph]):
 
     @property
     def span(self) -> Span:
-        """Return the span of the call."""
+        """Return the place of the call in the document."""
         return s.span_in(self.frame.source, self.node)
 
     @property
     def kind(self) -> str:
-        """Return the name or operator in the text, '' for other expressions."""
+        """Return the name or operator that the document has for the operation, or ''.
+
+        Expressions that are neither calls nor operators have ''.
+        """
         return getattr(self.node, "operation", "") or getattr(self.node, "operator", "")
 
     @property
     def generic(self) -> str:
-        """Return the generic argument, '' without one."""
+        """Return the generic argument of the call, or '' if it has none."""
         return getattr(self.node, "generic", "") or ""
 
     @property
     def title(self) -> str:
-        """Return the name of the operation in errors."""
+        """Return the description of the operation that errors show."""
         return f"'{self.operation}'"
 
     @property
     def name(self) -> str:
-        """Return the name for the result."""
+        """Return the name of the result."""
         return self.names[0] if self.names else self.frame.prefix + (self.operation or self.kind)
 
     def named(self, *names: str) -> CallSite:
@@ -129,10 +137,11 @@ class CallSite(OperatorSite[FlatGraph]):
         """Return the site of the same call in another graph."""
         return replace(self, evaluator=self.evaluator.into(graph))
 
-    # Arguments. If the call leaves one out, it has the declaration's default.
+    # The methods below read arguments. An argument that the call leaves out has the default of the
+    # declaration.
 
     def has_attribute(self, name: str) -> bool:
-        """Tell whether the operation has an argument of a name."""
+        """Tell whether the operation has an argument with this name."""
         return name in self.arguments
 
     def argument(self, name: str) -> Any:
@@ -148,7 +157,7 @@ class CallSite(OperatorSite[FlatGraph]):
         return self._attribute(name, SCALAR)
 
     def int(self, name: str, default: int | None = None) -> int:
-        """Return an attribute that is an integer, UNKNOWN or symbolic."""
+        """Return an attribute that is an integer. It may be UNKNOWN or symbolic."""
         return self._attribute(name, INTEGER)
 
     def numbers(self, name: str, default: Sequence[float] | None = None) -> Sequence[float]:
@@ -156,7 +165,7 @@ class CallSite(OperatorSite[FlatGraph]):
         return self._attribute(name, ArrayOf(SCALAR))
 
     def ints(self, name: str, default: Sequence[int] | None = None) -> Sequence[int]:
-        """Return an attribute that is a list of integers, UNKNOWN or symbolic ones among them."""
+        """Return an attribute that is a list of integers. Some may be UNKNOWN or symbolic."""
         return self._attribute(name, ArrayOf(INTEGER))
 
     def text(self, name: str, default: str | None = None) -> str:
@@ -164,18 +173,21 @@ class CallSite(OperatorSite[FlatGraph]):
         return self._attribute(name, STRING)
 
     def _attribute(self, name: str, type: Type) -> Any:
-        """Return an argument as an attribute of a type. A declaration has the default."""
+        """Convert an argument to an attribute of a type.
+
+        A missing argument already has the declaration's default.
+        """
         return attribute(self.arguments[name], type)
 
     def integer(self, name: str) -> Any:
-        """Return an integer argument that decides the structure of the graph.
+        """Return an integer argument on which the structure of the graph depends.
 
-        Raises InvalidOperation for an open or symbolic one.
+        Raises InvalidOperation if the integer is open or symbolic.
         """
         return known_integer(self.arguments[name], name)
 
     def dtype(self, name: str, default: str | None = None) -> str:
-        """Return a datum type as the dtype that the network computes in."""
+        """Return the dtype in which the network computes the datum type that an argument names."""
         return dtype_of(self.text(name), self.graph.builder.real)
 
     def choice(self, name: str, *allowed: Any, default: Any = None) -> Any:
@@ -187,19 +199,19 @@ class CallSite(OperatorSite[FlatGraph]):
         return value
 
     def axis_of(self, name: str, default: int | None = None, rank: int | None = None) -> int:
-        """Return the axis of the first operand that an argument names."""
+        """Return the axis of the first operand that an argument specifies."""
         if rank is None:
             rank = self.rank()
         return normal_axis(self.arguments[name], rank)
 
     def axes_of(self, name: str) -> Sequence[int]:
-        """Return the axes of the first operand that an argument names."""
+        """Return the axes of the first operand that an argument specifies."""
         return normal_axes(self.arguments[name], self.rank())
 
     # Operands
 
     def shape(self, x: Any = 0) -> Shape:
-        """Return the shape of an operand; extents may be UNKNOWN."""
+        """Return the shape of an operand. Extents may be UNKNOWN."""
         x = self.operands[x] if type(x) is int else x
         return x.type.shape if isinstance(x, Value) else np.shape(x)
 
@@ -215,7 +227,10 @@ class CallSite(OperatorSite[FlatGraph]):
         return self.graph.error(message, self.node, self.frame, hint)
 
     def located(self, error: Exception) -> NnefError:
-        """Return an error for one of `REFUSALS`, with its own span or the site's."""
+        """Return the error for one of the exceptions in `REFUSALS`.
+
+        An error without a span gets the span of the site.
+        """
         if isinstance(error, ExtentNeeded):
             message = "the number of its results depends on an open extent"
             error = InvalidOperation(message, GIVE_SHAPES)
@@ -236,7 +251,10 @@ class CallSite(OperatorSite[FlatGraph]):
         )
 
     def invalid(self, error: InvalidOperation, kind: str, operands: ByName = _NOTHING) -> NnefError:
-        """Return the error of an operation that refuses its arguments, in the document's words."""
+        """Return the error of an operation that refuses its arguments.
+
+        The error has the document's names of arguments.
+        """
         words = self.words if kind == self.operation else dict[str, str]()
         named = {words.get(name, name): x for name, x in operands.items()}
 
@@ -251,10 +269,11 @@ class CallSite(OperatorSite[FlatGraph]):
         self, kind: str, operands: ByName, attributes: ByName, names: Sequence[str], *,
         shown: str = "", rule: Rule | None = None, inserted: bool = False,
     ) -> tuple[Any, ...]:  # fmt: skip
-        """Add an operation to the graph. Return its results, result arrays as lists.
+        """Add an operation to the graph and return its results. A result array is a list.
 
-        `rule` is a rule of the user's. Errors name `shown` instead of the kind. For `inserted` see
-        `Value`. Raises NnefError with the site's span.
+        `rule` is the user's rule for the operation, if there is one. Errors name `shown` instead of
+        the kind. `inserted` says that the document has no tensor of this name; see `Value`. Raises
+        NnefError with the span of the site.
         """
         graph = self.graph
         calls = self.frame.calls
@@ -268,13 +287,16 @@ class CallSite(OperatorSite[FlatGraph]):
             raise self.invalid(error, shown, operands) from None
 
     def step_on(self, name: str) -> ByKind:
-        """Return the builder of operations on a named operand. Their names end with that name."""
+        """Return the builder of operations on a named operand.
+
+        The names of the operations' results end with that name.
+        """
         return ByKind(
             lambda kind, operands, **attributes: self._insert(kind, operands, attributes, name)
         )
 
     def _typed(self, kind: str, operands: ByName) -> ByName:
-        """Return the operands. In elementwise kinds, numbers get the dtype of the tensors."""
+        """Convert numbers among the operands of elementwise kinds to the dtype of the tensors."""
         dtypes = [x.type.dtype for x in operands.values() if isinstance(x, Value)]
         builder = self.graph.builder
         if not dtypes or dtypes[-1] in (builder.real, builder.integer):
@@ -294,7 +316,10 @@ class CallSite(OperatorSite[FlatGraph]):
         return results[0] if len(results) == 1 else results
 
     def _emit(self, kind: str, operands: ByName, attributes: ByName, inserted: bool) -> Any:
-        """Add an operation. The last one takes missing arguments from the call, by name."""
+        """Add an operation. If it is the last one, arguments that it lacks are taken from the call.
+
+        Such an argument must have the name of the parameter.
+        """
         if inserted:
             return self._insert(kind, operands, attributes, kind)
         operands = {**operands}
@@ -311,7 +336,10 @@ class CallSite(OperatorSite[FlatGraph]):
         return results[0] if len(results) == 1 else results
 
     def _folded(self, kind: str, operands: ByName, attributes: ByName) -> Any:
-        """Return an operation's host value. Raises NotFolded, NnefError for invalid operands."""
+        """Compute an operation on host values.
+
+        Raises NotFolded if an operand is no host value, and NnefError if operands are invalid.
+        """
         if not all(isinstance(x, np.ndarray) for x in operands.values()):
             raise NotFolded
         try:
@@ -320,20 +348,23 @@ class CallSite(OperatorSite[FlatGraph]):
             raise self.located(error) from None
 
     def cast(self, x: Value, dtype: str, *names: str) -> Value:
-        """Return a tensor in a dtype."""
+        """Cast a tensor to a dtype, unless it already has this dtype."""
         if x.type.dtype == dtype:
             return x
         graph = self.graph
         result_names = names or [graph.builder.unreserved(f"{x.name}_{dtype}")]
         (result,) = self.add("cast", {"input": x}, {"dtype": dtype}, result_names)
         stored = graph.constants.get(x)
-        if stored is not None:  # attributes may still read its items
+        if stored is not None:  # attributes may still read the items of the tensor
             is_small = stored.size <= LARGEST_ATTRIBUTE
             graph.constants[result] = converted(stored, dtype) if is_small else stored
         return result
 
     def constant(self, value: object, dtype: str, *names: str) -> Value:
-        """Return a known value as a tensor of a dtype. With '' the value decides the dtype."""
+        """Return a known value as a tensor of a dtype.
+
+        If `dtype` is '', the value decides the dtype.
+        """
         graph = self.graph
         try:
             array = host(value)
@@ -348,5 +379,5 @@ class CallSite(OperatorSite[FlatGraph]):
         return self.add("constant", {}, attributes, names)[0]
 
     def state(self, type: TensorType, name: str, initial: NDArray[Any] | None = None) -> Value:
-        """Add a state of the graph. It starts with `initial`, or zeros."""
+        """Add a state to the graph. Its initial value is `initial`, or zeros if that is None."""
         return self.graph.state(type, name, self.unit.labels + name, self.span, initial)

@@ -10,13 +10,13 @@ from nnef_jax.formats.syntax import tree as s
 from nnef_jax.formats.syntax.parsing import read_package
 from nnef_jax.formats.syntax.types import ArrayOf, Tensor, Type, has_tensor
 
-# tract looks an operation up in the last registry first.
+# The registries. tract looks an operation up in the last of these first.
 REGISTRIES = (
     "tract_nnef", "tract_core", "tract_resource", "tract_pulse", "tract_onnx", "tract_extra",
     "tract_transformers",
 )  # fmt: skip
 
-# Operations by another name. Most of the names are former ones, in another registry.
+# Operations that have another name too. Most of these names are former names, in another registry.
 ALIASES = {
     "tract_transformers_rms_norm": "tract_core_rms_norm",
     "tract_transformers_silu": "tract_core_silu",
@@ -28,7 +28,7 @@ ALIASES = {
     "tract_onnx_isinf": "tract_core_is_inf",
 }
 
-# Operations that are always refused, with the reason or the way out.
+# Operations that are always refused, each with the reason or with a way around the operation.
 _CACHE = (
     "it hides a cache that grows inside the network: export the cache as inputs and outputs instead"
 )
@@ -46,13 +46,13 @@ REFUSED = {
 
 @cache
 def registry(name: str) -> Mapping[str, s.Fragment]:
-    """Return the declarations of a registry by name."""
+    """Return the declarations of a registry, by the name of the operation."""
     return read_package("nnef_jax.formats.tract", f"{name}.nnef")
 
 
 @cache
 def declarations() -> Mapping[str, s.Fragment]:
-    """Return all operations that a document may call by name, NNEF 1.0's among them."""
+    """Return all operations that a document may call, by name. They include those of NNEF 1.0."""
     fragments = dict(library.standard())
     for name in REGISTRIES:
         fragments |= registry(name)
@@ -60,7 +60,11 @@ def declarations() -> Mapping[str, s.Fragment]:
 
 
 def registry_of(name: str) -> str:
-    """Return the registry that declares an operation, else the registry that prefixes its name."""
+    """Return the name of the registry that an operation belongs to.
+
+    If no registry declares the operation, it is the registry whose name begins the operation's
+    name, or ''.
+    """
     for candidate in reversed(REGISTRIES):
         if name in registry(candidate):
             return candidate
@@ -69,7 +73,10 @@ def registry_of(name: str) -> str:
 
 @cache
 def operands(name: str) -> Mapping[str, str | None]:
-    """Return the item type by operand of an operation: a name, `?`, or None for any type."""
+    """Return the item type of each operand of an operation.
+
+    An item type is a name, or `?`, or None if any type is allowed.
+    """
     return {p.name: _item(p.type) for p in declarations()[name].parameters if has_tensor(p.type)}
 
 

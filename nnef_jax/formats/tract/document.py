@@ -1,4 +1,7 @@
-"""The parsed document of the dialect, and arguments of its invocations: shapes and scan bodies."""
+"""The parsed document of the dialect, and access to arguments of its invocations.
+
+The arguments are shapes of inputs and bodies of scans.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,16 @@ from lowering.location import Source
 from nnef_jax.formats.syntax import tree as s
 
 SCAN = "tract_core_scan"
-EXTERNALS = {"external": 0, "tract_core_external": 1}  # position of `shape` by operation
+# For each operation that declares an input, the position of the argument `shape`.
+EXTERNALS = {"external": 0, "tract_core_external": 1}
 
 
 @dataclass(frozen=True, slots=True)
 class Assertion:
-    """`extension tract_assert`: a condition on symbols. `scenario` is '' for all uses."""
+    """The line `extension tract_assert`, which states a condition on symbols.
+
+    `scenario` names the use of the network for which the condition holds, or is '' for all uses.
+    """
 
     scenario: str
     condition: s.Expression
@@ -25,7 +32,7 @@ class Assertion:
 
 @dataclass(frozen=True)
 class TractDocument:
-    """The fragments, graph and extensions of a text, and its `tract_core_properties`."""
+    """The fragments, graph and extensions of a document, and its `tract_core_properties`."""
 
     source: Source
     extensions: tuple[str, ...]
@@ -43,7 +50,7 @@ class TractDocument:
 
     @property
     def variables(self) -> int:
-        """Return the number of variables in the text."""
+        """Return the number of variables in the document."""
         assignments = list(self.graph.body)
         for fragment in self.fragments.values():
             assignments += fragment.body or ()
@@ -52,14 +59,14 @@ class TractDocument:
 
     @property
     def pulsed(self) -> bool:
-        """Tell whether each call of the network takes the next piece of a stream."""
+        """Tell whether the network reads a stream, of which each call takes the next piece."""
         if "tract_pulse" in self.registries or "pulse" in self.registries:
             return True
         return any(key.startswith("pulse.") for key in self.properties)
 
     @cached_property
     def inputs(self) -> Mapping[str, s.Invocation]:
-        """Return the declarations of inputs in the graph's body."""
+        """Return the declarations of inputs in the graph's body, by the name of the input."""
         declarations: dict[str, s.Invocation] = {}
         for assignment in self.graph.body:
             match assignment.target, assignment.value:
@@ -72,7 +79,7 @@ class TractDocument:
 
     @cached_property
     def input_shapes(self) -> Mapping[str, tuple[s.Expression, ...]]:
-        """Return the shapes of the inputs that the graph's body declares, as expressions."""
+        """Return the shapes that the graph's body declares for inputs, as expressions."""
         shapes: dict[str, tuple[s.Expression, ...]] = {}
         for name, call in self.inputs.items():
             shape = _argument(call, "shape", EXTERNALS[call.operation])
@@ -84,13 +91,16 @@ class TractDocument:
 
 
 def repeated_by(call: s.Invocation) -> str:
-    """Return the fragment that a scan repeats, '' for any other invocation."""
+    """Return the name of the fragment that a scan repeats, or '' for any other invocation."""
     body = _argument(call, "body", 0) if call.operation == SCAN else None
     return body.value if isinstance(body, s.Literal) and isinstance(body.value, str) else ""
 
 
 def _argument(call: s.Invocation, name: str, position: int) -> s.Expression | None:
-    """Return the argument of a parameter by its name, else by position; None without one."""
+    """Return the argument for a parameter, or None if the call has no such argument.
+
+    The argument is found by the parameter's name, or else by its position.
+    """
     for i, argument in enumerate(call.arguments):
         if argument.name == name or (argument.name is None and i == position):
             return argument.value

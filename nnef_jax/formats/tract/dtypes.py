@@ -1,11 +1,13 @@
-"""The dtypes of operands: of tract's datum types, and the common dtype of several operands.
+"""The dtypes of operands: those of tract's datum types, and the common dtype of several operands.
 
-Without jax's x64 mode, integers of 64 bits become int32, and real numbers float32. `real` is the
-dtype that replaces float32. An integer beyond the range of its dtype is an error, never wrapped.
+If jax's x64 mode is off, 64-bit integers become int32, and 64-bit real numbers become float32.
+`real` is the dtype that replaces float32. An integer beyond the range of its dtype is an error. It
+never wraps.
 
-A constant (literal, known value, parameter) takes the dtype of the tensors beside it, as in tract,
-unless its value would change: a tensor of integers times 0.5 is computed in real numbers, as in
-torch. Tensors of different dtypes are promoted as by jax.numpy.
+A constant is a literal, a known value or a parameter. As in tract, it takes the dtype of the
+tensors that are operands of the same operation, unless this would change its value. For example, a
+tensor of integers times 0.5 is computed in real numbers, as torch computes it. Tensors of different
+dtypes are promoted as jax.numpy promotes them.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ DATUM_TYPES = {
     "f16": "float16", "f32": "float32", "f64": "float64",
     "complexf32": "complex64", "complexf64": "complex128", "complexf16": "complex64",
 }  # fmt: skip
-# Parameters of operations that are datum types.
+# Parameters of operations whose arguments are datum types.
 DATUM_PARAMETERS = frozenset(
     {
         "to", "datum_type", "acc", "acc_datum_type", "output", "output_type", "output_dt",
@@ -44,7 +46,10 @@ _QUANTISED = re.compile(r"q(u8|i8|i32)\s*\(")
 
 
 def dtype_of(name: str, real: str) -> str:
-    """Return the dtype of a datum type, upper or lower case. Raises InvalidOperation."""
+    """Return the dtype of a datum type, which is written in upper or lower case.
+
+    Raises InvalidOperation if there is no such dtype.
+    """
     key = name.lower()
     if _QUANTISED.match(key):
         return real
@@ -58,7 +63,10 @@ def dtype_of(name: str, real: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """The dtypes of literals without tensors beside them, and the graph's parameters."""
+    """The default dtypes of literals, and the parameters of the graph.
+
+    A literal has its default dtype if no operand of the operation is a tensor.
+    """
 
     real: str
     integer: str
@@ -70,7 +78,7 @@ def common_dtypes(
 ) -> dict[str, str]:
     """Map each item type to the common dtype of the operands with this item type.
 
-    `items` maps the name of each operand to the declared item type.
+    `items` maps the name of each operand to the item type that is declared for it.
     """
     dtypes = {"logical": "bool"}
     for item in ("?", "scalar"):
@@ -79,10 +87,10 @@ def common_dtypes(
             if items[name] == item and operand is not False:
                 group += operand if isinstance(operand, list) else [operand]
         if group:
-            # A literal 2.0 may stand for the integer 2, but a divisor 2.0 is real.
+            # A literal 2.0 may stand for the integer 2, except as a divisor.
             dtypes[item] = _common_dtype(group, item, defaults, exact=kind == "div")
     if kind == "sub" and dtypes["?"] == "bool":
-        dtypes["?"] = defaults.integer  # The difference of two logical values is an integer.
+        dtypes["?"] = defaults.integer  # the difference of two logical values is an integer
     return dtypes
 
 
@@ -91,9 +99,9 @@ def _common_dtype(
 ) -> str:
     """Return the common dtype of operands.
 
-    Computed tensors decide the dtype. Without computed tensors the parameters decide it, and
-    without parameters the constants. Beside integers, a real constant whose numbers are all
-    integers counts as an integer, unless `exact`.
+    Computed tensors decide the dtype. Without computed tensors, the parameters decide it, and
+    without parameters, the constants. If the dtype is an integer's, a real constant whose numbers
+    are all whole counts as an integer, unless `exact` is set.
     """
     parameters = defaults.parameters
     strong = [x.type.dtype for x in operands if isinstance(x, Value) and x not in parameters]
@@ -117,7 +125,10 @@ def _common_dtype(
 
 
 def converted(stored: NDArray[Any], dtype: str) -> NDArray[Any]:
-    """Return stored numbers, cast as in the network as far as the kind of the dtype matters."""
+    """Convert stored numbers as a cast to a dtype does, but only between kinds of dtypes.
+
+    The kinds are bool, integer, real and complex.
+    """
     before = _kind(stored.dtype.name)
     after = _kind(dtype)
     if after == 0:
@@ -128,7 +139,7 @@ def converted(stored: NDArray[Any], dtype: str) -> NDArray[Any]:
 
 
 def own_dtype(value: Value | Host, defaults: Defaults, item: str | None = None) -> str:
-    """Return the dtype of a tensor, or of a literal without tensors beside it.
+    """Return the dtype of a tensor, or the dtype of a literal that has no tensors beside it.
 
     `item` is the declared item type.
     """
@@ -144,7 +155,7 @@ def _promoted(dtypes: list[str]) -> str:
     if len(set(dtypes)) == 1:
         return dtypes[0]
     result = jnp.dtype(dtypes[0])
-    with jax.numpy_dtype_promotion("standard"):  # not the user's setting
+    with jax.numpy_dtype_promotion("standard"):  # independent of the user's setting
         for dtype in dtypes[1:]:
             result = jnp.promote_types(result, dtype)
     return result.name
@@ -152,7 +163,7 @@ def _promoted(dtypes: list[str]) -> str:
 
 @cache
 def _kind(dtype: str) -> int:
-    """Return 0 for truth values, 1 for integers, 2 for real numbers, 3 for complex numbers."""
+    """Return the kind of a dtype: 0 for bool, 1 for integer, 2 for real and 3 for complex."""
     for kind, family in enumerate((jnp.bool_, jnp.integer, jnp.floating)):
         if jnp.issubdtype(jnp.dtype(dtype), family):
             return kind
@@ -160,7 +171,7 @@ def _kind(dtype: str) -> int:
 
 
 def _is_integral(constant: Value | Host, dtype: str) -> bool:
-    """Tell whether all numbers of a real constant are integers, and the dtype is an integer's."""
+    """Tell whether `dtype` is an integer's, and all numbers of a real constant are whole."""
     if isinstance(constant, Value) or _kind(dtype) != 1 or constant.dtype.kind != "f":
         return False
     return bool(np.all(constant == np.trunc(constant)) and np.all(np.isfinite(constant)))

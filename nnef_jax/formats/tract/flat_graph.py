@@ -24,20 +24,22 @@ from nnef_jax.formats.tract.dtypes import Defaults
 from nnef_jax.formats.tract.tensor_file import LARGEST_ATTRIBUTE
 from nnef_jax.limits import raising
 
-_STORED_PER_STEP = 8  # items of a parameter that is converted to a host value
-_LARGEST_SHAPE = 16  # items; a parameter with more is no shape
+# The number of items of a parameter whose conversion to a host value takes one step.
+_STORED_PER_STEP = 8
+_LARGEST_SHAPE = 16  # the largest number of items of a parameter that may be a shape
 
 Stored = NDArray[Any]  # the data of a parameter, a state or a constant
-# The operations of the document by their first result: name, operands and attributes.
+# The operations of the document, by their first result. An item is the name, the operands and the
+# attributes.
 FlatCalls = dict[Value, tuple[str, Mapping[str, Any], Mapping[str, Any]]]
 
 
 class FlatGraph(Emitter):
-    """The graph that operations are added to.
+    """The graph under construction, to which operations are added.
 
     `data` collects the arrays of variables and states by label. `variables` is the number of
-    variables in the text. `is_open` tells whether an extent may be UNKNOWN. The body of a scan is
-    another graph, which reads variables of its `outer` graph.
+    variables in the document. `is_open` tells whether an extent may be UNKNOWN. The body of a scan
+    is a separate graph, which reads variables of its `outer` graph.
     """
 
     def __init__(self, options: Options, data: dict[str, Stored | None], *, is_open: bool) -> None:
@@ -47,24 +49,26 @@ class FlatGraph(Emitter):
         self.is_open = is_open
         self.variables = 0
         self.outer: FlatGraph | None = None
-        self.constants: dict[Value, Stored] = {}  # stored arrays by parameter
+        self.constants: dict[Value, Stored] = {}  # the stored arrays of parameters
         self.defaults: Defaults = Defaults(options.real, integer, self.constants.keys())
         self.calls: FlatCalls = {}
-        # From graph.quant.
-        self.entries: dict[Value, Quantizer] = {}  # entries of tensors that have codes
+        # The members below come from graph.quant.
+        self.entries: dict[Value, Quantizer] = {}  # the entries of tensors that have codes
         self.decoded: set[Value] = set()  # variables that are stored as codes
-        self.scales: dict[Value, Stored] = {}  # the scale of a tensor: a scalar, or one by channel
-        self.captured: dict[Value, Value] = {}  # inputs of a scan's body by variable of `outer`
-        self._states: dict[str, int] = {}  # the number of labels that are derived from a label
+        # The scale of a tensor, which is one number or one number for each channel.
+        self.scales: dict[Value, Stored] = {}
+        self.captured: dict[Value, Value] = {}  # maps variables of `outer` to inputs of this body
+        # For each label of a state, the number of labels that were derived from it.
+        self._states: dict[str, int] = {}
 
     def report(self) -> None:
-        """Call the options' `progress` before another variable is read."""
+        """Call the `progress` function of the options, before another variable is read."""
         if self.options.progress is not None:
             read = len(self.data)
             self.options.progress(read, max(read + 1, self.variables))
 
     def body(self) -> FlatGraph:
-        """Return a new graph for the body of a scan."""
+        """Make an empty graph for the body of a scan."""
         body = FlatGraph(self.options, self.data, is_open=self.is_open)
         body.outer = self
         return body
@@ -72,7 +76,11 @@ class FlatGraph(Emitter):
     def input(
         self, name: str, type: TensorType, shape: Sequence[int], stored: Stored | None = None
     ) -> Value:
-        """Add an input. `shape` has symbolic extents; `stored` is the value of a constant."""
+        """Add an input to the graph and return its tensor.
+
+        `shape` may have symbolic extents. If the input stands for a constant, `stored` is its
+        value.
+        """
         value = self.builder.input(name, type)
         if self.symbolic is not None:
             self.symbolic.declare(value, shape)
@@ -81,7 +89,7 @@ class FlatGraph(Emitter):
         return value
 
     def capture(self, variable: Value) -> Value:
-        """Return the input of a scan's body for a variable of the graph around the scan."""
+        """Return the body's input that stands for a variable of the graph around the scan."""
         assert self.outer is not None
         if variable not in self.captured:
             name = self.builder.unreserved(variable.name)
@@ -92,10 +100,11 @@ class FlatGraph(Emitter):
     def state(
         self, type: TensorType, name: str, label: str, span: Span, initial: Stored | None
     ) -> Value:
-        """Add a state that starts with an array, or zeros. `builder.update` sets its next value.
+        """Add a state and return its tensor. `builder.update` sets the state's next value.
 
-        A label gets a suffix if another state has it. Raises InvalidOperation in the body of a scan
-        and for an open shape, LimitError for a state that is too large.
+        The state starts with the array `initial`, or with zeros. The label gets a suffix if another
+        state has the same label. Raises InvalidOperation in the body of a scan and for an open
+        shape, and LimitError if the state is too large.
         """
         if self.outer is not None:
             raise InvalidOperation("the body of a scan cannot keep a state from call to call")
@@ -116,7 +125,7 @@ class FlatGraph(Emitter):
         return self.builder.variable(self.builder.unreserved(name), label, type, span)
 
     def shape_of(self, value: Value) -> Shape:
-        """Return the shape of a tensor, with the symbolic extents of `jax.export`."""
+        """Return the shape of a tensor. Extents may be symbolic extents of `jax.export`."""
         if is_known(value.type.shape) or self.symbolic is None:
             return value.type.shape
         return self.symbolic.of(value)
@@ -124,7 +133,7 @@ class FlatGraph(Emitter):
     # Known values
 
     def known(self, value: Any, *, shapes: bool = False) -> Any:
-        """Return the value with the stored array in place of each small parameter in it.
+        """Replace each small parameter in a value by its stored array.
 
         If `shapes`, only parameters that may be shapes are replaced.
         """
@@ -140,20 +149,27 @@ class FlatGraph(Emitter):
         return host(stored)
 
     def require_known(self, value: object) -> None:
-        """Raise InvalidOperation for an unknown extent, unless an input has one."""
+        """Raise InvalidOperation if a value contains an unknown extent.
+
+        Unknown extents are allowed if an extent of an input is open.
+        """
         if not self.is_open and any(item is UNKNOWN for item in _items(value)):
             raise InvalidOperation(
                 "a whole number is due, but this is none, or depends on more than the input shapes"
             )
 
     def literal(self, value: Host, dtype: str) -> Any:
-        """Return a known value of one item as a literal of a dtype. Raises InvalidOperation."""
+        """Convert a known value with a single item to a literal of a dtype.
+
+        Raises InvalidOperation.
+        """
         try:
             item = value.ravel()[0]
             if is_float(dtype):
                 return rounding.saturated(item, dtype)[()]
             if isinstance(item, float):
-                item = int(item)  # raises for a number beyond the range; numpy would only warn
+                # Raises an error for a number beyond the range, where numpy would only warn.
+                item = int(item)
             return jnp.dtype(dtype).type(item)
         except (OverflowError, ValueError):
             hint = ""
@@ -163,10 +179,11 @@ class FlatGraph(Emitter):
             raise InvalidOperation(message, hint=hint) from None
 
     def literals(self, array: Host, dtype: str) -> tuple[Any, ...]:
-        """Return the items of a known value as literals of a dtype. Raises InvalidOperation."""
+        """Convert the items of a known value to literals of a dtype. Raises InvalidOperation."""
         numpy_dtype = jnp.dtype(dtype)
         if array.size and jnp.issubdtype(numpy_dtype, jnp.integer):
-            for extreme in (array.min(), array.max()):  # if these fit the dtype, all items do
+            # If both extremes fit the dtype, all items fit it.
+            for extreme in (array.min(), array.max()):
                 self.literal(host(extreme), dtype)
         elif numpy_dtype != np.bool_:
             array = array.astype(np.float64)

@@ -1,7 +1,8 @@
 """Flattens a document of the dialect.
 
-A name may be assigned again; the last value counts. Values that follow from shapes are host values
-(`hostvalues`). Operations on tensors are added to the graph, with tract's implicit casts.
+A name may be assigned more than once; the last value counts. Values that follow from shapes are
+host values (see `hostvalues`). Operations on tensors are added to the graph, with tract's implicit
+casts.
 """
 
 from __future__ import annotations
@@ -43,22 +44,23 @@ from nnef_jax.limits import BINDING, CALL, ERROR, within_memory
 
 _CONSTANTS = {"inf": math.inf, "nan": math.nan}
 _LONGEST_PREFIX = 200  # characters
-# Steps of evaluation.
+# Steps of the meter.
 _ASSIGNMENT = 3
 _INVOCATION = 10
 _ARGUMENT = 2
 _ITEM = 2  # for each item of a value that is read
 _INTRINSIC = 30
-_DEEPEST = 100  # fragment calls; no fragment calls itself, so real networks have few
+_DEEPEST = 100  # the deepest nesting of fragment calls, of which real networks have few
 
 
 def flatten(
     unit: Unit, options: Options, extents: ByName, data: dict[str, NDArray[Any] | None]
 ) -> tuple[Graph, FlatCalls]:
-    """Return the flat graph of a network, and the document's operations by their results.
+    """Flatten a network; return the graph, and the document's operations by their results.
 
-    `extents` are the values of symbols. Arrays of variables are added to `data` by label, unless
-    it has the label already. Raises NnefError, for independent errors together.
+    `extents` are the values of symbols. The arrays of variables are added to `data` by label,
+    unless `data` already has the label. Raises NnefError, which has all errors that do not depend
+    on each other.
     """
     with within_memory("the flat graph"):
         document = unit.document
@@ -101,13 +103,16 @@ def _has_tensor(x: object) -> bool:
 
 @dataclass(slots=True)
 class _UnitFlattener:
-    """The evaluation of a unit into a graph, for extents of symbols and values of inputs."""
+    """The evaluation of a unit into a graph.
+
+    `extents` are the values of the unit's symbols, and `inputs` the values of its inputs.
+    """
 
     unit: Unit
     graph: FlatGraph
     extents: ByName
     inputs: ByName
-    shown: Set[str] = frozenset()  # unsupported operations, if the network is only shown
+    shown: Set[str] = frozenset()  # the unsupported operations of a network that is only shown
 
     def into(self, graph: FlatGraph) -> _UnitFlattener:
         return replace(self, graph=graph)
@@ -176,20 +181,21 @@ class _UnitFlattener:
     # Expressions
 
     def evaluate(self, node: s.Expression, frame: Frame, names: Sequence[str] = ()) -> Any:
-        """Return the value of an expression. `names` are for the tensors that it adds."""
+        """Evaluate an expression. The tensors that are added for it get the names in `names`."""
         match node:
             case s.Literal(value=value):
                 return value
             case s.Identifier():
                 value = self.lookup(node, frame)
-                if type(value) in WEIGHTY:  # each read of a name counts against the limits
+                # Each time that a name is read counts against the limits.
+                if type(value) in WEIGHTY:
                     self.graph.meter.spend(_ITEM * weight(value))
                 return value
             case s.Array(items=items) | s.Tuple(items=items):
                 self.graph.meter.spend(len(items))
                 values: list[Any] = []
                 for item in items:
-                    if type(item) is s.Literal:  # the common case
+                    if type(item) is s.Literal:  # most items are literals
                         values.append(item.value)
                     else:
                         values.append(self.evaluate(item, frame))
@@ -208,7 +214,8 @@ class _UnitFlattener:
                     operands = {"x": value(left), "y": value(right)}
                     return self._operator(OPERATORS[operator], operands, site)
                 case s.Subscript(sequence=sequence, index=index):
-                    is_name = isinstance(sequence, s.Identifier)  # `lookup`: steps for one item
+                    # `lookup` counts only the steps for one item.
+                    is_name = isinstance(sequence, s.Identifier)
                     items = self.lookup(sequence, frame) if is_name else value(sequence)
                     return self._item(items, value(index), site)
                 case _:
@@ -217,7 +224,10 @@ class _UnitFlattener:
             raise site.located(error) from None
 
     def lookup(self, node: s.Identifier, frame: Frame) -> Any:
-        """Return the value of a name: assigned in the body, a symbol, `inf` or `nan`."""
+        """Return the value of a name.
+
+        A name is one that the body assigns, or a symbol, or `inf` or `nan`.
+        """
         name = node.name
         if name in frame.values:
             if frame.values[name] is Poisoned:
@@ -236,7 +246,8 @@ class _UnitFlattener:
 
     def _item(self, values: Any, position: object, site: CallSite) -> Any:
         graph = self.graph
-        if isinstance(values, Value):  # in a list only the item is replaced, below
+        # Of a list, only the chosen item is replaced, in the last line.
+        if isinstance(values, Value):
             values = graph.known(values)
         is_host = isinstance(values, np.ndarray)
         has_items = values.ndim > 0 if is_host else isinstance(values, list | tuple)
@@ -253,7 +264,7 @@ class _UnitFlattener:
     # Invocations
 
     def _invoke(self, node: s.Invocation, site: CallSite) -> Any:
-        # Bodies of the standard's fragments do not see the fragments of the document.
+        # The bodies of the standard's fragments do not see the fragments of the document.
         document = self.unit.document
         options = self.graph.options
         in_document = site.frame.source is document.source
@@ -288,8 +299,8 @@ class _UnitFlattener:
     ) -> dict[str, Any]:
         """Return the values of a fragment's parameters.
 
-        If `is_strict`, as for fragments of the document, an argument without a parameter is an
-        error.
+        If `is_strict`, an argument that has no parameter is an error. This is so for fragments of
+        the document.
         """
         meter, frame = self.graph.meter, site.frame
         if is_strict:
@@ -305,7 +316,7 @@ class _UnitFlattener:
             default = parameter.default
             if name in positions:
                 arguments[name] = self.evaluate(node.arguments[positions[name]].value, frame)
-            elif isinstance(default, s.Literal):  # the common case
+            elif isinstance(default, s.Literal):  # most defaults are literals
                 arguments[name] = default.value
             elif default is not None:
                 if inner is None:
@@ -326,7 +337,10 @@ class _UnitFlattener:
         return Results.of(results)
 
     def _calls(self, fragment: s.Fragment, site: CallSite) -> tuple[Call, ...]:
-        """Return the calls that lead into a fragment. Raises NnefError if it calls itself."""
+        """Return the nested calls that lead into a fragment.
+
+        Raises NnefError if it calls itself.
+        """
         calls = site.frame.calls
         if any(call.fragment == fragment.name for call in calls):
             raise site.error(f"fragment '{fragment.name}' calls itself")

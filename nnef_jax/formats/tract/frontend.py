@@ -1,6 +1,6 @@
-"""The front end of the dialect, and the writer of its flat documents.
+"""The front end of the dialect, and the writer of the dialect's flat documents.
 
-Casts and rounding are operations in a flat document.
+In a flat document, casts and rounding are operations of their own.
 """
 
 from __future__ import annotations
@@ -47,7 +47,10 @@ _NUMBERS = ("inf", "nan")
 
 
 class TractFrontend(TextFrontend):
-    """A document and its archive. Flattening reads the files of variables, for their types."""
+    """A document and its archive.
+
+    Flattening reads the files of variables for the variables' types.
+    """
 
     def __init__(self, archive: Archive, options: Options) -> None:
         self._unit = Unit(archive, options.meter)
@@ -63,11 +66,11 @@ class TractFrontend(TextFrontend):
         self.symbols: Sequence[str] = list(symbols.solve(document, {}, options.meter))
 
     def flatten(self, options: Options) -> Graph:
-        """Return the flat graph for the shapes in `options.input_shapes`, else the document's."""
+        """Return the flat graph for `options.input_shapes`, or else the document's shapes."""
         return flatten(self._unit, options, self._extents(options), self._data)[0]
 
     def content(self) -> Iterable[object]:
-        """Return the dialect, the texts, and the tensors that may decide the structure."""
+        """Return the dialect, the texts, and the tensors that may decide the graphs' structure."""
         return self.dialect, *self._unit.content()
 
     def _extents(self, options: Options) -> Mapping[str, int]:
@@ -75,7 +78,10 @@ class TractFrontend(TextFrontend):
         return symbols.solve(self.document, shapes, options.meter, options.extents)
 
     def stored(self, graph: Graph) -> Stored:
-        """Return the data of the variables, which `flatten` has read. No reference is kept."""
+        """Return the data of the variables, which `flatten` has read.
+
+        No reference to them is kept.
+        """
         data = cast(dict[str, NDArray[Any]], self._data)
         self._data = dict.fromkeys(data)
         return Stored(data, self)
@@ -91,7 +97,7 @@ class TractFrontend(TextFrontend):
         return {name: [extent(e) for e in shape] for name, shape in shapes.items()}
 
     def extent_names(self) -> Mapping[str, Sequence[str]]:
-        """Return the extents of inputs that depend on symbols, as text, "" for integers."""
+        """Return the extents of inputs as text. The text is "" for an extent without symbols."""
 
         def extent_name(expression: s.Expression) -> str:
             is_open = symbols.evaluate(expression, {}) is UNKNOWN
@@ -101,7 +107,7 @@ class TractFrontend(TextFrontend):
         return {name: list(map(extent_name, shape)) for name, shape in shapes.items()}
 
     def symbolic_shapes(self, symbol: Callable[[str], Any]) -> Mapping[str, Sequence[Any]]:
-        """Return the shapes of the inputs with a symbolic extent for each symbol."""
+        """Return the shapes of the inputs, with a symbolic extent for each symbol."""
         values = {name: symbol(name) for name in self.symbols}
         return {
             name: [symbols.evaluate(expression, values) for expression in shape]
@@ -109,11 +115,11 @@ class TractFrontend(TextFrontend):
         }
 
     def quantizers(self, source: Source) -> Mapping[str, Quantizer]:
-        """Return the entries of a graph.quant by tensor."""
+        """Read a graph.quant; return its entries by the name of the tensor."""
         return read_quantization(source, self.document.names, self.options.meter)
 
     def members(self, arrays: Arrays, quantization: str | None) -> Written:
-        """Return the archive with new data, and with the networks and JSON that were read."""
+        """Return the archive with new data, and with all networks and JSON files that were read."""
         members = {**super().members(arrays, quantization).members}
         for name, text in self._unit.texts().items():
             members.setdefault(name, text)
@@ -122,12 +128,15 @@ class TractFrontend(TextFrontend):
     def flat_text(self, graph: Graph, options: Options, cut: Cut) -> str:
         """Return the flat text of a part of the graph, in the dialect.
 
-        The document is flattened again, since `graph` does not have the document's operations.
+        The document is flattened again, since `graph` does not have the operations of the document.
         """
         return self._flat(options, self._data, cut)[1]
 
     def converted(self, graph: Graph, data: Arrays | None, *, flat: bool, keep: bool) -> Written:
-        """Return the archive with the text that was read, or with a flat text, which rounds."""
+        """Return the archive with the text that was read, or with a flat text.
+
+        In a flat text, rounding is an operation.
+        """
         if not flat:
             return self.members(data or {}, None)
         options = replace(self.options, rounds=True)
@@ -142,9 +151,10 @@ class TractFrontend(TextFrontend):
     def _flat(
         self, options: Options, data: dict[str, NDArray[Any] | None], cut: Cut
     ) -> tuple[Graph, str]:
-        """Return a part of the graph, and its flat text.
+        """Return a part of the graph, and the flat text of the part.
 
-        Raises UnsupportedError for all loops, states, and attributes that depend on open extents.
+        Raises UnsupportedError, which names all loops, states, and attributes that depend on open
+        extents.
         """
         entire, calls = flatten(self._unit, options, self._extents(options), data)
         part, inputs = cut(entire)
@@ -162,7 +172,7 @@ class TractFrontend(TextFrontend):
 
 
 class _QuotedNames(Names):
-    """A source of names. A name that is no identifier is quoted."""
+    """A source of distinct names. A name that is no identifier is quoted."""
 
     def fresh(self, name: str) -> str:
         quoted = f'i"{name}"'
@@ -173,7 +183,7 @@ class _QuotedNames(Names):
 
 
 class _DialectWriter(FlatWriter):
-    """A writer of a graph in the operations of the document that it was flattened from."""
+    """Writes a graph in the operations of the document from which the graph was flattened."""
 
     def __init__(
         self, document: TractDocument, graph: Graph, calls: FlatCalls, options: Options
@@ -181,8 +191,9 @@ class _DialectWriter(FlatWriter):
         super().__init__(graph, options.meter)
         self._real = options.real
         self.registries: dict[str, None] = {}
-        self.symbols: Sequence[str] = []  # new symbols, which the document lacks
-        self.replaced: dict[Value, Value] = {}  # values of the entire graph by input of a part
+        self.symbols: Sequence[str] = []  # symbols that the document lacks
+        # For each input of a part, the value of the entire graph that it replaces.
+        self.replaced: dict[Value, Value] = {}
         self._document_read = document
         self._calls = calls
         for state in graph.states:
@@ -196,8 +207,9 @@ class _DialectWriter(FlatWriter):
     def external(self, value: Value) -> s.Invocation:
         """Return the declaration of an input.
 
-        An input of the document has the declaration that was read, with integers if all its symbols
-        are known. Any other input of a part has a new symbol for each open extent.
+        An input of the document keeps the declaration that was read. If all extents are known,
+        integers replace the symbols in it. Any other input of a part gets a new symbol for each
+        open extent.
         """
         if value in self.replaced:
             self.names[self.replaced[value]] = self.names[value]
@@ -211,7 +223,7 @@ class _DialectWriter(FlatWriter):
         return invocation("tract_core_external", shape=extents, datum_type=datum_type)
 
     def _closed(self, declared: s.Invocation, value: Value) -> s.Invocation:
-        """Return a declaration with integers instead of symbols, if all extents are known."""
+        """Replace the symbols in a declaration by integers, if all extents are known."""
         read = self._document_read.input_shapes[value.name]
         if not is_known(value.type.shape) or all(isinstance(n, s.Literal) for n in read):
             return declared
@@ -239,7 +251,7 @@ class _DialectWriter(FlatWriter):
                 if parameter in DATUM_PARAMETERS and dtype:
                     call_arguments[parameter] = self._datum(dtype)
             return self._invoked(name, call_arguments)
-        if first.inserted:  # The operation of the document is written instead of this step.
+        if first.inserted:  # the operation of the document is written instead of its inserted steps
             return None
         match operation.kind:
             case "cast":
@@ -257,13 +269,14 @@ class _DialectWriter(FlatWriter):
     ) -> Invoked:
         """Return the invocation of an operation that tract declares, and note its registry."""
         registry = declarations.registry_of(name)
-        self.registries[registry] = None  # The dict is an ordered set.
+        self.registries[registry] = None  # the dict serves as an ordered set
         declaration = declarations.declarations()[name]
         return Invoked(declaration, arguments, generic)
 
     def literal(self, value: Number | str, type: Type, operation: Operation) -> s.Expression:
         item: Any = value.item() if isinstance(value, np.generic) else value
-        if isinstance(item, complex) and not item.imag:  # it became complex beside a tensor
+        # The literal became complex because a tensor operand is complex.
+        if isinstance(item, complex) and not item.imag:
             item = item.real
         if not isinstance(item, float) or math.isfinite(item):
             return super().literal(item, type, operation)
@@ -272,7 +285,8 @@ class _DialectWriter(FlatWriter):
         return s.Unary(0, "-", identifier) if item < 0 else identifier
 
     def _datum(self, dtype: str) -> str:
-        """Return the datum type of a dtype."""
-        if dtype == self._real:  # chosen by `load(dtype=)` for the document's f32
+        """Return the datum type that corresponds to a dtype."""
+        # The user chose this dtype by `load(dtype=)` for the document's f32.
+        if dtype == self._real:
             return "f32"
         return next(name for name, stored in DATUM_TYPES.items() if stored == dtype)

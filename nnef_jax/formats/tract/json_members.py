@@ -1,9 +1,10 @@
-"""Reads members of an archive that are JSON, or have a JSON header, as safetensors files.
+"""Reads members of an archive that are JSON, or that have a JSON header, as safetensors files have.
 
-A graph reads single values of a JSON document. A safetensors file starts with the length of its
-header in 8 bytes, little endian. The header is JSON: the dtype, shape and byte range of each
-tensor, by the label of the variable. The data follow without gaps. The package `safetensors` would
-copy all tensors, so it is not used. Source: the format's README.
+A graph reads single values of a JSON document. A safetensors file begins with the length of its
+header, which is a little-endian integer of 8 bytes. The header is JSON. For each tensor, it has the
+dtype, the shape and the byte range, by the label of the variable. The data follow without gaps. The
+package `safetensors` is not used, since it would copy all tensors. The source for this is the
+README of the format.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _INDEX = re.compile("[0-9]{1,18}")
 _BEYOND = 1 << 64
 
 SUFFIX = ".safetensors"
-_LENGTH = 8  # bytes of the header's length
+_LENGTH = 8  # the number of bytes of the header's length
 _MAX_RANK = 32
 _DTYPES = {
     "BOOL": "bool",
@@ -42,14 +43,14 @@ _DTYPES = {
 
 
 def read_json(source: Source, meter: Meter) -> Any:
-    """Return a JSON document. Raises DataError, or LimitError if it is nested too deeply."""
+    """Parse a JSON document. Raises DataError, or LimitError if it is nested too deeply."""
     deepest = meter.limits.nesting
     deep = LimitError(f"{source.name}: nested more than {deepest} deep", hint=raising("nesting"))
     try:
         document = json.loads(source.text)
     except json.JSONDecodeError as error:
         raise DataError(f"not JSON: {error.msg}", span=Span(source, error.pos)) from None
-    except ValueError as error:  # more digits than Python converts
+    except ValueError as error:  # an integer has more digits than Python converts
         raise DataError(f"{source.name}: {error}") from None
     except RecursionError:
         raise deep from None
@@ -62,7 +63,10 @@ def read_json(source: Source, meter: Meter) -> Any:
 
 
 def value_at(document: object, key: str, name: str, meter: Meter) -> Json:
-    """Return the value at a path such as '$.a[0].b' or 'a.0.b'. Raises DataError if it has none."""
+    """Return the value at a path such as '$.a[0].b' or 'a.0.b'.
+
+    Raises DataError if the document has no such value.
+    """
     value: Any = document
     path = key.removeprefix("$")
     offset = 0
@@ -113,7 +117,7 @@ def _parts(value: object) -> Iterable[Any]:
 
 
 class SafetensorsFile:
-    """A safetensors file, whose tensors are views of it. Raises DataError or LimitError."""
+    """A safetensors file. Its tensors are views of the file. Raises DataError or LimitError."""
 
     def __init__(self, data: memoryview, name: str, meter: Meter) -> None:
         self._name = name
@@ -159,11 +163,11 @@ class SafetensorsFile:
 
     @property
     def labels(self) -> Collection[str]:
-        """Return the labels of the tensors."""
+        """Return the labels of the tensors in the file."""
         return self._entries.keys()
 
     def get(self, label: str) -> StoredTensor:
-        """Return the tensor of a label. Raises DataError, or UnsupportedError for its dtype."""
+        """Return the tensor with a label. Raises DataError, or UnsupportedError for its dtype."""
         entry = self._entries[label]
         name = f"{self._name}: '{label}'"
         shape = tuple(entry["shape"])
@@ -180,7 +184,7 @@ class SafetensorsFile:
             array = np.frombuffer(self._data[begin:end], np.uint8) != 0
         else:
             array = np.frombuffer(self._data[begin:end], dtype)
-            array = np.require(array, requirements="A")  # aligned
+            array = np.require(array, requirements="A")  # the data become aligned
         array = shaped(array, shape, name)
         array.setflags(write=False)
         return StoredTensor(array, name)

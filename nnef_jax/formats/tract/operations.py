@@ -1,4 +1,4 @@
-"""How an operation of the dialect runs: by a meaning, as a kind, or by its definition."""
+"""Says how an operation of the dialect runs: by a meaning, as a kind, or by its definition."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nnef_jax.formats.syntax.standard import standard
 from nnef_jax.formats.tract.declarations import declarations, operands
 from nnef_jax.formats.tract.operators import OPERATORS
 
-# Operations that are never expanded: their definitions have expressions that the dialect lacks, or
+# Operations that are never expanded. Their definitions have expressions that the dialect lacks, or
 # return an array.
 _UNEXPANDED = frozenset(
     {"add_n", "copy_n", "nearest_downsample", "area_downsample", "logarithmic_quantize"}
@@ -21,13 +21,13 @@ _UNEXPANDED = frozenset(
 
 
 def has_meaning(name: str) -> bool:
-    """Tell whether an operation has a meaning, in the registry or as the kind of its name."""
+    """Tell whether the registry has a meaning for an operation, or the operation is a kind."""
     return OPERATORS.get(name) is not None or (name in standard() and name in rules)
 
 
 @cache
 def words(name: str) -> Mapping[str, str]:
-    """Return the names of arguments in the document, by their names in the operation's meaning."""
+    """Map the parameters of an operation's meaning to the names of arguments in documents."""
     operator = OPERATORS.get(name)
     if operator is None:
         return {}
@@ -47,10 +47,10 @@ def words(name: str) -> Mapping[str, str]:
 
 @cache
 def defined(expand: Expand) -> frozenset[str]:
-    """Return the operations that are expanded into the standard's definitions.
+    """Return the operations that are replaced by their definitions in the standard.
 
-    "auto" expands operations without a meaning. "all" expands also the operations that have the
-    same meaning in tract and in the standard.
+    With "auto" these are the operations without a meaning. With "all" they also include the
+    operations that have the same meaning in tract and in the standard.
     """
     names: set[str] = set()
     for name, fragment in declarations().items():

@@ -1,4 +1,4 @@
-"""The table of operations that documents of tract may call, with the registry of each."""
+"""The table of the operations that tract's documents may call, each with its registry."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Parses the dialect's text into a `TractDocument`. The end of the file describes the dialect.
+"""Parses the text of a document in the dialect into a `TractDocument`.
 
-Sources: tract's documentation of the format, and files of its writer and of torch_to_nnef.
+The dialect is described at the end of the file. The sources are tract's documentation of the
+format, and files written by tract and torch_to_nnef.
 """
 
 from __future__ import annotations
@@ -22,24 +23,25 @@ from nnef_jax.formats.tract.document import Assertion, TractDocument
 from nnef_jax.limits import Meter
 
 _LINE = re.compile(r"extension\s++(\w*+)\s*+(.*);", re.DOTALL)
-# An extension line without a semicolon, and the keyword of the next definition.
+# An extension line without a semicolon, followed by the keyword of the next definition.
 _RUN_ON = re.compile(
     r"^[ \t]*+extension\s[^;\n]*+\n\s*+(extension|fragment|graph)\b(?!\s*=)", re.MULTILINE
 )
-# The fragment `tract_core_properties`; a key in it, with the quote of its value; the value's end.
+# Three patterns: the fragment `tract_core_properties`; a key in the fragment, with the quote that
+# begins the key's value; and the end of the value.
 _PROPERTIES = re.compile(
     r"fragment\s.*?\]\s*;\s*\}(?=\s*(?:\#|extension\b|fragment\b|graph\b|\Z))", re.DOTALL
 )
 _KEY = re.compile(r"""\(\s*(?:"([^"\n]*)"|'([^'\n]*)')\s*,\s*(["']?)""")
 _END = {quote: re.compile(rf"{quote}\s*+\)\s*+[,\]]") for quote in "\"'"}
-# White space in front would be scanned again from each of its characters.
+# The pattern does not begin with white space, which would be scanned again from each character.
 _END[""] = re.compile(r"\)\s*+[,\]]")
 _BLANKS_PER_STEP = 100
 _TEMPLATE = re.compile(r"\{\{|\{%")
 
 
 def parse(source: Source, meter: Meter) -> TractDocument:
-    """Return the document of a text. Raises NnefSyntaxError or LimitError."""
+    """Parse a text into a document. Raises NnefSyntaxError or LimitError."""
     text, properties = without_properties(source.text)
     template = _TEMPLATE.search(text)
     if template is not None:
@@ -81,9 +83,9 @@ def parse(source: Source, meter: Meter) -> TractDocument:
 
 
 def without_properties(text: str) -> tuple[str, dict[str, str]]:
-    """Return the text with blanks instead of the properties, and the properties.
+    """Return the text with blanks in place of its properties, and the properties.
 
-    tract does not escape the quotes in properties, so the grammar cannot read properties.
+    tract does not escape quotes in properties, so the grammar cannot read properties.
     """
     start = next((x.start() for x in tract.signs(text) if x[1].startswith("fragment")), None)
     match = _PROPERTIES.match(text, start) if start is not None else None
@@ -105,7 +107,7 @@ def _pairs(text: str) -> Iterator[tuple[str, str]]:
 
 @dataclass(slots=True)
 class _Line(s.SyntaxNode):
-    """An extension line: its first word, and the following text, which starts at `offset`."""
+    """An extension line: its first word `kind`, and the text after it, which starts at `offset`."""
 
     kind: str
     value: str
@@ -113,13 +115,13 @@ class _Line(s.SyntaxNode):
 
 def _assertion(source: Source, line: _Line, meter: Meter) -> Assertion:
     meter.spend(line.offset // _BLANKS_PER_STEP, source.name)
-    text = " " * line.offset + line.value  # offsets are those of the document
+    text = " " * line.offset + line.value  # the blanks keep the offsets of the document
     scenario, condition = PARSER.parse(source, meter, "assertion", text)
     return Assertion(scenario, condition, line.value, line.offset)
 
 
 class _TractBuilder(TreeBuilder):
-    """A builder of the tree of a text in the dialect. Declared types are ignored."""
+    """Builds the syntax tree of a text in the dialect. Declared types are ignored."""
 
     def name(self, token: Token) -> str:
         if token[-1] not in "\"'":

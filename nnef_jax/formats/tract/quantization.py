@@ -1,15 +1,15 @@
-"""Reads a graph.quant of the dialect: the entries of quantised tensors.
+"""Reads a graph.quant of the dialect, which has an entry for each quantised tensor.
 
     "name": zero_point_linear_quantize(zero_point = 143, scale = 0.02, bits = 8, signed = false);
     i"any name": linear_quantize(min = -1.0, max = 1.0, bits = 8);
 
-The algorithms are the standard's, with two differences. `linear_quantize` is
-`min_max_linear_quantize(..., signed = true, symmetric = false)`. In `zero_point_linear_quantize`
+The algorithms are those of the standard, with two differences. `linear_quantize` is
+`min_max_linear_quantize(..., signed = true, symmetric = false)`. In `zero_point_linear_quantize`,
 the argument `symmetric` has no effect: all codes of `bits` bits are used.
 
 A scalar may be written as an integer. Commas and semicolons may be left out, or be added at the
-end. The last entry for a name counts. A list in brackets, which tract does not read, has a number
-for each channel; `bits` and `signed` are the same for all channels.
+end. If several entries have the same name, the last one counts. A list in brackets, which tract
+does not read, has a number for each channel; `bits` and `signed` are the same for all channels.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ _TOKEN = re.compile(
 _ENTRY = re.compile(r"""^[ \t]*i?["']""", re.MULTILINE)
 _ESCAPE = re.compile(r"\\(.)")
 _MOST_ERRORS = 20
-_STEPS = 5  # steps to read a token
-_MOST_DIGITS = 18  # An integer with so many digits fits 64 bits.
-_MOST_SHOWN = 40  # characters of a token in errors
+_STEPS = 5  # steps of the meter for a token
+_MOST_DIGITS = 18  # an integer with this many digits fits 64 bits
+_MOST_SHOWN = 40  # the largest number of characters of a token in errors
 
-# The types of arguments, by algorithm.
+# The types of arguments, by the name of the algorithm.
 _ARGUMENTS: Mapping[str, Mapping[str, type]] = {
     "zero_point_linear_quantize": {
         "zero_point": int, "scale": float, "bits": int, "signed": bool, "symmetric": bool,
@@ -53,12 +53,13 @@ _ARGUMENTS: Mapping[str, Mapping[str, type]] = {
 _EXPECTED = {float: "a number", int: "an integer", bool: "true or false"}
 _STANDARD = {"linear_quantize": "min_max_linear_quantize"}
 _OPTIONAL = "symmetric"
-_Arguments = dict[str, tuple[int, ArgumentValue]]  # by name: its offset, and the value
+# By the name of the argument: the argument's offset, and its value.
+_Arguments = dict[str, tuple[int, ArgumentValue]]
 
 
 @dataclass(frozen=True, slots=True)
 class _Token:
-    kind: str  # a group of `_TOKEN`; the kind of a mark is the mark
+    kind: str  # the name of a group of `_TOKEN`; the kind of a mark is the mark itself
     text: str
     span: Span
 
@@ -73,9 +74,10 @@ class _Token:
 
 
 def read_quantization(source: Source, names: Collection[str], meter: Meter) -> dict[str, Quantizer]:
-    """Return quantisers by tensor. Raises NnefSyntaxError or SemanticError with all errors.
+    """Read a graph.quant; return the quantisers by the name of the tensor.
 
-    `names` are those of the graph's tensors.
+    `names` are the names of the graph's tensors. Raises NnefSyntaxError or SemanticError, which has
+    all errors.
     """
     quantizers: dict[str, Quantizer] = {}
     errors: list[NnefError] = []
@@ -93,7 +95,7 @@ def read_quantization(source: Source, names: Collection[str], meter: Meter) -> d
 
 
 class _EntryReader:
-    """A reader of entries. After an error it continues at the next line that starts with a name."""
+    """Reads entries. After an error, it continues at the next line that begins with a name."""
 
     def __init__(self, source: Source, meter: Meter) -> None:
         self._source = source
@@ -101,7 +103,7 @@ class _EntryReader:
         self._token = self._read(0)
 
     def entry(self) -> tuple[_Token, _Token, _Arguments]:
-        """Return the name of a tensor, an algorithm, and its arguments."""
+        """Read an entry; return the name of the tensor, the algorithm, and the arguments."""
         start = self._token.span.offset
         try:
             name = self._take("name", "the name of a tensor in quotes")
@@ -166,7 +168,7 @@ class _EntryReader:
         return value
 
     def require(self, message: str, token: _Token, names: Collection[str], hint: str = "") -> None:
-        """Raise SemanticError unless a token is one of `names`."""
+        """Raise SemanticError if a token is not one of `names`."""
         if token.text not in names:
             similar = did_you_mean(token.text, names, meter=self._meter)
             hint = similar or hint or f"there are {', '.join(names)}"
@@ -175,7 +177,7 @@ class _EntryReader:
     # Tokens
 
     def sees(self, kind: str) -> bool:
-        """Tell whether the next token is of a kind."""
+        """Tell whether the next token has the kind `kind`."""
         return self._token.kind == kind
 
     def _take(self, kind: str, expected: str) -> _Token:

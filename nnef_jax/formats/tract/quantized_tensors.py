@@ -1,6 +1,6 @@
-"""Tensors with an entry in graph.quant, as real numbers or as codes.
+"""Tensors that have an entry in graph.quant, as real numbers or as codes.
 
-A real number is (code - zero point) * scale.
+The real number that a code stands for is (code - zero point) * scale.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from nnef_jax.formats.syntax.quantizer import Quantizer
 from nnef_jax.formats.tract.application import apply, tensor
 from nnef_jax.formats.tract.call_site import CallSite
 
-# Operands that are codes, by operation.
+# For each of these operations, the operands that are codes.
 _CODED = {
     "tract_core_qconv": ("input", "filter"),
     "tract_core_qmatmul": ("A", "B"),
@@ -23,7 +23,10 @@ _CODED = {
 
 
 def quantized(site: CallSite, name: str, value: object) -> Any:
-    """Return the value of a name, quantised by its entry in graph.quant."""
+    """Quantise the value of a name as its entry in graph.quant says.
+
+    A name without an entry keeps its value.
+    """
     entry = site.unit.quantizers.get(name)
     if entry is None:
         return value
@@ -48,7 +51,7 @@ def quantized(site: CallSite, name: str, value: object) -> Any:
 
 
 def with_codes(site: CallSite, kind: str) -> Mapping[str, Any]:
-    """Return the arguments of an operation, with the codes of the operands in `_CODED`."""
+    """Return the arguments of an operation, in which the operands in `_CODED` are codes."""
 
     def coded(value: object) -> object:
         if isinstance(value, list):
@@ -63,7 +66,7 @@ def with_codes(site: CallSite, kind: str) -> Mapping[str, Any]:
 
 
 def codes_of(site: CallSite, value: Value, entry: Quantizer) -> Value:
-    """Return the codes of real numbers, which are already rounded by the entry."""
+    """Return the codes of real numbers that are already rounded as the entry says."""
     zero, scale = _spacing(entry, value, variable=value in site.graph.constants)
     steps = apply(site, "div", x=value, y=scale)
     rounded = apply(site, "tract_core_round_even", x=steps)
@@ -77,12 +80,15 @@ def _decoded(site: CallSite, codes: Value, entry: Quantizer, name: str) -> Value
 
 
 def _spacing(entry: Quantizer, x: Value, *, variable: bool) -> list[Any]:
-    """Return the zero point and the scale of an entry for a tensor."""
+    """Return the zero point and the scale of an entry, in shapes for a tensor."""
     return [entry.value(n, x.type.shape, variable=variable) for n in ("zero_point", "scale")]
 
 
 def _code_dtype(entry: Quantizer) -> str:
-    """Return the dtype of an entry's codes, '' without a zero point or without such a dtype."""
+    """Return the dtype of an entry's codes.
+
+    It is '' if the entry has no zero point, or if no dtype has the entry's number of bits.
+    """
     arguments = entry.arguments
     if "zero_point" not in arguments or arguments["bits"] not in (8, 16, 32):
         return ""

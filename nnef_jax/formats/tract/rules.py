@@ -30,14 +30,15 @@ def _average_type(
 
 
 def _averages(x: Array, state: Array, alpha: float, skip: int) -> Array:
-    """Return the average s after each item along axis 0: s <- (1 - alpha) x + alpha s.
+    """Return the running average s after each item along axis 0.
 
-    The first `skip` items do not change s, which starts as `state`.
+    Each item x replaces s by (1 - alpha) x + alpha s. The first value of s is `state`, and the
+    first `skip` items do not change it.
     """
     items = x[skip:] * (1 - alpha)
     decays = jnp.full((items.shape[0],) + (1,) * (x.ndim - 1), alpha, x.dtype)
 
-    # A pair (a, b) is the step s <- a s + b.
+    # A pair (a, b) stands for the step that replaces s by a s + b.
     def composed(first: tuple[Array, Array], second: tuple[Array, Array]) -> tuple[Array, Array]:
         return first[0] * second[0], second[0] * first[1] + second[1]
 
@@ -57,15 +58,17 @@ def exp_unit_norm(
     complex: bool,
     epsilon: float,
 ) -> Array:
-    """Return x / sqrt(s) along the axis, where s <- (1 - alpha) max(|x|, epsilon) + alpha s.
+    """Compute x / sqrt(s) along the axis, where s is a running average of the magnitudes of x.
 
-    s starts as the state, and the first `skip` items do not change it. If `complex`, x has pairs
-    [re,im] along its last axis, and |x| is their absolute value.
+    Each item x replaces s by (1 - alpha) max(|x|, epsilon) + alpha s. The first value of s is the
+    state, and the first `skip` items do not change s. If `complex`, x has pairs [re, im] along its
+    last axis, and |x| is the absolute value of a pair.
     """
     x = jnp.moveaxis(widened(jnp.asarray(input)), axis, 0)
     if complex:
         squares = jnp.sum(jnp.square(x), axis=-1)
-        # sqrt has no finite derivative at 0, not even where it is not selected.
+        # The derivative of sqrt is infinite at 0, which would make the derivative NaN even where
+        # the root is not selected.
         small = squares <= epsilon * epsilon
         sizes = jnp.where(small, epsilon, jnp.sqrt(jnp.where(small, 1.0, squares)))
     else:
@@ -84,9 +87,10 @@ def _mean_type(input: TensorType, state: TensorType, axis: int, skip: int) -> Te
 def exp_mean_norm(
     input: Array, state: Array, axis: int, alpha: float, skip: int, scaling_factor: float
 ) -> Array:
-    """Return (x - s) / scaling_factor along the axis, where s <- (1 - alpha) x + alpha s.
+    """Compute (x - s) / scaling_factor along the axis, where s is a running average of x.
 
-    s starts as the state, and the first `skip` items do not change it.
+    Each item x replaces s by (1 - alpha) x + alpha s. The first value of s is the state, and the
+    first `skip` items do not change s.
     """
     x = jnp.moveaxis(widened(jnp.asarray(input)), axis, 0)
     result = (x - _averages(x, state, alpha, skip)) / scaling_factor
@@ -102,9 +106,10 @@ def _pulse_mask_type(input: TensorType, axis: int) -> TensorType:
 def pulse_mask(
     input: Array, position: Array, axis: int, begin: int, end: int, value: float
 ) -> Array:
-    """Return the items with the indices begin ... end - 1 in a stream, and `value` elsewhere.
+    """Return the items of a stream with the indices from `begin` to `end - 1`.
 
-    `position` is the index in the stream of the first item along the axis.
+    All other items are `value`. `position` is the index in the stream of the first item along the
+    axis.
     """
     x = jnp.asarray(input)
     indices = position + lax.broadcasted_iota(position.dtype, x.shape, normal_axis(axis, x.ndim))

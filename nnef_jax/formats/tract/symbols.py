@@ -1,4 +1,4 @@
-"""Solves for the symbols of extents by the shapes of inputs, and checks the assertions."""
+"""Finds the values of symbols from the shapes of inputs, and checks the document's assertions."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from nnef_jax.formats.syntax.standard import COMPARISONS
 from nnef_jax.formats.tract.document import Assertion, TractDocument
 from nnef_jax.limits import Meter
 
-_LARGEST = 1 << 40  # no larger value of a symbol is searched for
-_BEYOND = 1 << 64  # larger than any extent; values of expressions are clamped to it
-_STEPS = 20  # steps for an equation or assertion
+_LARGEST = 1 << 40  # the largest value of a symbol that is searched for
+_BEYOND = 1 << 64  # larger than any extent; values of expressions are clamped to this bound
+_STEPS = 20  # steps of the meter for an equation or an assertion
 _ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
     "+": operator.add, "-": operator.sub, "*": operator.mul,
     "/": lambda a, b: a // b if b != 0 else UNKNOWN,
@@ -28,10 +28,10 @@ _ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
 
 
 def has_open_inputs(document: TractDocument, shapes: Shapes, values: Mapping[str, int]) -> bool:
-    """Tell whether an extent of an input is open.
+    """Tell whether an extent of any input is open.
 
-    `shapes` are the user's shapes by input. All other inputs have the shapes of the document, with
-    the `values` of symbols.
+    `shapes` are the shapes that the user chose for inputs. All other inputs have the shapes of the
+    document, in which symbols have the values `values`.
     """
     for shape in shapes.values():
         if any(extent is None or extent is UNKNOWN for extent in shape):
@@ -48,9 +48,9 @@ def solve(
     meter: Meter,
     fixed: Mapping[str, int] = {},
 ) -> dict[str, int]:
-    """Return the values of symbols for shapes of inputs, UNKNOWN for open symbols.
+    """Return the values of symbols for the shapes of inputs. An open symbol is UNKNOWN.
 
-    `fixed` are values that the user gives. Raises InputError if no values fit the shapes, or if an
+    `fixed` are values that the user chose. Raises InputError if no values fit the shapes, or if an
     assertion fails.
     """
     equations = _equations(document, shapes, meter)
@@ -68,16 +68,17 @@ def solve(
         equation.check(document, values)
     for assertion in document.assertions:
         _check(document, assertion, values)
-    symbols = dict.fromkeys(document.symbols)  # undeclared symbols in shapes are added
+    # Symbols that occur in shapes but are not declared are added.
+    symbols = dict.fromkeys(document.symbols)
     for shape in document.input_shapes.values():
         symbols |= dict.fromkeys(name for extent in shape for name in _names(_parts(extent)))
     return {symbol: values.get(symbol, UNKNOWN) for symbol in symbols}
 
 
 def _equations(document: TractDocument, shapes: Shapes, meter: Meter) -> list[_Equation]:
-    """Return the equations of the known extents with the document's expressions of symbols.
+    """Return the equations between known extents and the document's expressions of symbols.
 
-    Quotients come last, since several values of a symbol have the same quotient.
+    Equations with a quotient come last, since several values of a symbol have the same quotient.
     """
     equations: list[_Equation] = []
     for name, shape in document.input_shapes.items():
@@ -96,7 +97,7 @@ def _equations(document: TractDocument, shapes: Shapes, meter: Meter) -> list[_E
 def _next_solution(
     equations: Iterable[_Equation], values: Mapping[str, int]
 ) -> tuple[_Equation, int] | None:
-    """Return the first equation with a solution, and the solution."""
+    """Return the first equation that has a solution, and this solution."""
     for equation in equations:
         value = equation.solution(values)
         if value is not None:
@@ -106,14 +107,17 @@ def _next_solution(
 
 @dataclass(frozen=True, slots=True)
 class _Equation:
-    """An extent of an input equals an expression of the document, which has `size` parts."""
+    """The equation of an extent of an input and an expression of the document.
+
+    The expression has `size` nodes.
+    """
 
     input: str
     axis: int
     expression: s.Expression
     extent: int
     size: int
-    names: Sequence[str]  # the symbols in the expression
+    names: Sequence[str]  # the symbols that occur in the expression
     meter: Meter
 
     def free(self, values: Mapping[str, int]) -> list[str]:
@@ -122,7 +126,7 @@ class _Equation:
     def solution(self, values: Mapping[str, int]) -> int | None:
         """Return the value of the only free symbol.
 
-        It is None without a solution, and if there are no or several free symbols.
+        The result is None if there is no solution, or if the number of free symbols is not 1.
         """
         self.meter.spend(_STEPS + self.size, "the symbols")
         free = self.free(values)
@@ -140,14 +144,14 @@ class _Equation:
         at_1 = at(1)
         if at_0 is UNKNOWN or at_1 is UNKNOWN:
             return None
-        if at_1 != at_0:  # A linear expression has the solution `guess`.
+        if at_1 != at_0:  # a linear expression has the solution `guess`
             guess = (self.extent - at_0) // (at_1 - at_0)
             is_extent = is_symbolic(guess) or guess >= 0
             if is_extent and at(guess) == self.extent:
                 return guess
         if is_symbolic(self.extent):
             return None
-        # For an expression that grows with the symbol this is the least solution.
+        # If the expression grows with the symbol, this is the smallest solution.
         value = bisect_left(range(_LARGEST), self.extent, key=at)
         return value if at(value) == self.extent else None
 
@@ -169,7 +173,7 @@ class _Equation:
 
 
 def evaluate(expression: s.Expression, values: Mapping[str, int]) -> int:
-    """Return the value of an expression of symbols and integers, UNKNOWN if a symbol has none."""
+    """Evaluate an expression of symbols and integers. It is UNKNOWN if a symbol has no value."""
     match expression:
         case s.Literal(value=int() as value) if not isinstance(value, bool):
             return value
@@ -193,7 +197,7 @@ def _binary(operator: str, a: int, b: int) -> int:
 
 
 def _check(document: TractDocument, assertion: Assertion, values: Mapping[str, int]) -> None:
-    # A scenario names one use of the network, such as the first step of decoding.
+    # A scenario names a single use of the network, such as the first step of decoding.
     if assertion.scenario or evaluate(assertion.condition, values) is not False:
         return
     message = f"the document asserts {assertion.text}"
@@ -217,7 +221,7 @@ def _divides(expression: s.Expression) -> bool:
 
 
 def _parts(expression: s.Expression) -> Iterator[s.Expression]:
-    """Yield an expression and its parts, as far as `evaluate` computes them."""
+    """Yield an expression and all its operands that `evaluate` computes."""
     pending = [expression]
     while pending:
         part = pending.pop()

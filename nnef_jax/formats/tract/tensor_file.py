@@ -1,8 +1,8 @@
-"""Reads tensor files of the dialect: NNEF 1.0's, with the item types that tract adds.
+"""Reads tensor files of the dialect, which are NNEF 1.0's with additional item types.
 
-The header is NNEF 1.0's (`storage.tensorfile`). Item types of vendor 0 are the standard's, except
-that the two quantised types are plain integers, since tract writes all integers as quantised. The
-item types of vendor 'TR' are:
+The header is that of NNEF 1.0 (`storage.tensorfile`). Item types of vendor 0 are the standard's.
+The two quantised types are plain integers, however, since tract writes all integers as quantised.
+The item types of vendor 'TR' are:
 
     0x0000    complex numbers of 32, 64 and 128 bits, the real part first
     0x1000    strings, which are refused
@@ -14,8 +14,8 @@ item types of vendor 'TR' are:
               then 32 signed codes of 8 bits. A number is code * scale. tract reads this item type.
     0x3081    Q8_1: tract writes this item type
 
-The blocks are ggml's. Extents may be 0. Complex numbers with parts of 16 bits are read as
-complex64, blocks as float32.
+The blocks have the layout of ggml's blocks. Extents may be 0. Complex numbers whose parts have 16
+bits are read as complex64, and blocks are read as float32.
 """
 
 from __future__ import annotations
@@ -38,12 +38,14 @@ from nnef_jax.storage.tensorfile import HEADER_SIZE, FinalHeader, TensorFile, sh
 _Codes = NDArray[np.uint8]
 _Reals = NDArray[np.float32]
 
-# Items. A larger tensor is no attribute: flattening reads only its type.
+# The largest number of items of a tensor that can be an attribute. Of a larger tensor, flattening
+# reads only the type.
 LARGEST_ATTRIBUTE = 4096
-_BLOCK = 32  # numbers in a block
+_BLOCK = 32  # the number of numbers in a block
 _VENDOR = 0x5452  # 'TR'
 _COMPLEX, _COMPLEX_INTEGERS, _STRINGS = 0, 4, 0x1000
-# By the bits of a complex number: the dtype of a stored part, and the dtype of the array.
+# For each number of bits of a complex number: the dtype of a stored part, and the dtype of the
+# array.
 _COMPLEX_TYPES = {
     32: ("<f2", "complex64"), 64: ("<f4", "complex64"), 128: ("<f8", "complex128"),
 }  # fmt: skip
@@ -69,7 +71,8 @@ def _q8_1(blocks: _Codes) -> _Reals:
     return blocks[:, 4:].view(np.int8) * _scales(blocks)
 
 
-# By item type: the bytes of a block, and a function from blocks [n, bytes] to numbers [n, 32].
+# For each item type: the number of bytes of a block, and a function that maps blocks of shape (n,
+# bytes) to numbers of shape (n, 32).
 _Format = tuple[int, Callable[[_Codes], _Reals]]
 _FORMATS: dict[int, _Format] = {
     0x3040: (18, _q4_0), 0x2040: (18, _old_q4_0), 0x3080: (36, _q8_1), 0x3081: (36, _q8_1),
@@ -78,36 +81,43 @@ _FORMATS: dict[int, _Format] = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredTensor:
-    """A stored tensor: a read-only array, its member's name, and whether it was in blocks."""
+    """A stored tensor.
+
+    Args:
+        array: the items. The array is read-only.
+        member: the name of the archive's member.
+        in_blocks: whether the file has the items in blocks.
+    """
 
     array: NDArray[Any]
     member: str
     in_blocks: bool = False
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A pickled network has its data elsewhere, and flattening reads only small tensors.
+        # The data of a pickled network are elsewhere, and flattening reads the items of small
+        # tensors only.
         if self.array.size <= LARGEST_ATTRIBUTE:
             return type(self), (self.array, self.member, self.in_blocks)
         return _without_data, (self.array.dtype, self.array.shape, self.member, self.in_blocks)
 
     def content(self) -> tuple[str, bytes]:
-        """Return the type, and the bytes if the tensor may be an attribute."""
+        """Return the type of the tensor, and its bytes if the tensor may be an attribute."""
         type = f"{self.array.dtype}{self.array.shape}{self.in_blocks}"
         return type, self.array.tobytes() if self.array.size <= LARGEST_ATTRIBUTE else b""
 
     @property
     def codes(self) -> TensorFile | None:
-        """Return an integer tensor as codes for graph.quant, None for any other tensor."""
+        """Return an integer tensor as codes for graph.quant, or None for any other tensor."""
         dtype = self.array.dtype
         if dtype.kind not in "iu":
             return None
         return TensorFile(self.array, 8 * dtype.itemsize, dtype.kind == "i", True)
 
     def shaped(self, shape: Shape, label: str) -> NDArray[Any]:
-        """Return the array in the declared shape of the variable of a label.
+        """Return the array in the shape that is declared for the variable with a label.
 
-        Trailing 1s may differ. Blocks are a matrix in the file, so only the number of items must
-        agree. Raises DataError.
+        The shapes may differ in trailing extents of 1. A tensor in blocks is a matrix in the file,
+        so only its number of items must agree. Raises DataError.
         """
         if not self.in_blocks:
             check_shape(self.array.shape, shape, label, self.member)
@@ -124,11 +134,11 @@ def _without_data(dtype: np.dtype[Any], shape: Shape, member: str, in_blocks: bo
 
 
 def read_tensor_file(data: memoryview, name: str, meter: Meter) -> StoredTensor:
-    """Return the tensor of a file of the dialect. `name` is the file's name in errors.
+    """Read the tensor in a file of the dialect. `name` is the name of the file in errors.
 
-    Memory is allocated only after the header agrees with itself and with the size of the file.
-    Raises DataError, UnsupportedError for item types without a dtype here, LimitError for a tensor
-    whose conversion takes more memory than the meter allows.
+    Memory is allocated only after the header is checked, by itself and against the size of the
+    file. Raises DataError, UnsupportedError for an item type that has no dtype here, and LimitError
+    for a tensor whose conversion takes more memory than the meter allows.
     """
     header = tensorfile.final_header(data, name)
     if header.vendor != _VENDOR:
@@ -179,7 +189,7 @@ def _blocks(
         )
     payload = _payload(data, header, items // _BLOCK * size, name)
     meter.expand(4 * items, name)
-    with np.errstate(invalid="ignore"):  # An infinite scale times 0 is NaN.
+    with np.errstate(invalid="ignore"):  # an infinite scale times 0 is NaN
         array = numbers(np.frombuffer(payload, np.uint8).reshape(-1, size))
     return StoredTensor(shaped(array, header.shape, name), name, in_blocks=True)
 

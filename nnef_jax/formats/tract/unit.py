@@ -1,4 +1,4 @@
-"""A network in an archive, and the members that it reads: tensors, JSON, other networks."""
+"""A network in an archive, and the members that it reads: tensors, JSON and other networks."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from nnef_jax.storage.archive import Archive, open_archive
 from nnef_jax.storage.labels import member_of
 
 _ARCHIVES = (".nnef.tgz", ".nnef.tar")
-_MAX_DEPTH = 16  # networks within networks: an archive can contain itself
+_MAX_DEPTH = 16  # the deepest nesting of networks; an archive could contain itself
 _LARGE = "enable jax's x64 mode, jax.config.update('jax_enable_x64', True), and load again"
 
 
 class Unit:
-    """A network of an archive, which may contain other networks: its document and its data.
+    """A network of an archive: its document and its data. It may contain other networks.
 
-    Members are read at the first use, and kept after the archive is closed. As in tract, a label
-    without leading slashes, and a suffix as in LABEL.dat, is the name of a member. `labels` is the
-    prefix of the labels of a network within another.
+    Members are read when they are first used, and are kept after the archive is closed. As in
+    tract, the name of a member is a label without leading slashes, followed by a suffix, such as
+    LABEL.dat. For a network within another network, `labels` is the prefix of its labels.
     """
 
     def __init__(self, archive: Archive, meter: Meter, labels: str = "", depth: int = 0) -> None:
@@ -49,7 +49,7 @@ class Unit:
         return {name: x for name, x in self.__dict__.items() if name != "_safetensors"}
 
     def content(self) -> Iterator[object]:
-        """Yield the texts, and the tensors that were read: the network's graphs depend on these."""
+        """Yield the texts and the tensors that were read, on which the network's graphs depend."""
         yield from chain.from_iterable(sorted(self._archive.texts.items()))
         for label, tensor in sorted(self._tensors.items()):
             yield from (label, *tensor.content())
@@ -57,7 +57,10 @@ class Unit:
             yield from (label, *unit.content())
 
     def texts(self) -> dict[str, bytes]:
-        """Return all texts that were read, by member. A nested network has a folder."""
+        """Return all texts that were read, by member.
+
+        The texts of a nested network are in a folder.
+        """
         texts = {name: text.encode() for name, text in self._archive.texts.items()}
         for label, unit in self._within.items():
             folder = _member(label, "")
@@ -66,19 +69,22 @@ class Unit:
 
     @cached_property
     def document(self) -> TractDocument:
-        """Return the parsed document of the network."""
+        """Parse the document of the network."""
         return parse(self._archive.read_text(GRAPH), self._meter)
 
     @cached_property
     def quantizers(self) -> Mapping[str, Quantizer]:
-        """Return the entries of the network's graph.quant by tensor."""
+        """Return the entries of the network's graph.quant, by the name of the tensor."""
         if not self._archive.exists(QUANTIZATION):
             return {}
         source = self._archive.read_text(QUANTIZATION)
         return read_quantization(source, self.document.names, self._meter)
 
     def get(self, label: str) -> StoredTensor:
-        """Return the tensor in LABEL.dat or a safetensors file. Raises ArchiveError without one."""
+        """Return the tensor in LABEL.dat or in a safetensors file.
+
+        Raises ArchiveError if there is no such tensor.
+        """
         if label not in self._tensors:
             self._tensors[label] = self._read(label)
         return self._tensors[label]
@@ -95,7 +101,7 @@ class Unit:
 
     @cached_property
     def _safetensors(self) -> dict[str, SafetensorsFile]:
-        """Return the first safetensors file that has a tensor of each label."""
+        """Map each label to the first safetensors file that has a tensor with this label."""
         files = [
             SafetensorsFile(self._archive.open_tensor(name), name, self._meter)
             for name in self._archive.names()
@@ -104,7 +110,10 @@ class Unit:
         return {label: file for file in reversed(files) for label in file.labels}
 
     def json(self, label: str, key: str) -> Json:
-        """Return the value at a key path of LABEL.json. Raises ArchiveError without the file."""
+        """Return the value at a path in LABEL.json.
+
+        Raises ArchiveError if there is no such file.
+        """
         self._meter.spend(len(label) + len(key), "the label of a resource")
         member = _member(label, ".json")
         if member not in self._documents:
@@ -112,9 +121,10 @@ class Unit:
         return value_at(self._documents[member], key, member, self._meter)
 
     def within(self, label: str) -> Unit:
-        """Return the network in LABEL.nnef.tgz, LABEL.nnef.tar or LABEL/.
+        """Return the network in LABEL.nnef.tgz, LABEL.nnef.tar or the folder LABEL.
 
-        Raises ArchiveError without one, LimitError if networks are nested too deeply.
+        Raises ArchiveError if there is no such network, and LimitError if networks are nested too
+        deeply.
         """
         if label not in self._within:
             self._meter.spend(len(label), "the label of a network")
@@ -141,7 +151,7 @@ class Unit:
 
 
 def as_dtype(array: NDArray[Any], dtype: str, member: str, meter: Meter) -> NDArray[Any]:
-    """Return stored data in a dtype. Raises DataError for items beyond the range of the dtype."""
+    """Convert stored data to a dtype. Raises DataError if an item is beyond the dtype's range."""
     hint = _LARGE if array.dtype.itemsize == 8 else ""
     return convert(array, jnp.dtype(dtype), member, meter, hint)
 

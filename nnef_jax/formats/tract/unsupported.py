@@ -1,4 +1,4 @@
-"""Finds the operations of a document that cannot run, and the readers of padded results."""
+"""Finds operations of a document that cannot run, and operations that read padded results."""
 
 from __future__ import annotations
 
@@ -19,12 +19,15 @@ from nnef_jax.wording.similar import did_you_mean
 
 
 def refuse_unsupported(document: TractDocument, rules: Registry, meter: Meter) -> None:
-    """Raise UnsupportedError for all operations that the graph reaches and that cannot run."""
+    """Raise UnsupportedError if the graph reaches operations that cannot run. It names them all."""
     refuse(unsupported(document, rules), lambda name: _explained(name, meter))
 
 
 def unsupported(document: TractDocument, rules: Registry) -> dict[str, list[Span]]:
-    """Return the spans of operations that the graph reaches and that cannot run, by operation."""
+    """Return the places of the operations that cannot run, by the name of the operation.
+
+    Only operations that the graph reaches are returned.
+    """
     uses: dict[str, list[Span]] = {}
     for node in _reached(document, rules):
         name = node.operation
@@ -33,13 +36,13 @@ def unsupported(document: TractDocument, rules: Registry) -> dict[str, list[Span
     return uses
 
 
-# Kinds whose number of items depends on the data, with the axis of the items. Their results are
-# padded to the largest possible number.
+# Kinds whose results have a number of items that depends on the data, each with the axis of the
+# items. The results are padded to the largest possible number of items.
 _PADDED = {"non_zero": 1, "non_max_suppression": 0}
 
 
 def padded_outputs(graph: Graph) -> Iterator[tuple[Value, str, int]]:
-    """Yield the padded outputs: the value, the name of the output, and the padded axis."""
+    """Yield a tuple (value, name of the output, padded axis) for each padded output."""
     for operation in graph.operations:
         for name, value in zip(graph.output_names, graph.outputs, strict=True):
             if operation.kind in _PADDED and value in operation.writes():
@@ -76,7 +79,7 @@ def _in_bodies(graph: Graph) -> Iterator[Operation]:
 
 
 def _reached(document: TractDocument, rules: Registry) -> Iterator[s.Invocation]:
-    """Yield the invocations in the graph's body and in the fragments that it leads to."""
+    """Yield the invocations in the graph's body and in all fragments that they call."""
     seen: set[str] = set()
     pending = [[assignment.value for assignment in document.graph.body]]
     while pending:

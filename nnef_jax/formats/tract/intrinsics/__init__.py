@@ -1,4 +1,7 @@
-"""Intrinsics: operations that need their site, such as inputs, variables, shapes and scans."""
+"""Intrinsics, which are operations whose meanings need the site of the call.
+
+Examples are inputs, variables, shapes and scans.
+"""
 
 from __future__ import annotations
 

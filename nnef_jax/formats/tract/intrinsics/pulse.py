@@ -1,7 +1,7 @@
 """Operations of a network that takes a stream in pulses: each call takes the next piece.
 
-States of the graph pass items to later pieces; they start with zeros. `model.step` and `model.scan`
-run the network. Source: registry tract_pulse.
+States of the graph pass items on to later pieces, and start with zeros. `model.step` and
+`model.scan` run such a network. The operations are those of the registry tract_pulse.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ _ENDLESS = np.iinfo(np.int32).max  # the end of a stream of unknown length
 
 @intrinsic("tract_pulse_delay", delay=fixed("delay"), overlap=fixed("overlap"))
 def delayed(site: CallSite, *, delay: int, overlap: int) -> Value:
-    """Delay the stream by `delay` items. Each piece starts with the last `overlap` old items."""
+    """Delay the stream by `delay` items.
+
+    Each piece begins with the last `overlap` previous items.
+    """
     input, axis = _stream(site)
     require.not_negative(delay=delay, overlap=overlap)
     if delay + overlap == 0:
@@ -43,7 +46,7 @@ def delayed(site: CallSite, *, delay: int, overlap: int) -> Value:
 
 @intrinsic("tract_pulse_mask", begin=integer("begin"), end=integer("end"), value=number("value"))
 def mask(site: CallSite, *, begin: int, end: int, value: float) -> Value:
-    """Replace items before `begin` and from `end` on by a value."""
+    """Replace the items before index `begin`, and those from `end` on, by a value."""
     return _between(site, begin, end, value)
 
 
@@ -55,7 +58,7 @@ def mask(site: CallSite, *, begin: int, end: int, value: float) -> Value:
 def pulse_pad(
     site: CallSite, *, border: str, begin: int, end: int, overlap: int, value: float
 ) -> Value:
-    """Pad the stream: items before `begin` and from `end` on are `value`."""
+    """Pad the stream: items before index `begin`, and those from `end` on, become `value`."""
     if border != "constant":
         message = f"'border' of a padded stream must be 'constant' here, it is '{border}'"
         raise InvalidOperation(message)
@@ -64,7 +67,7 @@ def pulse_pad(
 
 @intrinsic("tract_pulse_cumsum", exclusive=argument("exclusive"), skip=fixed("skip"))
 def cumsum(site: CallSite, *, exclusive: bool, skip: int) -> Value:
-    """Return the running sum of the stream, which leaves out the first `skip` items."""
+    """Return the running sum of the stream. The first `skip` items are not added."""
     input, axis = _stream(site)
     if skip:
         input = _between(site.named(f"{site.name}_counted"), skip, _ENDLESS, 0.0)
@@ -79,7 +82,10 @@ def cumsum(site: CallSite, *, exclusive: bool, skip: int) -> Value:
 
 
 def _between(site: CallSite, begin: int, end: int, value: float, overlap: int = 0) -> Value:
-    """Replace items of the stream outside [begin, end) by a value. A state counts the items."""
+    """Replace the items of the stream outside [begin, end) by a value.
+
+    A state counts the items of previous pieces.
+    """
     begin, end = _position(begin), _position(end)
     input, axis = _stream(site)
     position = site.state(TensorType((), site.graph.builder.integer), f"{site.name}_position")
@@ -92,7 +98,7 @@ def _between(site: CallSite, begin: int, end: int, value: float, overlap: int = 
 
 
 def _stream(site: CallSite) -> tuple[Value, int]:
-    """Return the piece of the stream, and the axis of the stream."""
+    """Return the current piece of the stream, and the axis of the stream."""
     input = tensor(site, site.input(0))
     axis = require.normal_axis(site.integer("axis"), len(input.type.shape))
     if input.type.shape[axis] is UNKNOWN:
@@ -106,5 +112,8 @@ def _resized(input: Value, axis: int, extent: int) -> TensorType:
 
 
 def _position(index: int) -> int:
-    """Return an index in the stream, clipped to the range of int32."""
+    """Clip an index in the stream to the range of int32.
+
+    An open index becomes the largest int32.
+    """
     return _ENDLESS if index is UNKNOWN else max(min(index, _ENDLESS), -_ENDLESS)

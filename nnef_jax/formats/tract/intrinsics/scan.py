@@ -1,4 +1,4 @@
-"""`tract_core_scan` repeats a fragment over slices of tensors, with states."""
+"""The operation `tract_core_scan`, which repeats a fragment over slices of tensors, with states."""
 
 from __future__ import annotations
 
@@ -20,25 +20,27 @@ from nnef_jax.formats.tract.flat_graph import FlatGraph
 from nnef_jax.formats.tract.operators.registry import fixed, intrinsic
 from nnef_jax.wording.similar import listed
 
-_STEPS = 1_000  # steps for a scan
-# By argument of the scan: the possible lengths of an entry, and the positions of names in it.
+_STEPS = 1_000  # steps of the meter for a scan
+# For each argument of the scan: the possible lengths of an entry, and the positions of the names in
+# an entry.
 _ENTRIES: dict[str, tuple[Sequence[int], Sequence[int]]] = {
     "scan": ((4,), (0,)),
     "full": ((2,), (0,)),
     "state": ((3,), (0, 2)),
     "output": ((3, 4), (0, 1)),
 }
-# The parameter of the body, the first value, and the result of the body that is the next value.
+# A state: the parameter of the body, the state's first value, and the result of the body that is
+# the state's next value.
 _State = tuple[str, Value, str]
 
 
 @intrinsic(SCAN, name=text("body"), skip=fixed("skip"), resets=flag("reset_every_turn"))
 def scan(site: CallSite, *, name: str, skip: int, resets: bool) -> Any:
-    """Flatten the body as a graph of its own, and add one operation `scan` to the graph.
+    """Flatten the body as a separate graph, and add a single operation `scan` to the graph.
 
     A parameter of the body is a slice of a scanned tensor, a full tensor, or a state. The first
-    value of a state is a tensor, each next value is a result of the body. In a network that takes a
-    stream, states are kept from call to call.
+    value of a state is a tensor, and each next value is a result of the body. In a network that
+    takes a stream, states are kept from call to call.
     """
     document = site.unit.document
     fragment = document.fragments.get(name)
@@ -59,7 +61,7 @@ def scan(site: CallSite, *, name: str, skip: int, resets: bool) -> Any:
     if keeps_state:
         prefix = site.names[0] if site.names else f"{site.frame.prefix}{name}"
         initial = body.variables([entry[1] for entry in parts["state"]], states, prefix)
-        skip = 0  # the body counts the turns
+        skip = 0  # the body counts the iterations itself
         outputs += [("", "last", 0, 1)] * len(initial)
         graph = replace(graph, outputs=(*graph.outputs, *graph.outputs[: len(initial)]))
     operands = {"scanned": [x for _, x, *_ in scanned], "full": full, "initial": initial}
@@ -98,7 +100,7 @@ def _axis_and_chunk(values: Sequence[Any]) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class _Body:
-    """The body of a scan. States do not change in the first `skipped` turns of a stream."""
+    """The body of a scan. In the first `skipped` iterations of a stream, states do not change."""
 
     site: CallSite
     fragment: s.Fragment
@@ -110,9 +112,10 @@ class _Body:
     def flatten(
         self, states: list[_State], *, again: bool = False
     ) -> tuple[Graph, list[Value], list[_State]]:
-        """Return the graph, the full tensors, and the states in the dtypes of their results.
+        """Flatten the body; return its graph, the full tensors, and the states.
 
-        If a state has another dtype at first, it is cast, and the body is flattened `again`.
+        The states have the dtypes of the results that replace them. If the first value of a state
+        has another dtype, it is cast, and the body is flattened `again`.
         """
         site = self.site.into(self.site.graph.body())
         graph = site.graph
@@ -154,9 +157,9 @@ class _Body:
     def _counted(
         self, site: CallSite, inputs: Sequence[Value], nexts: Sequence[Value]
     ) -> tuple[list[Value], list[Value]]:
-        """Return the inputs and next states with a counter of turns.
+        """Add a counter of iterations to the inputs and to the next states of the body.
 
-        States change from turn `skipped` on.
+        States change only from iteration `skipped` on.
         """
         builder = site.graph.builder
         turn = builder.input(builder.unreserved("turn"), TensorType((), builder.integer))
@@ -172,7 +175,7 @@ class _Body:
     def variables(
         self, starts: Sequence[object], states: Sequence[_State], prefix: str
     ) -> list[Value]:
-        """Return states of the graph for the states of the body, and for the counter of turns."""
+        """Add states to the graph for the body's states, and for the counter of iterations."""
         graph = self.site.graph
         variables: list[Value] = []
         for start, (name, value, _) in zip(starts, states, strict=True):
@@ -187,7 +190,7 @@ class _Body:
 
 
 class _Bound:
-    """The values of a body's parameters while they are bound, each once."""
+    """The values of a body's parameters while the parameters are bound. Each is bound once."""
 
     def __init__(self, site: CallSite, outer: FlatGraph, fragment: s.Fragment) -> None:
         self.values: dict[str, Any] = {}
@@ -199,7 +202,7 @@ class _Bound:
     def bind(self, name: str, value: object, axis: int | None = None, chunk: int = 1) -> Any:
         """Bind a parameter to a value from outside the body, or to slices of it along an axis.
 
-        Return the body's input for the parameter, None if the value is known.
+        Return the body's input for the parameter, or None if the value is known.
         """
         parameter = self._free(name)
         if not isinstance(value, Value):
@@ -226,7 +229,10 @@ class _Bound:
             raise self._site.error(message, hint)
 
     def _free(self, name: str) -> str:
-        """Return the parameter of a name. Raises NnefError if it is bound or does not exist."""
+        """Return the parameter with a name.
+
+        Raises NnefError if it is already bound or does not exist.
+        """
         parameter = self._parameter(name)
         if parameter is None:
             message = f"fragment '{self._fragment.name}' has no parameter '{name}'"
@@ -238,10 +244,10 @@ class _Bound:
 
 
 def _finder(identifiers: Iterable[str]) -> Callable[[str], str | None]:
-    """Return a function that finds the identifier for a string, None without one.
+    """Make a function that finds the identifier for a string. It returns None if there is none.
 
-    It is the identifier that is equal to the string, or to the escaped string, or else the only
-    identifier with the same escaped form.
+    The identifier is equal to the string or to the escaped string. If there is no such identifier,
+    it is the only identifier whose escaped form is the same.
     """
     names = set(identifiers)
     by_escaped: dict[str, list[str]] = {}
@@ -259,9 +265,9 @@ def _finder(identifiers: Iterable[str]) -> Callable[[str], str | None]:
 
 
 def _escape(name: str) -> str:
-    """Return a name as tract writes it without quotes: `/rnn/X.0` as `__rnn_X_0`.
+    """Escape a name as tract does to write it without quotes.
 
-    Letters of any alphabet stay.
+    For example, `/rnn/X.0` is `__rnn_X_0`. Letters of all alphabets are kept.
     """
     escaped = re.sub(r"[\W_]", "_", name)
     return escaped if name[:1].isalpha() or name[:1] == "_" else f"_{escaped}"

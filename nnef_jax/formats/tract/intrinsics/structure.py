@@ -1,4 +1,4 @@
-"""Intrinsics: inputs, variables, networks within networks, casts, and values from shapes."""
+"""Intrinsics for inputs, variables, nested networks, casts, and values that follow from shapes."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from nnef_jax.formats.tract.quantized_tensors import codes_of
 from nnef_jax.formats.tract.unit import as_dtype
 from nnef_jax.limits import raising
 
-# Datum types by generic argument of an operation of the standard.
+# The datum types for the generic arguments of the standard's operations.
 _GENERIC = {"scalar": "f32", "integer": "i64", "logical": "bool"}
-_NETWORK = 60  # steps, for a network within another one
+_NETWORK = 60  # steps of the meter for a nested network
 
 
 @intrinsic("external", "tract_core_external", shape=integers("shape"))
 def external(site: CallSite, *, shape: Sequence[int]) -> Any:
-    """Declare an input. Its item type is `datum_type` or the generic argument."""
+    """Declare an input. Its item type is the argument `datum_type` or the generic argument."""
     graph, frame = site.graph, site.frame
     if frame.fragment is not None:
         raise site.error(f"'{site.kind}' is not allowed in a fragment")
@@ -74,7 +74,7 @@ def external(site: CallSite, *, shape: Sequence[int]) -> Any:
 
 @intrinsic("variable", label=text("label"), shape=integers("shape"))
 def variable(site: CallSite, *, label: str, shape: Sequence[int]) -> Value:
-    """Declare a parameter in the dtype of its file, or in real numbers if codes are decoded."""
+    """Declare a parameter. It has the dtype of its file, or real numbers if codes are decoded."""
     graph = site.graph
     unique = site.unit.labels + label
     if graph.outer is not None:  # the body of a scan reads the variable of the outer graph
@@ -94,7 +94,7 @@ def variable(site: CallSite, *, label: str, shape: Sequence[int]) -> Value:
 
 
 def _stored(site: CallSite, label: str, shape: Shape) -> tuple[NDArray[Any], bool]:
-    """Return the data of a variable in a shape, and whether they are decoded from codes."""
+    """Return the data of a variable in a shape, and whether the data were decoded from codes."""
     record = site.unit.get(label)
     array = record.shaped(shape or record.array.shape, label)
     quantizer = site.unit.quantizers.get(site.name)
@@ -106,13 +106,13 @@ def _stored(site: CallSite, label: str, shape: Shape) -> tuple[NDArray[Any], boo
 
 @intrinsic("tract_resource_get", label=text("label"), key=text("key"))
 def resource(site: CallSite, *, label: str, key: str) -> Any:
-    """Return the value at `key` in a JSON file of the archive."""
+    """Return the value at the path `key` in a JSON file of the archive."""
     return site.unit.json(label, key)
 
 
 @intrinsic("tract_core_submodel", label=text("label"))
 def submodel(site: CallSite, input: object, *, label: str) -> Any:
-    """Evaluate another network of the archive on the inputs, and return its outputs."""
+    """Evaluate another network of the archive on the inputs; return its outputs."""
     graph = site.graph
     values = cast_type("list[object]", input) if isinstance(input, list) else [input]
     operands = [tensor(site, value) for value in values]
@@ -152,7 +152,7 @@ def cast(site: CallSite, value: object) -> Any:
         return apply(site, "copy", *site.names, x=value)
     dtype = dtype_of(name, graph.builder.real)
     is_known = not isinstance(value, Value)
-    # Known values in these dtypes stay host values.
+    # Known values in these dtypes remain host values.
     kinds = {graph.builder.integer: "integer", graph.builder.real: "scalar", "bool": "logical"}
     try:
         if is_known and dtype in kinds:
@@ -170,7 +170,7 @@ def cast(site: CallSite, value: object) -> Any:
 
 @intrinsic("constant", shape=integers("shape"), value=argument("value"))
 def constant(site: CallSite, *, shape: Sequence[int], value: object) -> Any:
-    """Return a constant of a shape. `value` has one number for all items, or all items."""
+    """Return a constant of a shape. `value` has all items, or one number for all items."""
     items = h.host(value).ravel()
     if items.size == 1:
         number = items.reshape(())
@@ -181,7 +181,7 @@ def constant(site: CallSite, *, shape: Sequence[int], value: object) -> Any:
 
 @intrinsic("tract_core_shape_of")
 def shape_of(site: CallSite, value: object) -> h.Host:
-    """Return the shape of a tensor or known value as a host value."""
+    """Return the shape of a tensor or of a known value, as a host value."""
     is_tensor = isinstance(value, Value)
     shape = site.graph.shape_of(value) if is_tensor else h.host(value).shape
     return h.boxes(shape)
@@ -189,7 +189,10 @@ def shape_of(site: CallSite, value: object) -> h.Host:
 
 @intrinsic("tract_core_range")
 def range_of(site: CallSite) -> Any:
-    """Return the numbers from `start` up to `end`, excluded. The network computes a long range."""
+    """Return the numbers from `start` up to `end`, which is not included.
+
+    If there are many numbers, the network computes them.
+    """
     graph = site.graph
     bounds = [_number(site, name) for name in ("start", "end", "step")]
     is_real = any(not h.is_integer(bound) for bound in bounds)
@@ -212,12 +215,12 @@ def range_of(site: CallSite) -> Any:
 
 def _item_of(number: h.Host) -> Any:
     item = number.item()
-    is_nan = item != item  # A real number that depends on an open extent is NaN.
+    is_nan = item != item  # a real number that depends on an open extent is NaN
     return UNKNOWN if is_nan else item
 
 
 def _number(site: CallSite, name: str) -> h.Host:
-    """Return an argument that is one known number. Raises InvalidOperation for any other."""
+    """Return an argument that is a single known number. Raises InvalidOperation for any other."""
     value = site.graph.known(site.arguments[name])
     if isinstance(value, Value):
         raise InvalidOperation(
@@ -237,7 +240,7 @@ def _number(site: CallSite, name: str) -> h.Host:
 
 @intrinsic("within_bound_index")
 def within_bound_index(site: CallSite, index: TractOperand, extent: TractOperand) -> Any:
-    """Return an index, clamped to 0 ... extent. A negative index counts from the end."""
+    """Clamp an index to the range from 0 to `extent`. A negative index counts from the end."""
     from_end = apply(site, "add", x=index, y=extent)
     is_negative = apply(site, "lt", x=index, y=0)
     first = apply(site, "select", condition=is_negative, true_value=from_end, false_value=index)

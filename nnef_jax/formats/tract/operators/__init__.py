@@ -1,7 +1,8 @@
-"""The meanings of the dialect's operations: functions, a file a family, and the table in `rows`.
+"""The meanings of the dialect's operations, with a module for each family of operations.
 
-A function takes the site and the first operands, named as in the kind. An operation without a
-meaning is the kind of its name.
+The module `rows` has a table of meanings that are a single operation. All other meanings are
+functions. A function takes the site and the first operands, whose names are those of the kind's
+parameters. An operation without a meaning is the kind of the same name.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Meanings of operations of several steps: attention, recurrence, indices, resampling."""
+"""Meanings that take several operations: attention, recurrence, indices and resampling."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from nnef_jax.formats.tract.operators.registry import operator
 
 @operator("tract_core_pow_const")
 def power(site: CallSite, x: TractOperand, *, exponent: float = number("exponent")) -> TractOperand:
-    """Compute x^exponent, with the exponent in the dtype of x."""
+    """Compute x^exponent. The exponent is converted to the dtype of x."""
     return site.last.pow(x, jnp.dtype(site.dtype_of(x)).type(exponent))
 
 
@@ -36,7 +36,7 @@ def power(site: CallSite, x: TractOperand, *, exponent: float = number("exponent
 def rms_norm(
     site: CallSite, input: TractOperand, epsilon: TractOperand, *, axis: int = axis("axis")
 ) -> TractOperand:
-    """Normalise with the scale 1."""
+    """Normalise by the root of the mean square, with the scale 1."""
     one = jnp.dtype(site.dtype_of(input)).type(1)
     return site.last.rms_norm(input, one, epsilon, axis=axis, dtype="")
 
@@ -53,7 +53,7 @@ def attention(
     is_causal: bool = flag("is_causal"),
     wide: str = text("acc_datum_type"),
 ) -> TractOperand:
-    """Attend in `acc_datum_type`. The result has the dtype of the operands."""
+    """Compute attention in the dtype `acc_datum_type`. The result has the dtype of the operands."""
     dtype = site.dtype_of(query)
     attributes = {"scale": scale, "is_causal": is_causal}
     if wide in ("", dtype):
@@ -79,7 +79,8 @@ def masked_softmax(
     Raises InvalidOperation if `post_softmax_mask` is set for a mask that is added.
     """
     dtype = site.dtype_of(mask)
-    if acts_again and dtype != "bool":  # a second mask of truth values changes nothing
+    # If the mask has truth values, applying it again changes nothing.
+    if acts_again and dtype != "bool":
         message = f"'post_softmax_mask' takes a mask of logical values, this one holds {dtype}"
         raise InvalidOperation(message)
     return site.last.masked_softmax(input, mask)
@@ -99,7 +100,10 @@ def experts(
     limit: float = number("act_limit"),
     layout: str = text("expert_layout"),
 ) -> TractOperand:
-    """Add a mixture of experts. Weights of the layout `linear` are transposed to `canonical`."""
+    """Add a mixture of experts.
+
+    Weights in the layout `linear` are transposed to the layout `canonical`.
+    """
     require.one_of("expert_layout", layout, ("canonical", "linear"))
     if site.rank(router) == 3:
         router = site.step_on("router").squeeze(router, axes=(0,))
@@ -116,7 +120,7 @@ def experts(
 
 
 def _require_hidden(site: CallSite, name: str, x: TractOperand, items: int) -> None:
-    """Raise InvalidShape unless an operand has `items` items along its last axis."""
+    """Raise InvalidShape unless the last axis of an operand has `items` items."""
     shape = site.shape(x)
     if not shape or differ(shape[-1], items):
         message = f"'{name}' {show(shape)} must have 'hidden' {items} items along its last axis"
@@ -127,7 +131,7 @@ def _require_hidden(site: CallSite, name: str, x: TractOperand, items: int) -> N
 def lstm_pointwise(
     site: CallSite, gates: TractOperand, cell: TractOperand, *, hidden: int = integer("hidden")
 ) -> Any:
-    """Compute the pointwise end of an LSTM step from the gates and the cell state."""
+    """Compute the pointwise operations that end an LSTM step, from the gates and the cell state."""
     _require_hidden(site, "cell", cell, hidden)
     return site.last.lstm_pointwise(gates, cell)
 
@@ -141,7 +145,7 @@ def gru_pointwise(
     *,
     hidden: int = integer("hidden"),
 ) -> Any:
-    """Compute the pointwise end of a GRU step from the gates and the state."""
+    """Compute the pointwise operations that end a GRU step, from the gates and the state."""
     _require_hidden(site, "state", state, hidden)
     return site.last.gru_pointwise(input_gates, state_gates, state)
 
@@ -161,7 +165,7 @@ def gru_sequence(
     projected: bool = flag("projected"),
     emit_states: bool = flag("emit_y"),
 ) -> Any:
-    """Run a GRU over a sequence from its start, or from its end if `chunk` is -1."""
+    """Run a GRU over a sequence from its start. If `chunk` is -1, run it from the end."""
     _require_hidden(site, "recurrent_weight", recurrent_weight, hidden)
     if chunk not in (1, -1):
         message = f"'chunk' must be 1, or -1 for the sequence from its end, it is {chunk}"
@@ -188,7 +192,7 @@ def gather(
     axis: int = axis("axis"),
     dtype: str = text("datum_type"),
 ) -> TractOperand:
-    """Gather items, and cast them to `datum_type` if it is given."""
+    """Gather items. If `datum_type` is given, cast them to it."""
     if dtype in ("", site.dtype_of(input)):
         return site.last.gather(input, indices, axis=axis)
     return site.last.cast(site.step.gather(input, indices, axis=axis), dtype=dtype)
@@ -218,7 +222,7 @@ def tree_ensemble(
     classes: int = integer("n_classes"),
     aggregate: str = text("aggregate_fn"),
 ) -> TractOperand:
-    """Evaluate the trees. Raises InvalidShape if the input has too few features for them."""
+    """Evaluate an ensemble of trees. Raises InvalidShape if the input has too few features."""
     shape = site.shape(input)
     if shape and shape[-1] <= last:
         raise InvalidShape(
@@ -237,17 +241,20 @@ def resize(
     scales: Sequence[float] = numbers("scales"),
     sizes: Sequence[int] = integers("sizes"),
 ) -> TractOperand:
-    """Resize by scales or to sizes. With `align_corners` scales are replaced by sizes."""
+    """Resize by scales or to sizes.
+
+    With `align_corners`, sizes that follow from the scales are used.
+    """
     modes = tuple(name for name in resampling.COORDINATES if name != resampling.CROP)
     require.one_of("coord_transformer", coordinate_transformation_mode, modes)
     coordinates = coordinate_transformation_mode
     shape = site.shape(input)
     is_aligned = coordinates == "align_corners" and len(scales) == len(shape) and is_known(shape)
     if is_aligned and not sizes and all(0 < scale < math.inf for scale in scales):
-        # tract aligns the last items even if extent * scale is no integer.
+        # Tract aligns the last items even if extent * scale is not an integer.
         sizes = tuple(map(int, map(resampling.length, shape, scales)))
         scales = ()
-    if coordinates == "pytorch_half_pixel":  # tract has no exception for a single item
+    if coordinates == "pytorch_half_pixel":  # tract has no exception for an axis with a single item
         coordinates = "half_pixel"
     return site.last.resize(
         input, False, scales=scales, sizes=sizes, mode=mode,

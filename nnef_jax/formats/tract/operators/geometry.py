@@ -1,4 +1,7 @@
-"""Slices and padding of the dialect: bounds are clamped, and negative padding cuts items off."""
+"""Meanings of slices and padding.
+
+Bounds of slices are clamped, and negative padding cuts items off.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +16,15 @@ from nnef_jax.flattening.operators.attributes import integer, integers, text
 from nnef_jax.formats.tract.call_site import CallSite, TractOperand
 from nnef_jax.formats.tract.operators.registry import AXES, argument, operator
 
-_LOWEST = -(1 << 62)  # below every index
+_LOWEST = -(1 << 62)  # an index below every index of an axis
 
 
 def new_axes(site: CallSite) -> list[int]:
-    """Return the new axes in ascending order. A repeated axis stands for the next one."""
+    """Return the new axes in ascending order. A repeated axis stands for the next free axis."""
     axes = site.ints("axes")
     rank = site.rank() + len(axes)
     distinct: list[int] = []
-    least = 0  # the next axis that is free
+    least = 0  # the lowest axis that is still free
     for axis in sorted(normal_axis(axis, rank) for axis in axes):
         distinct.append(max(axis, least))
         least = distinct[-1] + 1
@@ -46,7 +49,10 @@ def sliced(
     end: Sequence[int] = integers("end"),
     stride: Sequence[int] = integers("stride"),
 ) -> TractOperand:
-    """Slice with clamped bounds. A negative stride takes the items between the bounds backwards."""
+    """Slice with clamped bounds.
+
+    If a stride is negative, the items between the bounds are taken backwards.
+    """
     for name, items in (("begin", begin), ("end", end), ("stride", stride)):
         if items or name != "stride":
             require.length(name, items, len(axes), "axes")
@@ -61,7 +67,7 @@ def sliced(
 
 
 def _bounds(shape: Shape, axis: int, begin: int, end: int, step: int) -> tuple[int, int]:
-    """Return the bounds of the kind `slice`, whose first bound is the first item that is taken."""
+    """Return the bounds as the kind `slice` takes them: from the first item that is taken."""
     extent = shape[axis]
     if extent is UNKNOWN or not is_plain((begin, end, step)):
         if not is_plain([step]) or step > 0:
@@ -94,7 +100,7 @@ def downsample(
     stride: int = integer("stride"),
     modulo: int = integer("modulo"),
 ) -> TractOperand:
-    """Take every `stride`-th item along an axis, from index `modulo` on."""
+    """Take every `stride`-th item along an axis, beginning with the index `modulo`."""
     require.not_negative(modulo=modulo)
     if stride == 0:
         raise InvalidOperation("'stride' must not be 0")
@@ -110,7 +116,7 @@ def pad(
     padding: Sequence[tuple[int, int]] = argument("padding"),
     border: str = text("border"),
 ) -> TractOperand:
-    """Pad an input. Negative padding cuts items off first, as in ONNX."""
+    """Pad an input. Negative padding cuts items off before the rest is padded, as in ONNX."""
     shape = site.shape(input)
     require.length("padding", padding, len(shape), "axes of 'input'")
     axes: list[int] = []
@@ -125,7 +131,7 @@ def pad(
             message = "cuts off more items than 'input'"
             raise InvalidShape(f"'padding' {list(padding)} {message} {show(shape)} has")
         axes.append(axis)
-        if extent == cut_before + cut_after:  # the slice is empty, at the end
+        if extent == cut_before + cut_after:  # the slice is empty; it lies at the end of the axis
             begin.append(extent)
             end.append(extent)
         else:
@@ -139,5 +145,5 @@ def pad(
 
 
 def _cut_items(padding: int) -> int:
-    """Return the number of items that negative padding cuts off, 0 for other padding."""
+    """Return the number of items that negative padding cuts off. It is 0 for other padding."""
     return -padding if not is_symbolic(padding) and padding < 0 else 0

@@ -1,4 +1,4 @@
-"""Meanings of products: matrices of any ranks, Einstein sums, and their quantised forms."""
+"""Meanings of products: matrices of any rank, Einstein sums, and their quantised forms."""
 
 from __future__ import annotations
 
@@ -16,18 +16,21 @@ from nnef_jax.formats.tract.operators.registry import operator
 
 @operator("matmul")
 def matmul(site: CallSite, a: TractOperand, b: TractOperand) -> TractOperand:
-    """Multiply matrices, also of different ranks."""
+    """Multiply matrices. Their ranks may be different."""
     return site.last.matmul(*_of_one_rank(site, {"A": a, "B": b}))
 
 
 @operator("linear")
 def linear(site: CallSite, input: TractOperand, filter: TractOperand) -> TractOperand:
-    """Multiply by the rows of the filter."""
+    """Multiply the input by the rows of the filter."""
     return site.last.linear(*_of_one_rank(site, {"input": input, "filter": filter}))
 
 
 def _of_one_rank(site: CallSite, factors: dict[str, TractOperand]) -> list[TractOperand]:
-    """Return two operands of one rank: a vector becomes a column, then leading axes are added."""
+    """Bring two operands to the same rank.
+
+    A vector becomes a column, then axes are added in front.
+    """
     shapes = {name: site.shape(x) for name, x in factors.items()}
     rank = max(map(len, shapes.values()))
     for name, shape in shapes.items():
@@ -48,7 +51,10 @@ def einsum(
     accumulator: str = text("acc"),
     dtype: str = text("output"),
 ) -> TractOperand:
-    """Sum in the dtype `acc`. The result has the dtype `output`, or `acc` without it."""
+    """Compute an Einstein sum in the dtype `acc`.
+
+    The result has the dtype `output`, or `acc` if `output` is not given.
+    """
     return site.last.einsum(inputs, accumulator=accumulator, dtype=dtype or accumulator)
 
 
@@ -56,7 +62,7 @@ def einsum(
 def legacy_matmul(
     site: CallSite, a: TractOperand, b: TractOperand, *, axes: Sequence[int] = integers("axes")
 ) -> TractOperand:
-    """Multiply matrices along the axes that `axes` names, as an Einstein sum."""
+    """Multiply matrices whose axes are named by `axes`, as an Einstein sum."""
     term_a, term_b, term_c = _terms(site, axes)
     expr = f"{term_a},{term_b}->{term_c}"
     dtype = site.dtype_of(a)
@@ -78,7 +84,7 @@ def quantized_einsum(
     accumulator: str = text("acc"),
     dtype: str = text("output"),
 ) -> TractOperand:
-    """Compute a quantised Einstein sum of a list of two inputs."""
+    """Compute a quantised Einstein sum of two inputs, which are a list."""
     if len(inputs) != 2:
         raise InvalidOperation(f"there must be two inputs, there are {len(inputs)}")
     return site.last.quantized_einsum(
@@ -105,8 +111,8 @@ def quantized_matmul(
 ) -> TractOperand:
     """Multiply quantised matrices.
 
-    The bias, and the zero point and scale of A, are one number or one for each row. Zero point and
-    scale of B are one number or one for each column.
+    The bias has one number or one for each row. The same holds for the zero point and the scale of
+    A. The zero point and the scale of B have one number or one for each column.
     """
     term_a, term_b, term_c = _terms(site, axes)
     return site.last.quantized_einsum(
@@ -116,10 +122,11 @@ def quantized_matmul(
 
 
 def _terms(site: CallSite, axes: Sequence[int]) -> tuple[str, str, str]:
-    """Return the terms of two operands and the result for the `axes` [a_m,a_k,b_k,b_n,c_m,c_n].
+    """Return the terms of A, B and the result C in an Einstein sum.
 
-    A term has the letters m, k and n, and capitals for the batch axes in order. Without `axes` the
-    matrices are in the last two axes.
+    `axes` are [a_m, a_k, b_k, b_n, c_m, c_n], where a_m is the axis of A with the letter m. A term
+    has the letters m, k and n, and capital letters for the batch axes in order. If `axes` is empty,
+    the matrices lie in the last two axes.
     """
     shape_a = site.shape(0)
     shape_b = site.shape(1)

@@ -1,4 +1,4 @@
-"""The registries of the dialect: of operators on tensors, and of intrinsics."""
+"""The registries of the dialect. One has operators on tensors, the other has intrinsics."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 from nnef_jax.flattening.operators.attributes import attribute
 from nnef_jax.flattening.operators.registry import Operators, Registration
 
-# Operators on tensors. Operands are converted to the types of the declaration. If the last
+# The registry of operators on tensors. Operands are converted to the declared types. If the last
 # operation of a meaning lacks an argument, it takes the call's argument of the same name.
 OPERATORS = Operators()
 operator: Registration = OPERATORS.operator
 
-# Intrinsics. Unlike the operands of operators, the arguments are not converted.
+# The registry of intrinsics. The arguments of an intrinsic are not converted.
 INTRINSICS = Operators()
 intrinsic: Registration = INTRINSICS.operator
 
@@ -20,10 +20,10 @@ AXES: Any = attribute("axes", "axes_of")  # axes of input 0; negative axes count
 
 
 def argument(name: str) -> Any:
-    """Return an attribute that is read without conversion."""
+    """Declare an attribute that is read without conversion."""
     return attribute(name, "argument")
 
 
 def fixed(name: str) -> Any:
-    """Return an attribute that is an integer, neither open nor symbolic."""
+    """Declare an attribute that is an integer, and is neither open nor symbolic."""
     return attribute(name, "integer")

@@ -1,4 +1,4 @@
-"""The table of operations of the dialect that are one operation of the graph each."""
+"""Meanings of operations of the dialect that become a single operation of the graph."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from nnef_jax.formats.tract.operators.geometry import channels, new_axes
 from nnef_jax.formats.tract.operators.registry import AXES, OPERATORS
 from nnef_jax.formats.tract.operators.windows import WINDOW, channel_plane, factors
 
-# Kinds by registry. The operation's name is the registry and the kind.
+# Kinds by registry. The name of the operation consists of the registry and the kind.
 _PREFIXED = {
     "tract_core": (
         "is_nan", "silu", "erf", "hard_swish", "clamped_swiglu", "broadcast", "gather_elements",
@@ -42,10 +42,10 @@ _ON_AXES = {
     "tract_core_softmax": "softmax", "tract_core_log_softmax": "log_softmax",
 }  # fmt: skip
 
-# These arguments have no effect. `end`, `datum_type` and `count_symbol` follow from other
-# arguments. `exp` names an approximation of the exponential function, which is exact here. Scales
-# have at least 32 bits, whatever `scale_dt` is. `stateless` and `reset_every_turn` concern states
-# that tract keeps from call to call; here a state starts from its operand.
+# Some arguments have no effect. `end`, `datum_type` and `count_symbol` follow from other arguments.
+# `exp` names an approximation of the exponential function, which is computed exactly here. Scales
+# have at least 32 bits, whatever `scale_dt` is. `stateless` and `reset_every_turn` say how tract
+# keeps states from call to call, but here a state starts from its operand.
 _ROWS: Mapping[str, Meaning] = {
     **{f"{registry}_{x}": operation(x) for registry, kinds in _PREFIXED.items() for x in kinds},
     **{name: operation(kind) for name, kind in _RENAMED.items()},

@@ -1,6 +1,7 @@
-"""Pooling and convolutions of the dialect.
+"""Meanings of pooling and convolutions.
 
-Maxima ignore the border. A bias may lie along any axis. `deconv` has the filter layout of `conv`.
+Maxima ignore the border. A bias may lie along any axis. The filter of `deconv` has the same layout
+as that of `conv`.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from nnef_jax.formats.tract.operators.registry import operator
 
 
 def _border(site: CallSite) -> str:
-    """Return "ignore", which is the meaning of both borders in tract."""
+    """Return "ignore". Both values of the argument `border` have this meaning in tract."""
     site.word("border", "constant", "ignore")
     return "ignore"
 
 
 def _of_each_axis(name: str) -> Callable[[CallSite], Sequence[Any]]:
-    """Return a function that reads a list with an item for each axis of the input."""
+    """Make a function that reads a list with an item for each axis of the input."""
 
     def read(site: CallSite) -> Sequence[Any]:
         items = site.argument(name)
@@ -41,7 +42,10 @@ WINDOW: Mapping[str, Callable[[CallSite], Any]] = {
 
 
 def channel_plane(site: CallSite) -> int:
-    """Return the first axis over which indices count: 2, or the window's first axis if lower."""
+    """Return the first of the axes over which indices count.
+
+    It is axis 2, or the first axis of the window if that is lower.
+    """
     size = site.ints("size")
     strides = site.ints("stride") or (1,) * len(size)
     window = [axis for axis, n in enumerate(size) if (n, strides[axis]) != (1, 1)]
@@ -49,7 +53,7 @@ def channel_plane(site: CallSite) -> int:
 
 
 def factors(site: CallSite) -> list[int]:
-    """Return the factors of the spatial axes, 1 for those that `factor` leaves out."""
+    """Return the factors of all spatial axes. Axes that `factor` leaves out have the factor 1."""
     factor = site.ints("factor")
     missing_axes = site.rank() - 2 - len(factor)
     return [1] * missing_axes + [*factor]
@@ -64,7 +68,7 @@ def conv(
     *,
     groups: int = integer("groups"),
 ) -> TractOperand:
-    """Convolve, with the bias moved to axis 1, and the padding of spatial axes only."""
+    """Convolve. The bias is moved to axis 1, and only the padding of spatial axes is used."""
     groups, padding = _checked(site, groups)
     return site.last.conv(input, filter, _bias(site), groups=groups, padding=padding)
 
@@ -79,7 +83,11 @@ def deconv(
     groups: int = integer("groups"),
     output_shape: Sequence[int] = integers("output_shape"),
 ) -> TractOperand:
-    """Add a transposed convolution. The filter [O,I/G,f...] becomes [I,O/G,f...]."""
+    """Add a transposed convolution.
+
+    The filter is converted from (outputs, inputs / groups, *spatial) to the shape (inputs, outputs
+    / groups, *spatial).
+    """
     groups, padding = _checked(site, groups)
     bias = _bias(site)
     rank = site.rank()
@@ -122,7 +130,10 @@ def quantized_conv(
     groups: int = integer("groups"),
     dtype: str = text("output_dt"),
 ) -> TractOperand:
-    """Convolve quantised tensors. tract declares the parameter `group`, but writes `groups`."""
+    """Convolve quantised tensors.
+
+    tract declares the parameter `group`, but its writer writes `groups`.
+    """
     if groups == 1:
         groups = group
     groups, padding = _checked(site, groups)
@@ -134,7 +145,10 @@ def quantized_conv(
 
 
 def _checked(site: CallSite, groups: int) -> tuple[int, Sequence[tuple[int, int]]]:
-    """Return the number of groups and the padding of spatial axes. Raises InvalidShape."""
+    """Check the operands; return the number of groups and the padding of spatial axes.
+
+    Raises InvalidShape.
+    """
     input = site.shape(0)
     filter = site.shape(1)
     rank = len(input)
@@ -179,7 +193,10 @@ def _checked(site: CallSite, groups: int) -> tuple[int, Sequence[tuple[int, int]
 
 
 def _bias(site: CallSite) -> TractOperand:
-    """Return the bias along axis 1. Raises InvalidShape unless it has 1 or all channels' items."""
+    """Return the bias with its items along axis 1.
+
+    Raises InvalidShape unless the bias has one item, or one for each output channel.
+    """
     bias = site.operand(2)
     shape = site.shape(2)
     channels = site.shape(1)[0]
