@@ -1,7 +1,7 @@
-"""NNEF 1.0, final and provisional, by Khronos: its parser, checks, evaluation and flattening.
+"""NNEF 1.0 by Khronos, final and provisional: its parser, checks, evaluation and flattening.
 
-An operation of a document is the kind of the same name. A fragment of the document's own keeps its
-body, even if a kind has its name.
+An operation of a document is the kind of the same name. A fragment that the document defines keeps
+its body, even if a kind has the same name.
 
 Where are the rules checked that need no shapes? `semantics`
 Where are expressions evaluated? `evaluator`, `values`
@@ -24,7 +24,7 @@ def recognises(archive: Archive) -> bool:
 
 
 def read(archive: Archive, options: Options) -> Frontend:
-    """Return the checked document of an archive, with its graph.quant. Raises NnefError."""
+    """Read the document of an archive, with its graph.quant, and check it. Raises NnefError."""
     from nnef_jax.formats.nnef.frontend import StandardFrontend
 
     return StandardFrontend(archive, options)

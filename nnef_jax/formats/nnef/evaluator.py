@@ -1,7 +1,8 @@
 """Evaluates the expressions of a document (spec 3.3.3).
 
-Evaluation is not recursive: generators walk over the syntax tree, and a loop (`Evaluator._run`)
-drives them. So `Limits` bounds the depth of fragment calls, not the interpreter's stack.
+The evaluation is not recursive. Generators walk over the syntax tree, and a loop (`Evaluator._run`)
+drives them. Therefore the depth of fragment calls is bounded by `Limits`, and not by the stack of
+the interpreter.
 """
 
 from __future__ import annotations
@@ -23,15 +24,17 @@ from nnef_jax.formats.syntax.emitter import CallPlace, Emitter, Frame, Poisoned
 from nnef_jax.formats.syntax.types import Tensor, Type
 from nnef_jax.limits import EVALUATION, RESULT
 
-ITEMS_PER_STEP = 16  # items of arrays, letters of texts
-_POSITIVE = {"constant": "shape", "tile": "repeats"}  # attributes in which only kinds allow 0
+# The number of items of an array, or of letters of a string, that count as one step.
+ITEMS_PER_STEP = 16
+# Attributes that only kinds, and not documents, allow to have the item 0.
+_POSITIVE = {"constant": "shape", "tile": "repeats"}
 
 
 Step = Generator["Step", Any, Any]
 
 
 class Evaluator(Emitter, ABC):
-    """An evaluator of expressions. A subclass defines the invocation of operations."""
+    """Evaluates expressions. A subclass defines how operations are invoked."""
 
     def __init__(self, document: s.Document, options: Options) -> None:
         super().__init__(options)
@@ -39,15 +42,18 @@ class Evaluator(Emitter, ABC):
 
     @abstractmethod
     def _invoke(self, node: s.Invocation, frame: Frame, names: Sequence[str]) -> Any:
-        """Return the result of an operation, or a generator that returns it."""
+        """Invoke an operation; return its result, or a generator that returns the result.
+
+        A generator is returned if the evaluation is not finished. `_run` drives it to its end.
+        """
 
     def _emit(
         self, kind: str, operands: ByName, attributes: ByName, place: CallPlace, *, least: int = 1
     ) -> tuple[Any, ...]:
         """Add an operation to the graph and return its results.
 
-        `least` is the least number in the attributes `_POSITIVE`. Raises ExtentNeeded for an
-        unknown extent among the operands.
+        `least` is the smallest number that is allowed in the attributes `_POSITIVE`. Raises
+        ExtentNeeded if an extent among the operands is unknown.
         """
         self.spend(RESULT * result_count(kind, operands, attributes), place.node, place.frame)
         v.require_known(operands.values(), self.meter)
@@ -63,7 +69,7 @@ class Evaluator(Emitter, ABC):
     # The loop that drives evaluation
 
     def _run(self, step: object) -> Any:
-        """Run a generator and the generators that it yields to the end. Return the value.
+        """Run a generator, and all generators that it yields, to the end. Return its value.
 
         Any other object is returned unchanged.
         """
@@ -83,9 +89,10 @@ class Evaluator(Emitter, ABC):
     # Expressions
 
     def _evaluate(self, node: s.Expression, frame: Frame, names: Sequence[str] = ()) -> Any:
-        """Return the value of an expression, or a generator that returns the value.
+        """Evaluate an expression; return its value, or a generator that returns the value.
 
-        `names` are for the tensors that the expression adds.
+        A generator is returned if the evaluation is not finished. `names` are the names of the
+        tensors that are added for the expression.
         """
         self.meter.steps += 1
         if self.meter.steps > self.limits.steps:
@@ -117,7 +124,11 @@ class Evaluator(Emitter, ABC):
                 return self._compound(node, frame, names)
 
     def _all(self, items: Sequence[s.Expression], frame: Frame) -> Any:
-        """Return the list of the values of expressions, or a generator that returns the list."""
+        """Evaluate expressions.
+
+        Return the list of their values, or a generator that returns the list. A generator is
+        returned as soon as an expression has one.
+        """
         values: list[Any] = []
         pending = iter(items)
         names = frame.values
@@ -125,7 +136,7 @@ class Evaluator(Emitter, ABC):
         if items and self.meter.steps > self.limits.steps:
             self.spend(0, items[0], frame)
         for item in pending:
-            if isinstance(item, s.Literal):  # Most items are literals or names.
+            if isinstance(item, s.Literal):  # most items are literals or names
                 values.append(item.value)
             elif isinstance(item, s.Identifier) and isinstance(names[item.name], Value):
                 values.append(names[item.name])
@@ -139,7 +150,10 @@ class Evaluator(Emitter, ABC):
     def _remaining(
         self, step: Step, values: list[Any], pending: Iterator[s.Expression], frame: Frame
     ) -> Step:
-        """Append the values of a step and of the pending expressions, and return the list."""
+        """Evaluate the pending expressions, append their values, and return the list of all values.
+
+        `step` is the generator of the first value.
+        """
         values.append((yield step))
         for item in pending:
             values.append((yield self._evaluate(item, frame)))
@@ -177,7 +191,10 @@ class Evaluator(Emitter, ABC):
                 raise TypeError(f"not an expression: {node!r}")
 
     def _declared(self, node: s.SyntaxNode, frame: Frame, value: object, type: Type) -> Any:
-        """Return the value of an argument in the type of its parameter."""
+        """Convert the value of an argument to the type of its parameter.
+
+        Only provisional documents need such conversions.
+        """
         if not self.document.provisional:
             return value
         return self._value(node, frame, lambda: v.as_declared(value, type, self.meter))
@@ -185,7 +202,10 @@ class Evaluator(Emitter, ABC):
     def _value(
         self, node: s.SyntaxNode, frame: Frame, compute: Callable[[], Any], *read: Any
     ) -> Any:
-        """Return a computed value. Count steps for its length and the length of operands `read`."""
+        """Compute a value, and report the errors of the computation at a node.
+
+        Steps are counted for the length of the value, and for the length of the operands in `read`.
+        """
         try:
             value = compute()
         except v.InvalidValue as error:
@@ -201,7 +221,8 @@ class Evaluator(Emitter, ABC):
     def _binary(self, node: s.Binary, frame: Frame, names: Sequence[str]) -> Step:
         operator = node.operator
         a = yield self._evaluate(node.left, frame)
-        # && and || evaluate their right side only if the left side does not decide.
+        # && and || evaluate their right operand only if the left operand does not decide the
+        # result.
         decides = (operator == "&&" and a is False) or (operator == "||" and a is True)
         if decides:
             return a

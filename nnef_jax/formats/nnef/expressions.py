@@ -1,4 +1,4 @@
-"""Infers the types of expressions (spec 3.3.2, 3.3.3), and reports invalid ones."""
+"""Infers the types of expressions (spec 3.3.2, 3.3.3), and reports invalid expressions."""
 
 from __future__ import annotations
 
@@ -20,18 +20,19 @@ _ARITHMETIC = frozenset("+-*/^")
 _ORDER = frozenset({"<", "<=", ">", ">="})
 _EQUALITY = frozenset({"==", "!="})
 _LOGIC = frozenset({"&&", "||"})
-_LARGEST_TUPLE = 1000  # items, with the items of inner tuples
+_LARGEST_TUPLE = 1000  # the largest number of items of a tuple, with the items of inner tuples
 _NUMBERS = {t.INTEGER, t.SCALAR}
 
 
-Calls = Mapping[str, Sequence[s.Invocation]]  # by operation
+Calls = Mapping[str, Sequence[s.Invocation]]  # invocations by the name of the operation
 
 
 @dataclass
 class ExpressionTypes:
-    """The types of the expressions in one body. Errors and invocations are added to lists.
+    """Infers the types of the expressions in one body. Errors and invocations are collected.
 
-    `fragment` is None in the graph's body. `types` has the types of names assigned so far.
+    `fragment` is None for the graph's body. `types` has the types of the names that are assigned so
+    far.
     """
 
     scope: Scope
@@ -46,16 +47,20 @@ class ExpressionTypes:
         self.calls: defaultdict[str, list[s.Invocation]] = defaultdict(list)
         self._loops: dict[str, t.Type] = {}
         self._undefined: set[str] = set()
-        # Result types of invocations without errors, by operation and types of arguments.
+        # Result types of invocations without errors. The keys consist of the operation and the
+        # types of its arguments.
         self._results: dict[object, t.Type] = {}
         self._tuples: dict[tuple[t.Type, ...], t.TupleOf] = {}
 
     def fits(self, actual: t.Type, formal: t.Type) -> bool:
-        """Tell whether a type fits, by `types.fits`. In provisional texts integers fit scalars."""
+        """Tell whether a type fits a declared type, as `types.fits` does.
+
+        In provisional documents, integers fit scalars.
+        """
         return t.fits(actual, formal, mixed=self.provisional)
 
     def shown(self, formal: t.Type) -> str:
-        """Return a declared type as messages show it."""
+        """Return a declared type in the form that messages show."""
         return str(formal)
 
     def _wrong(self, message: str, node: s.SyntaxNode, hint: str = "") -> t.Type:
@@ -65,7 +70,10 @@ class ExpressionTypes:
         return t.ANY
 
     def of(self, expression: s.Expression) -> t.Type:
-        """Return the type of an expression, `ANY` after reporting an error in it."""
+        """Return the type of an expression.
+
+        If it has an error, report the error and return `ANY`.
+        """
         match expression:
             case s.Literal(value=value):
                 return t.LITERALS[value.__class__]
@@ -121,20 +129,20 @@ class ExpressionTypes:
                 return self._builtin(function, self.of(argument), expression)
 
     def _counted(self, type: t.Type) -> t.Type:
-        """Return a type, and count steps: comparing large types takes time."""
+        """Return a type, and count the steps that it takes to compare a large type."""
         if isinstance(type, t.TupleOf | t.ArrayOf):
             self.scope.meter.spend(t.weight(type), "the text")
         return type
 
     def _not_defined(self, node: s.Identifier) -> t.Type:
-        """Report an undefined name, at its first use only."""
+        """Report an undefined name. Only its first use is reported."""
         if node.name not in self._undefined:
             self._undefined.add(node.name)
             self._wrong(f"'{node.name}' is not defined here", node, self.how_to_define(node.name))
         return t.ANY
 
     def how_to_define(self, name: str) -> str:
-        """Return a hint for an undefined name."""
+        """Return a hint that says how to define an undefined name."""
         if name in self._targets:
             return "it is assigned later: a name must be assigned before it is used"
         meter = self.scope.meter
@@ -146,7 +154,10 @@ class ExpressionTypes:
         return "assign it before this"
 
     def _common(self, a: t.Type, b: t.Type) -> t.Type | None:
-        """Return a common type, by `types.common`. A provisional integer may become a scalar."""
+        """Return the common type of two types, as `types.common` does.
+
+        In provisional documents, the common type of an integer and a scalar is a scalar.
+        """
         mixed = self.provisional and {a, b} == _NUMBERS
         return t.SCALAR if mixed else t.common(a, b)
 
@@ -156,7 +167,10 @@ class ExpressionTypes:
         return {i.name for a in self.body for i in s.identifiers(a.target)}
 
     def _expect(self, expression: s.Expression, expected: t.Type, title: str) -> None:
-        """Report an expression that is not of a type. `title` names it in the error."""
+        """Report an expression that does not have the expected type.
+
+        `title` names it in the error.
+        """
         actual = self.of(expression)
         if not t.fits(actual, expected) or isinstance(actual, t.Tensor):
             self._wrong(f"{title} must be of type {expected}, this is {actual}", expression)
@@ -164,7 +178,7 @@ class ExpressionTypes:
     def _array(self, items: Sequence[s.Expression]) -> t.Type:
         item: t.Type = t.ANY
         for position, expression in enumerate(items):
-            if isinstance(expression, s.Literal):  # the common case
+            if isinstance(expression, s.Literal):  # most items are literals
                 type = t.LITERALS[expression.value.__class__]
             else:
                 type = self.of(expression)
@@ -291,7 +305,7 @@ class ExpressionTypes:
     ) -> t.Type:
         """Return the type of an invocation.
 
-        `positions` and `types` are the positions and types of the arguments, by parameter.
+        `positions` and `types` have the positions and the types of the arguments, by parameter.
         """
         generic = self._generic(fragment, node, types)
         for parameter in fragment.parameters:
@@ -315,7 +329,7 @@ class ExpressionTypes:
         return results[0] if len(results) == 1 else t.TupleOf(results)
 
     def how_to_write(self, formal: t.Type, actual: t.Type) -> str:
-        """Return a hint how to write an argument of the formal type, '' for no hint."""
+        """Return a hint how to write an argument of the formal type, or '' for no hint."""
         match formal, actual:
             case _, t.Primitive("integer") if t.fits(t.SCALAR, formal):
                 return "write the number with a point, as in 2.0"
@@ -329,7 +343,11 @@ class ExpressionTypes:
     def _generic(
         self, fragment: s.Fragment, node: s.Invocation, types: Mapping[str, t.Type]
     ) -> str | None:
-        """Return the type of `?`: the generic argument, else deduced, else the default."""
+        """Return the type that `?` stands for in an invocation.
+
+        It is the generic argument. Without one, it is deduced from the arguments, and if that
+        fails, it is the declared default.
+        """
         if node.generic is not None:
             if not fragment.generic:
                 self._wrong(f"'{fragment.name}' is not generic, it takes no <{node.generic}>", node)
@@ -357,14 +375,14 @@ class ExpressionTypes:
 
 
 def _item(type: t.Type) -> t.Type | None:
-    """Return the type of the items of an array or string, None for other types."""
+    """Return the type of the items of an array or string, or None for other types."""
     if isinstance(type, t.ArrayOf):
         return type.item
     return type if type in (t.STRING, t.ANY) else None
 
 
 def _unary(operator: str, type: t.Type) -> t.Type | None:
-    """Return the type of a unary operation, None if the operator does not take the operand."""
+    """Return the type of a unary operation, or None if the operator does not take the operand."""
     tensor_item = "logical" if operator == "!" else "scalar"
     primitives = ("logical",) if operator == "!" else ("scalar", "integer")
     match type:
@@ -377,7 +395,10 @@ def _unary(operator: str, type: t.Type) -> t.Type | None:
 
 
 def _binary(operator: str, left: t.Type, right: t.Type) -> t.Type | None:
-    """Return the type of an operation without tensors, None if it does not take the operands."""
+    """Return the type of a binary operation without tensors.
+
+    It is None if the operator does not take the operands.
+    """
     match operator, left, right:
         case "+", t.ArrayOf(), t.ArrayOf():
             return t.common(left, right)

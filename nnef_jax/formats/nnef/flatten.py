@@ -1,4 +1,4 @@
-"""Flattens a checked document: evaluates its body, and expands fragments (spec 6)."""
+"""Flattens a checked document: evaluates the graph's body and expands fragments (spec 6)."""
 
 from __future__ import annotations
 
@@ -35,29 +35,29 @@ from nnef_jax.formats.syntax.quantizer import Quantizer
 from nnef_jax.formats.syntax.standard import GENERIC_RESULT, INTRODUCING, standard
 from nnef_jax.limits import CALL, CALLS_PER_STEP, ERROR, EVALUATION, within_memory
 
-_LONGEST_PREFIX = 200  # characters
+_LONGEST_PREFIX = 200  # the largest number of characters of a prefix
 
 
 def flatten(
     scope: Scope, calls: Calls, options: Options, quantizers: Mapping[str, Quantizer]
 ) -> Graph:
-    """Return the flat graph of a checked document.
+    """Flatten a checked document into a graph.
 
-    `calls` are the invocations that `semantics.check` returned. `quantizers` are by name of a
-    tensor, which they round after it is computed.
+    `calls` are the invocations that `semantics.check` returned. `quantizers` maps names of tensors
+    to the quantisers that round these tensors after they are computed.
 
-    Raises SemanticError, ShapeError, UnsupportedError or LimitError, for independent errors
-    together. Raises ExtentNeeded if the graph depends on an open extent.
+    Raises SemanticError, ShapeError, UnsupportedError or LimitError. Errors that do not depend on
+    each other are raised together. Raises ExtentNeeded if the graph depends on an open extent.
     """
     with within_memory("the flat graph"):
         return _Flattener(scope, options, quantizers).flatten(calls)
 
 
 def evaluate(expression: s.Expression, source: Source, scope: Scope, options: Options) -> Any:
-    """Return the value of a checked expression outside of bodies, such as one in graph.quant.
+    """Evaluate a checked expression that is outside of bodies, such as one in graph.quant.
 
-    Raises SemanticError for an expression without a value or with an invocation, ExtentNeeded for
-    an expression that reads a name, LimitError.
+    Raises SemanticError for an expression that has no value or that invokes an operation,
+    ExtentNeeded for an expression that reads a name, and LimitError.
     """
     flattener = _Flattener(scope, options, {})
     frame = Frame(None, source, {})
@@ -80,8 +80,8 @@ class _Flattener(Evaluator):
         self.errors: list[NnefError] = []
         self.variables: set[Value] = set()
         self.unquantized: dict[Value, Value] = {}
-        self.bodies: Set[str] = set()  # names of the fragments that enclose this graph
-        self._atomic: dict[int, bool] = {}  # results of `_is_atomic` by id of the fragment
+        self.bodies: Set[str] = set()  # the names of the fragments that enclose this graph
+        self._atomic: dict[int, bool] = {}  # the results of `_is_atomic` by the id of the fragment
 
     def run(self, expression: s.Expression, frame: Frame, names: Sequence[str] = ()) -> Any:
         value = self._evaluate(expression, frame, names)
@@ -122,14 +122,15 @@ class _Flattener(Evaluator):
         return self.builder.graph(graph.name, outputs, names, self.options.unfixed(inputs))
 
     def _entry_calls(self) -> list[tuple[Calls, Source]]:
-        """Return the invocations in the entries of graph.quant, and their sources."""
+        """Return the invocations in each entry of graph.quant, with the entry's source."""
         quantizers = self.quantizers.values()
         return [(calls_of([quantizer.node]), quantizer.source) for quantizer in quantizers]
 
     def _refused(self, bodies: Sequence[tuple[Calls, Source]]) -> frozenset[str]:
         """Return the operations that an outline shows as unsupported.
 
-        If there are none, unsupported operations raise UnsupportedError.
+        If the network is not only shown, UnsupportedError is raised for unsupported operations
+        instead.
         """
         search = bodies, self.scope, self._has_rule, self._is_atomic
         if self.options.outline:
@@ -141,7 +142,10 @@ class _Flattener(Evaluator):
         return frozenset()
 
     def _named(self, name: str, item: Value | Scalar, node: s.SyntaxNode, frame: Frame) -> Value:
-        """Return a tensor for an item of the main graph. A second name of a tensor is an alias."""
+        """Return a tensor for an item that the main graph assigns to a name.
+
+        A second name of the same tensor becomes an alias.
+        """
         if not isinstance(item, Value):
             try:
                 item = self._constant(item, 1, CallPlace(node, frame, [name]))
@@ -152,13 +156,13 @@ class _Flattener(Evaluator):
         return item
 
     def _constant(self, value: Scalar, rank: int, place: CallPlace) -> Value:
-        """Return a number as a constant tensor of one item (spec 3.3.2)."""
+        """Add a constant tensor with a single item, which is a number (spec 3.3.2)."""
         dtype = self.builder.literal_type(value).dtype
         attributes = {"shape": [1] * rank, "value": [value], "dtype": dtype}
         return self.emit("constant", {}, attributes, place)[0]
 
     def _quantized(self, name: str, value: Value) -> Value:
-        """Return the value that readers of a name get: quantised by graph.quant (spec 7.1)."""
+        """Return the value that expressions read for a name; graph.quant may quantise it (7.1)."""
         quantizer = self.quantizers.get(name)
         if quantizer is None:
             return value
@@ -174,7 +178,7 @@ class _Flattener(Evaluator):
 
     def _invoke(self, node: s.Invocation, frame: Frame, names: Sequence[str]) -> Any:
         fragment = self.scope.lookup(node.operation, frame.fragment)
-        assert fragment is not None, node.operation  # `semantics.check` has looked it up
+        assert fragment is not None, node.operation  # `semantics.check` has looked the operation up
         form = self.scope.form(fragment, node)
         place = CallPlace(node, frame, names)
         values = self._all(form.expressions(node), frame)
@@ -183,7 +187,10 @@ class _Flattener(Evaluator):
         return self._apply(fragment, form, values, place)
 
     def _apply(self, fragment: s.Fragment, form: Form, values: list[Any], place: CallPlace) -> Any:
-        """Return the result of an operation, or a generator that returns it."""
+        """Apply an operation. Return its result, or a generator that returns the result.
+
+        The operation of a fragment with a body gives a generator.
+        """
         node, frame, _ = place
         if self.document.provisional:
             pairs = zip(values, fragment.parameters, strict=True)
@@ -211,7 +218,7 @@ class _Flattener(Evaluator):
     def _call(
         self, fragment: s.Fragment, arguments: dict[str, Any], generic: str | None, place: CallPlace
     ) -> Step:
-        """Evaluate the body of a fragment, and return its results."""
+        """Evaluate the body of a fragment, and return the results of the fragment."""
         node, frame, names = place
         calls = (*frame.calls, Call(fragment.name, s.span_in(frame.source, node)))
         if len(calls) > self.limits.call_depth:
@@ -222,7 +229,7 @@ class _Flattener(Evaluator):
         result_names = dict(zip([r.name for r in fragment.results], names, strict=False))
         call_name = names[0] if names else frame.prefix + fragment.name
         prefix = f"{call_name}_"
-        if len(prefix) > _LONGEST_PREFIX:  # prefixes of recursive calls would fill the memory
+        if len(prefix) > _LONGEST_PREFIX:  # the prefixes of recursive calls would fill the memory
             prefix = f"{fragment.name[:_LONGEST_PREFIX]}_"
         inner = Frame(fragment, fragment.source, arguments, prefix, calls, generic)
         assert fragment.body is not None
@@ -241,7 +248,7 @@ class _Flattener(Evaluator):
     # Custom operations of a network that was converted from another format
 
     def _custom_kind(self, fragment: s.Fragment) -> str:
-        """Return the kind of a custom operation, '' for any other operation."""
+        """Return the kind that a custom operation stands for, or '' for any other operation."""
         if fragment.source is not self.document.source or fragment.name in self.options.rules:
             return ""
         return kept_kind(fragment)
@@ -249,7 +256,7 @@ class _Flattener(Evaluator):
     def _emit_custom(
         self, kind: str, operands: ByName, attributes: ByName, place: CallPlace
     ) -> tuple[Any, ...]:
-        """Add an operation of the kind that a custom operation names."""
+        """Add an operation of the kind that a custom operation stands for."""
         try:
             attributes = dict(attributes)
             for name, x in attributes.items():
@@ -259,12 +266,15 @@ class _Flattener(Evaluator):
         except NnefError:
             raise
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-            # The document declares the operation, so the types of arguments are unchecked.
+            # The document declares the operation, so the types of its arguments were not checked.
             message = f"'{kind}' does not take its arguments: {error}"
             raise self.error(message, place.node, place.frame) from error
 
     def _of_one_dtype(self, operands: ByName) -> ByName:
-        """Return operands with integers in the dtype of the integer tensors, if they share one."""
+        """Convert integers among operands to the dtype of the integer tensors.
+
+        Integers are converted only if all integer tensors have the same dtype.
+        """
         tensors = [x.type.dtype for x in operands.values() if isinstance(x, Value)]
         dtypes = set(filter(is_integer, tensors))
         if len(dtypes) != 1 or self.builder.integer in dtypes:
@@ -274,7 +284,10 @@ class _Flattener(Evaluator):
         return {**operands, **integers}
 
     def _body(self, value: Sequence[Any], place: CallPlace) -> Graph:
-        """Return the graph for an argument: a fragment's name, and the types of its parameters."""
+        """Return the graph for an argument that stands for a graph.
+
+        The argument has the name of a fragment, followed by the types of the fragment's parameters.
+        """
         fragment = self.scope.lookup(value[0], None)
         types = types_of(value, self.options.real)
         if fragment is None or fragment.body is None or len(fragment.parameters) != len(types):
@@ -302,7 +315,7 @@ class _Flattener(Evaluator):
         try:
             dtype = dtype_of(generic, self.builder)
             if kind == "external":
-                # An extent of 0 is open in the text (spec 4.1.1), but an empty axis in a call.
+                # An extent of 0 is open in the document (spec 4.1.1), but an empty axis in a call.
                 declared = [extent or None for extent in arguments["shape"]]
                 if name in self.options.values:
                     array = self.options.value(name, declared, dtype)
@@ -334,7 +347,7 @@ class _Flattener(Evaluator):
     # What can be run
 
     def _is_atomic(self, fragment: s.Fragment) -> bool:
-        """Tell whether an operation becomes one operation of the graph: it is not expanded."""
+        """Tell whether an operation becomes a single operation of the graph and is not expanded."""
         is_atomic = self._atomic.get(id(fragment))
         if is_atomic is None:
             is_expanded = self.options.expand == "all" or not self._has_rule(fragment)
@@ -343,12 +356,12 @@ class _Flattener(Evaluator):
         return is_atomic
 
     def _has_rule(self, fragment: s.Fragment) -> bool:
-        """Tell whether an operation is a kind of the graph, or has a rule of the user's.
+        """Tell whether an operation is a kind of the graph or has a user's rule.
 
-        Kinds are operations of 1.0 final, and provisional primitives of the same name. A fragment
-        of the document that has the name of a kind is no kind. A user's rule applies to operations
-        of 1.0 final, to operations that only the provisional library has, and to fragments of the
-        document.
+        The kinds are the operations of 1.0 final, and the provisional primitives of the same names.
+        A fragment of the document is no kind, even if it has the name of a kind. A user's rule
+        applies to operations of 1.0 final, to operations that only the provisional library has, and
+        to fragments of the document.
         """
         if self._custom_kind(fragment):
             return True

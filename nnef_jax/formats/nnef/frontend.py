@@ -37,7 +37,8 @@ from nnef_jax.storage.writer import Member
 class StandardFrontend(TextFrontend):
     """A checked document with the entries of its graph.quant.
 
-    Entries round tensors only after the data are read, since an entry may describe stored codes.
+    The entries round tensors only after the data are read, since an entry may also describe stored
+    codes.
     """
 
     def __init__(self, archive: Archive, options: Options) -> None:
@@ -54,11 +55,11 @@ class StandardFrontend(TextFrontend):
         self._labels = frozenset[str]()  # labels of variables that have data
 
     def quantizers(self, source: Source) -> Mapping[str, Quantizer]:
-        """Return the entries of a graph.quant by tensor."""
+        """Read a graph.quant; return its entries by the name of the tensor."""
         return self.reader.entries(source)
 
     def declared_shapes(self, options: Options) -> Shapes:
-        """Return the shapes of the `external` operations, None for an open extent."""
+        """Return the shapes that the `external` operations declare. An open extent is None."""
         shapes: dict[str, Sequence[int | None]] = {}
         source = self.document.source
         for assignment in self.document.graph.body:
@@ -74,7 +75,7 @@ class StandardFrontend(TextFrontend):
         return shapes
 
     def flatten(self, options: Options) -> Graph:
-        """Return the flat graph for the shapes in `options.input_shapes`, else the document's."""
+        """Return the flat graph for `options.input_shapes`, or else the document's shapes."""
         graph = flatten(self.scope, self._calls, options, self._rounding)
         if self._rounding:
             message = "a quantisation algorithm must not have variables"
@@ -84,10 +85,11 @@ class StandardFrontend(TextFrontend):
         return graph
 
     def stored(self, graph: Graph) -> Stored:
-        """Return the data of the variables, and a front end that rounds by graph.quant.
+        """Return the data of the variables, and a front end that rounds as graph.quant says.
 
-        Quantised data become real numbers by the algorithm in the header of a provisional file, or
-        else by the variable's entry in graph.quant. Such an entry does not round the parameter.
+        Quantised data become real numbers. If a provisional file has an algorithm in its header,
+        this algorithm is used. Otherwise it is the variable's entry in graph.quant, and such an
+        entry does not round the parameter.
         """
         data: dict[str, NDArray[Any]] = {}
         rounding = dict(self._entries)
@@ -117,9 +119,10 @@ class StandardFrontend(TextFrontend):
     def _read(
         self, variable: Parameter | StateVariable, name: str, rounding: dict[str, Quantizer]
     ) -> NDArray[Any]:
-        """Return the data of a variable. `name` is its entry in graph.quant, '' without one.
+        """Return the data of a variable.
 
-        An entry that only decodes the data is removed from `rounding`.
+        `name` is the name of the variable's entry in graph.quant, or '' if it has none. An entry
+        that only decodes the data is removed from `rounding`.
         """
         meter = self.options.meter
         declared = variable.value.type
@@ -143,12 +146,13 @@ class StandardFrontend(TextFrontend):
                     "or another algorithm into graph.quant",
                 )
             array = dequantize(file, self._entries[name], member, meter)
-            if isinstance(variable, Parameter):  # later values of a state are rounded
+            # Later values of a state are rounded, so its entry remains.
+            if isinstance(variable, Parameter):
                 rounding.pop(name, None)
         return convert(array.reshape(declared.shape), jnp.dtype(declared.dtype), member, meter)
 
     def members(self, arrays: Arrays, quantization: str | None) -> Written:
-        """Return the archive of the document with new data, which do not change the graph."""
+        """Return the archive of the document with new data. The data do not change the graph."""
         return replace(super().members(arrays, quantization), reads_alike=True)
 
     def flat_text(self, graph: Graph, options: Options, cut: Cut) -> str:
@@ -175,8 +179,9 @@ class StandardFrontend(TextFrontend):
             members[member] = file
             if not file.quantization:
                 continue
-            # A header of 1.0 final cannot name the algorithm. It becomes an entry of graph.quant if
-            # the variable has an identifier. A run then rounds the parameter, without any change.
+            # A header of 1.0 final cannot name the algorithm. If the variable has an identifier,
+            # the algorithm becomes an entry of graph.quant. A run then rounds the parameter, which
+            # does not change it.
             quantizer = self.reader.header(file.quantization, member)
             name = names.get(variable.value)
             if isinstance(variable, Parameter) and name and name not in self._entries:
@@ -195,7 +200,11 @@ class StandardFrontend(TextFrontend):
 
 @dataclass(frozen=True)
 class _Conversion:
-    """A conversion to 1.0 final: document, graph without rounding, entries of graph.quant."""
+    """A conversion to 1.0 final.
+
+    `document` is the document, `graph` is its graph without rounding, and `entries` are the entries
+    of its graph.quant.
+    """
 
     document: s.Document
     graph: Graph
@@ -203,7 +212,7 @@ class _Conversion:
 
     @property
     def names(self) -> Mapping[Value, str]:
-        """Return the names of values in the unflattened document."""
+        """Return the names that values have in the document before it is flattened."""
         return {value: name for name, value in self.graph.values.items() if name in self._beside}
 
     def flat(self, meter: Meter) -> tuple[str, Mapping[Value, str], str]:
@@ -222,7 +231,7 @@ class _Conversion:
         return {variable.value for variable in (*self.graph.parameters, *self.graph.states)}
 
     def _unfit_entries(self) -> Iterator[NnefError]:
-        """Yield errors for entries of graph.quant with another meaning in a flat document."""
+        """Yield an error for each entry of graph.quant that changes its meaning in a flat text."""
         for name, quantizer in self.entries.items():
             other = self._other_name(name)
             if other:
@@ -239,10 +248,11 @@ class _Conversion:
             yield UnsupportedError(message, span=quantizer.span())
 
     def _other_name(self, name: str) -> str | None:
-        """Return another name of a value, for which the entry of `name` does not round the value.
+        """Return another name of a value that the entry for `name` does not round, or None.
 
-        A later assignment reads the value by its first name, rounded or not. Entries do not round
-        other identifiers of the same assignment, nor other variables of the same label.
+        In the document, a later assignment reads the value by its first name, rounded or not. An
+        entry does not round other identifiers of the same assignment, nor other variables of the
+        same label.
         """
         value = self.graph.values[name]
         aliases = self._aliases.get(value, frozenset[str]())
@@ -262,7 +272,7 @@ class _Conversion:
 
     @cached_property
     def _beside(self) -> Mapping[str, Set[str]]:
-        """Return by name all names in the target of its assignment."""
+        """For each assigned name, return all names in the target of the same assignment."""
         targets: dict[str, Set[str]] = {}
         for assignment in self.document.graph.body:
             names = {identifier.name for identifier in s.identifiers(assignment.target)}
@@ -272,5 +282,5 @@ class _Conversion:
     def entry(self, name: str, value: Value, quantizer: Quantizer) -> str:
         """Return the line of graph.quant that quantises a value by its name."""
         node = quantizer.invocation(name, value.type, variable=value in self._variables)
-        node = replace(node, arguments=node.arguments[1:])  # The first argument is the tensor.
+        node = replace(node, arguments=node.arguments[1:])  # the first argument is the tensor
         return f'"{name}": {print_expression(node)};\n'

@@ -1,4 +1,4 @@
-"""The table of operations of NNEF 1.0: kinds of the same name, definitions, declarations."""
+"""The table of NNEF 1.0's operations, which are kinds, definitions or declarations."""
 
 from __future__ import annotations
 

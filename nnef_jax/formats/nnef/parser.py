@@ -1,7 +1,8 @@
-"""Parses documents of NNEF 1.0 (spec 3.1, 3.2), and checks rules beyond the grammar.
+"""Parses documents of NNEF 1.0 (spec 3.1, 3.2), and checks rules that the grammar does not have.
 
-The semicolon after the version decides the dialect: 1.0 final has it, 1.0 provisional does not. For
-each other construction that only one dialect has, the tree builder notes a feature.
+The semicolon after the version decides the dialect: 1.0 final has the semicolon, and 1.0
+provisional does not. The tree builder notes a feature for each other construction that only one
+dialect has.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from nnef_jax.formats.syntax.tokens import TOKEN, count_tokens
 from nnef_jax.limits import TOKEN as TOKEN_STEPS
 from nnef_jax.limits import Meter
 
-# By feature: its name in errors, and what the other dialect has instead.
+# For each feature: its name in errors, and what the other dialect has in its place.
 FINAL_FEATURES = {
     "extension": ("'extension'", ""),
     "typed tensor": ("a tensor type with an item type", ""),
@@ -42,7 +43,8 @@ PROVISIONAL_FEATURES = {
 
 _FRAGMENTS = "KHR_enable_fragment_definitions"
 _OPERATORS = "KHR_enable_operator_expressions"
-# By feature of a final text: the extension that it needs, and the error without it.
+# For each feature of a text in 1.0 final: the extension that it needs, and the error if the
+# document does not have the extension.
 EXTENDED = {
     "operator in graph": (_OPERATORS, "an expression is not allowed here"),
     "fragment": (_FRAGMENTS, "fragment definitions need an extension"),
@@ -55,7 +57,7 @@ _VERSION = re.compile(
 
 
 def parse(source: Source, meter: Meter) -> s.Document:
-    """Return the tree of a document of either dialect. Raises NnefSyntaxError or LimitError."""
+    """Parse a document of either dialect. Raises NnefSyntaxError or LimitError."""
     text = source.text
     provisional = is_provisional(text)
     if provisional:
@@ -69,15 +71,16 @@ def parse(source: Source, meter: Meter) -> s.Document:
 
 
 def parse_quantization(source: Source, meter: Meter) -> Sequence[tuple[s.Literal, s.Expression]]:
-    """Return the entries of a graph.quant (spec 5.3): the names of tensors, and operations."""
+    """Parse a graph.quant (spec 5.3); return pairs of a tensor's name and an operation."""
     return STANDARD.parse(source, meter, "quantization")
 
 
 def _check_extensions(document: s.Document, features: Sequence[tuple[str, int]]) -> None:
-    """Require the extensions of compositional syntax in 1.0 final.
+    """Raise NnefSyntaxError if a document uses compositional syntax without its extension.
 
-    In a provisional document the statements of the graph must be invocations. Their arguments may
-    be computed, as in appendix C and chapter 7, although the provisional text calls the graph flat.
+    This holds for documents of 1.0 final. In a provisional document, the statements of the graph
+    must be invocations. Their arguments may be computed, as in appendix C and chapter 7, although
+    the provisional text calls the graph flat.
     """
     source = document.source
     if document.provisional:
@@ -101,7 +104,7 @@ def _check_extensions(document: s.Document, features: Sequence[tuple[str, int]])
 
 
 def is_provisional(text: str) -> bool:
-    """Tell whether a text is provisional: its version has no semicolon."""
+    """Tell whether a text is provisional, that is, whether its version has no semicolon."""
     match = _VERSION.match(text)
     return match is not None and match[1] is None
 
@@ -119,7 +122,7 @@ def check_features(source: Source, provisional: bool, features: Sequence[tuple[s
         title, hint = foreign[name]
         message = f"{title} is not part of NNEF {dialect}"
         errors.append(NnefSyntaxError(message, span=Span(source, offset), hint=hint))
-    if provisional and errors:  # probably the text is final, and the semicolon is missing
+    if provisional and errors:  # probably the text is in 1.0 final, and the semicolon is missing
         semicolon = "begin it with 'version 1.0;', with the semicolon"
         errors[0].hint = f"if this is a text of 1.0 final, {semicolon}"
         del errors[1:]
@@ -127,12 +130,12 @@ def check_features(source: Source, provisional: bool, features: Sequence[tuple[s
 
 
 def end_statements(text: str) -> tuple[str, str]:
-    """Return a provisional text twice: with white space, and with semicolons, after statements.
+    """Return a provisional text twice: with white space and with semicolons after statements.
 
-    The first text has at least a space before each statement and closing `}`. In the second text
-    the first character of the space, or of a comment there, is a semicolon. All other characters
-    have the same offsets in both. A statement starts with the identifiers, arrays and tuples before
-    a single `=` outside of brackets.
+    The first text has at least one space before each statement and before each closing `}`. In the
+    second text, the first character of this space, or of a comment in its place, is a semicolon.
+    All other characters have the same offsets in both texts. A statement begins with the
+    identifiers, arrays and tuples before a single `=` that is outside of brackets.
     """
     tokens = _tokens(text)
     without_comments = TOKEN.sub(_blank_comment, text)
@@ -154,7 +157,7 @@ def _blank_comment(token: re.Match[str]) -> str:
 
 
 def _tokens(text: str) -> list[tuple[str, int, int]]:
-    """Return the tokens with their start and end. Each string is the token `''`."""
+    """Return the tokens of a text with their start and end. Each string is the token `''`."""
     tokens: list[tuple[str, int, int]] = []
     for match in TOKEN.finditer(text):
         if match.lastgroup == "skip":
@@ -165,11 +168,11 @@ def _tokens(text: str) -> list[tuple[str, int, int]]:
 
 
 def _statement_ends(tokens: Sequence[tuple[str, int, int]]) -> Iterator[int]:
-    """Yield the indices of tokens that need a semicolon before them, if there is none."""
-    depth = 0  # open brackets
+    """Yield the indices of the tokens before which a semicolon is missing."""
+    depth = 0  # the number of open brackets
     in_body = False
     target = 0  # the index of the first token of a possible target
-    previous = ""  # the token before
+    previous = ""  # the previous token
     for index, (token, _, _) in enumerate(tokens):
         end = 0  # the index of the token before which a statement ends
         # A target goes on after a comma. Any other token may begin one.

@@ -1,7 +1,8 @@
-"""Reads the quantisation of an archive: graph.quant, and headers of provisional tensor files.
+"""Reads the quantisation of an archive, from graph.quant and from headers of tensor files.
 
-An entry names the operation that rounds a tensor (spec 5.3, 7.1). Its arguments are numbers, arrays
-of numbers, or `constant(shape = ..., value = ...)`. `quantizer.Quantizer` applies them.
+Only provisional tensor files have quantisation in their headers. An entry of graph.quant names the
+operation that rounds a tensor (spec 5.3, 7.1). The arguments of the operation are numbers, arrays
+of numbers, or `constant(shape = ..., value = ...)`. `quantizer.Quantizer` applies the entries.
 """
 
 from __future__ import annotations
@@ -25,10 +26,11 @@ from nnef_jax.formats.syntax.types import SCALAR, ArrayOf, Tensor, TupleOf, Type
 from nnef_jax.limits import Meter, raising
 from nnef_jax.wording.similar import did_you_mean
 
-_ALIASES = {"quantize_linear": "linear_quantize"}  # the name in chapter 7 of the provisional text
+# The key is the name that chapter 7 of the provisional text has.
+_ALIASES = {"quantize_linear": "linear_quantize"}
 _SCALARS = (Tensor("scalar"), Tensor("?"), Tensor(None))
 _REAL = (SCALAR, Tensor("scalar"))
-_TENSOR = ""  # stands for the tensor in its entry, since no argument can have this name
+_TENSOR = ""  # stands for the tensor itself in an entry, since no argument can have this name
 _NAMES = "an entry must name a tensor that the body of the graph itself assigns"
 
 
@@ -37,7 +39,7 @@ class _ArgumentTypes(ExpressionTypes):
         return "arguments must be numbers: tensors have no value here"
 
     def fits(self, actual: Type, formal: Type) -> bool:
-        """Tell whether an argument fits a formal type; an array of numbers fits a tensor."""
+        """Tell whether an argument fits a formal type. An array of numbers fits a tensor."""
         if isinstance(actual, ArrayOf) and isinstance(formal, Tensor):
             actual = actual.item
         return super().fits(actual, formal)
@@ -54,7 +56,7 @@ class _ArgumentTypes(ExpressionTypes):
 
 
 class QuantizationReader:
-    """A reader and checker of the quantisation of one document."""
+    """Reads and checks the quantisation of one document."""
 
     def __init__(self, scope: Scope, options: Options) -> None:
         self._document = scope.document
@@ -63,9 +65,9 @@ class QuantizationReader:
         self.meter: Meter = options.meter
 
     def entries(self, source: Source) -> dict[str, Quantizer]:
-        """Return the quantisers of a graph.quant by the identifiers of their tensors (spec 5.3).
+        """Read a graph.quant; return its quantisers by the identifiers of the tensors (spec 5.3).
 
-        Raises NnefSyntaxError, or SemanticError with all its errors.
+        Raises NnefSyntaxError, or SemanticError, which has all errors.
         """
         lines: dict[str, int] = {}
         quantizers: dict[str, Quantizer] = {}
@@ -98,7 +100,7 @@ class QuantizationReader:
         return quantizers
 
     def header(self, text: str, member: str) -> Quantizer:
-        """Return the quantiser in the header of a provisional tensor file (spec 5.2).
+        """Return the quantiser that the header of a provisional tensor file describes (spec 5.2).
 
         `text` is the invocation in the header. Raises NnefSyntaxError, SemanticError.
         """
@@ -143,7 +145,10 @@ class QuantizationReader:
         return quantizer
 
     def _algorithm(self, node: s.Expression, source: Source) -> s.Fragment:
-        """Return the declaration of the operation, which takes and returns a tensor of scalars."""
+        """Return the declaration of the operation in an entry.
+
+        Raises SemanticError unless the operation takes a tensor of scalars and returns one.
+        """
         assert isinstance(node, s.Invocation | s.Builtin)
         operation = node.operation if isinstance(node, s.Invocation) else node.function
         name = _ALIASES.get(operation, operation)
@@ -184,7 +189,7 @@ class QuantizationReader:
 
 
 def _labels(names: dict[str, s.Expression]) -> dict[Any, str]:
-    """Return by label the first identifier of a variable with the label."""
+    """Map each label of a variable to the first identifier of a variable with this label."""
     labels: dict[Any, str] = {}
     for name, value in names.items():
         if isinstance(value, s.Invocation) and value.operation == "variable":
@@ -195,7 +200,7 @@ def _labels(names: dict[str, s.Expression]) -> dict[Any, str]:
 
 
 def _as_declared(value: Any, type: Type) -> Any:
-    """Return the value of an argument in a type. Provisional texts write scalars as integers."""
+    """Convert the value of an argument to its type. Provisional texts write scalars as integers."""
     if isinstance(value, list):
         return [_as_declared(item, type) for item in value]  # pyright: ignore[reportUnknownVariableType]
     return float(value) if type in _REAL and isinstance(value, int) else value

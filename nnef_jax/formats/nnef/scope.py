@@ -16,11 +16,11 @@ from nnef_jax.wording.similar import did_you_mean
 
 @cache
 def provisional() -> Mapping[str, Fragment]:
-    """Return the declarations of NNEF 1.0 provisional by name."""
+    """Return the declarations of NNEF 1.0 provisional, by name."""
     return dict(standard()) | read_package("nnef_jax.formats.nnef", "provisional.nnef")
 
 
-# Operations that only 1.0 final has. A provisional document may define fragments of these names.
+# Operations that only 1.0 final has. A provisional document may define fragments with these names.
 FINAL_ONLY = {
     "slice", "squeeze", "unsqueeze", "stack", "unstack", "tile", "pad", "gather", "cast",
     "sin", "cos", "tan", "sinh", "cosh", "asin", "acos", "atan", "asinh", "acosh", "atanh",
@@ -33,8 +33,8 @@ FINAL_ONLY = {
 class Scope:
     """The operations that a document may call: its fragments, and the operations of its dialect.
 
-    Names in the body of a library fragment are looked up in the library of 1.0 final only, since a
-    provisional operation may be defined by the final operation of the same name.
+    The body of a library fragment calls operations of the library of 1.0 final only. The reason is
+    that a provisional operation may be defined by the final operation of the same name.
     """
 
     def __init__(self, document: Document, meter: Meter) -> None:
@@ -46,7 +46,7 @@ class Scope:
         self._forms: dict[tuple[int, tuple[str | None, ...]], Form] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Keys of `_forms` are identities of fragments, which a copy does not share.
+        # Keys of `_forms` are ids of fragments, which a copy does not share.
         return Scope, (self.document, self.meter)
 
     def is_taken(self, name: str) -> bool:
@@ -54,13 +54,16 @@ class Scope:
         return name in self.library and not (self.document.provisional and name in FINAL_ONLY)
 
     def lookup(self, name: str, caller: Fragment | None) -> Fragment | None:
-        """Return the declaration of an operation that `caller` calls, None for the graph."""
+        """Return the declaration of an operation. `caller` is the fragment that calls it.
+
+        `caller` is None if the graph calls the operation.
+        """
         if caller is not None and caller.source is not self.document.source:
             return standard().get(name)
         return self._declarations.get(name)
 
     def undeclared(self) -> set[str]:
-        """Return the names of operations that the document calls and that are not declared."""
+        """Return the names of operations that the document calls but nothing declares."""
         assignments = list(self.document.graph.body)
         for fragment in self.document.fragments:
             assignments += fragment.body or ()
@@ -68,7 +71,10 @@ class Scope:
         return {node.operation for node in calls if node.operation not in self._declarations}
 
     def form(self, fragment: Fragment, invocation: Invocation) -> Form:
-        """Return `form_of(fragment, invocation)`, cached by the names of the arguments."""
+        """Return `form_of(fragment, invocation)`.
+
+        Invocations with the same argument names share it.
+        """
         key = (id(fragment), tuple([argument.name for argument in invocation.arguments]))
         form = self._forms.get(key)
         if form is None:
@@ -77,5 +83,5 @@ class Scope:
         return form
 
     def similar(self, name: str) -> str:
-        """Return a hint with operations of similar names, '' without any."""
+        """Return a hint with operations of similar names, or '' if there are none."""
         return did_you_mean(name, self._fragments, self.library, meter=self.meter, cutoff=0.7)

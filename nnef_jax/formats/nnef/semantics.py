@@ -1,8 +1,8 @@
-"""Checks the rules that need no shapes (spec 3.3): declarations, names, invocations, types.
+"""Checks the rules that need no shapes (spec 3.3): declarations, names, invocations and types.
 
 `check` reports all errors of a document at once. An expression with an error has the type `ANY`, so
-that one mistake is reported once. `refuse_unsupported` then refuses operations that have no rule
-and cannot be expanded.
+that a single mistake is reported only once. `refuse_unsupported` then refuses operations that have
+no rule and cannot be expanded.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from nnef_jax.limits import LETTERS_PER_STEP, within_memory
 
 
 def check(scope: Scope, *, outline: bool = False) -> Calls:
-    """Return the invocations of the graph's body, by operation.
+    """Check a document; return the invocations in the graph's body, by operation.
 
-    Raises SemanticError with all errors of the document. For an `outline` an undeclared operation
-    is no error by itself.
+    Raises SemanticError, which has all errors of the document. If `outline`, an undeclared
+    operation alone is no error.
     """
     checker = _Checker(scope)
     with within_memory("the text"):  # a large limit of nesting may exhaust the stack
@@ -123,7 +123,10 @@ class _Checker:
         results: Mapping[str, t.Type],
         fragment: s.Fragment | None,
     ) -> Calls:
-        """Check the assignments in order, and add the names that they assign to `types`."""
+        """Check the assignments of a body in order; return the body's invocations.
+
+        The names that are assigned are added to `types`.
+        """
         parameters = types.keys() - results.keys()
         assigned: set[str] = set()
         expressions = self.types(fragment, types, body)
@@ -146,7 +149,7 @@ class _Checker:
         return expressions.calls
 
     def _unpack(self, target: s.Expression, type: t.Type) -> list[tuple[s.Identifier, t.Type]]:
-        """Return the identifiers in a target with the types of their values."""
+        """Return the identifiers in the target of an assignment, with the types of their values."""
         if isinstance(target, s.Identifier):
             return [(target, type)]
         assert isinstance(target, s.Array | s.Tuple)
@@ -195,13 +198,14 @@ class _Checker:
     def _check_assignments(
         self, graph: s.GraphDefinition, types: Mapping[str, t.Type], calls: Calls
     ) -> None:
-        """Report the assignments of a graph that the specification does not allow (spec 3.3.1).
+        """Report assignments of the graph that the specification does not allow (spec 3.3.1).
 
-        Each name must be a tensor. An assignment of a parameter must be an 'external', and nothing
-        else may be one.
+        Each name must be a tensor. A parameter of the graph must be assigned by 'external', and
+        'external' must not assign any other name.
         """
         parameters = {parameter.name for parameter in graph.parameters}
-        settled: set[int] = set()  # ids of `external` invocations that are valid or reported
+        # The ids of `external` invocations that are valid, or whose error is reported.
+        settled: set[int] = set()
         for assignment in graph.body:
             value = assignment.value
             is_external = isinstance(value, s.Invocation) and value.operation == "external"
@@ -231,7 +235,7 @@ class _Checker:
                 self._report("'external' must be assigned to a parameter of the graph", node, hint)
 
     def unknown_operations(self) -> None:
-        """Report the undeclared operations."""
+        """Report the operations that nothing declares."""
         for name, uses in self.unknown.items():
             often = f", used {len(uses)} times" if len(uses) > 1 else ""
             hint = self.scope.similar(name)
@@ -246,7 +250,7 @@ _Named = s.Identifier | s.FormalParameter | s.ResultDeclaration
 
 
 def _repeated(declared: Sequence[_Named]) -> list[_Named]:
-    """Return the nodes that have the name of an earlier node."""
+    """Return the nodes whose name is that of an earlier node."""
     first = {node.name: node for node in reversed(declared)}
     return [node for node in declared if first[node.name] is not node]
 
@@ -255,7 +259,7 @@ def _repeated(declared: Sequence[_Named]) -> list[_Named]:
 
 
 def calls_of(expressions: Iterable[s.Expression]) -> Calls:
-    """Return the invocations in expressions, by operation."""
+    """Return the invocations in expressions, by the name of the operation."""
     calls: defaultdict[str, list[s.Invocation]] = defaultdict(list)
     for node in s.invocations(expressions):
         calls[node.operation].append(node)
@@ -270,7 +274,8 @@ def refuse_unsupported(
 ) -> None:
     """Raise UnsupportedError for all operations that are atomic and have no rule.
 
-    The search starts in `bodies` and continues in the bodies of fragments that they call.
+    The search begins in `bodies` and continues in the bodies of the fragments that are called
+    there.
     """
     uses = unsupported(bodies, scope, has_rule, is_atomic)
     refuse(uses, lambda _: ("", "give the operation a body, or a rule: rules=registry"))
@@ -282,13 +287,14 @@ def unsupported(
     has_rule: Callable[[s.Fragment], bool],
     is_atomic: Callable[[s.Fragment], bool],
 ) -> Mapping[str, Sequence[Span]]:
-    """Return the spans of operations that are atomic and have no rule, by operation.
+    """Return the places of operations that are atomic and have no rule, by operation.
 
     The search is that of `refuse_unsupported`.
     """
     uses: defaultdict[str, list[Span]] = defaultdict(list)
     seen: set[int] = set()
-    # (fragment, calls of its body, source, for a library the span of the call in the document).
+    # Each item has the fragment, the calls in its body, and the source of the body. In the body of
+    # a library's fragment, the last item is the span of the call in the document, else None.
     pending: list[tuple[s.Fragment | None, Calls, Source, Span | None]]
     pending = [(None, *body, None) for body in bodies]
     sources = {source for _, _, source, _ in pending}
@@ -303,7 +309,7 @@ def unsupported(
             elif fragment.body is not None and not is_atomic(fragment):
                 seen.add(id(fragment))
                 inner_span = None
-                if fragment.source not in sources:  # The fragment is from the library.
+                if fragment.source not in sources:  # the fragment is from a library
                     inner_span = span or s.span_in(source, nodes[0])
                 inner = calls_of(assignment.value for assignment in fragment.body)
                 pending.append((fragment, inner, fragment.source, inner_span))

@@ -1,7 +1,8 @@
-"""Applies operators and built-in functions to values that are no tensors (spec 3.3.3).
+"""Applies operators and built-in functions to values that are not tensors (spec 3.3.3).
 
-A value is an int, float, bool, str, a list for an array, a tuple, or a `lowering.graph.Value` for a
-tensor. Functions raise `InvalidValue`; the evaluator adds the span.
+A value is an int, a float, a bool or a str. It is a list for an array, a tuple for a tuple, and a
+`lowering.graph.Value` for a tensor. The functions raise `InvalidValue`, to which the evaluator adds
+the span.
 """
 
 from __future__ import annotations
@@ -21,17 +22,17 @@ from nnef_jax.formats.syntax.standard import COMPARISONS
 from nnef_jax.formats.syntax.types import ArrayOf, Primitive, Tensor, TupleOf, Type
 from nnef_jax.limits import Meter
 
-Known = Any  # a value of the language: the types in the module's docstring
+Known = Any  # a value of the language; the docstring of the module lists the types
 _INTEGER_BITS = 63
 _SEQUENCES = (list, tuple)
 
 
 class InvalidValue(ValueError):
-    """An expression has no value: a division by zero, an index out of range, an overflow."""
+    """An expression has no value, as after a division by zero or for an index out of range."""
 
 
 class TooLarge(ValueError):
-    """An array or string is longer than the limits allow."""
+    """An array or a string is longer than the limits allow."""
 
 
 def _checked(value: int) -> int:
@@ -84,7 +85,7 @@ _RELATIONS: dict[str, Callable[[Known, Known], bool]] = {
 
 
 def binary(symbol: str, left: Known, right: Known, meter: Meter) -> Known:
-    """Return the value of `left symbol right`, neither of them a tensor."""
+    """Compute `left symbol right`, where neither operand is a tensor."""
     if symbol in _RELATIONS:
         require_known((left, right), meter)
         return _RELATIONS[symbol](left, right)
@@ -99,7 +100,7 @@ def binary(symbol: str, left: Known, right: Known, meter: Meter) -> Known:
 
 
 def _joined(symbol: str, left: Known, right: Known, most: int) -> Known:
-    """Return the sum of two arrays or strings, or the product of one with an integer."""
+    """Add two arrays or strings, or multiply one of them by an integer."""
     if symbol == "*":
         _require_extent(right)
         length = len(left) * max(right, 0)
@@ -111,9 +112,10 @@ def _joined(symbol: str, left: Known, right: Known, most: int) -> Known:
 
 
 def _leaves(values: Iterable[Known], meter: Meter) -> Iterator[Known]:
-    """Yield the innermost items of arrays and tuples. Raises TooLarge for too many items.
+    """Yield the innermost items of arrays and tuples. Raises TooLarge if there are too many items.
 
-    An array may contain the same array many times, so the number of items may be exponential.
+    An array may contain the same array many times. Therefore the number of items may be
+    exponential.
     """
     pending = list(values)
     count = len(pending)
@@ -131,7 +133,7 @@ def _leaves(values: Iterable[Known], meter: Meter) -> Iterator[Known]:
 
 
 def require_known(values: Iterable[Known], meter: Meter) -> None:
-    """Raise ExtentNeeded if one of the values contains an unknown extent."""
+    """Raise ExtentNeeded if a value is, or contains, an unknown extent."""
     for value in values:
         if value is UNKNOWN:
             raise ExtentNeeded
@@ -140,7 +142,7 @@ def require_known(values: Iterable[Known], meter: Meter) -> None:
 
 
 def item(sequence: Known, index: int) -> Known:
-    """Return `sequence[index]`. Raises InvalidValue for a negative index too."""
+    """Return `sequence[index]`. Raises InvalidValue for a negative index, too."""
     _require_extent(index)
     if not 0 <= index < len(sequence):
         raise InvalidValue(f"index {index} is out of range, the length is {len(sequence)}")
@@ -148,7 +150,7 @@ def item(sequence: Known, index: int) -> Known:
 
 
 def subrange(sequence: Known, begin: int | None, end: int | None) -> Known:
-    """Return `sequence[begin:end]`. It is empty if begin is not below end."""
+    """Return `sequence[begin:end]`. The result is empty if begin is not below end."""
     begin = 0 if begin is None else begin
     end = len(sequence) if end is None else end
     _require_extent(begin, end)
@@ -163,7 +165,7 @@ _NUMBER_LITERAL = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]+)?")
 
 
 def builtin(function: str, value: Known) -> Known:
-    """Return the value of a built-in function or cast (spec 3.3.3)."""
+    """Apply a built-in function or a cast (spec 3.3.3)."""
     match function:
         case "shape_of":
             shape = list(value.type.shape) if isinstance(value, Value) else []
@@ -200,7 +202,8 @@ def _to_integer(value: Known) -> int:
             raise InvalidValue(f"'{value}' is not an integer")
         return _checked(int(value))
     if isinstance(value, float):
-        # The provisional text says "truncated to the closest smaller integer value".
+        # The provisional text says that a number is "truncated to the closest smaller integer
+        # value".
         if not math.isfinite(value):
             raise InvalidValue(f"{value} has no integer value")
         return _checked(math.floor(value))
@@ -214,7 +217,7 @@ def _require_extent(*values: Known) -> None:
 
 
 def as_declared(value: Known, type: Type, meter: Meter) -> Known:
-    """Return an argument of a provisional text in its type: an integer may become a scalar."""
+    """Convert an argument of a provisional text to its type. An integer may become a scalar."""
     if isinstance(value, _SEQUENCES):
         deque(_leaves([value], meter), maxlen=0)
     return _as_declared(value, type)

@@ -1,6 +1,6 @@
 """NNEF's language: parsing, printing, types and front ends, for all formats that are written in it.
 
-Nothing here names a format.
+This package does not name any format.
 
 Where is a text parsed? `parsing`, which calls `reader`, or `grammar` if that gives up
 Where is a graph written as a flat document? `flat_document`, `printing`

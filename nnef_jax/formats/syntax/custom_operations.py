@@ -1,12 +1,13 @@
-"""Custom operations: fragments for kinds that NNEF does not have (spec 3.2.1, 6.2).
+"""Custom operations, which are fragments for kinds that NNEF does not have (spec 3.2.1, 6.2).
 
-The fragment of a kind has no body. Its name is `nnef_jax_` and the kind. Its parameters have the
-types of the operation. If operations of a kind have several types, each has a fragment, whose name
-ends with a number from the second one on.
+The fragment for a kind has no body. Its name consists of `nnef_jax_` and the kind. Its parameters
+have the types of the operation's operands and attributes. If operations of the same kind have
+different types, there is a fragment for each combination of types. From the second fragment on, the
+names end with a number.
 
 If an attribute is a graph, as in a loop, the graph is written as a fragment with a body. The
-argument for the attribute is a tuple: the name of the fragment, then the dtype and shape of each
-parameter.
+argument for the attribute is then a tuple: the name of the fragment, followed by the dtype and
+shape of each parameter.
 """
 
 from __future__ import annotations
@@ -30,14 +31,15 @@ from nnef_jax.limits import Meter
 EXTENSION = "KHR_enable_fragment_definitions"
 _PREFIX = "nnef_jax_"
 _BODY = f"{_PREFIX}body"
-REAL = "real"  # the dtype that the reader of the document chooses
+REAL = "real"  # stands for the dtype that the reader of the document chooses
 _NUMBER = re.compile(r"_\d+$")
-_FORMER = {"tract.tree_ensemble": "tree_ensemble"}  # former names of kinds -> names today
-_Declared = Sequence[tuple[str, t.Type]]  # (name, type) pairs
+# Maps former names of kinds to the names of today.
+_FORMER = {"tract.tree_ensemble": "tree_ensemble"}
+_Declared = Sequence[tuple[str, t.Type]]  # pairs (name, type)
 
 
 def kept_kind(fragment: s.Fragment) -> str:
-    """Return the kind of a custom operation, '' for any other fragment."""
+    """Return the kind that a custom operation stands for, or '' for any other fragment."""
     if fragment.body is not None or not fragment.name.startswith(_PREFIX):
         return ""
     name = fragment.name.removeprefix(_PREFIX).replace("__", ".")
@@ -46,31 +48,34 @@ def kept_kind(fragment: s.Fragment) -> str:
 
 
 def is_body(value: object) -> bool:
-    """Tell whether an argument is the tuple for a graph."""
+    """Tell whether an argument is the tuple that stands for a graph."""
     if not isinstance(value, tuple | list):
         return False
     return str(next(iter(cast("Sequence[object]", value)), "")).startswith(_BODY)
 
 
 class KeepingWriter(FlatWriter):
-    """A writer of a graph as a flat document, with custom operations for kinds that NNEF lacks.
+    """Writes a graph as a flat document, with custom operations for kinds that NNEF lacks.
 
-    `real` is the dtype that a reader chooses. NNEF has items of `real`, int32 and bool only. A
-    tensor of another dtype is the result of a custom operation. `outer` is the writer of the graph
-    whose attribute this graph is.
+    NNEF only has items of `real`, int32 and bool, where `real` is the dtype that a reader chooses.
+    A tensor of any other dtype is the result of a custom operation. If this graph is an attribute,
+    `outer` is the writer of the graph around it.
     """
 
     def __init__(self, graph: Graph, meter: Meter, real: str, outer: KeepingWriter | None) -> None:
         super().__init__(graph if outer else _with_casts(graph, real), meter)
         self._real = real
         self._custom: dict[object, s.Fragment] = {}
-        self._uses: dict[str, int] = {}  # number of fragments by name
+        self._uses: dict[str, int] = {}  # the number of fragments with each name
         if outer:
             self._custom = outer._custom
             self._uses = outer._uses
 
     def write(self) -> s.Document:
-        """Return the document. Raises UnsupportedError as `FlatWriter.write` does."""
+        """Write the document.
+
+        Raises UnsupportedError for the same reasons as `FlatWriter.write`.
+        """
         document = super().write()
         if not self._custom:
             return document
@@ -78,7 +83,7 @@ class KeepingWriter(FlatWriter):
         return replace(document, extensions=(EXTENSION,), fragments=fragments)
 
     def invoked(self, operation: Operation) -> Invoked | None:
-        """Return the invocation of NNEF's operation, or of a custom operation if NNEF has none."""
+        """Return the invocation of NNEF's operation, or of a custom one if NNEF has none."""
         errors = len(self.errors)
         invoked = super().invoked(operation)
         exact = {self._real, "int32", "bool"}
@@ -111,7 +116,7 @@ class KeepingWriter(FlatWriter):
         name = self._fresh(_BODY)
         parameters = _typed(graph.parameters, value.inputs)
         results = _typed(graph.results, value.outputs)
-        body = graph.body[len(parameters) :]  # The first assignments declare the inputs.
+        body = graph.body[len(parameters) :]  # the first assignments declare the inputs
         self._custom[name] = _fragment(name, parameters, results, body)
         argument: list[object] = [name]
         for x in value.inputs:
@@ -136,7 +141,7 @@ def _fragment(
 
 
 def _type(value: object, *, is_tensor: bool = True) -> t.Type:
-    """Return the declared type of a parameter or result that has a value."""
+    """Return the declared type for a parameter or a result with this value."""
     if isinstance(value, Value):
         return t.Tensor(item_of(value.type.dtype))
     if isinstance(value, tuple | list):
@@ -152,7 +157,7 @@ def _type(value: object, *, is_tensor: bool = True) -> t.Type:
 
 
 def _with_casts(graph: Graph, real: str) -> Graph:
-    """Return the graph with a cast after each variable and input whose dtype NNEF does not have.
+    """Add a cast after each variable and input whose dtype NNEF does not have.
 
     The document declares such a tensor as int32 or `real`, and the cast restores the dtype. If only
     casts read the tensor, no cast is added.
@@ -184,7 +189,10 @@ def _with_casts(graph: Graph, real: str) -> Graph:
 
 
 def types_of(value: Sequence[Any], real: str) -> list[TensorType]:
-    """Return the types of a graph's inputs, from the argument for it. Raises ValueError."""
+    """Return the types of a graph's inputs, from the argument that stands for the graph.
+
+    Raises ValueError.
+    """
     types: list[TensorType] = []
     try:
         for name, shape in value[1:]:

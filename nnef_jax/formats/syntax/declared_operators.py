@@ -1,4 +1,4 @@
-"""Entries of the operator table for operations that are declared as fragments."""
+"""Makes entries of the operator table for operations that are declared as fragments."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def entry_of(
     name: str = "",
     domain: str = "",
 ) -> OperatorEntry:
-    """Return the entry of a declaration, under its name or the alias `name`."""
+    """Return the entry for a declaration. Its name is that of the fragment, or the alias `name`."""
     attributes = tuple(_attribute(x) for x in fragment.parameters if not has_tensor(x.type))
     return OperatorEntry(
         name or fragment.name,

@@ -1,4 +1,7 @@
-"""The declared tensors of a document: types, the type of `?`, stored data (spec 3.3, 4.1, 5)."""
+"""The declared tensors of a document: their types and their stored data (spec 3.3, 4.1, 5).
+
+The module also finds the type that `?` stands for.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +28,12 @@ _KINDS = {
     "f": "scalars", "i": "integers", "u": "integers", "b": "logical values",
     "c": "complex numbers", "O": "strings",
 }  # fmt: skip
-# Kinds of stored items that convert to the kind of a declared dtype.
+# For each kind of declared dtype, the kinds of stored items that convert to it.
 _CONVERTIBLE = {"f": "fiu", "i": "iu", "u": "iu", "b": "b", "c": "cfiu"}
 
 
 def external_type(shape: Sequence[int | None], dtype: str, open_extent: int) -> TensorType:
-    """Return the type of an external. `open_extent` replaces each extent of None.
+    """Return the type of an external. Each extent that is None is replaced by `open_extent`.
 
     Raises InvalidOperation for a negative extent.
     """
@@ -44,7 +47,7 @@ def external_type(shape: Sequence[int | None], dtype: str, open_extent: int) -> 
 
 
 def variable_type(shape: Sequence[int], label: str, dtype: str) -> TensorType:
-    """Return the type of a variable (spec 4.1.3). Raises InvalidOperation for an invalid one."""
+    """Return the type of a variable (spec 4.1.3). Raises InvalidOperation if it is invalid."""
     if not label:
         raise InvalidOperation("'label' of a variable must not be empty")
     if not is_known(shape):
@@ -59,7 +62,10 @@ def variable_type(shape: Sequence[int], label: str, dtype: str) -> TensorType:
 
 
 def dtype_of(generic: str | None, builder: GraphBuilder) -> str:
-    """Return the dtype of a tensor of generic items. `generic` is the type of `?`."""
+    """Return the dtype of a tensor with generic items.
+
+    `generic` is the type that `?` stands for.
+    """
     dtypes = {"logical": "bool", "integer": builder.integer, "scalar": builder.real}
     if generic is not None and generic not in dtypes:
         raise InvalidOperation(f"a tensor cannot hold '{generic}'")
@@ -67,7 +73,7 @@ def dtype_of(generic: str | None, builder: GraphBuilder) -> str:
 
 
 def item_of(dtype: str) -> str:
-    """Return the language's name for the items of a dtype: scalar, integer or logical."""
+    """Return the name that the language has for items of a dtype: scalar, integer or logical."""
     if dtype == "bool":
         return "logical"
     return "integer" if "int" in dtype else "scalar"
@@ -76,10 +82,11 @@ def item_of(dtype: str) -> str:
 def generic_of(
     fragment: s.Fragment, node: s.Invocation, arguments: Mapping[str, object], outer: str | None
 ) -> str | None:
-    """Return the type of `?` in an invocation, None if the fragment is not generic.
+    """Return the type that `?` stands for in an invocation, or None if the fragment is not generic.
 
-    It is the generic argument, else deduced from an argument, else the fragment's default. `outer`
-    is the type of `?` in the body around the invocation.
+    It is the generic argument of the invocation. Without one, it is deduced from an argument, and
+    if that fails, it is the fragment's default. `outer` is the type of `?` in the body around the
+    invocation.
     """
     if not fragment.generic:
         return None
@@ -92,9 +99,10 @@ def generic_of(
 def result_count(
     kind: str, operands: Mapping[str, object], attributes: Mapping[str, object]
 ) -> int:
-    """Return the number of results of an operation, 0 if the length of the text bounds the number.
+    """Return the number of results of an operation, if attributes or extents decide it.
 
-    Raises ExtentNeeded if the number depends on an open extent.
+    The result is 0 if the number cannot exceed the number of names in the text. Raises ExtentNeeded
+    if the number depends on an open extent.
     """
     match kind, operands, attributes:
         case "copy_n", _, {"times": int(times)}:
@@ -131,7 +139,7 @@ def _type_of(value: object) -> Type:
 
 
 def without_member(archive: Archive, member: str, label: str) -> ArchiveError:
-    """Return the error of a variable whose member is missing."""
+    """Return the error for a variable whose member is missing in the archive."""
     return ArchiveError(
         f"{archive.name} has no member '{member}' for the variable '{label}'",
         hint="each variable is stored in LABEL.dat: correct the label, or add the file",
@@ -139,7 +147,10 @@ def without_member(archive: Archive, member: str, label: str) -> ArchiveError:
 
 
 def check_shape(stored: Shape, declared: Shape, label: str, member: str) -> None:
-    """Raise DataError if the stored shape differs in more than trailing 1s (spec 4.1.3)."""
+    """Raise DataError if a stored shape differs from the declared one in more than trailing 1s.
+
+    See section 4.1.3 of the specification.
+    """
     if any(a != b for a, b in zip_longest(stored, declared, fillvalue=1)):
         raise DataError(
             f"{member} has shape {show(stored)}, variable '{label}' is declared "
@@ -155,10 +166,11 @@ def convert(
     meter: Meter,
     hint: str = "integer tensors are int32",
 ) -> NDArray[Any]:
-    """Return the array in another dtype. Real numbers are rounded.
+    """Convert an array to another dtype. Real numbers are rounded.
 
-    Raises DataError for items of another kind, and, with `hint`, for integers beyond the range of
-    the dtype. Raises LimitError if the result takes more memory than the meter allows.
+    Raises DataError if the items are of another kind. Raises DataError with `hint` if integers are
+    beyond the range of the dtype. Raises LimitError if the result takes more memory than the meter
+    allows.
     """
     if array.dtype == dtype:
         return array
@@ -175,7 +187,7 @@ def convert(
 def require_range(
     array: NDArray[Any], dtype: np.dtype[Any], title: str, hint: str = "integer tensors are int32"
 ) -> None:
-    """Raise DataError for integers beyond the range of a dtype. `title` names the array."""
+    """Raise DataError if integers are beyond the range of a dtype. `title` names the array."""
     if dtype.kind in "iu" and array.size:
         low = int(array.min())
         high = int(array.max())
@@ -186,7 +198,10 @@ def require_range(
 
 
 def require_kind(array: NDArray[Any], dtype: np.dtype[Any], title: str) -> None:
-    """Raise DataError if the array's items are of another kind, such as logical for scalars."""
+    """Raise DataError if the items of an array are of another kind than those of a dtype.
+
+    An example is an array of logical values for a dtype of scalars.
+    """
     kind = _kind(dtype)
     stored = _kind(array.dtype)
     if stored not in _CONVERTIBLE[kind]:
@@ -198,6 +213,6 @@ def require_kind(array: NDArray[Any], dtype: np.dtype[Any], title: str) -> None:
 
 def _kind(dtype: np.dtype[Any]) -> str:
     for kind, items in (("f", jnp.floating), ("i", jnp.signedinteger), ("u", jnp.unsignedinteger)):
-        if jnp.issubdtype(dtype, items):  # numpy's kind of types of 4 bits is void
+        if jnp.issubdtype(dtype, items):  # numpy has the kind "void" for dtypes of 4 bits
             return kind
     return dtype.kind

@@ -1,4 +1,4 @@
-"""Adds operations of a text to a graph. Errors have a span in the text."""
+"""Adds operations of a text to a graph. Errors have the place in the text."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from nnef_jax.formats.syntax import tree as s
 
 @dataclass(slots=True)
 class Frame:
-    """The state of a body while it is evaluated: the body of the graph or of a fragment.
+    """The state of a body while it is evaluated. The body is that of the graph or of a fragment.
 
-    `fragment` is None for the graph. `prefix` begins the names of the body's tensors, `calls` are
-    the calls that lead to the body, and `generic` is the type of `?` in the body.
+    `fragment` is None for the graph. The names of the body's tensors begin with `prefix`. `calls`
+    are the nested calls that lead to the body, and `generic` is the type of `?` in the body.
     """
 
     fragment: s.Fragment | None
@@ -31,7 +31,7 @@ class Frame:
 
 
 class CallPlace(NamedTuple):
-    """A node that is evaluated, its frame, and the names for its results."""
+    """A node that is being evaluated, the frame of the node, and the names for its results."""
 
     node: s.SyntaxNode
     frame: Frame
@@ -39,10 +39,10 @@ class CallPlace(NamedTuple):
 
 
 class Poisoned(Exception):
-    """An expression reads a name whose assignment has an error, which is already reported."""
+    """An expression reads a name whose assignment has an error. The error is already reported."""
 
 
-_LONGEST_NAME = 400  # characters
+_LONGEST_NAME = 400  # the largest number of characters of a name
 
 
 class Emitter(Emission):
@@ -56,13 +56,16 @@ class Emitter(Emission):
         return SemanticError(message, span=span, calls=frame.calls, hint=hint)
 
     def spend(self, steps: int, node: s.SyntaxNode, frame: Frame) -> None:
-        """Count steps of evaluation. Raises LimitError for too many, with the span of the node."""
+        """Count steps of evaluation. If there are too many, raises LimitError at the node."""
         self.meter.steps += steps
         if self.meter.steps > self.limits.steps:
             self.meter.spend(0, "the network", s.span_in(frame.source, node), frame.calls)
 
     def local(self, name: str) -> str:
-        """Return an unreserved name for a tensor in a fragment, from a name with the prefix."""
+        """Return a name for a tensor in a fragment that is not reserved.
+
+        `name` is the name of the tensor with the prefix of the frame.
+        """
         return self.builder.unreserved(name[:_LONGEST_NAME])
 
     def emit(
@@ -73,9 +76,10 @@ class Emitter(Emission):
         place: CallPlace,
         rule: Rule | None = None,
     ) -> tuple[Any, ...]:
-        """Add an operation to the graph. Return its results, result arrays as lists.
+        """Add an operation to the graph and return its results. A result array is a list.
 
-        `rule` is a rule of the user's. Raises NnefError with the span of the call.
+        `rule` is the user's rule for the operation, if there is one. Raises NnefError with the span
+        of the call.
         """
         node, frame, names = place
         span = s.span_in(frame.source, node)
@@ -86,7 +90,7 @@ class Emitter(Emission):
             raise self.invalid(error, kind, operands, node, frame) from None
 
     def unpacked(self, target: s.Expression, value: object, frame: Frame) -> list[tuple[str, Any]]:
-        """Return the names in the target of an assignment with their values."""
+        """Pair the names in the target of an assignment with their values."""
         if isinstance(target, s.Identifier):
             return [(target.name, value)]
         assert isinstance(target, s.Array | s.Tuple)
@@ -100,12 +104,12 @@ class Emitter(Emission):
         return [named for item, part in pairs for named in self.unpacked(item, part, frame)]
 
     def bound(self, value: Value, node: s.SyntaxNode, frame: Frame) -> Value:
-        """Return a tensor. Raises NnefError if it is larger than the limits allow."""
+        """Return a tensor. Raises NnefError if the tensor is larger than the limits allow."""
         self.require_bounds(value, s.span_in(frame.source, node), frame.calls)
         return value
 
     def invalid(
         self, error: InvalidOperation, kind: str, operands: ByName, node: s.SyntaxNode, frame: Frame
     ) -> NnefError:
-        """Return the error of an operation that refuses its arguments, located at a node."""
+        """Return the error of an operation that refuses its arguments, with the place of a node."""
         return refused(error, kind, operands, s.span_in(frame.source, node), frame.calls)

@@ -1,4 +1,4 @@
-"""Writes a flat graph as a syntax tree: a flat document of NNEF 1.0 final."""
+"""Writes a flat graph as a syntax tree, which is a flat document of NNEF 1.0 final."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ from nnef_jax.limits import Meter
 _ITEMS = ("scalar", "integer", "logical")
 _INTEGERS = ("int32", "int64")  # dtypes in which integers of the language are computed
 Number = Scalar | complex
-_EXPRESSION = 5  # steps to make and print an expression
+_EXPRESSION = 5  # steps of the meter to make and print an expression
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_]")
 
 
 class Names:
-    """A source of valid identifiers, none of them returned twice."""
+    """A source of valid identifiers, which never returns the same identifier twice."""
 
     def __init__(self, taken: Iterable[str]) -> None:
         self.taken: set[str] = set(taken)
         self._suffixes: dict[str, int] = {}
 
     def fresh(self, name: str) -> str:
-        """Return the name, changed if it is taken or is no identifier."""
+        """Return the name, or a changed name if it is taken or is not an identifier."""
         base = _NOT_IN_NAMES.sub("_", name)
         if not base or base[0].isdigit():
             base = f"_{base}"
@@ -58,7 +58,7 @@ class Names:
 
 @dataclass(frozen=True, slots=True)
 class Invoked:
-    """The invocation of an operation in a document: its declaration, arguments by parameter."""
+    """The invocation of an operation in a document: its declaration and its arguments."""
 
     declaration: s.Fragment
     arguments: Mapping[str, Any]
@@ -66,12 +66,13 @@ class Invoked:
 
 
 class FlatWriter:
-    """A writer of a graph as a flat document of the operations of NNEF 1.0 final.
+    """Writes a graph as a flat document with the operations of NNEF 1.0 final.
 
-    `names` has the identifiers of values: the values' names if the language allows them. An unknown
-    extent is 0 in `external`. The language has no literal for infinity, so an infinite operand is
-    the result of an operation. An output that is an input, or that has another name in the graph,
-    is a copy. Updates come last, after all operations that read the old values.
+    `names` has the identifiers of values. They are the values' names if the language allows these.
+    An unknown extent is written as 0 in `external`. The language has no literal for infinity, so an
+    infinite operand is computed by an operation. An output is written as a copy if it is an input
+    or has another name in the graph. Updates come last, after all operations that read the old
+    values.
     """
 
     def __init__(self, graph: Graph, meter: Meter) -> None:
@@ -84,11 +85,11 @@ class FlatWriter:
         self._infinities: dict[bool, s.Assignment] = {}
 
     def write(self) -> s.Document:
-        """Return the document.
+        """Write the document.
 
-        Raises UnsupportedError for everything that the language cannot express: operations that are
-        not in the standard, attributes that are not finite, attributes that depend on unknown
-        extents.
+        Raises UnsupportedError, which names everything that the language cannot express. These are
+        operations that are not in the standard, and attributes that are not finite or that depend
+        on unknown extents.
         """
         graph = self.graph
         for side, values in (("inputs", graph.inputs), ("outputs", graph.outputs)):
@@ -118,18 +119,18 @@ class FlatWriter:
     # Names
 
     def identifiers(self) -> Names:
-        """Return the source of identifiers for values."""
+        """Return a source of identifiers for values."""
         return Names(KEYWORDS)
 
     def _computed(self) -> Iterator[Value]:
-        """Yield all values except the inputs, in the order of their assignments."""
+        """Yield all values except the inputs, in the order in which they are assigned."""
         for variable in (*self.graph.parameters, *self.graph.states):
             yield variable.value
         for operation in self.graph.operations:
             yield from operation.writes()
 
     def _results(self, names: Names) -> tuple[tuple[s.Identifier, ...], dict[str, Value]]:
-        """Return the identifiers of the outputs, and the value of each output that is a copy."""
+        """Return the identifiers of the outputs, and the values of the outputs that are copies."""
         copies: dict[str, Value] = {}
         results: list[s.Identifier] = []
         computed = set(self._computed())
@@ -157,10 +158,12 @@ class FlatWriter:
     def _updates(self, names: Names, copies: dict[str, Value]) -> Iterator[s.Assignment]:
         """Yield the updates of the states.
 
-        `copies` has the value of each output that is a copy. If an output copies a state's new
-        value, the update assigns this output instead of a fresh name. It leaves `copies`.
+        `copies` has the value of each output that is a copy. If an output copies the new value of a
+        state, the update assigns this output instead of a fresh name, and the output is removed
+        from `copies`.
         """
-        outputs_of: dict[Value, deque[str]] = {}  # names of outputs, by the value that they copy
+        # The names of outputs, by the value that they copy.
+        outputs_of: dict[Value, deque[str]] = {}
         for name, value in copies.items():
             outputs_of.setdefault(value, deque()).append(name)
         for state in self.graph.states:
@@ -179,13 +182,19 @@ class FlatWriter:
         return invocation("external", generic=self._item(value), shape=integers(shape))
 
     def _item(self, value: Value) -> str:
-        """Return the item type that declares a tensor; record an error for complex numbers."""
+        """Return the item type that declares a tensor.
+
+        For complex numbers, an error is recorded.
+        """
         if is_complex(value.type.dtype):
             self.refuse(f"'{value.name}' holds complex numbers, NNEF has none")
         return item_of(value.type.dtype)
 
     def invoked(self, operation: Operation) -> Invoked | None:
-        """Return the invocation of an operation; None without one, after recording an error."""
+        """Return the invocation of an operation.
+
+        If there is none, record an error and return None.
+        """
         kind = operation.kind
         arguments: dict[str, Any] = {**dict(operation.operands), **dict(operation.attributes)}
         if kind == "resize" and operation.rule is None:
@@ -198,7 +207,8 @@ class FlatWriter:
             return None
         defaults = rules[kind].defaults if operation.rule is None else {}
         for name, value in arguments.items():
-            if defaults.get(name, value) != value:  # a parameter beyond the standard's
+            # A parameter that the standard's operation does not have.
+            if defaults.get(name, value) != value:
                 self.refuse(f"'{name}' {value!r} of '{kind}' is not NNEF", operation)
         for parameter in declaration.parameters:
             type = parameter.type
@@ -232,7 +242,7 @@ class FlatWriter:
         for parameter in declaration.parameters:
             type = t.substitute(parameter.type, generic)
             expression = self._expression(invoked.arguments[parameter.name], type, operation)
-            # Texts are compared, since 1 equals 1.0, and 0.0 equals -0.0.
+            # Texts are compared instead of values, since 1 equals 1.0 and 0.0 equals -0.0.
             if parameter.default is not None and repr(expression) == repr(parameter.default):
                 is_positional = False
                 continue
@@ -272,7 +282,7 @@ class FlatWriter:
         return s.Tuple(0, nodes) if isinstance(type, t.TupleOf) else s.Array(0, nodes)
 
     def literal(self, value: Number | str, type: t.Type, operation: Operation) -> s.Expression:
-        """Return a number, string or truth value as an expression of a declared type."""
+        """Return a number, a string or a truth value as an expression of a declared type."""
         item: Any = value.item() if isinstance(value, np.generic) else value
         if isinstance(item, complex):
             self.refuse(f"an argument of '{operation.kind}' is complex", operation)
@@ -297,7 +307,7 @@ class FlatWriter:
         return s.Literal(0, item)
 
     def _infinity(self, is_positive: bool) -> s.Identifier:
-        """Return the name of an infinite tensor: 1 / 0 or log(0)."""
+        """Return the identifier of an infinite tensor, which is computed as 1 / 0 or log(0)."""
         if is_positive not in self._infinities:
             name = "infinity" if is_positive else "minus_infinity"
             operation = "rcp" if is_positive else "log"
@@ -308,14 +318,14 @@ class FlatWriter:
         return target
 
     def refuse(self, message: str, operation: Operation | None = None, hint: str = "") -> None:
-        """Record an error: an operation that cannot be written."""
+        """Record an error for an operation that cannot be written."""
         span = operation.span if operation else None
         calls = operation.calls if operation else ()
         self.errors.append(UnsupportedError(message, span=span, calls=calls, hint=hint))
 
 
 def _holds(dtype: str, x: object) -> bool:
-    """Tell whether a cast to a dtype keeps all values of the operand, or is a cast of NNEF."""
+    """Tell whether NNEF can express a cast to a dtype, or the cast keeps all values anyway."""
     if not is_integer(dtype) or dtype in _INTEGERS:
         return True
     source = x.type.dtype if isinstance(x, Value) else ""

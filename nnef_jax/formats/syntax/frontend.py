@@ -1,4 +1,4 @@
-"""The front end of formats whose documents are texts in the language."""
+"""The front end of formats whose documents are texts in NNEF's language."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ GRAPH, QUANTIZATION = "graph.nnef", "graph.quant"
 
 
 def tensor_members(arrays: Arrays) -> dict[str, NDArray[Any]]:
-    """Return arrays by the names of their members. Raises DataError for two arrays in a member."""
+    """Return arrays by the names of their members.
+
+    Raises DataError if two arrays would be stored in the same member.
+    """
     members: dict[str, NDArray[Any]] = {}
     for label, array in arrays.items():
         member = member_of(label)
@@ -35,7 +38,7 @@ def tensor_members(arrays: Arrays) -> dict[str, NDArray[Any]]:
 
 
 class TextFrontend(Frontend):
-    """A document, its archive, and the text of the archive's graph.quant, or None."""
+    """A document, its archive, and the text of the archive's graph.quant, which may be None."""
 
     def __init__(
         self, source: Source, graph: s.GraphDefinition, archive: Archive, options: Options
@@ -54,7 +57,7 @@ class TextFrontend(Frontend):
         return self.dialect, *chain.from_iterable(sorted(self.archive.texts.items()))
 
     def spans(self) -> Mapping[str, Span]:
-        """Return the span of each name that the graph's body assigns."""
+        """Return the place of each name that the graph's body assigns."""
         spans: dict[str, Span] = {}
         for assignment in self._graph.body:
             for identifier in s.identifiers(assignment.target):
@@ -63,7 +66,10 @@ class TextFrontend(Frontend):
 
     @abstractmethod
     def quantizers(self, source: Source) -> Mapping[str, Quantizer]:
-        """Return the entries of a graph.quant by tensor. Raises NnefError with all its errors."""
+        """Read a graph.quant; return its entries by tensor.
+
+        Raises NnefError, which has all errors.
+        """
 
     @abstractmethod
     def flat_text(self, graph: Graph, options: Options, cut: Cut) -> str:
@@ -86,7 +92,7 @@ class TextFrontend(Frontend):
         arrays: Arrays,
         quantization: str | None,
     ) -> Written:
-        """Return a part of the graph as an archive of a flat document. Operations round in it."""
+        """Return a part of the graph as an archive of a flat text, in which operations round."""
         return self._archive(self.flat_text(graph, options, cut), arrays, quantization)
 
     def _archive(self, text: str, arrays: Arrays, quantization: str | None) -> Written:

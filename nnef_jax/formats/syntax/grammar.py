@@ -1,4 +1,4 @@
-"""Reads texts by lark's grammars, which define the language and explain errors."""
+"""Reads texts by grammars of lark, which define the language and explain errors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from nnef_jax.errors import NnefSyntaxError
 from nnef_jax.formats.syntax.tokens import STRING
 from nnef_jax.formats.syntax.tree_builder import TreeBuilder
 
-_MOST_SHOWN = 8  # terminals; if more of them are allowed, the message lists none
+# The largest number of allowed terminals that a message lists; if more are allowed, it lists none.
+_MOST_SHOWN = 8
 _WORD = re.compile(r"[A-Za-z_0-9.]+|[=<>!]=|->|&&|\|\||[^A-Za-z_0-9]")
 _STRING = re.compile(STRING)
 _STATEMENT = re.compile(r"[A-Za-z_([}]")
@@ -30,22 +31,22 @@ _SHOWN = {
 
 
 class _Callbacks:
-    """Lark's transformer. For each production it calls a method of the builder."""
+    """A transformer for lark. For each production, it calls the builder's method of that name."""
 
     def __init__(self, kind: type[TreeBuilder]) -> None:
         self._kind = kind
         self.builder: TreeBuilder | None = None
 
     def __getattr__(self, name: str) -> Callable[[list[Any]], Any]:
-        # For optional methods that the builder lacks, lark needs the AttributeError raised here.
+        # For optional methods that the builder lacks, lark needs the AttributeError of this line.
         getattr(self._kind, name)
         return lambda items: getattr(self.builder, name)(*items)
 
 
 class GrammarReader:
-    """Reads texts by lark's grammar in `common.lark` and the `grammar.lark` of a package.
+    """Reads texts by a grammar of lark: `common.lark`, and the `grammar.lark` of a package.
 
-    Threads may share a reader: a lock lets one thread read at a time.
+    Several threads may share a reader. A lock lets only one of them read at a time.
     """
 
     def __init__(self, package: str, starts: Sequence[str], kind: type[TreeBuilder]) -> None:
@@ -57,10 +58,10 @@ class GrammarReader:
         self._lock = threading.Lock()
 
     def read(self, start: str, text: str, builder: TreeBuilder) -> Any:
-        """Return the tree that the builder makes from a text of the production `start`.
+        """Read a text of the production `start`; return the tree that the builder makes.
 
-        The text may have semicolons in place of white space in the builder's source, so that
-        offsets are the same in both. Raises NnefSyntaxError, and errors of the builder.
+        The text may have semicolons in place of white space in the builder's source, so offsets are
+        the same in both. Raises NnefSyntaxError, and errors of the builder.
         """
         with self._lock:
             self._callbacks.builder = builder
@@ -75,11 +76,11 @@ class GrammarReader:
 def _syntax_error(
     lark: Lark, builder: TreeBuilder, text: str, error: UnexpectedInput
 ) -> NnefSyntaxError:
-    """Return lark's error with its span, the expected tokens, and a hint."""
+    """Convert lark's error to an error with a span, the expected tokens, and a hint."""
     source = builder.source
     offset, terminals = _offset_and_terminals(text, error)
     is_inserted = text[offset : offset + 1] != source.text[offset : offset + 1]
-    if is_inserted:  # The error is at a semicolon that the source does not have.
+    if is_inserted:  # the error is at a semicolon that the source does not have
         remaining = text[offset + 1 :].lstrip()
         offset = len(text) - len(remaining)
     names = _shown_terminals(lark, terminals)
@@ -113,7 +114,7 @@ def _offset_and_terminals(text: str, error: UnexpectedInput) -> tuple[int, Colle
 
 
 def _shown_terminals(lark: Lark, terminals: Collection[str]) -> set[str]:
-    """Return terminals of the grammar as messages show them."""
+    """Return terminals of the grammar in the form that messages show."""
     patterns = {terminal.name: terminal.pattern for terminal in lark.terminals}
     names: set[str] = set()
     for name in terminals:
@@ -127,13 +128,13 @@ def _shown_terminals(lark: Lark, terminals: Collection[str]) -> set[str]:
 
 
 def _hint(text: str, offset: int, word: str, names: set[str], is_token: bool) -> str:
-    """Return a hint for the error at an offset, '' for none.
+    """Return a hint for the error at an offset, or '' for no hint.
 
     Args:
-        text: the text, in which a provisional one has semicolons.
+        text: the text. A provisional text has semicolons here.
         offset: the offset of the unexpected word.
-        word: the unexpected word, '' for the end of the text.
-        names: the allowed terminals, as messages show them.
+        word: the unexpected word, or '' for the end of the text.
+        names: the allowed terminals, in the form that messages show.
         is_token: whether the word is a token of the language.
     """
     is_double_equals = text[max(0, offset - 1) : offset + 1] == "=="

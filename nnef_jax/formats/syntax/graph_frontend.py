@@ -24,41 +24,42 @@ from nnef_jax.limits import Limits
 from nnef_jax.storage.tensorfile import TensorFile
 from nnef_jax.storage.writer import Member
 
-Titles = Mapping[int, str]  # titles of nodes in errors, by offset in the text
-# By dtype: numpy's dtype, and the bits of codes in tensor files.
+Titles = Mapping[int, str]  # the titles of nodes in errors, by the node's offset in the text
+# For each dtype: numpy's dtype for the codes, and the number of bits of a code in tensor files.
 _INTEGERS = {
     "int4": (np.int8, 4), "uint4": (np.uint8, 4), "int2": (np.int8, 2), "uint2": (np.uint8, 2),
 }  # fmt: skip
-# Dtypes whose numbers all fit float16 exactly.
+# Dtypes whose numbers can all be stored exactly in float16.
 _HALVES = (
     "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float4_e2m1fn",
 )  # fmt: skip
-_SHORT = 1 << 20  # characters; steps of a shorter text, six a character, are not counted
+# The largest number of characters of a text whose steps, six for each, need not be counted.
+_SHORT = 1 << 20
 _KEEP = "convert(..., keep=True), --keep, write it as a custom operation, which load reads again"
 
 
 class GraphFrontend(Frontend):
-    """A network whose weights stay in their files until a model computes with them."""
+    """A network whose weights remain in their files until a model computes with them."""
 
     is_saved_flat = True
 
     def __init__(self, options: Options) -> None:
         self._options = options
-        self._data: dict[str, NDArray[Any]] = {}  # by label, filled by `flatten`
+        self._data: dict[str, NDArray[Any]] = {}  # by label; `flatten` adds the arrays
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_data": {}}
 
     @abstractmethod
     def titles(self) -> Titles:
-        """Return the title of each layer or node in errors, by its offset in the text."""
+        """Return the title of each layer or node, which errors show, by its offset in the text."""
 
     def stored(self, graph: Graph) -> Stored:
-        """Return the weights. An array in the stored dtype is a view of the file."""
+        """Return the weights. If an array has the stored dtype, it is a view of the file."""
         data: dict[str, NDArray[Any]] = {}
         for variable in (*graph.parameters, *graph.states):
             if isinstance(variable, StateVariable) and variable.initial is not None:
-                continue  # the network computes the first value
+                continue  # the network computes the first value of the state
             array = self._data[variable.label]
             dtype = np.dtype(variable.value.type.dtype)
             if array.dtype != dtype:
@@ -69,7 +70,8 @@ class GraphFrontend(Frontend):
     def identifiers(self, graph: Graph) -> Mapping[str, str]:
         """Return the names of the graph's tensors, by their names in the flat document."""
         writer = FlatWriter(graph, self._options.meter)
-        with suppress(UnsupportedError):  # also operations that cannot be written have names
+        # The tensors of operations that cannot be written have names too.
+        with suppress(UnsupportedError):
             writer.write()
         names: dict[str, str] = {}
         for name, value in graph.values.items():
@@ -85,7 +87,10 @@ class GraphFrontend(Frontend):
         arrays: Arrays,
         quantization: str | None,
     ) -> Written:
-        """Return a part of the network as an archive of NNEF 1.0, flat, with its graph.quant."""
+        """Return a part of the network as an archive of a flat document of NNEF 1.0.
+
+        `quantization` becomes its graph.quant.
+        """
         part, _ = cut(graph)
         text = print_document(_TitledWriter(part, self.titles, options).write())
         members = _members(text, arrays)
@@ -94,7 +99,7 @@ class GraphFrontend(Frontend):
         return Written(members | {QUANTIZATION: quantization.encode()})
 
     def converted(self, graph: Graph, data: Arrays | None, *, flat: bool, keep: bool) -> Written:
-        """Return the network as an archive of NNEF 1.0, always flat."""
+        """Return the network as an archive of NNEF 1.0. The document is always flat."""
         raise_all(self.unsavable())
         options = self._options
         arrays = data or {}
@@ -110,11 +115,11 @@ def _members(text: str, arrays: Arrays) -> dict[str, Member]:
 
 
 def _reads_alike(graph: Graph, text: str, options: Options) -> bool:
-    """Tell whether `load` certainly makes this graph from its flat document.
+    """Tell whether `load` is certain to make this graph from the graph's flat document.
 
-    It does if a document can declare the type of each tensor: items are real numbers, int32 or
-    bool, and no extent is 0, which would declare an open extent. The user's limits may be too small
-    for the document, so the limits must be the default ones.
+    This is so if a document can declare the type of each tensor: items are real numbers, int32 or
+    bool, and no extent is 0, which would declare an open extent. The limits must be the default
+    limits, since the user's limits may be too small for the document.
     """
     computed = [value for operation in graph.operations for value in operation.writes()]
     variables = [variable.value for variable in (*graph.parameters, *graph.states)]
@@ -128,10 +133,10 @@ def _reads_alike(graph: Graph, text: str, options: Options) -> bool:
 
 
 def _as_member(items: NDArray[Any]) -> Member:
-    """Return weights as a tensor file stores them.
+    """Return weights in the form in which a tensor file stores them.
 
-    Integers of 2 and 4 bits stay packed. Floats of up to 8 bits are stored in float16, bfloat16 in
-    float32.
+    Integers of 2 and 4 bits stay packed. Floats of up to 8 bits are stored in float16, and bfloat16
+    is stored in float32.
     """
     name = items.dtype.name
     if name in _INTEGERS:
@@ -152,7 +157,7 @@ class _TitledWriter(FlatWriter):
         self._refused = set[int]()
 
     def write(self) -> Document:
-        """Return the document. Tensors with items that NNEF does not have are errors too."""
+        """Write the document. A tensor with items that NNEF does not have is an error, too."""
         for operation in self.graph.operations:
             for value in operation.writes():
                 dtype = value.type.dtype
@@ -161,7 +166,7 @@ class _TitledWriter(FlatWriter):
         return super().write()
 
     def refuse(self, message: str, operation: Operation | None = None, hint: str = "") -> None:
-        """Record an error: an operation that cannot be written, once for each layer or node."""
+        """Record an error for an operation that cannot be written, once for each layer or node."""
         span = operation.span if operation else None
         title = self._titles().get(span.offset) if span else None
         if span is None or title is None:

@@ -1,4 +1,4 @@
-"""Binds the arguments of an invocation to parameters (spec 3.3.1); refuses unknown operations."""
+"""Binds arguments of invocations to parameters (spec 3.3.1), and refuses unknown operations."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from nnef_jax.wording.similar import did_you_mean, listed
 
 
 class InvalidInvocation(ValueError):
-    """An invocation breaks a rule at `node`. The caller raises an error with a span instead."""
+    """An invocation breaks a rule at `node`.
+
+    The caller raises an error with a span in its place.
+    """
 
     def __init__(self, message: str, node: s.SyntaxNode, hint: str = "") -> None:
         super().__init__(message)
@@ -25,11 +28,16 @@ class InvalidInvocation(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """The binding that all invocations of an operation with the same names of arguments share.
+    """The binding of arguments to parameters in an invocation of an operation.
 
-    `names` are the parameters. `operands` are the parameters that take tensors, `attributes` are
-    the others. `positions` are the positions of arguments by parameter. `sources` has for each
-    parameter the position of its argument, or its default.
+    All invocations of the operation with the same names of arguments share a form.
+
+    Args:
+        names: the names of the parameters.
+        operands: the names of the parameters that take tensors.
+        attributes: the names of all other parameters.
+        positions: the positions of the arguments, by the name of the parameter.
+        sources: for each parameter, the position of its argument, or the parameter's default.
     """
 
     names: Sequence[str]
@@ -67,15 +75,17 @@ def bind(
 ) -> dict[str, int]:
     """Return the positions of arguments by parameter, in the order of the declaration.
 
-    Parameters without an argument are left out. With a meter, the hint for an unknown name is a
-    similar name. Raises InvalidInvocation.
+    Parameters without an argument are left out. If there is a meter, the hint for an unknown name
+    is a similar name. Raises InvalidInvocation.
 
     Args:
         fragment: the declaration of the operation.
         invocation: the invocation.
-        meter: counts steps of the search for a similar name.
-        freely: whether attributes may be positional, and positional arguments follow named ones.
-        ignoring: whether arguments without a parameter are ignored, if all parameters are tensors.
+        meter: counts the steps of the search for a similar name.
+        freely: whether attributes may be positional, and positional arguments may follow named
+            arguments.
+        ignoring: whether arguments that have no parameter are ignored. This holds only if all
+            parameters are tensors.
     """
     parameters = {parameter.name: parameter for parameter in fragment.parameters}
     arguments = invocation.arguments
@@ -106,10 +116,10 @@ def bind(
 
 
 def refuse(uses: Mapping[str, Sequence[Span]], explain: Callable[[str], tuple[str, str]]) -> None:
-    """Raise UnsupportedError for operations without a rule. `uses` are spans by operation.
+    """Raise UnsupportedError for operations without a rule.
 
-    `explain` takes the name of an operation. It returns the operation's origin, which follows the
-    name in the error, and a hint.
+    `uses` has the places of the calls, by operation. `explain` is called with the name of an
+    operation. It returns the operation's origin, which follows the name in the error, and a hint.
     """
     errors: list[UnsupportedError] = []
     for name, spans in uses.items():
@@ -128,7 +138,7 @@ def _offset(error: UnsupportedError) -> int:
 def _positional(
     fragment: s.Fragment, arguments: Sequence[s.Argument], position: int, *, freely: bool
 ) -> str:
-    """Return the parameter of a positional argument. Raises InvalidInvocation."""
+    """Return the name of the parameter for a positional argument. Raises InvalidInvocation."""
     parameters = fragment.parameters
     argument = arguments[position]
     if position >= len(parameters):

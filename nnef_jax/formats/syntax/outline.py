@@ -13,14 +13,17 @@ from nnef_jax.formats.syntax import tree as s
 
 
 def callers_of(names: Iterable[str], fragments: Mapping[str, s.Fragment]) -> frozenset[str]:
-    """Return `names` of operations, and the fragments that call these, directly or indirectly."""
+    """Return `names`, and the names of fragments that call these operations.
+
+    A fragment may call them directly, or by calling other fragments.
+    """
     callers: defaultdict[str, list[str]] = defaultdict(list)
     for name, fragment in fragments.items():
         for node in s.invocations(assignment.value for assignment in fragment.body or ()):
             callers[node.operation].append(name)
     reached = dict.fromkeys(names)
     waiting = [*reached]
-    for name in waiting:  # grows during the loop
+    for name in waiting:  # the list grows during the loop
         waiting += [caller for caller in dict.fromkeys(callers[name]) if caller not in reached]
         reached.update(dict.fromkeys(callers[name]))
     return frozenset(reached)
@@ -33,10 +36,10 @@ def shown(
     unsupported: Collection[str],
     source: Source,
 ) -> bool:
-    """Add untyped tensors for an assignment that cannot be evaluated; tell whether it is such.
+    """Add untyped tensors for an assignment that cannot be evaluated.
 
-    It cannot be evaluated if it calls an operation in `unsupported`, or reads an untyped tensor in
-    `values`.
+    Such an assignment calls an operation in `unsupported`, or reads an untyped tensor in `values`.
+    Return whether the assignment is one.
     """
     names = list(dict.fromkeys(s.names_in(assignment.value)))
     operands = [values[name] for name in names if name in values]

@@ -1,4 +1,4 @@
-"""Parses texts: by the fast reader, or by the grammar if the fast reader gives up."""
+"""Parses texts by the fast reader. If the fast reader gives up, the grammar is used."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class Parser:
         text: str | None = None,
         provisional: bool = False,
     ) -> Any:
-        """Return the tree that the builder makes from the production `start`.
+        """Parse a text; return the tree that the builder makes from the production `start`.
 
-        `text` replaces the source's text; offsets in both are the same. Raises NnefSyntaxError for
-        a text that does not follow the grammar, LimitError for expressions nested too deeply or for
-        too many tokens, and errors of the builder.
+        `text` replaces the text of the source. The offsets in both texts must be the same. Raises
+        NnefSyntaxError if the text does not follow the grammar, LimitError if expressions are
+        nested too deeply or there are too many tokens, and errors of the builder.
         """
         text = source.text if text is None else text
         builder = partial(self.builder, source, meter.limits.nesting, provisional)
@@ -48,7 +48,7 @@ class Parser:
         return self.by_grammar(start, text, builder(), meter) if tree is None else tree
 
     def fast(self, start: str, text: str, builder: TreeBuilder, meter: Meter) -> Any:
-        """Return the tree that the fast reader builds, None if it gives up."""
+        """Return the tree that the fast reader builds, or None if it gives up."""
         most = (meter.limits.steps - meter.steps) // TOKEN
         try:
             reader = FastReader(text, builder, self.language, most)
@@ -72,7 +72,7 @@ class Parser:
         return GrammarReader(self.package, self.starts, self.builder)
 
 
-# NNEF itself: documents of both dialects, libraries of declarations, and graph.quant.
+# The parser of NNEF itself: documents of both dialects, libraries of declarations, and graph.quant.
 STANDARD = Parser("nnef_jax.formats.syntax", ("document", "library", "quantization"))
 
 

@@ -8,11 +8,13 @@ from nnef_jax.formats.syntax import tree as s
 from nnef_jax.formats.syntax.types import ArrayOf, Primitive, Tensor, TupleOf, Type
 
 _INDENT = "    "
-_WIDTH = 100  # characters; a longer declaration is broken into lines
+_WIDTH = 100  # the number of characters from which a declaration is broken into lines
 
-# Precedence levels of expressions, the loosest first, in the order of the grammar's productions.
+# Precedence levels of expressions. The loosest level comes first, and the order is that of the
+# grammar's productions.
 _SELECT, _OR, _AND, _COMPARISON, _SUM, _PRODUCT, _UNARY, _POWER, _POSTFIX, _ATOM = range(10)
-# By operator: the level of the expression, and the least levels of its left and right operands.
+# For each operator: the level of the expression, and the lowest levels that its left and its right
+# operand may have without parentheses.
 _OPERATORS = {
     "||": (_OR, _OR, _AND),
     "&&": (_AND, _AND, _COMPARISON),
@@ -24,23 +26,23 @@ _OPERATORS = {
 
 
 def print_document(document: s.Document) -> str:
-    """Return the text of a document in its dialect, in a fixed layout.
+    """Print a document in its dialect, in a fixed layout.
 
-    The tree has no comments, so the text has none. Parentheses are printed only where the tree
+    The tree has no comments, so neither has the text. Parentheses are printed only where the tree
     needs them. Parsing the text returns an equal document.
     """
     return _Printer(document.provisional).document(document)
 
 
 def print_expression(expression: s.Expression) -> str:
-    """Return the text of an expression in the syntax of 1.0 final."""
+    """Print an expression in the syntax of 1.0 final."""
     return _Printer(provisional=False).expression(expression)
 
 
 class _Printer:
     def __init__(self, provisional: bool) -> None:
         self.provisional = provisional
-        self.end = "" if provisional else ";"  # ends the version and each statement
+        self.end = "" if provisional else ";"  # the end of the version and of each statement
 
     # Declarations
 
@@ -99,12 +101,12 @@ class _Printer:
     # Expressions
 
     def expression(self, node: s.Expression, level: int = _SELECT) -> str:
-        """Return an expression, in parentheses if it binds less tightly than `level`."""
+        """Print an expression, in parentheses if it binds less tightly than `level`."""
         text, binding = self.bare(node)
         return text if binding >= level else f"({text})"
 
     def bare(self, node: s.Expression) -> tuple[str, int]:
-        """Return an expression without outer parentheses, and its precedence level."""
+        """Print an expression without outer parentheses; return the text and the level."""
         match node:
             case s.Literal(value=value):
                 text = _literal(value)
@@ -140,7 +142,10 @@ class _Printer:
                 return f"{head}({listing})", _ATOM
 
     def items(self, items: Sequence[s.Expression]) -> str:
-        """Return the items of an array or tuple, without spaces if all are literals: `[1,1]`."""
+        """Print the items of an array or tuple.
+
+        Literals only have no spaces between them: `[1,1]`.
+        """
         separator = "," if all(map(s.is_literal, items)) else ", "
         return separator.join(map(self.expression, items))
 
@@ -174,7 +179,7 @@ def _literal(value: float | int | bool | str) -> str:
         case bool():
             return "true" if value else "false"
         case str():
-            # Other readers have no escapes: choose the quotes that need none, if possible.
+            # Other readers have no escapes. If possible, the quotes are those that need no escape.
             quote = '"' if "'" in value and '"' not in value else "'"
             escaped = value.replace("\\", "\\\\").replace(quote, f"\\{quote}")
             return f"{quote}{escaped}{quote}"

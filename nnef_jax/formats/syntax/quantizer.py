@@ -1,7 +1,6 @@
-"""Quantisation of one tensor: its operation, and the real numbers of stored codes (spec 7.1).
+"""Quantisation of a tensor: its operation, and the real numbers of stored codes (spec 7.1).
 
-The number of a code q of n bits is, by operation:
-
+The number that a code q of n bits stands for depends on the operation:
     min_max_linear_quantize     (q + p) / r * (max - min) + min: the lowest code is min, the highest
                                 max. p = 2^(n-1) - symmetric if signed, else 0;
                                 r = 2^n - 1, less 1 if signed and symmetric
@@ -11,8 +10,8 @@ The number of a code q of n bits is, by operation:
                                 type is signed, sign(q) * 2^(t - (2^(n-1) - 1) + |q|), and 0 for
                                 code 0. The highest code is 2^t in either case
 
-These are the values that the operation yields in 1.0 final. The standard does not define signed
-logarithmic codes; here the item type of the file decides whether the codes are signed.
+These are the values that the operation returns in 1.0 final. The standard does not define signed
+logarithmic codes. Here, the item type of the file decides whether the codes are signed.
 """
 
 from __future__ import annotations
@@ -39,26 +38,28 @@ ALGORITHMS = (
     "zero_point_linear_quantize",
     "logarithmic_quantize",
 )
-SCALARS = ("bits", "signed", "symmetric")  # arguments that are the same for all channels
+SCALARS = ("bits", "signed", "symmetric")  # arguments that have the same value for all channels
 _NUMBERS = ("min", "max", "zero_point", "scale")
-_LARGEST = (float(np.finfo(np.float32).max), 2**31 - 1)  # scalar, integer
+# The largest scalar, and the largest integer.
+_LARGEST = (float(np.finfo(np.float32).max), 2**31 - 1)
 _MOST_BITS = 64
-_BYTES = 24  # bytes for a number: three arrays of float64
+_BYTES = 24  # bytes of memory for each number: three arrays of float64
 
-# The value of an argument. A list has an item for each channel, an array is a constant tensor.
+# The value of an argument. A list has an item for each channel, and an array is a constant tensor.
 ArgumentValue = float | int | bool | str | list[Any] | NDArray[Any]
 
 
 @dataclass(frozen=True, eq=False)
 class Quantizer:
-    """The quantisation of a tensor: an entry of graph.quant, or the header of a tensor file.
+    """The quantisation of a tensor, from an entry of graph.quant or the header of a tensor file.
 
     `node` is the invocation in `source`, without the tensor. `operation` is the name of the
-    algorithm. `arguments` has the values of arguments that are numbers, strings or constants.
+    algorithm. `arguments` has the values of those arguments that are numbers, strings or constants.
 
-    A list has a value for each channel. The channels of a variable are along axis 0, or along
-    axis 1 if axis 0 has another extent (a bias of shape [1,C]). The channels of any other tensor
-    are along axis 1, or along axis 0 if it has one axis. A constant broadcasts from the left.
+    A list has a value for each channel. The channels of a variable are along axis 0. If the extent
+    of axis 0 is not the length of the list, they are along axis 1, as in a bias of shape (1,
+    channels). The channels of any other tensor are along axis 1, or along axis 0 if the tensor has
+    one axis. A constant tensor is broadcast from the left.
     """
 
     source: Source
@@ -67,14 +68,14 @@ class Quantizer:
     arguments: Mapping[str, ArgumentValue]
 
     def span(self, argument: str = "") -> Span:
-        """Return the span of an argument, or of the invocation."""
+        """Return the place of an argument, or of the invocation if there is no such argument."""
         arguments = (a for a in self.node.arguments if a.name == argument)
         return s.span_in(self.source, next(arguments, self.node))
 
     def value(self, argument: str, shape: Shape, *, variable: bool) -> ArgumentValue:
         """Return an argument for a tensor of a shape. A list becomes an array that broadcasts.
 
-        Raises ShapeError for a list whose length is not the number of channels.
+        Raises ShapeError if the length of a list is not the number of channels.
         """
         value = self.arguments[argument]
         if not isinstance(value, list):
@@ -94,7 +95,11 @@ class Quantizer:
 
     @property
     def step(self) -> NDArray[Any] | None:
-        """Return the distance of the numbers of adjacent codes: a scalar, by channel, or None."""
+        """Return the distance between the numbers of adjacent codes.
+
+        It is a scalar, or an array with a distance for each channel. It is None if the distances
+        differ.
+        """
         arguments: Any = self.arguments
         match arguments:
             case {"scale": scale}:
@@ -106,7 +111,7 @@ class Quantizer:
                 return None
 
     def invocation(self, name: str, type: TensorType, *, variable: bool) -> s.Invocation:
-        """Return the invocation that quantises the tensor of a name and type."""
+        """Return the invocation that quantises the tensor with this name and type."""
         offset = self.node.offset
         arguments = [s.Argument(offset, None, s.Identifier(offset, name))]
         for argument in self.node.arguments:
@@ -117,7 +122,7 @@ class Quantizer:
         return replace(self.node, operation=self.operation, arguments=tuple(arguments))
 
     def problems(self) -> Iterator[SemanticError]:
-        """Yield errors in the arguments of an algorithm of the standard."""
+        """Yield the errors in the arguments of an algorithm of the standard."""
         arguments: Mapping[str, Any] = self.arguments
         arrays = [name for name in SCALARS if isinstance(arguments.get(name), list | np.ndarray)]
         for name in arrays:
@@ -157,7 +162,7 @@ class Quantizer:
 
 
 def _expression(value: ArgumentValue, offset: int) -> s.Expression:
-    """Return the expression of a value. An array is a constant tensor."""
+    """Return a value as an expression. An array becomes a constant tensor."""
     if not isinstance(value, np.ndarray):
         assert not isinstance(value, list)
         return s.Literal(offset, value)
@@ -171,9 +176,9 @@ def _expression(value: ArgumentValue, offset: int) -> s.Expression:
 
 
 def _in_order(low: ArgumentValue, high: ArgumentValue) -> bool:
-    """Tell whether each minimum is below its maximum; True if they cannot be compared yet.
+    """Tell whether each minimum is below its maximum. If they cannot be compared yet, return True.
 
-    The shape of the quantised tensor decides how a list and a constant tensor are compared.
+    The shape of the quantised tensor decides how a list is compared with a constant tensor.
     """
     are_unlike = isinstance(low, list) != isinstance(high, list)
     if are_unlike and np.size(low) > 1 and np.size(high) > 1:
@@ -182,18 +187,18 @@ def _in_order(low: ArgumentValue, high: ArgumentValue) -> bool:
     try:
         return bool(np.all(lows < highs))
     except ValueError:
-        return True  # at least one of the two will not fit the tensor
+        return True  # at least one of the two does not fit the tensor, which is an error later
 
 
 # Codes
 
 
 def dequantize(stored: TensorFile, quantizer: Quantizer, member: str, meter: Meter) -> NDArray[Any]:
-    """Return the real numbers, in float64, of the codes in a tensor file.
+    """Return the real numbers, in float64, that the codes in a tensor file stand for.
 
-    Raises DataError for codes beyond the range of the algorithm, UnsupportedError for an algorithm
-    that is a fragment of the document, ShapeError for a list whose length is not the number of
-    channels, LimitError for too much memory.
+    Raises DataError for codes beyond the range of the algorithm, UnsupportedError if the algorithm
+    is a fragment of the document, ShapeError for a list whose length is not the number of channels,
+    and LimitError if the numbers take too much memory.
     """
     codes = stored.array
     if quantizer.operation not in ALGORITHMS:

@@ -1,11 +1,11 @@
-"""The fast reader: builds the same tree as the grammar in a tenth of the time, or gives up.
+"""The fast reader, which builds the same tree as the grammar in a tenth of the time, or gives up.
 
-5,000 flat statements take 0.1 s instead of 1.2 s. The standard library takes 20 ms instead of
-200 ms, which include the time to make lark's tables.
+5,000 flat statements take 0.1 s instead of 1.2 s. The standard library takes 20 ms instead of 200
+ms, which include the time to make lark's tables.
 
-The fast reader explains no errors. At an unexpected token it gives up, and the grammar reads the
-text instead. A test compares the trees of both. Flat statements, as exporters write, are matched
-one argument at a time. All other text is read by recursive descent, with a method for each
+The fast reader does not explain errors. At an unexpected token it gives up, and then the grammar
+reads the text. A test compares the trees of both. Flat statements, which exporters write, are
+matched one argument at a time. All other text is read by recursive descent, with a method for each
 production.
 """
 
@@ -20,7 +20,7 @@ from nnef_jax.formats.syntax.tokens import BUILTINS, SPACE, Language, Token
 from nnef_jax.formats.syntax.tree_builder import TreeBuilder
 from nnef_jax.formats.syntax.types import Type
 
-_NAME, _NUMBER, _STRING, _GENERIC = 1, 2, 3, 4  # groups of `Language.token`
+_NAME, _NUMBER, _STRING, _GENERIC = 1, 2, 3, 4  # the numbers of groups of `Language.token`
 _EQUALS = re.compile(rf"{SPACE}=(?!=)")
 _SEMICOLON = re.compile(rf"{SPACE};")
 _OPENING = re.compile(r"\(")
@@ -37,16 +37,16 @@ class NotUnderstood(Exception):
 
 
 class FastReader:
-    """A reader of a text. The next token is `token`, of the kind `kind`, from `start` to `stop`.
+    """Reads a text. The next token is `token`, of the kind `kind`, from `start` to `stop`.
 
-    Methods are productions. They call the builder as the grammar does. Methods raise NotUnderstood,
-    and errors of the builder.
+    The methods are named after productions, and call the builder as the grammar does. They raise
+    NotUnderstood, and errors of the builder.
 
     Args:
         text: the text.
         builder: builds the nodes of the tree.
-        language: the patterns and the form of productions.
-        most: the number of tokens that may be read one by one.
+        language: the patterns of tokens and the form of productions.
+        most: the largest number of tokens that may be read one by one.
     """
 
     reserved: Collection[str]
@@ -68,7 +68,7 @@ class FastReader:
         self.go(0)
 
     def go(self, at: int) -> None:
-        """Make the token at a position the next one."""
+        """Read the token at a position, and make it the next token."""
         self.left -= 1
         match = self.match(self.text, at)
         if match is None or self.left < 0:
@@ -78,7 +78,10 @@ class FastReader:
         self.start, self.stop = match.span(kind)
 
     def take(self, token: str | None = None) -> Token:
-        """Step over the next token and return it. It must be `token` unless that is None."""
+        """Step over the next token and return it.
+
+        Unless `token` is None, the next token must be `token`.
+        """
         if token is not None and token != self.token:
             raise NotUnderstood
         result = _placed(self.token, self.start)
@@ -104,7 +107,7 @@ class FastReader:
         return self.take()
 
     def generic(self, declared: bool = False) -> Token | None:
-        """Step over `<type>` and return it, None without one."""
+        """Step over a generic argument `<type>` and return it. If there is none, return None."""
         if self.kind != _GENERIC:
             return None
         token = self.take()
@@ -112,18 +115,21 @@ class FastReader:
         return token
 
     def several(self, item: Callable[[], _Item]) -> list[_Item]:
-        """Return one or more items with commas between them. `item` reads an item."""
+        """Read one or more items that have commas between them. `item` reads an item."""
         items = [item()]
         while self.accept(","):
             items.append(item())
         return items
 
     def listed(self, brackets: str, item: Callable[[], object], least: int = 0) -> list[Any]:
-        """Return the opening bracket of a list, and its items: at least `least`."""
+        """Read a list in brackets that has at least `least` items.
+
+        Return the bracket and the items.
+        """
         return [self.take(brackets[0]), *self.items_to(brackets[1], item, least)]
 
     def items_to(self, closing: str, item: Callable[[], _Item], least: int = 0) -> list[_Item]:
-        """Return the items before a closing bracket, with commas between them."""
+        """Read the items before a closing bracket, which have commas between them."""
         items: list[_Item] = []
         while self.token != closing:
             items.append(item())
@@ -275,7 +281,10 @@ class FastReader:
         return self.build.tuple_expression(*self.listed(brackets, self.target, least))
 
     def flat(self, start: re.Match[str]) -> tuple[s.Assignment, int]:
-        """Return a statement and its end. `start` is the match of `name = operation<generic>(`."""
+        """Read a flat statement; return the statement and the offset of its end.
+
+        `start` is the match of `name = operation<generic>(`.
+        """
         left = self.left
         arguments, at = self.arguments(start.end())
         name, operation, generic = start.groups()
@@ -295,13 +304,16 @@ class FastReader:
         return s.Assignment(target.offset, target, value), end.end()
 
     def arguments(self, at: int) -> tuple[list[s.Argument], int]:
-        """Return the arguments after the opening bracket, and the end of the closing bracket."""
+        """Read the arguments after an opening bracket.
+
+        Return the arguments, and the offset of the end of the closing bracket.
+        """
         match = self.language.value.match
         text = self.text
         loose = self.loose
         build = self.build
         items: list[s.Argument] = []
-        after = ","  # the mark after an argument
+        after = ","  # the mark that follows an argument
         while after == ",":
             value: s.Expression | None = None
             part = match(text, at)
@@ -380,7 +392,7 @@ class FastReader:
         return value
 
     def _at_colon(self) -> bool:
-        """Tell whether the next token is the `:` of a range, which a loose language lacks."""
+        """Tell whether the next token is the `:` of a range. A loose language has no ranges."""
         return self.token == ":" and not self.loose
 
     def atom(self) -> s.Expression:
@@ -455,11 +467,11 @@ def _number(text: str) -> int | float:
 
 
 def _numbers(text: str, offset: int) -> s.Array | s.Tuple:
-    """Return an array or a tuple of numbers, or an array of pairs of numbers."""
+    """Make an array or a tuple of numbers, or an array of pairs of numbers."""
     items: list[Any] = []
     for match in _ITEM.finditer(text):
         item = match[0]
-        number = int(item) if item.isdigit() else _number(item)  # most items are digits only
+        number = int(item) if item.isdigit() else _number(item)  # most items have only digits
         items.append(s.Literal(offset + match.start(), number))
     if "(" in text[1:]:
         pairs = zip(_OPENING.finditer(text), items[::2], items[1::2], strict=True)

@@ -1,4 +1,4 @@
-"""The operations and operators of NNEF 1.0 final, which all formats in its language have."""
+"""The operations and operators of NNEF 1.0 final, which all formats in NNEF's language have."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from nnef_jax.formats.syntax.tree import Fragment
 
 @cache
 def standard() -> Mapping[str, Fragment]:
-    """Return the declarations of NNEF 1.0 final by name, read from stdlib.nnef."""
+    """Return the declarations of NNEF 1.0 final by name. They are read from stdlib.nnef."""
     return read_package("nnef_jax.formats.syntax", "stdlib.nnef")
 
 
-# Operations whose generic argument decides the items of the result. It is the attribute `dtype` of
-# their rules.
+# Operations whose generic argument decides the items of the result. In the rules of these
+# operations, the generic argument is the attribute `dtype`.
 GENERIC_RESULT = ("constant", "cast")
 
-# By operator: operations on tensors (spec 3.3.3, table 1), and comparisons of other values.
+# For each operator, the operation on tensors (spec 3.3.3, table 1), or the comparison of other
+# values.
 OPERATORS = {
     "+": "add", "-": "sub", "*": "mul", "/": "div", "^": "pow",
     "<": "lt", ">": "gt", "<=": "le", ">=": "ge", "==": "eq", "!=": "ne",
@@ -33,5 +34,6 @@ COMPARISONS: Mapping[str, Callable[[Any, Any], Any]] = {
 }  # fmt: skip
 UNARY_OPERATORS = {"-": "neg", "+": "copy", "!": "not"}
 
-# Operations that introduce inputs, variables and updates instead of operations of the flat graph.
+# Operations that introduce inputs, variables and updates. The flat graph has no operations for
+# them.
 INTRODUCING = frozenset({"external", "variable", "update"})

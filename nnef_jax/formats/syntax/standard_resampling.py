@@ -1,4 +1,4 @@
-"""Resizes as operations of NNEF 1.0: up and down by integer factors (spec 4.3.4)."""
+"""Expresses resizes as operations of NNEF 1.0, which resample by integer factors (spec 4.3.4)."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from lowering import resampling
 from lowering.extents import UNKNOWN, is_known
 from lowering.graph import Operation, Value
 
-Resampling = tuple[str, dict[str, Any]]  # the kind, and the arguments by parameter
+Resampling = tuple[str, dict[str, Any]]  # the kind, and the arguments by the name of the parameter
 
-# For upsampling to the nearest item: the largest factor with which each item is repeated, by
-# `coordinate_transformation_mode` and `nearest_mode`.
+# For upsampling to the nearest item: the largest factor by which each item is repeated. The keys
+# are (`coordinate_transformation_mode`, `nearest_mode`).
 _REPEATS = {
     ("asymmetric", "floor"): math.inf,
     ("asymmetric", "round_prefer_floor"): 2,
@@ -28,7 +28,7 @@ _REPEATS = {
     ("align_corners", "round_prefer_ceil"): 2,
 }
 # For downsampling to the nearest item: the largest factor with which the first item of each block
-# is taken, by the same modes.
+# is taken. The keys are (`coordinate_transformation_mode`, `nearest_mode`).
 _FIRSTS = {
     ("asymmetric", "floor"): math.inf,
     ("asymmetric", "ceil"): math.inf,
@@ -41,7 +41,7 @@ _FIRSTS = {
     ("pytorch_half_pixel", "floor"): 2,
     ("pytorch_half_pixel", "round_prefer_floor"): 2,
 }
-# The method of multilinear_upsample, by `coordinate_transformation_mode`.
+# The method of multilinear_upsample for each `coordinate_transformation_mode`.
 _METHODS = {
     "half_pixel": "symmetric",
     "half_pixel_symmetric": "symmetric",
@@ -49,12 +49,12 @@ _METHODS = {
     "asymmetric": "asymmetric",
     "align_corners": "aligned",
 }
-# Modes in which a linear resize by 1/2 takes the mean of two adjacent items.
+# The modes in which a linear resize by 1/2 takes the mean of two adjacent items.
 _MEANS = ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel")
 
 
 def standard_resampling(operation: Operation) -> Resampling | None:
-    """Return the operation of NNEF that is equal to a resize, None if there is none."""
+    """Return the operation of NNEF that is equal to a resize, or None if there is none."""
     attributes: Any = dict(operation.attributes)
     x = dict(operation.operands)["input"]
     scales = attributes["scales"]
@@ -96,7 +96,7 @@ def standard_resampling(operation: Operation) -> Resampling | None:
 def _factors(larger: Sequence[float], smaller: Sequence[float]) -> tuple[int, ...]:
     """Return the ratios of the spatial extents.
 
-    The result is () unless all ratios are integers, and those of batch and channels are 1.
+    The result is () unless all ratios are integers, and the ratios of batch and channels are 1.
     """
     factors: list[int] = []
     for n, m in zip(larger, smaller, strict=True):

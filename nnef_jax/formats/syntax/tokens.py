@@ -1,4 +1,4 @@
-"""The tokens of the language and its keywords (spec 3.1, 3.2)."""
+"""The tokens and the keywords of NNEF's language (spec 3.1, 3.2)."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ PROVISIONAL_KEYWORDS = frozenset(_SHARED_KEYWORDS | {"extent"})
 CASTS = frozenset({"scalar", "integer", "extent", "logical", "string"})
 BUILTINS = CASTS | {"shape_of", "length_of", "range_of"}
 
-# Parts of patterns.
+# Components of the patterns below.
 SPACE = r"(?:[ \t\r\n\f]++|\#[^\n\f]*+)*+"
 NAME = r"[A-Za-z_][A-Za-z0-9_]*+"
 NUMBER = r"[0-9]++(?:\.[0-9]*+)?(?:[eE][+-]?[0-9]++)?"
 _STRING = r"""(?:'(?:[^'\\\n]++|\\.)*+'{end}|"(?:[^"\\\n]++|\\.)*+"{end})"""
 STRING = _STRING.format(end="")
-# A string. Without its closing quote it ends with its line, so the pattern always matches, and no
-# text is scanned twice.
+# A string. If its closing quote is missing, the string ends with its line. Therefore the pattern
+# always matches, and no text is scanned twice.
 OPEN_STRING = _STRING.format(end="?")
 
 _TYPE = r"<\s*+(?:(?:\?|[A-Za-z_]++)\s*+)?(?:=\s*+[A-Za-z_]++\s*+)?>"
 _MARK = r"\[\]|->|&&|\|\||[<>=!]=|\S|\Z"
 _BLANK = r"[ \t]*+"
-# A number that certainly fits 64 bits; the number with blanks; a pair of such numbers.
+# Three patterns: a number that certainly fits 64 bits, such a number with blanks, and a pair of
+# these.
 _SMALL = r"-?[0-9]{1,18}+(?:\.[0-9]*+)?(?:[eE][+-]?[0-9]{1,2}+)?"
 _ITEM = rf"{_BLANK}{_SMALL}{_BLANK}"
 _PAIR = rf"\({_ITEM},{_ITEM}\){_BLANK}"
@@ -41,29 +42,29 @@ _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 
 
 class Token(str):
-    """A piece of a text with its offset, as in lark's tokens."""
+    """A piece of a text with its offset. It has the attribute that lark's tokens have."""
 
     __slots__ = ("start_pos",)
     start_pos: int
 
 
 def count_tokens(text: str) -> int:
-    """Return the number of tokens in a text, without white space and comments."""
+    """Count the tokens in a text. White space and comments do not count."""
     return sum(match.lastgroup != "skip" for match in TOKEN.finditer(text))
 
 
 def unescaped(text: str) -> str:
-    """Return the text between quotes, without the backslashes that escape a character."""
+    """Return the text between quotes without the backslashes that escape characters."""
     return _ESCAPE.sub(r"\1", text)
 
 
 class Language:
-    """A dialect of the language for the fast reader: patterns and the form of productions.
+    """A dialect of the language, for the fast reader.
 
     Args:
         name: the pattern of an identifier.
         extension: the pattern of an extension line.
-        levels: the binary operators, the lowest precedence first.
+        levels: the binary operators. Those of the lowest precedence come first.
         signs: the unary operators.
         loose: whether lists may end with a comma, bodies may be empty, and results may lack types.
             Such a language has no conditions, comprehensions, ranges, or fragments without a body.
@@ -86,8 +87,9 @@ class Language:
         self.token: re.Pattern[str] = re.compile(
             rf"{SPACE}(?:({name})|({NUMBER})|({STRING})|({_TYPE})|({_MARK}))"
         )
-        # One match is an argument with the mark after it, which takes 0.6 of the time of a match
-        # for each token. Items have no `*+`: up to 3.11.4 Python keeps the comma of a failed item.
+        # A single match covers an argument and the mark after it. This takes 0.6 of the time of a
+        # match for each token. Items have no `*+`, since Python up to 3.11.4 would then keep the
+        # comma of an item that does not match.
         self.value: re.Pattern[str] = re.compile(
             rf"{SPACE}(?:({name}){SPACE}={SPACE})?(?:(\[{_ITEM}(?:,{_ITEM})*\]"
             rf"|\({_ITEM}(?:,{_ITEM})+\)|\[{_PAIR}(?:,{_BLANK}{_PAIR})*\])"

@@ -1,4 +1,7 @@
-"""The nodes of the syntax tree. Nodes compare by content; offsets in the text do not count."""
+"""The nodes of the syntax tree.
+
+Nodes are compared by content, without their offsets in the text.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from nnef_jax.formats.syntax.types import Type
 class SyntaxNode:
     """A node of the tree, with its offset in the text.
 
-    `depth` is the nesting of an expression, set while the tree is built.
+    `depth` is the nesting of an expression. It is set while the tree is built.
     """
 
     offset: int = field(compare=False, repr=False)
@@ -120,7 +123,7 @@ class Builtin(SyntaxNode):
 
 @dataclass(slots=True)
 class Argument(SyntaxNode):
-    """An argument of an invocation. The name of a positional argument is None."""
+    """An argument of an invocation. `name` is None for a positional argument."""
 
     name: str | None
     value: Expression
@@ -169,8 +172,8 @@ class ResultDeclaration(SyntaxNode):
 class Fragment(SyntaxNode):
     """The declaration of an operation. `body` is None for a primitive operation.
 
-    `generic` tells whether the fragment declares `<?>`. `generic_default` is the type of `?` in an
-    invocation that does not determine it.
+    `generic` tells whether the fragment declares `<?>`. If an invocation does not determine the
+    type of `?`, it is `generic_default`.
     """
 
     name: str
@@ -194,7 +197,7 @@ class GraphDefinition(SyntaxNode):
 
 @dataclass(slots=True)
 class Document:
-    """A parsed text, of 1.0 provisional if `provisional`, else of 1.0 final."""
+    """A parsed text. It is in 1.0 provisional if `provisional`, otherwise in 1.0 final."""
 
     source: Source = field(compare=False, repr=False)
     version: str
@@ -205,7 +208,7 @@ class Document:
 
 
 def span_in(source: Source, node: SyntaxNode) -> Span:
-    """Return the span of the name with which a node starts, else of its first character."""
+    """Return the place of the name with which a node begins, or else of its first character."""
     match node:
         case (
             Invocation(operation=name)
@@ -225,22 +228,22 @@ _SEQUENCES = frozenset({Array, Tuple})
 
 
 def invocations(expressions: Iterable[Expression]) -> Iterator[Invocation]:
-    """Yield all invocations in expressions, in any order."""
+    """Yield all invocations in expressions. They may come in any order."""
     return (node for node in _parts(expressions) if type(node) is Invocation)
 
 
 def names_in(expression: Expression) -> Iterator[str]:
-    """Yield the names that an expression reads, in any order."""
+    """Yield the names that an expression reads. They may come in any order."""
     return (node.name for node in _parts([expression]) if type(node) is Identifier)
 
 
 def _parts(expressions: Iterable[Expression]) -> Iterator[Invocation | Identifier]:
-    """Yield all invocations and identifiers in expressions, in any order."""
+    """Yield all invocations and identifiers in expressions. They may come in any order."""
     pending: list[Any] = [*expressions]
     while pending:
         node = pending.pop()
         kind = type(node)
-        if kind in _LEAVES:  # the common case
+        if kind in _LEAVES:  # most nodes are leaves
             if kind is Identifier:
                 yield node
             continue

@@ -1,4 +1,4 @@
-"""Builds the syntax tree. Both readers call a method for each production of the grammar."""
+"""Builds the syntax tree. Both readers call a method of the builder for each production."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ _Expression = TypeVar("_Expression", bound=s.Expression)
 
 
 def nodes_of(items: Sequence[object]) -> tuple[Any, ...]:
-    """Return the nodes among the arguments of a production, without tokens and None."""
+    """Return the nodes among the arguments of a production. Tokens and None are left out."""
     return tuple([item for item in items if isinstance(item, s.SyntaxNode)])
 
 
 class TreeBuilder:
-    """A builder of the tree of a text in NNEF's own language.
+    """Builds the syntax tree of a text in NNEF's language.
 
-    A method has the name of a production. Its arguments are the parts of the production: nodes of
-    inner productions, named tokens, and None for an optional token that is absent. `features` has
-    the constructions that only one dialect has or that need an extension, with their offsets.
+    A method has the name of a production. Its arguments are what the production consists of: nodes
+    of inner productions, named tokens, and None for an optional token that is absent. `features`
+    lists the constructions that only one dialect has or that need an extension, with their offsets.
     """
 
     def __init__(self, source: Source, nesting: int, provisional: bool = False) -> None:
@@ -46,7 +46,7 @@ class TreeBuilder:
         self.keywords: frozenset[str] = PROVISIONAL_KEYWORDS if provisional else KEYWORDS
         self.features: list[tuple[str, int]] = []
         self.nesting = nesting
-        self._operators: list[int] = []  # offsets of expressions that compute
+        self._operators: list[int] = []  # the offsets of expressions that compute
 
     def _fail(self, message: str, token: Token, hint: str = "") -> NnefSyntaxError:
         span = Span(self.source, token.start_pos, len(token))
@@ -60,7 +60,7 @@ class TreeBuilder:
         self._operators.clear()
 
     def name(self, token: Token) -> str:
-        """Return the identifier in a token. Raises NnefSyntaxError for a keyword."""
+        """Return the identifier in a token. Raises NnefSyntaxError if it is a keyword."""
         if token in self.keywords:
             raise self._fail(f"'{token}' is a keyword, it cannot be a name", token)
         return str(token)
@@ -76,13 +76,16 @@ class TreeBuilder:
     def _nested(
         self, node: _Expression, inner: Sequence[s.SyntaxNode | None], offset: int
     ) -> _Expression:
-        """Return an expression with its depth set. Raises LimitError if it is nested too deeply."""
+        """Set the depth of an expression and return it.
+
+        Raises LimitError if it is nested too deeply.
+        """
         node.depth = 1 + max([getattr(item, "depth", 0) for item in inner], default=0)
         self._check_nesting("expressions", node.depth, offset)
         return node
 
     def _computed(self, node: _Expression, *inner: s.Expression | None) -> _Expression:
-        """Return an expression that computes, and note it for `features`."""
+        """Note that an expression computes, set its depth, and return the expression."""
         self._operators.append(node.offset)
         return self._nested(node, inner, node.offset)
 
@@ -122,7 +125,7 @@ class TreeBuilder:
                 raise self._fail(message, generic, _GENERIC_HINT)
         self._note("fragment", name.start_pos)
         self._note_operators("fragment")
-        if isinstance(body, str):  # A semicolon stands in the place of the body.
+        if isinstance(body, str):  # a semicolon is in the place of the body
             body = None
         return s.Fragment(
             name.start_pos, self.name(name), generic is not None, default, parameters, results,
@@ -290,7 +293,7 @@ class TreeBuilder:
                 feature = "shape_of" if name == "shape_of" else "extent type"
                 self._note(feature, name.start_pos)
             return self._computed(s.Builtin(name.start_pos, str(name), *values), *values)
-        if name == "tensor":  # the name of 'external' in chapter 7 of the provisional text
+        if name == "tensor":  # the name that chapter 7 of the provisional text has for 'external'
             self._note("tensor()", name.start_pos)
             node = s.Invocation(name.start_pos, "external", None, arguments)
         else:

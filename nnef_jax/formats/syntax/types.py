@@ -1,4 +1,4 @@
-"""The types of the language, and which arguments fit which parameters (spec 3.3.2)."""
+"""The types of NNEF's language, and which arguments fit which parameters (spec 3.3.2)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ PRIMITIVES = ("scalar", "integer", "logical", "string")
 
 @dataclass(frozen=True, slots=True)
 class Primitive:
-    """The type of a value that is no tensor: scalar, integer, logical, string, or generic `?`."""
+    """The type of a value that is no tensor: scalar, integer, logical, string or generic `?`."""
 
     name: str
 
@@ -20,7 +20,10 @@ class Primitive:
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A tensor of scalar, integer, logical or generic `?` items. `item` is None for any items."""
+    """A tensor whose items are scalar, integer, logical or generic `?`.
+
+    None stands for any items.
+    """
 
     item: str | None
 
@@ -40,7 +43,7 @@ class ArrayOf:
 
 @dataclass(frozen=True, slots=True)
 class TupleOf:
-    """A tuple. `size` is the number of items, with the items of inner tuples."""
+    """A tuple. `size` is the number of its items, including the items of inner tuples."""
 
     items: tuple[Type, ...]
     size: int = field(init=False, compare=False, repr=False)
@@ -54,14 +57,14 @@ class TupleOf:
 
 @dataclass(frozen=True, slots=True)
 class Anything:
-    """A type that fits every type: for items of an empty array, and expressions with an error."""
+    """A type that fits every type. It is the type of items of an empty array, and of errors."""
 
     def __str__(self) -> str:
         return "any"
 
 
 def weight(type: Type) -> int:
-    """Return the number of types in a type, itself included."""
+    """Return the number of types that a type consists of, including the type itself."""
     depth = 1
     while isinstance(type, ArrayOf):
         depth += 1
@@ -86,12 +89,12 @@ ANY = Anything()
 TENSOR = Tensor(None)
 
 
-# The types of literals: a number without point and exponent is an integer.
+# The types of literals. A number without point and exponent is an integer.
 LITERALS: dict[type, Type] = {bool: LOGICAL, int: INTEGER, float: SCALAR, str: STRING}
 
 
 def substitute(type: Type, generic: str | None) -> Type:
-    """Return the type with `?` replaced by the primitive `generic`, or by `ANY` if it is None."""
+    """Replace `?` in a type by the primitive type `generic`, or by `ANY` if `generic` is None."""
     match type:
         case Primitive("?"):
             return Primitive(generic) if generic else ANY
@@ -106,10 +109,10 @@ def substitute(type: Type, generic: str | None) -> Type:
 
 
 def fits(actual: Type, formal: Type, *, mixed: bool = False) -> bool:
-    """Tell whether an argument of a type fits a formal type (spec 3.3.2, Type Casting).
+    """Tell whether an argument of one type fits another, formal type (spec 3.3.2, Type Casting).
 
-    A primitive fits a tensor of its kind. Arrays and tuples fit if their items do. If `mixed`, an
-    integer fits a scalar (spec 3.2.2).
+    A primitive fits a tensor with items of its kind. Arrays and tuples fit if their items do. If
+    `mixed`, an integer fits a scalar (spec 3.2.2).
     """
     if actual == formal or isinstance(actual, Anything) or isinstance(formal, Anything):
         return True
@@ -130,7 +133,7 @@ def fits(actual: Type, formal: Type, *, mixed: bool = False) -> bool:
 
 
 def common(a: Type, b: Type) -> Type | None:
-    """Return the one of two types that the other one fits, None if neither fits the other."""
+    """Return the type that both types fit, which is one of the two, or None if there is none."""
     match a, b:
         case Anything(), _:
             return b
@@ -167,7 +170,7 @@ def deduce(actual: Type, formal: Type) -> str | None:
 
 
 def _levels(type: Type) -> Iterator[list[Type]]:
-    """Yield the types in a type, level by level: itself, its items, their items, and so on."""
+    """Yield the types in a type by level: the type itself, its items, their items, and so on."""
     level = [type]
     while level:
         yield level
@@ -191,5 +194,5 @@ def has_tensor(type: Type) -> bool:
 
 
 def nesting(type: Type) -> int:
-    """Return the nesting of arrays and tuples in a type, 0 for a type without any."""
+    """Return how deep arrays and tuples are nested in a type. It is 0 for all other types."""
     return sum(1 for _ in _levels(type)) - 1
