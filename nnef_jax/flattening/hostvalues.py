@@ -291,7 +291,7 @@ def _power(a: int, b: int) -> int:
 
 
 def _differ(a: int, b: int) -> bool:
-    # `!=` is True for symbolic extents that may be equal.
+    # The operator `!=` returns True for symbolic extents even if they may be equal.
     if is_symbolic(a - b):
         return bool(a < b) or bool(a > b)
     return a != b

@@ -71,8 +71,10 @@ def _read_behind(
         if s == 1:
             more.append(0)
             continue
-        bound = n + p + q - span  # A window that starts here ends with the padding.
-        last_start = -(-bound // s) * s  # `bound` is rounded up to a multiple of the stride.
+        bound = (
+            n + p + q - span
+        )  # the last start of a window that does not reach beyond the padding
+        last_start = -(-bound // s) * s  # `bound`, rounded up to a multiple of the stride
         if begins_inside and last_start >= n + p:
             last_start -= s
         more.append(max(last_start - bound, 0))
@@ -167,7 +169,7 @@ def depth_to_space(site: Site[TensorGraph], block: int, *, depth_first: bool) ->
     first_block = 2 if depth_first else 1
     order = [0, depth_axis]
     for i in range(k):
-        # The axis of the block follows the spatial axis that it belongs to.
+        # The axis of a block follows the spatial axis that the block belongs to.
         order += [k + 2 + i, first_block + i]
     x = site.reshaped(site.operand(0), [batch, *split, *extents])
     x = site.transposed(x, order)
@@ -175,7 +177,10 @@ def depth_to_space(site: Site[TensorGraph], block: int, *, depth_first: bool) ->
 
 
 def space_to_depth(site: Site[TensorGraph], block: int, *, depth_first: bool) -> Any:
-    """Move blocks on the spatial axes of input 0 into channels, the inverse of `depth_to_space`."""
+    """Move blocks on the spatial axes of input 0 into channels.
+
+    This is the inverse of `depth_to_space`.
+    """
     batch, channels, *extents = site.known_shape()
     k = len(extents)
     parts = [part for n in extents for part in (n // block, block)]

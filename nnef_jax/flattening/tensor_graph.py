@@ -190,7 +190,7 @@ class TensorGraph(CountedEmission, ABC):
 
 
 def narrowed(array: NDArray[Any], dtype: str) -> NDArray[Any]:
-    """Return an array in a dtype, with finite numbers clipped to the range of the dtype.
+    """Convert an array to a dtype. Finite numbers are clipped to the range of the dtype.
 
     An array with symbolic extents is returned unchanged.
     """

@@ -29,16 +29,16 @@ if TYPE_CHECKING:
     from nnef_jax.formats.base import Format
     from nnef_jax.storage.archive import Archive
 
-# Packages by the value of `dialect`. The last format is asked first, since earlier formats may
-# recognise networks of later ones too.
+# The package of each format, by the value that `dialect` has for it. The last format is asked first
+# whether it recognises a network, since earlier formats may recognise networks of later formats.
 FORMATS = {
     "nnef": "nnef_jax.formats.nnef",
     "tract": "nnef_jax.formats.tract",
     "openvino": "nnef_jax.formats.openvino",
     "onnx": "nnef_jax.formats.onnx",
 }
-# Kinds of one format, by the module of their rules. A converted network keeps them as custom
-# operations, so a graph of another format may have them too.
+# Kinds that only one format has, by the module with their rules. A converted network keeps them as
+# custom operations, so a graph of another format may also have these kinds.
 KINDS = {
     "nnef_jax.formats.tract.rules": (
         "tract.exp_unit_norm",
@@ -55,15 +55,18 @@ def graphs() -> tuple[str, ...]:
 
 
 def sole_member(start: bytes) -> str:
-    """Return the name of the member that a single file becomes, by its first bytes; '' for none."""
+    """Return the name of the archive's member that a single file becomes.
+
+    `start` has the first bytes of the file. The result is '' if no format recognises them.
+    """
     patterns = (alone for name in FORMATS for alone in _format(name).ALONE.items())
     return next((member for member, pattern in patterns if re.match(pattern, start)), "")
 
 
 def format_of(archive: Archive, name: str = "auto") -> Format:
-    """Return the format of a name; "auto" is the format that recognises the network.
+    """Return the format with a name. For "auto", return the format that recognises the network.
 
-    Raises ArchiveError if no format does, since the graph has been removed from the archive.
+    Raises ArchiveError if no format recognises it. Then the graph was removed from the archive.
     """
     if name != "auto":
         return _format(name)
@@ -74,7 +77,7 @@ def format_of(archive: Archive, name: str = "auto") -> Format:
 
 
 def operators_of(name: str) -> Iterable[OperatorEntry]:
-    """Return the table of a format's operators: `entries` of its module `operator_table`."""
+    """Return the table of a format's operators, from `entries` of its module `operator_table`."""
     return import_module(f"{FORMATS[name]}.operator_table").entries()
 
 

@@ -1,8 +1,9 @@
-"""The interface of a format: the package `Format`, and `Frontend`, a document that it has read.
+"""The interface of a format: `Format` for its package, and `Frontend` for a document it has read.
 
-All formats are read in one way. The first format that recognises an archive `read`s it into a
-checked `Frontend`. A front end is flattened for shapes of its inputs, returns the stored data, and
-makes the archive that is written when the network is saved or converted.
+All formats are read in the same way. The first format that recognises an archive reads it by its
+function `read`, which returns a checked `Frontend`. A front end is flattened for certain shapes of
+its inputs. It also returns the stored data, and makes the archive that is written when the network
+is saved or converted.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ Expand = Literal["auto", "all"]
 Progress = Callable[[int, int], None]  # number of variables read so far, and of all
 Shapes = Mapping[str, Sequence[int | None]]  # by the name of the input; None is an open extent
 Arrays = Mapping[str, NDArray[Any]]  # by the label of the variable
-# A function that cuts a part out of a graph. It returns the part, and the part's inputs by the
-# values that they replace.
+# A function that cuts a part out of a graph. It returns the part, and a mapping from values of the
+# entire graph to the inputs of the part that replace these values.
 Cut = Callable[[Graph], tuple[Graph, Mapping[Value, Value]]]
 
 # Hints of errors about an open or a symbolic extent.
@@ -51,25 +52,31 @@ class Options:
     The keys of mappings are names of inputs, if no comment says otherwise.
     """
 
-    rules: Registry = NO_RULES  # the user's rules, by the document's names of operations
-    format: str = "auto"  # a name; "auto" is the format that recognises the document
+    rules: Registry = (
+        NO_RULES  # the user's rules, by the names that the document has for operations
+    )
+    format: str = (
+        "auto"  # the name of a format, or "auto" for the format that recognises the document
+    )
     expand: Expand = "auto"
     real: str = "float32"
     input_shapes: Shapes = field(default_factory=dict[str, Sequence[int | None]])
     extents: Mapping[str, int] = field(default_factory=dict[str, int])  # by names of extents
-    # Values of fixed inputs, which are no inputs of the graph.
+    # The values of inputs that the user fixes. Such inputs are not inputs of the graph.
     values: Mapping[str, NDArray[Any]] = field(default_factory=dict[str, NDArray[Any]])
     meter: Meter = field(default_factory=Meter)  # counts the steps and bytes of the load
     rounds: bool = True  # whether tensors that the document quantises are rounded
     progress: Progress | None = None  # is called before each variable is read
-    # Shapes of inputs with the symbolic extents of jax.export, which are open in `input_shapes`.
+    # The shapes of inputs with the symbolic extents of jax.export. In `input_shapes`, these extents
+    # are open.
     symbolic_shapes: Mapping[str, Sequence[Any]] = field(default_factory=dict[str, Sequence[Any]])
     open_extent: int = UNKNOWN  # replaces each extent that the document leaves open
-    # Shapes before a cycle of the states whose shape changes, by label.
+    # For each state whose shape changes, by its label, the shape before a cycle.
     state_shapes: Mapping[str, Shape] = field(default_factory=dict[str, Shape])
     outline: bool = False  # whether the network is shown only: operators need not be supported
     starts: bool = False  # whether the graph is of a first cycle, in which states may be computed
-    # Labels of the parameters, None before the parameters are read. Other weights are constants.
+    # The labels of the parameters. Weights with other labels are constants. None before the
+    # parameters are read.
     labels: frozenset[str] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -78,7 +85,7 @@ class Options:
         return type(self), tuple(getattr(copied, field.name) for field in fields(self))
 
     def unfixed(self, names: Iterable[str]) -> list[str]:
-        """Return the names of inputs without those whose values are fixed."""
+        """Return `names` of inputs without the names of inputs whose values the user fixes."""
         return [name for name in names if name not in self.values]
 
     def value(self, name: str, shape: Sequence[Any] | None, dtype: str) -> NDArray[Any]:
@@ -117,7 +124,8 @@ class Options:
 class Format(Protocol):
     """The interface of a package that reads a format. Its reader is imported at the first use."""
 
-    # Names of the member that holds the graph. An archive has one such member at its top.
+    # Patterns of the name of the member that holds the graph. An archive has one such member, which
+    # is not in a folder.
     GRAPHS: Sequence[str]
     # For networks in a single file. The key is the name of the member that the file becomes, and
     # the value is a regular expression that matches the first bytes of the file.
@@ -131,7 +139,7 @@ class Format(Protocol):
         ...
 
     def read(self, archive: Archive, options: Options) -> Frontend:
-        """Return the checked document. Raises NnefError with all its errors."""
+        """Read the document of an archive and check it. Raises NnefError, which has all errors."""
         ...
 
 

@@ -62,10 +62,10 @@ class OperatorEntry:
 
 
 def entries_of(operators: Operators, site: type) -> Iterator[OperatorEntry]:
-    """Yield the entries of a registry. `site` is the class of the format's sites."""
+    """Yield the entries for the operators of a registry. `site` is the class of their sites."""
     for _, group in groupby(operators, lambda x: (x.domain, operators.key(x.name))):
         versions = list(group)
-        # A meaning ends where the next one of the same operator begins.
+        # A meaning ends before the version in which the next meaning of the same operator begins.
         last_versions = [x.since - 1 for x in versions[1:]]
         last_versions.append(NEWEST)
         for operator, last_version in zip(versions, last_versions, strict=True):

@@ -141,7 +141,7 @@ def end_statements(text: str) -> tuple[str, str]:
     without_comments = TOKEN.sub(_blank_comment, text)
     spaced = ""
     ended = ""
-    offset = 0  # the end of the text that both results have so far
+    offset = 0  # the end of the part of the text that both results already have
     for index in _statement_ends(tokens):
         end = tokens[index - 1][2]
         begin = tokens[index][1]
@@ -175,7 +175,7 @@ def _statement_ends(tokens: Sequence[tuple[str, int, int]]) -> Iterator[int]:
     previous = ""  # the previous token
     for index, (token, _, _) in enumerate(tokens):
         end = 0  # the index of the token before which a statement ends
-        # A target goes on after a comma. Any other token may begin one.
+        # A target continues after a comma. Any other token may begin a target.
         begins_target = depth == 0 and (previous == ",") == (token == ",")
         if token in ("(", "["):
             depth += 1

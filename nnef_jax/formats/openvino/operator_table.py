@@ -1,4 +1,4 @@
-"""The table of OpenVINO's layers for `nnef-jax formats` and the generated pages."""
+"""The table of OpenVINO's layers, which `nnef-jax formats` and the generated pages show."""
 
 from __future__ import annotations
 

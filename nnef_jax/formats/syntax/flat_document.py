@@ -343,7 +343,7 @@ def _assign(name: str, value: s.Expression) -> s.Assignment:
 def invocation(
     operation: str, *tensors: s.Expression, generic: str | None = None, **attributes: s.Expression
 ) -> s.Invocation:
-    """Return an invocation with tensors by position and attributes by name."""
+    """Make an invocation. Tensors are positional arguments, and attributes are named."""
     arguments = [s.Argument(0, None, value) for value in tensors]
     arguments += [s.Argument(0, name, value) for name, value in attributes.items()]
     if generic == "scalar":  # the default

@@ -41,21 +41,21 @@ class Identifier(SyntaxNode):
 
 @dataclass(slots=True)
 class Array(SyntaxNode):
-    """`[a, b]`, as an expression or as the target of an assignment."""
+    """An array `[a, b]`, as an expression or as the target of an assignment."""
 
     items: tuple[Expression, ...]
 
 
 @dataclass(slots=True)
 class Tuple(SyntaxNode):
-    """`(a, b)`, as an expression or as the target of an assignment."""
+    """A tuple `(a, b)`, as an expression or as the target of an assignment."""
 
     items: tuple[Expression, ...]
 
 
 @dataclass(slots=True)
 class Subscript(SyntaxNode):
-    """`sequence[index]`."""
+    """An item of an array, tuple or string: `sequence[index]`."""
 
     sequence: Expression
     index: Expression
@@ -63,7 +63,7 @@ class Subscript(SyntaxNode):
 
 @dataclass(slots=True)
 class Subrange(SyntaxNode):
-    """`sequence[begin:end]`, both ends optional."""
+    """A range of items: `sequence[begin:end]`, where both bounds are optional."""
 
     sequence: Expression
     begin: Expression | None
@@ -72,7 +72,7 @@ class Subrange(SyntaxNode):
 
 @dataclass(slots=True)
 class Unary(SyntaxNode):
-    """`-x`, `+x`, `!x`."""
+    """An operator before its operand: `-x`, `+x` or `!x`."""
 
     operator: str
     operand: Expression
@@ -80,7 +80,7 @@ class Unary(SyntaxNode):
 
 @dataclass(slots=True)
 class Binary(SyntaxNode):
-    """`left operator right`."""
+    """An operator between two operands: `left operator right`."""
 
     operator: str
     left: Expression
@@ -89,7 +89,7 @@ class Binary(SyntaxNode):
 
 @dataclass(slots=True)
 class Select(SyntaxNode):
-    """`true_value if condition else false_value`."""
+    """A choice of two values: `true_value if condition else false_value`."""
 
     condition: Expression
     true_value: Expression
@@ -98,7 +98,7 @@ class Select(SyntaxNode):
 
 @dataclass(slots=True)
 class Loop(SyntaxNode):
-    """`name in iterable` in a comprehension."""
+    """A loop of a comprehension: `name in iterable`."""
 
     name: str
     iterable: Expression
@@ -106,7 +106,7 @@ class Loop(SyntaxNode):
 
 @dataclass(slots=True)
 class Comprehension(SyntaxNode):
-    """`[for loops if condition yield item]`."""
+    """An array comprehension: `[for loops if condition yield item]`."""
 
     loops: tuple[Loop, ...]
     condition: Expression | None
@@ -131,7 +131,7 @@ class Argument(SyntaxNode):
 
 @dataclass(slots=True)
 class Invocation(SyntaxNode):
-    """`operation<generic>(arguments)`."""
+    """An invocation of an operation: `operation<generic>(arguments)`."""
 
     operation: str
     generic: str | None
@@ -145,7 +145,7 @@ Target = Identifier | Array | Tuple
 
 @dataclass(slots=True)
 class Assignment(SyntaxNode):
-    """`target = value;`."""
+    """An assignment statement: `target = value;`."""
 
     target: Target
     value: Expression

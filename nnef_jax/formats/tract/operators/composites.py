@@ -74,7 +74,7 @@ def masked_softmax(
     *,
     acts_again: bool = flag("post_softmax_mask"),
 ) -> TractOperand:
-    """Compute softmax of the scaled and masked input.
+    """Compute the softmax of the input after the input is scaled and masked.
 
     Raises InvalidOperation if `post_softmax_mask` is set for a mask that is added.
     """
