@@ -1,4 +1,4 @@
-"""Rules that follow a padded axis through the operations that work along it or index it.
+"""Rules to follow a padded axis through the operations that work along it or index it.
 
 A rule is chosen by the kind of the operation. Operations of all other kinds are traced, and
 `batch_axes` follows the axis through them.

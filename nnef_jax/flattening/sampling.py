@@ -73,7 +73,7 @@ def suppressed(
 
 
 def note_count(site: Site[TensorGraph], count: Tensor, *lists: Value) -> None:
-    """Note that `count` is the number of boxes in each of `lists`.
+    """Note `count` as the number of boxes in each of `lists`.
 
     The padding of the lists must have values that no box has.
     """

@@ -85,7 +85,7 @@ class TreeBuilder:
         return node
 
     def _computed(self, node: _Expression, *inner: s.Expression | None) -> _Expression:
-        """Note that an expression computes, set its depth, and return the expression."""
+        """Note an expression as one that computes, set its depth, and return it."""
         self._operators.append(node.offset)
         return self._nested(node, inner, node.offset)
 

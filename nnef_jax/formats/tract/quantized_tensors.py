@@ -1,4 +1,4 @@
-"""Tensors that have an entry in graph.quant, as real numbers or as codes.
+"""Tensors with an entry in graph.quant, as real numbers or as codes.
 
 The real number that a code stands for is (code - zero point) * scale.
 """

@@ -1,4 +1,4 @@
-"""Meanings that take several operations: attention, recurrence, indices and resampling."""
+"""Meanings of several operations each: attention, recurrence, indices and resampling."""
 
 from __future__ import annotations
 
