@@ -160,8 +160,8 @@ class Emission:
     def fixing(self, *values: Value) -> str:
         """Return a hint that says which input of the network to fix so that `values` become known.
 
-        The hint is "" in a body. It is also "" unless the tensors are computed only from inputs
-        with at most one axis, or are inputs themselves.
+        The hint is "" in a body. The hint is also "" unless the tensors are computed only from
+        inputs with at most one axis, or are inputs themselves.
         """
         origins = self.origins(values)
         inputs = (x for x in origins if self.builder.is_input(x))

@@ -6,8 +6,9 @@ wrap. An open extent is the item `UNKNOWN`, and a symbolic extent is an object o
 number that depends on an open extent is NaN.
 
 The rules of `lowering.ops` cannot replace these operations: the rules compute integers in 32 bits,
-and have no results for open or symbolic extents. They would also be slow. A call of such a rule
-takes ten times as long as the operation here, and its compilation takes ten thousand times as long.
+and have no results for open or symbolic extents. The rules would also be slow. A call of such a
+rule takes ten times as long as the operation here, and its compilation takes ten thousand times as
+long.
 """
 
 from __future__ import annotations

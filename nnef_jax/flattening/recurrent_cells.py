@@ -83,8 +83,8 @@ class Cell:
             that of an LSTM's memory, in the order of `DEFAULTS`. An RNN has only one activation.
         clip: the bound on absolute values before an activation. 0 stands for no bound.
         resets_after: says where a GRU applies its reset gate. If true, the gate multiplies the
-            product of the state with the weights. Otherwise it multiplies the state before that
-            product.
+            product of the state with the weights. Otherwise the gate multiplies the state, before
+            the product is computed.
         couples: whether the forget gate of an LSTM is 1 - the input gate.
     """
 

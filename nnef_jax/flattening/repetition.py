@@ -70,7 +70,7 @@ class RepeatedBody:
     def turn(self, count: int | None) -> Value:
         """Return the number of the current iteration, counted from 0.
 
-        `count` is the number of iterations of a scan. It is None for a loop.
+        `count` is the number of iterations of a scan. For a loop, `count` is None.
         """
         if count is None:
             self.heads.append(self._enter("turn", (), self.graph.builder.integer))
@@ -115,7 +115,7 @@ class RepeatedBody:
             after: the states after an iteration.
             values: the tensors of the body whose values are outputs.
             how: for each of `values`, how its outputs are made: an item of the attribute `outputs`.
-            start: the operands "count" and "condition" of a loop. It is None for a scan.
+            start: the operands "count" and "condition" of a loop. None for a scan.
             limit: the largest number of iterations of a loop. -1 stands for no limit.
         """
         ends = [self.at.tensor(x) for x in (*going, *after, *values)]

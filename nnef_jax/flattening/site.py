@@ -243,8 +243,8 @@ class Site(OperatorSite[_Graph]):
     def root(self, x: Tensor, add: ByKind | None = None, degree: float = 2) -> Any:
         """Compute x^(1/degree) for x >= 0, with the derivative 0 at x = 0.
 
-        `add` adds the last operation. It is `last` if the root is the last operation of the layer
-        or node, and `step` by default.
+        `add` adds the last operation. Pass `last` if the root is the last operation of the layer or
+        node. The default is `step`.
         """
         step = self.step
         is_zero = step.eq(x, 0.0)
@@ -285,9 +285,9 @@ class Site(OperatorSite[_Graph]):
 def decides(operands: Operands, reals: int = 1) -> bool:
     """Tell whether an operation is folded: its operands are known and are likely parts of a shape.
 
-    The operation is folded if an operand is derived from shapes or from other known tensors. It is
-    also folded if each operand has few integers, or at most `reals` real numbers. All other
-    operations on weights stay in the graph.
+    The operation is folded if an operand is derived from shapes or from other known tensors. The
+    operation is also folded if each operand has few integers, or at most `reals` real numbers. All
+    other operations on weights stay in the graph.
     """
     flat = [*_listed(operands)]
     constants = [x for x in flat if isinstance(x, Constant)]

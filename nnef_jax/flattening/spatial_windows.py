@@ -58,7 +58,7 @@ def _read_behind(
 ) -> list[int]:
     """Return the number of items to add behind each axis, to round the number of windows up.
 
-    These items are added to the padding. With `begins_inside`, no window begins in the padding
+    The items become part of the padding. With `begins_inside`, no window begins in the padding
     behind an axis.
     """
     shape = site.shape()[2:]

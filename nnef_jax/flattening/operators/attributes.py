@@ -18,7 +18,7 @@ class Attribute:
     Args:
         name: the attribute's name in the format.
         type: the name of the method of `OperatorSite` that reads the attribute.
-        arguments: further arguments of that method. They are a default, or the allowed words.
+        arguments: further arguments of that method, such as a default or the allowed words.
     """
 
     name: str

@@ -86,9 +86,9 @@ class Operator:
 class Operators:
     """The operators of a format.
 
-    `families` are the full names of the modules that add operators. They are imported when an
-    operator is first looked up. `key` maps all names that files may use for an operator to the same
-    key.
+    `families` are the full names of the modules that add operators. The modules are imported when
+    an operator is first looked up. `key` maps all names that files may use for an operator to the
+    same key.
     """
 
     def __init__(self, key: Callable[[str], str] = str) -> None:
@@ -107,7 +107,7 @@ class Operators:
     ) -> Callable[[_Function], _Function]:
         """Register the decorated function as the meaning of the operators `names`.
 
-        It is their meaning from version `since` to version `until`.
+        The function is the meaning of the operators from version `since` to version `until`.
         """
 
         def register(function: _Function) -> _Function:

@@ -208,6 +208,6 @@ class OperatorSite(ABC, Generic[_Graph]):
     def _emit(self, kind: str, operands: ByName, attributes: ByName, inserted: bool) -> Any:
         """Add an operation at the site.
 
-        The operation comes before the operator's last operation if `inserted`. Otherwise it is the
-        last one.
+        The operation comes before the operator's last operation if `inserted`. Otherwise the
+        operation is the last one.
         """

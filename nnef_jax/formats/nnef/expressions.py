@@ -345,7 +345,7 @@ class ExpressionTypes:
     ) -> str | None:
         """Return the type that `?` stands for in an invocation.
 
-        It is the generic argument. Without one, it is deduced from the arguments, and if that
+        The type is the generic argument. Without one, it is deduced from the arguments, and if that
         fails, it is the declared default.
         """
         if node.generic is not None:
@@ -397,7 +397,7 @@ def _unary(operator: str, type: t.Type) -> t.Type | None:
 def _binary(operator: str, left: t.Type, right: t.Type) -> t.Type | None:
     """Return the type of a binary operation without tensors.
 
-    It is None if the operator does not take the operands.
+    None is returned if the operator does not take the operands.
     """
     match operator, left, right:
         case "+", t.ArrayOf(), t.ArrayOf():

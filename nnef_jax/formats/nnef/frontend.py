@@ -88,7 +88,7 @@ class StandardFrontend(TextFrontend):
         """Return the data of the variables, and a front end that rounds as graph.quant says.
 
         Quantised data become real numbers. If a provisional file has an algorithm in its header,
-        this algorithm is used. Otherwise it is the variable's entry in graph.quant, and such an
+        this algorithm is used. Otherwise the variable's entry in graph.quant is used, and such an
         entry does not round the parameter.
         """
         data: dict[str, NDArray[Any]] = {}

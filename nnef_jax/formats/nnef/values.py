@@ -1,7 +1,7 @@
 """Applies operators and built-in functions to values that are not tensors (spec 3.3.3).
 
-A value is an int, a float, a bool or a str. It is a list for an array, a tuple for a tuple, and a
-`lowering.graph.Value` for a tensor. The functions raise `InvalidValue`, to which the evaluator adds
+A value is an int, a float, a bool or a str. Arrays are lists, tuples are tuples, and tensors are
+objects of `lowering.graph.Value`. The functions raise `InvalidValue`, to which the evaluator adds
 the span.
 """
 

@@ -259,7 +259,7 @@ class NodeFlattener:
     ) -> list[NodeOperand]:
         """Flatten a graph in a node into `inner`, the graph under construction; return its outputs.
 
-        `around` has the tensors of the graph around the node. Those that `graph` reads become
+        `around` has the tensors of the graph around the node. The tensors that `graph` reads become
         inputs of `inner`.
         """
         outer = {k: around[k] for k in sorted(graph.reads) if k in around}

@@ -81,8 +81,8 @@ class NodeSite(Site[NodeGraph]):
         node: the node.
         version: the version of the operator set.
         graph: the graph that operations are added to.
-        operands: an item for each input. It is a tensor, a list of tensors for a sequence, or None
-            if the input is left out.
+        operands: an item for each input. A tensor is an operand itself, a sequence is a list of
+            tensors, and an input that is left out is None.
         within: a function that flattens a graph in the node and returns its outputs. Its arguments
             are that graph, the graph to add operations to, and the inputs by name.
         prefix: in a graph of a node, the beginning of the names of tensors.

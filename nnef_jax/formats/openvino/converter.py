@@ -1,8 +1,8 @@
 """Converts networks of TensorFlow, TensorFlow Lite and PaddlePaddle to IR, by OpenVINO's converter.
 
 The converter is native code, which a hostile file may make crash, hang or exhaust the memory.
-Therefore the converter runs in a separate process (`converter_process`). It works on copies of the
-network's files in a new temporary folder.
+Therefore the converter runs in a separate process (`converter_process`). The process works on
+copies of the network's files in a new temporary folder.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Element types: their names in files, their bytes in a .bin file, and their dtypes of computation.
 
 Tensors in a .bin file are views of it, which are checked against the end of the file. If items take
-less than a byte, a byte has several items. The first item is in its low bits, except for the type
-u1, whose first item is the high bit.
+less than a byte, a byte has several items. The first item is in the low bits of the byte. The
+exception is the type u1, whose first item is the high bit.
 """
 
 from __future__ import annotations
@@ -127,8 +127,9 @@ def stored(type: str, real: str) -> str:
 def computed(type: str, real: str) -> str:
     """Return the dtype in which tensors of an element type are computed.
 
-    For f32 it is `real`. It is `real` for f16 too, because OpenVINO's runtime computes f16 in f32
-    on CPUs. 64-bit integers are computed in 32 bits unless jax's x64 mode is on.
+    The dtype is `real` for f32. The dtype is `real` for f16, too, because OpenVINO's runtime
+    computes f16 in f32 on CPUs. 64-bit integers are computed in 32 bits unless jax's x64 mode is
+    on.
     """
     if type in ("f16", "nf4"):
         return real

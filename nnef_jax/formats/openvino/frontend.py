@@ -59,7 +59,7 @@ class OpenvinoFrontend(GraphFrontend):
     def content(self) -> Iterable[object]:
         """Return the text of the document and all small constants.
 
-        Both determine the structure of the graph.
+        Text and constants determine the structure of the graph.
         """
         constants = b"".join(_small_constants(self._net, self._weights.data or b""))
         return self.dialect, self._text, constants

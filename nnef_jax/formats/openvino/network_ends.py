@@ -141,8 +141,8 @@ def label_of(layer: NetLayer) -> str:
 def variables_of(net: Net) -> Mapping[str, Variable]:
     """Return the variables of a network by label.
 
-    A variable that no layer writes always has its initial value. It is left out if that value
-    depends on inputs.
+    A variable that no layer writes always has its initial value. Such a variable is left out if its
+    initial value depends on inputs.
     """
     variables: dict[str, Variable] = {}
     written = {label_of(layer) for layer in net.layers if layer.kind == "assign"}

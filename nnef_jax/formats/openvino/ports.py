@@ -19,7 +19,7 @@ from nnef_jax.formats.openvino.document import Body, End, NetLayer
 class Link:
     """A line of a port map.
 
-    It connects a port of the layer (-1 for none) to a port of a layer in the body. The other
+    The line connects a port of the layer (-1 for none) to a port of a layer in the body. The other
     members say how an input is cut into parts, or how results are joined.
     """
 

@@ -84,9 +84,9 @@ def generic_of(
 ) -> str | None:
     """Return the type that `?` stands for in an invocation, or None if the fragment is not generic.
 
-    It is the generic argument of the invocation. Without one, it is deduced from an argument, and
-    if that fails, it is the fragment's default. `outer` is the type of `?` in the body around the
-    invocation.
+    The type is the generic argument of the invocation. Without one, it is deduced from an argument,
+    and if that fails, it is the fragment's default. `outer` is the type of `?` in the body around
+    the invocation.
     """
     if not fragment.generic:
         return None

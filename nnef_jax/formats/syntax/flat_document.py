@@ -68,11 +68,11 @@ class Invoked:
 class FlatWriter:
     """Writes a graph as a flat document with the operations of NNEF 1.0 final.
 
-    `names` has the identifiers of values. They are the values' names if the language allows these.
-    An unknown extent is written as 0 in `external`. The language has no literal for infinity, so an
-    infinite operand is computed by an operation. An output is written as a copy if it is an input
-    or has another name in the graph. Updates come last, after all operations that read the old
-    values.
+    `names` has the identifiers of values. An identifier is the name of the value if the language
+    allows this name. An unknown extent is written as 0 in `external`. The language has no literal
+    for infinity, so an infinite operand is computed by an operation. An output is written as a copy
+    if it is an input or has another name in the graph. Updates come last, after all operations that
+    read the old values.
     """
 
     def __init__(self, graph: Graph, meter: Meter) -> None:
@@ -87,9 +87,9 @@ class FlatWriter:
     def write(self) -> s.Document:
         """Write the document.
 
-        Raises UnsupportedError, which names everything that the language cannot express. These are
-        operations that are not in the standard, and attributes that are not finite or that depend
-        on unknown extents.
+        Raises UnsupportedError, which names everything that the language cannot express. Examples
+        are operations that are not in the standard, and attributes that are not finite or that
+        depend on unknown extents.
         """
         graph = self.graph
         for side, values in (("inputs", graph.inputs), ("outputs", graph.outputs)):

@@ -119,7 +119,8 @@ def refuse(uses: Mapping[str, Sequence[Span]], explain: Callable[[str], tuple[st
     """Raise UnsupportedError for operations without a rule.
 
     `uses` has the places of the calls, by operation. `explain` is called with the name of an
-    operation. It returns the operation's origin, which follows the name in the error, and a hint.
+    operation. The function returns the operation's origin, which follows the name in the error, and
+    a hint.
     """
     errors: list[UnsupportedError] = []
     for name, spans in uses.items():

@@ -97,8 +97,8 @@ class Quantizer:
     def step(self) -> NDArray[Any] | None:
         """Return the distance between the numbers of adjacent codes.
 
-        It is a scalar, or an array with a distance for each channel. It is None if the distances
-        differ.
+        The distance is a scalar, or an array with a distance for each channel. The result is None
+        if the distances between codes differ.
         """
         arguments: Any = self.arguments
         match arguments:

@@ -42,7 +42,7 @@ _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 
 
 class Token(str):
-    """A piece of a text with its offset. It has the attribute that lark's tokens have."""
+    """A piece of a text with its offset. The offset has the name that it has in lark's tokens."""
 
     __slots__ = ("start_pos",)
     start_pos: int

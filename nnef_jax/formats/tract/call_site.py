@@ -318,7 +318,7 @@ class CallSite(OperatorSite[FlatGraph]):
     def _emit(self, kind: str, operands: ByName, attributes: ByName, inserted: bool) -> Any:
         """Add an operation. If it is the last one, arguments that it lacks are taken from the call.
 
-        Such an argument must have the name of the parameter.
+        The argument of the call must have the name of the missing parameter.
         """
         if inserted:
             return self._insert(kind, operands, attributes, kind)

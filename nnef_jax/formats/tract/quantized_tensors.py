@@ -87,7 +87,7 @@ def _spacing(entry: Quantizer, x: Value, *, variable: bool) -> list[Any]:
 def _code_dtype(entry: Quantizer) -> str:
     """Return the dtype of an entry's codes.
 
-    It is '' if the entry has no zero point, or if no dtype has the entry's number of bits.
+    The result is '' if the entry has no zero point, or if no dtype has the entry's number of bits.
     """
     arguments = entry.arguments
     if "zero_point" not in arguments or arguments["bits"] not in (8, 16, 32):

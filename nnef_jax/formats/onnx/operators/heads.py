@@ -37,7 +37,7 @@ class Mask:
     """A mask of attention scores.
 
     `allowed` has truth values. Where it is False, the score does not count. `bias` is added to the
-    scores. Both broadcast to (batch, heads, time, keys), and both may be None.
+    scores. `allowed` and `bias` broadcast to (batch, heads, time, keys), and each may be None.
     """
 
     site: NodeSite
@@ -90,7 +90,7 @@ class Mask:
     def combined(self, dtype: str) -> Any:
         """Return a single mask for scores of a dtype.
 
-        The mask has truth values or biases. It is None if no score is masked.
+        The mask has truth values or biases. None is returned if no score is masked.
         """
         if self.bias is None:
             return self.allowed

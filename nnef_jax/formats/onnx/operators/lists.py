@@ -29,7 +29,8 @@ def _sequence(site: NodeSite) -> list[Any]:
 def _index(site: NodeSite, i: int, count: int, *, end: int) -> int:
     """Return the index in input `i` as a number from 0 to end - 1.
 
-    It is the index of an item in a sequence of `count` items. A negative index counts from the end.
+    The index is that of an item in a sequence of `count` items. A negative index counts from the
+    end.
     """
     index = site.integer(i)
     if not -count <= index < end:

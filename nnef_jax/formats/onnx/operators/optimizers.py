@@ -1,6 +1,6 @@
 """Meanings of training steps: Adagrad, Adam and Momentum.
 
-They update tensors by the gradients of the tensors and by states.
+A training step updates tensors by the gradients of the tensors and by states.
 """
 
 from __future__ import annotations

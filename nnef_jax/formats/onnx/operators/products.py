@@ -104,7 +104,7 @@ def product(
     *,
     flags: tuple[bool, bool] = (False, False),
 ) -> Any:
-    """Multiply matrices of levels. The other axes broadcast as numpy's do.
+    """Multiply matrices of levels. Batch axes broadcast as in numpy.
 
     Args:
         site: the node.

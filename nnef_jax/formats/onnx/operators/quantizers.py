@@ -93,8 +93,9 @@ def dequantized(
 ) -> Any:
     """Compute (x - zero point) * scale in a dtype, by default the dtype of the scale.
 
-    The result is rounded only once. To ensure this, the difference of levels is computed exactly in
-    32-bit integers, and levels of 16 or 32 bits are scaled in float32 at least.
+    The result is rounded only once. To ensure this, the difference of integer levels is computed in
+    32-bit integers. A difference of 8-bit levels is also exact in the 16-bit floats, and longer
+    levels are scaled in float32 at least.
     """
     real = site.dtype_of(scale)
     codes = site.dtype_of(x)

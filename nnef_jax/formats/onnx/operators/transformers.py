@@ -269,7 +269,7 @@ def _group_query_attention(
 def _packed_heads(site: NodeSite, counts: tuple[int, int, int]) -> list[Any]:
     """Return the heads of queries, keys and values.
 
-    They are in inputs 0 to 2, or packed in input 0.
+    The three are in inputs 0 to 2, or packed in input 0.
     """
     if site.has(1):
         parts: list[Any] = [site.tensor(i) for i in range(3)]

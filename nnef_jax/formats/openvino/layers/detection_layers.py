@@ -27,7 +27,7 @@ _Shape = tuple[float, float, float, float, bool]
 def _old_sizes(site: LayerSite) -> _Sizes:
     """Return two pairs (height, width): that of the features, and that of the image.
 
-    They are the spatial extents of inputs 0 and 1.
+    The pairs are the spatial extents of inputs 0 and 1.
     """
     return _positive(*(site.known_shape(i)[2:] for i in (0, 1)))
 
@@ -35,7 +35,7 @@ def _old_sizes(site: LayerSite) -> _Sizes:
 def _sizes(site: LayerSite) -> _Sizes:
     """Return two pairs (height, width): that of the features, and that of the image.
 
-    They are the items of inputs 0 and 1.
+    The pairs are the items of inputs 0 and 1.
     """
     return _positive(*(site.integers(i) for i in (0, 1)))
 

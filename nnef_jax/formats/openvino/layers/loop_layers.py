@@ -217,8 +217,8 @@ class _Repetition:
     def _feed_uncut(self) -> list[Link]:
         """Feed the inputs that are not cut.
 
-        They are states, and tensors that each iteration reads as a whole. Return the links of the
-        states.
+        These inputs are states, and tensors that each iteration reads as a whole. Return the links
+        of the states.
         """
         uncut = [x for x in self.inputs if x.axis is None and not self._is_turn(x)]
         states = [link for link in uncut if link.end in self.back]

@@ -63,7 +63,7 @@ def _biases(
 ) -> tuple[Tensor | float, Value | float]:
     """Return the bias of the product with the input, and the bias of a GRU's reset product.
 
-    The first has shape (1, items). The second is 0 if the cell has no such bias.
+    The first bias has shape (1, items). The second is 0 if the cell has no such bias.
     """
     if bias is None:
         return 0.0, 0.0

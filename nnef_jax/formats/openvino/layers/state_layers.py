@@ -70,8 +70,8 @@ def _zeros(site: LayerSite, shape: Sequence[int], dtype: str) -> NDArray[Any]:
 def _read_value(site: LayerSite) -> Value:
     """Read a variable. Its initial value is input 0, or zeros if input 0 is left out.
 
-    If the initial value depends on inputs, the network computes it. Otherwise it is stored. Zeros
-    have the extent 0 along open axes.
+    An initial value that depends on inputs is computed by the network. Any other initial value is
+    stored. Zeros have the extent 0 along open axes.
     """
     graph = site.graph
     options = graph.options

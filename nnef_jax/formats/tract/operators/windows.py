@@ -44,7 +44,7 @@ WINDOW: Mapping[str, Callable[[CallSite], Any]] = {
 def channel_plane(site: CallSite) -> int:
     """Return the first of the axes over which indices count.
 
-    It is axis 2, or the first axis of the window if that is lower.
+    The result is axis 2, or the first axis of the window if that axis is lower.
     """
     size = site.ints("size")
     strides = site.ints("stride") or (1,) * len(size)
