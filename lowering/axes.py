@@ -1,11 +1,12 @@
-"""The table of axes: for each primitive, which axes of operands become which axes of results.
+"""The table of axes: which axes of a primitive's operands become which axes of its results.
 
-Sharding, batches and layouts read it. A link joins axes along which items stay apart: an item of a
-result depends on operands that have the axis only by their items at the same index, and on all
-items of the other operands. If a primitive has no row, its items may depend on one another in any
-way.
+Sharding, batch sizes and layouts are derived from this table, which has a row for each primitive. A
+row lists links. A link joins axes of operands and of results along which items stay apart: an item
+of a result at index i of such an axis depends, in each operand that has the axis, only on the items
+at index i. It may depend on all items of the operands that lack the axis. If a primitive has no
+row, an item of its results may depend on any item of any operand.
 
-Most rows follow from `facts`. Other primitives have a function below.
+Most rows follow from the facts in `lowering.facts`. Each other primitive has a function below.
 """
 
 from __future__ import annotations
@@ -20,12 +21,14 @@ from lowering.jaxprs import CONVOLUTION, PRODUCT, primitive
 
 
 class AxisPart(NamedTuple):
-    """A factor of an axis.
+    """A factor of an axis's extent.
+
+    For an axis of 3 * 4 * 8 items, `before=3` and `extent=4` stand for the factor 4.
 
     Args:
-        axis: the axis.
-        before: the product of the factors before it.
-        extent: its number of items.
+        axis: the number of the axis.
+        before: the product of the factors that precede this factor.
+        extent: the number of items of the factor.
     """
 
     axis: int
@@ -34,24 +37,28 @@ class AxisPart(NamedTuple):
 
 
 def number(axis: int | AxisPart) -> int:
-    """Return the number of an axis, or of the axis that has this part."""
+    """Return the number of an axis; for a part of an axis, return the number of that axis."""
     return axis.axis if isinstance(axis, AxisPart) else axis
 
 
 Run = tuple[int | AxisPart, ...]  # consecutive axes, or parts of axes
 Fate = Literal["apart", "sum", "lookup"]  # see `AxisLink.does`
 Pair = tuple[Sequence[int], Sequence[int]]  # axes of the left and of the right operand
-ProductNumbers = tuple[Pair, Pair]  # dimension numbers of a dot_general: axes of sums, of the batch
+# The dimension numbers of a dot_general: the pair of summed axes, and the pair of batch axes.
+ProductNumbers = tuple[Pair, Pair]
 
 
 class AxisLink(NamedTuple):
     """Axes of operands and of results that correspond to each other.
 
     Args:
-        operands: the axes by index of the operand; operands without such an axis are left out.
-        results: the axes by index of the result; empty if no result has the axis.
-        does: "apart" if items stay apart along the axis, "sum" if a result has their sum, product
-            or maximum, "lookup" if another operand selects some of the items.
+        operands: maps the index of an operand to its linked axes. Operands that lack the axis are
+            left out.
+        results: maps the index of a result to its linked axes. The map is empty if no result has
+            the axis.
+        does: "apart" if items stay apart along the axis, "sum" if a result has the sum, product or
+            maximum of the items along the axis, "lookup" if another operand selects some of the
+            items along the axis.
     """
 
     operands: Mapping[int, Run]
@@ -60,11 +67,15 @@ class AxisLink(NamedTuple):
 
     @property
     def is_of_parts(self) -> bool:
-        """Tell whether the link has only a part of an operand's axis: groups of its channels."""
+        """Tell whether the link has a part of an operand's axis, such as groups of channels."""
         return any(isinstance(x, AxisPart) for run in self.operands.values() for x in run)
 
     def single(self) -> tuple[dict[int, int], dict[int, int]] | None:
-        """Return the axes of operands and of results, or None if one is a part or several axes."""
+        """Return two maps from the index of each operand, and of each result, to its linked axis.
+
+        None is returned if an operand or a result is linked by a part of an axis, or by several
+        axes.
+        """
         operands = _single(self.operands)
         results = _single(self.results)
         if operands is None or results is None:
@@ -73,7 +84,10 @@ class AxisLink(NamedTuple):
 
 
 def _single(runs: Mapping[int, Run]) -> dict[int, int] | None:
-    """Return the axis of each run, or None if a run is a part of an axis, or several axes."""
+    """Map the index of each operand or result to its only axis.
+
+    None is returned if one of the runs is a part of an axis, or has several axes.
+    """
     axes: dict[int, int] = {}
     for place, run in runs.items():
         if len(run) != 1 or isinstance(run[0], AxisPart):
@@ -83,11 +97,12 @@ def _single(runs: Mapping[int, Run]) -> dict[int, int] | None:
 
 
 class LinkedAxes(NamedTuple):
-    """The row of an equation. Nothing is known about axes without a link.
+    """The row of the table for one equation. Nothing is known about axes without a link.
 
     Args:
         links: the axes that pass from operands to results, or are summed.
-        alike: axes of the first result along which all items are equal, for any operands.
+        alike: the axes of the first result along which all items are equal, whatever the operands
+            are.
         weights: the indices of operands that may be the weights of a product or lookup.
     """
 
@@ -143,7 +158,10 @@ def _shape(operand: Atom) -> tuple[int, ...]:
 def _one(
     operands: Mapping[int, int], results: Mapping[int, int] | None = None, does: Fate = "apart"
 ) -> AxisLink:
-    """Return a link with one axis of each operand and result; both map an index to the axis."""
+    """Return a link of one axis of each operand with one axis of each result.
+
+    `operands` and `results` map the index of an operand or result to its axis.
+    """
     result_runs = {place: (axis,) for place, axis in (results or {}).items()}
     return AxisLink({place: (axis,) for place, axis in operands.items()}, result_runs, does)
 
@@ -155,15 +173,16 @@ def _shared(
     result_axis: int = 0,
     does: Fate = "apart",
 ) -> AxisLink:
-    """Return the link of `axis` of several operands with `result_axis` of several results."""
+    """Return a link of `axis` of the operands with `result_axis` of the results, all by index."""
     return _one({i: axis for i in operands}, {i: result_axis for i in results}, does)
 
 
 def _same(equation: Equation, touched: Iterable[int] = (), *, repeats: bool = False) -> LinkedAxes:
-    """Link axis i of the results and of the operands of their rank, if the extents are equal.
+    """Link axis i of all results with axis i of the operands that have the same rank.
 
-    Axes in `touched` get no link. With `repeats` an operand may have the extent 1 instead, and is
-    not in the link then.
+    An axis gets a link only if all results and all these operands have the same extent along the
+    axis. With `repeats`, an operand may have the extent 1 instead, since its item is repeated. Such
+    an operand is left out of the link. Axes in `touched` get no link.
     """
     links: list[AxisLink] = []
     rank = len(_shape(equation.outvars[0]))
@@ -181,9 +200,9 @@ def _same(equation: Equation, touched: Iterable[int] = (), *, repeats: bool = Fa
 
 
 def _removed(equation: Equation, name: str, *, is_sum: bool) -> LinkedAxes:
-    """Link the axes that results keep, and with `is_sum` also the removed axes.
+    """Link the axes that the results keep. With `is_sum`, also link the removed axes as sums.
 
-    `name` is the parameter that lists the removed axes.
+    `name` is the parameter of the equation that lists the removed axes.
     """
     removed = equation.params[name]
     remaining = [i for i in range(len(_shape(equation.invars[0]))) if i not in removed]
@@ -195,7 +214,10 @@ def _removed(equation: Equation, name: str, *, is_sum: bool) -> LinkedAxes:
 
 
 def _touched(equation: Equation, per_axis: Mapping[str, object]) -> set[int]:
-    """Return the axes for which a parameter of `Facts.per_axis` has a non-neutral entry."""
+    """Return the axes along which a parameter in `per_axis` has an entry that is not neutral.
+
+    `per_axis` is the map of `Facts.per_axis`. Parameters that have no neutral entry are ignored.
+    """
     touched: set[int] = set()
     for name, neutral in per_axis.items():
         entries = equation.params[name]
@@ -219,7 +241,7 @@ def _transpose(equation: Equation) -> LinkedAxes:
 
 @_row("broadcast_in_dim")
 def _broadcast(equation: Equation) -> LinkedAxes:
-    """Link axes that keep their extent; along all other axes items are equal."""
+    """Link the axes that keep their extent. Along all other axes of the result items are equal."""
     extents = _shape(equation.outvars[0])
     pairs = zip(equation.params["broadcast_dimensions"], _shape(equation.invars[0]), strict=True)
     places = {i: j for i, (j, n) in enumerate(pairs) if n == extents[j]}
@@ -261,7 +283,11 @@ def _unstack(equation: Equation) -> LinkedAxes:
 
 @_row("slice", "split")
 def _slice(equation: Equation) -> LinkedAxes:
-    """Link axes that are not cut, and slices that take one index of an axis's leading factor."""
+    """Link the axes that a slice leaves whole, or cuts to one of several equal blocks.
+
+    Items 32 to 64 of 96 are one of three blocks. The link then has the factor 32 of 3 * 32 as a
+    part of the operand's axis.
+    """
     links: list[AxisLink] = []
     extents = _shape(equation.invars[0])
     for place, starts in enumerate(cuts(equation)):
@@ -275,7 +301,11 @@ def _slice(equation: Equation) -> LinkedAxes:
 
 
 def cuts(equation: Equation) -> list[list[int | None]]:
-    """Return the start along each axis for each result of a slice or split; None for a stride."""
+    """Return the starts of the results of a slice or split.
+
+    The list has an item for each result of the equation: a list with the first index along each
+    axis. The index is None for an axis along which the slice has a stride.
+    """
     params = equation.params
     rank = len(_shape(equation.invars[0]))
     if primitive(equation) == "slice":
@@ -314,7 +344,7 @@ def _iota(equation: Equation) -> LinkedAxes:
 
 @_row("dynamic_slice", "dynamic_update_slice", "name", "sharding_constraint")
 def _unchanged(equation: Equation) -> LinkedAxes:
-    return _same(equation)  # a slice that keeps an extent starts at 0
+    return _same(equation)  # a dynamic slice that keeps an extent starts at 0
 
 
 def _products(
@@ -327,8 +357,9 @@ def _products(
 
     Args:
         equation: a dot_general or ragged_dot_general.
-        numbers: its dimension numbers.
-        mixed: free axes of the left operand that get no link, since items do not stay apart.
+        numbers: the dimension numbers of the equation.
+        mixed: free axes of the left operand that get no link, since items do not stay apart along
+            them.
         groups: axes of the right operand that the result lacks.
     """
     sums, batches = numbers
@@ -371,7 +402,7 @@ def _ragged_dot(equation: Equation) -> LinkedAxes:
 
 @_row(CONVOLUTION)
 def _convolution(equation: Equation) -> LinkedAxes:
-    """Link the batch and the channels; with groups link the groups instead of the channels."""
+    """Link the batch and the channels. With groups, link the groups instead of the channels."""
     params = equation.params
     numbers = params["dimension_numbers"]
     items, channels, *_ = numbers.lhs_spec
@@ -393,7 +424,7 @@ def _convolution(equation: Equation) -> LinkedAxes:
 
 @_row("gather")
 def _gather(equation: Equation) -> LinkedAxes:
-    """Link axes that slices take as a whole, axes of the indices, and the one axis of a lookup."""
+    """Link axes that slices take whole, axes of the indices, and the one axis of a lookup."""
     numbers = equation.params["dimension_numbers"]
     sizes = equation.params["slice_sizes"]
     table = _shape(equation.invars[0])
@@ -405,7 +436,8 @@ def _gather(equation: Equation) -> LinkedAxes:
     links = [_one({0: i}, {0: j}) for i, j in pairs if sizes[i] == table[i]]
     rows = [j for j in range(len(result)) if j not in numbers.offset_dims]
     table_axis = dict(zip(numbers.start_indices_batching_dims, batched, strict=True))
-    for i, j in enumerate(rows):  # the last axis of the indices holds the coordinates of one item
+    # The last axis of the indices is not among these axes: it holds the coordinates of one item.
+    for i, j in enumerate(rows):
         operands = {1: i}
         if i in table_axis:
             operands[0] = table_axis[i]
@@ -417,7 +449,7 @@ def _gather(equation: Equation) -> LinkedAxes:
 
 @_row("scatter", "scatter-add", "scatter-max", "scatter-min", "scatter-mul", "scatter-sub")
 def _scatter(equation: Equation) -> LinkedAxes:
-    """Link axes that each update covers as a whole, and batch axes."""
+    """Link the axes that each update covers completely, and the batch axes."""
     numbers = equation.params["dimension_numbers"]
     target, _, updates = map(_shape, equation.invars)
     batched = numbers.operand_batching_dims
@@ -438,7 +470,7 @@ def _reduce(equation: Equation) -> LinkedAxes:
 
 @_row("cholesky", "eigh", "fft", "geqrf", "householder_product", "lu", "svd", "triangular_solve")
 def _leading(equation: Equation) -> LinkedAxes:
-    """Link the batch axes: the leading ones, before the axes of the matrix or the transform."""
+    """Link the leading axes, which are batch axes before the axes of the matrix or transform."""
     count = len(equation.params.get("fft_lengths", (0, 0)))
     operands = range(len(equation.invars))
     results = range(len(equation.outvars))

@@ -21,7 +21,7 @@ _SUMS = ("reduce_max", "reduce_sum", PRODUCT)
 
 
 class NotSeparableError(Exception):
-    """Items of the batch may depend on one another; the argument is the equation."""
+    """Raised if items of the batch may depend on one another. The argument is the equation."""
 
 
 def batch_axes(
@@ -32,15 +32,20 @@ def batch_axes(
     reduces: bool = False,
     resizes: bool = True,
 ) -> dict[Variable, int]:
-    """Map variables to their batch axis; raise NotSeparableError if items may mix.
+    """Map each variable that holds the batch to its batch axis.
+
+    Raises NotSeparableError if items of the batch may depend on one another.
 
     Args:
         program: the program.
-        seeds: the batch axes of some arguments.
-        follow: arguments without a seed that may hold the batch. In an equation with an operand
-            that has a batch axis, they get the linked axis if its extent is the batch size.
-        reduces: whether sums and maxima over the batch are allowed; they have no batch axis.
-        resizes: whether `resized` will change the batch. If not, loops and lookups are followed.
+        seeds: maps some arguments of the program to their batch axes.
+        follow: arguments that are not in `seeds` but may hold the batch too. If an equation reads
+            such an argument together with a variable that has a batch axis, the argument gets the
+            axis that is linked with that batch axis, provided that the extent is the batch size.
+        reduces: whether sums and maxima over the batch are allowed. Their results have no batch
+            axis.
+        resizes: whether the caller will change the batch size by `resized`. If it will not, loops
+            and lookups are followed too.
     """
     axes = dict(seeds)
     following = set(follow) - set(seeds)
@@ -48,7 +53,7 @@ def batch_axes(
     alike = {} if resizes else _alike(program, size)
 
     def has_items(v: Atom, axis: int) -> bool:
-        """Tell whether an operand follows and has the batch size there, or repeats one item."""
+        """Tell whether an operand may hold the batch along an axis, or repeats one item there."""
         follows = v in following and v.aval.shape[axis] == size
         return follows or axis in alike.get(v, ())
 
@@ -65,8 +70,8 @@ def batch_axes(
         functions = [] if resizes else bodies(equation)
         if functions:
             inner = [_axes_within(program, equation, x, operands, has_items) for x in functions]
-            inner = [x for x in inner if x]  # a function may have effects only
-            if any(x != inner[0] for x in inner):  # branches
+            inner = [x for x in inner if x]  # a function with effects only has no results
+            if any(x != inner[0] for x in inner):  # the branches of a choice differ
                 raise NotSeparableError(equation)
             targets = following.union(equation.outvars)
             inner_axes = inner[0] if inner else {}
@@ -89,7 +94,8 @@ def batch_axes(
     return axes
 
 
-Ends = tuple[Mapping[int, int], Mapping[int, int]]  # axes by index of the operand, of the result
+# Two maps: from the index of an operand to its axis, and from the index of a result to its axis.
+Ends = tuple[Mapping[int, int], Mapping[int, int]]
 
 
 def _links(
@@ -99,9 +105,10 @@ def _links(
     *,
     resizes: bool,
 ) -> Sequence[Ends]:
-    """Return the links of the operands' batch axes, or none if items mix.
+    """Return the links that contain the batch axes of all operands, or none if items mix.
 
-    A linked operand may lack a batch axis if `has_items` is true for it.
+    `operands` has the batch axis of each operand, or None. An operand in a link may lack a batch
+    axis if `has_items` is true for the operand and the axis.
     """
     if resizes and not _is_resizable(equation):
         return []
@@ -160,10 +167,11 @@ def _axes_within(
     operands: Sequence[int | None],
     has_items: Callable[[Atom, int], bool],
 ) -> dict[Variable, int | None]:
-    """Return the batch axes of an inner function's results, and of a loop's initial values.
+    """Return the batch axes of an equation's results, by following one of its inner functions.
 
-    The body of a loop is followed until the axes before and after a turn agree: a carried value
-    may get a batch axis in a turn.
+    For a loop, the result also has the batch axes of the initial values of carried values. The body
+    of a loop is followed again until the batch axes of the carried values are the same before and
+    after an iteration, since an iteration may give a carried value a batch axis.
     """
     inside = replace(program, closed=body.closed)
     arguments = inside.arguments
@@ -175,7 +183,7 @@ def _axes_within(
     for place, steps in body.arguments:
         axis = operands[place]
         before.append(None if axis is None else axis - steps)
-    while -1 not in before:  # -1: the steps of the loop go over the batch
+    while -1 not in before:  # -1 means that the loop iterates over the batch
         seeds = {v: x for v, x in zip(arguments, before, strict=True) if x is not None}
         follow = [arguments[i] for i in carried if before[i] is None]
         axes = batch_axes(inside, seeds, follow=follow, resizes=False) if seeds else {}
@@ -203,19 +211,22 @@ def _axes_within(
 def _outside(
     equation: Equation, body: InnerFunction, ends: Sequence[int | None]
 ) -> dict[Variable, int | None]:
-    """Map results of an equation to their batch axis, given the axes of its inner function."""
+    """Map the results of an equation to their batch axes, from the axes of its inner function."""
     axes: dict[Variable, int | None] = {}
     for axis, outer in zip(ends, body.results, strict=True):
         if outer is not None:
             end = None if axis is None else axis + outer.steps
             axes[equation.outvars[outer.place]] = end
-        elif axis is not None:  # the items of a batch need different numbers of turns
+        elif axis is not None:  # the items of a batch need different numbers of iterations
             raise NotSeparableError(equation)
     return axes
 
 
 def resized(program: Program, *parts: tuple[Axes, int]) -> Program:
-    """Return the program with other extents: each part has axes by variable, and their extent."""
+    """Return the program with other extents along some axes.
+
+    Each of the `parts` is a pair: a map from variables to axes, and the new extent of these axes.
+    """
     if not parts:
         return program
     shapes: dict[Variable, list[int]] = {}

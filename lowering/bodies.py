@@ -1,6 +1,7 @@
 """Lists the functions that an equation evaluates: bodies of loops, branches, called functions.
 
-Analyses that follow axes or other properties through a program enter inner functions by this list.
+Analyses that follow axes or other properties through a program use this list to enter inner
+functions.
 """
 
 from __future__ import annotations
@@ -14,11 +15,15 @@ from lowering.jaxprs import primitive
 
 
 class Outer(NamedTuple):
-    """The operand or result of the equation that an inner argument or result corresponds to.
+    """The operand or result of an equation to which a value of its inner function corresponds.
+
+    An argument of the inner function corresponds to an operand of the equation, and a result of the
+    inner function to a result of the equation.
 
     Args:
-        place: its index among the operands or results.
-        steps: 1 if the inner function gets one item along its leading axis, else 0.
+        place: the index of the operand or result in the equation.
+        steps: 1 if the inner function gets or returns one item at a time along the leading axis of
+            the operand or result, else 0.
     """
 
     place: int
@@ -29,12 +34,15 @@ class InnerFunction(NamedTuple):
     """A function that an equation evaluates.
 
     Args:
-        closed: the function.
-        arguments: for each argument, the equation's operand, in the first turn of a loop.
-        results: for each result, the equation's result; None for the condition of a loop.
+        closed: the traced function.
+        arguments: for each argument of the function, the operand of the equation that it is. For a
+            loop this is the operand of the first iteration.
+        results: for each result of the function, the result of the equation that it is. It is None
+            for the result of a loop's condition.
         again: maps the index of a result to the index of the argument that the result becomes in
-            the next turn.
-        times: the number of evaluations in a call, 1 if it is unknown before a run.
+            the next iteration.
+        times: the number of evaluations in a call, 1 if the number is unknown before the program
+            runs.
     """
 
     closed: ClosedJaxpr

@@ -35,7 +35,9 @@ from lowering.ops import require, rules
 
 _X64 = "jax's x64 mode keeps 64 bits: jax.config.update('jax_enable_x64', True)"
 _LONGEST = 400  # characters; longer names are cut before a suffix is added
-_MOST_EMPTY = 1 << 22  # items; XLA loops over the axes before an empty one, 0.6 s
+# The most items along the axes before an empty axis. XLA loops over these axes when it compiles,
+# which takes 0.6 s for this many items.
+_MOST_EMPTY = 1 << 22
 
 
 @dataclass(slots=True)
@@ -49,11 +51,11 @@ class _Variable:
 
 @dataclass(slots=True)
 class GraphBuilder:
-    """Builds an immutable graph of inputs, variables and operations; raises InvalidOperation.
+    """Builds an immutable graph of inputs, variables and operations.
 
-    `real` and `integer` are the dtypes of literals and untyped tensors. If another value has the
-    name of a new value, the new name gets a suffix. A reader whose documents forbid equal names
-    asks `is_taken` first.
+    Methods raise InvalidOperation for invalid arguments. `real` and `integer` are the dtypes of
+    literals and of tensors without a declared dtype. If the name of a new value is already taken,
+    the name gets a suffix. A reader of documents that forbid equal names asks `is_taken` first.
     """
 
     real: str = "float32"
@@ -67,7 +69,8 @@ class GraphBuilder:
     _taken: set[str] = field(default_factory=set[str])
     _reserved: set[str] = field(default_factory=set[str])
     _suffixes: dict[str, int] = field(default_factory=dict[str, int])
-    _unreserved: dict[str, str] = field(default_factory=dict[str, str])  # results of `unreserved`
+    # Caches the results of `unreserved` by name.
+    _unreserved: dict[str, str] = field(default_factory=dict[str, str])
 
     def reserve(self, names: Iterable[str]) -> None:
         """Reserve names for values that are created under exactly these names."""
@@ -84,7 +87,7 @@ class GraphBuilder:
         return name
 
     def is_input(self, value: Value) -> bool:
-        """Tell whether a tensor is fed from outside."""
+        """Tell whether a tensor is an input of the graph."""
         return value in self._inputs
 
     def is_taken(self, name: str) -> bool:
@@ -101,21 +104,23 @@ class GraphBuilder:
         return name
 
     def input(self, name: str, type: TensorType) -> Value:
-        """Add a tensor that is fed from outside."""
+        """Add an input of the graph, a tensor that is fed from outside."""
         value = Value(self._name(name, exact=True), type)
         self._inputs.append(value)
         return value
 
     def variable(self, name: str, label: str, type: TensorType, span: Span | None) -> Value:
-        """Declare the variable of a label, and return its tensor, the same for each declaration.
+        """Declare the variable of a label, and return its tensor.
+
+        All declarations of a label return the same tensor. A variable becomes a state if `update`
+        is called for it, otherwise a parameter.
 
         Args:
             name: the name of the tensor in the graph.
             label: the name of the variable's array for `trace`.
-            type: the type of the tensor; InvalidShape if another declaration has another type.
-            span: the place of the declaration.
-
-        A variable becomes a state if `update` is called for it, otherwise a parameter.
+            type: the type of the tensor. InvalidShape is raised if another declaration of the label
+                has another type.
+            span: the place of the declaration in the document.
         """
         variable = self._variables.get(label)
         if variable is None:
@@ -140,17 +145,18 @@ class GraphBuilder:
     def starting(self, label: str, variable: Value, initial: Value, span: Span | None) -> None:
         """Declare the tensor of a variable's initial value.
 
-        In the graph of a first cycle `variable` and `initial` are the same tensor.
+        In the graph of a first cycle, which starts from initial values, `variable` and `initial`
+        are the same tensor.
         """
         declared = self._variables.setdefault(label, _Variable(label, variable, span))
         self._variable_of[variable] = declared
         declared.initial = initial
 
     def update(self, variable: Operand, value: Value, shape: Shape | None = None) -> Value:
-        """Set the value that a variable takes after each cycle, and return the value.
+        """Set the value that a variable takes after each cycle, and return this value.
 
-        The value must have the shape `shape`, by default the variable's declared shape. Extents
-        that change from cycle to cycle are UNKNOWN.
+        The value must have the shape `shape`, which is the declared shape of the variable by
+        default. Extents that change from cycle to cycle are UNKNOWN in `shape`.
         """
         target = self._variable_of.get(variable) if isinstance(variable, Value) else None
         if target is None:
@@ -176,7 +182,11 @@ class GraphBuilder:
         return value
 
     def literal_type(self, value: Scalar) -> TensorType:
-        """Return the type of a literal as a tensor; InvalidOperation if it is out of range."""
+        """Return the type of a literal as a tensor.
+
+        Raises InvalidOperation if an integer is out of the range of the builder's dtype for
+        integers.
+        """
         match value:
             case np.generic():
                 return TensorType((), value.dtype.name)
@@ -189,7 +199,7 @@ class GraphBuilder:
                 return TensorType((), self.real)
 
     def _as_read(self, operand: Value | Scalar) -> TensorType:
-        """Return the type of an operand for rules; raise InvalidShape for an axis too long."""
+        """Return the type of an operand for rules; raise InvalidShape if an axis is too long."""
         type = operand.type if isinstance(operand, Value) else self.literal_type(operand)
         for extent in type.shape:
             if extent > MAX_EXTENT:
@@ -213,21 +223,22 @@ class GraphBuilder:
         rule: Rule | None = None,
         inserted: bool = False,
     ) -> tuple[Result, ...]:
-        """Add an operation, and return its results.
+        """Add an operation to the graph, and return its results.
 
-        Raise InvalidOperation if the arguments break the rule, KeyError if `rules` has no such
-        kind. The Python types of attributes are not checked: wrong ones raise errors of Python.
+        Raises InvalidOperation if the arguments break the rule, and KeyError if `rules` has no such
+        kind. The Python types of attributes are not checked. An attribute of a wrong type raises an
+        error of Python, such as TypeError.
 
         Args:
-            kind: one of `lowering.rules`.
-            operands: tensors, literals for constant tensors, or tuples of these, by name of the
-                rule's parameter.
-            attributes: numbers, strings, or tuples of these, by name of the rule's parameter.
-            names: the names of the results, at least one. If the number of results is another one,
-                names are made from the first.
-            span: the place in the document, for errors, HLO and profiles.
+            kind: the kind of the operation, one of `lowering.rules`.
+            operands: maps parameters of the rule to tensors, to literals, which stand for constant
+                tensors, or to tuples of tensors and literals.
+            attributes: maps parameters of the rule to numbers, strings, or tuples of these.
+            names: the names of the results, at least one. If the operation has another number of
+                results, their names are made from the first name.
+            span: the place of the operation in the document, for errors, HLO and profiles.
             calls: the nested calls of the document's functions that the operation comes from.
-            rule: a user's rule for `kind`.
+            rule: a user's rule for `kind`; None for the rule in `rules`.
             inserted: whether a reader added the results, which the document lacks.
         """
         active = rule or rules[kind]
@@ -264,7 +275,11 @@ class GraphBuilder:
         return results
 
     def _results(self, types: Types, names: Sequence[str], inserted: bool) -> tuple[Result, ...]:
-        """Return new values of these types, with names from `names` or made from the first."""
+        """Return new values of these types.
+
+        The values get the names in `names`. If there are more or fewer names than values, the names
+        are made from the first name.
+        """
         structure = types if isinstance(types, tuple) else (types,)
         count = 0
         for item in structure:
@@ -292,7 +307,11 @@ class GraphBuilder:
         output_names: Sequence[str],
         input_names: Sequence[str] | None = None,
     ) -> Graph:
-        """Return the graph; `input_names` orders its inputs, by default as `input` was called."""
+        """Return the graph.
+
+        `input_names` gives the order of the graph's inputs. By default inputs are in the order of
+        the calls of `input`.
+        """
         inputs = {value.name: value for value in self._inputs}
         if input_names is None:
             input_names = tuple(inputs)
@@ -332,7 +351,7 @@ def _possible(type: TensorType) -> TensorType:
 
 
 def _opened(attribute: Any) -> Any:
-    """Return an attribute with UNKNOWN in the place of symbolic extents."""
+    """Return an attribute with UNKNOWN in place of symbolic extents."""
     if not isinstance(attribute, tuple):
         return UNKNOWN if is_symbolic(attribute) else attribute
     items: tuple[Any, ...] = attribute

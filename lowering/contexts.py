@@ -20,18 +20,20 @@ def holding(variable: ContextVar[T], value: T) -> Generator[None]:
         variable.reset(token)
 
 
-# Measurements of the gain of passes and kernels leave them out in turn.
+# The names of passes and kernels that are left out. Benchmarks leave out one after another, to
+# measure what each of them gains.
 _LEFT_OUT: ContextVar[frozenset[str]] = ContextVar("left_out", default=frozenset())
 
 
 def runs(name: str) -> bool:
-    """Tell whether a pass or kernel is used now, since `without` does not leave it out."""
+    """Tell whether a pass or kernel is in use, which means that `without` does not leave it out."""
     return name not in _LEFT_OUT.get()
 
 
 def without(*names: str) -> AbstractContextManager[None]:
     """Leave out passes and kernels in the block of a `with` statement.
 
-    Use no `cache_dir` in it: cache keys do not contain these names.
+    Do not use a `cache_dir` in the block, since cache keys do not contain the names that are left
+    out.
     """
     return holding(_LEFT_OUT, frozenset(names))

@@ -1,8 +1,9 @@
-"""Defines the primitive that a network is in a user's trace.
+"""Defines the primitive that stands for a network in a user's trace.
 
-The trace holds one `network` primitive with the program that `differentiable` returns, for every
-platform. The rules for derivatives and batches return further `network` primitives, made from that
-program. The lowering rule rewrites the program by the passes of the platform's target.
+The trace contains one `network` primitive. Its program is the result of `differentiable`, which is
+the same for every platform. The rules for derivatives and batches return further `network`
+primitives, which are made from that program. The lowering rule rewrites the program by the passes
+of the platform's target.
 """
 
 from __future__ import annotations
@@ -35,18 +36,19 @@ T = TypeVar("T")
 # The primitive evaluates its `jaxpr`. The arguments of the `jaxpr` are the arrays in `constants`,
 # and after them the operands of the primitive. `parameters` is the number of leading arguments that
 # are parameters of the network. `linear` is the number of trailing arguments in which the `jaxpr`
-# is linear. If there is a `recipe`, the values that it computes follow as further operands, which
-# are no arguments of the `jaxpr`.
+# is linear. If there is a `recipe`, the primitive has further operands at the end: the values that
+# the recipe computes. These values are not arguments of the `jaxpr`.
 _network = jaxprs.operation("network")
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["arrays"], meta_fields=["recipe"])
 @dataclass(frozen=True)
 class Preparation:
-    """Values computed from parameters for the kernels of a CPU; parameters are not included.
+    """Values that are computed from parameters for the kernels of a CPU.
 
-    `recipe` is the digest of the recipe by which the values are computed. A function whose recipe
-    has another digest ignores the values. The recipe differs for other shapes, for example.
+    The parameters themselves are not included. `recipe` is the digest of the recipe by which the
+    values are computed. A function whose recipe has another digest, for example because it has
+    other shapes, ignores the values.
     """
 
     arrays: tuple[Array, ...]
@@ -55,11 +57,11 @@ class Preparation:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ConstantParameters:
-    """Parameters whose arrays are concrete at trace time, as one opaque object for jax.
+    """Parameters whose arrays are concrete at trace time, in one object that is opaque to jax.
 
     If such parameters were operands, they would become constants of the caller's executable, in
-    addition to the values that are prepared from them. In this object a parameter becomes a
-    constant only if the executable needs it.
+    addition to the values that are prepared from them. A parameter in this object becomes a
+    constant only if the executable needs the parameter itself.
     """
 
     arrays: tuple[Array, ...] = ()
@@ -73,13 +75,14 @@ def network(
 ) -> Callable[..., Any]:
     """Return a function that computes `function` as one primitive.
 
-    Args:
-        function: takes parameters and other arguments, which are pytrees of arrays.
-        preparation: the result of `preparation` for the same parameters, so that calls prepare
-            nothing. It is used where the parameters are operands of the compiled function.
-        about: the network, for warnings.
+    The returned function takes the same arguments as `function`, and can be called under any
+    transformation of jax.
 
-    The result takes the same arguments, under any transformation of jax.
+    Args:
+        function: a function of parameters and other arguments, which are pytrees of arrays.
+        preparation: the result of `preparation` for the same parameters. With it calls prepare
+            nothing. It is used if the parameters are operands of the compiled function.
+        about: describes the network for warnings.
     """
 
     def run(parameters: object, *arguments: object) -> Any:
@@ -94,10 +97,12 @@ def network(
 def preparation(
     target: Target, function: Callable[..., object], parameters: object, *arguments: object
 ) -> Preparation | None:
-    """Prepare parameters for calls of a function with arguments of these types, on a target.
+    """Prepare parameters for calls of a function on a target, with arguments of these types.
 
-    Parameters and arguments may be tracers. Return None if the target has no kernels. The prepared
-    values have no derivatives: differentiate the function in its parameters.
+    Parameters and arguments may be tracers. None is returned if the target has no kernels, or if
+    the program has symbolic extents or empty arguments. The prepared values have no derivatives. To
+    differentiate with respect to the parameters, prepare them in the differentiated function, or
+    not at all.
     """
     program, leaves, _ = traced(function, parameters, *arguments)
     if not (target.has_kernels and program.has_items):
@@ -122,17 +127,18 @@ def _bind(
     """Evaluate a program as one primitive.
 
     Constants of the program that are tracers become operands of the primitive. The program is
-    linear in the last `linear` operands. With `as_constants`, parameters that are concrete arrays
-    become `ConstantParameters`, unless there is a `preparation`.
+    linear in its last `linear` operands. With `as_constants`, parameters become
+    `ConstantParameters` if all of them are concrete arrays and there is no `preparation`.
     """
-    # A program with effects is not one primitive, so that a user's callbacks keep their order.
+    # A program with effects is evaluated equation by equation instead of as one primitive, so that
+    # a user's callbacks keep their order.
     if program.closed.effects:
         return program(*operands)
     closed, outer = jaxprs.lifted(program.closed, _is_tracer)
     operands = [*outer, *operands]
     recipe = None
     constants = _NOTHING
-    # Lifted constants are the first operands: no leading operands are parameters then.
+    # Lifted constants become the first operands. In this case no leading operands are parameters.
     program = replace(program, closed=closed, parameters=0 if outer else program.parameters)
     arrays = operands[: program.parameters]
     if preparation is not None and not outer:
@@ -189,8 +195,8 @@ def _lowering_rule(
     """Rewrite a program by the passes of the platform's target, and lower the result."""
     if context.module_context.lowering_parameters.for_export:
         about = about._replace(rates=DEFAULT)  # any machine may run an exported function
-    # Shardings are unknown here, only the number of devices is known. On several devices no pass
-    # may make a loop over the batch: if it is sharded, the loop gathers it.
+    # The number of devices is known here, but shardings are not. On several devices no pass may
+    # make a loop over the batch: if the batch is sharded, such a loop gathers it.
     devices = getattr(context.module_context.axis_context, "num_devices", None)
     target = target_of(platform, devices, about.rates, is_open=about.is_open)
     count = len(jaxpr.in_avals)
@@ -209,7 +215,8 @@ def _lowering_rule(
 
     with named(about):
         if constants.arrays:
-            # A module for several platforms holds the parameters, which the platforms share.
+            # A module for several platforms contains the parameters themselves, so that the
+            # platforms share them.
             is_one_platform = len(context.module_context.platforms) == 1
             run = with_constants
             if is_one_platform and target.has_kernels and program.has_items:
@@ -225,8 +232,8 @@ def _lowering_rule(
         rewritten = rewrite(program, target)
         if not target.has_kernels:  # tracing leaves unused equations out of the module
             return mlir.lower_fun(rewritten, multiple_results=True)(context, *operands)
-        # A call, which XLA inlines. Tracing the program anew would take a fifth of the compile time
-        # of a training step of ConvNeXt-T.
+        # Lower the program as a call, which XLA inlines. To trace the program again instead would
+        # take a fifth of the compile time of a training step of ConvNeXt-T.
         module = context.module_context
         if context.platforms is not None:
             module = module.replace(platforms=context.platforms)
@@ -252,7 +259,7 @@ def _jvp(
     about: About,
     **params: Any,
 ) -> tuple[list[Any], list[Any]]:
-    """Compute results and residuals by one primitive, and tangents by a second, linear one."""
+    """Compute results and residuals by one primitive, and tangents by another that is linear."""
     count = len(jaxpr.in_avals)
     avals = jaxpr.out_avals
     fixed = [ad.Zero(aval.to_tangent_aval()) for aval in jaxpr.in_avals[: len(constants.arrays)]]
@@ -281,10 +288,10 @@ def _jvp(
     trees: list[Any] = []  # tracing `with_residuals` appends the tree of the linear function
 
     def with_residuals(*operands: Array) -> tuple[list[Any], list[Any], list[Any]]:
-        """Return real results, integer results, and the residuals of the linear function."""
+        """Return floating-point results, integer results, and residuals of the linear function."""
 
         def of_active(*active_operands: Array) -> tuple[list[Any], list[Any]]:
-            """Return real and integer results. Operands without a tangent are constants."""
+            """Return floating-point and integer results, given the operands that have a tangent."""
             results = jaxprs.as_function(jaxpr)(*_merged(operands, active, active_operands))
             reals = list(compress(results, are_real))
             integers = list(compress(results, map(not_, are_real)))
@@ -329,7 +336,7 @@ def _is_active(tangent: Any) -> bool:
 
 
 def _merged(items: Sequence[T], places: Iterable[int], changes: Iterable[T]) -> list[T]:
-    """Return a copy of the items in which `changes` replace the items at `places`."""
+    """Return a copy of the items in which `changes` replace the items at the indices `places`."""
     merged = list(items)
     for place, change in zip(places, changes, strict=True):
         merged[place] = change
@@ -344,7 +351,7 @@ def _transpose(
     about: About,
     **_: object,
 ) -> list[Any]:
-    """Compute the cotangents of the linear operands by one primitive, linear in `cotangents`."""
+    """Compute cotangents of the linear operands by one primitive that is linear in `cotangents`."""
     operands = (*constants.arrays, *operands)
     count = len(jaxpr.in_avals)
     linear = [i for i, x in enumerate(operands) if ad.is_undefined_primal(x)]

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class InvalidOperation(ValueError):
-    """Arguments are invalid for the operation: an attribute out of range, a wrong type.
+    """Raised for arguments that are invalid for an operation, such as an attribute out of range.
 
     Args:
         message: the text of the error, without a place in a document.
@@ -23,14 +23,15 @@ class InvalidOperation(ValueError):
 
 
 class InvalidShape(InvalidOperation):
-    """Shapes of the arguments do not agree with each other or with the attributes."""
+    """Raised if shapes of arguments do not agree with each other or with the attributes."""
 
 
 class InvalidComputation(InvalidOperation):
-    """A traced operation cannot be computed, or gives other types than its rule inferred.
+    """Raised if a traced operation cannot be computed, or gives other types than its rule inferred.
 
-    The message has no place in a document; `operation.span` is the place, or None. If the rule of
-    the operation refuses its arguments, the rule's error is the cause.
+    The message does not contain the place in a document. The place is `operation.span`, or None if
+    it is unknown. If the rule of the operation refuses its arguments, the rule's error is the cause
+    of this error.
     """
 
     def __init__(self, message: str, operation: Operation, hint: str = "") -> None:

@@ -1,8 +1,9 @@
 """Defines extents that may be unknown, and functions of extents and shapes.
 
-An extent is an int or `UNKNOWN`. Integer arithmetic with `UNKNOWN` gives `UNKNOWN`, and comparisons
-by < and > are false: `if padded < window: raise` does not raise. `UNKNOWN` equals only itself;
-`differ` tells whether two extents are certainly different.
+An extent is the number of items along an axis: an int or `UNKNOWN`. Integer arithmetic with
+`UNKNOWN` gives `UNKNOWN`. Comparisons with `UNKNOWN` by < and > are False, so that a check such as
+`if padded < window: raise` passes. `UNKNOWN` equals only itself. `differ` tells whether two extents
+are certainly different.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 Shape = tuple[int, ...]
-Ints = tuple[int, ...]  # axes, strides
+Ints = tuple[int, ...]  # for axes, strides and the like
 
 
 class _Unknown(int):
@@ -54,19 +55,22 @@ class _Unknown(int):
 
 UNKNOWN: Final[int] = _Unknown()
 
-MAX_RANK = 64  # axes of a numpy array
-MAX_EXTENT = (1 << 31) - 1  # items along an axis; indices have 32 bits
+MAX_RANK = 64  # the most axes of a numpy array
+MAX_EXTENT = (1 << 31) - 1  # the most items along an axis, since indices have 32 bits
 
 
 def is_symbolic(extent: object) -> bool:
-    """Tell whether an extent is a symbolic dimension of `jax.export`; types have UNKNOWN for it."""
+    """Tell whether an extent is a symbolic dimension of `jax.export`.
+
+    Types of tensors have UNKNOWN in place of symbolic dimensions.
+    """
     return hasattr(extent, "scope")
 
 
 def at_least(size: int, other: int) -> bool:
-    """Tell whether `size >= other` holds for all values of symbolic extents in the sizes.
+    """Tell whether `size >= other` holds for all values of the symbolic extents in both sizes.
 
-    Passes compare sizes by it, and change nothing if the answer is False.
+    Passes compare sizes by this function, and change nothing if the answer is False.
     """
     try:
         return bool(size >= other)
@@ -90,7 +94,7 @@ def shapes_differ(a: Sequence[int], b: Sequence[int]) -> bool:
 
 
 def common(a: int, b: int) -> int | None:
-    """Return the extent that two extents broadcast to; None if they differ and neither is 1."""
+    """Return the extent to which two extents broadcast, or None if they do not broadcast."""
     if a == 1:
         return b
     if b == 1:
@@ -109,19 +113,22 @@ def volume(shape: Iterable[int]) -> int:
 
 
 def padded(shape: Shape, rank: int) -> Shape:
-    """Return the shape with trailing 1s up to a rank."""
+    """Append axes of extent 1 to a shape until it has `rank` axes."""
     return shape + (1,) * (rank - len(shape))
 
 
 def with_ones(attribute: Any) -> Any:
-    """Return a shape or another attribute with 1 for UNKNOWN."""
+    """Replace UNKNOWN by 1 in a shape or in another attribute."""
     if isinstance(attribute, tuple):
         return tuple(map(with_ones, attribute))  # pyright: ignore[reportUnknownArgumentType]
     return 1 if attribute is UNKNOWN else attribute
 
 
 def along(axis: int, rank: int) -> list[int]:
-    """Return the shape of a vector along one axis of a tensor, with -1 there and 1s elsewhere."""
+    """Return the shape of a vector that lies along one axis of a tensor.
+
+    The shape has -1 for the axis and 1 for all other axes, as `reshape` takes it.
+    """
     shape = [1] * rank
     shape[axis] = -1
     return shape
@@ -164,10 +171,11 @@ def is_zero(value: object) -> bool:
 def runs_of(
     old: Sequence[int], new: Sequence[int]
 ) -> list[tuple[tuple[int, ...], tuple[int, ...]]] | None:
-    """Pair runs of axes before a reshape with the runs of axes after it that have their items.
+    """Pair runs of axes before a reshape with the runs of axes that hold the same items after it.
 
-    (6, 4, 5) to (2, 3, 20) gives [((0,), (0, 1)), ((1, 2), (2,))]. Return None for an empty tensor,
-    and if symbolic extents leave the runs undetermined.
+    For a reshape of (6, 4, 5) to (2, 3, 20) the result is [((0,), (0, 1)), ((1, 2), (2,))]: axis 0
+    becomes axes 0 and 1, and axes 1 and 2 become axis 2. None is returned for an empty tensor, and
+    if the runs depend on the values of symbolic extents.
     """
     if 0 in old:
         return None
@@ -175,7 +183,7 @@ def runs_of(
     old_end = new_end = 0
     while old_end < len(old) or new_end < len(new):
         old_start, new_start = old_end, new_end
-        # A run has one axis at least, of those that are left.
+        # A run has at least one axis, if any axes are left.
         old_end = min(old_end + 1, len(old))
         new_end = min(new_end + 1, len(new))
         old_size = volume(old[old_start:old_end])

@@ -1,9 +1,9 @@
 """Follows axes through a program as products of factors, which variables share.
 
-An axis of 3 * h * d columns has the factor h (heads) before a reshape gives the heads an axis of
-their own. Corresponding axes of two variables are compared factor by factor from the left, and
-factors are split where they differ: a reshape of 96 columns to (3, 4, 8) splits the columns of the
-matrix before it into the factors 3 * 4 * 8.
+For example, an axis of 3 * h * d columns has the factor h (heads) before a reshape gives the heads
+an axis of their own. Corresponding axes of two variables are compared factor by factor, from the
+left. Where two factors differ, the larger factor is split: a reshape of 96 columns to (3, 4, 8)
+splits the columns of the matrix before it into the factors 3 * 4 * 8.
 """
 
 from __future__ import annotations
@@ -21,13 +21,17 @@ from lowering.program import Program
 
 
 class Factor:
-    """A factor of an axis, compared by identity; `parts` are the factors that it was split into."""
+    """A factor of an axis's extent, compared by identity.
+
+    `parts` are the factors that replace this factor: several if it was split, one if it was united
+    with an equal factor, none otherwise.
+    """
 
     __slots__ = ("extent", "is_blocked", "parts")
 
     def __init__(self, extent: int, *, is_blocked: bool = False) -> None:
         self.extent = extent
-        self.is_blocked = is_blocked  # whether an equation needs it undivided
+        self.is_blocked = is_blocked  # whether an equation needs the factor undivided
         self.parts: list[Factor] = []
 
 
@@ -36,7 +40,7 @@ Axes = list[Axis]
 
 
 def leaves(axis: Iterable[Factor]) -> list[Factor]:
-    """Return the factors of an axis from the left, in the place of split factors their parts."""
+    """Return the factors of an axis from the left. Split factors are replaced by their parts."""
     factors: list[Factor] = []
     pending = [*axis][::-1]
     while pending:
@@ -49,7 +53,7 @@ def leaves(axis: Iterable[Factor]) -> list[Factor]:
 
 
 def block(axis: Iterable[Factor]) -> None:
-    """Mark the factors of an axis: they must not be divided over devices."""
+    """Mark the factors of an axis as blocked: they must not be divided over devices."""
     for factor in leaves(axis):
         factor.is_blocked = True
 
@@ -57,8 +61,8 @@ def block(axis: Iterable[Factor]) -> None:
 def unite(first: Iterable[Factor], second: Iterable[Factor]) -> None:
     """Make the factors of two axes equal, from the left.
 
-    Of two factors with different extents the larger one is split. If that is impossible, these and
-    all later factors are blocked.
+    If two factors have different extents, the larger factor is split. If the larger extent is not a
+    multiple of the smaller one, both factors and all later factors of the axes are blocked.
     """
     left = leaves(first)
     right = leaves(second)
@@ -79,7 +83,7 @@ def unite(first: Iterable[Factor], second: Iterable[Factor]) -> None:
             large.parts = [Factor(n, is_blocked=large.is_blocked) for n in extents]
             left = [x, *left]
             right = [y, *right]
-        # The remaining factors may contain the factor that was replaced or split.
+        # The remaining factors may include the factor that was replaced or split.
         left = leaves(left)
         right = leaves(right)
 
@@ -88,11 +92,12 @@ UseKind = Literal["sum", "lookup", "gather"]
 
 
 class Use(NamedTuple):
-    """The communication of an operation if certain factors are divided over devices.
+    """The communication that an operation needs if certain factors are divided over devices.
 
     Args:
-        kind: "sum" over the factors, "lookup" along them, or "gather" where they are undivided.
-        factors: the factors, of any axes.
+        kind: "sum" if the operation sums over the factors, "lookup" if it looks items up along the
+            factors, "gather" if it needs the factors undivided.
+        factors: the factors, which may belong to several axes.
         items: the number of items that move between devices.
     """
 
@@ -102,14 +107,14 @@ class Use(NamedTuple):
 
 
 class Product(NamedTuple):
-    """A product, convolution or lookup with an operand that depends on parameters alone.
+    """A product, convolution or lookup with an operand that depends only on parameters.
 
     Args:
-        parameters: the argument numbers of these parameters.
+        parameters: the argument numbers of the parameters on which the operand depends.
         rows: the operand's factors that are summed or looked up.
-        columns: the operand's factors that the result has, but no other operand.
+        columns: the operand's factors that the result has, but no other operand has.
         items: the number of items of the result.
-        kind: "product", also for a convolution, or "lookup".
+        kind: "lookup" for a lookup, "product" for a product or convolution.
     """
 
     parameters: frozenset[int]
@@ -120,7 +125,7 @@ class Product(NamedTuple):
 
 
 def _axes(operand: Atom) -> Axes:
-    """Return new axes of an operand: an axis is one factor, or none if its extent is 1."""
+    """Return new axes for an operand: an axis is one factor, or no factor if its extent is 1."""
     extents = getattr(operand.aval, "shape", ())
     return [[Factor(extent)] if extent != 1 else [] for extent in extents]
 
@@ -128,25 +133,27 @@ def _axes(operand: Atom) -> Axes:
 class FactorWalk:
     """Finds the factors of the axes of all variables of a program.
 
-    `uses` and `products` include those of inner functions, whose walks are in `bodies`.
+    Each inner function has a walk of its own, in `bodies`. `uses` and `products` also contain those
+    of the inner functions.
     """
 
     def __init__(self, program: Program, outer: FactorWalk | None = None, times: int = 1) -> None:
         self.program = program
         self.axes: dict[Atom, Axes] = {}
-        self.bodies: dict[int, list[FactorWalk]] = {}  # by id of the equation
+        # Maps the id of an equation to the walks of its inner functions.
+        self.bodies: dict[int, list[FactorWalk]] = {}
         self.uses: list[Use] = outer.uses if outer else []
         self.products: list[Product] = outer.products if outer else []
         self.times = times
         self.columns: dict[Variable, frozenset[int]] = {}  # axes of the results of products
-        # Maps variables that depend on parameters alone to the numbers of these parameters.
+        # Maps each variable that depends only on parameters to the numbers of these parameters.
         self.origins = dict[Atom, frozenset[int]]()
         if outer is None:
             parameters = program.arguments[: program.parameters]
             self.origins.update((v, frozenset([i])) for i, v in enumerate(parameters))
 
     def through(self) -> FactorWalk:
-        """Follow all equations, in order."""
+        """Follow all equations in order, and return this walk."""
         self.origins.update(dict.fromkeys(self.program.constants, frozenset[int]()))
         for equation in self.program.equations:
             if all(map(self.is_known, equation.invars)) and not equation.effects:
@@ -160,10 +167,11 @@ class FactorWalk:
         return self
 
     def _follow(self, equation: Equation) -> None:
-        """Unite the axes that an equation links, and block operands' axes without a link."""
+        """Unite the axes that an equation links, and block axes of operands that have no link."""
         table = axes_of(equation) or UNLINKED
         operands, results = equation.invars, equation.outvars
-        linked: dict[tuple[int, int], Axis] = {}  # factors by index of the operand, and axis
+        # Maps the index of an operand and the number of its axis to the linked factors.
+        linked: dict[tuple[int, int], Axis] = {}
         for link in table.links:
             runs: list[Axis] = []
             for place, run in link.operands.items():
@@ -185,7 +193,7 @@ class FactorWalk:
             self._multiply(table, operands[place], place, results[0])
 
     def _part(self, operand: Atom, part: int | AxisPart) -> Axis:
-        """Return the factors of an axis, or of a part of it."""
+        """Return the factors of an axis, or of a part of an axis."""
         axis = self.of(operand)[number(part)]
         if not isinstance(part, AxisPart):
             return axis
@@ -197,7 +205,7 @@ class FactorWalk:
         return [inside]
 
     def _multiply(self, table: LinkedAxes, weight: Atom, place: int, result: Variable) -> None:
-        """Record a product whose weight depends on parameters alone."""
+        """Record a product if its weight depends only on parameters and its result does not."""
         if not self.is_known(weight) or self.is_known(result):
             return
         rows = Axis()
@@ -220,7 +228,7 @@ class FactorWalk:
         self.columns[result] = frozenset(result_axes)
 
     def _enter(self, equation: Equation, body: InnerFunction) -> None:
-        """Follow an inner function. Carried values have the factors of their initial values."""
+        """Follow an inner function. A carried value has the factors of its initial value."""
         inside = FactorWalk(Program(body.closed), self, self.times * body.times)
         self.bodies.setdefault(id(equation), []).append(inside)
         carried = {*body.again.values()}
@@ -240,7 +248,7 @@ class FactorWalk:
                     unite(inner_axis, outer_axis)
 
     def _item(self, variable: Atom, steps: int) -> Axes:
-        """Block the first `steps` axes, which the steps of a loop go over; return the others."""
+        """Block the first `steps` axes, over which a loop iterates, and return the other axes."""
         axes = self.of(variable)
         for axis in axes[:steps]:
             block(axis)
@@ -255,7 +263,7 @@ class FactorWalk:
         return self.axes[operand]
 
     def is_known(self, operand: Atom) -> bool:
-        """Tell whether an operand depends on parameters alone."""
+        """Tell whether an operand depends only on parameters."""
         return is_literal(operand) or operand in self.origins
 
     def origin(self, operand: Atom) -> frozenset[int]:
@@ -263,12 +271,12 @@ class FactorWalk:
         return frozenset() if is_literal(operand) else self.origins[operand]
 
     def use(self, kind: UseKind, axes: Iterable[Axis], variable: Atom) -> None:
-        """Record the communication for factors of a variable that is computed in each call."""
+        """Record the communication for factors of a variable, if it is computed in each call."""
         if self.is_known(variable):
             return
         factors = [factor for axis in axes for factor in axis]
         self.uses.append(Use(kind, factors, self.items(variable)))
 
     def items(self, variable: Atom) -> int:
-        """Return the number of items of a variable, summed over the turns of loops."""
+        """Return the number of items of a variable, in all iterations of the loops around it."""
         return math.prod(variable.aval.shape) * self.times

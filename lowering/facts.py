@@ -1,7 +1,7 @@
 """The table of jax's primitives: what each does to the items and axes of its operands.
 
-Passes read it, and name only the primitives that their own patterns match. No pass looks through a
-primitive that the table lacks.
+Passes read this table, and name only the primitives that their own patterns match. No pass looks
+through a primitive that the table lacks.
 """
 
 from __future__ import annotations
@@ -16,20 +16,21 @@ if TYPE_CHECKING:
 class Facts(NamedTuple):
     """The properties of a primitive.
 
+    `along`, `across`, `removes` and `resized` are names of parameters. They are "" if the primitive
+    has no such parameter.
+
     Args:
-        by_item: an item of a result depends on the operands' items at the same index, and on
-            scalars.
-        shapes: the result has the items of its one operand, along other axes.
-        moves: items of results are unchanged items of operands.
-        reduces: an item of a result depends on several items of an operand.
+        by_item: whether an item of a result depends only on the operands' items at the same index,
+            and on scalars.
+        shapes: whether the result has the items of its only operand, along other axes.
+        moves: whether items of results are unchanged items of operands.
+        reduces: whether an item of a result depends on several items of an operand.
         along: the parameter that is the one axis along which items depend on each other.
         across: the parameter that lists the axes along which items are reordered.
         removes: the parameter that lists the axes that results lack.
-        per_axis: maps each parameter with an entry for each axis to the entry that changes nothing
-            along an axis, or to None if no entry does.
+        per_axis: maps each parameter that has an entry for each axis to the neutral entry, which
+            changes nothing along an axis, or to None if no entry is neutral.
         resized: the parameter that lists the extents of the result.
-
-    Parameters are given by name, "" if there is none.
     """
 
     by_item: bool = False
@@ -126,14 +127,15 @@ def named(primitive: str) -> Facts:
     return _TABLE.get(primitive, _OPAQUE)
 
 
-Places = Sequence[Sequence[int]]  # for each axis of an operand, its new axes
+Places = Sequence[Sequence[int]]  # the new axes of each axis of an operand
 
 
 def renumbered(equation: Equation, places: Sequence[Places]) -> dict[str, Any] | None:
-    """Return an equation's parameters for operands with renumbered axes.
+    """Return an equation's parameters for operands whose axes have been renumbered.
 
-    `places` has an item for each operand; an axis may become several. Return None if the table
-    lacks the primitive, or its parameters cannot express the new axes.
+    `places` has an item for each operand, which lists the new axes of each old axis. An axis may
+    become several axes. None is returned if the table lacks the primitive, or if the parameters
+    cannot express the new axes.
     """
     name = equation.primitive.name
     params = equation.params
@@ -169,5 +171,5 @@ def renumbered(equation: Equation, places: Sequence[Places]) -> dict[str, Any] |
 
 
 def spanned(places: Places, axes: Iterable[int]) -> tuple[int, ...]:
-    """Return the new axes of some axes, in order."""
+    """Return the new axes of the old axes in `axes`, in order."""
     return tuple(place for axis in axes for place in places[axis])

@@ -1,4 +1,4 @@
-"""Runs a network unoptimised if rewriting fails, as it may with a later jax."""
+"""Runs a network unoptimised if rewriting fails, as may happen with a later version of jax."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ class About(NamedTuple):
     Args:
         name: the network's name, for warnings.
         is_strict: whether a failed pass is an error instead of a warning.
-        rates: the machine's rates; None for the profile that is current when it is lowered.
-        is_open: whether programs for other shapes read the same parameters, as in `Target`.
+        rates: the machine's rates; None for the profile that is current when the network is
+            lowered.
+        is_open: whether programs for other shapes read the same parameters, see `Target.is_open`.
     """
 
     name: str = ""
@@ -34,7 +35,7 @@ class About(NamedTuple):
 
 
 class FailedPass(RuntimeError):
-    """A pass failed, or returned an invalid program, with `optimize="strict"`."""
+    """Raised if a pass failed or returned an invalid program, with `optimize="strict"`."""
 
 
 NONE = About()
@@ -42,21 +43,22 @@ _about = ContextVar("about", default=NONE)
 
 
 def named(about: About) -> AbstractContextManager[None]:
-    """Set the network that warnings name, for the block of a `with` statement."""
+    """Set the network that warnings name, in the block of a `with` statement."""
     return holding(_about, about)
 
 
 def is_strict() -> bool:
-    """Tell whether a failed pass is an error, and programs are checked after each pass."""
+    """Tell whether programs are checked after each pass, and a failed pass is an error."""
     return _about.get().is_strict
 
 
 def or_else(rewritten: Callable[[], T], as_written: Callable[[], T], step: str = "") -> T:
-    """Return `rewritten()`, or if that fails `as_written()` with a warning.
+    """Return `rewritten()`. If this call fails, warn and return `as_written()` instead.
 
-    A network gets the same warning once. The warning names `step`, the step that is left out; ""
-    stands for all optimisation. The next call tries `rewritten` again. If both functions fail, as
-    with an error in a user's edit, the error of `as_written` is raised.
+    The warning names `step`, the step that is left out; "" stands for all optimisation. The same
+    warning is given once for a network. The next call of this function tries `rewritten` again. If
+    both functions fail, for example because of an error in a user's edit, the error of `as_written`
+    is raised. If passes are strict, FailedPass is raised instead of the warning.
     """
     try:
         return rewritten()

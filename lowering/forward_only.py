@@ -13,9 +13,10 @@ from jax import Array
 
 
 def forward_only(x: Array, refuse: Callable[[], Exception]) -> Array:
-    """Return x; differentiating it in reverse mode raises the error that `refuse` returns.
+    """Return x, as an array that raises an error when it is differentiated in reverse mode.
 
-    jax itself refuses loops of unknown length, but its error names no operation of a document.
+    `refuse` returns the error to raise. jax itself refuses loops of unknown length, but its error
+    does not name the operation of the document.
     """
     if not jnp.issubdtype(x.dtype, jnp.inexact):
         return x
@@ -37,7 +38,7 @@ def forward_only(x: Array, refuse: Callable[[], Exception]) -> Array:
 
 @cache
 def _tangent() -> Any:
-    """Return a linear primitive: the identity, whose transposition raises the error."""
+    """Return the identity as a linear primitive, whose transposition raises the error."""
     from lowering.jaxprs import identity
 
     return identity("forward_only", _transpose)

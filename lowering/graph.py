@@ -1,4 +1,7 @@
-"""Defines the flat graph: immutable, each value assigned once, operations in topological order."""
+"""Defines the flat graph of a network.
+
+The graph is immutable, assigns each value once, and has its operations in topological order.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,9 @@ from lowering.location import Span
 if TYPE_CHECKING:  # the public errors name this module, and importing them must stay light
     import numpy as np
 
-# A literal. A numpy scalar has the dtype that the document gives.
+# A literal. If the document gives its dtype, the literal is a numpy scalar of this dtype.
 Scalar = Union[float, int, bool, "np.generic"]
-# The graph of a loop is an attribute too.
+# An attribute. The graph of a loop's body is an attribute too.
 Attribute = Union[float, int, bool, str, "Graph", tuple["Attribute", ...]]
 
 
@@ -23,8 +26,9 @@ Attribute = Union[float, int, bool, str, "Graph", tuple["Attribute", ...]]
 class TensorType:
     """The shape and dtype of a tensor.
 
-    The shape is a tuple of extents. An UNKNOWN extent, as of a batch, is known only when the graph
-    is traced. The dtype is numpy's name, such as "float32". Neither is checked here.
+    The shape is a tuple of extents. An extent is UNKNOWN if it becomes known only when the graph is
+    traced, such as that of a batch. The dtype is a name of numpy, such as "float32". Neither the
+    shape nor the dtype is checked here.
     """
 
     shape: Shape
@@ -39,35 +43,35 @@ UNTYPED = TensorType((), "unknown")
 
 
 class _Present(TensorType):
-    """The class of PRESENT, which is unequal to ABSENT although shape and dtype are the same."""
+    """The class of PRESENT, which is unequal to ABSENT although shape and dtype are equal."""
 
     __slots__ = ()
 
 
-# The type of an optional operand that is left out; its value is False.
+# The type of an optional operand that is left out. The value of such an operand is False.
 ABSENT = TensorType((), "bool")
-# The type that rules get for an operand that is a boolean scalar, to tell it from ABSENT.
+# The type that rules get for an operand that is a boolean scalar, so that it differs from ABSENT.
 PRESENT: TensorType = _Present((), "bool")
 
 _FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})
 
 
 def is_float(dtype: str) -> bool:
-    """Tell whether a dtype holds real numbers."""
+    """Tell whether a dtype is one of the floating-point dtypes."""
     return dtype in _FLOATS
 
 
-# Dtypes that XLA moves and casts, but supports few operations in.
+# Dtypes of few bits. XLA moves and casts their items, but supports few other operations on them.
 NARROW = frozenset({"int2", "uint2", "int4", "uint4", "float4_e2m1fn"})
 
 
 def is_integer(dtype: str) -> bool:
-    """Tell whether a dtype holds integers."""
+    """Tell whether a dtype is one of the integer dtypes."""
     return dtype.startswith(("int", "uint"))
 
 
 def is_complex(dtype: str) -> bool:
-    """Tell whether a dtype holds complex numbers."""
+    """Tell whether a dtype is one of the complex dtypes."""
     return dtype.startswith("complex")
 
 
@@ -79,13 +83,19 @@ class Rule:
     """Checks and computes one kind of operation.
 
     `parameters` names all operands and attributes of the kind. Those in `defaults` may be left out.
-    `help(rule.lower)` describes them; its annotations are the types of attributes.
+    `help(rule.lower)` describes the parameters, and the annotations of `lower` are the types of
+    attributes.
 
-    `infer` takes types and attributes. It returns a `TensorType` for one result, a list for a
-    result array, a tuple of these for several results. `lower(**arrays_and_attributes)` returns
-    arrays in the same structure, and takes a `Context` as `ctx` if `wants_context`. `work` takes
-    types and attributes with 1 for unknown extents, and the first result's type as `result`. It
-    returns the number of multiply-adds. A rule without `work` has none.
+    `infer` takes the types of operands, and the attributes. It returns a `TensorType` for a result
+    that is a tensor, a list of types for a result that is an array of tensors, and a tuple of types
+    and lists for several results.
+
+    `lower(**arrays_and_attributes)` returns arrays in the structure that `infer` returns. If
+    `wants_context` is true, it also takes a `Context` as `ctx`.
+
+    `work` returns the number of multiply-adds. It takes types and attributes in which unknown
+    extents are 1, and the type of the first result as `result`. An operation has no multiply-adds
+    if its rule has no `work`.
     """
 
     kind: str
@@ -97,20 +107,21 @@ class Rule:
     work: Callable[..., int] | None = None
     work_reads: frozenset[str] = frozenset()
     defaults: Mapping[str, Any] = field(default_factory=dict[str, Any])  # by name of the parameter
-    infer_reads: frozenset[str] = frozenset({"**"})  # names of parameters, `**` for all
+    # The parameters that `infer` reads; `**` stands for all.
+    infer_reads: frozenset[str] = frozenset({"**"})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Value:
-    """A tensor of a graph: its name in the document, and its type; compared by identity."""
+    """A tensor of a graph: its name in the document, and its type. Compared by identity."""
 
     name: str
     type: TensorType
-    # Whether a reader added it, so that the document has no tensor of this name.
+    # Whether a reader added the value, so that the document has no tensor of this name.
     inserted: bool = False
 
 
-# An operand: a tensor, a literal for a constant tensor, or an array of these.
+# An operand: a tensor, a literal that stands for a constant tensor, or an array of these.
 Operand = Value | Scalar | tuple["Operand", ...]
 # A declared result of an operation: a tensor, or an array of tensors.
 Result = Value | tuple[Value, ...]
@@ -118,7 +129,7 @@ Result = Value | tuple[Value, ...]
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call of a fragment, one of the nested calls that an operation comes from."""
+    """A call of a fragment. An operation may come from several nested calls."""
 
     fragment: str
     span: Span | None
@@ -126,7 +137,10 @@ class Call:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Operation:
-    """A kind, with operands and attributes by name of the rule's parameter, and results."""
+    """An operation of a graph: a kind with operands, attributes and results.
+
+    `operands` and `attributes` are pairs of the name of a rule's parameter and a value.
+    """
 
     kind: str
     operands: tuple[tuple[str, Operand], ...]
@@ -139,7 +153,7 @@ class Operation:
     def reads(self) -> Iterator[Value]:
         """Yield the tensors that the operation reads, in order, with repetitions."""
         for _, operand in self.operands:
-            if isinstance(operand, Value):  # as most are
+            if isinstance(operand, Value):  # the usual case
                 yield operand
             else:
                 yield from values_of(operand)
@@ -153,25 +167,25 @@ class Operation:
                 yield from values_of(result)
 
     def reading(self, values: Mapping[Value, Value]) -> Operation:
-        """Return the operation with operands replaced by `values`, which maps old to new."""
+        """Return the operation with tensors replaced by `values`, a map from old to new tensors."""
         operands = [(name, substituted(operand, values)) for name, operand in self.operands]
         return replace(self, operands=tuple(operands))
 
     @property
     def name(self) -> str:
-        """Return its first result's name, for profiles, captures and errors."""
+        """Return the name of the first result, which profiles, captures and errors show."""
         return next((value.name for value in self.writes()), self.kind)
 
 
 def mapped(operand: Operand | Result, leaf: Callable[[Any], Any]) -> Any:
-    """Apply a function to a tensor or literal; return a list for an array of these."""
+    """Apply a function to a tensor or literal. For an array apply it to each, and return a list."""
     if isinstance(operand, tuple):
         return [mapped(item, leaf) for item in operand]
     return leaf(operand)
 
 
 def substituted(operand: Operand, values: Mapping[Value, Value]) -> Operand:
-    """Return the operand with its tensors replaced by `values`, which maps old to new."""
+    """Return the operand with its tensors replaced by `values`, a map from old to new tensors."""
     if isinstance(operand, tuple):
         return tuple([substituted(item, values) for item in operand])
     return values.get(operand, operand) if isinstance(operand, Value) else operand
@@ -188,7 +202,7 @@ def values_of(operand: Operand) -> Iterator[Value]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Parameter:
-    """A variable that nothing updates, stored under a label."""
+    """A variable that is never updated, stored under a label."""
 
     label: str
     value: Value
@@ -215,11 +229,11 @@ class StateVariable:
         return self.value is self.initial
 
     def reads(self) -> tuple[Value, ...]:
-        """Return the update, and the initial tensor if the graph computes it."""
+        """Return the update, and the initial tensor if the graph computes the initial value."""
         return (self.update,) if self.initial is None else (self.update, self.initial)
 
     def substituted(self, values: Mapping[Value, Value]) -> StateVariable:
-        """Return the variable with its tensors replaced by `values`, which maps old to new."""
+        """Return the variable with tensors replaced by `values`, a map from old to new tensors."""
         tensors = {name: getattr(self, name) for name in ("value", "update", "initial")}
         return replace(self, **{name: values.get(x, x) for name, x in tensors.items()})
 
@@ -228,7 +242,7 @@ class StateVariable:
 class Graph:
     """A network as a flat graph.
 
-    Any value may be an output. `output_names` are the names of outputs in the document.
+    Any value may be an output. `output_names` are the names of the outputs in the document.
     """
 
     name: str
@@ -238,15 +252,17 @@ class Graph:
     operations: tuple[Operation, ...]
     parameters: tuple[Parameter, ...] = ()
     states: tuple[StateVariable, ...] = ()
-    # Further names of values: variables with one label have one value.
+    # Maps further names to values. For example, variables with one label share one value.
     aliases: dict[str, Value] = field(default_factory=dict[str, Value])
-    # The names of tensors folded to constants; for each, the names of the tensors computed from it.
+    # Maps the name of each tensor that is folded to a constant to the names of the tensors that are
+    # computed from it.
     folded: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
 
     def readers_of(self, folded: str) -> list[str]:
-        """Return the names of the graph's tensors that are computed from a folded one.
+        """Return the names of the graph's tensors that are computed from a folded tensor.
 
-        Tensors that are folded themselves are left out, but not their readers.
+        Tensors that are folded themselves are not in the list, but the tensors computed from them
+        are.
         """
         readers: dict[str, None] = {}
         waiting = [folded]
@@ -259,7 +275,7 @@ class Graph:
 
     @cached_property
     def values(self) -> dict[str, Value]:
-        """Return every tensor of the document by its name, aliases included."""
+        """Return every tensor of the document by its name, including aliases."""
         values = {value.name: value for value in self.inputs}
         values.update((p.value.name, p.value) for p in self.parameters)
         values.update((s.value.name, s.value) for s in self.states)
@@ -275,7 +291,7 @@ class Graph:
         return self.dependencies((*self.outputs, *(state.update for state in self.states)))
 
     def dependencies(self, values: Iterable[Value]) -> frozenset[Value]:
-        """Return the given values, and all values that they depend on."""
+        """Return these values, and all values on which they depend."""
         needed = set(values)
         for operation in reversed(self.operations):
             if not needed.isdisjoint(operation.writes()):

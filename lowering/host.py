@@ -1,4 +1,4 @@
-"""Describes the host's processor, and allocates arrays that its CPU device takes without a copy."""
+"""Describes the host's processor, and allocates arrays that its CPU device uses without a copy."""
 
 from __future__ import annotations
 
@@ -28,11 +28,12 @@ def processor() -> tuple[str, ...]:
 
 _FIELDS = ("vendor_id", "cpu family", "model name", "flags", "Features")
 
-ALIGNMENT = 64  # bytes; a CPU device copies arrays at other addresses
+# The alignment of arrays in bytes. jax's CPU device copies arrays at other addresses.
+ALIGNMENT = 64
 
 
 def aligned(shape: Sequence[int], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Return a new uninitialised array that a CPU device takes without a copy."""
+    """Return a new uninitialised array that jax's CPU device uses without a copy."""
     size = math.prod(shape) * dtype.itemsize
     buffer = np.empty(size + ALIGNMENT, np.uint8)
     start = -buffer.__array_interface__["data"][0] % ALIGNMENT

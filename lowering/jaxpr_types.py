@@ -1,4 +1,4 @@
-"""The types of traced functions and their equations, as passes see jax's objects."""
+"""The types of traced functions and their equations, as passes use jax's objects."""
 
 from __future__ import annotations
 
@@ -52,18 +52,21 @@ Atom = Variable | Literal  # an operand of an equation, or a result of a traced 
 
 
 class Primitive(Protocol):
-    """The function that an equation computes; parameters of the equation determine it further."""
+    """The primitive function of an equation, which the equation's parameters determine further."""
 
     name: str
     multiple_results: bool
 
     def bind(self, *operands: object, **params: object) -> Any:
-        """Return the result, or a list if there are several; a trace gets an equation."""
+        """Apply the primitive, and return its result, or a list if there are several results.
+
+        In a trace, this call adds an equation.
+        """
         ...
 
 
 class Equation(Protocol):
-    """A line of a traced function: a primitive with its parameters, operands and results."""
+    """An equation of a traced function: a primitive with its parameters, operands and results."""
 
     primitive: Primitive
     params: Params

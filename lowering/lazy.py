@@ -7,10 +7,11 @@ from collections.abc import Mapping
 
 
 def imported(package: str, homes: Mapping[str, str], name: str) -> object:
-    """Import a name from its home module, and set it in the package.
+    """Import a name from its home module, and set it as an attribute of the package.
 
-    If its home lacks the name, it is the name of a module within that package. Raises
-    AttributeError for a name that `homes` lacks.
+    `homes` maps each name to its home module. If the home module has no such attribute, or is the
+    package itself, the name is that of a submodule of the home. Raises AttributeError if `homes`
+    lacks the name.
     """
     if name not in homes:
         raise AttributeError(f"module {package!r} has no attribute {name!r}")

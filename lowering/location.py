@@ -1,4 +1,4 @@
-"""Sources and spans: places in the text of a document."""
+"""Defines sources and spans, which are places in the text of a document."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from itertools import accumulate
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """A text and its name in messages, usually the file name; compared by identity."""
+    """The text of a document, and its name in messages, which is usually the file name.
+
+    Sources are compared by identity.
+    """
 
     name: str
     text: str
@@ -27,7 +30,7 @@ class Source:
         return line, offset - self._line_starts[line - 1] + 1
 
     def offset(self, line: int, column: int) -> int:
-        """Return the character offset of a 1-based line and column, cut to the text's end."""
+        """Return the character offset of a 1-based line and column, at most the text's length."""
         start = self._line_starts[min(line, len(self._line_starts)) - 1]
         return min(start + column - 1, len(self.text))
 
@@ -42,9 +45,10 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A place in a source: an offset from 0 and a length, both in characters.
+    """A place in a source: an offset and a length, both in characters.
 
-    `str(span)` is `name:line:column`, with line and column from 1. `excerpt` shows the line.
+    The offset counts from 0. `str(span)` is `name:line:column`, where line and column count from 1.
+    `excerpt` shows the line.
     """
 
     source: Source

@@ -1,11 +1,16 @@
-"""Holds a machine's profile: its rates, and the decisions between kernels that follow from them.
+"""Holds the profile of a machine: its rates, and the decisions that follow from the rates.
 
-A choice between kernels is a function of shapes, dtypes and a profile. A wrong rate costs time, not
-correctness. `lowering.cpu.rates` measures the rates.
+A choice between kernels is a function of shapes, dtypes and a profile. A wrong rate costs time, but
+never changes results. `lowering.cpu.rates` measures the rates.
 
-To add a rate: (1) add a field, to `MachineProfile` if a property compares it with another rate, to
-`Costs` if a cost formula uses it; (2) set it in `DEFAULT`; (3) measure it in `lowering.cpu.rates`.
-Properties of `MachineProfile` are decisions; they are part of the cache keys of executables.
+To add a rate:
+
+1. Add a field. If a property compares the rate with another rate, the field belongs to
+  `MachineProfile`. If a cost formula uses the rate, the field belongs to `Costs`.
+2. Set the field in `DEFAULT`.
+3. Measure the rate in `lowering.cpu.rates`.
+
+The properties of `MachineProfile` are decisions. They are part of the cache keys of executables.
 """
 
 from __future__ import annotations
@@ -28,16 +33,16 @@ class _Rates:
 
 @dataclass(frozen=True)
 class Costs(_Rates):
-    """Rates for the costs of kernels, of all threads together in float32.
+    """The rates that determine the costs of kernels, in float32 and for all threads together.
 
-    A kernel takes multiply-adds / `product` + bytes / (`cached` or `memory`) + operations * `start`
-    seconds.
+    A kernel takes multiply-adds / `product` + bytes / `cached` + operations * `start` seconds. If
+    its data exceed the caches, the bytes are divided by `memory` instead of `cached`.
 
     Args:
-        product: multiply-adds a second in large products by Eigen.
-        cached: bytes a second that loops read and write in the caches.
-        memory: bytes a second that loops read and write in memory.
-        start: seconds to start an operation.
+        product: the multiply-adds per second in large products, which Eigen computes.
+        cached: the bytes per second that loops read and write in the caches.
+        memory: the bytes per second that loops read and write in memory.
+        start: the seconds that it takes to start an operation.
     """
 
     product: float
@@ -48,17 +53,20 @@ class Costs(_Rates):
 
 @dataclass(frozen=True)
 class MachineProfile(_Rates):
-    """Rates of a machine.
+    """The rates of a machine.
 
     Args:
         threads: the number of threads.
-        bfloat16: multiply-adds a second in products of bfloat16 with float32 sums, by YNNPACK.
-        int8: multiply-adds a second in products of 8 bits with int32 sums, by YNNPACK.
-        row: multiply-adds a second in the product of a row and a matrix, as a loop.
-        row_pairs: multiply-adds a second in such a product, half of the matrix on each of two
-            threads.
-        loop: items a second in a loop with vectors of 256 bits.
-        wide_loop: items a second in a loop with vectors of 512 bits, if the processor has them.
+        bfloat16: the multiply-adds per second in products of bfloat16 matrices with float32 sums,
+            which YNNPACK computes.
+        int8: the multiply-adds per second in products of 8-bit matrices with int32 sums, which
+            YNNPACK computes.
+        row: the multiply-adds per second in the product of a row and a matrix, as a loop.
+        row_pairs: the multiply-adds per second in such a product if each of two threads multiplies
+            the row by half of the matrix.
+        loop: the items per second in a loop with vectors of 256 bits.
+        wide_loop: the items per second in a loop with vectors of 512 bits, if the processor has
+            such vectors.
         costs: the rates of cost formulas.
     """
 
@@ -73,17 +81,17 @@ class MachineProfile(_Rates):
 
     @property
     def multiplies_bfloat16(self) -> bool:
-        """Tell whether products of bfloat16 are faster than those of float32."""
+        """Tell whether products in bfloat16 are faster than products in float32."""
         return self.bfloat16 > self.costs.product
 
     @property
     def multiplies_bytes(self) -> bool:
-        """Tell whether products of 8 bits are faster than those of float32."""
+        """Tell whether products of 8-bit integers are faster than products in float32."""
         return self.int8 > self.costs.product
 
     @property
     def keeps_wide_vectors(self) -> bool:
-        """Tell whether vectors of 512 bits are at least as fast as those of 256."""
+        """Tell whether loops are at least as fast with vectors of 512 bits as with 256 bits."""
         return self.wide_loop >= self.loop
 
     @property
@@ -94,15 +102,17 @@ class MachineProfile(_Rates):
     def decisions(self) -> dict[str, bool]:
         """Return the decisions by name, for the cache keys of executables.
 
-        Costs are left out: an executable for other costs is valid too, though it may be slower.
+        `costs` is left out. An executable that was compiled for other costs is valid too, though it
+        may be slower.
         """
         names = (name for name, item in vars(MachineProfile).items() if isinstance(item, property))
         return {name: getattr(self, name) for name in names}
 
 
-# For hosts without measurements: the rates of two cores with AVX-512 in float32. `wide_loop` is
-# larger than `loop`. Processors without vectors of 512 bits lose nothing by this. bfloat16 and
-# int8 have the rate of float32, so that such products are computed in float32.
+# The profile of hosts without measurements. The rates are those of float32 on two cores with
+# AVX-512. `wide_loop` is larger than `loop`, which does no harm on processors without vectors of
+# 512 bits. `bfloat16` and `int8` equal the rate of float32, so that products of these dtypes are
+# computed in float32.
 DEFAULT = MachineProfile(
     threads=2,
     bfloat16=1.37e11,
@@ -123,12 +133,12 @@ _profile: ContextVar[MachineProfile | None] = ContextVar("profile", default=None
 
 
 def held_profile() -> MachineProfile | None:
-    """Return the profile that `using` set, or None."""
+    """Return the profile that `using` has set, or None."""
     return _profile.get()
 
 
 def profile() -> MachineProfile:
-    """Return the current profile: the one that `using` set, or DEFAULT."""
+    """Return the current profile: the profile that `using` has set, or DEFAULT."""
     return _profile.get() or DEFAULT
 
 

@@ -1,13 +1,14 @@
 """Chooses the factor of each parameter's axes that is divided over devices.
 
-If a factor is divided, it is divided in every tensor that contains it: in the columns of a product,
-in tensors computed from these columns item by item or by heads, and in the rows of the product that
-sums over the factor. That product needs one sum over devices (Megatron-LM,
+A divided factor is divided in every tensor that contains it: in the columns of a product, in the
+tensors that are computed from these columns item by item or head by head, and in the rows of the
+product that sums over the factor. The last product needs one sum over devices (Megatron-LM,
 https://arxiv.org/abs/1909.08053, section 3).
 
-The cost is the communication where an operation sums over the factor or needs it undivided. The
-gain is the communication that its parameters would cause if each were divided separately. The
-factors with the largest gain are divided. No tensor is divided along two factors.
+The cost of dividing a factor is the communication where an operation sums over the factor or needs
+it undivided. The gain is the communication that the factor's parameters would cause if each
+parameter were divided separately. The factors with the largest difference of gain and cost are
+divided. No tensor is divided along two factors.
 """
 
 from __future__ import annotations
@@ -24,25 +25,27 @@ from jax.sharding import Mesh
 from lowering.factors import Factor, FactorWalk, Product, leaves
 from lowering.program import Program
 
-# The moves of an item between devices. A sum moves each item there and back.
+# The number of times that an item moves between devices. A sum moves each item there and back.
 _COST = {"sum": 2, "lookup": 2, "gather": 1}
-_EACH = 1024  # items; the fixed cost of a collective
+_EACH = 1024  # the fixed cost of a collective, as a number of items
 
 
 @dataclass(frozen=True)
 class Division:
-    """The division of a parameter or of a batch argument. A batch argument needs `axis` only.
+    """The division of a parameter, or of an argument that holds the batch.
+
+    The division of a batch argument needs only `axis`.
 
     Args:
-        axis: the axis with the divided factor.
-        before: the product of the factors that precede the divided factor in the axis: 3 if the
-            heads of 3 * heads * items are divided.
-        along: the axis along which the stored parameter is sharded, or None. If other factors
-            precede the divided factor, `along` is another axis than `axis`, and calls divide a
-            prepared value.
-        follows: whether the factor is divided in all tensors, or in this parameter alone.
+        axis: the axis that contains the divided factor.
+        before: the product of the factors that precede the divided factor in the axis. For example,
+            it is 3 if the heads of an axis of 3 * heads * items are divided.
+        along: the axis along which the stored parameter is sharded, or None if it is replicated. If
+            other factors precede the divided factor, `along` differs from `axis`, and calls divide
+            a value that is prepared from the parameter.
+        follows: whether the factor is divided in all tensors, or only in this parameter.
         why: the reason, in a few words.
-        moves: the collectives that a call needs for this parameter.
+        moves: the collectives that a call needs for this parameter, such as "1 all-reduce".
     """
 
     axis: int
@@ -56,8 +59,8 @@ class Division:
 class Along(NamedTuple):
     """Divisions of arguments along axes of a mesh.
 
-    `names` are the axes of the mesh. `divisions` maps argument numbers, parameters first, to
-    divisions. `Along((), {})` divides nothing.
+    `names` are the names of the axes of the mesh. `divisions` maps argument numbers to divisions.
+    Parameters are the first arguments. `Along((), {})` divides nothing.
     """
 
     names: tuple[str, ...]
@@ -85,9 +88,10 @@ class Divided:
 
 
 def divisions(program: Program, count: int, least: int = 0) -> dict[int, Division]:
-    """Return divisions into `count` parts by parameter number, for parameters that can be divided.
+    """Choose divisions of a program's parameters into `count` parts, by parameter number.
 
-    Parameters with fewer than `least` items stay undivided.
+    Parameters that cannot be divided are not in the result. Parameters with fewer than `least`
+    items stay undivided.
     """
     return _Choice(program, count, least).divisions()
 
@@ -104,7 +108,8 @@ class _Choice:
         for product in walk.products:
             for i in product.parameters & self.large.keys():
                 self.products[i].append(product)
-        # For each factor and number of a parameter that has it: `axis` and `before` of `Division`.
+        # Maps each factor, and the number of each parameter that contains the factor, to `axis` and
+        # `before` of the parameter's `Division`.
         self.members: dict[Factor, dict[int, tuple[int, int]]] = {}
         for i, variable in self.large.items():
             for axis, factors in enumerate(walk.of(variable)):
@@ -138,7 +143,8 @@ class _Choice:
             cost = net_cost(factor)
             if cost >= 0:
                 continue
-            # The cost has grown if other factors have divided some of these parameters meanwhile.
+            # The cost has grown if other factors have divided some of these parameters since it was
+            # computed.
             if cost > earlier_cost:
                 heapq.heappush(heap, (cost, k, factor))
                 continue
@@ -149,7 +155,7 @@ class _Choice:
         return {**separate, **divisions}
 
     def _conflicts(self) -> dict[Factor, set[Factor]]:
-        """Map each factor to the other factors that occur with it in one tensor."""
+        """Map each factor to the other factors that occur in the same tensor."""
         conflicts: dict[Factor, set[Factor]] = {factor: set() for factor in self.members}
         for axes in _all_axes(self.walk):
             together = set(chain(*map(leaves, axes))) & conflicts.keys()
@@ -175,7 +181,10 @@ class _Choice:
         return Division(axis, before, along, True, why + parts)
 
     def _separate(self, i: int) -> tuple[int, Division | None]:
-        """Return the cost of dividing parameter `i` alone, and the division, or None."""
+        """Return the cost of dividing only parameter `i`, and its division.
+
+        The division is None if neither the columns nor the rows of the parameter can be divided.
+        """
         products = self.products[i]
         shape = self.large[i].aval.shape
         if not products:

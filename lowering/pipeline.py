@@ -36,7 +36,7 @@ def name_of(run: Callable[..., Program]) -> str:
     return run.__module__.rpartition(".")[2]
 
 
-# Takes the name of a pass, its target, and the program before and after the pass.
+# A function of the name of a pass, its target, and the program before and after the pass.
 Watch = Callable[[str, Target, Program, Program], None]
 _watch: ContextVar[Watch | None] = ContextVar("watch", default=None)
 
@@ -49,11 +49,12 @@ def watched(watch: Watch) -> AbstractContextManager[None]:
 def traced(
     function: Callable[..., object], parameters: object, *arguments: object
 ) -> tuple[Program, list[Any], Any]:
-    """Return the unoptimised program of a function, the leaves of its arguments, and a tree.
+    """Trace a function, and return the program, the leaves of the arguments, and a tree.
 
-    Arguments are pytrees of arrays or of `jax.ShapeDtypeStruct`. The first `program.parameters`
-    leaves are the parameters. The program takes the leaves and returns a list `results`;
-    `jax.tree.unflatten(tree, results)` is the function's result.
+    The program is not optimised. `parameters` and `arguments` are pytrees of arrays or of
+    `jax.ShapeDtypeStruct`. The first `program.parameters` leaves are the parameters. The program
+    takes the leaves and returns a list `results`; `jax.tree.unflatten(tree, results)` is the
+    function's result.
     """
     leaves, tree = jax.tree.flatten((parameters, *arguments))
 
@@ -66,21 +67,23 @@ def traced(
 
 
 def differentiable(program: Program, target: Target = DIFFERENTIABLE) -> Program:
-    """Return a traced program after the passes that keep custom derivatives.
+    """Rewrite a traced program by the passes that keep custom derivatives.
 
-    The result can be differentiated, batched and sharded by jax. It is for any platform; if
-    `target` is a `mesh_target`, for arguments that are divided over its mesh.
+    jax can differentiate, batch and shard the result. By default the result is for any platform. If
+    `target` is a `mesh_target`, the result is for arguments that are divided over the mesh of the
+    target.
     """
     jaxprs.require_names()
     return rewrite(program, target)
 
 
 def lower(program: Program, target: Target) -> Split:
-    """Rewrite a program by the passes of a target; return its preparation, call and XLA options.
+    """Rewrite a program by the passes of a target, and split it into a preparation and a call.
 
-    The program is a result of `differentiable`. Neither arrays nor a device of the target are
-    needed. If there may be several devices, equations that read arguments that may be sharded are
-    left to XLA: the target's kernels do not compute them.
+    The program must be a result of `differentiable`. The returned `Split` also has the options for
+    XLA. Neither arrays nor a device of the target are needed. If there may be several devices, the
+    target's kernels do not compute equations whose operands may be sharded. These equations are
+    left to XLA.
     """
     parts = split(rewrite(replace(program, prepares=True), target), target.platform)
     return replace(parts, options=partial(_options, target, program, parts.later))
@@ -136,7 +139,7 @@ def _checked(run: Callable[..., Program], program: Program, target: Target) -> P
 
 
 def check(before: Program, after: Program) -> None:
-    """Raise ValueError if a pass changed types or effects, or the equations are inconsistent."""
+    """Raise ValueError if a pass changed types or effects, or if equations are inconsistent."""
     for ends, earlier, later in (
         ("arguments", before.closed.in_avals, after.closed.in_avals),
         ("results", before.closed.out_avals, after.closed.out_avals),
@@ -154,7 +157,7 @@ def check(before: Program, after: Program) -> None:
         computed.update(equation.outvars)
     if any(v not in computed for v in after.results if not is_literal(v)):
         raise ValueError("a result is not computed")
-    # The types that the primitives infer must be those of the variables.
+    # The types that the primitives infer must be the types of the variables.
     results = jax.eval_shape(after, *after.closed.in_avals)
     if list(map(_type, results)) != list(map(_type, after.closed.out_avals)):
         raise ValueError(f"results are {_types(results)} by their equations")

@@ -1,11 +1,11 @@
-"""Prepares parameters: computes the values that depend on parameters alone once, and shares them.
+"""Computes the values that depend only on parameters once, and shares them between programs.
 
     values = prepared(parts, parameters)          # once for each set of parameters
     outputs = parts.call(values, inputs)          # once for each call
 
 A weight that a rule flips, transposes or scales is stored in the form that the kernel reads, and a
 call contains no large constants. A recipe describes how a value is computed, and from which arrays.
-Programs for other shapes and other entries share the values whose recipes are equal.
+Programs whose recipes are equal share the values, for example programs for other shapes.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 class Preparing(Protocol):
     """Computes prepared values.
 
-    A prepared value is a parameter or a computed value. `sources` has an item for each prepared
-    value: the index of the parameter, or None for the next computed value. `recipe` describes the
-    computed values.
+    A prepared value is either a parameter or a value computed from parameters. `sources` has an
+    item for each prepared value: the index of the parameter, or None for the next one of the
+    computed values. `recipe` describes the computed values.
     """
 
     @property
     def sources(self) -> Sequence[int | None]:
-        """Return the source of each value."""
+        """Return for each prepared value the index of its parameter, or None if it is computed."""
         ...
 
     @property
@@ -44,28 +44,33 @@ class Preparing(Protocol):
         ...
 
     def computed(self, chosen: Sequence[int], parameters: Sequence[jax.Array]) -> list[jax.Array]:
-        """Compute the values with these indices among the computed ones, outside of any trace."""
+        """Compute the computed values that have these indices, outside of any trace."""
         ...
 
 
 @dataclass(frozen=True)
 class Split:
-    """A program in two parts: `first` computes prepared values, `call` the results from them.
+    """A program in two parts: `first` computes prepared values, and `call` uses them.
 
-    Neither part is compiled. `lowering.prepared(parts, parameters)` returns the values, shared with
-    other programs; `parts.prepare` computes them, and `jax.eval_shape(parts.prepare, parameters)`
-    returns their types. For a device that is not attached, use
+    Neither part is compiled. `lowering.prepared(parts, parameters)` returns the prepared values,
+    which are shared with other programs. `parts.prepare` computes them, and
+    `jax.eval_shape(parts.prepare, parameters)` returns their types. For a device that is not
+    attached, use
     `jax.jit(parts.call).trace(values, inputs).lower(lowering_platforms=(parts.platform,))`.
 
     Args:
-        sources: for each prepared value, the index of the parameter that it is, or None.
-        first: the program from parameters to computed values; None if there are no such values.
-        call: takes prepared values and inputs, two lists, and returns a list.
+        sources: for each prepared value, the index of the parameter that it is, or None if it is
+            computed.
+        first: the program from parameters to computed values; None if there are no computed values.
+        call: a function that takes the prepared values and the inputs, as two lists, and returns a
+            list.
         platform: jax's name of the platform, or None.
-        make_recipe: returns the recipe of the computed values, the same object each time.
+        make_recipe: a function that returns the recipe of the computed values, the same object in
+            each call.
         later: the call as a jaxpr.
-        options: returns the compiler's options for the call, if it is compiled alone (True) or in a
-            user's function (False), for `jax.jit(parts.call, compiler_options=...)`.
+        options: a function that returns the compiler's options for the call. Its argument is True
+            if the call is compiled alone, False if it is compiled in a user's function. The options
+            are for `jax.jit(parts.call, compiler_options=...)`.
     """
 
     sources: tuple[int | None, ...]
@@ -95,22 +100,23 @@ class Split:
         return assemble(self.sources, parameters, computed)
 
     def computed(self, chosen: Sequence[int], parameters: Sequence[jax.Array]) -> list[jax.Array]:
-        """Compute the values with these indices among the computed ones, outside of any trace."""
+        """Compute the computed values that have these indices, outside of any trace."""
         if self.is_by_numpy(parameters):
             return self.recipe.computed(chosen, parameters)
         return list(self.compiled(chosen, parameters)(list(parameters)))
 
     def is_by_numpy(self, parameters: Sequence[jax.Array]) -> bool:
-        """Tell whether numpy computes the values: on a CPU, if it can compute all of them."""
+        """Tell whether numpy computes the values: on one CPU, if it can compute all of them."""
         return self.platform == "cpu" and self.recipe.is_for_numpy and _on_one(parameters)
 
     def compiled(
         self, chosen: Sequence[int], parameters: Sequence[jax.Array]
     ) -> jax.stages.Compiled:
-        """Return an executable for the chosen values, for parameters of these types.
+        """Return an executable that computes the chosen values from parameters of these types.
 
-        `jax.ensure_compile_time_eval` is no alternative: values that are traced under it become
-        constants, and each ReLU would read its zeros from memory.
+        Values are compiled by `jax.jit` instead of being traced under
+        `jax.ensure_compile_time_eval`. Values that are traced under the latter become constants,
+        and each ReLU would read its zeros from memory.
         """
         key = tuple(chosen)
         if key not in self._compiled:
@@ -120,10 +126,12 @@ class Split:
     def lower_first(
         self, parameters: Sequence[jax.Array], chosen: Sequence[int] | None = None
     ) -> jax.stages.Lowered:
-        """Lower `first` by jax, or its part for the chosen results, for parameters of these types.
+        """Lower `first` by jax, for parameters of these types.
 
-        On CPUs the executable is not optimised, since it runs once: ResNet-50 takes 1.7 s to
-        compile and 0.3 s to run, instead of 2.9 and 0.17.
+        With `chosen`, only the part that computes the results with these indices is lowered. On
+        CPUs the executable is compiled without optimisation, since it runs once. ResNet-50 then
+        takes 1.7 s to compile and 0.3 s to run; with optimisation it takes 2.9 s to compile and
+        0.17 s to run.
         """
         options = {"xla_backend_optimization_level": 0} if self.platform == "cpu" else {}
         first = self._first
@@ -149,9 +157,10 @@ def _on_one(arrays: Sequence[object]) -> bool:
 def assemble(
     sources: Sequence[int | None], parameters: Sequence[jax.Array], computed: Iterable[jax.Array]
 ) -> tuple[jax.Array, ...]:
-    """Return prepared values: parameters and computed values, in the order of `sources`.
+    """Return prepared values in the order of `sources`: parameters and computed values.
 
-    A compiled function that returned all of them would copy the parameters.
+    The parameters are added here, outside of the compiled function: a compiled function that
+    returned them would copy them.
     """
     results = iter(computed)
     values: list[jax.Array] = []
@@ -163,9 +172,10 @@ def assemble(
     return tuple(values)
 
 
-# By device, and digest of the value. A value lives as long as a model that reads it.
+# Computed values, by device and digest. A value is kept as long as a model that reads it.
 _values: weakref.WeakValueDictionary[Any, jax.Array] = weakref.WeakValueDictionary()
-_names: dict[int, tuple[weakref.ref[jax.Array], str]] = {}  # by id of the array
+# Names of arrays, by id of the array.
+_names: dict[int, tuple[weakref.ref[jax.Array], str]] = {}
 _count = itertools.count()
 
 
@@ -177,14 +187,15 @@ def prepared(
 ) -> tuple[jax.Array, ...]:
     """Return the prepared values of parameters, outside of any trace.
 
-    Values that another program has prepared and still uses are shared. In a trace, use
-    `Split.prepare`.
+    Values are shared with other programs that have prepared them and still use them. In a trace,
+    use `Split.prepare` instead.
 
     Args:
         parts: the preparation.
         parameters: arrays of jax.
-        where: the device or sharding of the values, if there are no parameters.
-        compute: computes the values that are not shared, by default `parts.computed`.
+        where: the device or sharding of the values, needed if there are no parameters.
+        compute: a function that computes the values that are not shared, by default
+            `parts.computed`.
     """
     if None not in parts.sources:
         return assemble(parts.sources, parameters, ())
@@ -211,12 +222,12 @@ def _is_gone(value: jax.Array | None) -> bool:
 
 
 def _place(array: jax.Array) -> Hashable:
-    """Return the key of an array's device or mesh; prepared values are on the same device."""
+    """Return a key for the device or mesh of an array. Prepared values are on the same device."""
     return array.committed, getattr(array.sharding, "mesh", array.sharding)
 
 
 def _name(array: jax.Array) -> str:
-    """Return a name that no other array has, not even a later one with the same id."""
+    """Return a name that no other array has, not even a later array with the same id."""
     key = id(array)
     reference, name = _names.get(key, (None, ""))
     if reference is None or reference() is not array:
@@ -231,5 +242,5 @@ def _name(array: jax.Array) -> str:
 
 
 def unprepared(call: Callable[..., Any], count: int) -> Split:
-    """Return a split that prepares nothing: `call` takes `count` parameters, and inputs."""
+    """Return a split that prepares nothing. `call` takes `count` parameters, and the inputs."""
     return Split(tuple(range(count)), None, call, None, lambda: Recipe(count, (), ()))

@@ -1,9 +1,11 @@
 """Defines the program that passes rewrite, and the two ways to rewrite it.
 
-A program is a ClosedJaxpr of jax with properties computed from it. Passes write kernels as
-functions of jax arrays, which are traced to equations; jax itself differentiates, batches and
-lowers them. `rewritten` replaces single equations. `evaluated` and `retraced` trace the program
-anew; passes that change most equations, such as layouts, use these.
+A program is a ClosedJaxpr of jax, with properties that are computed from it. Passes write kernels
+as functions of jax arrays. These functions are traced to equations, which jax itself
+differentiates, batches and lowers.
+
+To replace single equations, a pass uses `rewritten`. A pass that changes most equations, such as
+that for layouts, uses `evaluated` and `retraced`, which trace the program again.
 """
 
 from __future__ import annotations
@@ -34,18 +36,18 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Program:
-    """A function of arrays as equations, in the order in which they are evaluated.
+    """A function of arrays, as equations in the order in which they are evaluated.
 
     Args:
         closed: the traced function.
-        parameters: the number of leading arguments that are parameters. In the body of a loop,
-            these are the arguments that all steps share.
-        prepares: whether values that depend on parameters alone are computed once for many calls,
-            or for all steps of a loop.
-        role: "value", or the "forward" or "backward" pass of a derivative.
-        is_alone: whether it runs on one device, where nothing is sharded.
+        parameters: the number of leading arguments that are parameters. If the program is the body
+            of a loop, these are the arguments that all iterations share.
+        prepares: whether values that depend only on parameters are computed once, for many calls or
+            for all iterations of a loop.
+        role: "value", or "forward" or "backward" for the forward or backward pass of a derivative.
+        is_alone: whether the program runs on one device, so that nothing is sharded.
         is_open: whether programs for other shapes read the same parameters.
-        in_loop: whether it is the body of a loop.
+        in_loop: whether the program is the body of a loop.
     """
 
     closed: ClosedJaxpr
@@ -92,21 +94,21 @@ class Program:
 
     @cached_property
     def uses(self) -> Mapping[Atom, int]:
-        """Map each variable to the number of operands and results that it is."""
+        """Map each variable to the number of times that it is an operand or a result."""
         return uses(self.closed.jaxpr)
 
     @cached_property
     def known(self) -> frozenset[Atom]:
-        """Return the variables that depend on parameters and constants alone."""
+        """Return the variables that depend only on parameters and constants."""
         return frozenset(known_variables(self.closed.jaxpr, self.parameters))
 
     @cached_property
     def early(self) -> frozenset[Atom]:
-        """Return the variables that are computed once, before calls or before the loop."""
+        """Return the variables that are computed once, before all calls or before the loop."""
         return self.known if self.prepares else frozenset(known_variables(self.closed.jaxpr, 0))
 
     def is_late(self, equation: Equation) -> bool:
-        """Tell whether an equation is evaluated in each call, or in each step of the loop."""
+        """Tell whether an equation is evaluated in each call, or in each iteration of the loop."""
         return bool(equation.effects) or not self.early.issuperset(equation.outvars)
 
     def low_level(self) -> Program:
@@ -129,25 +131,31 @@ class Program:
         return primitives
 
     def with_closed(self, closed: ClosedJaxpr) -> Program:
-        """Return the program with another traced function in it."""
+        """Return the program with another traced function."""
         return replace(self, closed=closed)
 
     def body(self, equation: Equation) -> Program:
-        """Return the body of a scan; its parameters are the operands that all steps share."""
+        """Return the body of a scan as a program.
+
+        The parameters of the body are the operands that all iterations share.
+        """
         count, _ = jaxprs.scan_counts(equation)
         closed = equation.params["jaxpr"]
         return replace(self, closed=closed, parameters=count, prepares=True, in_loop=True)
 
     def with_equations(self, equations: Sequence[Equation]) -> Program:
-        """Return the program with these equations, pruned; they compute the same results."""
+        """Return the program with these equations, which must compute the same results.
+
+        Equations and constants on which no result depends are left out.
+        """
         return self.with_closed(jaxprs.of_equations(self.closed, equations, self.results))
 
     def with_inner(
         self, change: Callable[[Equation, ClosedJaxpr], ClosedJaxpr], *names: str
     ) -> Program:
-        """Return the program with `change(equation, function)` for each inner function.
+        """Return the program with `change(equation, function)` in place of each inner function.
 
-        With `names` only equations of these primitives are changed.
+        If there are `names`, only equations of these primitives are changed.
         """
         equations: list[Equation] = []
         for e in self.equations:
@@ -159,11 +167,15 @@ class Program:
         return self.with_equations(equations)
 
     def with_bodies(self, change: Callable[[Program], Program]) -> Program:
-        """Return the program with `change(body)` for the body of each scan."""
+        """Return the program with `change(body)` in place of the body of each scan."""
         return self.with_inner(lambda e, _: change(self.body(e)).closed, jaxprs.SCAN)
 
     def part(self, arguments: Sequence[Variable], results: Sequence[Atom]) -> Program:
-        """Return the program that computes some variables of this one, the results, from others."""
+        """Return the program that computes some variables of this program from other variables.
+
+        `arguments` are the variables that the new program takes, and `results` are those that it
+        computes.
+        """
         inputs = set(arguments)
         equations = [e for e in self.equations if inputs.isdisjoint(e.outvars)]
         return self.with_closed(
@@ -178,7 +190,7 @@ class Program:
     ) -> list[Any]:
         """Evaluate the program by `compute(equation, operands)`, on values of any type.
 
-        `constant` converts an array that the program holds to such a value.
+        `constant` converts an array that the program holds to a value of this type.
         """
         constants = map(constant, self.closed.consts)
         values = dict(zip(self.constants, constants, strict=True))
@@ -194,12 +206,12 @@ class Program:
         return list(map(read, self.results))
 
     def retraced(self, function: Callable[..., Sequence[Any]]) -> Program:
-        """Return the program traced from a function, for arguments of the same types."""
+        """Trace a function for arguments of the same types, and return the result as a program."""
         closed = jaxprs.make_jaxpr(lambda *x: list(function(*x)), *self.closed.in_avals)
         return self.with_closed(closed)
 
     def __call__(self, *arguments: Any) -> list[Any]:
-        """Evaluate the program as it stands."""
+        """Evaluate the program without rewriting it."""
         return jaxprs.as_function(self.closed)(*arguments)
 
     def __str__(self) -> str:
@@ -215,7 +227,10 @@ def uses(jaxpr: Jaxpr) -> Counter[Variable]:
 
 
 def known_variables(jaxpr: Jaxpr, parameters: int) -> set[Variable]:
-    """Return the variables that depend on constants and the first arguments alone."""
+    """Return the variables that depend only on constants and on the first arguments.
+
+    `parameters` is the number of these arguments.
+    """
     early = {*jaxpr.constvars, *jaxpr.invars[:parameters]}
     for equation in jaxpr.eqns:
         if not equation.effects and early.issuperset(variables(equation.invars)):
@@ -228,11 +243,12 @@ class Computed:
     """A function that is traced to replace an equation.
 
     Args:
-        function: takes arrays for the operands, returns an array, or several in a list.
+        function: takes an array for each operand, and returns an array or a list of arrays.
         operands: variables and literals.
-        results: the variables that the function computes, which may be results of later equations
-            too; by default the results of the equation.
-        at: the equation whose name and place the new equations get; by default the replaced one.
+        results: the variables that the function computes, which may include results of later
+            equations. By default these are the results of the replaced equation.
+        at: the equation whose name and place the new equations get, by default the replaced
+            equation.
     """
 
     function: Callable[..., Any]
@@ -247,8 +263,8 @@ Rewrite = Equation | Atom | Computed | None  # a rule's result, see `rewritten`
 class Matcher:
     """Answers a rule's questions about the part of a program that is already rewritten.
 
-    `notes` maps variables to notes that rules of the pass leave for later rules. `original` is the
-    current equation before its operands were rewritten.
+    `notes` maps variables to notes, which rules of the pass leave for later rules. `original` is
+    the current equation as it was before its operands were rewritten.
     """
 
     original: Equation
@@ -267,7 +283,7 @@ class Matcher:
     def maker(self, operand: Atom, *names: str) -> Equation | None:
         """Return the equation that computes an operand, or None for an argument or a literal.
 
-        With `names`, return None for equations of other primitives too.
+        If there are `names`, None is also returned for equations of other primitives.
         """
         if is_literal(operand):
             return None
@@ -281,20 +297,20 @@ class Matcher:
         return None if is_literal(operand) else self.notes.get(operand)
 
     def is_known(self, operand: Atom) -> bool:
-        """Tell whether an operand is a literal or depends on parameters alone."""
+        """Tell whether an operand is a literal, or depends only on parameters and constants."""
         return is_literal(operand) or operand in self._early
 
     def is_read_once(self, operand: Atom) -> bool:
-        """Tell whether a variable has one reader in the program before the pass."""
+        """Tell whether a variable is read exactly once in the program before the pass."""
         return not is_literal(operand) and self._uses[operand] == 1
 
     def trace(
         self, function: Callable[..., object], *operands: Any, at: Equation | None = None
     ) -> Any:
-        """Add the equations of a function before the current equation, or in its place.
+        """Trace a function, and add its equations before the current equation or in its place.
 
-        Operands are pytrees of variables and literals. Return the function's results as such a
-        pytree. The equations are named as `at`, by default as the current equation.
+        The operands, and the returned results, are pytrees of variables and literals. The new
+        equations get the name and place of the equation `at`, by default of the current equation.
         """
         operands = jax.tree.map(self.now, operands)
         steps, results, constants = jaxprs.trace_at(at or self.original, function, operands)
@@ -308,7 +324,7 @@ class Matcher:
         return results
 
     def add(self, equation: Equation, reads: Mapping[Variable, int]) -> None:
-        """Add a rewritten equation; `reads` maps each result to the number of its readers."""
+        """Add a rewritten equation. `reads` maps each result to the number of its reads."""
         self._equations.append(equation)
         for variable in equation.outvars:
             self.makers[variable] = equation
@@ -338,9 +354,10 @@ class Matcher:
 
 
 class Rules:
-    """Holds the rules of a pass by primitive, and general rules by a field of `Facts`.
+    """Holds the rules of a pass: rules for primitives, and general rules for fields of `Facts`.
 
-    A primitive without a rule has the first general rule whose field is true for it.
+    If a primitive has no rule of its own, it gets the first general rule whose field is true for
+    the primitive.
 
     >>> @rules("reshape", "squeeze")
     ... def reshaped(...): ...
@@ -353,13 +370,13 @@ class Rules:
         by_primitive: Mapping[str, Rule] | None = None,
         only: Callable[[Equation], bool] | None = None,
     ) -> None:
-        """Start with rules by primitive; `only` tells whether an equation may have a rule."""
+        """Start with these rules by primitive. `only` tells whether an equation may have a rule."""
         self._by_primitive: dict[str, Rule] = {**(by_primitive or {})}
         self._only = only
         self._by_fact: dict[str, Rule] = {}
 
     def __call__(self, *primitives: str, **holds: bool) -> Callable[[R], R]:
-        """Register a rule for primitives, or for all primitives with a true field of `Facts`."""
+        """Register a rule for primitives, or for all those for which a field of `Facts` is true."""
 
         def register(rule: R) -> R:
             self._by_primitive.update(dict.fromkeys(primitives, rule))
@@ -384,11 +401,12 @@ class Rules:
 
 
 def rewritten(program: Program, rules: Rules | Mapping[str, Rule]) -> Program:
-    """Replace equations by the rewrites of rules, and leave out equations that nothing reads then.
+    """Replace equations by the rewrites that rules return.
 
-    A rule takes a Matcher, and an equation whose operands are rewritten already. It returns a
-    `Rewrite`: another equation of the same results, the operand that the result equals, a function
-    to trace, or None to leave the equation as it is.
+    Equations that nothing reads after the rewrites are left out. A rule takes a Matcher, and an
+    equation whose operands have been rewritten already. It returns a `Rewrite`: another equation
+    with the same results, the operand that the result equals, a function to trace, or None to leave
+    the equation unchanged.
     """
     if not isinstance(rules, Rules):
         rules = Rules(rules)
@@ -427,7 +445,7 @@ def replaced(program: Program, functions: Sequence[Computed]) -> Program:
     """Replace equations of a program by functions. Each function replaces its equation `at`.
 
     A function may also compute the results of earlier equations, if no equation before `at` reads
-    them. The new equations have no operation's name.
+    them. The new equations do not get the name of an operation.
     """
     by_equation: dict[int, Computed] = {}
     kinds: set[str] = set()
@@ -456,7 +474,7 @@ def _located(equation: Equation) -> Generator[None]:
 
 
 def in_loops(run: Callable[[Program, T], Program]) -> Callable[[Program, T], Program]:
-    """Make a pass rewrite the bodies of loops too, each as a program of its own."""
+    """Make a pass rewrite the bodies of loops too, each body as a program of its own."""
 
     @wraps(run)
     def everywhere(program: Program, target: T) -> Program:

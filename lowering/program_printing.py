@@ -1,4 +1,4 @@
-"""Writes programs as text, an equation a line, for people to read and compare."""
+"""Writes programs as text with one equation per line, for people to read and compare."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from lowering.jaxprs import is_literal, primitive
 
 _LONG = 60  # characters; longer parameters are cut
 _WHERE = re.compile("shardings?$|layouts$|^donated|mesh$")
-_BY_ONE = re.compile("(strides|dilation|group_count)$")  # left out if all are 1
+_BY_ONE = re.compile("(strides|dilation|group_count)$")  # left out if all entries are 1
 
 
 def printed(program: Any) -> str:
-    """Return a program as text: arguments, equations with types and places, results.
+    """Return a program as text: its arguments, its equations with types and places, its results.
 
-    Variables are numbered in the order of the text. `*` marks results that are computed once,
-    before calls.
+    Variables are numbered in the order in which they appear. `*` marks results that are computed
+    once, before calls.
     """
     count = program.parameters
     names: dict[Atom, str] = {v: f"p{i}" for i, v in enumerate(program.arguments[:count])}
@@ -69,7 +69,10 @@ def described(equation: Equation) -> str:
 
 
 def _params(equation: Equation) -> list[tuple[str, Any]]:
-    """Return the parameters without neutral values, functions and placements of arrays."""
+    """Return an equation's parameters that are worth printing, as pairs of name and value.
+
+    Neutral values, functions, and placements of arrays are left out.
+    """
     functions = {id(x) for x in jaxprs.inner(equation)}
     pairs = [(k, v) for k, v in equation.params.items() if v is not None and not _WHERE.search(k)]
     pairs = [(k, v) for k, v in pairs if id(v) not in functions and v not in ((), False)]

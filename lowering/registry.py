@@ -1,9 +1,9 @@
 """Registers rules by kind of operation.
 
 A rule has three functions: `infer` checks operands and returns the types of results, `lower`
-computes the results under tracing, `work` counts multiply-adds. `lower` has a parameter for each
-operand and attribute, under the standard's name (`lambda_` for `lambda`). `infer` and `work` may
-have fewer of these parameters; `**` takes all.
+computes the results under tracing, and `work` counts multiply-adds. `lower` has a parameter for
+each operand and attribute, with the standard's name (but `lambda_` for `lambda`). `infer` and
+`work` may have only some of these parameters. A parameter `**` takes all that are not named.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _REQUIRED = inspect.Parameter.empty
 class Registry:
     """A mapping from kinds, the canonical names of operations, to rules.
 
-    `list(registry)` has the kinds, `registry[kind]` is a `Rule` or raises KeyError, and `kind in
-    registry` tells whether the kind has a rule.
+    `list(registry)` returns the kinds. `registry[kind]` returns the `Rule`, or raises KeyError if
+    the kind has no rule. `kind in registry` tells whether the kind has a rule.
     """
 
     def __init__(self, rules: Mapping[str, Rule] | None = None) -> None:
@@ -40,8 +40,8 @@ class Registry:
     ) -> Callable[[Lower], Lower]:
         """Return a decorator that registers a function as `lower` of a new rule.
 
-        Raise ValueError for a kind that has a rule, TypeError if the functions of the rule have
-        different parameters or defaults.
+        The decorator raises ValueError if the kind already has a rule, and TypeError if the
+        functions of the rule have different parameters or defaults.
         """
 
         def register(lower: Lower) -> Lower:
@@ -76,7 +76,7 @@ class Registry:
         return register
 
     def get(self, kind: str) -> Rule | None:
-        """Return the rule of a kind, or None."""
+        """Return the rule of a kind, or None if it has no rule."""
         return self._rules.get(kind)
 
     def __getitem__(self, kind: str) -> Rule:
@@ -95,8 +95,8 @@ class Registry:
 def _parameters(function: Callable[..., object]) -> dict[str, Any]:
     """Map the standard names of a function's parameters to their defaults.
 
-    `**name` has the name `**`. If it is annotated as `Unpack[...]` of a TypedDict, and the
-    annotation can be evaluated, the keys of the TypedDict are the names instead.
+    A parameter `**name` is named `**` in the map. If it is annotated as `Unpack[...]` of a
+    TypedDict, and the annotation can be evaluated, the map has the keys of the TypedDict instead.
     """
     defaults: dict[str, Any] = {}
     for parameter in inspect.signature(function).parameters.values():
@@ -109,11 +109,12 @@ def _parameters(function: Callable[..., object]) -> dict[str, Any]:
 
 
 def _keys(annotation: Any, function: Callable[..., object]) -> Iterable[str]:
-    """Return the keys of the TypedDict in `Unpack[...]`, or `**` for another annotation."""
+    """Return the keys of the TypedDict in `Unpack[...]`, or `**` if there is none."""
     if "Unpack" not in str(annotation):
         return ["**"]
     try:
-        # `typing.get_type_hints` would evaluate all annotations, in a millisecond for each rule.
+        # `typing.get_type_hints` would evaluate all annotations, which takes a millisecond for each
+        # rule.
         if isinstance(annotation, str):
             annotation = eval(annotation, function.__globals__)
         return annotation.__args__[0].__annotations__
@@ -126,7 +127,11 @@ def _differ(default: object, other: object) -> bool:
 
 
 def _reads(where: str, names: Collection[str], parameters: Collection[str]) -> frozenset[str]:
-    """Return the rule's parameters among a function's; TypeError for a name that `lower` lacks."""
+    """Return the rule's parameters that a function reads.
+
+    `names` are the parameters of the function, and `parameters` are those of the rule. Raises
+    TypeError if the rule lacks a name that the function takes.
+    """
     unknown = sorted(set(names) - set(parameters) - {"**"})
     if unknown and "**" not in parameters:
         raise TypeError(f"{where} takes {', '.join(map(repr, unknown))}, lower does not")

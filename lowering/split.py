@@ -1,4 +1,4 @@
-"""Splits a program into a preparation, which reads parameters alone, and the call."""
+"""Splits a program into a preparation, which reads only parameters, and the call."""
 
 from __future__ import annotations
 
@@ -25,24 +25,26 @@ from lowering.prepare import Split
 from lowering.program import Program
 from lowering.recipe import Recipe, Step, params_of_numpy
 
-# The most items of a prepared value for each item of its parameters. Larger values are broadcasts,
-# which are cheaper to repeat in each call than to read.
+# The most items of a prepared value for each item of the largest parameter it is computed from.
+# Larger values are broadcasts. To repeat a broadcast in each call is cheaper than to read its
+# result.
 _GROWTH = 4
-# The most bits of an item of a prepared value for each bit of a parameter's item; values beyond
-# _LARGE have fewer. A language model with 4-bit weights would need eight times the memory in 32.
+# The most bits in an item of a prepared value for each bit in an item of its parameter. Values of
+# more than `_LARGE` bytes must stay below this limit. A language model with 4-bit weights would
+# need eight times the memory if they were stored in 32 bits.
 _WIDTH = 4
 _LARGE = 32 << 20  # bytes
-# Operations that move no item. A prepared result would be one more copy of a weight.
+# Operations that may move no item. A prepared result would be one more copy of a weight.
 _FREE = ("broadcast_in_dim", "optimization_barrier", "reshape", "squeeze")
-# Float32 values of a bfloat16 network with at least so many items are stored in bfloat16, and
-# widened in each call: in float32 they would take twice the memory of their parameters.
+# The number of items from which a float32 value of a bfloat16 network is stored in bfloat16, and
+# widened in each call. In float32 such values would take twice the memory of their parameters.
 _WIDE = 2 << 10
 
 
 def split(program: Program, platform: str | None = None) -> Split:
     """Split a program into the preparation of values and the call.
 
-    A value that depends on parameters only is prepared if `_is_worth_storing`.
+    A value that depends only on parameters is prepared if `_is_worth_storing` is true for it.
     """
     program = program.with_closed(jaxprs.inlined(program.closed))
     closed = program.closed
@@ -110,9 +112,9 @@ def _roots(program: Program) -> list[Variable]:
 
 
 def _sources(program: Program) -> dict[Variable, tuple[int, int]]:
-    """Map each early variable to the items, and the bits of an item, of its largest parameter.
+    """Map each early variable to the items, and bits per item, of its largest parameter.
 
-    A concatenation has the sum of its operands' items.
+    For a concatenation or stack, the number of items is the sum over the operands.
     """
     sources: dict[Variable, tuple[int, int]] = {}
     for variable in _roots(program):
@@ -127,7 +129,7 @@ def _sources(program: Program) -> dict[Variable, tuple[int, int]]:
 
 
 def _is_narrow(program: Program) -> bool:
-    """Tell whether all arguments with real numbers are of bfloat16."""
+    """Tell whether all floating-point arguments are of bfloat16."""
     real = {v.aval.dtype for v in program.arguments if jnp.issubdtype(v.aval.dtype, jnp.floating)}
     return real == {jnp.dtype(jnp.bfloat16)}
 
@@ -136,8 +138,8 @@ def _narrow(program: Program, prepared: Iterable[Variable]) -> dict[Variable, Va
     """Map large prepared variables of float32 to the variables that are stored in bfloat16.
 
     If a variable is converted from bfloat16, the operand of the conversion is stored. Otherwise the
-    variable itself is rounded and stored. Nothing is stored so unless all real arguments are of
-    bfloat16.
+    variable itself is rounded and stored. The map is empty unless all floating-point arguments are
+    of bfloat16.
     """
     if not _is_narrow(program):
         return {}
@@ -156,7 +158,7 @@ def _rounded(program: Program, chosen: Sequence[bool], *arguments: Array) -> lis
 
 
 def _is_worth_storing(variable: Atom, items: int, bits: int) -> bool:
-    """Tell whether to prepare a variable whose parameters have `items` items of `bits` bits."""
+    """Tell whether to prepare a variable whose parameter has `items` items of `bits` bits."""
     size = _size(variable)
     width = _bits(variable) / bits
     if size > _GROWTH * items or width > _WIDTH:
@@ -165,7 +167,10 @@ def _is_worth_storing(variable: Atom, items: int, bits: int) -> bool:
 
 
 def _bits(variable: Atom) -> int:
-    """Return the bits of an item, 8 for bool. The dtype's itemsize is 1 byte for 4 bits."""
+    """Return the bits of an item, 8 for bool.
+
+    The dtype's itemsize does not tell, since it is 1 byte for dtypes of 4 bits.
+    """
     digits = re.search("[0-9]+", variable.aval.dtype.name)
     return max(int(digits[0]), 1) if digits else 8
 
@@ -196,7 +201,7 @@ def recipe_of(program: Program) -> Recipe:
     for equation in program.equations:
         operands = tuple(map(place, equation.invars))
         params = params_of_numpy(equation)
-        # Without a name numpy does not compute the step.
+        # Numpy does not compute a step that has no name of a primitive.
         name = "" if params is None else primitive(equation)
         text = _text_of_equation(equation)
         for index, variable in enumerate(equation.outvars):
@@ -208,14 +213,17 @@ def recipe_of(program: Program) -> Recipe:
 def _text_of_equation(equation: Equation) -> str:
     types = list(map(attrgetter("aval"), equation.invars))
     parts = primitive(equation), types, equation.params, repr(equation.ctx)
-    # An equation without a precision has that of jax's settings.
+    # An equation may leave its precision to the settings of jax.
     setting: Any = jax.config
     precision = setting.jax_default_matmul_precision if "precision" in equation.params else None
     return _text((parts, precision))
 
 
 def _text(item: object) -> str:
-    """Return a text that differs for different items, if possible the same in all processes."""
+    """Return a text for an item, which differs from the texts of different items.
+
+    If possible, the text is the same in all processes.
+    """
     match item:
         case np.ndarray() | jax.Array():
             array = _on_host(item)
@@ -235,8 +243,8 @@ def _text(item: object) -> str:
 
 
 def _on_host(array: Array | NDArray[Any]) -> NDArray[Any]:
-    """Return an array as a numpy array, of integers for random keys."""
+    """Return an array as a numpy array. Random keys become arrays of integers."""
     if not jnp.issubdtype(array.dtype, jax.dtypes.extended):
         return np.asarray(array)
-    with jax.ensure_compile_time_eval():  # also where a function is traced
+    with jax.ensure_compile_time_eval():  # also while a function is traced
         return np.asarray(jax.random.key_data(array))

@@ -31,13 +31,15 @@ _TRACING = 20_000  # items whose folding takes as long as tracing a few operatio
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """The settings of a trace, for rules.
+    """The settings of a trace, which rules read.
 
     Args:
         precision: the precision of products; None for jax's default.
-        fold: is called before each computation on the host, with its number of items.
+        fold: a function that is called with a number of items before that many items are computed
+            on the host.
         straight_through: whether the derivative of rounding is 1 instead of 0.
-        refusal: converts the error of a missing derivative to the error that is raised.
+        refusal: a function that converts the error of a missing derivative to the error that is
+            raised.
         operation: the operation whose rule gets this context; `trace` sets it.
     """
 
@@ -52,7 +54,10 @@ class Context:
         self.fold(_TRACING * times)
 
     def forward_only(self, arrays: Sequence[Array], reason: str, hint: str) -> list[Array]:
-        """Return arrays that raise an error with this reason in reverse-mode differentiation."""
+        """Return arrays that raise an error if they are differentiated in reverse mode.
+
+        `reason` and `hint` are parts of the error's message.
+        """
         operation = self.operation
         if operation is None:
             return list(arrays)
@@ -73,21 +78,21 @@ def trace(
     values: Iterable[Value] | None = None,
     edits: Mapping[Value, Callable[[Any], Any]] | None = None,
 ) -> dict[Value, Any]:
-    """Evaluate a graph. Return the arrays of the requested values, and of their dependencies.
+    """Evaluate a graph, and return the arrays of the requested values and of their dependencies.
 
-    Values that depend on constants only are numpy arrays. Raise KeyError for a missing label. Raise
-    InvalidComputation if a rule refuses its arguments, cannot take an empty tensor, or returns
-    other types than it inferred, as may happen for inputs of undeclared shapes. Other errors
-    get a note with the operation's place.
+    Values that depend only on constants are numpy arrays. Raises KeyError for a missing label.
+    Raises InvalidComputation if a rule refuses its arguments, cannot take an empty tensor, or
+    returns other types than it inferred, as may happen for inputs of undeclared shapes. Other
+    errors get a note with the operation's place in the document.
 
     Args:
         graph: the graph.
         context: the settings for rules.
-        parameters: arrays by label; those that no requested value depends on may be left out.
+        parameters: arrays by label. Parameters on which no requested value depends may be left out.
         states: arrays by label.
         inputs: arrays in the order of the graph's inputs. Their types are not checked.
-        values: the requested values, by default outputs and next states.
-        edits: functions by value. Operations that read the value get the function's result.
+        values: the requested values, by default the outputs and the next states.
+        edits: functions by value. Operations that read the value get the function's result instead.
     """
     arrays: dict[Value, Any] = dict(zip(graph.inputs, inputs, strict=True))
     needed = graph.needed if values is None else graph.dependencies(values)
@@ -110,7 +115,7 @@ def trace(
         except Exception as error:
             for value in operation.reads():
                 shape = np.shape(arrays[value])
-                # An empty tensor has no maximum, for example. jax supports few operations in
+                # For example, an empty tensor has no maximum, and jax supports few operations in
                 # dtypes with few bits.
                 if 0 in shape:
                     fault = f"is empty, it is {show(shape)}"
@@ -156,9 +161,9 @@ def compute(operation: Operation, context: Context, values: Mapping[Value, Any])
 
 
 def apply_rule(operation: Operation, context: Context, operands: Mapping[str, Any]) -> Any:
-    """Return the results of an operation's rule on operands by name, as the rule returns them.
+    """Apply the rule of an operation to operands by name, and return its results unchanged.
 
-    Raise InvalidComputation if the rule refuses them.
+    Raises InvalidComputation if the rule refuses the operands.
     """
     rule = operation.rule or rules[operation.kind]
     values = {**operands, **dict(operation.attributes)}
@@ -167,7 +172,7 @@ def apply_rule(operation: Operation, context: Context, operands: Mapping[str, An
         arguments["ctx"] = replace(context, operation=operation)
     try:
         return rule.lower(**arguments)
-    except InvalidComputation:  # an operation in the body of a loop raised it
+    except InvalidComputation:  # raised by an operation in the body of a loop
         raise
     except InvalidOperation as error:
         message = f"'{operation.kind}': {error.message}"
@@ -175,7 +180,7 @@ def apply_rule(operation: Operation, context: Context, operands: Mapping[str, An
 
 
 def _is_staged(attribute: object) -> bool:
-    """Tell whether an attribute needs tracing: a symbolic extent, or the graph of a loop."""
+    """Tell whether an attribute needs tracing, as a symbolic extent and the graph of a loop do."""
     if isinstance(attribute, tuple):
         return any(map(_is_staged, attribute))  # pyright: ignore[reportUnknownArgumentType]
     return is_symbolic(attribute) or isinstance(attribute, Graph)
@@ -184,7 +189,7 @@ def _is_staged(attribute: object) -> bool:
 def _checked(
     operation: Operation, declared: Result | tuple[Result, ...], returned: Any, noun: str
 ) -> Iterator[Any]:
-    """Yield the arrays that a rule returned, in order, converted to the inferred types."""
+    """Yield the arrays that a rule returned, in order, after checks and conversions by `_typed`."""
     if isinstance(declared, Value):
         yield _typed(operation, declared, returned)
         return
@@ -196,7 +201,11 @@ def _checked(
 
 
 def _typed(operation: Operation, value: Value, array: Any) -> Any:
-    """Return an array of the inferred type; arrays of a weak type, from literals, are converted."""
+    """Return a rule's result as an array of the inferred type.
+
+    Python numbers, and arrays of a weak type, which come from literals, are converted. Another type
+    raises InvalidComputation.
+    """
     inferred = value.type
     if isinstance(array, bool | int | float):
         array = jnp.asarray(array)
@@ -236,7 +245,7 @@ def _note(operation: Operation) -> str:
 
 
 def _call_at(operation: Operation, run: Callable[[], T]) -> T:
-    """Return the result of `run`, called from a frame at the operation's place in the document.
+    """Call `run` from a Python frame that is at the operation's place in the document.
 
     jax takes the source of an equation from the Python frames that trace it. With such a frame HLO,
     profiles and tracebacks name the line of the document.
@@ -249,9 +258,10 @@ def _call_at(operation: Operation, run: Callable[[], T]) -> T:
 def _leave_out_packages() -> None:
     """Keep jax from naming files of these packages as the source of equations.
 
-    The import takes 15 ms; processes that find all executables in a cache do without it.
+    This function imports `lowering.jaxprs`, which takes 15 ms. Processes that find all executables
+    in a cache do not call it.
     """
-    # If a later jax lacks these names, it names files of these packages.
+    # If a later version of jax lacks these names, it names files of these packages.
     with suppress(ImportError, AttributeError):
         from lowering.jaxprs import leave_out
 

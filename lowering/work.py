@@ -14,7 +14,7 @@ from lowering.ops import rules
 
 
 def multiply_adds(operation: Operation) -> int:
-    """Return the multiply-adds of an operation, with 1 for unknown extents."""
+    """Return the number of multiply-adds of an operation. Unknown extents count as 1."""
     rule = operation.rule or rules[operation.kind]
     if rule.work is None:
         return 0
@@ -27,12 +27,15 @@ def multiply_adds(operation: Operation) -> int:
 
 
 def total(graph: Graph) -> int:
-    """Return the multiply-adds of all operations of a graph."""
+    """Return the number of multiply-adds of all operations of a graph together."""
     return sum([multiply_adds(operation) for operation in graph.operations])
 
 
 def is_mostly_bfloat16(graph: Graph, precision: lax.PrecisionLike) -> bool:
-    """Tell whether most multiply-adds of a graph are in bfloat16, by types or by `precision`."""
+    """Tell whether most multiply-adds of a graph are in bfloat16.
+
+    An operation is in bfloat16 if one of its results is. All are if `precision` asks for bfloat16.
+    """
     if is_bfloat16(precision):
         return True
     narrow = list(filter(_is_narrow, graph.operations))

@@ -1,10 +1,12 @@
-"""Writes a convolution, its bias and ReLU in the form that XLA joins to one kernel of cuDNN.
+"""Writes a convolution, its bias and its ReLU in the form that XLA joins to one kernel of cuDNN.
 
-XLA knows ReLU as a maximum, and a bias in the dtype of the convolution's result. The rule of ReLU
-is a choice: its derivative at 0 is 0, that of a maximum is 1/2. So derivatives are taken before.
+XLA recognises a ReLU that is a maximum, and a bias in the dtype of the convolution's result. The
+rule of ReLU is a choice between x and 0, whose derivative at 0 is 0. The derivative of a maximum
+would be 1/2 there, so that this pass must run after derivatives are taken.
 
-ResNet-50 of batch 8 on an H100, by its compiler: of 53 convolutions 49 have their ReLU, and
-instructions access 1,112 MB instead of 1,669; in bfloat16 556 instead of 1,729.
+The compiler's figures for ResNet-50 of batch 8 on an H100: 49 of 53 convolutions are joined with
+their ReLU. Instructions access 1,112 MB instead of 1,669 MB in float32, and 556 MB instead of 1,729
+MB in bfloat16.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ def _relu(matcher: Matcher, equation: Equation) -> Rewrite:
 
 
 def _is_zero(matcher: Matcher, operand: Atom) -> bool:
-    """Tell whether an operand is the number 0, converted or broadcast."""
+    """Tell whether an operand is the number 0, possibly converted or broadcast."""
     while not is_literal(operand):
         maker = matcher.maker(operand, "broadcast_in_dim", "convert_element_type")
         if maker is None:
@@ -53,7 +55,10 @@ def _is_zero(matcher: Matcher, operand: Atom) -> bool:
 
 @_RULES("convert_element_type")
 def _narrow(matcher: Matcher, equation: Equation) -> Rewrite:
-    """Add the bias of a 16-bit convolution in 16 bits: cuDNN adds it before it rounds the sums."""
+    """Add the bias of a 16-bit convolution in 16 bits.
+
+    cuDNN adds such a bias before it rounds the sums of the convolution.
+    """
     (operand,), (result,) = equation.invars, equation.outvars
     dtype = result.aval.dtype
     summed = matcher.maker(operand, "add")

@@ -1,8 +1,9 @@
 """Removes redundant reshapes, transpositions and conversions, for platforms without kernels.
 
-Rules and derivatives work on one operation at a time: a vector is reshaped to (1,C) by the
-document's `unsqueeze`, to (1,C,1,1) beside an image, and to a vector again. This pass replaces such
-steps by one, or none. Results are equal to the last bit, if sums are taken in the same order.
+Rules and derivatives work on one operation at a time. For example, the document's `unsqueeze`
+reshapes a vector to (1, channels), a rule reshapes this matrix to (1, channels, 1, 1) beside an
+image, and another reshapes it to a vector again. This pass replaces such a sequence by one reshape
+or none. Results are equal to the last bit, provided that sums are taken in the same order.
 """
 
 from __future__ import annotations
@@ -50,12 +51,13 @@ def _shapes(equation: Equation) -> tuple[tuple[int, ...], tuple[int, ...]] | Non
 
 
 def _keeps_items(equation: Equation) -> bool:
-    """Tell whether the result has the items of the operand in the same order."""
+    """Tell whether the result has the same items as the operand, in the same order."""
     shapes = _shapes(equation)
     if shapes is None:
         return False
     name = primitive(equation)
-    # A reshape with `dimensions` permutes axes first. A squeeze has `dimensions` too: its axes.
+    # A reshape with `dimensions` permutes axes first. The `dimensions` of a squeeze are the axes
+    # that it removes.
     has_order = equation.params.get("dimensions") is not None and name != "squeeze"
     reorders = name == "transpose" or has_order
     may_keep = facts(equation).shapes or name == "reduce_sum"
@@ -67,7 +69,7 @@ def _keeps_items(equation: Equation) -> bool:
 
 @_RULES("broadcast_in_dim", "reduce_sum", "reshape", "squeeze")
 def _reshaped(matcher: Matcher, equation: Equation) -> Rewrite:
-    """Merge two reshapes into one, or remove both if the second one reverses the first."""
+    """Merge two reshapes into one, or remove both if the second reshape reverses the first."""
     if not _keeps_items(equation):
         if primitive(equation) == "broadcast_in_dim":
             return _broadcast(matcher, equation)
@@ -96,7 +98,8 @@ def _broadcast(matcher: Matcher, equation: Equation) -> Rewrite:
         return None
     axes = equation.params["broadcast_dimensions"]
     long_axes = iter([axis for axis, n in zip(axes, reshaped, strict=True) if n != 1])
-    new_axes: list[int] = []  # the result's axis for each axis of the source
+    # For each axis of the source, the axis of the result.
+    new_axes: list[int] = []
     next_axis = 0
     for n in source_shape:
         axis = next_axis if n == 1 else next(long_axes)
@@ -112,7 +115,10 @@ def _broadcast(matcher: Matcher, equation: Equation) -> Rewrite:
 
 @_RULES("cond")
 def _chosen(matcher: Matcher, equation: Equation) -> Rewrite:
-    """Replace a choice by platform by an operand, if the branch for all but CPUs returns that."""
+    """Replace a choice between platforms by an operand.
+
+    The branch for all platforms but CPUs must return this operand.
+    """
     choices = equation.params.get("branches_platforms") or ()
     if sorted(map(str, choices)) != ["('cpu',)", "None"]:
         return None
@@ -124,7 +130,7 @@ def _chosen(matcher: Matcher, equation: Equation) -> Rewrite:
 
 @_RULES("convert_element_type")
 def _converted(matcher: Matcher, equation: Equation) -> Rewrite:
-    """Remove a conversion to the same dtype, or two conversions: to 32 bits and back."""
+    """Remove a conversion to the same dtype, or a pair of conversions to 32 bits and back."""
     (operand,) = equation.invars
     (result,) = equation.outvars
     if is_literal(operand):
@@ -146,7 +152,7 @@ def _widens(source: np.dtype[Any], result: np.dtype[Any]) -> bool:
 
 @_RULES(CONVOLUTION)
 def _narrow(matcher: Matcher, equation: Equation) -> Rewrite:
-    """Remove the widening of 16-bit operands: XLA multiplies them in float32 in any case."""
+    """Remove the widening of 16-bit operands, since XLA multiplies them in float32 in any case."""
     (result,) = equation.outvars
     sources: list[Atom] = []
     for operand in equation.invars:
@@ -165,8 +171,8 @@ def _narrow(matcher: Matcher, equation: Equation) -> Rewrite:
 
 @_RULES(PRODUCT)
 def _product(matcher: Matcher, equation: Equation) -> Rewrite:
-    """Merge transpositions of the operands into the dimension numbers of a product."""
-    # For each operand: the axes of sums, and the axes of the batch.
+    """Merge transpositions of a product's operands into the dimension numbers of the product."""
+    # A pair for each operand: its summed axes and its batch axes.
     by_operand = [*zip(*equation.params["dimension_numbers"], strict=True)]
     operands = list(equation.invars)
     for side, operand in enumerate(operands):
@@ -188,7 +194,7 @@ def _product(matcher: Matcher, equation: Equation) -> Rewrite:
 
 @_RULES("transpose")
 def _transposed(matcher: Matcher, equation: Equation) -> Rewrite:
-    """Remove two inverse transpositions; keep a conversion between them."""
+    """Remove two inverse transpositions. If there is a conversion between them, keep it."""
     (operand,) = equation.invars
     conversion = matcher.maker(operand, "convert_element_type")
     source = conversion.invars[0] if conversion else operand

@@ -26,9 +26,10 @@ def target_of(
     """Return the target for devices of a platform.
 
     Args:
-        platform: jax's name.
-        devices: the number of devices, or None if it is unknown. Give it if arguments are sharded.
-        rates: the machine's rates; None for the current profile when a program is lowered.
+        platform: jax's name of the platform.
+        devices: the number of devices, or None if it is unknown. It is needed if arguments are
+            sharded.
+        rates: the machine's rates; None for the profile that is current when a program is lowered.
         is_open: whether programs for other shapes read the same parameters.
     """
     if platform == "cpu":
@@ -43,10 +44,11 @@ def target_of(
 
 
 def mesh_target(platform: str, divided: Divided | None = None) -> Target:
-    """Return the target for a mesh of devices, for `differentiable`; see the example of `Divided`.
+    """Return the target for a mesh of devices, which `differentiable` takes.
 
-    The resulting program is called under `jax.jit`. Choices by platform are inlined first: the pass
-    `spread` cannot follow axes through them.
+    The docstring of `Divided` has an example. The resulting program must be called under `jax.jit`.
+    Choices between platforms are inlined first, since the pass `spread` cannot follow axes through
+    them.
     """
     from lowering.passes import inlining, spread
 

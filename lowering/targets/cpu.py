@@ -43,15 +43,17 @@ CPU = Target(
 class Choice(NamedTuple):
     """The purpose and the gain of a kernel or pass.
 
-    The gain is the time of a call without it, divided by the time with all kernels and passes, on
-    two cores with AVX-512. A second figure for a network is from another machine.
+    The gain is a ratio of two times: the time of a call without the kernel or pass, divided by the
+    time with all kernels and passes. It was measured on two cores with AVX-512. If a network has a
+    second figure, that figure is from another machine.
     """
 
     does: str
     earns: str
 
 
-# The choices of the last passes, by name. `python -m benchmarks --passes` leaves each out in turn.
+# The choices of the last passes, by name. `python -m benchmarks --passes` measures each gain by
+# leaving out one choice after another.
 KERNELS: dict[str, Choice] = {
     # The batch
     "chunks": Choice(

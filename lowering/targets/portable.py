@@ -5,9 +5,9 @@ from __future__ import annotations
 from lowering.passes import detours, folding, hoisting, inlining, joins, siblings, sinking
 from lowering.targets.target import Target
 
-# The passes before derivatives are taken.
+# The passes that run before derivatives are taken.
 DIFFERENTIABLE = Target(None, (inlining.run, folding.run), keeps_derivatives=True)
 PLAIN = Target("plain", (detours.run,))
 
-# The passes by which a step of a recurrence has one product, for TPUs and GPUs.
+# The passes after which a step of a recurrence has only one product. TPUs and GPUs need this.
 RECURRENCES = (siblings.run, joins.run, sinking.run, joins.run, hoisting.run)

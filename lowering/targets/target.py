@@ -17,26 +17,31 @@ if TYPE_CHECKING:
 class Target:
     """The devices that a program is lowered for: their platform, number, passes and rates.
 
-    The caller chooses the target; lowering never asks jax for the devices of the process.
+    The caller chooses the target. Lowering never asks jax for the devices of the process.
 
     Args:
-        platform: jax's name; None if the platform is unknown.
-        passes: functions `run(program, target)`, in order.
-        options: returns the compiler's options for the program before its passes, the call that is
-            split from it, and whether the call is compiled alone; None for no options.
+        platform: jax's name of the platform; None if the platform is unknown.
+        passes: functions `run(program, target)`, in the order in which they run.
+        options: a function that returns the compiler's options. It takes the program before its
+            passes, the call that is split from the program, and whether the call is compiled alone.
+            None stands for no options.
         keeps_derivatives: whether the program is differentiated after the passes.
-        has_kernels: whether the platform has kernels of its own. They read prepared parameters, and
-            need extents that are numbers, and arguments with items.
+        has_kernels: whether the platform has kernels of its own. These kernels read prepared
+            parameters, and need extents that are numbers, and arguments with items.
         devices: the number of devices; None if it is unknown.
-        is_open: whether programs for other shapes read the same parameters. Kernels then read
+        is_open: whether programs for other shapes read the same parameters. If so, kernels read
             matrices in the stored layout, since each other layout is one more copy.
         divided: the division of arguments over a mesh of these devices; None for no division.
-        candidates: returns all sets of compiler options that may be the fastest for a network.
-        least_memory: returns the compiler's options for the schedule with the least memory, which
-            gathers a parameter from devices just before an operation reads it.
-        in_integers: returns the names of a graph's operations that are computed in integers; the
-            flag tells whether products of 8 bits are faster than those of float32.
-        measure: measures the rates of the process's machine, with this number of threads.
+        candidates: a function that returns all sets of compiler options that may be the fastest for
+            a network.
+        least_memory: a function that returns the compiler's options for the schedule that needs the
+            least memory. In this schedule a parameter is gathered from the devices just before an
+            operation reads it.
+        in_integers: a function that returns the names of a graph's operations that are computed in
+            integers. Its second argument tells whether products of 8 bits are faster than those of
+            float32.
+        measure: a function that measures the rates of the process's machine. It takes the number of
+            threads.
         rates: the machine's rates, for choices of kernels; None for the current profile.
     """
 
