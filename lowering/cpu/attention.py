@@ -1,8 +1,9 @@
 """Make each attention one equation, from the product that gives scores to the product with values.
 
-In that equation queries are the last axis of the scores in memory: XLA then computes maxima and
-sums of softmax by loops over rows. The division by these sums comes after the second product.
-Forward and backward passes of derivatives stay as written: they exchange the scores.
+In this equation the queries are the last axis of the scores in memory, so that XLA computes the
+maxima and sums of softmax by loops over rows. The division by the sums comes after the second
+product. Forward and backward passes of derivatives stay unchanged, since the backward pass reads
+the scores of the forward pass.
 """
 
 from __future__ import annotations
@@ -24,14 +25,15 @@ from lowering.passes.siblings import kind_of
 from lowering.program import Computed, Program, in_loops, replaced
 from lowering.targets.target import Target
 
-# The primitive holds a function of queries (..., time, size), keys (..., key, size), values
-# (..., key, size) and masks. The first equation of the function computes the scores.
+# The primitive holds a function of queries (..., queries, size), keys (..., keys, size), values
+# (..., keys, size) and masks. The first equation of the function computes the scores.
 ATTENTION = jaxprs.region("attention")
 
-FEW = 32  # queries or keys; fewer do not fill vectors
+FEW = 32  # fewer queries or keys than this do not fill vectors
 
-# With few queries the keys that masks hide are skipped if the keys have at least _MANY bytes, and
-# each item at most _NARROW bytes. The measured milliseconds of a step of GPT-2 with 1024 positions:
+# With few queries, keys that masks hide are skipped only if the keys have at least _MANY bytes in
+# all, and each item has at most _NARROW bytes. The table has the milliseconds of a step of GPT-2
+# with 1024 positions, measured with all keys and with only the visible keys:
 #   dtype     position  all keys  visible keys
 #   bfloat16       128      21.6          18.2
 #   bfloat16       900      21.6          21.6
@@ -43,7 +45,10 @@ _NARROW = 2
 
 @in_loops
 def run(program: Program, target: Target) -> Program:
-    """Replace softmax over keys between two products, if nothing else reads the values between."""
+    """Replace two products, with a softmax over keys between them, by one attention.
+
+    This is possible only if nothing else reads the values between the products.
+    """
     equations = program.equations
     products = [i for i, e in enumerate(equations) if _is_batched(e)]
     if program.role != "value" or len(products) < 2:
@@ -79,10 +84,11 @@ def _is_batched(equation: Equation) -> bool:
 def _attention(
     program: Program, equations: Sequence[Equation], division_of: Mapping[Atom, Equation]
 ) -> Computed | None:
-    """Return the attention between two products, the first and the last equation, or None.
+    """Return the attention between two products, or None if there is none.
 
-    `division_of` maps variables to equations that divide them. If one divides the result of the
-    last product by a value of the attention, the attention ends with it.
+    The products are the first and the last of the `equations`. `division_of` maps variables to the
+    equations that divide them. If the result of the last product is divided by a value of the
+    attention, this division is the end of the attention.
     """
     first, *inner, last = equations
     (scores,) = first.outvars
@@ -90,7 +96,7 @@ def _attention(
     (result,) = last.outvars
     ((left,), (right,)), _ = first.params["dimension_numbers"]
     ((summed,), (along,)), _ = last.params["dimension_numbers"]
-    dependent = {scores}  # variables that depend on the scores
+    dependent = {scores}  # the variables that depend on the scores
     between: list[Equation] = []
     for equation in inner:
         if not dependent.isdisjoint(variables(equation.invars)):
@@ -116,7 +122,7 @@ def _attention(
     for equation in between:
         reads.update(variables(equation.invars))
     if any(reads[v] != program.uses[v] for v in dependent):
-        return None  # an equation outside reads one of them
+        return None  # an equation outside of the attention reads one of them
     masks = [v for v in reads if v not in dependent]
     operands = [*first.invars, values, *masks]
 
@@ -153,10 +159,10 @@ def _function(
     division: Equation | None,
     repeated: Equation | None,
 ) -> Callable[..., list[Array]]:
-    """Return the function of queries, keys, values and masks, with their axes in order.
+    """Return the attention's function of queries, keys, values and masks, with their axes in order.
 
-    If there is a `division` of the weights, by a divisor that `repeated` broadcasts to all keys,
-    the function divides the result instead.
+    There may be a `division` of the weights, by a divisor that the equation `repeated` broadcasts
+    to all keys. If so, the function divides the result instead of the weights.
     """
 
     def run(queries: Array, keys: Array, values: Array, *arrays_of_masks: Array) -> list[Array]:
@@ -183,9 +189,9 @@ def _function(
 
 
 def _product(equation: Equation, left: Array, right: Array, along: int) -> Array:
-    """Multiply the last axis of `left` by axis `along` of `right`.
+    """Multiply, and sum over the last axis of `left` and axis `along` of `right`.
 
-    If `left` has many rows, they are the last axis of the result in memory.
+    If `left` has many rows, the rows are the last axis of the result in memory.
     """
     count = right.ndim - 2
     kind = kind_of(equation)
@@ -201,7 +207,10 @@ def _product(equation: Equation, left: Array, right: Array, along: int) -> Array
 def _division(
     program: Program, last: Equation, dependent: Collection[Atom]
 ) -> tuple[Equation, Equation] | tuple[None, None]:
-    """Return the division of weights by a divisor, and the broadcast of the divisor to all keys."""
+    """Return the division of the weights, and the broadcast of its divisor to all keys.
+
+    Both are None if there is no such division, or if the result cannot be divided instead.
+    """
     weights = last.invars[0]
     makers = program.makers
     while primitive(makers[weights]) == "convert_element_type" and program.uses[weights] == 1:

@@ -1,4 +1,4 @@
-"""Compute attention at once or by blocks of heads and queries, without keys hidden from all."""
+"""Compute attention at once or in blocks of heads and queries, without keys that no query sees."""
 
 from __future__ import annotations
 
@@ -21,42 +21,47 @@ from lowering.cpu.pending_view import View, full_array
 from lowering.jaxpr_types import Variable
 from lowering.program import Program
 
-# The numbers of quarters of the keys that a program can read. A call takes the least number that
-# has all visible keys. Each number is a branch of the program, compiled once in a loop over blocks.
-# With few queries, as in a GPT's step, there is no loop: a branch takes 0.1 s to compile per layer.
+# A program can read one, two or more quarters of the keys, by these numbers. A call reads the least
+# number of quarters that has all visible keys. Each number is a branch of the program. A loop over
+# blocks compiles each branch once. With few queries, as in a step of a GPT, there is no loop, and
+# each branch takes 0.1 s to compile for each layer. In this case there are fewer branches.
 _QUARTERS = (1, 2, 3, 4)
 _QUARTERS_OF_FEW = (1, 2, 4)
 
-# At most so many bytes of scores are computed at once; more are computed by blocks. The measured
-# milliseconds of 12 heads of 64 items:
+# At most this many bytes of scores are computed at once. Larger scores are computed in blocks. The
+# measured milliseconds of 12 heads of 64 items:
 #   tokens  as written  this module
 #      512         8.5          7.1
 #     1024        68           29
 #     2048       275          112
 #     4096      1030          426
-# Blocks would take 6.5 ms for 512 tokens.
+# In blocks 512 tokens would take 6.5 ms.
 _AT_ONCE = 16 << 20
 _BLOCK = 9 << 20  # bytes of a block's scores
 
-# The most queries of a block. With 512 queries 12 heads at 1024 tokens take 44 ms instead of 24.
+# The most queries in a block. With 512 queries in a block, 12 heads at 1024 tokens take 44 ms; with
+# 256 queries they take 24 ms.
 _QUERIES = 256
 
 Evaluate = Callable[[Program, Sequence[View]], list[View]]
 
 
 class _Loop(NamedTuple):
-    """A loop over an axis of `extent` items, heads or queries, by blocks of `size` items."""
+    """A loop over an axis of `extent` items, in blocks of `size` items.
 
-    axes: Axes  # the axis of each variable that has it
+    The axis is an axis of heads or queries.
+    """
+
+    axes: Axes  # maps each variable that has the axis to its number
     extent: int
     size: int
 
 
 def attended(program: Program, views: Sequence[View], evaluate: Evaluate) -> View:
-    """Return the result of an attention, given views of queries, keys, values and masks.
+    """Return the result of an attention, given views of its queries, keys, values and masks.
 
-    Blocks divide queries. They also divide heads if the program runs on one device; on several
-    devices heads may be sharded.
+    Blocks divide the queries. If the program runs on one device, blocks divide the heads too. On
+    several devices the heads may be sharded, so that they are not divided.
     """
     loops = _loops(program)
     has_few_queries = program.arguments[0].aval.shape[-2] < FEW
@@ -78,7 +83,8 @@ def attended(program: Program, views: Sequence[View], evaluate: Evaluate) -> Vie
         last_start = loop.extent - loop.size  # the last block may overlap the block before
         starts_of.append([*range(0, last_start, loop.size), last_start])
     table = np.array(list(itertools.product(*starts_of)), np.int32)
-    # Counts are computed outside the loop: if masks depend on parameters alone, they are prepared.
+    # The numbers of visible keys are computed outside the loop. If the masks depend only on
+    # parameters, these numbers are prepared.
     counts = None if hidden is None else lax.map(visible_keys_at, table)
     example = jax.eval_shape(lambda: block.at_once(views_at(table[0])))
     (result,) = program.results
@@ -101,13 +107,13 @@ def attended(program: Program, views: Sequence[View], evaluate: Evaluate) -> Vie
 
 
 def _loops(program: Program) -> list[_Loop]:
-    """Return the loops over blocks; none if all scores fit the caches."""
+    """Return the loops over blocks, or no loops if all scores fit the caches."""
     queries, keys, values, *_ = program.arguments
     shape = queries.aval.shape
     scores = program.equations[0].outvars[0].aval
     if scores.size * scores.dtype.itemsize <= _AT_ONCE:
         return []
-    count = len(keys.aval.shape) - 2 if program.is_alone else 0  # axes of heads, with loops
+    count = len(keys.aval.shape) - 2 if program.is_alone else 0  # the axes of heads with loops
     row_items = math.prod((*shape[count:-2], keys.aval.shape[-2]))
     rows = max(1, _BLOCK // (row_items * scores.dtype.itemsize))  # rows of scores in a block
     seeds = [({queries: len(shape) - 2}, _QUERIES)]
@@ -138,13 +144,19 @@ class _Block:
     evaluate: Evaluate
 
     def at_once(self, views: Sequence[View], *first_keys: _Loop) -> View:
-        """Return the result of a block, given views of its operands."""
+        """Return the result of a block, given views of its operands.
+
+        `first_keys` are further axes that have been cut to a part, such as the axis of keys.
+        """
         sizes = ((loop.axes, loop.size) for loop in (*self.loops, *first_keys))
         (view,) = self.evaluate(resized(self.program, *sizes), views)
         return view
 
     def computed(self, views: Sequence[View], count: Array | None) -> View:
-        """Return the result for the first `count` keys, rounded up to quarters of all keys."""
+        """Return the result for the first keys.
+
+        At least `count` keys are read. The number is rounded up to quarters of all keys.
+        """
         if self.hidden is None or count is None:
             return self.at_once(views)
         axes = self.hidden.axes
@@ -166,7 +178,7 @@ class _Block:
         return lax.switch(index, list(map(with_first_keys, sizes)), views)
 
     def visible_keys(self, views: Sequence[View]) -> Array | None:
-        """Return the number of keys up to the last one that a query sees; None without masks."""
+        """Return the number of keys up to the last key that a query sees, or None without masks."""
         if self.hidden is None:
             return None
         scores, masked, axes = self.hidden.scores, self.hidden.masked, self.hidden.axes
@@ -185,7 +197,7 @@ class _Block:
 
 
 def _part(view: View, variable: Variable, starts: Iterable[tuple[_Loop, Array | int]]) -> View:
-    """Return the view of a block's items of a variable; `starts` has the start along each loop."""
+    """Return the view of a block's items. `starts` has the start of the block along each loop."""
     array = view.array
     shape = list(view.shape)
     for loop, start in starts:

@@ -1,8 +1,11 @@
-"""Tensors of few levels as codes of 8 bits, and their products in integers.
+"""Holds tensors of few levels as codes of 8 bits, and computes their products in integers.
 
-With x = a * (p - y) + b and w = c * (q - z) + d, codes p and q, the sum of x * w over n items is
-a * c * P + a * d * (sum p - n y) + b * c * (sum q - n z) + n b d, where P is the integer
-sum p q - z sum p - y sum q + n y z.
+A tensor x = a * (p - y) + b has integer codes p, a step a, a zero point y, which is the code of b,
+and a start b. Another tensor w = c * (q - z) + d has the codes q. The sum of x * w over n items is
+
+a * c * P + a * d * (sum p - n y) + b * c * (sum q - n z) + n b d,
+
+where the integer P is sum p q - z sum p - y sum q + n y z.
 """
 
 from __future__ import annotations
@@ -30,28 +33,30 @@ BYTE, _WIDE, REAL = np.dtype(np.int8), np.dtype(np.int32), np.dtype(np.float32)
 _LOW, _HIGH = -128, 127
 Real = Array | np.float32  # a scalar of numpy is a literal of the program
 
-# Numbers of summed items, and of a window's channels. With fewer items float32 is as fast. Products
-# of codes less zero points are at most 255**2: sums of more items may not fit an int32.
+# The numbers of summed items, and of a window's channels, for which integers are used. With fewer
+# items float32 is as fast. A product of two codes, less their zero points, is at most 255**2, so
+# that the sum of more items may not fit an int32.
 _DEPTHS = range(16, (1 << 15) + 1)
 
 
 @partial(register_dataclass, data_fields=["codes", "step", "start"], meta_fields=["zero"])
 @dataclass(frozen=True, slots=True, eq=False)
 class Codes:
-    """A tensor `(codes - zero) * step + start`; `codes` are int8.
+    """A tensor whose items are (codes - zero) * step + start, where `codes` are int8.
 
-    `step` and `start` are scalars, or arrays of the tensor's rank with several items along at most
-    one axis. Without a `start` the code `zero` stands for exactly 0.
+    `step` and `start` are scalars, or arrays of the tensor's rank that have several items along at
+    most one axis. If there is no `start`, the code `zero` stands for exactly 0.
     """
 
-    codes: Any  # an array like `step` and `start`; variables while a program is rewritten
+    # `codes`, `step` and `start` are arrays. While a program is rewritten, they are variables.
+    codes: Any
     step: Any
     zero: int = 0
     start: Any = None
 
     @property
     def extents(self) -> tuple[int, ...]:
-        """Return the extents of step and start along the axes of the tensor."""
+        """Return the common extents of step and start along the axes of the tensor."""
         shapes = (np.shape(v) for v in (self.step, self.start) if v is not None)
         return broadcast_shapes((1,) * self.codes.ndim, *shapes)
 
@@ -61,9 +66,10 @@ class Codes:
         return x if self.start is None else x + self.start
 
     def changed(self, name: str, other: Array) -> Codes | None:
-        """Return the codes of x + other, x - other, x * other or x / other, by name.
+        """Return the codes of x + other, x - other, x * other or x / other, where x is this tensor.
 
-        Return None if step or start would have several items along more than one axis.
+        The operation has the name "add", "sub", "mul" or "div". None is returned if step or start
+        would have several items along more than one axis.
         """
         if name in ("add", "sub"):
             term = other if name == "add" else -other
@@ -81,7 +87,7 @@ class Codes:
 def of_levels(level: Array, step: Array, start: Array, levels: Levels) -> Codes:
     """Return the codes of a tensor: the numbers of its levels, shifted to int8.
 
-    If possible, the code of 0 is 0.
+    If possible, the number 0 has the code 0.
     """
 
     def fits(shift: int) -> bool:
@@ -110,7 +116,10 @@ def of_bytes(x: Array) -> Codes:
 
 
 def moved(equation: Equation, x: Codes) -> Codes | None:
-    """Apply an equation that moves items to codes; None if steps or starts may move otherwise."""
+    """Apply an equation that moves items to codes.
+
+    None is returned if the equation might move the items of step or start in another way.
+    """
 
     def moved_part(part: Any) -> Any:
         return bind(equation, [part])[0] if np.ndim(part) else part
@@ -130,10 +139,10 @@ def is_slim(shape: tuple[int, ...]) -> bool:
 
 
 def product(left: Codes, right: Codes, params: Params) -> Array | None:
-    """Return the real result of a `lax.dot_general` of codes, computed in integers.
+    """Return the float32 result of a `lax.dot_general` of codes, computed in integers.
 
-    Return None if it has batches, if steps vary along a summed axis, or if the number of summed
-    items is out of range.
+    None is returned if the product has batch axes, if steps vary along a summed axis, or if the
+    number of summed items is out of range.
     """
     numbers = params["dimension_numbers"]
     sums, batch = numbers
@@ -143,11 +152,11 @@ def product(left: Codes, right: Codes, params: Params) -> Array | None:
     right_varies = any(right.extents[axis] > 1 for axis in right_sums)
     if any(batch) or left_varies or right_varies or depth not in _DEPTHS:
         return None
-    # The numbers of axes of the operands that the result has.
+    # The numbers of axes that the result has from the left and from the right operand.
     free = left.codes.ndim - len(left_sums), right.codes.ndim - len(right_sums)
 
     def placed(x: Real, side: int) -> Real:
-        """Return an operand's step, start or sums in the axes of the result."""
+        """Return the step, start or sums of an operand, with the axes of the result."""
         if np.ndim(x) == 0:
             return x
         if np.ndim(x) > free[side]:
@@ -173,7 +182,7 @@ def product(left: Codes, right: Codes, params: Params) -> Array | None:
 
 
 def convolution(x: Codes, filter: Codes, params: Params) -> Array | None:
-    """Return the real result of a convolution of codes; None if integers cannot compute it."""
+    """Return the float32 result of a convolution of codes; None if integers cannot compute it."""
     numbers = params["dimension_numbers"]
     padding = params["padding"]
     _, _, *places = numbers.lhs_spec
@@ -199,7 +208,8 @@ def convolution(x: Codes, filter: Codes, params: Params) -> Array | None:
         padding = [(0, 0)] * len(padding)
     filters = [filter.codes]
     if filter.zero or filter.start is not None:
-        # Another output channel, whose filter is ones, computes the sums of the covered codes.
+        # An additional output channel, whose filter is ones, computes the sums of the covered
+        # codes.
         filters.append(jnp.ones(with_extent(shape, outputs, 1), BYTE))
     total = lax.conv_general_dilated(
         codes,
@@ -214,7 +224,7 @@ def convolution(x: Codes, filter: Codes, params: Params) -> Array | None:
     sums = lax.slice_in_dim(total, shape[outputs], None, axis=channel)
 
     def placed(v: Real, side: int) -> Real:
-        """Return an operand's step, start or sums along the channels of the result."""
+        """Return the step, start or sums of an operand, along the channels of the result."""
         if side == 0 and np.ndim(v) == codes.ndim:
             return v
         return jnp.reshape(v, with_extent((1,) * codes.ndim, channel, np.size(v)))
@@ -230,9 +240,10 @@ def _joined(
     totals: Sequence[Array],
     depth: int,
 ) -> Array:
-    """Return sums of real products by the formula at the top of this module.
+    """Return sums of products in float32, by the formula at the top of this module.
 
-    `total` has the sums of products of codes, `totals` the sums of codes for each operand.
+    `total` has the sums of products of codes. `totals` has two items: the sums of codes of the left
+    and of the right operand. `depth` is the number of summed items.
     """
     left, right = operands
     a, p = placed(left.step, 0), placed(totals[0], 0)

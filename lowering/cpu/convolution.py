@@ -1,4 +1,8 @@
-"""Convolutions of (N,X...,C) by (f...,C/G,O), to (N,x...,O): XLA's kernel and faster kernels."""
+"""Convolves tensors with channels last, by XLA's kernel or by faster kernels.
+
+The input has the shape (batch, *input positions, channels), the filter has the shape (*window,
+channels / groups, outputs), and the result has the shape (batch, *positions, outputs).
+"""
 
 from __future__ import annotations
 
@@ -27,9 +31,9 @@ from lowering.machine import profile
 
 
 def convolution(x: Array, filter: Array, window: Window, *, varies: bool = False) -> Array:
-    """Compute the convolution by the kernel that is fastest for these extents.
+    """Convolve by the kernel that is fastest for these extents.
 
-    A filter that `varies` is another one in each call, and each call lays it out.
+    A filter that `varies` differs from call to call, so that each call must lay it out.
     """
     name = kernel_for(x, filter, window, varies=varies)
     is_faster_narrow = name in _NARROW and profile().multiplies_bfloat16
@@ -44,7 +48,7 @@ def convolution(x: Array, filter: Array, window: Window, *, varies: bool = False
 
 
 def kernel_for(x: Array, filter: Array, window: Window, *, varies: bool = False) -> str | None:
-    """Return the name of the cheapest kernel, or None for XLA's convolution."""
+    """Return the name of the cheapest kernel, or None for XLA's own convolution."""
     if not x.size:
         return None
     if not jnp.issubdtype(x.dtype, jnp.floating):
@@ -74,8 +78,8 @@ def kernel_for(x: Array, filter: Array, window: Window, *, varies: bool = False)
     if window.is_single(x) and not (varies and has_few_positions(x, filter, window)):
         if is_winograd(filter, window):
             kernels["winograd"] = costs.winograd
-        # With a filter that varies from call to call, as in training, this kernel would take 1.1
-        # times as long.
+        # In training, for example, the filter varies from call to call. This kernel would then take
+        # 1.1 times as long.
         if not varies and fits(x, filter, window):
             kernels["stacked"] = costs.stacked
     possible = [name for name in kernels if name is None or runs(name)]
@@ -86,9 +90,9 @@ def kernel_for(x: Array, filter: Array, window: Window, *, varies: bool = False)
 def direct(
     x: Array, filter: Array, window: Window, layouts: Sequence[str] = ("N{}C", "{}IO", "N{}C")
 ) -> Array:
-    """Convolve by XLA's convolution.
+    """Convolve by XLA's own convolution.
 
-    `layouts` are the layouts of input, filter and result, with {} in the place of spatial axes.
+    `layouts` are the layouts of input, filter and result, with {} in place of the spatial axes.
     """
     numbers: Any = tuple(layout.format("XYZUVW"[: x.ndim - 2]) for layout in layouts)
     return lax.conv_general_dilated(
@@ -105,11 +109,11 @@ def direct(
 
 
 def bordered(x: Array, filter: Array, window: Window) -> Array:
-    """Pad the input with the zeros that the window covers, then convolve by XLA's convolution.
+    """Pad the input with the zeros that the window covers, and convolve by XLA's convolution.
 
     If a window has more cells than the input has positions, XLA exchanges input and filter, and
-    computes plain loops. A batch of 32 with 512 channels at 2x2 positions, convolved with 3x3
-    cells, takes 1608 ms in such loops, and 39 ms after the padding.
+    computes plain loops. For a batch of 32 with 512 channels at 2x2 positions, and windows of 3x3
+    cells, such loops take 1608 ms. After the padding the convolution takes 39 ms.
     """
     extended = lax.pad(x, np.array(0, x.dtype), window.edges)
     return direct(lax.optimization_barrier(extended), filter, window.bare)
@@ -126,45 +130,53 @@ def is_pointwise(filter: Array, window: Window) -> bool:
 
 
 def pointwise(x: Array, matrix: Array, summed: int, window: Window) -> Array:
-    """Multiply the channels of all positions by a matrix, along its axis `summed`."""
+    """Multiply the channels of all positions by a matrix, and sum over its axis `summed`."""
     ((_, x),) = cells(x, (1,) * (x.ndim - 2), window)
     rows = x.reshape(-1, x.shape[-1])
     return product(rows, 1, matrix, summed, window.kind).reshape(*x.shape[:-1], -1)
 
 
 def patches(x: Array, matrix: Array, size: Sequence[int], window: Window) -> Array:
-    """Multiply a matrix (O,C*f...) by the items that each window covers, to (O,N,x...)."""
+    """Multiply a matrix by the items that each window covers.
+
+    The matrix has the shape (outputs, channels * cells of the window). The result has the shape
+    (outputs, batch, *positions).
+    """
     parts = [part for _, part in cells(x, size, window)]
     *positions, depth = parts[0].shape
     covered = jnp.stack([part.reshape(-1, depth).T for part in parts], axis=1)
     covered = covered.reshape(depth * len(parts), -1)
     result = product(covered, 0, matrix, 1, window.kind, turned=True)
     # Without the barrier XLA transposes an operand instead of the result, which may take four times
-    # as long: 98x1024x2048 12.9 ms instead of 3.3.
+    # as long. A product of 98 rows and 1024x2048 items takes 12.9 ms without the barrier, and 3.3
+    # ms with it.
     return lax.optimization_barrier(result).reshape(len(matrix), *positions)
 
 
 def by_product(x: Array, filter: Array, window: Window) -> Array:
-    """Convolve with a window of one cell. A dilated input gives results of 0 in between."""
+    """Convolve with a window of one cell.
+
+    If the input is dilated, the results between its items are 0.
+    """
     result = pointwise(x, filter.reshape(filter.shape[-2:]), 0, window.bare)
     if not window.is_spread:
         return result
     return lax.pad(result, np.array(0, result.dtype), window.edges)
 
 
-_TERMS = 32  # terms; a loop computes a sum of at most so many
+_TERMS = 32  # the most terms of a sum that one loop computes
 
 
 def is_summed(x: Array, filter: Array, window: Window) -> bool:
     """Tell whether `summed` may compute a convolution: a window covers at most `_TERMS` items.
 
-    Few items are covered in the first layer of a network, for example.
+    The first layer of a network is often such a convolution.
     """
     return math.prod(filter.shape[:-1]) <= _TERMS and window.is_single(x)
 
 
 def summed(x: Array, filter: Array, window: Window) -> Array:
-    """Sum shifted channels times items of the filter."""
+    """Convolve by a sum of shifted channels, each multiplied by an item of the filter."""
     *size, depth, count = filter.shape
     terms: list[Array] = []
     for cell, part in cells(x, size, window):
@@ -176,7 +188,7 @@ def summed(x: Array, filter: Array, window: Window) -> Array:
 
 
 def grouped(x: Array, filter: Array, window: Window) -> Array:
-    """Compute the convolutions of groups one after the other; narrow groups are joined."""
+    """Compute the convolutions of groups one after the other. Narrow groups are joined before."""
     if is_by_depthwise(filter, window.groups):
         return by_depthwise(x, filter, window)
     covers_few = is_summed(x, filter, window)
@@ -199,7 +211,7 @@ def grouped(x: Array, filter: Array, window: Window) -> Array:
 
 
 def by_depthwise(x: Array, filter: Array, window: Window) -> Array:
-    """Compute narrow groups as a sum of depthwise convolutions, one for each channel of a group."""
+    """Convolve narrow groups by a sum of depthwise convolutions: one for each group channel."""
     *_, depth, count = filter.shape
     single = replace(window, groups=count)
     times = count // window.groups
@@ -212,10 +224,10 @@ def by_depthwise(x: Array, filter: Array, window: Window) -> Array:
 
 
 def sliced(x: Array, filter: Array, window: Window) -> Array:
-    """Convolve along three axes by a convolution along two: the first axis's cells become channels.
+    """Convolve along three axes by a convolution along two axes.
 
-    XLA's convolution along three axes takes two to thirteen times as long. The measured
-    milliseconds:
+    The cells along the first axis become channels. XLA's convolution along three axes takes two to
+    thirteen times as long. The measured milliseconds:
 
         channels    positions   XLA  this kernel
         16 to 32     32x32x32    39          7
@@ -238,7 +250,7 @@ def sliced(x: Array, filter: Array, window: Window) -> Array:
 
 
 def is_tiled(filter: Array, window: Window) -> bool:
-    """Tell whether a convolution is a transposed one whose windows lie side by side."""
+    """Tell whether a convolution is a transposed convolution whose windows lie side by side."""
     *size, _, _ = filter.shape
     has_padding_within = all(
         0 <= before < cells and 0 <= after < cells
@@ -265,19 +277,19 @@ def tiled(x: Array, filter: Array, window: Window) -> Array:
     pairs = [axis for i in range(rank) for axis in (1 + i, 1 + rank + i)]
     result = result.transpose(0, *pairs, 1 + 2 * rank)
     result = result.reshape(batch, *(n * k for n, k in zip(extents, size, strict=True)), count)
-    # With k cells and less padding than k - 1 on a side, the result is cut there.
+    # If the padding on a side is less than k - 1, for a window of k cells, the result is cut there.
     sides = zip(window.padding, size, strict=True)
     edges = ((0, 0, 0), *((p + 1 - k, q + 1 - k, 0) for (p, q), k in sides), (0, 0, 0))
     return lax.pad(result, np.array(0, result.dtype), edges)
 
 
 def has_few_positions(x: Array, filter: Array, window: Window) -> bool:
-    """Tell whether the filter's matrix has at least as many rows, and columns, as positions.
+    """Tell whether the filter's matrix has at least as many rows and columns as positions.
 
-    A filter that varies is then neither laid out nor transformed, since this costs more than it
-    gains. ResNet-50 of batch 1 takes 2.9 times as long as with prepared filters if all filters are
-    laid out in each call. It takes 1.2 times as long if filters with few positions are not laid
-    out. The measured times in milliseconds:
+    If so, a filter that varies is neither laid out nor transformed, since this would cost more than
+    it gains. If all filters are laid out in each call, ResNet-50 with a batch of 1 takes 2.9 times
+    as long as with prepared filters. If filters with few positions are not laid out, it takes 1.2
+    times as long. The measured milliseconds:
 
         channels  positions  batch  laid out  `patches`
              512        7x7      1       3.7        2.1

@@ -1,4 +1,8 @@
-"""Convolutions of (N,X...,C) by (f...,1,O), a group for each channel: sums of shifted inputs."""
+"""Convolves with a group for each channel, by sums of shifted inputs.
+
+The input has the shape (batch, *input positions, channels), the filter has the shape (*window, 1,
+outputs), and the result has the shape (batch, *positions, outputs).
+"""
 
 from __future__ import annotations
 
@@ -19,22 +23,24 @@ from lowering.cpu.products import sums_of_channels
 from lowering.cpu.sliding_filter import Window, cells, padded
 from lowering.kernels.precision import accumulator
 
-# Sums of more cells than this are computed once, and kept in memory for the loops that read them.
-# ConvNeXt-T, where a layer norm follows 7x7 cells, then takes 59 ms instead of 69. XLA may compute
-# sums of fewer cells again in each loop that reads them.
+# If a window has more cells than this, its sums are computed once, and kept in memory for the loops
+# that read them. XLA may compute sums of fewer cells again in each loop that reads them.
+# ConvNeXt-T, where a layer norm follows windows of 7x7 cells, takes 59 ms with this rule and 69 ms
+# without it.
 _CELLS = 25
 
-# Channels of a vector of 512 bits. If a window has more than _CELLS cells along an axis, the input
-# is laid out vector by vector, and the items of a window stay in the first cache. On two cores, at
-# 8x200 positions, 75 cells of 512 channels take 2.7 ms instead of 5.7, and 33 cells of 256 channels
-# take 0.75 ms instead of 1.3. QuartzNet takes 0.8 to 0.98 of the time, its training step 0.94 to
-# 0.99. Windows of 7x7 cells keep their layout: alone they would take 0.7 to 0.9 of the time, but
-# ConvNeXt-T would take 0.97 and its training step 1.08.
+# The number of channels in a vector of 512 bits. If a window has more than _CELLS cells along an
+# axis, the input is laid out vector by vector, so that the items of a window stay in the first
+# cache. The measured times on two cores, at 8x200 positions: 75 cells of 512 channels take 2.7 ms
+# instead of 5.7 ms, and 33 cells of 256 channels take 0.75 ms instead of 1.3 ms. QuartzNet takes
+# 0.8 to 0.98 of the time, and its training step 0.94 to 0.99. Windows of 7x7 cells keep their
+# layout. On their own they would take 0.7 to 0.9 of the time, but ConvNeXt-T would take 0.97 of the
+# time, and its training step 1.08.
 _VECTOR = 16
 
 
 def depthwise(x: Array, filter: Array, window: Window) -> Array:
-    """Compute the convolution: (N,x...,O)."""
+    """Compute the convolution. The result has the shape (batch, *positions, outputs)."""
     if window.is_spread:
         return _spread_out(x, filter, window)
     *size, _, count = filter.shape
@@ -55,7 +61,7 @@ def depthwise(x: Array, filter: Array, window: Window) -> Array:
 
 
 def _by_vectors(x: Array, filter: Array, window: Window) -> Array:
-    """Compute the convolution with one vector of channels after the other."""
+    """Compute the convolution for one vector of channels after the other."""
     *size, _, count = filter.shape
 
     def by_vectors(y: Array) -> Array:
@@ -67,7 +73,8 @@ def _by_vectors(x: Array, filter: Array, window: Window) -> Array:
         for cell, part in cells(vectors.reshape(-1, *extents), size, window.bare):
             factor = factors[:, *cell].reshape(number, *(1,) * (len(size) + 1), _VECTOR)
             terms.append(part.reshape(number, batch, *part.shape[1:]) * factor)
-        # Each addition waits for the one before: two sums take half the time of one.
+        # Each addition waits for the addition before it. Two sums of half of the terms therefore
+        # take half the time of one sum.
         return reduce(lax.add, terms[::2]) + reduce(lax.add, terms[1::2])
 
     x = padded(x, window)
@@ -77,7 +84,7 @@ def _by_vectors(x: Array, filter: Array, window: Window) -> Array:
 
 
 def _spread_out(x: Array, filter: Array, window: Window) -> Array:
-    """Convolve a dilated input, as in the derivative of a strided convolution by its input."""
+    """Convolve a dilated input, as the derivative of a strided convolution by its input does."""
     *size, _, count = filter.shape
     wide = _accumulator(x, window)
     x = _repeated(x, count)
@@ -99,7 +106,7 @@ def _spread_out(x: Array, filter: Array, window: Window) -> Array:
 
 
 def _factors(filter: Array, cell: tuple[int, ...], dtype: np.dtype[np.generic]) -> Array:
-    """Return the factors of one filter cell, in a shape to multiply an array (N,X...,O)."""
+    """Return the factors of one cell of the filter, in a shape that broadcasts to the result."""
     return filter[cell].reshape(*(1,) * (filter.ndim - 1), -1).astype(dtype)
 
 
@@ -113,17 +120,18 @@ def _repeated(part: Array, count: int) -> Array:
 
 
 def filter_gradient(gradient: Array, x: Array, size: Sequence[int], window: Window) -> Array:
-    """Return the derivative by the filter, (f...,1,O), of a convolution of (N,X...,C).
+    """Return the derivative of a convolution by its filter, with the shape (*window, 1, outputs).
 
-    A loop adds up parts of batch and rows, and a product sums the items of a part.
+    `gradient` is the derivative by the convolution's result, and `x` is its input. A loop adds up
+    parts of batch and rows, and a product sums the items of a part.
     """
     count = gradient.shape[-1]
     wide = _accumulator(x, window)
     gradient = in_memory(gradient).astype(wide)
     boxes = _boxes(gradient.shape[:2])
     parts = [gradient[box] for box in boxes]
-    # The padding on the right is made at least as large as on the left, since XLA recognises the
-    # padded array only then.
+    # The padding on the right must be at least as large as the padding on the left, since XLA
+    # recognises the padded array only then.
     symmetric = replace(window, padding=[(p, max(p, q)) for p, q in window.padding])
     windows = symmetric.over(size, x.shape, (*gradient.shape[:-1], x.shape[-1]))
     sums: list[Array] = []
@@ -136,12 +144,15 @@ def filter_gradient(gradient: Array, x: Array, size: Sequence[int], window: Wind
 
 
 # The least number of boxes. If a loop reads at most 15 slices of an array, XLA computes the array
-# again for each such loop, nine times for nine cells.
+# again in each such loop: for nine cells it computes the array nine times.
 _PARTS = 16
 
 
 def _boxes(extents: Sequence[int]) -> list[tuple[slice, ...]]:
-    """Return the slices of equal boxes: 16 to 32 if possible, else as many as possible."""
+    """Return the slices of equal boxes that together cover two axes.
+
+    There are 16 to 32 boxes if possible, otherwise as many as possible.
+    """
 
     def divisors(extent: int) -> list[int]:
         return [n for n in range(1, extent + 1) if extent % n == 0]

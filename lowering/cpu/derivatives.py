@@ -1,7 +1,7 @@
 """Compute the derivatives of convolutions by their filters, which are convolutions themselves.
 
-Such a derivative slides the gradient of the result over the input. This window is large, and it has
-few positions: a position for each cell of the filter.
+Such a derivative slides the gradient of the result over the input. This window is large and has few
+positions: one position for each cell of the filter.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ def filter_gradient(
 ) -> View | None:
     """Compute a convolution that is the gradient of another convolution by its filter.
 
-    Batch and feature axes are exchanged: the batch axis of the gradient's input is the feature axis
-    of the other convolution's input, and the reverse. Return None if the convolution is no such
-    gradient, or if XLA should compute it.
+    In such a gradient the batch and feature axes are exchanged: the batch axis of the gradient's
+    input is the feature axis of the other convolution's input, and the reverse. None is returned if
+    the convolution is not such a gradient, or if XLA should compute it.
     """
     params = equation.params
     numbers = params["dimension_numbers"]
@@ -54,8 +54,8 @@ def filter_gradient(
         return plain(result, is_early)
     x = full_array(input, (feature, *spatial, batch))
     g = full_array(gradient, (in_feature, *places, out_feature))
-    # The strides of the gradient are the dilations of the differentiated convolution, and the
-    # reverse.
+    # The strides of the gradient are the dilations of the convolution that is differentiated, and
+    # the dilations of the gradient are its strides.
     original = replace(window, stride=window.dilation, dilation=window.stride, groups=groups)
     if groups > 1 and groups == x.shape[-1]:
         result = depthwise.filter_gradient(g, x, size, original)
@@ -70,7 +70,10 @@ def filter_gradient(
 def _by_cells(
     gradient: Array, x: Array, size: Sequence[int], window: Window, *, is_alone: bool
 ) -> Array:
-    """Sum products of the gradient and the items that each cell covers, to (f...,C/G,O)."""
+    """Sum products of the gradient and the items that each cell covers.
+
+    The result has the shape (*window, channels / groups, outputs).
+    """
     groups = window.groups
     count = gradient.shape[-1]
     depth = x.shape[-1] // groups
@@ -79,7 +82,7 @@ def _by_cells(
         x = x.astype(window.accumulator)
         gradient = gradient.astype(window.accumulator)
     if groups == 1:
-        # `filter_gradient` calls this function for one group only if the filter has one cell.
+        # `filter_gradient` calls this function with one group only if the filter has one cell.
         ((_, part),) = cells(x, size, window, positions)
         left = part.reshape(-1, depth)
         right = gradient.reshape(-1, count)
@@ -96,11 +99,12 @@ def _by_cells(
 
 
 def _of_narrow_groups(gradient: Array, x: Array, size: Sequence[int], window: Window) -> Array:
-    """Compute the gradient of a filter of narrow groups, (f...,C/G,O).
+    """Compute the gradient of a filter of narrow groups.
 
-    A block of several groups is multiplied at once. Only the products of a group with itself, the
-    diagonal of the block, are part of the result. A few items of the batch are multiplied at a
-    time, so that the items that cells cover stay in the caches.
+    The result has the shape (*window, channels / groups, outputs). A block of several groups is
+    multiplied at once. Of its products only those of a group with itself, the diagonal of the
+    block, are part of the result. A few items of the batch are multiplied at a time, so that the
+    items that cells cover stay in the caches.
     """
     groups = window.groups
     count = gradient.shape[-1]

@@ -12,12 +12,15 @@ from jax import Array
 from lowering.extents import with_ones
 from lowering.graph import Graph, Value
 
-# Kinds that round to levels.
+# The kinds of operations that round to levels.
 _ROUNDING = frozenset(("min_max_linear_quantize", "zero_point_linear_quantize", "fake_quantize"))
 
 
 def in_integers(graph: Graph, gains: bool) -> frozenset[str]:
-    """Return the names of operations that are computed in integers; sums of codes if that gains."""
+    """Return the names of operations that are computed in integers.
+
+    Operations that must be rewritten as sums of codes are included only if `gains` is true.
+    """
     return products_of_bytes(graph) | (sums_of_codes(graph) if gains else frozenset())
 
 
@@ -25,18 +28,21 @@ def in_integers(graph: Graph, gains: bool) -> frozenset[str]:
 def sums_of_codes(graph: Graph) -> frozenset[str]:
     """Return the names of operations that can be computed in integers, as sums of codes.
 
-    The graph is traced with 1 for unknown extents. If that fails, there are no names.
+    The graph is traced with 1 for unknown extents. If the trace fails, no names are returned.
     """
     if not any(operation.kind in _ROUNDING for operation in graph.operations):
         return frozenset()
     try:
         return frozenset(_names_of_products(graph))
-    except Exception:  # a reshape, for example, may not fit the extent 1
+    except Exception:  # for example, a reshape may not fit the extent 1
         return frozenset()
 
 
 def products_of_bytes(graph: Graph) -> frozenset[str]:
-    """Return the names of operations that multiply stored codes of 8 bits, on any processor."""
+    """Return the names of operations that multiply stored codes of 8 bits.
+
+    Their products are computed in integers on any processor.
+    """
     names: set[str] = set()
     for operation in graph.operations:
         if operation.kind in ("quantized_conv", "quantized_einsum"):

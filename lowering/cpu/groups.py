@@ -1,4 +1,7 @@
-"""Join narrow groups of a convolution to fewer, wider groups, whose filters have zeros between."""
+"""Join narrow groups of a convolution to fewer and wider groups.
+
+The filters of the joined groups have zeros between the items of different groups.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-# The most groups whose convolutions are unrolled. Each takes 0.03 s to compile. A loop over the
-# groups takes up to twice as long to run: two items of 10 groups of 24 channels at 28x28 positions
-# take 6.8 ms instead of 3.1.
+# The most groups whose convolutions are unrolled. Each convolution takes 0.03 s to compile. A loop
+# over the groups takes up to twice as long to run: two items with 10 groups of 24 channels at 28x28
+# positions take 6.8 ms in a loop, and 3.1 ms if it is unrolled.
 UNROLLED_GROUPS = 16
 
-# A group with at least _WIDE channels has a convolution of its own. Joined groups have at most
-# WIDEST channels. The measured milliseconds of 3x3 windows, by the number of groups joined to one,
-# and of oneDNN. More than 16 groups that are not joined are a loop.
+# A group with at least _WIDE channels has a convolution of its own. Narrower groups are joined, to
+# at most WIDEST channels. The table has the measured milliseconds of 3x3 windows: for groups that
+# are not joined, for 2, 4 or 8 groups that are joined to one, and by oneDNN. More than 16 groups
+# that are not joined are computed in a loop.
 #   groups  channels  positions   not joined     2     4     8   oneDNN
 #       32         4      56x56          4.6         2.0   2.2      0.5
 #       32         8      28x28          1.7   1.0   1.2   2.0      0.3
@@ -24,8 +28,8 @@ UNROLLED_GROUPS = 16
 #       16        24      14x14          0.7   0.9   1.3            0.3
 _WIDE, WIDEST = 16, 32
 
-# With fewer channels in a group, a sum of depthwise convolutions, one for each channel of a group,
-# is faster than joined groups. The measured milliseconds:
+# If a group has fewer channels than this, a sum of depthwise convolutions, one for each channel of
+# a group, is faster than joined groups. The measured milliseconds:
 #   groups  channels  positions  window  batch   joined    sum
 #       32         4      56x56     3x3      1     1.26   0.49
 #       24         4      28x28     5x5      1     0.63   0.30
@@ -36,14 +40,14 @@ _WIDE, WIDEST = 16, 32
 _NARROWEST = 8
 _TERMS = 128  # the most terms of such a sum; 343 terms take 0.87 s to compile
 
-# The gradient by the filter takes items of at most this many bytes at a time, and at least two
+# The gradient by the filter takes items of at most this many bytes at a time, but at least two
 # items. The measured milliseconds of 3x3 windows, by the number of items at a time:
 #   groups  channels  positions  batch   all    2    4
 #       32         4      56x56      8    90   37   46
 #       32         8      28x28      8    38   19   30
 #       32        16      14x14      8    21   11   12
 #        4        24      28x28     16    24   18   11
-# Groups of 32 channels at 7x7 positions, which are not joined, take 6 ms at once and 8 ms in parts.
+# Groups of 32 channels at 7x7 positions are not joined. They take 6 ms at once and 8 ms in parts.
 _ITEMS = 7 << 19
 
 
@@ -51,7 +55,8 @@ def is_by_depthwise(filter: Array, groups: int) -> bool:
     """Tell whether groups are best computed as a sum of depthwise convolutions.
 
     A depthwise convolution reads a channel once for each result of its group. For groups with many
-    results products are faster: 2 groups of 4 inputs and 256 results take 1.0 ms instead of 6.3.
+    results, products are faster: 2 groups of 4 inputs and 256 results take 1.0 ms by products, and
+    6.3 ms by depthwise convolutions.
     """
     *size, depth, count = filter.shape
     is_small = depth < _NARROWEST and math.prod(size) * depth <= _TERMS
@@ -59,7 +64,7 @@ def is_by_depthwise(filter: Array, groups: int) -> bool:
 
 
 def joined_at_a_time(depth: int, groups: int) -> int:
-    """Return the number of groups of `depth` channels to join to one."""
+    """Return the number of groups of `depth` channels that are joined to one group."""
     counts = [n for n in range(1, groups + 1) if groups % n == 0 and n * depth <= WIDEST]
     if not counts:
         return 1
@@ -71,7 +76,10 @@ def joined_at_a_time(depth: int, groups: int) -> int:
 
 
 def joined(filter: Array, groups: int, count: int) -> Array:
-    """Return the filter (f...,C,O) of the same convolution with `groups // count` groups."""
+    """Return the filter of the same convolution with `groups // count` groups.
+
+    Both filters have the shape (*window, channels of a group, outputs).
+    """
     if count == 1:
         return filter
     *size, depth, outputs = filter.shape
@@ -82,12 +90,12 @@ def joined(filter: Array, groups: int, count: int) -> Array:
 
 
 def fewest_wide(depth: int, groups: int) -> int:
-    """Return the smallest number of groups that together are wide, or all if none is."""
+    """Return the smallest number of groups that have `_WIDE` channels together, or else all."""
     counts = [n for n in range(1, groups + 1) if groups % n == 0]
     return next((n for n in counts if n * depth >= _WIDE), groups)
 
 
 def items_at_a_time(batch: int, size: int) -> int:
-    """Return the number of items to take at a time, from a batch of items of `size` bytes."""
+    """Return the number of items to compute at a time, from a batch of items of `size` bytes."""
     counts = [n for n in range(1, batch + 1) if batch % n == 0]
     return max(n for n in counts if n <= 2 or n * size <= _ITEMS)

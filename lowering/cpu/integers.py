@@ -1,7 +1,7 @@
 """Compute products of tensors that are rounded to few levels in integers, by their codes.
 
-Between layers tensors stay codes of 8 bits. A loop that reads real numbers of such a tensor
-computes them from the codes. `python -m benchmarks.quantised` measures the gain.
+Between layers these tensors stay codes of 8 bits. A loop that reads the float32 numbers of such a
+tensor computes them from the codes. `python -m benchmarks.quantised` measures the gain.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ from lowering.machine import profile
 from lowering.program import Matcher, Program, Rules, in_loops, rewritten
 from lowering.targets.target import Target
 
-_RULES = Rules()  # a rule notes the `Codes` of a variable; their fields are variables
+# Rules of this pass note the `Codes` of a variable, whose fields are variables.
+_RULES = Rules()
 
 
 @in_loops
 def run(program: Program, target: Target) -> Program:
     """Compute products of codes in integers, and remove the equations that note levels.
 
-    Forward and backward passes of derivatives, and steps of loops, stay in real numbers.
+    Forward and backward passes of derivatives, and bodies of loops, stay in float32.
     """
     if program.role == "value" and not program.in_loop and profile().multiplies_bytes:
         program = rewritten(program, _RULES)
@@ -48,7 +49,7 @@ def _products(program: Program) -> list[str]:
 
 
 def _read(has_products: bool, matcher: Matcher, equation: Equation) -> Any:
-    """Compute a noted tensor from its codes where that saves reading real numbers.
+    """Compute a noted tensor from its codes, if this saves reading numbers of 32 bits.
 
     Reading is saved if a product reads the codes, or if the program has products of codes and
     several equations read the tensor.
@@ -67,7 +68,7 @@ def _read(has_products: bool, matcher: Matcher, equation: Equation) -> Any:
 
 @_RULES(NOTE)
 def _coded(matcher: Matcher, equation: Equation) -> Equation | None:
-    """Put codes in the place of the numbers of levels, and note them."""
+    """Replace the numbers of a tensor's levels by codes, and note the codes."""
     x, level, step, start = equation.invars
     (result,) = equation.outvars
     levels = equation.params["levels"]
@@ -87,7 +88,7 @@ def _coded(matcher: Matcher, equation: Equation) -> Equation | None:
 
 @_RULES("convert_element_type")
 def _converted(matcher: Matcher, equation: Equation) -> None:
-    """Note the codes of bytes that are converted to real numbers."""
+    """Note the codes of 8-bit integers that are converted to float32."""
     (operand,) = equation.invars
     (result,) = equation.outvars
     if operand.aval.dtype in (BYTE, np.uint8) and result.aval.dtype == REAL:
@@ -107,7 +108,7 @@ def _moved(matcher: Matcher, equation: Equation) -> None:
 
 @_RULES("add", "sub", "mul", "div")
 def _changed(matcher: Matcher, equation: Equation) -> None:
-    """Note the codes of a sum or product with an operand that changes step and start only."""
+    """Note the codes of a sum or product with an operand that changes only step and start."""
     name = primitive(equation)
     notes = [matcher.note(v) for v in equation.invars]
     if notes[0]:
@@ -132,7 +133,7 @@ def _changed(matcher: Matcher, equation: Equation) -> None:
 
 @_RULES(PRODUCT, CONVOLUTION)
 def _product(matcher: Matcher, equation: Equation) -> Any:
-    """Compute a real product of two operands with noted codes from the codes, in integers."""
+    """Compute a float32 product of two operands from their noted codes, in integers."""
     operand_codes = [matcher.note(v) for v in equation.invars]
     has_codes = all(operand_codes)
     is_real = equation.outvars[0].aval.dtype == REAL
@@ -145,7 +146,7 @@ def _product(matcher: Matcher, equation: Equation) -> Any:
 def _slim(matcher: Matcher, operand: Atom) -> tuple[Atom, tuple[int, ...]] | None:
     """Return an operand, or the source of its broadcast, and a shape with the operand's rank.
 
-    Return None if the source has several items along more than one axis.
+    None is returned if the source has several items along more than one axis.
     """
     shape = operand.aval.shape
     if is_slim(shape):

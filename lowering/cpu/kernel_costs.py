@@ -1,9 +1,10 @@
-"""Estimate the time of convolution kernels by counts of their work and the machine's rates.
+"""Estimate the time of convolution kernels from counts of their work and the machine's rates.
 
-The factors are fitted to 220 chains of convolutions drawn at random, of one and two axes, 8 to 512
-channels, 3 to 7 cells along an axis, 25 to 100,000 positions, on two cores with AVX-512. Two thirds
-of the estimates are within a fifth of the time. For 53 other chains the kernel of least cost takes
-1.045 times as long as the fastest kernel, XLA's convolution 1.23 times.
+The factors are fitted to 220 chains of convolutions that were drawn at random and measured on two
+cores with AVX-512. The convolutions have one or two axes, 8 to 512 channels, 3 to 7 cells along an
+axis, and 25 to 100,000 positions. Two thirds of the estimates are within a fifth of the measured
+time. For 53 other chains, the kernel of least estimated cost takes 1.045 times as long as the
+fastest kernel, and XLA's convolution takes 1.23 times as long.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from lowering.cpu.sliding_filter import Window
 from lowering.extents import is_symbolic
 from lowering.machine import profile
 
-_LANES = 16  # items of a vector; products compute full vectors
-_SHALLOW = 8  # channels; a product with fewer takes as long as with 8
+_LANES = 16  # the items of a vector; products compute full vectors
+_SHALLOW = 8  # a product with fewer channels takes as long as one with 8
 _ROWS = 16  # a product of fewer rows lays out only a part of the matrix
-_CACHED = 1 << 19  # items of inputs and results; more leave the caches
+_CACHED = 1 << 19  # the most items of inputs and results that stay in the caches
 
 
 class Extents(NamedTuple):
-    """Counts of a convolution's work; symbolic extents count as 1."""
+    """Counts of a convolution's work. Symbolic extents count as 1."""
 
     positions: int
     tiles: int  # a tile has two positions along each axis
@@ -40,7 +41,11 @@ class Extents(NamedTuple):
 
 
 def extents(x: Array, filter: Array, window: Window) -> Extents:
-    """Return the counts for an input (N,X...,C) and a filter (f...,C,O)."""
+    """Return the counts for an input and a filter.
+
+    The input has the shape (batch, *input positions, channels), and the filter has the shape
+    (*window, channels, outputs).
+    """
     *size, depth, count = filter.shape
     batch, *inputs, _ = map(_known, x.shape)
     positions = list(map(_known, window.positions(x, size)))
@@ -61,7 +66,7 @@ def _known(extent: int) -> int:
 
 
 def direct(e: Extents) -> float:
-    """Return the seconds of XLA's convolution, which gathers the items that windows cover."""
+    """Return the seconds of XLA's convolution, which first gathers the items that windows cover."""
     covered = e.positions * e.cells * e.depth
     moved = 4.4 * covered + 12 * e.positions * e.results + 6.4 * _read(e.matrix, e.positions)
     return _seconds(0.55 * covered * _vectors(e.results), moved, starts=2.6)
@@ -70,7 +75,8 @@ def direct(e: Extents) -> float:
 def stacked(e: Extents) -> float:
     """Return the seconds of one product for all cells, and of the sums over cells.
 
-    A twentieth is added: in networks XLA's convolution is better if both take equally long alone.
+    A twentieth is added: if both kernels take equally long on their own, XLA's convolution is
+    better in networks.
     """
     columns = e.cells * e.results
     products = e.padded * max(e.depth, _SHALLOW) * _vectors(columns)
@@ -82,19 +88,19 @@ def winograd(e: Extents) -> float:
     """Return the seconds of 16 products of tiles of 2x2 results, and of their transforms.
 
     An eighth is added, since many operations take long to compile. Transforms that leave the caches
-    cost more: 64 channels at 256x256 positions take 26 to 41 ms in networks, by `direct` 20.
+    cost more: 64 channels at 256x256 positions take 26 to 41 ms in networks, and 20 ms by `direct`.
     """
     channels = e.depth + e.results
-    rows = 16 * e.tiles  # of the products
+    rows = 16 * e.tiles  # the rows of the products
     moved = 8.0 * rows * channels + 6.2 * _read(e.matrix * 16 / 9, e.tiles)
     seconds = _seconds(0.56 * rows * e.depth * _vectors(e.results), moved, starts=28)
     uncached = max(0, e.positions * channels - _CACHED)
-    nbytes = 2 * 4 * uncached  # written and read
+    nbytes = 2 * 4 * uncached  # the bytes written and read
     return seconds + nbytes / profile().costs.memory
 
 
 def summed(e: Extents) -> float:
-    """Return the seconds of one loop over all terms; channels beyond full vectors count twice."""
+    """Return the seconds of one loop over all terms. Channels beyond full vectors count twice."""
     channels = e.results // 8 * 8 + 2 * (e.results % 8)
     return _seconds(0, 0.55 * e.positions * e.cells * e.depth * channels, starts=2)
 
@@ -110,6 +116,6 @@ def _vectors(channels: int) -> int:
 
 
 def _seconds(multiply_adds: float, items: float, starts: float) -> float:
-    """Return the seconds of multiply-adds, of items moved, and of operations started."""
+    """Return the seconds of multiply-adds, of moved items, and of operations that start."""
     costs = profile().costs
     return multiply_adds / costs.product + 4 * items / costs.cached + starts * costs.start

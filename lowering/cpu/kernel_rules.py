@@ -1,4 +1,4 @@
-"""Choose kernels on views by rules, for products, sums, windows and convolutions."""
+"""Choose kernels for products, sums, windows and convolutions, by rules that take views."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _sum(program: Program, equation: Equation, view: View) -> View | list[View] 
     return view_of(equation, array, ranks(axis for axis in view.order if axis not in axes))
 
 
-_MANY = 16 << 10  # items; sums of fewer are not worth products
+_MANY = 16 << 10  # sums of fewer items are not worth products
 
 # The most sums of one tensor that products compute. The measured microseconds of rows of 64 items:
 #    sums  rows  by reduction  by products
@@ -65,7 +65,7 @@ _FEW = 128
 def _is_by_channel(x: Array, positions: Sequence[int]) -> bool:
     """Tell whether the axes just before the last are summed, and products with ones are faster.
 
-    A mean over positions and the gradient of a bias are such sums.
+    Means over positions and gradients of biases are such sums.
     """
     leading = x.ndim - 1 - len(positions)
     return (
@@ -98,7 +98,8 @@ def _product(program: Program, equation: Equation, left: View, right: View) -> V
         return view
     numbers = renumbered(equation, [places_in(left.order), places_in(right.order)]) or {}
     array = bind(equation, [full_array(left), full_array(right)], **numbers)
-    # The result has the axes of the batch, the free axes of the left operand, then of the right.
+    # The result has the axes of the batch first, then the free axes of the left operand, then those
+    # of the right operand.
     left_start, right_start = len(left_batch), len(left_batch) + len(left_axes)
     order = (
         *range(left_start),
@@ -109,15 +110,15 @@ def _product(program: Program, equation: Equation, left: View, right: View) -> V
 
 
 def _layer(program: Program, equation: Equation, input: View, matrix: View) -> View:
-    """Multiply by the matrix of a layer; with some rows and many columns compute the transpose.
+    """Multiply by the matrix of a layer. With some rows and many columns, compute the transpose.
 
-    A matrix that varies from call to call keeps its layout. A large matrix that programs of other
+    A matrix that varies from call to call keeps its layout. A large matrix that programs for other
     shapes read keeps its layout too, since another layout would be a copy. Only products of 32 to
-    48 rows by 1024x1024 would gain from the copy: they would take 0.67 to 0.87 of the time.
+    48 rows by 1024x1024 items would gain from the copy: they would take 0.67 to 0.87 of the time.
 
-    In a loop the result is transposed back at once. The transpose is computed there only if nothing
+    In a loop the result is transposed back at once. The loop computes the transpose only if nothing
     but slices reads the result. Otherwise XLA would undo the transposition, and an LSTM of 32 rows
-    would take 73 ms instead of 47.
+    would take 73 ms instead of 47 ms.
     """
     ((left,), (right,)), _ = equation.params["dimension_numbers"]
     (result,) = equation.outvars
@@ -150,7 +151,8 @@ def _layer(program: Program, equation: Equation, input: View, matrix: View) -> V
         array = products.shared_out(x, axis, y, kind)
     else:
         array = products.product(x, axis, y, order.index(right), kind, turned=turned)
-    # The columns are the last axis of the result; its array has them first if it is transposed.
+    # The columns are the last axis of the result. If the array is transposed, they are its first
+    # axis.
     free = [a for a in input.order if a != left]
     columns = len(free)
     result_order = (columns, *ranks(free)) if turned else (*ranks(free), columns)
@@ -161,7 +163,7 @@ def _layer(program: Program, equation: Equation, input: View, matrix: View) -> V
 def _row(equation: Equation, left: View, right: View) -> View | None:
     """Multiply a single row by a matrix. Return None if `row_product` is not faster.
 
-    A matrix that depends on parameters alone is left to `_layer`.
+    A matrix that depends only on parameters is left to `_layer`.
     """
     ((_, right_sums), (batch, _)) = equation.params["dimension_numbers"]
     if len(right.shape) != 2 or len(right_sums) != 1 or batch or right.is_early:
@@ -179,10 +181,10 @@ def _row(equation: Equation, left: View, right: View) -> View | None:
 
 
 def _rows(equation: Equation, left: View, right: View) -> View | None:
-    """Multiply one row for each batch item, where several batch axes are merged into one axis.
+    """Multiply one row for each batch item, with several batch axes merged into one axis.
 
-    With several batch axes XLA would transpose the other operand: 12 heads of 1024 keys would take
-    2.5 ms instead of 0.13.
+    With several batch axes XLA would transpose the other operand. For 12 heads of 1024 keys this
+    would take 2.5 ms instead of 0.13 ms.
     """
     ((sums, right_sums), (batch, right_batch)) = equation.params["dimension_numbers"]
     count = len(batch)
@@ -200,7 +202,8 @@ def _rows(equation: Equation, left: View, right: View) -> View | None:
     matrix = full_array(right)
     items = math.prod(left.shape[:count])
     depth = row.shape[-1]
-    # In bfloat16 two rows are computed by a library, one row by a loop over widened copies.
+    # For two rows of bfloat16, XLA calls a library. For one row, it would compute a loop over
+    # widened copies.
     rows = 1 + is_narrow(left.array, equation.params["preferred_element_type"])
     row = jnp.broadcast_to(row.reshape(items, 1, depth), (items, rows, depth))
     matrices = matrix.reshape(items, *matrix.shape[count:])
@@ -211,10 +214,11 @@ def _rows(equation: Equation, left: View, right: View) -> View | None:
 
 
 def _matrix_gradient(equation: Equation, left: View, right: View) -> View | None:
-    """Sum over all axes but the last one of both operands, as in the gradient of a matrix.
+    """Sum over all axes but the last axis of both operands, as in the gradient of a matrix.
 
-    Over several axes XLA transposes an operand in the loop that computes it: 25088 rows of 384
-    items with the derivative of gelu take 130 ms, in their own layout 20.
+    If several axes are summed, XLA transposes an operand in the loop that computes it. For 25088
+    rows of 384 items, with the derivative of gelu, this takes 130 ms. In their own layout they take
+    20 ms.
     """
     (left_sums, right_sums), batch = equation.params["dimension_numbers"]
     precision = equation.params["precision"]

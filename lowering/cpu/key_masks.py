@@ -1,6 +1,6 @@
 """Finds the keys that masks hide from all queries, for example beyond the filled part of a cache.
 
-Masks may have any form: each call computes the last visible key from their values.
+Masks may have any form, since each call computes the last visible key from the values of the masks.
 """
 
 from __future__ import annotations
@@ -20,17 +20,18 @@ from lowering.program import Program
 class Hidden:
     """The masks of an attention: the equations between `scores` and `masked` scores.
 
-    Masks are added or selected: a masked score that is -inf for a score of 0 is -inf for all finite
-    scores. Its weight after softmax is 0, and neither its key nor its value matters.
+    Masks are added to scores, or selected instead of scores. Therefore a masked score that is -inf
+    for a score of 0 is -inf for all finite scores. The weight of such a key after softmax is 0, so
+    that neither the key nor its value matters.
     """
 
     scores: Variable
     masked: Variable
-    axes: Axes  # the axis of keys of each variable that has one
+    axes: Axes  # maps each variable that has an axis of keys to this axis
 
 
 def hidden_keys(program: Program) -> Hidden | None:
-    """Return the masks of an attention; None if keys that they hide may change its result."""
+    """Return the masks of an attention, or None if keys that they hide may change the result."""
     masks = _masks(program) if runs("hidden") else None
     if masks is None:
         return None
@@ -49,7 +50,7 @@ def _masks(program: Program) -> tuple[Variable, Variable] | None:
     first, *later = program.equations
     (current,) = first.outvars
     scores = current
-    dependent = {current}  # variables that depend on the scores
+    dependent = {current}  # the variables that depend on the scores
     is_masked = False
     for equation in later:
         name = primitive(equation)
@@ -61,7 +62,7 @@ def _masks(program: Program) -> tuple[Variable, Variable] | None:
         selects = name == "select_n" and equation.invars[0] is not current
         if selects or name in ("add", "sub"):
             is_masked = True
-        elif not _is_moving(equation):  # masks before this equation do not count
+        elif not _is_moving(equation):  # masks before this equation are ignored
             scores = result
             is_masked = False
         current = result
@@ -77,7 +78,8 @@ def _is_moving(equation: Equation) -> bool:
 
 def _is_neutral(program: Program, masked: Variable, axes: Axes) -> bool:
     """Tell whether keys whose masked scores are -inf change no maximum and no sum over keys."""
-    items: dict[Variable, float | None] = {masked: -math.inf}  # by variable, at such a key
+    # Maps each variable to its item at such a key.
+    items: dict[Variable, float | None] = {masked: -math.inf}
     for equation in program.equations:
         (result,) = equation.outvars
         operands = [None if is_literal(v) else items.get(v) for v in equation.invars]
@@ -93,7 +95,10 @@ def _is_neutral(program: Program, masked: Variable, axes: Axes) -> bool:
 
 
 def _item(equation: Equation, operands: list[float | None]) -> float | None:
-    """Return an equation's result for -inf or 0; None if it depends on the other operand."""
+    """Return the item of a result for an operand's item that is -inf or 0.
+
+    None is returned if the result depends on the other operand.
+    """
     match primitive(equation), operands:
         case _, [item] if _is_moving(equation):
             return item

@@ -27,9 +27,9 @@ from lowering.targets.target import Target
 
 
 def run(program: Program, target: Target) -> Program:
-    """Trace all equations anew on views, whose transpositions are pending until a kernel needs one.
+    """Trace all equations again, on views that delay transpositions until a kernel needs them.
 
-    A program without transpositions and kernels stays as it is.
+    A program without transpositions and kernels stays unchanged.
     """
     if all(map(stays, program.equations)):
         return program
@@ -49,22 +49,23 @@ def run(program: Program, target: Target) -> Program:
 
 
 def _orders(program: Program) -> dict[Variable, tuple[int, ...]]:
-    """Return the order of axes in which the forward pass computed variables of a backward pass.
+    """Return the orders of axes in which the forward pass computed variables of a backward pass.
 
-    Convolutions compute with channels last, so their images have this order. Equations that keep
-    axes hand it on to all their variables. If a backward pass takes its arguments in the same
-    order, XLA drops the transpositions of both passes.
+    Convolutions compute with channels last, so that their images have this order. Equations that
+    keep axes hand the order on to all their variables. If a backward pass takes its arguments in
+    the same order, XLA drops the transpositions of both passes.
     """
     orders: dict[Variable, tuple[int, ...]] = {}
-    # A group has the variables of an equation that keeps axes. These are the groups by variable.
+    # A group has the variables of one equation that keeps axes. This maps variables to their
+    # groups.
     groups_of: dict[Variable, list[Sequence[Variable]]] = defaultdict(list)
     pending: list[tuple[Atom, tuple[int, ...]]] = []
     for equation in program.equations:
         if primitive(equation) == jaxprs.CONVOLUTION:
             numbers = equation.params["dimension_numbers"]
             batch_axis, channel_axis, *spatial = numbers.lhs_spec
-            # The gradient by a filter sums over the batch, so batch and channels change places, and
-            # the gradient of the result is in the filter's place.
+            # The gradient by a filter sums over the batch. In this gradient batch and channels
+            # change places, and the gradient of the result is in the place of the filter.
             is_filter_gradient = batch_axis > channel_axis
             if is_filter_gradient:
                 order = (channel_axis, *spatial, batch_axis)
@@ -90,13 +91,13 @@ def _orders(program: Program) -> dict[Variable, tuple[int, ...]]:
 def evaluated(
     program: Program, arguments: Sequence[View], stored: Collection[Variable] = ()
 ) -> list[View]:
-    """Return the results of a program on views; XLA computes `stored` variables only once."""
+    """Evaluate a program on views. XLA computes the `stored` variables only once."""
 
     def computed(equation: Equation, views: list[View]) -> list[View]:
         rule = RULES.of(equation)
         results = None if rule is None else rule(program, equation, *views)
         if results is None:
-            # Without a kernel the equation takes tensors in their own layout.
+            # Without a kernel, the equation is evaluated on tensors in their own layout.
             return list(map(plain, jaxprs.bind(equation, list(map(tensor, views)))))
         return results if isinstance(results, list) else [results]
 
@@ -108,7 +109,7 @@ def evaluated(
             results.append(replace(view, array=array, is_early=is_early))
         return results
 
-    # Early equations go first: rules for products then have the matrices.
+    # Early equations are moved to the front, so that rules for products have the matrices.
     return program.early_first().evaluated(arguments, compute, lambda x: plain(x, True))
 
 
@@ -120,10 +121,10 @@ def _attention(program: Program, equation: Equation, *views: View) -> View:
 
 @RULES(SCAN)
 def _scan(program: Program, equation: Equation, *views: View) -> list[View] | None:
-    """Lay out the body, and compute the values that all steps share before the scan.
+    """Lay out the body of a scan, and compute values that all iterations share before the scan.
 
-    If steps hand on a state, the views of arguments and results are plain, like the state. If they
-    compute parts of a batch, views keep their layouts.
+    If iterations hand on a state, the views of arguments and results are plain, like the state. If
+    each iteration computes a part of a batch, views keep their layouts.
     """
     count, carried = jaxprs.scan_counts(equation)
     recurs = program.in_loop or carried > 0
@@ -132,7 +133,7 @@ def _scan(program: Program, equation: Equation, *views: View) -> list[View] | No
     body = replace(program.body(equation), prepares=program.prepares or recurs, in_loop=recurs)
 
     def laid_out(view: View, *first: int) -> View:
-        """Return the view with axes `first` in front, and plain if steps hand on a state."""
+        """Return the view with axes `first` in front, and plain if iterations hand on a state."""
         axes = sorted(view.order) if recurs else view.order
         order = (*first, *(axis for axis in axes if axis not in first))
         return View(full_array(view, order), order, view.shape)
@@ -153,7 +154,8 @@ def _scan(program: Program, equation: Equation, *views: View) -> list[View] | No
     parts = split(body.with_closed(closed))
     prepared = parts.prepare(constants)
     options = {name: equation.params[name] for name in ("length", "reverse", "unroll")}
-    are_read_first = [False] * len(stacks)  # a step first reads their items into memory
+    # For each stack, whether an iteration first reads the stack's item into memory.
+    are_read_first = [False] * len(stacks)
     if recurs and options["length"]:
         are_read_first = _are_sliced(body, len(stacks))
     scanned: list[Array | None] = [stack.array for stack in stacks]
@@ -181,9 +183,10 @@ def _scan(program: Program, equation: Equation, *views: View) -> list[View] | No
 def _are_sliced(body: Program, count: int) -> list[bool]:
     """Tell for each of the last `count` arguments whether it, or a sum with it, is sliced.
 
-    XLA computes a sliced value by a function that looks up the number of the step for each item,
-    and LLVM does not vectorise it. 128 steps of an LSTM of 256 with one stack for its gates take 79
-    us a step with 8 rows, 36 if the item of the stack is read into memory first.
+    XLA computes a sliced value by a function that looks up the number of the iteration for each
+    item, and LLVM does not vectorise this function. The figures are for 128 iterations of an LSTM
+    of 256 units, with 8 rows and one stack for all gates. An iteration takes 79 us. If it first
+    reads the item of the stack into memory, it takes 36 us.
     """
     if not runs("items"):
         return [False] * count

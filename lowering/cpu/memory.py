@@ -1,4 +1,4 @@
-"""Tell XLA which arrays to compute once, and which functions not to fuse with others."""
+"""Tell XLA which arrays to compute only once, and which functions not to fuse with others."""
 
 from __future__ import annotations
 
@@ -20,16 +20,17 @@ R = TypeVar("R")
 
 
 def in_memory(x: Array) -> Array:
-    """Return the array divided by 1: XLA then computes it once for all loops that read it.
+    """Return the array divided by 1, so that XLA computes it once for all loops that read it.
 
     XLA computes the results of a loop again in each loop that reads them, nine times for a window
-    of nine cells, unless they are quotients. Only its code generator sees that the divisor is 1.
+    of nine cells. It does not do so for results that are quotients. Only XLA's code generator sees
+    that the divisor is 1.
     """
     if not runs("in_memory"):
         return x
     is_real = jnp.issubdtype(x.dtype, jnp.floating)
     largest = np.inf if is_real else np.iinfo(x.dtype).max
-    # No item is larger than the largest number: the divisor is always 1.
+    # No item is larger than the largest number, so that the divisor is always 1.
     one, two, limit = (np.array(number, x.dtype) for number in (1, 2, largest))
     return lax.div(x, jnp.where(x > limit, two, one))
 
@@ -37,9 +38,9 @@ def in_memory(x: Array) -> Array:
 def uninlined(function: Callable[P, R]) -> Callable[P, R]:
     """Return the function as a call that XLA does not inline.
 
-    XLA does not fuse it with kernels that read its results. Its arguments and results are in memory
-    in the order of their axes: XLA reorders the loops of the function instead of copying transposed
-    arrays.
+    XLA does not fuse the function with kernels that read its results. The arguments and results of
+    the function are in memory, in the order of their axes. XLA therefore reorders the loops of the
+    function instead of copying transposed arrays.
     """
 
     @wraps(function)
@@ -57,10 +58,10 @@ def uninlined(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def apart(x: Array) -> Array:
-    """Return the array; XLA does not fuse the loops that compute it with those that read it.
+    """Return the array, and keep XLA from fusing the loops that compute it with loops that read it.
 
-    The computing loops then go over the array's own axes, even if a product reads it in another
-    shape. Nothing is copied.
+    The loops that compute the array then go over its own axes, even if a product reads it in
+    another shape. Nothing is copied.
     """
     if not runs("in_memory"):
         return x

@@ -1,4 +1,4 @@
-"""Arrays with a transposition and broadcast pending until a consumer needs them."""
+"""Defines views of arrays, whose transposition and broadcast wait until a consumer needs them."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ Order = tuple[int, ...]
 )
 @dataclass(frozen=True, slots=True, eq=False)
 class View:
-    """A tensor that is held as an array in another layout; a pytree.
+    """A tensor that is held as an array in another layout. A view is a pytree.
 
-    Axis j of the array is axis `order[j]` of the tensor. If only the array has extent 1 along an
-    axis, the tensor repeats the item. `is_early`: the tensor is computed before a call, or before a
-    loop. `in_rows`: the array is computed by loops over rows of narrow channels.
+    Axis j of the array is axis `order[j]` of the tensor. If the array has extent 1 along an axis
+    and the tensor has more items, the tensor repeats the item. `is_early` tells whether the tensor
+    is computed before a call or before a loop. `in_rows` tells whether the array is computed by
+    loops over rows of narrow channels.
     """
 
     array: Array
@@ -52,15 +53,16 @@ def plain(array: Array, is_early: bool = False) -> View:
 
 
 def stack_of(item: View, arrays: Array) -> View:
-    """Return the view of stacked items, from the view of one and the stack of their arrays."""
+    """Return the view of stacked items, from the view of one item and the stack of all arrays."""
     order = (0, *(axis + 1 for axis in item.order))
     return View(arrays, order, (jnp.shape(arrays)[0], *item.shape))
 
 
 def item_of(stack: View) -> View:
-    """Return the view of an item along axis 0, with the item's type instead of an array.
+    """Return the view of one item of a stack, along axis 0.
 
-    Axis 0 must be the first axis of the stack's array.
+    The view has the type of the item's array instead of an array. Axis 0 must be the first axis of
+    the stack's array.
     """
     order = tuple(axis - 1 for axis in stack.order[1:])
     array = jax.ShapeDtypeStruct(stack.array.shape[1:], stack.array.dtype)
@@ -68,7 +70,7 @@ def item_of(stack: View) -> View:
 
 
 def arranged(view: View, order: Order) -> Array:
-    """Return the array transposed to an order of axes; along broadcast axes it keeps extent 1."""
+    """Return the array transposed to an order of axes. It keeps extent 1 along broadcast axes."""
     if view.order == order:
         return view.array
     places = tuple(view.order.index(axis) for axis in order)
@@ -79,7 +81,7 @@ def arranged(view: View, order: Order) -> Array:
 
 
 def full_array(view: View, order: Order | None = None) -> Array:
-    """Return the array in an order of axes, by default its own, with all items."""
+    """Return the array with all items, in an order of axes, by default its own order."""
     if order is None:
         order = view.order
     array = arranged(view, order)
@@ -95,14 +97,17 @@ def tensor(view: View) -> Array:
 
 
 def common_order(views: Sequence[View]) -> Order:
-    """Return the order in which an operation on several tensors moves the fewest items."""
+    """Return the order of axes in which an operation on several tensors moves the fewest items."""
     rank = max(len(view.order) for view in views)
     full = [view for view in views if len(view.order) == rank]
     return reduce(_larger, full).order
 
 
 def _larger(first: View, second: View) -> View:
-    """Return the view with more items; of equal sizes the one that is not plain, else the first."""
+    """Return the view with more items.
+
+    Of views with equally many items, return the one that is not plain, or else the first.
+    """
     first_size = jnp.size(first.array)
     second_size = jnp.size(second.array)
     if first_size == second_size:

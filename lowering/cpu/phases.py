@@ -1,7 +1,7 @@
 """Splits an input into phases. The items of a phase are a stride apart.
 
-A cell of the windows covers adjacent items of one phase. Phases are few and small. Strided slices,
-or the spread terms of a backward pass, would be written to memory for each cell.
+A cell of the windows covers adjacent items of one phase. Phases are few and small. Without them,
+strided slices would be written to memory for each cell, or the spread terms of a backward pass.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ Cell = tuple[int, ...]
 
 
 def covered(x: Array, windows: Windows) -> Iterator[Array]:
-    """Yield for each cell the items that it covers at all positions of the windows.
+    """Yield for each cell the items that the cell covers at all positions of the windows.
 
-    These are slices of phases in memory.
+    These items are slices of phases that are kept in memory.
     """
     padded = extend(x, windows.padding, "constant")
     phases: dict[Cell, Array] = {}
@@ -39,36 +39,37 @@ def covered(x: Array, windows: Windows) -> Iterator[Array]:
 def spread(
     arrays: Sequence[tuple[Array, float]], windows: Windows, term: Callable[..., Array]
 ) -> Array:
-    """Return for each item of the input the sum of the terms of the windows that cover it.
+    """Return for each item of the input the sum of the terms of all windows that cover the item.
 
-    A window gives an item the term of the cell that lies on the item. Each of `arrays` has an item
-    for each position of the windows, and comes with a fill for positions outside. `term(cell,
-    *slices)` returns the terms of a cell at some positions, from slices of the arrays at these
-    positions. The term of fills is 0.
+    A window gives an item the term of the cell that lies on the item. Each of `arrays` is a pair:
+    an array with an item for each position of the windows, and a fill for positions outside.
+    `term(cell, *slices)` returns the terms of a cell at some positions, from slices of the arrays
+    at these positions. The term of fills must be 0.
     """
     size, stride, dilation = windows.size, windows.stride, windows.dilation
     paddings = [first_padding for first_padding, _ in windows.padding]
-    # Items of a phase of the padded input, up to the input's last item.
+    # The numbers of items of a phase of the padded input, up to the input's last item.
     lengths: list[int] = []
     for extent, padding, s in zip(windows.upscaled, paddings, stride, strict=True):
         lengths.append(-(-(extent + padding) // s))  # rounded up
-    # A window begins up to so many positions before an item that it covers, so fills go there.
+    # A window begins up to this many positions before an item that it covers. Fills are added
+    # there.
     fronts = [(k - 1) * d // s for k, d, s in zip(size, dilation, stride, strict=True)]
     backs = [max(m - n, 0) for m, n in zip(lengths, windows.downscaled, strict=True)]
     edges = tuple(zip(fronts, backs, strict=True))
     extended = [extend(x, edges, "constant", fill) for x, fill in arrays]
 
     def phase(offsets: Cell) -> Array | None:
-        """Return the sums of a phase: of items at `offsets` from multiples of the stride.
+        """Return the sums of a phase, or None if no cell covers its items.
 
-        Return None if no cell covers these items.
+        The items of the phase are at `offsets` from multiples of the stride.
         """
         total: Array | None = None
         for cell in np.ndindex(*size):
-            # The distances, in the window at position 0, of the cell from the phase's first item.
+            # The distances from the phase's first item to the cell, in the window at position 0.
             steps = [j * d - offset for j, d, offset in zip(cell, dilation, offsets, strict=True)]
             if any(step % s for step, s in zip(steps, stride, strict=True)):
-                continue  # The cell covers items of another phase.
+                continue  # the cell covers items of another phase
             start = [
                 front - step // s for front, step, s in zip(fronts, steps, stride, strict=True)
             ]
@@ -82,7 +83,7 @@ def spread(
     example = next(x for x in sums if x is not None)
     phases = [jnp.zeros_like(example) if x is None else x for x in sums]
     total = _interleaved(phases, stride)
-    # Cut the padding off, and add zeros behind the last covered item.
+    # Cut off the padding, and add zeros after the last covered item.
     cuts: list[tuple[int, int, int]] = []
     for padding, extent, length in zip(paddings, windows.upscaled, total.shape, strict=True):
         cuts.append((-padding, padding + extent - length, 0))
@@ -98,7 +99,8 @@ def _interleaved(phases: list[Array], stride: Sequence[int]) -> Array:
             continue
         joined: list[Array] = []
         for i in range(0, len(arrays), step):
-            # The offsets of these arrays differ along `axis` only, so their items take turns there.
+            # The offsets of these arrays differ only along `axis`, so that their items alternate
+            # there.
             neighbours = arrays[i : i + step]
             shape = list(neighbours[0].shape)
             shape[axis] *= step

@@ -14,8 +14,8 @@ from lowering.jaxpr_types import Params
 from lowering.kernels.precision import left_operand
 from lowering.machine import profile
 
-# With so many rows a product is computed transposed, if there are many columns: Eigen divides the
-# rows of the result among threads. The measured GFLOP/s:
+# With this many rows, a product is computed transposed if it has many columns, since Eigen divides
+# the rows of the result among threads. The measured GFLOP/s:
 #   rows  depth  columns  as written  transposed
 #      4    256      256          82          31
 #      4   1024     1024          46          28
@@ -30,8 +30,8 @@ from lowering.machine import profile
 #    196    576       96         144          89
 #    197    384      384         117          95
 #
-# In a loop the result is transposed back in each step, by gates that read it across. The measured
-# milliseconds of 128 steps:
+# In a loop the result is transposed back in each iteration, by the gates that read it. The measured
+# milliseconds of 128 iterations:
 #   network      rows  as written  transposed
 #   LSTM of 128    32        10          12
 #   LSTM of 256     8         6.8        12.6
@@ -44,30 +44,35 @@ from lowering.machine import profile
 _FEWEST, _MOST = 32, 160
 _LARGE = 128 << 10  # items; smaller matrices are worth neither the transpose nor parts
 
-_PARTS = 2  # a product of one row runs on one thread, a batch of such parts on several
+_PARTS = 2  # a product of one row runs on one thread, but a batch of two parts on two
 
-# Matrices with so many items do not fit the caches: the product with one row takes as long as
-# reading the matrix. In a loop, with contiguous columns, a product takes 0.032 ms for 768x768 and
-# 0.050 ms for 512x2048. In two parts on two threads, with contiguous rows, it takes 0.057 and 0.11.
-# Parts wake a thread for each product: a network with two products by 472x472 takes 0.14 to 0.15 ms
-# with parts, and 0.13 ms without them. After a rest it takes 0.23 to 0.34 ms with parts, and 0.15
-# to 0.23 ms without them.
+# Matrices with this many items do not fit the caches, so that the product with one row takes as
+# long as reading the matrix. The following times are of products in a loop. As one product with
+# contiguous columns, 768x768 items take 0.032 ms and 512x2048 items take 0.050 ms. As two parts on
+# two threads with contiguous rows, they take 0.057 and 0.11 ms. Parts wake a thread for each
+# product. A network with two products by 472x472 items takes 0.14 to 0.15 ms with parts, and 0.13
+# ms without them. After a rest it takes 0.23 to 0.34 ms with parts, and 0.15 to 0.23 ms without
+# them.
 _STREAMED = 1 << 19
 
 # The number of parts of such a matrix. XLA divides a batch of parts among threads better than Eigen
-# divides one matrix: the 48 matrices of a GPT of 124 million parameters take 19.4 ms instead of
-# 22.6.
+# divides one matrix: the 48 matrices of a GPT of 124 million parameters take 19.4 ms in parts, and
+# 22.6 ms undivided.
 _SHARES = 8
 
-# A matrix with so many items is not copied to another layout, which would cost too much memory. If
-# smaller ones were not copied either, a GPT of 4 layers of 48 items would take 1.27 times as long.
+# A matrix with this many items is not copied to another layout, which would cost too much memory.
+# If smaller matrices were not copied either, a GPT of 4 layers of 48 items would take 1.27 times as
+# long.
 COPIED = 256 << 10
 
 _NARROW = 16 << 10  # items; smaller matrices of bfloat16 are not worth `row_twice`
 
 
 def is_turned(rows: int, depth: int, columns: int, *, narrow: bool = False) -> bool:
-    """Tell whether the transposed product is faster; `narrow` is bfloat16 with sums in float32."""
+    """Tell whether the transposed product is faster.
+
+    `narrow` tells whether the operands are bfloat16 and their sums float32.
+    """
     items = depth * columns
     if rows == 1:
         fits = items >= (_NARROW if narrow else _STREAMED)
@@ -77,11 +82,12 @@ def is_turned(rows: int, depth: int, columns: int, *, narrow: bool = False) -> b
 
 
 def row_product(row: Array, matrix: Array, axis: int, params: Params) -> Array:
-    """Multiply a row (K) by a matrix, whose `axis` is summed."""
+    """Multiply a row, which is a vector, by a matrix, and sum over `axis` of the matrix."""
     sums = params["preferred_element_type"]
     if not is_narrow(row, sums):
         if axis == 1 and matrix.shape[0] % _SHARES == 0:
-            # Behind the barrier the matrix depends on the row too, so it is not prepared as a copy.
+            # After the barrier the matrix depends on the row too, so that no copy of it is
+            # prepared.
             row, matrix = lax.optimization_barrier((row, matrix))
             matrices = matrix.reshape(_SHARES, -1, row.size)
             rows = jnp.broadcast_to(row, (_SHARES, row.size))
@@ -92,11 +98,11 @@ def row_product(row: Array, matrix: Array, axis: int, params: Params) -> Array:
 
 
 def row_twice(row: Array, matrix: Array, axis: int, params: Params) -> Array:
-    """Multiply a row (K) of 8 or 16 bits by a matrix, whose `axis` is summed.
+    """Multiply a row of 8 or 16 bits by a matrix, and sum over `axis` of the matrix.
 
-    XLA computes one row by a loop in 32 bits, and two rows by a library. With 1280x1000 items of 8
-    bits one row takes 0.54 ms, two rows take 0.05. With 768x2304 items of bfloat16 one row takes
-    1.8 ms, two rows take 0.18.
+    XLA computes one row by a loop in 32 bits, but two rows by a library. For a matrix of 1280x1000
+    items of 8 bits, one row takes 0.54 ms and two rows take 0.05 ms. For a matrix of 768x2304 items
+    of bfloat16, one row takes 1.8 ms and two rows take 0.18 ms.
     """
     sums = params["preferred_element_type"]
     two = jnp.broadcast_to(row, (2, row.size))
@@ -108,7 +114,7 @@ def row_twice(row: Array, matrix: Array, axis: int, params: Params) -> Array:
 
 
 def is_real(x: Array) -> bool:
-    """Tell whether an array has real numbers; products of integers need no other form."""
+    """Tell whether an array has floating-point numbers. Products of integers need no other form."""
     return jnp.issubdtype(x.dtype, jnp.floating)
 
 
@@ -120,9 +126,9 @@ def is_narrow(x: Array, sums: np.dtype[np.generic] | None) -> bool:
 def product(
     x: Array, axis: int, matrix: Array, summed: int, params: Params, *, turned: bool = False
 ) -> Array:
-    """Multiply, and sum over an axis of x and the axis `summed` of a matrix.
+    """Multiply x by a matrix, and sum over `axis` of x and the axis `summed` of the matrix.
 
-    The other axis of the matrix is the first axis of the result if `turned`, else the last one.
+    The other axis of the matrix is the first axis of the result if `turned` is true, else the last.
     """
     sums = params["preferred_element_type"]
     if turned:
@@ -138,16 +144,17 @@ def product(
 
 
 def is_shared_out(x: Array, axis: int, columns: int) -> bool:
-    """Tell whether to multiply a row by a matrix (K,N) in parts of K, in the matrix's layout.
+    """Tell whether to multiply a row by a matrix in parts, in the matrix's own layout.
 
-    The measured milliseconds for matrices that are read from memory:
+    The matrix has the shape (depth, columns), and the parts divide its depth. The measured
+    milliseconds for matrices that are read from memory:
 
         matrix     one product  8 parts  transposed
         768x3072          0.29     0.23        0.21
         1024x4096         0.53     0.40        0.59
         4096x1024         0.69     0.43        0.41
 
-    For 512x512 items parts take as long as one product.
+    For 512x512 items the parts take as long as one product.
     """
     depth = x.shape[axis]
     is_streamed = x.size == depth and depth % _SHARES == 0 and depth * columns >= _STREAMED
@@ -155,7 +162,10 @@ def is_shared_out(x: Array, axis: int, columns: int) -> bool:
 
 
 def shared_out(x: Array, axis: int, matrix: Array, params: Params) -> Array:
-    """Multiply a row along an axis of x by a matrix (K,N), as a sum of products of parts of K."""
+    """Multiply a row along an axis of x by a matrix, as a sum of products of parts.
+
+    The matrix has the shape (depth, columns), and the parts divide its depth.
+    """
     depth, columns = matrix.shape
     row = x.reshape(_SHARES, 1, depth // _SHARES)
     parts = matrix.reshape(_SHARES, depth // _SHARES, columns)
@@ -164,14 +174,17 @@ def shared_out(x: Array, axis: int, matrix: Array, params: Params) -> Array:
 
 
 def is_paired(x: Array, axis: int, columns: int) -> bool:
-    """Tell whether a single row takes less time by `pairs`."""
+    """Tell whether `pairs` multiplies a single row faster."""
     depth = x.shape[axis]
     is_row = x.size == depth and depth * columns >= _LARGE and columns % _PARTS == 0
     return is_row and is_real(x) and profile().pairs_rows and runs("pairs")
 
 
 def pairs(x: Array, axis: int, matrix: Array, params: Params) -> Array:
-    """Multiply a row along an axis of x by a prepared matrix (K,N), in parts of N."""
+    """Multiply a row along an axis of x by a prepared matrix, in parts.
+
+    The matrix has the shape (depth, columns), and the parts divide its columns.
+    """
     depth, columns = matrix.shape
     parts = jnp.swapaxes(matrix.reshape(depth, _PARTS, columns // _PARTS), 0, 1)
     row = left_operand(x.reshape(1, 1, depth), params["preferred_element_type"])
@@ -180,9 +193,9 @@ def pairs(x: Array, axis: int, matrix: Array, params: Params) -> Array:
     return result.reshape(*x.shape[:axis], *x.shape[axis + 1 :], columns)
 
 
-# Sums of outer products of rows, as in gradients of matrices. Eigen computes them faster as two
-# products of half of the rows, best with the narrower operand first. The measured milliseconds, by
-# the columns of the left and the right operand:
+# Sums of outer products of rows occur in gradients of matrices. Eigen computes such a sum faster as
+# two products, each of half of the rows, and fastest if the narrower operand comes first. The
+# measured milliseconds, by the columns of the left and the right operand:
 #    rows  left  right  one product  two products  operands exchanged  torch
 #   25088   384     96         19.9          13.3                 8.6    8.0
 #   25088    96    384         11.3           8.5                13.7    7.3
@@ -199,9 +212,11 @@ _DIVISORS = (2, 3, 4, 5, 7)
 
 
 def over_rows(x: Array, y: Array, precision: lax.PrecisionLike = None, *, is_alone: bool) -> Array:
-    """Return the sum (K,N) of the outer products of rows of two matrices (R,K) and (R,N).
+    """Return the sum of the outer products of the rows of two matrices.
 
-    Rows may be sharded, unless the program runs on one device (`is_alone`).
+    The matrices have the shapes (rows, left columns) and (rows, right columns), and the result has
+    the shape (left columns, right columns). Rows may be sharded, unless the program runs on one
+    device (`is_alone`).
     """
     rows, x_columns = x.shape
     _, y_columns = y.shape
@@ -223,11 +238,14 @@ def over_rows(x: Array, y: Array, precision: lax.PrecisionLike = None, *, is_alo
 def sums_of_channels(x: Array, leading: int = 0) -> Array:
     """Sum over the axes between the first `leading` axes and the last, by products with ones.
 
-    With XLA's reduction a training step of MobileNetV2 takes 561 ms instead of 300, of ResNet-18
-    523 instead of 481. With one row of ones instead of two, XLA would compute the product and its
-    operand in a loop for each channel. With ones as the right operand 100352 rows of 64 items take
-    5.0 ms instead of 1.3, and the two training steps take 330 and 493 ms. The measured microseconds
-    of means over positions:
+    With XLA's reduction a training step of MobileNetV2 takes 561 ms instead of 300 ms, and a
+    training step of ResNet-18 takes 523 ms instead of 481 ms.
+
+    The ones are two rows, since with a single row XLA would compute the product and its operand in
+    a loop for each channel. The ones are the left operand: as the right operand, 100352 rows of 64
+    items take 5.0 ms instead of 1.3 ms, and the two training steps take 330 and 493 ms.
+
+    The measured microseconds of means over positions:
 
         channels  positions  batch  by reduction  by products
              240      28x28      1            75           28

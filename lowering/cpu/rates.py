@@ -1,7 +1,8 @@
 """Measures the rates of the host by a handful of small programs, in half a second.
 
-A program is called for a hundredth of a second, and its shortest call counts. Programs whose rates
-are compared take turns: if other processes use the processor, all of them are slowed down.
+A program is called repeatedly for a hundredth of a second, and its shortest call counts. Programs
+whose rates are compared take turns, so that other processes that use the processor slow down all of
+these programs.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from lowering.cpu.xla_options import BFLOAT16, BYTES, CPU
 from lowering.kernels.precision import left_operand
 from lowering.machine import Costs, MachineProfile
 
-# Rates are rounded to powers of this step. If rates are compared, their ratio is rounded: rates
-# that differ by less than a twelfth are equal.
+# Rates are rounded to powers of this step. If two rates are compared, their ratio is rounded, so
+# that rates that differ by less than a twelfth are equal.
 _STEP = 2**0.25
 
 _PLAIN = lax.Precision.DEFAULT  # the user's settings of jax may have another precision
@@ -31,12 +32,12 @@ _PLAIN = lax.Precision.DEFAULT  # the user's settings of jax may have another pr
 _WIDTH = "xla_cpu_prefer_vector_width"
 
 _SECONDS = 0.01  # seconds for the calls of one program
-_CALLS = 3  # the fewest calls of one program
-_STEPS = 32  # turns of a loop: the time to call it is small beside them
+_CALLS = 3  # the fewest calls of a program
+_STEPS = 32  # iterations of a loop, so many that the time to call it is small
 
 
 class _Trial(NamedTuple):
-    """A function, arrays to call it with, and the units of work of a call."""
+    """A function, the arrays to call it with, and the number of units of work in a call."""
 
     function: Callable[..., Any]
     arrays: Sequence[Array]
@@ -45,9 +46,9 @@ class _Trial(NamedTuple):
 
 
 def measured(threads: int) -> MachineProfile:
-    """Measure the rates of the host on the first CPU device, which computes by so many threads.
+    """Measure the rates of the host on the first CPU device, which computes with `threads` threads.
 
-    Raise JaxRuntimeError if jaxlib lacks an option.
+    Raises JaxRuntimeError if jaxlib lacks an option.
     """
     products = _rates(
         _product(jnp.float32, CPU),
@@ -65,10 +66,11 @@ def measured(threads: int) -> MachineProfile:
 
 
 def _rates(*trials: _Trial) -> list[float]:
-    """Return the rate of each trial, in units of work a second."""
+    """Return the rate of each trial, in units of work per second."""
     with ThreadPoolExecutor(len(trials)) as pool:
         runs = [*pool.map(_compiled, trials)]
-    best = [math.inf] * len(runs)  # seconds
+    # The shortest call of each trial, in seconds.
+    best = [math.inf] * len(runs)
     calls = 0
     end = time.perf_counter() + _SECONDS * len(runs)
     while calls < _CALLS or time.perf_counter() < end:
@@ -87,15 +89,16 @@ def _compiled(trial: _Trial) -> Callable[[], Any]:
 
 
 def _nearest(rate: float) -> float:
-    """Return the power of the step that is nearest to a rate, with three digits."""
+    """Return the power of the step that is nearest to a rate, rounded to three digits."""
     return float(f"{_STEP ** round(math.log(rate, _STEP)):.3g}")
 
 
 def rounded(rates: Sequence[float]) -> list[float]:
-    """Return the rates rounded, so that close ones become equal.
+    """Round rates so that rates which are close to each other become equal.
 
-    The first rate becomes the nearest power of the step. Each other rate becomes a multiple of the
-    rounded first one, by the power of the step that is nearest to their ratio.
+    The first rate is rounded to the nearest power of the step. Each other rate becomes a multiple
+    of the rounded first rate, by the power of the step that is nearest to the ratio of the two
+    rates.
     """
     first, *other_rates = rates
     rounded_first = _nearest(first)
@@ -107,7 +110,7 @@ def rounded(rates: Sequence[float]) -> list[float]:
 
 
 def _items(*shape: int, dtype: Any = jnp.float32) -> Array:
-    """Return random numbers between -1 and 1, or integers between -100 and 100."""
+    """Return random float numbers between -1 and 1, or random integers between -100 and 100."""
     numbers = np.random.default_rng(0).uniform(-1, 1, shape)
     if jnp.issubdtype(dtype, jnp.integer):
         numbers = numbers * 100
@@ -115,7 +118,7 @@ def _items(*shape: int, dtype: Any = jnp.float32) -> Array:
 
 
 def _placed(array: NDArray[np.generic]) -> Array:
-    """Put an array on the first CPU device, where all threads then compute with it."""
+    """Put an array on the first CPU device. Computations on this array then use all threads."""
     return jax.device_put(array, jax.local_devices(backend="cpu")[0])
 
 
@@ -132,7 +135,7 @@ def _product(dtype: Any, options: dict[str, str], sums: Any = jnp.float32) -> _T
 
 
 def _row(parts: int) -> _Trial:
-    """Return a trial of a recurrent network, whose steps multiply a row by parts of a matrix."""
+    """Return a trial of a recurrent network, which multiplies a row by parts of a matrix."""
     extent = 512
     numbers = ((2,), (1,)), ((0,), (0,))
 
@@ -150,7 +153,10 @@ def _row(parts: int) -> _Trial:
 
 
 def _loop(width: str) -> _Trial:
-    """Return a trial of sums of shifted items, as of a depthwise window; `width` is in bits."""
+    """Return a trial of sums of shifted items, as in a depthwise window.
+
+    `width` is the width of vectors in bits.
+    """
     extent, channels = 14, 64
 
     def step(x: Array, filter: Array) -> Array:
@@ -168,7 +174,7 @@ def _loop(width: str) -> _Trial:
 
 
 def _sum(items: int, steps: int) -> _Trial:
-    """Return a trial of loops that read and write so many items, and hardly compute anything."""
+    """Return a trial of loops that read and write `items` items, and hardly compute anything."""
 
     def function(x: Array) -> Array:
         return lax.fori_loop(0, steps, lambda _, x: x + 1, x)
@@ -177,7 +183,7 @@ def _sum(items: int, steps: int) -> _Trial:
 
 
 def _starts() -> _Trial:
-    """Return a trial of products that are so small that only the time to start them counts."""
+    """Return a trial of products so small that only the time to start them counts."""
 
     def products(x: Array, y: Array) -> Array:
         return lax.fori_loop(0, _STEPS, lambda _, x: lax.dot(x, y, precision=_PLAIN), x)

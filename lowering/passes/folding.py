@@ -156,9 +156,9 @@ def _along(items: Array, x: Array, axis: int) -> Array:
 
 
 def _source(matcher: Matcher, operand: Atom, axis: int) -> Atom | None:
-    """Return the operand, or the source of its broadcasts, with several items along `axis` only.
+    """Return an operand, or the source of its broadcasts, that has several items only along `axis`.
 
-    Return None if there is no such source.
+    `axis` is an axis of the operand. None is returned if there is no such source.
     """
     shape = operand.aval.shape
     maker = matcher.maker(operand, "broadcast_in_dim")

@@ -1,4 +1,7 @@
-"""Computes before a loop what all its steps share, so that values of parameters are prepared."""
+"""Computes what all iterations of a loop share before the loop.
+
+Values that depend only on parameters can then be prepared.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from lowering.targets.target import Target
 
 
 def run(program: Program, target: Target) -> Program:
-    """Move the values that steps share out of loops."""
+    """Move the values that all iterations of a loop share out of the loop."""
 
     def loop(matcher: Matcher, equation: Equation) -> Computed | None:
         return _hoisted(program.body(equation), equation)

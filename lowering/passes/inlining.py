@@ -11,9 +11,9 @@ from lowering.targets.target import Target
 
 @in_loops
 def run(program: Program, target: Target) -> Program:
-    """Inline calls, and the branch for the target's platform of a choice by platform.
+    """Inline calls, and the branch for the target's platform of a choice between platforms.
 
-    If the target keeps derivatives, functions with custom derivatives stay calls.
+    If the target keeps derivatives, functions that have custom derivatives stay calls.
     """
     keeps = target.keeps_derivatives
     closed = jaxprs.spliced(program.closed, target.platform, keeps_derivatives=keeps)
@@ -24,7 +24,7 @@ def run(program: Program, target: Target) -> Program:
 
 
 def _bare(matcher: Matcher, equation: Equation) -> Rewrite:
-    """Remove a barrier before the left operand of a product: kernels add their own."""
+    """Remove a barrier before the left operand of a product, since kernels add such barriers."""
     left, right = equation.invars
     barrier = matcher.maker(left, "optimization_barrier")
     if barrier is None or len(barrier.invars) > 1:

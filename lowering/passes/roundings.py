@@ -1,6 +1,7 @@
-"""Leaves out roundings to 16 bits between computations in 32 bits, as XLA does after all passes.
+"""Leaves out roundings to 16 bits between computations in 32 bits.
 
-A network with real arguments of 32 bits asks for its roundings, which stay.
+XLA leaves out such roundings too, but only after all its other passes. If a network has
+floating-point arguments of 32 bits, it has asked for its roundings, and they stay.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Merges the products of one input with several parameter matrices into one product.
 
-Without it a GRU of batch 8 takes 3.8 times as long, an LSTM 3.3 times.
+With a batch of 8, a GRU takes 3.8 times as long without this pass, and an LSTM takes 3.3 times as
+long.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from lowering.targets.target import Target
 
 @in_loops
 def run(program: Program, target: Target) -> Program:
-    """Multiply an input by the concatenated matrices, and slice the result."""
+    """Multiply an input by several matrices in one product, and slice the result."""
     equal = _equal(program)
     groups: dict[object, list[Equation]] = defaultdict(list)
     for equation in program.equations:
@@ -38,7 +39,8 @@ def run(program: Program, target: Target) -> Program:
         group = several.get(id(matcher.original))
         return None if group is None else _joined(equation, group)
 
-    # Early equations go first: all matrices must be computed before the first of the products.
+    # Early equations are moved to the front, since all matrices must be computed before the first
+    # product.
     return rewritten(program.early_first(), {PRODUCT: joined})
 
 
@@ -48,7 +50,10 @@ def kind_of(equation: Equation) -> dict[str, Any]:
 
 
 def is_layer(equation: Equation, early: frozenset[Atom]) -> bool:
-    """Tell whether an equation is a product of a late tensor with an early matrix."""
+    """Tell whether an equation multiplies a late tensor by an early matrix.
+
+    Early values are computed once, before all calls or before a loop. All other values are late.
+    """
     if primitive(equation) != PRODUCT:
         return False
     input, matrix = equation.invars
@@ -81,9 +86,10 @@ def _equal(program: Program) -> dict[Atom, Variable]:
 
 
 def _joined(equation: Equation, group: Sequence[Equation]) -> Computed:
-    """Return one product with all matrices of a group, which computes the results of the group."""
+    """Return one product with the matrices of a group, and slice it to the group's results."""
     (sums, _), _ = equation.params["dimension_numbers"]
-    summed_axes: list[int] = []  # of the matrices
+    # The summed axis of each matrix.
+    summed_axes: list[int] = []
     for product in group:
         (_, (axis,)), _ = product.params["dimension_numbers"]
         summed_axes.append(axis)

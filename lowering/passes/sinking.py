@@ -1,7 +1,8 @@
-"""Slices inputs of a loop in its steps.
+"""Slices inputs of a loop within the iterations of the loop.
 
-Products of an input with several matrices are one product, whose slices are inputs of a loop. The
-loop reads the product itself: once in a step, instead of once for each slice.
+If the products of an input with several matrices have been merged into one product, its slices are
+inputs of the loop. After this pass the product itself is an input. An iteration reads it once,
+instead of reading each slice.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from lowering.targets.target import Target
 
 
 def run(program: Program, target: Target) -> Program:
-    """Replace inputs of loops that are slices of one tensor by that tensor."""
+    """Replace inputs of loops that are slices of one tensor by this tensor."""
     return rewritten(program, {SCAN: _sunk})
 
 
@@ -44,7 +45,7 @@ def _sunk(matcher: Matcher, equation: Equation) -> Computed | None:
 
 
 def _chain(matcher: Matcher, operand: Atom) -> tuple[Atom, list[Equation]]:
-    """Return the source of a loop's input, and the equations that compute the input from it."""
+    """Return the source of a loop's input, and the equations that lead from it to the input."""
     chain: list[Equation] = []
     while (maker := matcher.maker(operand)) and _keeps_steps(maker):
         chain.insert(0, maker)
@@ -53,7 +54,11 @@ def _chain(matcher: Matcher, operand: Atom) -> tuple[Atom, list[Equation]]:
 
 
 def _keeps_steps(equation: Equation) -> bool:
-    """Tell whether each item along the first axis is a part of one item, or all of it."""
+    """Tell whether an equation computes each item along axis 0 from one item of its operand.
+
+    The computed item must have all items of the operand's item in the same order, or a slice of
+    them.
+    """
     if len(equation.invars) != 1 or is_literal(equation.invars[0]):
         return False
     before, after = (tuple(v.aval.shape) for v in (*equation.invars, *equation.outvars[:1]))

@@ -1,9 +1,10 @@
 """Divides a program over a mesh, and keeps divided factors divided in all tensors.
 
-If a divided factor is not the first of its axis, the pass splits the axis before the factor: 3 *
-heads * items becomes two axes, 3 and heads * items. Each axis is then sharded or not, and no array
-has to be gathered. Results of products with parameters get a sharding constraint; from these XLA's
-partitioner derives the shardings of all other arrays.
+If a divided factor is not the first factor of its axis, the pass splits the axis before the factor:
+an axis of 3 * heads * items becomes two axes, of 3 and of heads * items. Then each axis is either
+sharded or not, and no array has to be gathered. The results of products with parameters get a
+sharding constraint. From these constraints XLA's partitioner derives the shardings of all other
+arrays.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from lowering.targets.target import Target
 
 _FREE = PartitionSpec.UNCONSTRAINED
 Names = Any  # an item of a PartitionSpec: a name, a tuple of names, None or UNCONSTRAINED
-Groups = list[list[int]]  # for each axis of a variable, the extents of its split axes
+# For each axis of a variable, the extents of the axes into which it is split.
+Groups = list[list[int]]
 Results = Sequence[Array] | None  # a rule's results; None if it cannot evaluate split operands
 
 
@@ -65,12 +67,12 @@ def run(program: Program, target: Target) -> Program:
 
 
 def _spec_item(names: Sequence[str]) -> Names:
-    """Return the item of a PartitionSpec for an array's axis that axes of a mesh divide."""
+    """Return the item of a PartitionSpec for an array's axis that these mesh axes divide."""
     return names[0] if len(names) == 1 else tuple(names)
 
 
 def _at(axis: list[Factor], before: int) -> Factor | None:
-    """Return the factor of an axis after factors whose product is `before`, or None."""
+    """Return the factor of an axis that follows factors whose product is `before`, or None."""
     extent = 1
     for factor in leaves(axis):
         if extent == before:
@@ -92,21 +94,21 @@ class _Spread:
         self.mesh = mesh
 
     def evaluated(self, arguments: Sequence[Array]) -> list[Array]:
-        """Evaluate the program; its arguments and results have no split axes."""
+        """Evaluate the program. Its results have no split axes, but its arguments may have them."""
         program = self.walk.program
         results = program.evaluated(arguments, self._compute)
         return [_shaped(x, v.aval.shape) for x, v in zip(results, program.results, strict=True)]
 
     def groups(self, operand: Atom) -> Groups:
-        """Return, for each axis of a variable, the extents of the axes that it is split into."""
+        """Return for each axis of a variable the extents of the axes into which it is split."""
         return [list(map(_extent, axis)) for axis in self._of(operand)]
 
     def shape(self, operand: Atom) -> tuple[int, ...]:
-        """Return the shape of a variable with split axes."""
+        """Return the shape of a variable after its axes are split."""
         return tuple(n for axis in self.groups(operand) for n in axis)
 
     def _of(self, operand: Atom) -> Iterator[list[list[Factor]]]:
-        """Yield, for each axis of a variable, the factors of the axes that it is split into."""
+        """Yield for each axis of a variable the factors of the axes into which it is split."""
         for axis in self.walk.of(operand):
             groups: list[list[Factor]] = [[]]
             for factor in leaves(axis):
@@ -118,8 +120,8 @@ class _Spread:
     def sharded(self, variable: Variable, x: Array, fixed: Collection[int]) -> Array:
         """Constrain the sharding of an array.
 
-        It is sharded along divided factors, and not sharded along other factors of the axes in
-        `fixed`. XLA chooses the sharding along the remaining axes.
+        The array is sharded along divided factors. It is not sharded along the other factors of the
+        axes in `fixed`. XLA chooses the sharding along the remaining axes.
         """
         items: list[Names] = []
         for i, axis in enumerate(self._of(variable)):
@@ -127,14 +129,18 @@ class _Spread:
                 item = self.divided.get(group[0]) if group else None
                 if item is None and i not in fixed:
                     item = _FREE
-                elif item is not _FREE and item in items:  # a mesh axis divides one axis at most
+                elif item is not _FREE and item in items:  # a mesh axis may divide only one axis
                     item = None
                 items.append(item)
         sharding = NamedSharding(self.mesh, PartitionSpec(*items))
         return lax.with_sharding_constraint(_shaped(x, self.shape(variable)), sharding)
 
     def _compute(self, equation: Equation, operands: list[Array]) -> Sequence[Array]:
-        """Evaluate an equation on split operands, or on unsplit ones if no rule takes these."""
+        """Evaluate an equation on operands with split axes.
+
+        If no rule can evaluate these operands, the equation is evaluated on operands without split
+        axes.
+        """
         variables = [*equation.invars, *equation.outvars]
         arrays = [_shaped(x, self.shape(v)) for v, x in zip(equation.invars, operands, strict=True)]
         if primitive(equation) == SCAN:
@@ -182,7 +188,7 @@ def _shaped(x: Array, shape: Sequence[int]) -> Array:
 
 
 def _places(groups: Groups) -> list[list[int]]:
-    """Return for each axis the numbers of the axes that it is split into."""
+    """Return for each axis the numbers of the axes into which it is split."""
     numbers = itertools.count()
     return [[next(numbers) for _ in axis] for axis in groups]
 
@@ -193,7 +199,7 @@ _RULES = Rules()
 @_RULES(PRODUCT, "transpose")
 @_RULES(removes=True, along=True, across=True, per_axis=True)
 def _renumbered(spread: _Spread, equation: Equation, arrays: Sequence[Array]) -> Results:
-    """Evaluate an equation with renumbered axes, if its operands split linked axes alike."""
+    """Evaluate an equation with renumbered axes, if its operands split linked axes equally."""
     groups = list(map(spread.groups, equation.invars))
     counts = {tuple(map(len, axes)) for axes in groups if axes}
     if len(counts) > 1 and primitive(equation) != PRODUCT:
@@ -210,7 +216,11 @@ def _renumbered(spread: _Spread, equation: Equation, arrays: Sequence[Array]) ->
 
 @_RULES(by_item=True)
 def _by_item(spread: _Spread, equation: Equation, arrays: Sequence[Array]) -> Results:
-    """Evaluate an equation; where an operand has extent 1, it gets as many axes as the result."""
+    """Evaluate an equation that computes item by item.
+
+    If an operand has extent 1 along an axis, it gets as many axes of extent 1 as the result has
+    axes in its place.
+    """
     target = spread.groups(equation.outvars[0])
     operands: list[Array] = []
     for v, x in zip(equation.invars, arrays, strict=True):
@@ -253,7 +263,7 @@ def _broadcast(spread: _Spread, equation: Equation, arrays: Sequence[Array]) -> 
 
 @_RULES("slice", "split")
 def _slice(spread: _Spread, equation: Equation, arrays: Sequence[Array]) -> Results:
-    """Slice each axis along the first of the axes that it is split into."""
+    """Slice each axis along the first of the axes into which it is split."""
     groups = spread.groups(equation.invars[0])
     results: list[Array] = []
     for result, starts in zip(equation.outvars, cuts(equation), strict=True):

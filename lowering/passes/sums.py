@@ -1,8 +1,9 @@
-"""Moves sums of products out of a loop, and merges several products that a step adds into one.
+"""Moves sums of products out of a loop, and merges products that an iteration adds.
 
-The backward pass of a recurrent layer adds a product to the gradient of its matrix in each step,
-which reads and writes the whole matrix. Without this pass a training step of an LSTM takes 1.6
-times (batch 1) to 2.0 times (batch 8) as long, of a GRU 1.9 times.
+In each iteration the backward pass of a recurrent layer adds a product to the gradient of its
+matrix. This addition reads and writes the whole matrix. Without this pass a training step of an
+LSTM takes 1.6 times (batch 1) to 2.0 times (batch 8) as long, and a training step of a GRU takes
+1.9 times as long.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ _SUMS = ("add", "add_any")
 
 @in_loops
 def run(program: Program, target: Target) -> Program:
-    """Compute sums of a loop by products.
+    """Compute sums in a loop by products.
 
-    A sum over all steps becomes one product after the loop. The sums within a step become one
-    product in that step.
+    A sum over all iterations becomes one product after the loop. Several products that an iteration
+    adds become one product in the iteration.
     """
 
     def loop(matcher: Matcher, equation: Equation) -> Computed | None:
@@ -49,12 +50,12 @@ def run(program: Program, target: Target) -> Program:
 
 
 class _Total(NamedTuple):
-    """A carried value that each step adds a product to, and nothing else reads.
+    """A carried value to which each iteration adds a product, and which nothing else reads.
 
     Args:
-        place: its index in the carry.
+        place: the index of the value in the carry.
         product: the equation of the product.
-        after: the equations between the product and the sum.
+        after: the reshapes between the product and the addition.
     """
 
     place: int
@@ -62,12 +63,12 @@ class _Total(NamedTuple):
     after: Sequence[Equation]
 
     def total(self, first: Array, left: Array, right: Array) -> Array:
-        """Return the final value: the initial one, and one product of the stacked operands."""
+        """Return the final value: the initial value plus one product of the stacked operands."""
 
         def behind_steps(axes: Sequence[int]) -> tuple[int, ...]:
             return tuple(axis + 1 for axis in axes)
 
-        # Axis 0 of the stacked operands, the steps, is summed too.
+        # Axis 0 of the stacked operands counts the iterations. It is summed too.
         sums, batch = self.product.params["dimension_numbers"]
         summed_axes = [(0, *behind_steps(axes)) for axes in sums]
         numbers: Any = summed_axes, list(map(behind_steps, batch))
@@ -82,9 +83,9 @@ def _applied(equations: Sequence[Equation], x: Array) -> Array:
 
 
 def _chain(program: Program, variable: Atom) -> tuple[Equation | None, list[Equation]]:
-    """Return the equation that computes a variable before reshapes, and the reshapes.
+    """Return the equation that computes a variable before it is reshaped, and the reshapes.
 
-    The equation is None if there is none, or if another equation reads its result too.
+    The equation is None if there is no such equation, or if another equation reads its result too.
     """
     after: list[Equation] = []
     while True:
@@ -118,7 +119,11 @@ def _totals(body: Program, count: int, carried: int) -> Iterator[_Total]:
 
 
 def _without_totals(equation: Equation, body: Program) -> Computed | None:
-    """Move the totals of a scan out of it: stack their operands, and multiply them after it."""
+    """Move the totals of a scan out of the scan.
+
+    The scan stacks the operands of the products. After the scan they are multiplied by one product
+    for each total.
+    """
     count, carried = jaxprs.scan_counts(equation)
     totals = list(_totals(body, count, carried))
     if not totals:
@@ -162,9 +167,9 @@ class _Sum(NamedTuple):
     """A sum of products of different inputs with parameter matrices.
 
     Args:
-        add: the last addition.
+        add: the equation of the last addition.
         products: the equations of the products.
-        after: the reshapes between a product and the sum, equal for all products.
+        after: the reshapes between a product and the additions, which are equal for all products.
         terms: the other terms of the sum.
     """
 
@@ -201,8 +206,8 @@ class _Sum(NamedTuple):
 
 
 def _sums(program: Program) -> Iterator[_Sum]:
-    """Yield the sums of several products that can be one product."""
-    inner_additions: set[int] = set()  # ids of additions within a sum
+    """Yield the sums of several products that can be computed as one product."""
+    inner_additions: set[int] = set()  # ids of additions that are part of another sum
     for equation in reversed(program.equations):
         if primitive(equation) not in _SUMS or id(equation) in inner_additions:
             continue

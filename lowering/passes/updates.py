@@ -1,8 +1,9 @@
-"""Writes a scatter as an update of a slice, if its indices are those of one.
+"""Writes a scatter as an update of a slice, if its indices are the indices of a slice.
 
-A step of a language model writes a row of each head's keys at one place. XLA updates a slice where
-it is. For a scatter the compiler of TPUs copies the keys to another layout and back: by its
-estimate a step of two layers of GPT-2 takes 746 us on a v5e, and 711 us with this pass.
+A step of a language model writes one row of each head's keys, at one position. XLA updates a slice
+in place. For a scatter the compiler of TPUs copies the keys to another layout and back. By the
+compiler's estimate, a step of two layers of GPT-2 takes 746 us on a v5e without this pass and 711
+us with it.
 """
 
 from __future__ import annotations
@@ -24,17 +25,17 @@ from lowering.program import Computed, Matcher, Program, in_loops, rewritten
 from lowering.recipe import by_numpy
 from lowering.targets.target import Target
 
-_LARGEST = 4096  # items of indices
+_LARGEST = 4096  # the most items of indices that are examined
 _NUMBERS = (bool, int, float)
 
 
 class _SliceOfUpdates(NamedTuple):
-    """The place of a slice of a tensor, and of its items in the updates of a scatter.
+    """The slice of a tensor that a scatter overwrites, and the axes of its items in the updates.
 
     Args:
-        coordinates: the index of the coordinate that is the start, by axis of the tensor. The other
-            axes are covered.
-        axes: the axis of the updates by axis of the tensor, but for those with a coordinate.
+        coordinates: maps each axis of the tensor along which the slice has one item to the number
+            of the coordinate that is its index. The slice covers all other axes completely.
+        axes: maps each axis of the tensor that the slice covers to an axis of the updates.
     """
 
     coordinates: Mapping[int, int]
@@ -43,7 +44,7 @@ class _SliceOfUpdates(NamedTuple):
 
 @in_loops
 def run(program: Program, target: Target) -> Program:
-    """Replace scatters that overwrite one slice. Programs with open extents stay as they are."""
+    """Replace scatters that overwrite one slice. Programs with symbolic extents stay unchanged."""
     if not program.has_items:
         return program
     blocks: dict[int, _SliceOfUpdates] = {}
@@ -60,7 +61,7 @@ def run(program: Program, target: Target) -> Program:
 
 
 def _updated(block: _SliceOfUpdates, x: Array, indices: Array, updates: Array) -> Array:
-    """Update a slice. As in the scatter, a slice out of bounds is not written."""
+    """Update a slice. A slice that is out of bounds is not written, as in the scatter."""
     first = indices.reshape(-1, indices.shape[-1])[0]
     starts = [jnp.zeros((), first.dtype)] * x.ndim
     is_inside = jnp.array(True)
@@ -77,7 +78,7 @@ def _updated(block: _SliceOfUpdates, x: Array, indices: Array, updates: Array) -
 
 
 def _block(items: _Items, equation: Equation) -> _SliceOfUpdates | None:
-    """Return the slice that a scatter overwrites, None if its updates are not a slice."""
+    """Return the slice that a scatter overwrites, or None if the updates are not one slice."""
     x, indices, updates = equation.invars
     numbers, shape = equation.params["dimension_numbers"], x.aval.shape
     indexed = numbers.scatter_dims_to_operand_dims
@@ -109,7 +110,7 @@ def _block(items: _Items, equation: Equation) -> _SliceOfUpdates | None:
 
 
 def _counted(coordinate: NDArray[Any], extent: int) -> int | None:
-    """Return the axis along which a coordinate counts from 0 to the extent, None without one."""
+    """Return the axis along which a coordinate counts from 0 to `extent` - 1, or None."""
     for axis, n in enumerate(coordinate.shape):
         count = np.arange(extent).reshape([-1 if a == axis else 1 for a in range(coordinate.ndim)])
         if n == extent and np.array_equal(coordinate, np.broadcast_to(count, coordinate.shape)):
@@ -118,23 +119,30 @@ def _counted(coordinate: NDArray[Any], extent: int) -> int | None:
 
 
 class _Item:
-    """An item that is no number. Items that are computed in the same way are the same object."""
+    """An item that is not a number. Items that are computed in the same way are the same object."""
 
 
 class _Items:
-    """The items of small tensors: numbers, variables of one item, or computed from such items."""
+    """The items of small tensors, as far as they are determined.
+
+    An item is a number, a variable that has only one item, or an `_Item` computed from such items.
+    """
 
     def __init__(self, program: Program) -> None:
         self._program = program
         self._known: dict[Atom, NDArray[Any] | None] = {}
-        self._computed: dict[object, _Item] = {}  # by primitive, parameters and operands
+        # Maps a primitive, its parameters and its operands to the result.
+        self._computed: dict[object, _Item] = {}
         constants = zip(program.constants, program.closed.consts, strict=True)
         for variable, value in constants:
             if variable.aval.size <= _LARGEST:
                 self._known[variable] = np.asarray(value).astype(object)
 
     def of(self, operand: Atom) -> NDArray[Any] | None:
-        """Return the items of a tensor as an array of objects, None if it has too many."""
+        """Return the items of a tensor as an array of objects, or None if they are not determined.
+
+        The items of tensors with more than `_LARGEST` items are not determined.
+        """
         if is_literal(operand):
             return np.asarray(operand.val).astype(object)
         if operand not in self._known:
@@ -156,7 +164,10 @@ class _Items:
         return items
 
     def _results(self, equation: Equation, operands: Sequence[NDArray[Any]]) -> NDArray[Any] | None:
-        """Return the items of a result, None if the equation neither moves nor is by item."""
+        """Return the items of a result.
+
+        None is returned if the equation neither moves items nor computes item by item.
+        """
         if not facts(equation).by_item:
             is_moved = facts(equation).moves or primitive(equation) == "iota"
             return by_numpy(equation, operands) if is_moved else None
