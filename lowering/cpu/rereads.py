@@ -1,4 +1,4 @@
-"""Find values that products and other equations read, to compute them once for all readers."""
+"""Find values that products and other equations read, to compute them only once for all readers."""
 
 from __future__ import annotations
 
@@ -14,23 +14,24 @@ from lowering.jaxpr_types import Variable
 from lowering.jaxprs import CONVOLUTION, PRODUCT, primitive, variables
 from lowering.program import Program
 
-# Arrays with fewer items are computed again. If larger ones were too, an encoder whose 128x384
-# items are rounded to 256 levels would take 29 ms instead of 21: XLA would compute the sum of each
-# layer again, from the first layer on.
+# Arrays with fewer items than this are computed again for each reader. If larger arrays were
+# computed again too, an encoder whose 128x384 items are rounded to 256 levels would take 29 ms
+# instead of 21 ms, since XLA would compute the sum of each layer again, from the first layer on.
 _ITEMS = 16 << 10
 
 
 def reread(program: Program) -> set[Variable]:
     """Return variables that elementwise operations compute, and a product and other equations read.
 
-    XLA computes them again for each reader that needs another shape: rows for a product, halves of
-    the rows for the gradient of a matrix. Readers are products and sums, and
+    XLA would compute such a variable again for each reader that needs another shape: rows for a
+    product, or halves of the rows for the gradient of a matrix. Products and sums are readers.
+    There are further readers:
 
-    - in a forward pass also convolutions, and the backward pass, which reads results: a step of
-      DenseNet-121 takes 0.96 of the time;
-    - in a program of values also elementwise operations: an addition to a layer norm that a product
-      reads would compute the norm again. The encoder takes 0.96 and 0.88 of the time (batch 1, 8),
-      Swin-T 0.97.
+    - In a forward pass convolutions are readers, and so is the backward pass, which reads results.
+      A training step of DenseNet-121 takes 0.96 of the time.
+    - In a program of values elementwise operations are readers. For example, an addition to a layer
+      norm that a product reads would compute the norm again. The encoder takes 0.96 (batch 1) and
+      0.88 (batch 8) of the time, and Swin-T takes 0.97.
     """
     if not runs("in_memory"):
         return set()

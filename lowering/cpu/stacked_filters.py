@@ -1,4 +1,4 @@
-"""Convolutions by one product of all positions and cells, or by a product for each cell."""
+"""Convolves by one product for all positions and cells, or by a product for each cell."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _BYTES = 8 << 20
 
 
 def fits(x: Array, filter: Array, window: Window) -> bool:
-    """Tell whether the stride is 1, and the sums for all cells stay in the caches."""
+    """Tell whether the stride is 1, and the results for all cells stay in the caches."""
     *size, _, count = filter.shape
     extents = [n + sum(p) for n, p in zip(x.shape[1:-1], window.padding, strict=True)]
     items = math.prod((len(x), *extents, *size, count))
@@ -31,7 +31,10 @@ def fits(x: Array, filter: Array, window: Window) -> bool:
 
 
 def stacked(x: Array, filter: Array, window: Window) -> Array:
-    """Compute the convolution (N,x...,O): sum the products of all cells at shifted positions."""
+    """Convolve by one product for all cells, whose results are summed at shifted positions.
+
+    The result has the shape (batch, *positions, outputs).
+    """
     *size, depth, count = filter.shape
     x = padded(x, window)
     matrix = jnp.moveaxis(filter, -2, 0).reshape(depth, -1)
@@ -42,15 +45,16 @@ def stacked(x: Array, filter: Array, window: Window) -> Array:
     return functools.reduce(lax.add, parts)
 
 
-# Channels that a product sums. With fewer channels, rounding the operands to 16 bits takes longer
-# than the 16-bit product saves.
+# The fewest channels that a product sums. With fewer channels, rounding the operands to 16 bits
+# takes longer than the 16-bit product saves.
 DEPTH = 16
 
 
 def is_narrow(x: Array, filter: Array, window: Window) -> bool:
-    """Tell whether `narrow` may compute a convolution: of bfloat16, with sums in float32.
+    """Tell whether `narrow` may compute a convolution.
 
-    The filter must have at least `DEPTH` input channels.
+    The operands must be bfloat16 with sums in float32. The filter must have at least `DEPTH` input
+    channels.
     """
     return (
         x.dtype == jnp.bfloat16
@@ -62,7 +66,10 @@ def is_narrow(x: Array, filter: Array, window: Window) -> bool:
 
 
 def narrow(x: Array, filter: Array, window: Window) -> Array:
-    """Compute the convolution (N,x...,O) by one product, or by a product for each cell."""
+    """Convolve by one product for all cells, or by a product for each cell.
+
+    The result has the shape (batch, *positions, outputs).
+    """
     if fits(x, filter, window):
         return stacked(x, filter, window)
     parts = cells(x, filter.shape[:-2], window)

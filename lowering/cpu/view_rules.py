@@ -1,4 +1,4 @@
-"""Move axes of views by rules; an equation without a rule takes tensors in their own layout."""
+"""Move axes of views by rules. An equation without a rule takes tensors in their own layout."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ RULES = Rules()
 
 
 def view_of(equation: Equation, array: Array, order: Order) -> View:
-    """Return the view of an equation's result, whose array has an order of axes."""
+    """Return the view of an equation's result, from its array and the order of the array's axes."""
     return View(array, order, tuple(equation.outvars[0].aval.shape))
 
 
 def bind(equation: Equation, arrays: Sequence[Array], **changed: Any) -> Array:
-    """Return the result of an equation's primitive on arrays, with changed parameters."""
+    """Apply an equation's primitive to arrays, with some parameters changed."""
     return equation.primitive.bind(*arrays, **(equation.params | changed))
 
 
 @RULES(by_item=True)
 def _elementwise(program: Program, equation: Equation, *views: View) -> View:
-    """Compute an elementwise operation, and transpose as few items as possible."""
+    """Compute an elementwise operation in the order of axes that moves the fewest items."""
     order = common_order(views)
     arrays = _in_order(views, order)
     shapes = [x.shape for x in arrays if x.ndim]
@@ -58,12 +58,12 @@ def _elementwise(program: Program, equation: Equation, *views: View) -> View:
 def _in_order(
     views: Sequence[View], order: Order, array_of: Callable[[View, Order], Array] = arranged
 ) -> list[Array]:
-    """Return the arrays of views in an order of axes; scalars have no axes."""
+    """Return the arrays of views in an order of axes. Scalars have no axes and stay unchanged."""
     return [array_of(view, order) if view.order else view.array for view in views]
 
 
 def in_any_loop(view: View) -> View:
-    """Return the view of an array that any loop may read, though loops over rows compute it."""
+    """Return the view of an array that any loop may read, even if loops over rows compute it."""
     if not view.in_rows:
         return view
     return replace(view, array=apart_in_rows(view.array), in_rows=False)
@@ -107,10 +107,10 @@ def _broadcast_in_dim(
     rank = len(equation.params["shape"])
     axes = equation.params["broadcast_dimensions"]
     added = tuple(axis for axis in range(rank) if axis not in axes)
-    # A plain tensor stays plain: the gradient of a matrix multiplies plain tensors.
+    # A plain tensor stays plain, since the gradient of a matrix multiplies plain tensors.
     if view.is_plain and list(axes) == sorted(axes):
         return view_of(equation, lax.expand_dims(view.array, added), tuple(range(rank)))
-    # Added axes go in front: while their extent is 1 their position does not matter.
+    # Added axes go in front. Their position does not matter while their extent is 1.
     array = lax.expand_dims(view.array, tuple(range(len(added))))
     return view_of(equation, array, (*added, *(axes[axis] for axis in view.order)))
 
@@ -119,7 +119,7 @@ def _broadcast_in_dim(
 def moved(program: Program, equation: Equation, *views: View) -> list[View] | None:
     """Compute an equation in the order of axes that moves the fewest items.
 
-    Its parameters are renumbered for that order.
+    The parameters of the equation are renumbered for this order.
     """
     order = common_order(views)
     fact = facts(equation)
@@ -146,7 +146,10 @@ def places_in(order: Order) -> list[tuple[int]]:
 
 
 def ranks(axes: Iterable[int]) -> Order:
-    """Return the order of axes after they are numbered anew from 0: (5, 2, 3) to (2, 0, 1)."""
+    """Return an order of axes after the axes are numbered again from 0.
+
+    For example, (5, 2, 3) becomes (2, 0, 1).
+    """
     axes = list(axes)
     return tuple(sorted(axes).index(axis) for axis in axes)
 
@@ -159,7 +162,7 @@ def _reshape(program: Program, equation: Equation, view: View, *extents: View) -
     groups = None if view.is_plain else runs_of(view.shape, shape)
     if groups is None:
         return plain(lax.reshape(tensor(view), shape))
-    # A run of old axes takes the position that its last axis has in the array's order.
+    # A run of old axes takes the position of its last axis in the array's order.
 
     def place(group: tuple[Sequence[int], Sequence[int]]) -> int:
         old_axes, _ = group
@@ -172,11 +175,11 @@ def _reshape(program: Program, equation: Equation, view: View, *extents: View) -
     return View(lax.reshape(array, [shape[axis] for axis in order]), order, shape)
 
 
-# If all operands have their own layout, these rules bind an equation as it is. None stands for an
-# equation without a rule, which is bound as it is too.
+# These rules evaluate an equation unchanged if all its operands have their own layout. An equation
+# without a rule is evaluated unchanged too. None stands for this case.
 _UNCHANGING = None, _elementwise, _broadcast_in_dim, moved, _reshape
 
 
 def stays(equation: Equation) -> bool:
-    """Tell whether an equation stays as it is where all its operands have their own layout."""
+    """Tell whether an equation is evaluated unchanged if all its operands have their own layout."""
     return RULES.of(equation) in _UNCHANGING

@@ -1,9 +1,10 @@
-"""3x3 convolutions of stride 1 by Winograd's minimal filtering F(2x2, 3x3).
+"""Computes 3x3 convolutions of stride 1 by Winograd's minimal filtering F(2x2, 3x3).
 
-A tile of 4x4 inputs gives 2x2 outputs by 16 multiplications instead of 36; all tiles together take
-16 matrix products. The transforms multiply by 1 and 1/2 only, so the error is that of the direct
-sum. If the products were one batch, XLA would copy the operands first: ResNet-18 would take 40 ms
-instead of 35, ResNet-50 94 instead of 85. F(4x4, 3x3) is slower within networks, and less exact.
+A tile of 4x4 inputs gives 2x2 outputs by 16 multiplications instead of 36. All tiles together need
+16 matrix products. The transforms multiply only by 1 and 1/2, so that the error is that of the
+direct sum. If the products were one batch, XLA would copy the operands first: ResNet-18 would take
+40 ms instead of 35 ms, and ResNet-50 would take 94 ms instead of 85 ms. F(4x4, 3x3) is slower
+within networks, and less exact.
 
 Source: Lavin and Gray, Fast Algorithms for Convolutional Neural Networks (2015).
 """
@@ -22,26 +23,33 @@ from lowering.cpu.memory import in_memory
 from lowering.cpu.sliding_filter import Window, padded
 from lowering.kernels.windows import extend
 
-# The most bytes of transformed inputs and products of a part; more leave the caches. 3x3x64x64
-# windows on 128x128 positions take 24 ms in one part, 6.0 in four parts, 8.0 by `direct`.
+# The most bytes of transformed inputs and products in a part. More bytes leave the caches. 3x3
+# windows of 64 to 64 channels on 128x128 positions take 24 ms in one part, 6.0 ms in four parts,
+# and 8.0 ms by `direct`.
 _BLOCK = 8 << 20
 
-# Sums of rows with more bytes are stored in memory. The sums of columns then share kernels: XLA
-# compiles 8 instead of 16, and each reads less. ResNet-18 of batch 8 takes 2.1 s instead of 2.85 to
-# compile, and 105 ms instead of 107 to run. U-Net of batch 8 takes 1.8 s instead of 2.8 to compile,
-# and 148 ms instead of 151 to run. If all sums were stored, ResNet-50 of batch 1 would take 1.0 s
-# instead of 1.25 to compile, but 44.5 ms instead of 43.2 to run.
+# Sums of rows with more bytes than this are stored in memory. The sums of columns then share
+# kernels: XLA compiles 8 kernels instead of 16, and each kernel reads less. ResNet-18 with a batch
+# of 8 takes 2.1 s instead of 2.85 s to compile, and 105 ms instead of 107 ms to run. U-Net with a
+# batch of 8 takes 1.8 s instead of 2.8 s to compile, and 148 ms instead of 151 ms to run. If all
+# sums were stored, ResNet-50 with a batch of 1 would take 1.0 s instead of 1.25 s to compile, but
+# 44.5 ms instead of 43.2 ms to run.
 _STORED = 180_000
 
 
 def is_winograd(filter: Array, window: Window) -> bool:
-    """Tell whether the window is 3x3 of stride 1."""
+    """Tell whether the window is 3x3 with stride 1, without dilation and groups."""
     steps = *window.stride, *window.dilation
     return filter.shape[:-2] == (3, 3) and window.groups == 1 and all(n == 1 for n in steps)
 
 
 def winograd(x: Array, filter: Array, window: Window) -> Array:
-    """Convolve an input (N,X,Y,C) with a filter (3,3,C,O) to (N,x,y,O)."""
+    """Convolve an input with a 3x3 filter.
+
+    The input has the shape (batch, rows, columns, channels), the filter has the shape (3, 3,
+    channels, outputs), and the result has the shape (batch, row positions, column positions,
+    outputs).
+    """
     x = padded(x, window)
     batch, rows, columns, depth = x.shape
     # The numbers of tiles along both axes. The last tile may reach beyond the input.
@@ -74,9 +82,10 @@ def _block(x: Array, transformed: Sequence[Array], precision: lax.PrecisionLike)
 
 
 def _filter_transform(filter: Array) -> list[Array]:
-    """Return 16 matrices (C,O), one for each item of the 4x4 matrix G g G^T.
+    """Return 16 matrices (channels, outputs), one for each item of the 4x4 matrix G g G^T.
 
-    `g` is the 3x3 filter from an input channel to an output channel.
+    `g` is the 3x3 filter from an input channel to an output channel, and G is the 4x3 matrix of the
+    filter transform.
     """
 
     def transform(a: Array, b: Array, c: Array) -> tuple[Array, ...]:
@@ -88,9 +97,9 @@ def _filter_transform(filter: Array) -> list[Array]:
 
 
 def _input_transform(x: Array, height: int, width: int) -> list[Array]:
-    """Return 16 matrices (N*height*width,C), one for each item of the 4x4 matrix B^T d B.
+    """Return 16 matrices (tiles, channels), one for each item of the 4x4 matrix B^T d B.
 
-    `d` is a tile: 4x4 items of a channel.
+    `d` is a tile, which has 4x4 items of a channel, and B is the 4x4 matrix of the input transform.
     """
     batch, _, _, depth = x.shape
 
@@ -113,9 +122,11 @@ def _input_transform(x: Array, height: int, width: int) -> list[Array]:
 
 
 def _output_transform(products: Sequence[Array]) -> Array:
-    """Return an array (N,2*height,2*width,O) of the 2x2 matrices A^T m A of all tiles.
+    """Return the 2x2 results A^T m A of all tiles, as one array.
 
-    `m` is the 4x4 matrix of a tile's items in the 16 products.
+    `m` is the 4x4 matrix of a tile's items in the 16 products, and A is the 4x2 matrix of the
+    output transform. The array has the shape (batch, 2 * height, 2 * width, outputs), where height
+    and width count tiles.
     """
 
     def transform(a: Array, b: Array, c: Array, d: Array) -> tuple[Array, Array]:

@@ -17,42 +17,47 @@ from lowering.jaxprs import CONVOLUTION, PRODUCT, primitive
 from lowering.machine import profile
 from lowering.program import Program
 
-# Eigen instead of YNNPACK, XLA's other library for products and convolutions. With YNNPACK for
-# products only, single products of 32 to 800 rows are faster (196x384x1536: 342 and 270 GFLOP/s),
-# but ten networks drawn at random, batch 1 and 8, take 0.91 to 1.15 of the time, 1.04 in the mean.
+# Eigen computes products and convolutions, instead of YNNPACK, XLA's other library for them. If
+# YNNPACK computed the products, single products of 32 to 800 rows would be faster: 196x384x1536
+# items reach 342 GFLOP/s by YNNPACK and 270 by Eigen. But ten networks drawn at random, with
+# batches of 1 and 8, would take 0.91 to 1.15 of the time, and 1.04 in the mean.
 CPU = {"xla_cpu_experimental_ynn_fusion_type": ""}
 
-# YNNPACK for products: it uses the processor's units for bfloat16, while Eigen computes such
-# products in float32. 6272x512x128 takes 0.52 ms by YNNPACK, and 5.4 ms by Eigen. In float32 either
-# takes 3 ms. Without options YNNPACK computes everything that it supports. A transformer then takes
-# as long, and ResNet-50 takes 177 ms instead of 159.
+# YNNPACK computes products. It uses the processor's units for bfloat16, while Eigen computes
+# products of bfloat16 in float32. A product of 6272x512x128 items takes 0.52 ms by YNNPACK, and 5.4
+# ms by Eigen. In float32 it takes 3 ms by either library. Without any option YNNPACK computes
+# everything that it supports. A transformer then takes as long, but ResNet-50 takes 177 ms instead
+# of 159 ms.
 BFLOAT16 = {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"}
 
-# XLA widens an array of bfloat16 to write into it, and rounds all of it again: 1 ms for 12 heads of
-# 1024 keys of 64 items. Without XLA's pass for that, the keys of a token are written in place, in 2
-# us. But XLA then computes nothing in 16 bits: the option is only for functions that have no such
-# operation after `widening`, and never for functions that users write.
+# To write into an array of bfloat16, XLA widens the array and rounds all of it again, which takes 1
+# ms for 12 heads of 1024 keys of 64 items. Without the XLA pass that does so, the keys of a token
+# are written in place, in 2 us. But XLA then computes nothing in 16 bits. Therefore this option is
+# only for functions that have no operation in 16 bits after `widening`, and never for functions
+# that users write.
 _IN_PLACE = {"xla_disable_hlo_passes": "float-normalization-bf16"}
 
-# YNNPACK for products and convolutions of 8 bits, which Eigen computes by plain loops. 6272x512x128
-# takes 0.4 ms instead of 19.5. 3x3 windows on 64 channels at 56x56 positions take 0.23 ms, by Eigen
-# in float32 1.1.
+# YNNPACK computes products and convolutions of 8 bits, which Eigen computes by plain loops. A
+# product of 6272x512x128 items takes 0.4 ms instead of 19.5 ms. 3x3 windows on 64 channels at 56x56
+# positions take 0.23 ms. By Eigen in float32 they take 1.1 ms.
 BYTES = {
     "xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT,"
     "LIBRARY_FUSION_TYPE_INDIVIDUAL_CONVOLUTION"
 }
 
-# Loops with vectors of 512 bits instead of LLVM's 256, if they are no slower: EfficientNet-B0
-# takes 0.94 and 0.91 of the time (batch 1, 8), MobileNetV2 0.95 and 0.94, ConvNeXt-T 0.94, an LSTM
-# 0.97, an encoder 0.98, training steps 0.94 to 1.00. Other processors use their widest vectors.
+# Loops use vectors of 512 bits instead of LLVM's 256 bits, if they are no slower. EfficientNet-B0
+# takes 0.94 (batch 1) and 0.91 (batch 8) of the time, MobileNetV2 takes 0.95 and 0.94, ConvNeXt-T
+# takes 0.94, an LSTM takes 0.97, an encoder takes 0.98, and training steps take 0.94 to 1.00.
+# Processors without vectors of 512 bits use their widest vectors.
 _WIDTH = {"xla_cpu_prefer_vector_width": "512"}
 
-# XLA then runs operations in the order that needs the least memory, instead of as many as possible
-# at once. An array is gathered from devices just before it is read, not at the start of the call.
+# XLA runs operations in the order that needs the least memory, instead of as many as possible at
+# once. An array is gathered from devices just before it is read, instead of at the start of the
+# call.
 _LEAST_MEMORY = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
 
 # Functions with fewer multiply-adds use YNNPACK, which starts faster: 100 products of 8 rows by 8x8
-# items take 0.20 ms by YNNPACK, and 0.30 by Eigen.
+# items take 0.20 ms by YNNPACK, and 0.30 ms by Eigen.
 _TINY = 1 << 20
 
 _PRODUCTS = (PRODUCT, CONVOLUTION)
@@ -69,7 +74,7 @@ def candidates() -> list[dict[str, str]]:
 def compiler_options(
     multiply_adds: int, *, bfloat16: bool = False, in_bytes: bool = False, in_place: bool = False
 ) -> dict[str, str]:
-    """Return `jax.jit`'s options for a function with this work, {} if jaxlib lacks the options.
+    """Return `jax.jit`'s options for a function with this work, or {} if jaxlib lacks the options.
 
     Args:
         multiply_adds: the number of multiply-adds in products and convolutions.
@@ -85,7 +90,8 @@ def compiler_options(
     if multiply_adds < _TINY and not bfloat16:
         return _widest({})
     options = BFLOAT16 if bfloat16 and profile().multiplies_bfloat16 else CPU
-    # Each weight is then widened just before it is read, not all weights at the start.
+    # With these options each weight is widened just before it is read, instead of all weights at
+    # the start.
     if bfloat16 and options is CPU:
         options = CPU | least_memory()
     if in_place and _knows(_IN_PLACE):
@@ -94,9 +100,10 @@ def compiler_options(
 
 
 def of_program(program: Program, call: ClosedJaxpr, is_alone: bool) -> dict[str, str]:
-    """Return `jax.jit`'s options for `call`, to which passes have rewritten `program`.
+    """Return `jax.jit`'s options for `call`, into which passes have rewritten `program`.
 
-    A call that is not alone is compiled with other functions, which may compute in 16 bits.
+    If the call is not compiled alone, it is compiled with other functions, which may compute in 16
+    bits.
     """
     narrow = total = 0
     for equation, times in jaxprs.repeated(program.closed.jaxpr):
@@ -133,12 +140,12 @@ def _multiply_adds(equation: Equation) -> int:
 
 
 def least_memory() -> dict[str, str]:
-    """Return `jax.jit`'s options for the schedule with the least memory, {} if jaxlib has none."""
+    """Return `jax.jit`'s options for the schedule of least memory, or {} if jaxlib lacks it."""
     return _LEAST_MEMORY if _knows(_LEAST_MEMORY) else {}
 
 
 def _widest(options: dict[str, str]) -> dict[str, str]:
-    """Add vectors of 512 bits where they do not slow the processor down."""
+    """Add vectors of 512 bits to the options, if they do not slow the processor down."""
     return options | _WIDTH if profile().keeps_wide_vectors else options
 
 

@@ -1,7 +1,8 @@
 """Computes sums of products over named axes, as in `ij,kj->ik` (Einstein's convention).
 
-Axes whose letter the result lacks are summed over. A repeated letter in an operand takes the
-diagonal. The extents of a letter are equal, or 1. A letter of the result alone is an axis of 1.
+Each letter names an axis. Axes whose letter the result lacks are summed. If an operand repeats a
+letter, the diagonal of these axes is taken. Axes with the same letter must have equal extents, or
+the extent 1. A letter that only the result has is an axis of extent 1.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from lowering.kernels.precision import DType, left_operand_anywhere, precision_o
 
 
 def parse(expr: str, ranks: Sequence[int]) -> tuple[list[str], str]:
-    """Return the letters of each operand and of the result, with unused letters for `...`."""
+    """Return the letters of each operand and of the result. Unused letters replace `...`."""
     left, arrow, output = expr.replace(" ", "").partition("->")
     if not arrow or "," in output:
         raise InvalidOperation(
@@ -83,10 +84,12 @@ def _extents(shapes: Sequence[Shape], terms: Sequence[str]) -> dict[str, int]:
 def multiply_adds(shapes: Sequence[Shape], terms: Sequence[str], output: str) -> int:
     """Return the multiply-adds of `contract`, in the order in which it multiplies operands.
 
-    Letters of only one operand that the result lacks are summed first, and count nothing.
+    If only one operand has a letter that the result lacks, the axis is summed first. Such sums are
+    not counted.
     """
     extents = _extents(shapes, terms)
-    remaining: list[set[str]] = []  # letters of each operand, without broadcast axes
+    # The letters of each remaining operand, without the axes along which it is broadcast.
+    remaining: list[set[str]] = []
     for term, shape in zip(terms, shapes, strict=True):
         pairs = zip(term, shape, strict=True)
         remaining.append({letter for letter, extent in pairs if extent == extents[letter]})
@@ -106,9 +109,9 @@ def multiply_adds(shapes: Sequence[Shape], terms: Sequence[str], output: str) ->
 def _order(
     terms: Sequence[set[str]], output: str, extents: dict[str, int]
 ) -> list[tuple[int, ...]]:
-    """Return the pairs of operands that `jnp.einsum` multiplies, by index.
+    """Return the pairs of operands that `jnp.einsum` multiplies one after the other, by index.
 
-    A pair is removed from the operands, and its product is appended.
+    After each product, its operands are removed from the list, and the product is appended.
     """
     shapes = ([extents[letter] for letter in term] for term in terms)
     arrays: list[Any] = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
@@ -116,7 +119,7 @@ def _order(
 
 
 def _equation(terms: Iterable[Iterable[str]], output: str, extents: dict[str, int]) -> str:
-    """Return the equation for `jnp.einsum`, in ASCII letters."""
+    """Return the equation for `jnp.einsum`, which must have ASCII letters."""
     names = dict(zip(extents, string.ascii_letters, strict=False))
     result = "".join(letter for letter in output if letter in extents)
     equation = ",".join(map("".join, terms)) + "->" + result
@@ -130,13 +133,14 @@ def contract(
     accumulator: DType,
     precision: lax.PrecisionLike,
 ) -> Array:
-    """Contract operands of one dtype, with sums in the dtype `accumulator`."""
+    """Contract operands of one dtype. Products are summed in the dtype `accumulator`."""
     arrays = [jnp.asarray(x) for x in operands]
     precision = precision_of(accumulator, precision)
     extents = _extents([x.shape for x in arrays], terms)
     letters: list[str] = []
     for k, (x, term) in enumerate(zip(arrays, terms, strict=True)):
-        # An axis of extent 1 that other operands have with more items is broadcast: leave it out.
+        # Leave out an axis that is broadcast: it has extent 1 here, and more items in other
+        # operands.
         is_full = [extent == extents[letter] for extent, letter in zip(x.shape, term, strict=True)]
         arrays[k] = jnp.squeeze(x, tuple(axis for axis, full in enumerate(is_full) if not full))
         letters.append("".join(itertools.compress(term, is_full)))
@@ -158,9 +162,9 @@ def _product(
     accumulator: DType,
     precision: lax.PrecisionLike,
 ) -> Array:
-    """Multiply two operands in their order, since a barrier is put before the left one.
+    """Multiply two operands in their order.
 
-    `jnp.einsum` may swap them.
+    `jnp.einsum` may swap the operands, but the barrier must be before the left operand.
     """
     left, right = terms
     x, y = arrays

@@ -1,6 +1,7 @@
-"""Computes convolutions and deconvolutions of inputs (B,C,X...) with filters (c,C/G,f...).
+"""Computes convolutions and deconvolutions of inputs whose channels precede the positions.
 
-B is the batch, C and c are channels, G groups, X and f extents of the input and the filter.
+An input has the shape (batch, channels, *extents). A filter has the shape (outputs, channels /
+groups, *window).
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from lowering.kernels.windows import Padding, Windows, extend, spans
 
 @dataclass(frozen=True, slots=True)
 class Slide:
-    """The positions of a filter on an input (B,C,X...).
+    """The positions of a filter on an input (batch, channels, *extents).
 
-    Each tuple has an item for each axis X. First zeros are put between the input's items, which are
-    then `spread` apart. Then the input is padded. Negative padding cuts items off.
+    Each tuple has an item for each of the extents. First, zeros are put between the items of the
+    input, which are then `spread` apart. Then the input is padded. Negative padding cuts items off.
     """
 
     stride: tuple[int, ...] = ()
@@ -54,7 +55,11 @@ class Slide:
 def correlate(
     x: Array, filter: Array, slide: Slide, precision: lax.PrecisionLike, wide: DType | None = None
 ) -> Array:
-    """Correlate (B,C,X...) with a filter (c,C/G,f...) to (B,c,x...), with sums in dtype `wide`."""
+    """Correlate an input with a filter, and sum in the dtype `wide`.
+
+    The input has the shape (batch, channels, *extents), the filter has the shape (outputs, channels
+    / groups, *window), and the result has the shape (batch, outputs, *positions).
+    """
     x, filter, precision = narrowed(x, filter, precision)
     return lax.conv_general_dilated(
         x,
@@ -72,8 +77,8 @@ def correlate(
 def by_cells(x: Array, filter: Array, slide: Slide, wide: DType) -> Array:
     """Compute `correlate` of integers by a product for each cell of the filter.
 
-    XLA's convolution of integers does not run on every GPU. On CPUs it takes 1.5 times (3x3 windows
-    of int32, 3 to 16 channels) to 50 times (32 groups of one channel) as long.
+    XLA's convolution of integers does not run on every GPU. On CPUs it takes 1.5 times as long for
+    3x3 windows of int32 from 3 to 16 channels, and 50 times as long for 32 groups of one channel.
     """
     x = slide.spread_out(x)
     groups = slide.groups
@@ -98,7 +103,11 @@ def conv(
     precision: lax.PrecisionLike,
     wide: DType,
 ) -> Array:
-    """Correlate (B,C,X...) with a filter (c,C/G,f...) to (B,c,x...), with sums in dtype `wide`."""
+    """Convolve an input with a filter as `conv` does, with sums in the dtype `wide`.
+
+    The shapes are those of `correlate`. If the border is not made of zeros, the input is extended
+    first.
+    """
     x, padding = bordered(x, windows)
     slide = Slide(windows.stride, padding, (1,) * len(padding), windows.dilation, groups)
     if jnp.issubdtype(wide, jnp.integer):
@@ -107,7 +116,11 @@ def conv(
 
 
 def transposed_filter(filter: Array, groups: int) -> Array:
-    """Turn a deconvolution's filter (c,C/G,f...) into a filter for `deconv`: (C,c/G,f...)."""
+    """Turn the filter of a deconvolution into a filter for `deconv`.
+
+    The filter has the shape (input channels, output channels / groups, *window). The result has the
+    shape (output channels, input channels / groups, *window), and its windows are reversed.
+    """
     c, per_group, *size = filter.shape
     grouped = filter.reshape(groups, c // groups, per_group, *size)
     swapped = jnp.swapaxes(grouped, 1, 2).reshape(groups * per_group, c // groups, *size)
@@ -122,16 +135,20 @@ def deconv(
     precision: lax.PrecisionLike,
     wide: DType,
 ) -> Array:
-    """Deconvolve (B,c,x...) with a transposed filter (C,c/G,f...) to (B,C,X...)."""
+    """Deconvolve an input with the result of `transposed_filter`.
+
+    The input has the shape (batch, input channels, *positions), and the result has the shape
+    (batch, output channels, *extents).
+    """
     x, padding = spread(x, windows)
     slide = Slide((1,) * len(padding), padding, windows.stride, windows.dilation, groups)
     return correlate(x, filter, slide, precision, wide)
 
 
 def bordered(x: Array, windows: Windows) -> tuple[Array, Padding]:
-    """Extend an input by a border other than zeros; return it, and the remaining zero padding.
+    """Extend an input by a border that is not zeros, and return it with the remaining zero padding.
 
-    Windows slide along its last axes.
+    Windows slide along the last axes of the input.
     """
     if windows.border in ("constant", "ignore"):
         return x, windows.padding
@@ -144,8 +161,8 @@ def bordered(x: Array, windows: Windows) -> tuple[Array, Padding]:
 def spread(x: Array, windows: Windows) -> tuple[Array, Padding]:
     """Extend the input of a reverse operation by the reach of the windows.
 
-    Return the input, and its padding after its items are spread `stride` apart. The padding is
-    negative where the output is cut.
+    Returns the input, and the padding that it needs after its items are spread `stride` apart. The
+    padding is negative where the output is cut.
     """
     first = x.ndim - len(windows.size)
     reach = windows.reach

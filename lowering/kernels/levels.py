@@ -1,7 +1,7 @@
-"""Notes in a trace the few levels that a tensor is rounded to.
+"""Notes in a trace the few levels to which a tensor is rounded.
 
 The note is a primitive that returns its operand unchanged, on every platform and in derivatives.
-`lowering.cpu.integers` reads it to compute products in integers.
+`lowering.cpu.integers` reads the note to compute products in integers.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from numpy.typing import ArrayLike
 from lowering.jaxprs import operation
 
 NOTE = "levels"
-MOST = 256  # levels; a tensor with more has no codes of a byte
+MOST = 256  # levels; a tensor with more levels has no 8-bit codes
 
 _levels = operation(NOTE)
 
 
 @dataclass(frozen=True, slots=True)
 class Levels:
-    """The levels of a tensor: integers q, which stand for q * step + start.
+    """The levels of a tensor: integers q that stand for the numbers q * step + start.
 
     Args:
         lowest: the lowest level.
         highest: the highest level.
-        zero: the level that stands for 0, or None if it is unknown or there is none.
+        zero: the level that stands for 0, or None if it is unknown or if there is none.
     """
 
     lowest: int
@@ -45,8 +45,8 @@ def noted(
 ) -> Array:
     """Return x with a note that it equals `level * step + start`.
 
-    `level` has integers from `lowest` to `highest`, in the shape of x; `step` and `start` broadcast
-    to that shape. There is no note for dtypes other than float32, for more than 256 levels, and
+    `level` has integers from `lowest` to `highest`, in the shape of x. `step` and `start` broadcast
+    to this shape. No note is made for dtypes other than float32, for more than 256 levels, and
     outside of a trace.
     """
     if highest - lowest >= MOST or not isinstance(x, Tracer) or x.dtype != jnp.float32:
@@ -58,13 +58,16 @@ def noted(
     return result
 
 
-# Steps between 0 and the nearest level that still stands for 0. The standard's formula in float32
-# has an error of this size.
+# A level that is at most this number of steps away from 0 still stands for 0. The standard's
+# formula in float32 has an error of this size.
 _NEAR = 3e-5
 
 
 def _level_of_zero(step: ArrayLike, start: ArrayLike, lowest: int, highest: int) -> int | None:
-    """Return the level that stands for 0 in all channels; None if there is none, or for tracers."""
+    """Return the level that stands for 0 in all channels, or None if there is none.
+
+    None is also returned if `step` or `start` is a tracer.
+    """
     if any(isinstance(v, Tracer) for v in (step, start)):
         return None
     steps = np.asarray(step, np.float64)
@@ -92,7 +95,7 @@ def _jvp(
 def _batched(
     operands: Sequence[Array], axes: Sequence[int | None], **params: object
 ) -> tuple[Any, list[int]]:
-    """Move the batch axis of all operands to the front; unbatched scalars stay scalars."""
+    """Move the batch axis of all operands to the front. Scalars without a batch stay scalars."""
     pairs = zip(operands, axes, strict=True)
     size = next(x.shape[axis] for x, axis in pairs if axis is not None)
     rank = operands[0].ndim + (axes[0] is None)

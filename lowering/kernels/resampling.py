@@ -1,6 +1,8 @@
-"""Resizes along one axis: places of the result's items in the input, and weights of input items.
+"""Resizes along one axis, by the places of the result's items and the weights of input items.
 
-An axis of extent e and length e * scale gets n = floor(length) items. Item x lies at
+The place of an item is a real number: the index in the input at which the item lies. An axis of e
+items that is resized by `scale` has the length e * scale, and gets n = floor(length) items. Item x
+of the result lies at the place
 
     'half_pixel'             (x + 1/2) / scale - 1/2
     'pytorch_half_pixel'     the same, but 0 where n = 1
@@ -11,8 +13,8 @@ An axis of extent e and length e * scale gets n = floor(length) items. Item x li
     'tf_crop_and_resize'     start (e - 1) + x (end - start) (e - 1) / (length - 1),
                              or (start + end) (e - 1) / 2 where length = 1
 
-with scale = length / e, as in ONNX Resize. Outside of the input the nearest item continues it.
-Places and weights are numpy arrays, or traced if start and end of the region are traced.
+as in ONNX Resize. The nearest item continues the input beyond its ends. Places and weights are
+numpy arrays. They are traced arrays if the start and end of the region are traced.
 """
 
 from __future__ import annotations
@@ -45,7 +47,8 @@ COORDINATES = (
     CROP,
 )
 INTERPOLATORS = ("nearest", "linear", "cubic")
-# Functions of a place, whose error is at most `t`, to the index of the nearest item.
+# Functions that round a place to the index of the nearest item. Their arguments are numpy or
+# `jax.numpy`, the place, and the largest error `t` of the place.
 _ROUND: dict[str, Callable[[Any, Any, Any], Any]] = {
     "floor": lambda xp, place, t: xp.floor(place + t),
     "ceil": lambda xp, place, t: xp.ceil(place - t),
@@ -56,28 +59,30 @@ SIMPLE = "simple"  # "ceil" along axes that shrink, "floor" along others
 ROUNDINGS = (*_ROUND, SIMPLE)
 CUBIC = -0.75  # the coefficient of torch's and tract's cubic kernel
 
-# Multiply-adds of a matrix product that take as long as gathering an item: on CPUs about 25, and
-# 200 in a backward pass, where the gather becomes a scatter.
+# The number of multiply-adds of a matrix product that take as long as gathering an item. On CPUs
+# this is about 25, and 200 in a backward pass, where the gather becomes a scatter.
 _PRODUCTS = 32
 
-_WORK = 8  # arrays with 64-bit items; the host has so many at once
-# Upsampling by a factor has as many phases as the factor. Up to this number the phases are computed
-# one by one, more phases by one operation.
+# The host computes with this many arrays of 64-bit items at a time.
+_WORK = 8
+# Upsampling by a factor has as many phases as the factor. Up to this number of phases are computed
+# one by one. More phases are computed by one operation.
 _UNROLLED = 32
-# Offsets, by `shift`, of the three input items from which `upsample_linear` computes an output.
+# Offsets of the three input items from which `upsample_linear` computes an output, by `shift`.
 _OFFSETS = {False: (0, 0, 1), True: (-1, 0, 1)}
 # The argument `shift` of `upsample_linear`, by coordinates.
 _SHIFTED = {"half_pixel": True, "pytorch_half_pixel": True, "asymmetric": False}
 
-# Scales have single precision: 1.7 is rounded up, and 17 / 1.7 is less than 10.
+# Scales have single precision. For example, 1.7 is rounded up, so that 17 / 1.7 is less than 10.
 _PRECISION = 2.0**-23
 
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """The attributes of ONNX Resize by which it interpolates.
+    """The attributes of ONNX Resize that determine the interpolation.
 
-    `cubic` is cubic_coeff_a. `nearest_mode` may also be "simple", as in OpenVINO's Interpolate.
+    `cubic` is the attribute cubic_coeff_a. `nearest_mode` may also be "simple", as in OpenVINO's
+    Interpolate.
     """
 
     coordinates: str
@@ -89,7 +94,7 @@ class Method:
 
 
 def length(extent: int, scale: float) -> float:
-    """Return extent * scale, rounded to an integer within the precision of scales."""
+    """Return extent * scale, rounded to an integer if it is one within the precision of scales."""
     exact = extent * scale
     if not math.isfinite(exact):
         raise InvalidShape(f"an axis of {extent} items is too long once it is resized by {scale}")
@@ -100,9 +105,9 @@ def length(extent: int, scale: float) -> float:
 def places(
     extent: int, length: float, coordinates: str, region: Any, count: int | None = None
 ) -> Any:
-    """Return the places of the result's items in an axis of the input.
+    """Return the places of the result's items along an axis of the input.
 
-    `region` is (start, end) for 'tf_crop_and_resize', and unused for other coordinates. `count` is
+    `region` is (start, end) for 'tf_crop_and_resize'. Other coordinates do not use it. `count` is
     the number of the result's items, by default floor(length).
     """
     if count is None:
@@ -136,7 +141,7 @@ def _corners(x: Places, extent: int, length: float) -> Places:
 
 
 def resample(x: Array, axis: int, where: Places, scale: float, method: Method) -> Array:
-    """Interpolate floats at places along an axis; "nearest" takes any dtype."""
+    """Interpolate floating-point numbers at places along an axis. "nearest" takes any dtype."""
     extent = x.shape[axis]
     if isinstance(where, np.ndarray) and np.array_equal(where, np.arange(extent)):
         return x
@@ -154,7 +159,7 @@ def resample(x: Array, axis: int, where: Places, scale: float, method: Method) -
 
 
 def multiply_adds(shape: Shape, lengths: Sequence[float], method: Method) -> int:
-    """Count the multiply-adds of resizing axis by axis. Axes of the same length cost none."""
+    """Count the multiply-adds of resizing axis by axis. Axes that keep their length cost none."""
     if method.interpolator == "nearest":
         return 0
     total = 0
@@ -196,7 +201,10 @@ def _nearest(x: Array, axis: int, where: Places, mode: str) -> Array:
 
 
 def _weights(where: Places, extent: int, scale: float, method: Method) -> tuple[Any, Any]:
-    """Return the input items for each place, and their weights, both (count, taps)."""
+    """Return the indices of the input items for each place, and the weights of these items.
+
+    Both arrays have the shape (places, taps), where taps is the number of input items for a place.
+    """
     xp = where.__array_namespace__()
     shrink = _shrink(scale, method)
     taps = np.array(_taps(scale, method))[None, :]
@@ -214,12 +222,12 @@ def _weights(where: Places, extent: int, scale: float, method: Method) -> tuple[
 
 
 def _shrink(scale: float, method: Method) -> float:
-    """Return the factor of distances: an antialiased kernel is wider where the axis shrinks."""
+    """Return the factor of distances. An antialiased kernel is wider along an axis that shrinks."""
     return min(scale, 1.0) if method.antialias else 1.0
 
 
 def _taps(scale: float, method: Method) -> range:
-    """Return the offsets of input items from the item before a place."""
+    """Return the offsets of the input items for a place, relative to the item before the place."""
     radius = 1 if method.interpolator == "linear" else 2
     reach = radius / _shrink(scale, method)
     first = math.floor(-reach) + 1
@@ -227,7 +235,10 @@ def _taps(scale: float, method: Method) -> range:
 
 
 def cubic_kernel(distance: Places, a: float) -> Any:
-    """Return the weight at a distance of at least 0, in Keys' cubic convolution."""
+    """Return the weight of an item at a distance of at least 0, in Keys' cubic convolution.
+
+    `a` is the coefficient of the kernel.
+    """
     xp = distance.__array_namespace__()
     t = distance
     near = ((a + 2) * t - (a + 3)) * t * t + 1
@@ -236,7 +247,11 @@ def cubic_kernel(distance: Places, a: float) -> Any:
 
 
 def _weighted(x: Array, axis: int, items: Places, weights: Places) -> Array:
-    """Return weighted sums of items (count,taps) along an axis, by a product or by gathers."""
+    """Return weighted sums of the input items at the indices `items` along an axis.
+
+    `items` and `weights` have the shape (places, taps). The sums are computed by a product or by
+    gathers.
+    """
     extent = x.shape[axis]
     taps = items.shape[1]
     if extent <= _PRODUCTS * taps:
@@ -257,12 +272,15 @@ def _weighted(x: Array, axis: int, items: Places, weights: Places) -> Array:
 
 
 def merged(x: Array, axis: int) -> Array:
-    """Merge an axis with the next one."""
+    """Merge an axis with the axis after it."""
     return x.reshape(*x.shape[:axis], x.shape[axis] * x.shape[axis + 1], *x.shape[axis + 2 :])
 
 
 def upsample_linear(x: Array, axis: int, factor: int, shift: bool, border: str) -> Array:
-    """Interpolate output i at place i / factor, or with `shift` (i - (factor - 1) / 2) / factor."""
+    """Interpolate linearly to `factor` times as many items.
+
+    Output i lies at the place i / factor, or with `shift` at (i - (factor - 1) / 2) / factor.
+    """
     extent = x.shape[axis]
     edges = [(0, 0)] * x.ndim
     edges[axis] = (int(shift), 1)
@@ -297,7 +315,7 @@ def upsample_linear(x: Array, axis: int, factor: int, shift: bool, border: str) 
 
 
 def upsample_aligned(x: Array, axis: int, factor: int, fold: Callable[[int], None]) -> Array:
-    """Interpolate linearly; the first and the last items of output and input coincide.
+    """Interpolate linearly, so that the first and the last items of output and input coincide.
 
     `fold` is called with the number of items that are computed on the host.
     """
@@ -315,10 +333,11 @@ def upsample_aligned(x: Array, axis: int, factor: int, fold: Callable[[int], Non
 
 
 def bilinear(x: Array, batch: Array, row: Array, column: Array) -> Array:
-    """Sample images (B,C,H,W) bilinearly on N grids; return (N,C,h,w).
+    """Sample images (batch, channels, height, width) bilinearly on grids.
 
-    Grid n has rows `row[n]` (h) and columns `column[n]` (w) in image `batch[n]`. A place outside of
-    the image has the value at the nearest place inside.
+    Grid n lies in image `batch[n]`, and has the rows `row[n]` and the columns `column[n]`. The
+    result has the shape (grids, channels, rows, columns). A place outside of the image has the
+    value of the nearest place inside.
     """
     top, bottom, down = neighbours(row, x.shape[2], x.dtype)
     left, right, across = neighbours(column, x.shape[3], x.dtype)
@@ -327,7 +346,7 @@ def bilinear(x: Array, batch: Array, row: Array, column: Array) -> Array:
 
     def corner(row: Array, column: Array) -> Array:
         places = (batch[:, None, None], slice(None), row[:, :, None], column[:, None, :])
-        return jnp.asarray(x).at[places].get(mode="clip")  # (N,h,w,C)
+        return jnp.asarray(x).at[places].get(mode="clip")  # (grids, rows, columns, channels)
 
     upper = corner(top, left) * (1 - across) + corner(top, right) * across
     lower = corner(bottom, left) * (1 - across) + corner(bottom, right) * across
@@ -335,7 +354,7 @@ def bilinear(x: Array, batch: Array, row: Array, column: Array) -> Array:
 
 
 def neighbours(place: Array, extent: int, dtype: DType) -> tuple[Array, Array, Array]:
-    """Return the items before and after each place, and the weight of the item after it."""
+    """Return the items before and after each place, and the weight of the second item."""
     place = jnp.clip(place, 0, extent - 1)
     first = jnp.floor(place)
     index = first.astype(jnp.int32)

@@ -1,4 +1,4 @@
-"""Rounds real numbers to fewer bits, in a trace or on the host."""
+"""Rounds floating-point numbers to fewer bits, in a trace or on the host."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HALVES = ("float16", "bfloat16")
 
 @jax.custom_jvp
 def straight_through(result: Array, x: Array) -> Array:
-    """Return `result` with the derivative of x instead of its own.
+    """Return `result`, with the derivative of x in place of its own derivative.
 
     Source: straight-through estimation, Bengio, Leonard and Courville 2013, arXiv:1308.3432.
     """
@@ -29,16 +29,17 @@ def _straight_through_jvp(
     primals: tuple[Array, Array], tangents: tuple[Array, Array]
 ) -> tuple[Array, Array]:
     _, x_tangent = tangents
-    # Derivatives of higher order differentiate this result, so it is straight-through too.
+    # Derivatives of higher order differentiate this result, so that it must be straight-through
+    # too.
     return straight_through(*primals), x_tangent
 
 
 def rounded_to(x: Array, dtype: DType) -> Array:
-    """Round x to a dtype of 16 bits, also on platforms that compute this dtype in 32 bits.
+    """Round x to a dtype of 16 bits, even on platforms that compute this dtype in 32 bits.
 
-    XLA and the passes for CPUs may remove a conversion to fewer bits and back, but not
-    `reduce_precision`. That turns subnormal numbers into 0: they are rounded to multiples of the
-    smallest one instead.
+    XLA and the passes for CPUs may remove a conversion to fewer bits and back, but they do not
+    remove `reduce_precision`. That operation turns subnormal numbers into 0. Therefore subnormal
+    numbers are rounded here to multiples of the smallest subnormal number.
     """
     wide = x.astype(wide_dtype(x))
     narrow = jnp.finfo(dtype)
@@ -51,9 +52,10 @@ def rounded_to(x: Array, dtype: DType) -> Array:
 
 
 def saturated(x: object, dtype: DType) -> NDArray[Any]:
-    """Convert an array to a dtype; finite real numbers beyond its range become its extremes.
+    """Convert an array to a dtype. Finite numbers beyond the dtype's range become its extremes.
 
-    The lowest number of float32, as in masks, stays finite in 16 bits: times 0 it is 0, not NaN.
+    For example, masks often contain the lowest number of float32. This number stays finite in 16
+    bits, so that it gives 0 instead of NaN if it is multiplied by 0.
     """
     if not jnp.issubdtype(dtype, jnp.floating):
         return np.asarray(x, dtype)

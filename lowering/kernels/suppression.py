@@ -11,21 +11,22 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 _State = tuple[Array, ...]
-# Returns the overlaps [n] of a box [1,k] with boxes [n,k]; -inf where two do not overlap.
+# A function that returns the overlaps (n,) of a box (1, k) with boxes (n, k), where k numbers
+# describe a box. The overlap is -inf if two boxes do not overlap.
 Overlap = Callable[[Array, Array], Array]
 
 
 def overlap(box: Array, boxes: Array, offset: float = 0.0, touches: bool = True) -> Array:
-    """Return intersection over union [n] of a box [1,4] with each of the boxes [n,4].
+    """Return the intersection over union of a box (1, 4) with each of the boxes (n, 4).
 
-    Disjoint boxes have -inf.
+    The result has the shape (n,). It is -inf for boxes that do not overlap.
 
     Args:
-        box: two corners, the lower first.
-        boxes: such boxes.
-        offset: an extent is the difference of its ends + `offset`: 1 if the ends are pixels that
-            belong to the box.
-        touches: whether boxes overlap whose distance is less than `offset`.
+        box: the box's two corners. The lower corner comes first.
+        boxes: several boxes, each as `box`.
+        offset: is added to the difference of two ends to give an extent. It is 1 if the ends are
+            pixels that belong to the box.
+        touches: whether boxes overlap if the distance between them is less than `offset`.
     """
     low = jnp.maximum(box[:, :2], boxes[:, :2])
     high = jnp.minimum(box[:, 2:], boxes[:, 2:])
@@ -44,13 +45,13 @@ def _area(boxes: Array, offset: float) -> Array:
 
 
 def rotated_overlap(box: Array, boxes: Array) -> Array:
-    """Return intersection over union [n] of a box [1,5] with each of the boxes [n,5].
+    """Return the intersection over union of a box (1, 5) with each of the boxes (n, 5).
 
-    Disjoint boxes have -inf. Rows are centre x, y, width, height, and the angle from x to y in
-    radians.
+    The result has the shape (n,). It is -inf for boxes that do not overlap. A row has five numbers:
+    centre x, centre y, width, height, and the angle from x to y in radians.
 
     The intersection with `boxes[i]` is computed in the coordinates of `boxes[i]`, which is a
-    rectangle there, and `box` a polygon. The polygon's sides are split at the rectangle's edge
+    rectangle there, while `box` is a polygon. The polygon's sides are split at the rectangle's edge
     lines, and all vertices are clamped to the rectangle. The resulting polygon has the area of the
     intersection.
     """
@@ -65,10 +66,10 @@ def rotated_overlap(box: Array, boxes: Array) -> Array:
     across = jnp.stack([-jnp.sin(angle), jnp.cos(angle)], axis=-1) * (box[:, 3:4] / 2)
     corners = [along + across, across - along, -along - across, along - across]
     points = [box[:, :2] - boxes[:, :2] + corner for corner in corners]
-    polygon = jnp.stack([turned(p[:, 0], p[:, 1]) for p in points], axis=1)  # [n,4,2]
+    polygon = jnp.stack([turned(p[:, 0], p[:, 1]) for p in points], axis=1)  # (n, 4, 2)
     half = boxes[:, None, 2:4] / 2
     step = jnp.roll(polygon, -1, axis=1) - polygon
-    # Positions on each side, from 0 to 1, where it crosses the four edge lines.
+    # The positions, from 0 to 1 along each side, at which the side crosses the four edge lines.
     is_parallel = step == 0
     crossings = [(end - polygon) / jnp.where(is_parallel, 1, step) for end in (-half, half)]
     crossings = [jnp.where(is_parallel, 0, position) for position in crossings]
@@ -94,11 +95,11 @@ def suppressed(
     overlap: Overlap = overlap,
     decay: float = 1.0,
 ) -> Array:
-    """Return the indices [most] of selected boxes by falling score, padded by -1.
+    """Return the indices of selected boxes by falling score, padded by -1 to `most` items.
 
-    The eligible box with the highest score is selected, the first of equal ones. Boxes whose
-    overlap with it is above the threshold are left out. This is repeated. After each selection a
-    threshold above 0.5 is multiplied by `decay`.
+    Each step selects the eligible box with the highest score, and the first of boxes with equal
+    scores. It leaves out the boxes whose overlap with a selected box is above the threshold. After
+    each selection, a threshold above 0.5 is multiplied by `decay`.
     """
     if not len(scores) or not most:
         return jnp.full(most, -1, jnp.int32)
@@ -119,7 +120,7 @@ def suppressed(
         remaining = remaining & ~(largest > limit) & (jnp.arange(len(order)) != best)
         return count + 1, remaining, largest, limit, chosen.at[count].set(order[best])
 
-    # The largest overlap of each box with a selected box.
+    # The largest overlap of each box with any selected box.
     largest = jnp.full(scores.shape, -jnp.inf, boxes.dtype)
     limit = jnp.asarray(threshold, boxes.dtype)
     start = (jnp.int32(0), remaining, largest, limit, jnp.full(most, -1, jnp.int32))
@@ -136,11 +137,11 @@ def softened(
     sigma: float,
     overlap: Overlap = overlap,
 ) -> tuple[Array, Array]:
-    """Return the indices [most] of selected boxes, padded by -1, and their scores [most].
+    """Return the indices of selected boxes, padded by -1 to `most` items, and their scores.
 
-    The box with the highest score is selected. The scores of the other boxes are multiplied by
+    Each step selects the box with the highest score. It multiplies the scores of the other boxes by
     exp(-o^2 / (2 sigma)), where o is the overlap with the selected box. Boxes with scores of at
-    most `least` are left out. This is repeated (Bodla et al. 2017, arXiv:1704.04503).
+    most `least` are left out (Bodla et al. 2017, arXiv:1704.04503).
     """
 
     def has_more(state: _State) -> Array:
@@ -157,7 +158,7 @@ def softened(
         values = values.at[count].set(remaining[best])
         return count + 1, jnp.where(stays, softer, -jnp.inf), chosen, values
 
-    # The scores of boxes that may be selected; -inf for the others.
+    # The scores of boxes that may still be selected, and -inf for all other boxes.
     remaining = jnp.where(eligible, scores, -jnp.inf)
     chosen = jnp.full(most, -1, jnp.int32)
     values = jnp.full(most, -jnp.inf, scores.dtype)
@@ -169,6 +170,6 @@ def softened(
 
 
 def first(rows: Array, filled: Array) -> tuple[Array, Array]:
-    """Move filled rows to the front; return the rows, and whether each is filled."""
+    """Move filled rows to the front. Return the rows, and whether each row is filled."""
     order = jnp.argsort(~filled, stable=True)
     return rows[order], filled[order]

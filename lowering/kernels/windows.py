@@ -1,8 +1,9 @@
 """Computes shapes, padding and cells of sliding windows (spec 4.3).
 
-Basic operations (conv, box, max_pool) map an up-scaled shape to a down-scaled one, reverse
-operations (deconv, debox) the other way round. Padding, stride and dilation count items of the
-up-scaled shape. The border mode chooses the values that extend the input.
+Basic operations (conv, box, max_pool) map an up-scaled shape to a down-scaled shape. Reverse
+operations (deconv, debox) map a down-scaled shape to an up-scaled shape. Padding, stride and
+dilation count items of the up-scaled shape. The border mode chooses the values that extend the
+input.
 """
 
 from __future__ import annotations
@@ -24,10 +25,11 @@ Padding = tuple[tuple[int, int], ...]
 BORDERS = ("constant", "replicate", "reflect", "reflect-even")
 POOL_BORDERS = ("ignore", *BORDERS)
 
-# Modes of `numpy.pad` by border.
+# The modes of `numpy.pad` by border.
 PAD_MODES = {"replicate": "edge", "reflect": "reflect", "reflect-even": "symmetric"}
 
-_WORK = 8  # arrays with 64-bit items; the host computes so many to count cells along an axis
+# To count cells along an axis, the host computes with this many arrays of 64-bit items at a time.
+_WORK = 8
 _UNROLLED = 64  # cells along an axis; a loop searches the maximum of more cells
 
 
@@ -48,10 +50,10 @@ class Pool(Sliding):
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """Sliding windows, with an item for each axis.
+    """Sliding windows. Each attribute has an item for each axis.
 
-    `upscaled` is the shape that they slide over, `downscaled` the shape of their positions. Extents
-    and computed padding may be UNKNOWN.
+    `upscaled` is the shape over which the windows slide, and `downscaled` is the shape of their
+    positions. Extents and computed padding may be UNKNOWN.
     """
 
     size: Shape
@@ -64,7 +66,7 @@ class Windows:
 
     @property
     def dilated(self) -> Shape:
-        """Return the number of items that a window spans along each axis, gaps included."""
+        """Return the number of items that a window spans along each axis, including gaps."""
         return spans(self.size, self.dilation)
 
     @property
@@ -106,8 +108,8 @@ def basic(
     """
     size, stride, dilation = (padded(values, len(shape)) for values in (size, stride, dilation))
     dilated = spans(size, dilation)
-    # The numbers of positions with automatic padding (extent / stride, rounded up), and with the
-    # explicit padding.
+    # The numbers of positions along each axis. With automatic padding they are the extent divided
+    # by the stride, rounded up. With explicit padding they follow from the padding.
     automatic = tuple([-(-extent // s) for extent, s in zip(shape, stride, strict=True)])
     axes = zip(shape, padding, dilated, stride, strict=False)
     explicit = [(p + extent + q - span) // s + 1 for extent, (p, q), span, s in axes]
@@ -119,7 +121,7 @@ def basic(
 def reverse(shape: Shape, output: Shape, size: Shape, **sliding: Unpack[Sliding]) -> Windows:
     """Return the windows of a reverse operation on an input of this shape.
 
-    `output` is the shape of the result, or () to compute it.
+    `output` is the shape of the result, or () if it must be computed.
     """
     padding = sliding["padding"]
     rank = len(shape)
@@ -127,7 +129,7 @@ def reverse(shape: Shape, output: Shape, size: Shape, **sliding: Unpack[Sliding]
     stride = padded(sliding["stride"], rank)
     dilation = padded(sliding["dilation"], rank)
     dilated = spans(size, dilation)
-    # The extents of the result with automatic padding, and with the explicit padding.
+    # The extents of the result: with automatic padding, and with explicit padding.
     automatic = [extent * s for extent, s in zip(shape, stride, strict=True)]
     axes = zip(shape, stride, dilated, padding, strict=False)
     explicit = [(extent - 1) * s + span - p - q for extent, s, span, (p, q) in axes]
@@ -137,19 +139,19 @@ def reverse(shape: Shape, output: Shape, size: Shape, **sliding: Unpack[Sliding]
 
 
 def spans(size: Sequence[int], dilation: Sequence[int]) -> Shape:
-    """Return the number of items that a window spans along each axis, gaps included."""
+    """Return the number of items that a window spans along each axis, including gaps."""
     return tuple([(f - 1) * d + 1 for f, d in zip(size, dilation, strict=True)])
 
 
 def _complete(padding: Padding, up: Shape, down: Shape, dilated: Shape, stride: Shape) -> Padding:
-    """Return the padding with automatic padding for the axes that lack it."""
+    """Return the padding, completed by automatic padding for the axes that lack padding."""
     axes = list(zip(up, down, dilated, stride, strict=True))[len(padding) :]
     totals = [max((n - 1) * s + span - extent, 0) for extent, n, span, s in axes]
     return (*padding, *((total // 2, total - total // 2) for total in totals))
 
 
 def extend(x: Array, padding: Padding, border: str, fill: float = 0.0) -> Array:
-    """Extend an array by a border, with `fill` in the modes 'constant' and 'ignore'."""
+    """Extend an array by a border. The borders 'constant' and 'ignore' consist of `fill`."""
     if not any(p or q for p, q in padding):
         return x
     if border == "replicate":
@@ -177,9 +179,10 @@ def _mirrored(x: Array, axis: int, before: int, after: int, border: str) -> Arra
 
 
 def valid_counts(windows: Windows, fold: Callable[[int], None]) -> Any:
-    """Count the cells of each window that lie on the input; the array broadcasts to `downscaled`.
+    """Count the cells of each window that lie on the input.
 
-    `fold` is called with the number of items that are computed on the host.
+    The array broadcasts to the shape `downscaled`. `fold` is called with the number of items that
+    are computed on the host.
     """
     rank = len(windows.size)
     counts = np.ones((1,) * rank)
@@ -190,7 +193,8 @@ def valid_counts(windows: Windows, fold: Callable[[int], None]) -> Any:
             continue
         fold(_WORK * windows.downscaled[axis] * counts.size)
         start = np.arange(windows.downscaled[axis]) * s - p
-        # Cell k of a window lies at start + k d. The cells from `first` to `stop` lie on the input.
+        # Cell k of a window lies at start + k * d. The cells from `first` to `stop` lie on the
+        # input.
         first = np.maximum(-(start // d), 0)
         stop = np.minimum(-((start - windows.upscaled[axis]) // d), f)
         counts = counts * np.maximum(stop - first, 0).reshape(along(axis, rank))
@@ -198,9 +202,9 @@ def valid_counts(windows: Windows, fold: Callable[[int], None]) -> Any:
 
 
 def lowest(dtype: DType) -> Any:
-    """Return the lowest number of a dtype, the initial value of a maximum, as a numpy scalar.
+    """Return the lowest number of a dtype, from which a maximum starts, as a numpy scalar.
 
-    `reduce_window` has a gradient only for numpy scalars.
+    `reduce_window` has a gradient only if its initial value is a numpy scalar.
     """
     if jnp.issubdtype(dtype, jnp.floating):
         return np.array(-np.inf, dtype)
@@ -208,15 +212,17 @@ def lowest(dtype: DType) -> Any:
 
 
 def window_max_and_index(x: Array, windows: Windows, border: str) -> tuple[Array, Array]:
-    """Return each window's maximum and its index in the window, the first in row-major order.
+    """Return the maximum of each window, and its index in the window.
 
-    NaN counts as the greatest number.
+    Of equal maxima, the index is that of the first in row-major order. NaN counts as the greatest
+    number.
     """
     fill = lowest(x.dtype) if border == "ignore" else 0.0
     x = extend(x, windows.padding, border, fill)
     index = jnp.zeros(x.shape, jnp.int32)
     volume = 1
-    # The axes are reduced one by one, the last one first. Of equal maxima the first is selected.
+    # The axes are reduced one by one, from the last to the first, so that of equal maxima the first
+    # is selected.
     for axis in reversed(range(x.ndim)):
         x, index = _first_of_cells(x, index, windows, axis, volume)
         volume *= windows.size[axis]
@@ -248,7 +254,10 @@ def _first_of_cells(
 
 
 def positions(index: Array, windows: Windows) -> tuple[Array, ...]:
-    """Return the coordinates, in the extended input, of the cell that `index` names per window."""
+    """Return the coordinates of the cell of each window that `index` selects.
+
+    The result has an array for each axis. Coordinates count items of the extended input.
+    """
     remaining = jnp.clip(index, 0, windows.volume - 1)
     cells: list[Array] = []
     for axis in reversed(range(index.ndim)):
@@ -260,7 +269,7 @@ def positions(index: Array, windows: Windows) -> tuple[Array, ...]:
 
 
 def require_attributes(rank: int, attributes: Mapping[str, Any]) -> None:
-    """Raise InvalidOperation for attributes that are too long or have an item out of range."""
+    """Raise InvalidOperation for attributes that have too many items, or an item out of range."""
     for name in ("size", "stride", "dilation", "padding"):
         values = attributes.get(name, ())
         if len(values) > rank:
@@ -285,7 +294,7 @@ def require_positive(name: str, values: Shape) -> None:
 
 
 def require_basic(windows: Windows, first_axis: int = 0) -> None:
-    """Raise InvalidShape for windows larger than the padded input, and for impossible borders."""
+    """Raise InvalidShape if a window is larger than the padded input, or a border is impossible."""
     axes = zip(windows.upscaled, windows.dilated, windows.padding, strict=True)
     for axis, (extent, span, (p, q)) in enumerate(axes, first_axis):
         is_empty_batch = extent == p == q == 0 and span == 1
@@ -305,7 +314,7 @@ def require_basic(windows: Windows, first_axis: int = 0) -> None:
 
 
 def require_reverse(windows: Windows, padding: Padding, first_axis: int = 0) -> None:
-    """Raise InvalidShape for an output that is empty or does not map to the input's shape."""
+    """Raise InvalidShape if the output is empty, or does not map to the shape of the input."""
     w = windows
     mapped = basic(w.upscaled, w.size, w.border, padding, w.stride, w.dilation)
     axes = zip(w.upscaled, w.downscaled, mapped.downscaled, w.padding, strict=True)
@@ -327,7 +336,7 @@ def require_reverse(windows: Windows, padding: Padding, first_axis: int = 0) -> 
 
 
 def _require_countable(windows: Windows) -> None:
-    """Raise InvalidShape for windows or padded inputs with more items than 32 bits can index."""
+    """Raise InvalidShape if windows or padded inputs have more items than 32 bits can index."""
     counts = [windows.volume, *windows.dilated, *windows.stride, *windows.dilation]
     axes = zip(windows.upscaled, windows.downscaled, windows.stride, windows.padding, strict=True)
     for up, down, s, (p, q) in axes:
@@ -340,7 +349,7 @@ def _require_countable(windows: Windows) -> None:
 
 
 def require_reflection(shape: Shape, padding: Padding, border: str, first_axis: int) -> None:
-    """Raise InvalidShape for the border 'reflect' of an extent of 1."""
+    """Raise InvalidShape if the border 'reflect' is needed along an axis of extent 1."""
     if border != "reflect":
         return
     for axis, (extent, pads) in enumerate(zip(shape, padding, strict=True), first_axis):

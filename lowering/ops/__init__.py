@@ -1,8 +1,9 @@
-"""Holds the rules of all kinds of operations, a file a family; `rules` maps each kind to its rule.
+"""Holds the rules of all kinds of operations. `rules` maps each kind to its rule.
 
-A kind has one meaning for all formats. A kind of the NNEF standard has the parameters of the
-standard, and perhaps further parameters after them, whose defaults give the standard's meaning.
-Other packages add kinds with dotted names by `rules.add`.
+The kinds are in families, each of which has a file. A kind has one meaning for all formats. A kind
+of the NNEF standard has the parameters of the standard, and perhaps further parameters after them,
+whose defaults give the standard's meaning. Other packages add kinds with dotted names by
+`rules.add`.
 
 Where are the checks that rules share? `require`
 """
@@ -88,17 +89,17 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
         "sample", "desample", "adaptive_avg_pool", "adaptive_max_pool",
     ),
 }  # fmt: skip
-# Elementwise kinds: an item of the result depends on the items at its index alone.
+# Elementwise kinds. An item of the result depends only on the operands' items at the same index.
 BY_ITEM = frozenset(
     (*FAMILIES["activation"], *FAMILIES["elementwise"], *FAMILIES["quantize"], "cast")
 )
 
 
 class Families(Registry):
-    """Maps kinds to rules, and imports a family at the first lookup of one of its kinds.
+    """Maps kinds to rules, and imports a family when one of its kinds is first looked up.
 
     `list(rules)` has all kinds. `rules[kind].parameters` names the operands and attributes of a
-    kind, and `help(rules[kind].lower)` describes them.
+    kind, and `help(rules[kind].lower)` describes these parameters.
     """
 
     def __init__(self, families: Mapping[str, tuple[str, ...]], package: str) -> None:
@@ -112,13 +113,13 @@ class Families(Registry):
         self._module_of.update(dict.fromkeys(kinds, module))
 
     def get(self, kind: str) -> Rule | None:
-        """Return the rule of a kind, None where there is none."""
+        """Return the rule of a kind, or None if it has no rule."""
         if kind not in self._rules and kind in self._module_of:
             import_module(self._module_of[kind])
         return self._rules.get(kind)
 
     def __getitem__(self, kind: str) -> Rule:
-        # Most rules are imported already: the first look-up spares a call.
+        # Most rules are imported already. For these the first look-up saves a call.
         rule = self._rules.get(kind) or self.get(kind)
         if rule is None:
             raise KeyError(kind)

@@ -1,4 +1,7 @@
-"""Activation functions (spec 4.8.1 and more); values and gradients of finite inputs are finite."""
+"""Activation functions (spec 4.8.1 and more).
+
+Values and gradients are finite for finite inputs.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,7 @@ def hard_swish(x: Array) -> Array:
 
 @rules.rule("relu", ordered_type)
 def relu(x: Array) -> Array:
-    """Return max(x, 0); the derivative at 0 is 0, where that of `jnp.maximum` is 0.5."""
+    """Return max(x, 0). The derivative at 0 is 0, while that of `jnp.maximum` is 0.5."""
     x = jnp.asarray(x)
     return jnp.where(x <= 0, 0, x)  # NaN stays NaN
 
@@ -56,10 +59,13 @@ def _gelu_type(x: TensorType, approximation: str = "sigmoid") -> TensorType:
 
 @rules.rule("gelu", _gelu_type)
 def gelu(x: Array, approximation: str = "sigmoid") -> Array:
-    """Return x times an approximation of the normal distribution (Hendrycks and Gimpel 2016).
+    """Return x times an approximation of the cumulative normal distribution.
 
-    "sigmoid" (the standard) is sigmoid(1.702 x). "tanh" is (1 + tanh(sqrt(2/pi) (x + 0.044715
-    x^3))) / 2. "tanh_square" has x^2 instead of x^3, which is another function.
+    The choices of `approximation` are (Hendrycks and Gimpel 2016):
+
+    - "sigmoid", as in the standard: sigmoid(1.702 x)
+    - "tanh": (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) / 2
+    - "tanh_square": the formula of "tanh" with x^2 instead of x^3, which is a different function
     """
     x = jnp.asarray(x)
     if approximation == "sigmoid":
@@ -67,7 +73,7 @@ def gelu(x: Array, approximation: str = "sigmoid") -> Array:
     wide = widened(x)
     exponent = 3 if approximation == "tanh" else 2
     inner = wide + 0.044715 * lax.integer_pow(wide, exponent)
-    # logistic(2u) equals (1 + tanh(u)) / 2 and keeps its digits where that is small.
+    # logistic(2u) equals (1 + tanh(u)) / 2, and keeps its digits where this value is small.
     return (wide * lax.logistic(math.sqrt(8 / math.pi) * inner)).astype(x.dtype)
 
 
@@ -84,26 +90,26 @@ def softabs(x: Array, epsilon: float) -> Array:
     if epsilon == 0:
         return jnp.abs(x)
     root = math.sqrt(epsilon)
-    # The unit cancels out: no derivative goes through it.
+    # The unit cancels out, so that no derivative has to go through it.
     unit = lax.stop_gradient(jnp.maximum(jnp.abs(x), root))
     return unit * jnp.sqrt(jnp.square(x / unit) + jnp.square(root / unit))
 
 
 def _exponential(x: Array, alpha: float) -> Array:
-    # The inner selection keeps an overflow of exp, and its derivative, out of the other branch.
+    # The inner selection keeps an overflow of exp, and its derivative, out of the other case.
     negative = x < 0
     return jnp.where(negative, alpha * jnp.expm1(jnp.where(negative, x, 0.0)), x)
 
 
 @rules.rule("elu", real_type)
 def elu(x: Array, alpha: float) -> Array:
-    """Return alpha * (exp(x) - 1) where x < 0, else x; the derivative at 0 is 1."""
+    """Return alpha * (exp(x) - 1) where x < 0, and x elsewhere. The derivative at 0 is 1."""
     return _exponential(jnp.asarray(x), alpha)
 
 
 @rules.rule("selu", real_type)
 def selu(x: Array, alpha: float, lambda_: float) -> Array:
-    """Return lambda times `elu`."""
+    """Return lambda times the result of `elu`."""
     return lambda_ * _exponential(jnp.asarray(x), alpha)
 
 
@@ -115,7 +121,7 @@ def _prelu_type(x: TensorType, alpha: TensorType) -> TensorType:
 
 @rules.rule("prelu", _prelu_type)
 def prelu(x: Array, alpha: Array | float) -> Array:
-    """Return alpha * x where x < 0, else x; the derivative at 0 is 1."""
+    """Return alpha * x where x < 0, and x elsewhere. The derivative at 0 is 1."""
     x, alpha = align(x, alpha)
     return jnp.where(x < 0, alpha * x, x)
 
@@ -135,9 +141,10 @@ def _swiglu_type(gate: TensorType, up: TensorType, alpha: float, limit: float) -
 
 @rules.rule("clamped_swiglu", _swiglu_type)
 def clamped_swiglu(gate: Array, up: Array, alpha: float, limit: float) -> Array:
-    """Return gate * sigmoid(alpha * gate) * (up + 1), in float32 at least (gpt-oss).
+    """Return gate * sigmoid(alpha * gate) * (up + 1), as in gpt-oss.
 
-    Before, `gate` is clamped to at most `limit`, and `up` to [-limit, limit].
+    Before this product, `gate` is clamped to at most `limit`, and `up` to [-limit, limit]. The
+    result has float32 at least.
     """
     gate, up = (widened(jnp.asarray(x)) for x in align(gate, up))
     gate = clamp(gate, -jnp.inf, limit, inclusive=True)

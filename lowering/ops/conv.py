@@ -1,10 +1,15 @@
 """Convolution and deconvolution (spec 4.3.1).
 
-`conv` maps (B,C,X...) to (B,c,x...) with a filter (c,C/G,f...) and a bias (1,c) or scalar; `deconv`
-maps (B,c,x...) to (B,C,X...) with a filter of the same shape and a bias (1,C) or scalar. Padding,
-stride and dilation have an item for each spatial axis. G is `groups`, where 0 makes each channel a
-group. Half precision is summed in float32 and rounded once. Integers are summed in int32, the dtype
-of the result.
+`conv` maps an input (batch, channels, *extents) to (batch, outputs, *positions). The filter has the
+shape (outputs, channels / groups, *window), and the bias is a scalar or has the shape (1, outputs).
+
+`deconv` maps an input (batch, channels, *positions) to (batch, outputs, *extents). The filter has
+the shape (channels, outputs / groups, *window), and the bias is a scalar or has the shape (1,
+outputs).
+
+Padding, stride and dilation have an item for each spatial axis. If `groups` is 0, each channel is a
+group. Half precision is summed in float32 and rounded once. Integers are summed in int32, which is
+the dtype of the result.
 """
 
 from __future__ import annotations
@@ -45,9 +50,9 @@ def _conv_type(
 def conv_shape(
     input: Shape, filter: Shape, bias: Shape, groups: int, **window: Unpack[Sliding]
 ) -> Shape:
-    """Return the shape of the result; raise if operands or attributes do not agree.
+    """Return the shape of the result.
 
-    The errors are InvalidShape and InvalidOperation.
+    Raises InvalidShape or InvalidOperation if operands or attributes do not agree.
     """
     _require_operands(input, filter, groups, window)
     groups = groups or input[1]
@@ -69,7 +74,7 @@ def _sum_dtype(dtype: str) -> str:
 
 
 def conv_work(result: TensorType, filter: TensorType) -> int:
-    """Return the number of multiply-adds: items of the result times items of one of its filters."""
+    """Return the multiply-adds: items of the result, times items of the filter for one output."""
     return volume(result.shape) * volume(filter.shape[1:])
 
 
@@ -77,7 +82,7 @@ def conv_work(result: TensorType, filter: TensorType) -> int:
 def conv(
     ctx: Context, input: Array, filter: Array, bias: Array, groups: int, **window: Unpack[Sliding]
 ) -> Array:
-    """Correlate the input with a filter and add a bias."""
+    """Correlate the input with a filter, and add a bias."""
     windows = basic(input.shape[2:], filter.shape[2:], **window)
     groups = groups or input.shape[1]
     wide = accumulator(input.dtype)
@@ -133,9 +138,9 @@ def deconv(
     groups: int,
     **window: Unpack[Sliding],
 ) -> Array:
-    """Return the transposed convolution.
+    """Return the transposed convolution of the input.
 
-    The batch extent is that of the input, whatever `output_shape` has.
+    The batch extent of the result is that of the input, whatever `output_shape` says.
     """
     windows = reverse(input.shape[2:], output_shape[2:], filter.shape[2:], **window)
     groups = _deconv_groups(input.shape, filter.shape, output_shape, groups)
@@ -146,8 +151,8 @@ def deconv(
 
 
 def _deconv_groups(input: Shape, filter: Shape, output_shape: Shape, groups: int) -> int:
-    # 0 makes each input channel a group. If `output_shape` has the number of output channels, each
-    # of these is a group: the reverse of a plane-wise `conv` needs that.
+    # If `groups` is 0, each input channel is a group. But if `output_shape` is given, the number of
+    # groups follows from its channels, since the reverse of a plane-wise `conv` needs this.
     if groups == 0:
         return output_shape[1] // filter[1] if output_shape else input[1]
     return groups
@@ -180,7 +185,7 @@ def _require_divisor(groups: int, filter: Shape) -> None:
 
 
 def _require_bias(bias: Shape, channels: int, rank: int) -> None:
-    # Each extent is 1, except that of the axis of channels.
+    # Each extent is 1, except the extent of the channel axis.
     expected = [1] * len(bias)
     if len(bias) > 1 and differ(bias[1], 1):
         expected[1] = channels

@@ -1,4 +1,4 @@
-"""Pairwise coupling: probabilities of classes from the probabilities within each pair of them."""
+"""Pairwise coupling: probabilities of classes, from the probabilities within pairs of classes."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from lowering.graph import TensorType
 from lowering.kernels.precision import widened
 from lowering.ops import require, rules
 
-_MOST = 100  # iterations; as many as classes if there are more
-_TOLERANCE = 0.005  # iteration ends if the residual is below this divided by the class count
+_MOST = 100  # the most iterations; if there are more classes, as many as classes
+# Iterations end if the residual is below this number divided by the number of classes.
+_TOLERANCE = 0.005
 
 
 def _type(shares: TensorType, count: int) -> TensorType:
@@ -23,10 +24,12 @@ def _type(shares: TensorType, count: int) -> TensorType:
 
 @rules.rule("pairwise_coupling", _type)
 def pairwise_coupling(shares: Array, count: int) -> Array:
-    """Return probabilities [n,count] of classes from `shares` [n,pairs]: P(i | i or j), i < j.
+    """Return the probabilities (n, count) of classes from the `shares` (n, pairs) of pairs.
 
-    Pairs are (0,1), (0,2) ... (1,2) ... Source: Wu, Lin and Weng 2004, algorithm 2, with the
-    tolerance of libsvm, scikit-learn and onnxruntime. Derivatives are those of the exact solution.
+    The share of a pair (i, j), with i < j, is the probability of class i if the class is i or j.
+    The pairs are (0, 1), (0, 2), ..., (1, 2), ... Source: Wu, Lin and Weng 2004, algorithm 2, with
+    the tolerance of libsvm, scikit-learn and onnxruntime. Derivatives are those of the exact
+    solution.
     """
     x = widened(jnp.asarray(shares))
     i, j = np.triu_indices(count, 1)
@@ -36,7 +39,7 @@ def pairwise_coupling(shares: Array, count: int) -> Array:
 
 
 def _errors(shares: Array) -> Array:
-    """Return the matrix Q of the error p^T Q p of probabilities p for these shares."""
+    """Return the matrix Q for these shares. The error of probabilities p is p^T Q p."""
     return jnp.diag(jnp.sum(shares**2, axis=0)) - shares * shares.T
 
 
@@ -48,12 +51,12 @@ def _exact(shares: Array) -> Array:
 
 @jax.custom_jvp
 def _coupled(shares: Array) -> Array:
-    """Return the probabilities [count] for shares [count,count], improved class by class."""
+    """Return the probabilities (count,) for shares (count, count), improved class by class."""
     Q = _errors(shares)
     count = len(shares)
 
     def improve_class(t: Array, state: tuple[Array, ...]) -> tuple[Array, ...]:
-        """Change the probability of class t, and scale all to the sum 1."""
+        """Change the probability of class t, and scale all probabilities to the sum 1."""
         p, Qp, pQp = state
         step = (pQp - Qp[t]) / Q[t, t]
         pQp = (pQp + step * (step * Q[t, t] + 2 * Qp[t])) / (1 + step) ** 2

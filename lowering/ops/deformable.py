@@ -1,6 +1,6 @@
 """Deformable convolution: the network computes where each cell of the filter reads the input.
 
-Sources: Dai et al. 2017, arXiv:1703.06211; with a mask Zhu et al. 2018, arXiv:1811.11168.
+Sources: Dai et al. 2017, arXiv:1703.06211, and for masks Zhu et al. 2018, arXiv:1811.11168.
 """
 
 from __future__ import annotations
@@ -50,11 +50,15 @@ def deformable_conv(
     groups: int, offset_groups: int, padded_bilinear: bool, padding: Padding, stride: Shape,
     dilation: Shape,
 ) -> Array:  # fmt: skip
-    """Correlate with a filter whose cells are moved by offsets (y, x), interpolating linearly.
+    """Correlate with a filter whose cells are moved by offsets (y, x), with linear interpolation.
 
-    `offsets` is [B,offset_groups*cells*2,h,w], `mask` [B,offset_groups*cells,h,w]. With
-    `padded_bilinear` items outside of the input are 0. Without it values at positions outside of
-    0 <= y < H, 0 <= x < W are 0; inside, the last row and column extend to that bound.
+    `offsets` has the shape (batch, offset_groups * cells * 2, rows, columns), and `mask` has the
+    shape (batch, offset_groups * cells, rows, columns), where rows and columns are the positions of
+    the result.
+
+    With `padded_bilinear`, items outside of the input are 0. Without it, the value is 0 at a
+    position (y, x) outside of 0 <= y < height, 0 <= x < width. At positions inside, the last row
+    and column of the input extend to these bounds.
     """
     x = jnp.asarray(input)
     moves = jnp.asarray(offsets)
@@ -74,7 +78,10 @@ def deformable_conv(
         return jnp.arange(count) * windows.stride[axis] - windows.padding[axis][0]
 
     def moved(grid: Array, axis: int) -> Array:
-        """Return positions [B,groups,cells,h,w]: the grid [cells,h,w] plus the offsets."""
+        """Return the grid (cells, rows, columns) plus the offsets along an axis.
+
+        The positions have the shape (batch, groups, cells, rows, columns).
+        """
         return grid[None, None].astype(x.dtype) + moves[:, :, :, axis]
 
     start = starts(0)
@@ -94,7 +101,11 @@ def deformable_conv(
 
 
 def _interpolated(parts: Array, y: Array, x: Array, height: int, width: int, padded: bool) -> Array:
-    """Return the values [B,groups,channels,cells,h,w] at positions y, x [B,groups,cells,h,w]."""
+    """Return the values at positions y and x.
+
+    The positions have the shape (batch, groups, cells, rows, columns), and the values have the
+    shape (batch, groups, channels, cells, rows, columns).
+    """
 
     def is_inside(row: Array, column: Array) -> Array:
         return (row >= 0) & (row < height) & (column >= 0) & (column < width)

@@ -1,6 +1,6 @@
-"""Items selected by value, as int32 indices.
+"""Operations that select items by value, and return indices in int32.
 
-A result has as many rows as there can be at most; rows behind the last index hold -1.
+A result has as many rows as may be selected at most. Rows after the last selected item hold -1.
 """
 
 from __future__ import annotations
@@ -63,11 +63,14 @@ def non_max_suppression(
 ) -> Array:
     """Return rows (batch, class, box) of the boxes that overlap no selected box of higher score.
 
-    Rows are sorted by batch, class and falling score, equal scores by box. A box is left out if its
-    score is not above `score_threshold`, or if its intersection over union with a better selected
-    box is above `iou_threshold`. A box is two opposite corners y, x, y, x in any order; with
-    `center_point_box` it is centre x, y, width, height. `max_output_boxes_per_class` 0 means no
-    limit, unlike in ONNX. The result has batches * classes * min(limit, boxes) rows.
+    Rows are sorted by batch, by class and by falling score, and rows with equal scores by box. A
+    box is left out if its score is not above `score_threshold`, or if its intersection over union
+    with a better selected box is above `iou_threshold`. The result has batches * classes *
+    min(limit, boxes) rows.
+
+    A box is given by two opposite corners in any order, as y, x, y, x. With `center_point_box` it
+    is given as centre x, centre y, width, height. The limit is `max_output_boxes_per_class`, where
+    0 means no limit, unlike in ONNX.
     """
     boxes, scores = widened(jnp.asarray(boxes)), widened(jnp.asarray(scores))
     if scores.size == 0:
@@ -104,7 +107,7 @@ def _non_zero_type(input: TensorType) -> TensorType:
 
 @rules.rule("non_zero", _non_zero_type, not_differentiable=_INDICES)
 def non_zero(input: Array) -> Array:
-    """Return the indices (axes,items) of non-zero items in row-major order, then -1."""
+    """Return the indices (axes, items) of non-zero items in row-major order, padded by -1."""
     x = jnp.asarray(input)
     place = jnp.nonzero(x.reshape(-1), size=x.size, fill_value=-1)[0]
     place = place.astype(jnp.int32)[None, :]
@@ -141,12 +144,12 @@ def sorted_suppression(
     sigma: float = 0.0,
     rotation: str = "none",
 ) -> tuple[Array, Array, Array]:
-    """Return the rows of `non_max_suppression`, rows (batch, class, score), and their number [1].
+    """Return the rows of `non_max_suppression`, rows (batch, class, score), and their number (1,).
 
-    With `sorts` the rows of all batches and classes are sorted by falling score. Rows behind the
-    last hold -1. With `sigma` above 0 overlap lowers the score of a box, which stays (`softened`).
-    With `rotation` a box is centre x, y, width, height and an angle in radians; a "clockwise" angle
-    turns from x to y.
+    With `sorts` the rows of all batches and classes are sorted by falling score. Rows after the
+    last hold -1. If `sigma` is above 0, overlap lowers the score of a box instead of removing the
+    box (see `softened`). With `rotation` a box is given as centre x, centre y, width, height, and
+    an angle in radians. A "clockwise" angle turns from x to y.
     """
     x = jnp.asarray(scores)
     if max_output_boxes_per_class == 0 or x.size == 0:
@@ -169,13 +172,13 @@ def sorted_suppression(
         return chosen, jnp.where(chosen >= 0, scores[chosen], -jnp.inf)
 
     by_class = jax.vmap(select, (None, 0))
-    box_index, values = jax.vmap(by_class)(sides, wide)  # [batches,classes,most]
+    box_index, values = jax.vmap(by_class)(sides, wide)  # (batches, classes, most)
     batch_index = lax.broadcasted_iota(jnp.int32, box_index.shape, 0)
     class_index = lax.broadcasted_iota(jnp.int32, box_index.shape, 1)
     indices = jnp.stack([batch_index, class_index, box_index], axis=-1).reshape(-1, 3)
     values = values.reshape(-1)
     filled = box_index.reshape(-1) >= 0  # False for padding
-    # Padding has the score -inf and goes last in either order.
+    # Padding has the score -inf, so that it goes last in either order.
     key = -values if sorts else ~filled
     order = jnp.argsort(key, stable=True)
     indices, values, filled = indices[order], values[order], filled[order]
@@ -192,7 +195,7 @@ def _unique_type(input: TensorType, axis: int) -> tuple[TensorType, ...]:
     axis = normal_axis(axis, len(input.shape))
     count = input.shape[axis]
     if count == MAX_EXTENT:
-        # The index behind the last one is computed too, and must fit int32.
+        # The index after the last one is computed too, and must fit int32.
         raise InvalidShape(f"'input' has {count} items, their indices have 32 bits")
     items = TensorType(with_extent(input.shape, axis, count), input.dtype)
     indices = TensorType((count,), "int32")
@@ -203,14 +206,14 @@ def _unique_type(input: TensorType, axis: int) -> tuple[TensorType, ...]:
 def unique(ctx: Context, input: Array, axis: int, sorts: bool) -> tuple[Array, ...]:
     """Return the distinct items along an axis, and four int32 tensors about them.
 
-    Distinct items are sorted if `sorts`, else in the order of their first indices. All results but
-    the last two are padded with the last distinct item, to the extent of the input. The int32
-    tensors are:
+    With `sorts` the distinct items are sorted. Otherwise they are in the order of their first
+    indices. The distinct items, and the first indices, are padded to the extent of the input with
+    those of the last distinct item. The int32 tensors are:
 
     1. the first index of each distinct item in the input
     2. for each item of the input, its index among the distinct items
     3. the count of each distinct item, padded with 0
-    4. the number of distinct items, [1]
+    4. the number of distinct items, of shape (1,)
     """
     x = jnp.asarray(input)
     count = x.shape[axis]
@@ -225,15 +228,17 @@ def unique(ctx: Context, input: Array, axis: int, sorts: bool) -> tuple[Array, .
     inverse = inverse.reshape(-1)
     filled = counts > 0  # False for padding
     if not sorts:
-        # Padding gets the key `count`, beyond all indices, so it stays behind the distinct items.
+        # Padding gets the key `count`, which is above all indices, so that it stays after the
+        # distinct items.
         keys = jnp.where(filled, first, count)
         order = jnp.argsort(keys)
         first, counts, filled = first[order], counts[order], filled[order]
-        # `order` maps new places to old ones. Its argsort is the reverse, which `inverse` needs.
+        # `order` maps new indices to old ones. Its argsort is the reverse map, which `inverse`
+        # needs.
         new_places = jnp.argsort(order)
         inverse = new_places[inverse]
     number = jnp.sum(filled, keepdims=True)
-    last_first = first[number - 1]  # first index of the last distinct item
+    last_first = first[number - 1]  # the first index of the last distinct item
     padded_first = jnp.where(filled, first, last_first)
     items = jnp.moveaxis(rows[padded_first], 0, axis)
     indices = (padded_first, inverse, counts, number)

@@ -1,7 +1,7 @@
-"""Proposals and detections of two-stage networks, from boxes in a tensor; results have fixed sizes.
+"""Proposals and detections of two-stage networks, from boxes in a tensor.
 
-Sources: Faster R-CNN, Ren et al. 2015, arXiv:1506.01497; GenerateProposals and the operations
-ExperimentalDetectron* of OpenVINO's operation sets.
+The results have fixed sizes. Sources: Faster R-CNN, Ren et al. 2015, arXiv:1506.01497;
+GenerateProposals and the operations ExperimentalDetectron* of OpenVINO's operation sets.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from lowering.kernels.suppression import first, overlap, suppressed
 from lowering.ops import require, rules
 
 _CHOICES = "it chooses boxes"
-_LARGEST = math.log(1000 / 16)  # bound of log dw and log dh
+_LARGEST = math.log(1000 / 16)  # the bound of log dw and log dh
 
 
 def refined(boxes: Array, deltas: Array, offset: float, largest: float) -> Array:
-    """Return boxes [...,4] after changes (dx, dy, log dw, log dh) in units of their extents."""
+    """Return boxes (..., 4) after changes (dx, dy, log dw, log dh) in units of their extents."""
     extent = boxes[..., 2:] - boxes[..., :2] + offset
     centre = boxes[..., :2] + extent / 2 + deltas[..., :2] * extent
     extent = jnp.exp(jnp.minimum(deltas[..., 2:], largest)) * extent
@@ -68,9 +68,10 @@ def anchored_proposals(
 ) -> tuple[Array, Array, Array]:  # fmt: skip
     """Return the best regions (x1, y1, x2, y2), their scores, and their number in each image.
 
-    A row of `image` is height, width and, with `scales`, one or two factors of `min_size`. The
-    extent of a box is the difference of its ends plus `pixel_offset`, in overlaps plus
-    `overlap_offset`. Regions are sorted by image; rows behind the last are 0.
+    A row of `image` has the height and the width of an image. With `scales` one or two factors of
+    `min_size` follow. The extent of a box is the difference of its ends plus `pixel_offset`; for
+    overlaps it is the difference plus `overlap_offset`. Regions are sorted by image. Rows after the
+    last region are 0.
     """
     dtype = jnp.asarray(scores).dtype
     info, anchors, deltas, scores = (
@@ -130,9 +131,9 @@ def refined_detections(
 ) -> tuple[Array, Array, Array]:  # fmt: skip
     """Return the refined regions (x1, y1, x2, y2), their classes and their scores.
 
-    The first class is background. Boxes suppress each other within a class. Rows are sorted by
-    class and falling score, or by falling score alone if more than `keep` are left. Rows behind the
-    last are 0.
+    The first class is the background. Boxes suppress each other within a class. Rows are sorted by
+    class and falling score. If more than `keep` boxes are left, rows are sorted only by falling
+    score. Rows after the last box are 0.
     """
     dtype = jnp.asarray(rois).dtype
     rois, deltas, scores = (widened(jnp.asarray(x)) for x in (rois, deltas, scores))
@@ -151,7 +152,7 @@ def refined_detections(
     def places(boxes: Array, scores: Array) -> Array:
         return suppressed(boxes, scores, scores > score_threshold, most, nms_threshold, shared)
 
-    chosen = jax.vmap(places, (1, 1))(boxes, scores)  # [classes,most]
+    chosen = jax.vmap(places, (1, 1))(boxes, scores)  # (classes, most)
     label = jnp.broadcast_to(jnp.arange(classes, dtype=jnp.int32)[:, None], chosen.shape)
     filled = ((chosen >= 0) & (label > 0)).reshape(-1)
     label = label.reshape(-1)

@@ -1,4 +1,4 @@
-"""Element-wise operations (spec 4.2); integers wrap around and divide towards 0."""
+"""Elementwise operations (spec 4.2). Integers wrap around, and divide towards 0."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _is_real(x: Array) -> bool:
 
 
 def like(check: Callable[..., None]) -> Callable[[TensorType], TensorType]:
-    """Return an `infer` function that checks the operand, and returns its type for the result."""
+    """Return an `infer` function that checks the operand, and returns the operand's type."""
 
     def infer(x: TensorType) -> TensorType:
         check(x=x)
@@ -53,7 +53,7 @@ def _non_finite_type(x: TensorType) -> TensorType:
 
 
 def _rounding(kind: str, function: Callable[[Array], Array]) -> None:
-    """Register a rule that rounds real numbers, and leaves integers as they are."""
+    """Register a rule that rounds floating-point numbers, and leaves integers unchanged."""
 
     def rounding(x: Array) -> Array:
         return function(x) if _is_real(x) else x
@@ -93,9 +93,9 @@ _unary("is_nan", jnp.isnan, _non_finite_type, _LOGICAL)
 
 
 def rounded(x: Array, ties: str) -> Array:
-    """Return real numbers rounded to integers; `ties` is the direction of halves, as in `round`."""
+    """Return numbers rounded to integers. `ties` is the direction of halves, as in `round`."""
     if ties == "up":
-        # The sum in floor(x + 0.5) would be inexact just below 0.5 and from 2**23 on.
+        # The sum in floor(x + 0.5) would be inexact just below 0.5, and from 2**23 on.
         floor = jnp.floor(x)
         return jnp.where(x - floor >= 0.5, floor + 1, floor)
     if ties == "away":
@@ -110,7 +110,7 @@ def _round_type(x: TensorType, ties: str = "up") -> TensorType:
 
 @rules.rule("round", _round_type)
 def round_(ctx: Context, x: Array, ties: str = "up") -> Array:
-    """Return the nearest whole number; halves go "up", "away" from zero, or to "even" (`ties`)."""
+    """Return the nearest whole number. By `ties` halves go "up", "away" from zero, or to "even"."""
     x = jnp.asarray(x)
     if not _is_real(x):
         return x
@@ -153,9 +153,9 @@ def _binary(
     rules.rule(kind, infer, not_differentiable=why_not)(lower)
 
 
-_binary("add", _same_type, jnp.add)  # logical values: `or`, as in numpy
+_binary("add", _same_type, jnp.add)  # for logical values this is `or`, as in numpy
 _binary("sub", _numbers_type, jnp.subtract)
-_binary("mul", _same_type, jnp.multiply)  # logical values: `and`
+_binary("mul", _same_type, jnp.multiply)  # for logical values this is `and`
 _binary("min", _extremum_type, minimum)
 _binary("max", _extremum_type, maximum)
 
@@ -175,7 +175,7 @@ _binary("bitwise_xor", _bits_type, jnp.bitwise_xor, _BITS)
 
 @rules.rule("div", _numbers_type)
 def divide(x: Array, y: Array) -> Array:
-    """Return x / y; integer quotients are truncated, and 0 where y is 0."""
+    """Return x / y. Integer quotients are truncated, and are 0 where y is 0."""
     x, y = align(x, y)
     if _is_real(jnp.asarray(x)) or _is_real(jnp.asarray(y)):
         return jnp.divide(x, y)
@@ -186,7 +186,7 @@ def divide(x: Array, y: Array) -> Array:
 
 @rules.rule("rem", _pair(require.ordered))
 def remainder(x: Array, y: Array) -> Array:
-    """Return x - y * trunc(x / y), exactly; for integers 0 where y is 0."""
+    """Return x - y * trunc(x / y) without rounding errors. For integers it is 0 where y is 0."""
     x, y = jnp.broadcast_arrays(*align(x, y))
     if _is_real(x):
         return lax.rem(x, y)
@@ -196,9 +196,9 @@ def remainder(x: Array, y: Array) -> Array:
 
 @rules.rule("pow", _numbers_type)
 def power(x: Array, y: Array) -> Array:
-    """Return x to the power y; integer powers with y < 0 are truncated.
+    """Return x to the power y. Integer powers with y < 0 are truncated.
 
-    Constant exponents that are integers from -16 to 16 have finite derivatives at negative x.
+    If y is a constant integer from -16 to 16, the derivative is finite at negative x.
     """
     x = jnp.asarray(x)
     if not _is_real(x):
@@ -213,13 +213,13 @@ def power(x: Array, y: Array) -> Array:
 
 def _integer_power(x: Array, y: Array) -> Array:
     power = jnp.power(x, jnp.maximum(y, 0))
-    # If y is negative, only the powers of 1 and -1 are not truncated to 0.
+    # If y is negative, all powers are truncated to 0 except those of 1 and -1.
     power_of_unit = jnp.where(y % 2 == 0, x * x, x)
     return jnp.where(y >= 0, power, jnp.where(jnp.abs(x) == 1, power_of_unit, 0))
 
 
 def _shift_bounds(x: Array, y: Array) -> tuple[Array, Array, Array, int]:
-    # Platforms differ in shifts out of range.
+    # Platforms differ in shifts that are out of range.
     x, y = jnp.broadcast_arrays(*align(x, y))
     width = jnp.iinfo(x.dtype).bits
     return x, y, (y >= 0) & (y < width), width
@@ -227,26 +227,26 @@ def _shift_bounds(x: Array, y: Array) -> tuple[Array, Array, Array, int]:
 
 @rules.rule("shift_left", _shift_type, not_differentiable=_BITS)
 def shift_left(x: Array, y: Array) -> Array:
-    """Return x shifted left by y bits; 0 unless 0 <= y < bits of the dtype."""
+    """Return x shifted left by y bits, or 0 unless 0 <= y < bits of the dtype."""
     x, y, inside, _ = _shift_bounds(x, y)
     return jnp.where(inside, jnp.left_shift(x, jnp.where(inside, y, 0)), 0)
 
 
 @rules.rule("shift_right", _shift_type, not_differentiable=_BITS)
 def shift_right(x: Array, y: Array) -> Array:
-    """Return x shifted right by y bits, the sign kept.
+    """Return x shifted right by y bits, and keep the sign.
 
-    Unless 0 <= y < bits of the dtype, it is -1 for negative x and 0 for others.
+    Unless 0 <= y < bits of the dtype, the result is -1 for negative x and 0 for other x.
     """
     x, y, inside, width = _shift_bounds(x, y)
-    # Out of range all bits are shifted out, in two steps.
+    # If y is out of range, all bits are shifted out in two steps.
     most = jnp.right_shift(x, jnp.where(inside, y, width - 1))
     return jnp.where(inside, most, jnp.right_shift(most, jnp.ones_like(y)))
 
 
 @rules.rule("is_inf", _non_finite_type, not_differentiable=_LOGICAL)
 def is_inf(x: Array, positive: bool, negative: bool) -> Array:
-    """Tell where x is +inf, if `positive`, or -inf, if `negative`."""
+    """Tell where x is +inf (if `positive`) or -inf (if `negative`)."""
     x = jnp.asarray(x)
     return ((x == jnp.inf) & positive) | ((x == -jnp.inf) & negative)
 
@@ -262,7 +262,7 @@ def _select_type(
 
 @rules.rule("select", _select_type)
 def select(condition: Array, true_value: Array, false_value: Array) -> Array:
-    """Return true_value where the condition holds, false_value elsewhere (spec 4.2.3)."""
+    """Return `true_value` where the condition holds, and `false_value` elsewhere (spec 4.2.3)."""
     return jnp.where(*align(condition, true_value, false_value))
 
 
@@ -273,7 +273,7 @@ def _clamp_type(x: TensorType, a: TensorType, b: TensorType, inclusive: bool = F
 
 @rules.rule("clamp", _clamp_type)
 def clamp(x: Array, a: Array | float, b: Array | float, inclusive: bool = False) -> Array:
-    """Return max(min(x, b), a); the derivative at a bound is 1/2, or 1 if `inclusive`."""
+    """Return max(min(x, b), a). The derivative at a bound is 1/2, or 1 if `inclusive`."""
     if not inclusive:
         return clamped(x, a, b)
     x, a, b = align(x, a, b)

@@ -75,7 +75,8 @@ def _experts_type(
 
 
 def _experts_work(input: TensorType, w1: TensorType, w3: TensorType, w2_bias: TensorType) -> int:
-    # All experts compute all tokens: the logits, two or three products, the sum of the biases.
+    # All experts compute all tokens. The work consists of the logits, of two or three products for
+    # each expert, and of the sum of the biases.
     experts = w1.shape[0]
     items = input.shape[-1]
     tokens = volume(input.shape[:-1])
@@ -104,14 +105,22 @@ def mixture_of_experts(
 ) -> Array:
     """Return the weighted sum of the `k` experts with the largest logits, for each token x.
 
-    The input is [tokens...,items], `router` [experts,items], w1 and w3 [experts,items,hidden], w2
-    [experts,hidden,items]. Logits are x `router`^T; of equal logits the first wins. An expert is
-    (f(x w1) * (x w3)) w2, or f(x w1) w2 without w3, with biases. f is silu (with w3 also "swiglu"),
-    relu, or `gelu` with "tanh"; with a positive `limit`, `clamped_swiglu` replaces f and the
-    product. The weight of an expert depends on `gate`: the softmax of the k logits
-    ("softmax_topk"), the softmax of all logits ("softmax_all"), the sigmoid of its logit
-    ("sigmoid"), or its logit ("raw"). All experts compute all tokens, in float32 at least. The
-    result has the input's dtype.
+    The input has the shape (tokens..., items), `router` has the shape (experts, items), w1 and w3
+    have the shape (experts, items, hidden), and w2 has the shape (experts, hidden, items). The
+    logits are x `router`^T. Of equal logits the first wins.
+
+    An expert is (f(x w1) * (x w3)) w2, or f(x w1) w2 if there is no w3, with biases added to each
+    product. The function f is silu, relu, or `gelu` with "tanh"; with w3 "swiglu" also stands for
+    silu. If `limit` is positive, `clamped_swiglu` replaces f and the product with x w3.
+
+    The weight of an expert depends on `gate`:
+
+    - "softmax_topk": the softmax of the k largest logits
+    - "softmax_all": the softmax of all logits
+    - "sigmoid": the sigmoid of the expert's logit
+    - "raw": the expert's logit
+
+    All experts compute all tokens, in float32 at least. The result has the input's dtype.
     """
     x = jnp.asarray(input)
     operands = (router, w1, w2, w3, router_bias, w1_bias, w3_bias, w2_bias)

@@ -1,4 +1,4 @@
-"""Constants (spec 4.1.2) and ranges: numpy arrays, unless a value is a symbolic extent."""
+"""Constants (spec 4.1.2) and ranges. They are numpy arrays, unless a value is a symbolic extent."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lowering.kernels.rounding import saturated
 from lowering.ops import require, rules
 from lowering.tracing import Context
 
-_WORK = 4  # 64-bit arrays that computing a range takes
+_WORK = 4  # the number of 64-bit arrays that are needed to compute a range
 
 
 def _constant_type(shape: Shape, value: tuple[Scalar, ...], dtype: str) -> TensorType:
@@ -40,7 +40,7 @@ def _constant_type(shape: Shape, value: tuple[Scalar, ...], dtype: str) -> Tenso
 
 @rules.rule("constant", _constant_type)
 def constant(shape: Shape, value: tuple[Scalar, ...], dtype: str) -> Array | NDArray[np.generic]:
-    """Return a tensor of the values in row-major order; a single value fills it."""
+    """Return a tensor of the values in row-major order. A single value fills the tensor."""
     if any(map(is_symbolic, value)):
         items = jnp.stack([jnp.asarray(x).astype(dtype) for x in value])
         items_shape = shape if len(value) > 1 else ()
@@ -73,7 +73,7 @@ def _count(start: float, end: float, step: float) -> int:
 def range_(
     ctx: Context, start: float, end: float, step: float, dtype: str
 ) -> Array | NDArray[np.generic]:
-    """Return `start`, `start + step` ... up to `end`, which is excluded."""
+    """Return `start`, `start + step` and so on up to `end`, which is excluded."""
     if any(map(is_symbolic, (start, end, step))):
         places = lax.iota(dtype, _count(start, end, step))
         return jnp.asarray(start).astype(dtype) + jnp.asarray(step).astype(dtype) * places

@@ -1,8 +1,8 @@
-"""Items by their indices: gather, scatter, top-k, one-hot; resulting indices are int32.
+"""Operations on items by their indices: gather, scatter, top-k and one-hot.
 
-Negative indices count from the end. Reading beyond the axis gives NaN, for signed integers the
-least, for unsigned integers the greatest number, for logical values true. Writing beyond the axis
-does nothing.
+Resulting indices are int32. Negative indices count from the end. Reading beyond the axis gives NaN
+for floating-point numbers, the least number for signed integers, the greatest number for unsigned
+integers, and true for logical values. Writing beyond the axis does nothing.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ def _require_same_rank(name: str, shape: Shape, target_name: str, target: Shape)
 
 @rules.rule("gather_elements", _gather_elements_type)
 def gather_elements(input: Array, indices: Array, axis: int) -> Array:
-    """Return items at indices along an axis (ONNX GatherElements).
+    """Return the items at indices along an axis (ONNX GatherElements).
 
-    Other axes of `indices` may be shorter than those of the input.
+    The other axes of `indices` may be shorter than those of the input.
     """
     x = jnp.asarray(input)
     places = _index(indices)
@@ -76,7 +76,7 @@ def _gather_nd_type(input: TensorType, indices: TensorType, batch_dims: int) -> 
 
 
 def _require_batch(input: Shape, indices: Shape, batch_dims: int, most: int) -> None:
-    """Refuse more batch axes than `most`, and indices whose batch extents are not the input's."""
+    """Refuse more than `most` batch axes, and indices with other batch extents than the input."""
     both = f"'input' {show(input)} and 'indices' {show(indices)}"
     if not 0 <= batch_dims <= most:
         message = f"'batch_dims' must lie in [0,{most}] for {both}, it is {batch_dims}"
@@ -151,10 +151,11 @@ def scatter_elements(
 ) -> Array:
     """Return the input with each update at its index along the axis (ONNX ScatterElements).
 
-    Of several updates at one index 'none' writes one, on most platforms the last. Other reductions
-    combine all of them with the input's item; equal extremes share the derivative. `indices` may be
-    smaller than `input` and, as in torch, than `updates`, whose first items count. A scalar update
-    is written at all indices.
+    If several updates have the same index, 'none' writes one of them, which on most platforms is
+    the last. Other reductions combine all of them with the input's item; equal extremes share the
+    derivative. `indices` may be smaller than `input`. As in torch, it may also be smaller than
+    `updates`, of which only the first items are then written. A scalar update is written at all
+    indices.
     """
     x = jnp.asarray(input)
     index = _index(indices)
@@ -187,7 +188,7 @@ def _scatter_nd_type(
 
 @rules.rule("scatter_nd", _scatter_nd_type)
 def scatter_nd(input: Array, indices: Array, updates: Array, reduction: str) -> Array:
-    """Return the input with updates at coordinates (ONNX ScatterND); see `scatter_elements`."""
+    """Return the input with updates at coordinates (ONNX ScatterND), as in `scatter_elements`."""
     return _scatter(jnp.asarray(input), _places(indices), jnp.asarray(updates), reduction)
 
 
@@ -208,9 +209,10 @@ def _multiply(x: Array, places: tuple[Array, ...], updates: Array) -> Array:
 def _multiply_jvp(
     primals: tuple[Array, tuple[Array, ...], Array], tangents: tuple[Array, object, Array]
 ) -> tuple[Array, Array]:
-    # jax differentiates products only if indices are unique. The derivative by an update is the
-    # product of the other updates at its index: 0 if one of them is 0, else the product of all
-    # non-zero updates at the index, divided by this update unless this is 0.
+    # jax differentiates products only if the indices are unique. The derivative by an update is the
+    # product of the other updates at its index. If one of the others is 0, the derivative is 0.
+    # Otherwise it is the product of all non-zero updates at the index, divided by this update
+    # unless this update is 0.
     x, places, updates = primals
     dx, _, du = tangents
     is_zero = updates == 0
@@ -241,7 +243,7 @@ def _topk_type(input: TensorType, k: int, axis: int) -> tuple[TensorType, Tensor
 def topk(input: Array, k: int, axis: int, largest: bool) -> tuple[Array, Array]:
     """Return the k largest or smallest items along the axis in order, and their indices.
 
-    Of equal items the first wins. NaN counts as infinity. The derivative goes to the items chosen.
+    Of equal items the first wins. NaN counts as infinity. The derivative goes to the chosen items.
     """
     x = jnp.asarray(input)
     axis = axis % x.ndim
@@ -253,7 +255,7 @@ def topk(input: Array, k: int, axis: int, largest: bool) -> tuple[Array, Array]:
         if not largest:
             key = -key
     elif not largest:
-        key = ~key  # reverses the order; the negative of the least integer would overflow
+        key = ~key  # reverses the order, while the negative of the least integer would overflow
     _, indices = lax.top_k(jnp.moveaxis(key, axis, -1), k)
     indices = jnp.moveaxis(indices, -1, axis)
     return jnp.take_along_axis(x, indices, axis), indices
@@ -270,7 +272,7 @@ def _one_hot_type(indices: TensorType, axis: int, depth: int) -> TensorType:
 
 @rules.rule("one_hot", _one_hot_type, not_differentiable="its operand holds indices")
 def one_hot(indices: Array, axis: int, depth: int, off_value: float, on_value: float) -> Array:
-    """Return `on_value` at the indices along a new axis, else `off_value`, in float32."""
+    """Return `on_value` at the indices along a new axis, and `off_value` elsewhere, in float32."""
     index = _index(indices)
     axis = axis % (index.ndim + 1)
     index = jnp.expand_dims(jnp.where(index < 0, index + depth, index), axis)
@@ -290,7 +292,7 @@ def _gather_in_batches_type(
 
 @rules.rule("gather_in_batches", _gather_in_batches_type)
 def gather_in_batches(input: Array, indices: Array, axis: int, batch_dims: int) -> Array:
-    """Return sub-tensors at indices along an axis; each item of the batch has its own indices."""
+    """Return the sub-tensors at indices along an axis. Each batch item has its own indices."""
 
     def take(x: Array, places: Array) -> Array:
         return jnp.take(x, places, axis=axis - batch_dims)
@@ -311,7 +313,7 @@ def _reverse_sequence_type(
 
 @rules.rule("reverse_sequence", _reverse_sequence_type)
 def reverse_sequence(input: Array, lengths: Array, batch_axis: int, time_axis: int) -> Array:
-    """Reverse the first `lengths` items of each sequence; the items behind them stay."""
+    """Reverse the first `lengths` items of each sequence. Later items stay in their places."""
     x = jnp.asarray(input)
     time = jnp.arange(x.shape[time_axis], dtype=jnp.int32)[None, :]
     ends = _index(lengths)[:, None]

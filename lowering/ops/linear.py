@@ -1,6 +1,7 @@
 """Matrix products (spec 4.6, 4.8.2), einsum, inverse and determinant.
 
-Operands have one dtype. Half precision is summed in float32 and rounded once. Integers wrap around.
+All operands have one dtype. Half precision is summed in float32 and rounded once. Integers wrap
+around.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from lowering.tracing import Context
 
 
 def matrix_shape(shape: Shape, transpose: bool) -> Shape:
-    """Return the shape of matrices in the last two axes; a vector is a column."""
+    """Return the shape as matrices in the last two axes. A vector is a column."""
     *batch, rows, columns = padded(shape, 2)
     return (*batch, columns, rows) if transpose else (*batch, rows, columns)
 
 
 def product_shape(names: tuple[str, str], left: Shape, right: Shape, layout: str) -> Shape:
-    """Return the shape of the matrix product; raise InvalidShape if the shapes do not agree."""
+    """Return the shape of the matrix product. Raise InvalidShape if the shapes do not agree."""
     a, b = names
     if len(left) != len(right):
         raise InvalidShape(
@@ -60,14 +61,14 @@ def _matmul_type(A: TensorType, B: TensorType, transposeA: bool, transposeB: boo
 def matmul_work(
     result: TensorType, A: TensorType, B: TensorType, transposeA: bool, transposeB: bool
 ) -> int:
-    """Return the number of multiply-adds; the summed extent may be unknown in one operand."""
+    """Return the number of multiply-adds. The summed extent may be unknown in one operand."""
     left, right = matrix_shape(A.shape, transposeA), matrix_shape(B.shape, transposeB)
     return volume(result.shape) * max(left[-1], right[-2])
 
 
 @rules.rule("matmul", _matmul_type, work=matmul_work)
 def matmul(ctx: Context, A: Array, B: Array, transposeA: bool, transposeB: bool) -> Array:
-    """Multiply matrices in the last two axes; a vector is a column, other axes broadcast."""
+    """Multiply the matrices in the last two axes. A vector is a column; other axes broadcast."""
     return _product(ctx, A, B, transposeA, transposeB).astype(jnp.result_type(A, B))
 
 
@@ -106,7 +107,7 @@ def linear_work(result: TensorType, input: TensorType, filter: TensorType) -> in
 
 @rules.rule("linear", _linear_type, work=linear_work)
 def linear(ctx: Context, input: Array, filter: Array, bias: Array) -> Array:
-    """Multiply the input by the transposed filter and add the bias."""
+    """Multiply the input by the transposed filter, and add the bias."""
     product = _product(ctx, input, filter, False, True)
     if not is_zero(bias):
         product, bias = align(product, bias)
@@ -138,9 +139,10 @@ def _einsum_work(inputs: list[TensorType], expr: str) -> int:
 
 @rules.rule("einsum", _einsum_type, work=_einsum_work)
 def einsum(ctx: Context, inputs: Sequence[Array], expr: str, accumulator: str, dtype: str) -> Array:
-    """Sum the products of all inputs over the letters that the result lacks; extents 1 broadcast.
+    """Sum the products of all inputs over the letters that the result lacks.
 
-    Sums have the widest dtype of `accumulator`, the inputs and float32. The result has `dtype`.
+    Axes of extent 1 broadcast. The sums have the widest dtype of `accumulator`, the inputs and
+    float32. The result has the dtype `dtype`.
     """
     terms, result = contraction.parse(expr, [len(x.shape) for x in inputs])
     dtypes = (np.dtype(accumulator), np.dtype(inputs[0].dtype))
