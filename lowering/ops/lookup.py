@@ -30,7 +30,7 @@ def _require_list(name: str, operand: TensorType) -> None:
 
 @rules.rule("direct_lookup", _lookup_type)
 def direct_lookup(input: Array, values: Array, fallback: Array) -> Array:
-    """Return the value at each index; the fallback if the index is negative or too large."""
+    """Return the value at each index, or the fallback if the index is negative or too large."""
     index, values = jnp.asarray(input), jnp.asarray(values)
     exists = (index >= 0) & (index < len(values))
     entries = jnp.take(values, index, mode="clip")
@@ -46,7 +46,10 @@ def _reverse_type(input: TensorType, keys: TensorType, fallback: int) -> TensorT
 
 @rules.rule("reverse_lookup", _reverse_type, not_differentiable="its results are indices")
 def reverse_lookup(input: Array, keys: Array, fallback: int) -> Array:
-    """Return the index of each item among the keys (the first of equal keys), or the fallback."""
+    """Return the index of each item among the keys, or the fallback if there is no such key.
+
+    Of equal keys the index is that of the first.
+    """
     x, keys = jnp.asarray(input), jnp.asarray(keys)
     order = jnp.argsort(keys, stable=True).astype(jnp.int32)
     place = jnp.minimum(jnp.searchsorted(keys[order], x), len(keys) - 1)
@@ -56,7 +59,8 @@ def reverse_lookup(input: Array, keys: Array, fallback: int) -> Array:
 
 _TABLES = {"trees": "[?]", "nodes": "[?,5]", "leaves": "[?,2]"}
 _AGGREGATES = ("SUM", "AVERAGE", "MIN", "MAX")
-# For each code of a comparison: whether less, equal and greater satisfy it. Code 0 is a leaf.
+# For each code of a comparison, whether it holds for less, equal and greater items. Code 0 marks a
+# leaf.
 _COMPARISONS = np.array(
     [
         [False, False, False],
@@ -97,13 +101,18 @@ def _ensemble_type(
 def tree_ensemble(
     input: Array, trees: Array, nodes: Array, leaves: Array, classes: int, aggregate: str
 ) -> Array:
-    """Return the score of each class in float32: the aggregate of its weights in reached leaves.
+    """Return the score of each class in float32, from the leaves that the input reaches.
 
-    `trees` holds the row of each root in `nodes`. A row of `nodes` is feature, row if true, row if
-    false, bits of the float32 threshold, and comparison: 1 to 6 for == != < > <= >=, plus 256 if
-    NaN counts as true. Comparison 0 is a leaf, whose first two numbers are the first row and the
-    end of its rows in `leaves`. A row of `leaves` is a class and the bits of its float32 weight. A
-    class without weights scores 0. 'AVERAGE' divides by the number of the class's weights.
+    `trees` holds the row of each root in `nodes`. A row of `nodes` has five numbers: a feature, the
+    next row if the comparison is true, the next row if it is false, the bits of the float32
+    threshold, and the code of the comparison. The codes 1 to 6 stand for == != < > <= >=. If NaN
+    counts as true, 256 is added to the code.
+
+    Code 0 marks a leaf. The first two numbers of a leaf are the first of its rows in `leaves`, and
+    the end of these rows. A row of `leaves` has a class and the bits of the class's float32 weight.
+
+    The score of a class is the `aggregate` of its weights in the reached leaves. 'AVERAGE' divides
+    the sum by the number of these weights. A class without weights has the score 0.
     """
     x = jnp.asarray(input).astype(jnp.float32)
     nodes, leaves = (_integers(table) for table in (nodes, leaves))
@@ -137,7 +146,10 @@ def _integers(table: Array) -> Array:
 
 
 def _votes(first: Array, end: Array, leaves: Array, classes: int, aggregate: str) -> Array:
-    """Return scores (...,classes) from rows `first` to `end` - 1 (...,trees) of `leaves`."""
+    """Return scores (..., classes) from the rows `first` to `end` - 1 of `leaves`.
+
+    `first` and `end` have the shape (..., trees).
+    """
     batch = tuple(lax.broadcasted_iota(jnp.int32, first.shape, a) for a in range(first.ndim - 1))
     edges = jnp.zeros((*first.shape[:-1], len(leaves) + 1), jnp.int32)
     edges = edges.at[(*batch, first)].add(1).at[(*batch, end)].add(-1)

@@ -1,4 +1,4 @@
-"""Loops, which repeat a graph until a condition that it computes is false, and branches.
+"""Loops, which repeat a graph until a condition that the graph computes is false, and branches.
 
 `loop` takes
 
@@ -12,11 +12,11 @@
     outputs     a tuple (which, axis, sign) for each result. "last" is the last value. "full" joins
                 the values of all iterations along the axis, in reverse order if sign is negative,
                 and ends in zeros for iterations that do not run
-    limit       the largest number of iterations that `count` may have, -1 if it is unknown: then no
-                result is "full", and there are no derivatives in reverse mode
+    limit       the largest number of iterations that `count` may have, or -1 if it is unknown. If
+                it is unknown, no result can be "full", and there are no derivatives in reverse mode
 
-It returns a tensor for each item of `outputs`. Without iterations the last value of a state is its
-initial value; any other last value is zeros.
+`loop` returns a tensor for each item of `outputs`. If there are no iterations, the last value of a
+state is its initial value, and any other last value is zeros.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def loop(
     outputs: Outputs,
     limit: int,
 ) -> list[Array]:
-    """Run the body, which is traced once.
+    """Run the loop. The body is traced once.
 
     With a limit the loop is a scan that skips the iterations after the last. Without a limit the
     loop is a while loop.
@@ -171,10 +171,10 @@ def _branch_work(then_body: Graph, else_body: Graph) -> int:
 def branch(
     ctx: Context, condition: Array, operands: Sequence[Array], then_body: Graph, else_body: Graph
 ) -> list[Array]:
-    """Return the results of the body that the condition selects; under vmap both are computed.
+    """Return the results of the body that the condition selects. Under vmap both are computed.
 
-    The condition is a logical scalar. The bodies are graphs without parameters or states. Their
-    inputs are the operands, and their results have equal types.
+    The condition is a logical scalar. The bodies are graphs without parameters or states. The
+    inputs of both bodies are the operands, and their results have equal types.
     """
 
     def run(body: Graph) -> Callable[[Sequence[Array]], list[Array]]:

@@ -1,7 +1,7 @@
-"""Suppression of boxes class by class, and the best boxes of each image; results have fixed sizes.
+"""Suppression of boxes class by class, and the best boxes of each image.
 
-Sources: Matrix NMS, Wang et al. 2020, arXiv:2003.10152; MatrixNms and MulticlassNms of OpenVINO's
-operation sets.
+The results have fixed sizes. Sources: Matrix NMS, Wang et al. 2020, arXiv:2003.10152; MatrixNms and
+MulticlassNms of OpenVINO's operation sets.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def _type(
 
 
 def _rows(classes: int, boxes: int, top_k: int, keep_top_k: int) -> int:
-    """Return the largest number of rows of an image."""
+    """Return the largest number of rows that an image may have."""
     return _most(classes * _most(boxes, top_k), keep_top_k)
 
 
@@ -78,9 +78,10 @@ def _ranked(
 ) -> tuple[Array, Array, Array]:  # fmt: skip
     """Return rows (class, score, box), indices, and the number of rows of each image.
 
-    `place` [batch,classes,most] indexes `boxes` [batch,classes or 1,n,4]; its score in `values` is
-    -inf where there is no box. The `keep` best of each image remain. They are sorted by image and
-    then by `order`, or with `across` by `order` and then by image. Rows behind the last hold -1.
+    `place` has the shape (batch, classes, most), and contains indices of `boxes`, which has the
+    shape (batch, classes or 1, n, 4). The score in `values` is -inf where there is no box. The
+    `keep` best boxes of each image remain. They are sorted by image and then by `order`, or with
+    `across` by `order` and then by image. Rows after the last box hold -1.
     """
     batch = len(place)
     label, values, indices = (x.reshape(batch, -1) for x in (label, values, indices))
@@ -124,10 +125,11 @@ def matrix_suppression(
 ) -> tuple[Array, Array, Array]:  # fmt: skip
     """Return rows (class, score, x1, y1, x2, y2), box indices, and each image's number of rows.
 
-    A score is multiplied by the least factor of all better boxes of the class: (1 - o) / (1 - m),
-    or exp(sigma (m^2 - o^2)) if `decay` is "gaussian". Here o is the overlap with the better box,
-    and m the largest overlap of the better box with boxes that are better still. A box whose score
-    is then not above `post_threshold` is left out. Rows behind the last hold -1.
+    A score is multiplied by the least factor of all better boxes of the same class. The factor is
+    (1 - o) / (1 - m), or exp(sigma (m^2 - o^2)) if `decay` is "gaussian". Here o is the overlap
+    with the better box, and m is the largest overlap of the better box with boxes that are better
+    still. A box is left out if its score is then not above `post_threshold`. Rows after the last
+    box hold -1.
     """
     dtype = jnp.asarray(boxes).dtype
     boxes, scores = widened(jnp.asarray(boxes)), widened(jnp.asarray(scores))
@@ -138,7 +140,10 @@ def matrix_suppression(
     is_better = jnp.arange(most)[:, None] < jnp.arange(most)[None, :]
 
     def decayed(image_and_scores: tuple[Array, Array]) -> tuple[Array, Array]:
-        """Return the places of the best boxes of a class, and their decayed scores, or -inf."""
+        """Return the indices of the best boxes of a class, and their decayed scores.
+
+        The score of a box that is left out is -inf.
+        """
         image, scores = image_and_scores
         sides = boxes[image]
         place = jnp.argsort(-scores, stable=True)[:most].astype(jnp.int32)
@@ -150,7 +155,7 @@ def matrix_suppression(
             return overlap(side[None], box, pixel_offset, touches=False)
 
         shared = jax.vmap(overlaps)(box)
-        shared = jnp.where(is_better, jnp.maximum(shared, 0), 0)  # [better,worse]
+        shared = jnp.where(is_better, jnp.maximum(shared, 0), 0)  # (better boxes, worse boxes)
         largest = jnp.max(shared, axis=0, initial=0)[:, None]
         if decay == "gaussian":
             factors = jnp.exp(sigma * (largest**2 - shared**2))
@@ -177,10 +182,15 @@ def multiclass_suppression(
 ) -> tuple[Array, Array, Array]:  # fmt: skip
     """Return rows (class, score, x1, y1, x2, y2), box indices, and each image's number of rows.
 
-    If boxes are [B,N,4] and scores [B,C,N], an index is image * N + box. With `counts` [B] boxes
-    are [C,N,4], by class, and the first `counts[0]` of each class belong to the first image; an
-    index is then box * C + class. `eta` is the `decay` of `suppressed`. Rows behind the last hold
-    -1.
+    Without `counts` the boxes have the shape (batch, n, 4) and the scores have the shape (batch,
+    classes, n). The index of a box is then image * n + box.
+
+    With `counts`, of shape (batch,), the boxes have the shape (classes, n, 4) and the scores have
+    the shape (classes, n). The first `counts[0]` boxes of each class belong to the first image, the
+    next `counts[1]` boxes to the second, and so on. The index of a box is then box * classes +
+    class.
+
+    `eta` is the `decay` of `suppressed`. Rows after the last box hold -1.
     """
     dtype = jnp.asarray(boxes).dtype
     boxes, scores = widened(jnp.asarray(boxes)), widened(jnp.asarray(scores))
@@ -201,7 +211,7 @@ def multiclass_suppression(
     shared = partial(overlap, offset=pixel_offset)
 
     def places(sides: Array, scores: Array, eligible: Array) -> Array:
-        """Return the places [most] of the selected boxes of a class, padded by -1."""
+        """Return the indices of the selected boxes of a class, padded by -1 to `most` items."""
         best = jnp.argsort(jnp.where(eligible, -scores, jnp.inf), stable=True)[:most]
         picked = suppressed(
             sides[best], scores[best], eligible[best], most, iou_threshold, shared, eta
@@ -214,7 +224,7 @@ def multiclass_suppression(
     else:
         by_class = jax.vmap(places)
         sides = boxes
-    place = jax.vmap(by_class)(sides, scores, eligible)  # [batch,classes,most]
+    place = jax.vmap(by_class)(sides, scores, eligible)  # (batch, classes, most)
     label = lax.broadcasted_iota(jnp.int32, place.shape, 1)
     is_filled = (place >= 0) & (label != background)
     place = jnp.maximum(place, 0)

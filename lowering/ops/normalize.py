@@ -1,4 +1,4 @@
-"""Normalisation (spec 4.8.4); the standard library expands other `local_*` operations."""
+"""Normalisation (spec 4.8.4). The standard library expands the other `local_*` operations."""
 
 from __future__ import annotations
 
@@ -27,27 +27,29 @@ def _axes_type(input: TensorType, axes: Ints, epsilon: float) -> TensorType:
 
 
 def _over(x: Array, norm: Array, bias: Array | float, epsilon: Array | float) -> Array:
-    # 0 / 0 is 0: zeros stay zeros without bias and epsilon.
+    # 0 / 0 gives 0 here, so that zeros stay zeros without bias and epsilon.
     divisor = jnp.maximum(norm + bias, epsilon)
     return x / jnp.where(divisor == 0, 1.0, divisor)
 
 
 def _root(squares: Array) -> Array:
-    # The derivative of sqrt at 0 is infinite: a selection of another value would make it NaN.
+    # The derivative of sqrt at 0 is infinite. If only the root were selected, this derivative would
+    # make the gradient NaN.
     is_zero = squares == 0
     return jnp.where(is_zero, 0.0, jnp.sqrt(jnp.where(is_zero, 1.0, squares)))
 
 
 def _unit(x: Array, axes: Ints, bias: float, epsilon: float) -> Array:
     # In units of the largest magnitude norms neither overflow nor underflow. The result does not
-    # depend on the unit of input, bias and epsilon, so no derivative goes through the unit.
+    # depend on the unit of input, bias and epsilon, so that no derivative has to go through the
+    # unit.
     largest = jnp.max(jnp.abs(x), axis=axes, keepdims=True)
     unit = lax.stop_gradient(jnp.maximum(largest, max(abs(bias), epsilon)))
     return jnp.where(unit == 0, 1.0, unit)
 
 
 def _normalization(kind: str, norm_of: Callable[[Array, Ints], Array]) -> None:
-    """Register the rule of a kind that divides by a norm along axes."""
+    """Register the rule of a kind that divides the input by a norm along axes."""
 
     def lower(input: Array, axes: Ints, bias: float, epsilon: float) -> Array:
         input = jnp.asarray(input)
@@ -71,7 +73,7 @@ _normalization("l1_normalization", _l1_norm)
 _normalization("l2_normalization", _l2_norm)
 
 
-# Windows are centred on the items of the input, zero-padded.
+# The attributes of windows that are centred on the items of the zero-padded input.
 _AROUND = Sliding(border="constant", padding=(), stride=(), dilation=())
 
 
@@ -83,7 +85,10 @@ def _response_type(input: TensorType, size: Ints) -> TensorType:
 def local_response_normalization(
     ctx: Context, input: Array, size: Ints, alpha: float, beta: float, bias: float
 ) -> Array:
-    """Return input / (bias + alpha * m) ** beta; m is the mean square in the window of an item."""
+    """Return input / (bias + alpha * m) ** beta.
+
+    m is the mean square in the zero-padded window around each item.
+    """
     x = widened(jnp.asarray(input))
     squares = box(ctx, jnp.square(x), True, size=size, **_AROUND)
     return (x / (bias + alpha * squares) ** beta).astype(input.dtype)
@@ -99,7 +104,10 @@ def _local_type(input: TensorType, size: Ints, epsilon: float) -> TensorType:
 def local_variance_normalization(
     ctx: Context, input: Array, size: Ints, bias: float, epsilon: float
 ) -> Array:
-    """Return the input over its root mean square in the window around each item, zero-padded."""
+    """Return the input divided by its root mean square in the window around each item.
+
+    Windows are zero-padded beyond the ends of the input.
+    """
     input = jnp.asarray(input)
     x = widened(input)
     squares = box(ctx, jnp.square(x), True, size=size, **_AROUND)
@@ -122,7 +130,8 @@ def batch_normalization(
     """Return offset + scale * (input - mean) / sqrt(variance + epsilon)."""
     x, *parameters = align(jnp.asarray(input), mean, variance, offset, scale)
     mean, variance, offset, scale = (widened(jnp.asarray(y, x.dtype)) for y in parameters)
-    # Factor and term depend on parameters alone and can be prepared. Sums are in float32 at least.
+    # The factor and the term depend only on parameters, so that they can be prepared. Sums are in
+    # float32 at least.
     factor = scale * lax.rsqrt(variance + epsilon)
     return (widened(x) * factor + (offset - mean * factor)).astype(x.dtype)
 
@@ -146,7 +155,8 @@ def _rms_norm_type(
 def rms_norm(input: Array, scale: Array, epsilon: Array, axis: int, dtype: str) -> Array:
     """Return scale * input / sqrt(mean(input^2) + epsilon) along the axis (Zhang, Sennrich 2019).
 
-    It is computed in float32 at least, and rounded once to `dtype` or the input's dtype.
+    The result is computed in float32 at least. It is rounded once, to `dtype` or else to the
+    input's dtype.
     """
     x = widened(jnp.asarray(input))
     squares = jnp.mean(jnp.square(x), axis=axis, keepdims=True)

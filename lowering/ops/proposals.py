@@ -1,7 +1,8 @@
-"""Detections and proposals: the best of the boxes that a network refines; results have fixed sizes.
+"""Detections and proposals: the best of the boxes that a network refines.
 
-Sources: SSD, Liu et al. 2016, arXiv:1512.02325; Faster R-CNN, Ren et al. 2015, arXiv:1506.01497;
-DetectionOutput, Proposal and CTCGreedyDecoder of OpenVINO's operation sets.
+The results have fixed sizes. Sources: SSD, Liu et al. 2016, arXiv:1512.02325; Faster R-CNN, Ren et
+al. 2015, arXiv:1506.01497; DetectionOutput, Proposal and CTCGreedyDecoder of OpenVINO's operation
+sets.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ def _prior_count(shape: tuple[int, ...], normalized: bool) -> int:
 
 
 def _rows_of_an_image(boxes: int, classes: int, top_k: int, keep_top_k: int) -> int:
-    """Return the largest number of rows of an image."""
+    """Return the largest number of rows that an image may have."""
     if keep_top_k > 0:
         return keep_top_k
     return classes * _limited(boxes, top_k)
@@ -92,11 +93,12 @@ def detection_output(
     clip_before: bool, clip_after: bool, decrease_label: bool, normalized: bool,
     input_size: tuple[int, int], objectness_threshold: float,
 ) -> Array:  # fmt: skip
-    """Return rows (image, class, score, x1, y1, x2, y2) of detections, [1,1,rows,7].
+    """Return rows (image, class, score, x1, y1, x2, y2) of detections: (1, 1, rows, 7).
 
-    Rows are sorted by image, class and falling score. The row behind the last has image -1, further
-    rows are zeros. Boxes suppress each other within a class; of all classes the `keep_top_k` best
-    remain. With `decrease_label` a box has its best class only, and class numbers begin at 0.
+    Rows are sorted by image, class and falling score. The row after the last detection has the
+    image -1, and further rows are zeros. Boxes suppress each other within a class. The `keep_top_k`
+    best boxes of all classes remain. With `decrease_label` a box is only in its best class, and
+    class numbers begin at 0.
     """
     dtype = jnp.asarray(locations).dtype
     locations, confidences, priors = (
@@ -127,7 +129,7 @@ def detection_output(
     keep = _rows_of_an_image(count, num_classes, top_k, keep_top_k)
 
     def eligible_boxes(scores: Array) -> Array:
-        """Return the mask [count,classes] of the boxes of an image that suppression starts from."""
+        """Return the mask (boxes, classes) of an image's boxes from which suppression starts."""
         eligible = scores > confidence_threshold
         if decrease_label:
             best_class = jnp.argmax(scores[:, 1:], axis=1) + 1
@@ -140,7 +142,7 @@ def detection_output(
         return eligible
 
     def detections(decoded: Array, scores: Array) -> tuple[Array, Array]:
-        """Return the rows of an image [keep,6], and the mask of the rows that have a box."""
+        """Return the rows (keep, 6) of an image, and the mask of the rows that have a box."""
 
         def suppressed_in_class(score: Array, eligible: Array, label: Array) -> Array:
             sides = decoded[:, jnp.minimum(label, location_sets - 1)]
@@ -149,7 +151,7 @@ def detection_output(
 
         eligible = eligible_boxes(scores)
         classes = jnp.arange(num_classes)
-        chosen = jax.vmap(suppressed_in_class)(scores.T, eligible.T, classes)  # [classes,most]
+        chosen = jax.vmap(suppressed_in_class)(scores.T, eligible.T, classes)  # (classes, most)
         is_box = chosen >= 0
         values = jnp.take_along_axis(scores.T, jnp.maximum(chosen, 0), axis=1)
         filled = _best(values.reshape(-1), is_box.reshape(-1), keep)
@@ -166,7 +168,7 @@ def detection_output(
         filled = jnp.pad(filled, [(0, missing)])
         return rows[:keep], filled[:keep]
 
-    rows, filled = jax.vmap(detections)(decoded, scores)  # [batch,keep,6]
+    rows, filled = jax.vmap(detections)(decoded, scores)  # (batch, keep, 6)
     images = jnp.broadcast_to(jnp.arange(batch)[:, None, None], (batch, keep, 1))
     rows = jnp.concatenate([images.astype(rows.dtype), rows], axis=2).reshape(-1, 7)
     if clip_after:
@@ -179,7 +181,7 @@ def detection_output(
 
 
 def _best(scores: Array, eligible: Array, most: int) -> Array:
-    """Return the mask of the `most` best eligible scores; of equal scores the first win."""
+    """Return the mask of the `most` best eligible scores. Of equal scores the first win."""
     if most >= len(scores):
         return eligible
     order = jnp.argsort(jnp.where(eligible, -scores, jnp.inf), stable=True)
@@ -191,16 +193,16 @@ def _best(scores: Array, eligible: Array, most: int) -> Array:
 def _boxes(
     priors: Array, count: int, normalized: bool, variance_encoded: bool, size: Array
 ) -> tuple[Array, Array]:
-    """Return prior boxes and their variances, each [1 or batch,count,4]."""
+    """Return prior boxes and their variances, each of shape (1 or batch, count, 4)."""
     batch = priors.shape[0]
-    items = 4 if normalized else 5  # the first of five is the image
+    items = 4 if normalized else 5  # the first of five items is the image
     rows = priors.reshape(batch, -1, count, items)[..., items - 4 :]
     boxes = rows[:, 0]
     if not normalized:
         boxes = boxes / size[None, None, :]
     if variance_encoded:
         return boxes, jnp.ones_like(boxes)
-    # Variances have four items a box even if boxes have five.
+    # Variances have four items for each box, even if boxes have five items.
     variances = priors.reshape(batch, 2, -1)[:, 1, : 4 * count]
     return boxes, variances.reshape(batch, count, 4)
 
@@ -249,9 +251,10 @@ def proposal(
 ) -> tuple[Array, Array]:  # fmt: skip
     """Return the best regions (image, x1, y1, x2, y2) and their scores.
 
-    `anchors` are boxes relative to the position of an item. `image` [1,3 or 4] is height, width and
-    one or two scales. With `swaps` y is before x in anchors, deltas and regions, as in TensorFlow.
-    The row behind the last region of an image has image -1, further rows are zeros.
+    `anchors` are boxes relative to the position of an item. `image` has three or four items: the
+    height, the width, and one or two scales. With `swaps` y is before x in anchors, deltas and
+    regions, as in TensorFlow. The row after the last region of an image has the image -1, and
+    further rows are zeros.
     """
     dtype = jnp.asarray(scores).dtype
     scores, deltas = (widened(jnp.asarray(x)) for x in (scores, deltas))
@@ -268,7 +271,7 @@ def proposal(
     else:
         shifts = [shift_x, shift_y, shift_x, shift_y]
         limits = info[1::-1]  # width, height
-    boxes = jnp.stack(shifts, axis=-1) + anchor_boxes  # [h,w,anchors,4]
+    boxes = jnp.stack(shifts, axis=-1) + anchor_boxes  # (height, width, anchors, 4)
     limits = jnp.concatenate([limits, limits])
     has_two_scales = info.shape[0] > 3
     first_scale = info[3 if has_two_scales else 2]
@@ -279,7 +282,7 @@ def proposal(
         return jnp.minimum(jnp.maximum(boxes, 0), ends)
 
     def moved(delta: Array) -> Array:
-        """Return the boxes moved by the deltas of an image [h,w,anchors,4]."""
+        """Return the boxes (height, width, anchors, 4), moved by the deltas of an image."""
         moves = delta.reshape(count, 4, height, width).transpose(2, 3, 0, 1)
         start = clipped(boxes) if clips_anchors else boxes
         extent = start[..., 2:] - start[..., :2] + pixel_offset
@@ -338,10 +341,11 @@ def _decoder_type(probabilities: TensorType, mask: TensorType) -> TensorType:
 
 @rules.rule("ctc_greedy_decoder", _decoder_type, not_differentiable="its results are indices")
 def ctc_greedy_decoder(probabilities: Array, mask: Array, merges: bool) -> Array:
-    """Return the classes of the best path [B,T,1,1], without blanks and padded with -1.
+    """Return the classes of the best path, without blanks and padded with -1.
 
-    The last class is blank. With `merges` equal neighbours are one class. A sequence ends before
-    the first 0 of its mask, but has the first step at least (Graves et al. 2006).
+    The result has the shape (batch, time steps, 1, 1). The last class is the blank. With `merges`
+    equal neighbours are one class. A sequence ends before the first 0 of its mask, but has at least
+    the first time step (Graves et al. 2006).
     """
     x, mask = jnp.asarray(probabilities), jnp.asarray(mask)
     time, _, classes = x.shape

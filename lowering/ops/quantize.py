@@ -1,8 +1,8 @@
-"""Quantisation to equidistant or logarithmic levels; results are real values (spec 4.8.5).
+"""Quantisation to equidistant or logarithmic levels (spec 4.8.5).
 
-A number halfway between two levels is rounded as `ties` says, as in the operation `round`. The
-derivative of rounding is 0. The standard library expands `linear_quantize` to
-`min_max_linear_quantize`.
+The results are floating-point numbers. A number halfway between two levels is rounded as `ties`
+says, as in the operation `round`. The derivative of rounding is 0. The standard library expands
+`linear_quantize` to `min_max_linear_quantize`.
 
 With `Context.straight_through` derivatives are those of a function that only clamps x to the range
 of levels. For x within the range, ends included, the derivative by x is 1. For x beyond an end, the
@@ -40,7 +40,8 @@ def _quantized_type(
 
 
 def _wide(x: Array) -> Array:
-    # The mantissa of 16-bit floats is too short for the number of levels. A Python float is wide.
+    # The mantissa of 16-bit floats is too short for the number of levels. Python floats are wide
+    # enough.
     small = not isinstance(x, float) and x.dtype.itemsize < 4
     return jnp.asarray(x, jnp.float32) if small else x
 
@@ -53,7 +54,7 @@ def _min_max_type(
 
 
 def _with_derivative(ctx: Context, result: Array, x: Array, low: Array, high: Array) -> Array:
-    """Return the result; with `ctx.straight_through` its derivative is that of x clamped."""
+    """Return the result. With `ctx.straight_through` its derivative is that of the clamped x."""
     if not ctx.straight_through:
         return result
     clamped = jnp.where((low <= x) & (x <= high), x, jnp.where(x > high, high, low))
@@ -73,7 +74,8 @@ def min_max_linear_quantize(
 ) -> Array:
     """Round x to the nearest of 2^bits equidistant levels from `min` to `max`.
 
-    There is one level less if `signed` and `symmetric`. If `min` equals `max`, the result is `min`.
+    If `signed` and `symmetric`, there is one level less. If `min` equals `max`, the result is
+    `min`.
     """
     x, low, high = align(jnp.asarray(x), min, max)
     dtype = x.dtype
@@ -105,9 +107,9 @@ def zero_point_linear_quantize(
     symmetric: bool,
     ties: str = "up",
 ) -> Array:
-    """Return (q - zero_point) * scale for the integer q of `bits` bits that is nearest to x.
+    """Return (q - zero_point) * scale that is nearest to x, for an integer q of `bits` bits.
 
-    The least q is left out if `signed` and `symmetric`.
+    If `signed` and `symmetric`, the least q is not used.
     """
     if not signed:
         bottom, top = 0, 2**bits - 1
@@ -134,17 +136,18 @@ def _logarithmic_type(x: TensorType, max: TensorType, bits: int) -> TensorType:
 
 @rules.rule("logarithmic_quantize", _logarithmic_type)
 def logarithmic_quantize(ctx: Context, x: Array, max: Array, bits: int) -> Array:
-    """Round x to 2^e with the sign of x, where e is the exponent nearest to log2(|x|); 0 stays 0.
+    """Round x to 2^e with the sign of x, where e is the exponent nearest to log2(|x|).
 
-    The exponents are 2^bits successive integers. The largest exponent is log2(max), rounded up.
+    0 stays 0. The exponents are 2^bits successive integers. The largest exponent is log2(max),
+    rounded up.
     """
     x, max = align(jnp.asarray(x), max)
-    # frexp is exact; log2 is not at powers of two, where ceil would jump.
+    # frexp is exact. log2 is not exact at powers of two, where a rounded-up result would jump.
     part, exponent = jnp.frexp(lax.stop_gradient(jnp.abs(x)))
     exponent = jnp.where(part < math.sqrt(0.5), exponent - 1, exponent)
     part, top = jnp.frexp(lax.stop_gradient(jnp.asarray(max)))
     top = jnp.where(part == 0.5, top - 1, top)
-    steps = 2 ** min(bits, 12) - 1  # exponents of floats differ by less
+    steps = 2 ** min(bits, 12) - 1  # the exponents of floats differ by less
     exponent = jnp.maximum(jnp.minimum(exponent, top), top - steps)
     largest = jnp.ldexp(jnp.ones_like(x), top)
     return _with_derivative(ctx, jnp.ldexp(jnp.sign(x), exponent), x, -largest, largest)
@@ -170,9 +173,9 @@ def fake_quantize(
 ) -> Array:
     """Return the nearest level of [input_low, input_high], mapped to [output_low, output_high].
 
-    `levels` divide either range evenly. x up to the smaller end of the input range is level 0, x
-    above the larger end the last level; halves go to even levels. Source: FakeQuantize-1 of
-    OpenVINO's operation sets.
+    `levels` divide both ranges evenly. If x is at most the smaller end of the input range, it has
+    level 0. If x is above the larger end, it has the last level. Halves go to even levels. Source:
+    FakeQuantize-1 of OpenVINO's operation sets.
     """
     x, low, high, first, last = align(
         jnp.asarray(x), input_low, input_high, output_low, output_high

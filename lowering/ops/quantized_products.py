@@ -1,14 +1,15 @@
 """Products of quantised tensors, with zero points and scales as operands.
 
 An integer q stands for the real number (q - zero point) * scale. Products are summed exactly in
-int32, with a bias in units of the product of both scales. The result is
+int32. The bias is added to the sum, in units of the product of both scales. The result is
 
     saturated(round(sum * scale * scale / output_scale) + output_zero_point)
 
-where halves go to even integers. The factor of the sum is applied in float32. A result of 8 or 16
-bits is exact, unless the real number lies within a relative 2**-21 of the middle between two
-integers: then it may be the other integer. With a factor of 1 the int32 sum is not rounded. Zero
-points and scales have one item, or an item for each channel where the operation allows it.
+where halves are rounded to even integers. The factor of the sum is applied in float32. A result of
+8 or 16 bits is exact, except if the real number is very close to the middle between two integers,
+within a relative distance of 2**-21. In this case the result may be the other integer. With a
+factor of 1 the int32 sum is not rounded. Zero points and scales have one item, or an item for each
+channel where the operation allows it.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ def _einsum_type(
     left, right, *letters = terms
     _require_types(a=a, b=b, **parameters)
     shape = contraction.contracted_shape([a.shape, b.shape], [left, right], result)
-    # Parameters have the channels of the result. Zero points of operands have the operand's.
+    # Parameters have the channels of the result, but the zero points of operands have the channels
+    # of the operand.
     sources = {"a_zero_point": (left, a.shape), "b_zero_point": (right, b.shape)}
     for name, letter in zip(_PARAMETERS, letters or [""] * 7, strict=True):
         term, extents = sources.get(name, (result, shape))
@@ -81,9 +83,10 @@ def quantized_einsum(
 ) -> Array:
     """Return the `einsum` of two quantised tensors, in `dtype`.
 
-    `expr` may have terms for bias, zero points and scales too, in the order of the parameters, as
-    in `mk,kn,m,,m,,,,->mn`. A term is the letter of the channels' axis, or empty for a single item.
-    The axis is one of the result, but for `a_zero_point` one of a, for `b_zero_point` one of b.
+    `expr` may also have terms for the bias, the zero points and the scales, in the order of the
+    parameters, as in `mk,kn,m,,m,,,,->mn`. Such a term is the letter of the axis of channels, or is
+    empty if the parameter has a single item. The axis is one of the result's axes. For
+    `a_zero_point` it is an axis of a instead, and for `b_zero_point` an axis of b.
     """
     terms, result = contraction.parse(expr, [len(a.shape), len(b.shape)])
     letters = dict(zip(_PARAMETERS, terms[2:] or [""] * 7, strict=True))
@@ -134,7 +137,7 @@ def quantized_conv(
     dtype: str,
     **window: Unpack[Sliding],
 ) -> Array:
-    """Return the `conv` of quantised tensors, in `dtype`; padding is the real number 0.
+    """Return the `conv` of quantised tensors, in `dtype`. The padding stands for the real number 0.
 
     The filter's zero point and scale may have an item for each output channel.
     """
@@ -166,7 +169,7 @@ def quantized_conv(
 
 
 def _require_types(**operands: TensorType) -> None:
-    """Refuse scales that are not real, and other operands that are not integers."""
+    """Refuse scales that are not floating-point, and other operands that are not integers."""
     scales = {name: type for name, type in operands.items() if name.endswith("scale")}
     require.integer(**{name: type for name, type in operands.items() if name not in scales})
     require.real(**scales)
@@ -200,7 +203,7 @@ def _wide(x: Array) -> Array:
 
 
 def _along(x: Array, letter: str, term: str) -> Array:
-    """Reshape a parameter to lie along the letter's axis of `term`; a single item is a scalar."""
+    """Reshape a parameter to lie along the letter's axis of `term`. One item becomes a scalar."""
     x = jnp.asarray(x)
     if x.size == 1:
         return x.reshape(())

@@ -1,4 +1,4 @@
-"""Recurrent cells and sequences; states are operands, and next states results."""
+"""Recurrent cells and sequences. States are operands, and the next states are results."""
 
 from __future__ import annotations
 
@@ -36,7 +36,10 @@ def _lstm_type(gates: TensorType, cell: TensorType) -> tuple[TensorType, TensorT
 
 @rules.rule("lstm_pointwise", _lstm_type)
 def lstm_pointwise(gates: Array, cell: Array) -> tuple[Array, Array]:
-    """Return an LSTM's output and next cell from its summed gates: input, output, forget, cell."""
+    """Return an LSTM's output and next cell from its summed gates.
+
+    The gates are input, output, forget and cell, in this order along the last axis.
+    """
     i, o, f, g = jnp.split(jnp.asarray(gates), 4, axis=-1)
     cell = jax.nn.sigmoid(f) * cell + jax.nn.sigmoid(i) * jnp.tanh(g)
     return jax.nn.sigmoid(o) * jnp.tanh(cell), cell
@@ -48,9 +51,11 @@ def _gru_type(state: TensorType, **gates: TensorType) -> TensorType:
 
 @rules.rule("gru_pointwise", _gru_type)
 def gru_pointwise(input_gates: Array, state_gates: Array, state: Array) -> Array:
-    """Return a GRU's next state from the products with its input and with its state, biases added.
+    """Return a GRU's next state.
 
-    The gates are update, reset, new, as in ONNX with `linear_before_reset`.
+    `input_gates` and `state_gates` are the products with the input and with the state, with biases
+    added. The gates are update, reset and new, in this order, as in ONNX with
+    `linear_before_reset`.
     """
     xz, xr, xn = jnp.split(jnp.asarray(input_gates), 3, axis=-1)
     rz, rr, rn = jnp.split(jnp.asarray(state_gates), 3, axis=-1)
@@ -113,12 +118,15 @@ def gru_sequence(
     reverse: bool,
     emit_states: bool,
 ) -> tuple[Array, Array]:
-    """Run a GRU over [batch,time,items]; return all states [batch,time,hidden] and the last.
+    """Run a GRU over sequences (batch, time, items), and return all states and the last state.
 
-    `weight` [3*hidden,items], `recurrent_weight` [3*hidden,hidden] and `bias` [6*hidden] are as in
-    ONNX. The first and the last state are [batch,1,hidden]. Without `weight` the input holds the
-    products with it, and the first half of `bias` is ignored. `reverse` starts at the last time.
-    Without `emit_states` the first result has no items.
+    `weight` (3 * hidden, items), `recurrent_weight` (3 * hidden, hidden) and `bias` (6 * hidden)
+    are as in ONNX. All states have the shape (batch, time, hidden). The initial state and the last
+    state have the shape (batch, 1, hidden).
+
+    Without `weight` the input holds the products with the weight, and the first half of `bias` is
+    ignored. With `reverse` the GRU starts at the last time step. Without `emit_states` the first
+    result has no items.
     """
     x = jnp.asarray(input)
     recurrent = jnp.asarray(recurrent_weight)
@@ -167,12 +175,12 @@ def _update_type(
 
 @rules.rule("causal_conv1d_update", _update_type, work=lambda input: volume(input.shape) * _TAPS)
 def causal_conv1d_update(input: Array, weight: Array, initial_state: Array) -> tuple[Array, Array]:
-    """Convolve each channel for one time step; return silu of the results, and the next state.
+    """Convolve each channel for one time step. Return silu of the results, and the next state.
 
-    Each item of the input is a channel, whatever its shape. `weight` has four taps for each
-    channel, the last tap for the input. The state has the last four inputs of each channel.
-    Computation is in float32 at least. Results have the shapes and dtypes of input and state. It
-    is part of Qwen3.5's linear attention.
+    Each item of the input is a channel, whatever the shape of the input is. `weight` has four taps
+    for each channel, of which the last is for the input. The state has the last four inputs of each
+    channel. The computation is in float32 at least. The results have the shapes and dtypes of the
+    input and of the state. Qwen3.5's linear attention uses this operation.
     """
     x = jnp.asarray(input)
     state = jnp.asarray(initial_state)
@@ -215,7 +223,7 @@ def _delta_type(
 
 
 def _delta_work(value: TensorType) -> int:
-    # Each step reads with the key, adds an outer product, and reads with the query.
+    # Each time step reads with the key, adds an outer product, and reads with the query.
     return volume(value.shape) * value.shape[-1] * 3
 
 
@@ -229,16 +237,19 @@ def gated_delta_rule(
     beta: Array,
     initial_state: Array,
 ) -> tuple[Array, Array]:
-    """Return the outputs [batch,time,heads,width] of the gated delta rule, and the last state.
+    """Return the outputs of the gated delta rule (batch, time, heads, width), and the last state.
 
-    The state S [width,width] of a head maps key to value:
+    The state S of a head is a matrix (width, width), which maps a key to a value. A time step
+    computes
 
         S <- exp(log_decay) S;  S <- S + k (beta (v - k S))^T;  output = q S
 
-    q and k are normalised to length 1 (epsilon 1e-6 under the root), then q is divided by
-    sqrt(width). If value has g times as many heads as query and key, each of these serves g
-    consecutive heads of value. Computation is in float32 at least. Results have the dtypes of query
-    and state. Gated DeltaNet (Yang et al. 2024), as in Qwen3.5.
+    where q is the query, k the key and v the value. q and k are normalised to length 1 (with
+    epsilon 1e-6 under the root), and q is then divided by sqrt(width). If value has g times as many
+    heads as query and key, each head of query and key serves g consecutive heads of value.
+
+    The computation is in float32 at least. The results have the dtypes of query and state. Gated
+    DeltaNet (Yang et al. 2024), as in Qwen3.5.
     """
     sequences = (query, key, value, log_decay, beta)
     dtype = wide_dtype(*sequences, initial_state)

@@ -1,6 +1,6 @@
-"""Reductions (spec 4.4), which leave axes of extent 1, and cumulative sums and products.
+"""Reductions (spec 4.4), and cumulative sums and products.
 
-Results have the input's dtype, unless they are indices.
+Reduced axes remain, with extent 1. Results have the input's dtype, unless they are indices.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ _reduction("all_reduce", _logical_type, jnp.all, _LOGICAL)
 
 
 def _require_countable(input: TensorType, axes: Ints) -> None:
-    # The number of items that are reduced to one must fit int32.
+    # The number of items that are reduced to one item must fit int32.
     require.indexable(input=TensorType(tuple(input.shape[axis] for axis in axes), input.dtype))
 
 
@@ -89,7 +89,7 @@ def _count(x: Array, axes: Ints, dtype: np.dtype[np.generic]) -> Array:
 
 @rules.rule("sum_reduce", _sum_type)
 def sum_reduce(input: Array, axes: Ints, normalize: bool) -> Array:
-    """Return the sum over the axes, or with `normalize` the mean; an integer mean is truncated."""
+    """Return the sum over the axes, or the mean with `normalize`. An integer mean is truncated."""
     x = jnp.asarray(input)
     if jnp.issubdtype(x.dtype, jnp.inexact):
         reduction = jnp.mean if normalize else jnp.sum
@@ -102,7 +102,7 @@ def sum_reduce(input: Array, axes: Ints, normalize: bool) -> Array:
 
 @rules.rule("product_reduce", _number_type)
 def product_reduce(input: Array, axes: Ints) -> Array:
-    """Return the product over the axes; the derivative is correct at zeros too."""
+    """Return the product over the axes. The derivative is correct at zeros too."""
     x = jnp.asarray(input)
     return jnp.prod(x, axis=axes, keepdims=True, dtype=x.dtype)
 
@@ -128,7 +128,7 @@ def _index_type(input: TensorType, axes: Ints, last: bool = False) -> TensorType
 
 def _index_of(kind: str, function: Callable[..., Array]) -> None:
     # An index over several axes is row-major, in the tensor's order of axes. Of equal extrema the
-    # first wins; with `last` the last wins, which is the first of the reversed tensor.
+    # first wins. With `last` the last wins, which is the first in the reversed tensor.
     def lower(input: Array, axes: Ints, last: bool = False) -> Array:
         x = jnp.asarray(input)
         if last:
@@ -170,6 +170,7 @@ def _running(kind: str, function: Callable[..., Array], neutral: int) -> None:
     rules.rule(kind, _running_type)(lower)
 
 
-# Over the items up to each one: `exclusive` leaves that one out, `reverse` starts at the end.
+# The sum or product of all items up to and including each item. `exclusive` leaves this item out,
+# and `reverse` starts at the end.
 _running("cumsum", lax.cumsum, 0)
 _running("cumprod", lax.cumprod, 1)

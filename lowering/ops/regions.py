@@ -56,17 +56,19 @@ def position_sensitive_roi_pool(
     spatial_scale: float, mode: str, bins: tuple[int, int],
     offsets: Array | Literal[False] = False, offset_scale: float = 0.0,
 ) -> Array:  # fmt: skip
-    """Return the mean of each bin of regions (image, x1, y1, x2, y2) in the channels of the bin.
+    """Return the mean of each bin of regions (image, x1, y1, x2, y2), in the bin's own channels.
+
+    The mode determines the items of a bin:
 
     - "average" rounds corners, and averages the items whose cells a bin touches.
-    - "bilinear" takes regions in parts of the extents, from 0 to 1. It interpolates, and averages
-      over `bins` (rows, columns), each in channels of its own.
-    - "deformable" rounds corners. A bin has `bins` (rows, columns) samples, and those inside the
-      input are averaged. Samples are moved by `offsets` [N,2K,h,w] (x, y for each of K classes of
-      channels) times `offset_scale`, in units of the region's extents (Dai et al. 2017,
-      arXiv:1703.06211).
+    - "bilinear" takes regions as parts of the input's extents, from 0 to 1. It interpolates samples
+      of the region, and averages over `bins` (rows, columns), each of which has its own channels.
+    - "deformable" rounds corners. A bin has `bins` (rows, columns) samples, and the samples inside
+      the input are averaged. Samples are moved by `offsets` times `offset_scale`, in units of the
+      region's extents (Dai et al. 2017, arXiv:1703.06211). `offsets` has the shape (regions, 2 *
+      classes, rows, columns), with x and y for each class of channels.
 
-    Results are 0 from the first region on whose image is -1.
+    From the first region on whose image is -1, results are 0.
     """
     x = jnp.asarray(input)
     regions = jnp.asarray(rois)
@@ -82,7 +84,7 @@ def position_sensitive_roi_pool(
         size = jnp.maximum(end - start, 0.1) / group_size
 
         def is_touched(axis: int, extent: int) -> Array:
-            """Return the mask [group,extent] of the items that each bin touches along an axis."""
+            """Return the mask (bins, extent) of the items that each bin touches along an axis."""
             low = jnp.clip(jnp.floor(place * size[axis] + start[axis]), 0, extent)
             high = jnp.clip(jnp.ceil((place + 1) * size[axis] + start[axis]), 0, extent)
             items = jnp.arange(extent, dtype=x.dtype)[None, :]
@@ -141,7 +143,8 @@ def position_sensitive_roi_pool(
             if shift is not None:
                 first = first + shift[:, axis] * size[axis]
             step = jnp.arange(count, dtype=x.dtype) * bin / count
-            samples = first[..., None] + step[None, None, None]  # [channels,rows,columns,samples]
+            # The samples have the shape (channels, rows, columns, samples of a bin).
+            samples = first[..., None] + step[None, None, None]
             inside = ((samples >= -0.5) & (samples <= extent - 0.5)).astype(x.dtype)
             items = jnp.arange(extent, dtype=x.dtype)
             nearest = jnp.clip(samples, 0, extent - 1)
@@ -168,7 +171,11 @@ def position_sensitive_roi_pool(
 
 
 def _linear(plane: Array, y: Array, x: Array) -> Array:
-    """Return values (C,h,w) of a plane (C,H,W) at rows y (h) and columns x (w); 0 outside."""
+    """Return the values of a plane at rows y and columns x, and 0 outside of the plane.
+
+    The plane has the shape (channels, height, width), and the values have the shape (channels,
+    rows, columns).
+    """
     height, width = plane.shape[1:]
 
     def weights(position: Array, extent: int) -> Array:

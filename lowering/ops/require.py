@@ -1,6 +1,7 @@
-"""Checks for the `infer` functions of rules: `require.real(x=x)` raises unless x holds reals.
+"""Checks for the `infer` functions of rules.
 
-A check raises InvalidOperation or InvalidShape for operands or attributes that it refuses.
+For example, `require.real(x=x)` raises an error unless x holds floating-point numbers. A check
+raises InvalidOperation or InvalidShape for operands or attributes that it refuses.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _MOST_RESULTS = 100_000
 
 
 def _requirement(what: str, holds: Callable[[str], bool], hint: str = "") -> Callable[..., None]:
-    """Return a check of dtypes by `holds`; the error for logical values has the hint."""
+    """Return a check of dtypes by `holds`. The error for logical values has the hint."""
 
     def check(**operands: TensorType) -> None:
         for name, operand in operands.items():
@@ -90,7 +91,7 @@ def rank(shape: Sequence[int]) -> None:
 
 
 def length(name: str, items: Sequence[object], length: int, what: str) -> None:
-    """Refuse an attribute that has not `length` items; the error names what they are for."""
+    """Refuse an attribute that does not have `length` items. The error says `what` they are for."""
     if len(items) != length:
         raise InvalidShape(
             f"'{name}' must have an item for each of the {length} {what}, it has {len(items)}"
@@ -98,7 +99,7 @@ def length(name: str, items: Sequence[object], length: int, what: str) -> None:
 
 
 def shape(name: str, operand: TensorType, expected: Shape, why: str) -> None:
-    """Refuse an operand that has not the expected shape; `why` is the hint."""
+    """Refuse an operand that does not have the expected shape. `why` is the hint of the error."""
     if shapes_differ(operand.shape, expected):
         raise InvalidShape(
             f"'{name}' must have the shape {show(expected)}, it has {show(operand.shape)}", hint=why
@@ -130,14 +131,14 @@ def fits(name: str, target: TensorType, **operands: TensorType) -> None:
 
 
 def one(**operands: TensorType) -> None:
-    """Refuse operands that have not exactly one item, whatever their rank."""
+    """Refuse operands that do not have exactly one item. Their rank does not matter."""
     for name, operand in operands.items():
         if differ(volume(operand.shape), 1):
             raise InvalidShape(f"'{name}' must have one item, its shape is {show(operand.shape)}")
 
 
 def one_integer(**operands: TensorType) -> None:
-    """Refuse operands that are not a single integer, whatever their rank."""
+    """Refuse operands that are not a single integer. Their rank does not matter."""
     integer(**operands)
     one(**operands)
 
@@ -150,10 +151,10 @@ def not_negative(**numbers: float) -> None:
 
 
 def within(dtype: str, numbers: Iterable[float], name: str = "", hint: str = "") -> None:
-    """Refuse numbers out of the range of an integer dtype; the error begins with `name`."""
+    """Refuse numbers out of the range of an integer dtype. The error begins with `name`."""
     if not is_integer(dtype):
         return
-    limits = jnp.iinfo(dtype)  # numpy's does not know 2 and 4 bits
+    limits = jnp.iinfo(dtype)  # numpy's `iinfo` does not know dtypes of 2 and 4 bits
     for number in numbers:
         if number is not UNKNOWN and not limits.min <= number <= limits.max:
             raise InvalidOperation(f"{name}{number} does not fit {dtype}", hint=hint)
@@ -189,7 +190,10 @@ def one_of(name: str, value: str, allowed: Sequence[str]) -> None:
 
 
 def normal_axes(signed: Sequence[int], rank: int, name: str = "axes") -> Ints:
-    """Return axes counted from the first; raise InvalidOperation if out of range or repeated."""
+    """Return axes counted from the first.
+
+    Raises InvalidOperation if an axis is out of range or repeated.
+    """
     hint = "axes below 0 count from the end" if rank else "the tensor has no axes"
     for axis in signed:
         if not -rank <= axis < rank:
@@ -202,5 +206,5 @@ def normal_axes(signed: Sequence[int], rank: int, name: str = "axes") -> Ints:
 
 
 def normal_axis(axis: int, rank: int, name: str = "axis") -> int:
-    """Return one axis counted from the first; see `normal_axes`."""
+    """Return one axis counted from the first, see `normal_axes`."""
     return normal_axes((axis,), rank, name)[0]

@@ -1,14 +1,15 @@
 """Resampling of the spatial dimensions by whole factors (spec 4.3.4).
 
-`factor` has an item for each spatial dimension; missing items are 1. Multilinear up-sampling treats
-one dimension after another. With an input extent x and a factor f, output i is at input position
+`factor` has an item for each spatial dimension. Missing items are 1. Multilinear up-sampling treats
+one dimension after another. For an input extent x and a factor f, output i lies at the input
+position
 
     'asymmetric'   i / f
     'symmetric'    (i - (f - 1) / 2) / f
     'aligned'      i (x - 1) / (x f - 1)
 
-The border mode provides the neighbours outside the input. 'aligned' needs none, and repeats the
-item of an extent 1.
+by the method. The border mode provides the neighbours outside of the input. 'aligned' needs no such
+neighbours. If the extent is 1, it repeats the item.
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ def _multilinear_work(input: TensorType, factor: Shape) -> int:
 def multilinear_upsample(
     ctx: Context, input: Array, factor: Shape, method: str, border: str
 ) -> Array:
-    """Interpolate linearly in each spatial dimension, in float32 at least."""
+    """Interpolate linearly along each spatial dimension, in float32 at least."""
     x = widened(input)
     for axis, f in enumerate(factor, 2):
         if f == 1:
@@ -127,6 +128,6 @@ def _require_factor(input: TensorType, factor: Shape) -> None:
 
 
 def _of_all_axes(factor: Shape, rank: int) -> Shape:
-    """Return the factors of all axes; batch, channels and missing spatial dimensions have 1."""
+    """Return the factors of all axes, 1 for batch, channels and missing spatial dimensions."""
     missing = rank - 2 - len(factor)
     return (1,) * min(2, rank) + factor + (1,) * missing

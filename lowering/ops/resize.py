@@ -1,9 +1,9 @@
-"""Interpolation between items: resize, grid_sample.
+"""Interpolation between items: resize and grid_sample.
 
-A resize treats one axis after another; `scales` or `sizes` has an item for every axis. The extents
-become `sizes`, or floor(extent * scale) with scales in float32; with `rounds` they are rounded to
-the nearest integer, halves up. Half precision and integers are interpolated in float32.
-`lowering.kernels.resampling` computes the positions of items.
+A resize treats one axis after another. `scales` or `sizes` has an item for every axis. The extents
+become `sizes`, or floor(extent * scale) with scales in float32. With `rounds` the product is
+rounded to the nearest integer instead, halves up. Half precision and integers are interpolated in
+float32. `lowering.kernels.resampling` computes the positions of items.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from lowering.ops import require, rules
 from lowering.ops.shape import cast
 from lowering.tracing import Context
 
-_ROUNDING = 2.0**-20  # relative error of a sum of a few products in float32
+_ROUNDING = 2.0**-20  # the relative error of a sum of a few products in float32
 
 
 def _resize_type(
@@ -105,7 +105,7 @@ def _require_roi(roi: TensorType, items: int) -> None:
 
 
 def _extent(extent: int, scale: float, rounds: bool) -> int:
-    """Return the extent of the result: extent * scale, rounded down, or to nearest if `rounds`."""
+    """Return extent * scale, rounded down, or rounded to the nearest integer with `rounds`."""
     if extent is UNKNOWN:
         return UNKNOWN
     return int(length(extent, scale) + rounds / 2)
@@ -138,11 +138,11 @@ def resize(
     extrapolation_value: float,
     rounds: bool = False,
 ) -> Array:
-    """Resize the input as ONNX Resize does; the `nearest_mode` "simple" is OpenVINO's.
+    """Resize the input as ONNX Resize does. The `nearest_mode` "simple" is OpenVINO's.
 
-    Only 'tf_crop_and_resize' uses `roi`, and `extrapolation_value` for positions outside the input.
-    With `exclude_outside` items beyond the ends have weight 0. With `antialias` the kernel is wider
-    where the extent shrinks.
+    Only 'tf_crop_and_resize' uses `roi` and `extrapolation_value`, the value at positions outside
+    of the input. With `exclude_outside` items beyond the ends have the weight 0. With `antialias`
+    the kernel is wider along axes that shrink.
     """
     coordinates = coordinate_transformation_mode
     method = Method(coordinates, mode, nearest_mode, cubic_coeff_a, exclude_outside, antialias)
@@ -172,7 +172,7 @@ def resize(
             x = jnp.where(outside, jnp.asarray(fill, x.dtype), x)
     if x.dtype == dtype:
         return x
-    # A cast truncates, and float32 weights sum to 1 only nearly.
+    # A cast truncates, and float32 weights sum to 1 only approximately.
     nearest = jnp.round(x)
     is_integer = jnp.abs(x - nearest) <= (jnp.abs(nearest) + 1) * _ROUNDING
     if dtype.kind in "iu":
@@ -180,7 +180,7 @@ def resize(
     return cast(x, dtype.name)
 
 
-# For each point, the index of an item along an axis, and the item's weight.
+# The index of an item along an axis for each point, and the weight of this item.
 _Tap = tuple[Array, Array]
 
 
@@ -201,7 +201,7 @@ def _bicubic(place: Array, bounded: Callable[[Array], Array]) -> list[_Tap]:
 
 
 def _item(place: Array) -> Array:
-    # Positions that are not finite, or do not fit int32, are outside.
+    # Positions that are not finite, or that do not fit int32, are outside of the input.
     return jnp.where(jnp.abs(place) < 2**30, place, -1.0).astype(jnp.int32)
 
 
@@ -210,11 +210,11 @@ _PADDINGS = ("zeros", "border", "reflection")
 
 
 def _bounded(place: Array, extent: int, padding_mode: str, align_corners: bool) -> Array:
-    """Return the position, moved into its axis as `padding_mode` says, with torch's derivatives."""
+    """Return the position, moved into its axis by `padding_mode`, with torch's derivatives."""
     if padding_mode == "zeros":
         return place
     if padding_mode == "reflection":
-        # The first mirror, and the distance between the mirrors.
+        # The position of the first mirror, and the distance between the mirrors.
         low, span = (0.0, extent - 1.0) if align_corners else (-0.5, float(extent))
         if span == 0:
             return jnp.zeros_like(place)
@@ -262,15 +262,18 @@ def _grid_work(result: TensorType, input: TensorType, mode: str) -> int:
 def grid_sample(
     ctx: Context, input: Array, grid: Array, mode: str, padding_mode: str, align_corners: bool
 ) -> Array:
-    """Sample an input (N,C,...,H,W) at the points of a grid (N,...,h,w,k), as torch does.
+    """Sample an input at the points of a grid, as torch does.
 
-    The result is (N,C,...,h,w). A point has k coordinates, x, y, z, which are -1 at the start of an
-    axis and 1 at its end. With `align_corners` start and end are the centres of the first and the
-    last item. Without `align_corners` they are the outer edges of these two items.
+    The input has the shape (batch, channels, *extents), the grid has the shape (batch, *points, k),
+    and the result has the shape (batch, channels, *points). A point has k coordinates: x for the
+    last axis of the input, y for the axis before it, and z for the axis before that. A coordinate
+    is -1 at the start of an axis and 1 at its end. With `align_corners` start and end are the
+    centres of the first and the last item. Without `align_corners` they are the outer edges of
+    these two items.
 
-    `padding_mode` decides the value at a point beyond start or end: 0 for 'zeros', the nearest item
-    for 'border', the value at the point's mirror image for 'reflection'. Start and end are the
-    mirrors.
+    `padding_mode` decides the value at a point beyond start or end. It is 0 for 'zeros', the
+    nearest item for 'border', and the value at the point's mirror image for 'reflection'. Start and
+    end are the mirrors.
 
     Of two equally near items the mode 'nearest' takes the item with the even index. The result is
     differentiable by input and grid. The derivative by a coordinate that 'border' clamps is 0.

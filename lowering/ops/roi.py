@@ -1,14 +1,16 @@
-"""Operations on regions of interest (NNEF 1.0); aligned pools are expanded by the standard library.
+"""Operations on regions of interest (NNEF 1.0).
 
-`input` is (B,C,H,W). `rois` (N,4) has rows x1, y1, x2, y2 in pixels. `batch_index` (N) has the
-batch item of each region. The result is (N,C,h,w) for `output_size = [h,w]`. All are differentiable
-by the input, `roi_resample` by `rois` too.
+`input` has the shape (batch, channels, height, width). `rois` (n, 4) has rows x1, y1, x2, y2 in
+pixels. `batch_index` (n,) has the batch item of each region. The result has the shape (n, channels,
+*output_size). All operations are differentiable by the input, and `roi_resample` is also
+differentiable by `rois`. The standard library expands aligned pools.
 
-Pools follow Fast R-CNN: corners are rounded half away from zero and belong to the region, which has
-one row and column at least. Bin i of n over an extent e covers
-[floor(i e / n), ceil((i + 1) e / n)). Items outside the input do not count; an empty bin is 0.
+Pools follow Fast R-CNN. Corners are rounded, half away from zero. They belong to the region, which
+therefore has at least one row and one column. Bin i of n over an extent e covers the items from
+floor(i e / n) to before ceil((i + 1) e / n). Items outside of the input do not count. An empty bin
+is 0.
 
-`roi_resample` interpolates linearly and continues the edges. Output i of n is at position
+`roi_resample` interpolates linearly and continues the edges. Output i of n lies at the position
 
     'symmetric'    x1 + (i + 1/2) (x2 - x1) / n - 1/2
     'asymmetric'   x1 + i (x2 - x1) / n
@@ -37,9 +39,10 @@ from lowering.ops.resample import METHODS
 def bins_type(
     input: TensorType, rois: TensorType, batch_index: TensorType, output_size: Shape
 ) -> TensorType:
-    """Return the type (N,C,h,w) of the bins of regions; raise InvalidOperation or InvalidShape.
+    """Return the type of the bins of regions: (regions, channels, *output_size).
 
-    The caller has checked the dtypes of `input` and `rois`, and that rows of `rois` are regions.
+    Raises InvalidOperation or InvalidShape. The caller has checked the dtypes of `input` and
+    `rois`, and that rows of `rois` are regions.
     """
     require.integer(batch_index=batch_index)
     require.layout("[B,C,H,W]", input=input)
@@ -124,7 +127,7 @@ def _places(start: Array, end: Array, count: int, method: str) -> Array:
 def _pool(
     pool: Callable[..., Array], input: Array, rois: Array, batch_index: Array, output_size: Shape
 ) -> Array:
-    """Pool one region at a time; the gradient computes it again, to save memory."""
+    """Pool one region at a time. The gradient computes the pool again, to save memory."""
 
     def pooled(region: tuple[Array, Array]) -> Array:
         roi, batch = region
@@ -138,9 +141,9 @@ def _pool(
 
 
 def _bins(start: Array, end: Array, count: int, extent: int) -> Array:
-    """Return the mask (count,extent) of the indices in each bin of a region."""
+    """Return the mask (bins, extent) of the indices in each bin of a region."""
     length = jnp.maximum(end - start + 1, 1)
-    # Products of these with `step` fit int32, where those of `length` may not.
+    # Products of quotient and remainder with `step` fit int32. Those of `length` may not fit.
     quotient, remainder = length // count, length % count
     step = jnp.arange(count, dtype=np.int32)
     first = start + step * quotient + step * remainder // count
@@ -152,6 +155,9 @@ def _bins(start: Array, end: Array, count: int, extent: int) -> Array:
 def _masked(
     reduce: Callable[..., Array], x: Array, mask: Array, fill: NDArray[np.generic]
 ) -> Array:
-    """Reduce (C,e,...) over its second axis within each of n masks (n,e): (C,...,n)."""
+    """Reduce an array (channels, extent, ...) over its second axis within each of n masks.
+
+    The masks have the shape (n, extent), and the result has the shape (channels, ..., n).
+    """
     selected = jnp.where(mask[None, :, :, None], x[:, None], fill)
     return jnp.moveaxis(reduce(selected, 2), 1, -1)

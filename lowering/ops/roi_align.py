@@ -1,4 +1,4 @@
-"""RoIAlign: pools of samples between items (Mask R-CNN, He et al. 2017, arXiv:1703.06870)."""
+"""RoIAlign pools samples that lie between items (Mask R-CNN, He et al. 2017, arXiv:1703.06870)."""
 
 from __future__ import annotations
 
@@ -42,14 +42,19 @@ def roi_align(
     ctx: Context, input: Array, rois: Array, batch_index: Array, output_size: Shape,
     sampling_ratio: int, mode: str, least: float = 0.0,
 ) -> Array:  # fmt: skip
-    """Return the mean or maximum of samples in each bin of regions, (N,C,h,w).
+    """Return the mean or maximum of samples in each bin of regions.
 
-    A region is x1, y1, x2, y2 in items, or centre x, y, width, height and an angle from x to y in
-    radians. A positive `least` is the lower bound of extents. A bin has `sampling_ratio` samples in
-    each direction; 0 means its extent, rounded up. Samples more than 1 outside the input are 0, and
+    The result has the shape (regions, channels, *output_size). A region is given as x1, y1, x2, y2
+    in items, or as centre x, centre y, width, height, and an angle from x to y in radians. A
+    positive `least` is the lower bound of the extents of regions.
+
+    A bin has `sampling_ratio` samples in each direction. If the ratio is 0, a bin has as many
+    samples as its extent, rounded up. Samples that are more than 1 outside of the input are 0, and
     a maximum is not below 0. 'max_share', as in ONNX, is the largest product of an item and its
-    weight in a sample, and may be negative. With `sampling_ratio` 0 there are no derivatives by
-    regions, and none in reverse mode for maxima and for rotated regions.
+    weight in a sample, which may be negative.
+
+    With a `sampling_ratio` of 0 there are no derivatives by regions. There are also none in reverse
+    mode for maxima and for rotated regions.
     """
     x = jnp.asarray(input)
     regions = jnp.asarray(rois)
@@ -60,10 +65,10 @@ def roi_align(
     is_rotated = regions.shape[1] == 5
     is_separable = mode == "avg" and not is_rotated
     smallest = float(least) if least else -jnp.inf
-    bins = output_size[::-1]  # along x, along y
+    bins = output_size[::-1]  # along x, then along y
 
     def pool(region: tuple[Array, Array]) -> Array:
-        """Return the bins (C,h,w) of one region and its batch index."""
+        """Return the bins (channels, *output_size) of one region, given with its batch index."""
         roi, batch = region
         plane = jnp.take(x, batch, 0, mode="clip")
         if is_rotated:
@@ -73,7 +78,7 @@ def roi_align(
             size = jnp.maximum(roi[2:] - roi[:2], smallest)
             start = roi[:2]
         bin = size / jnp.array(bins, size.dtype)
-        counts: Any = (sampling_ratio, sampling_ratio)  # samples of a bin along x, along y
+        counts: Any = (sampling_ratio, sampling_ratio)  # the samples of a bin along x, and along y
         if not sampling_ratio:
             counts = jnp.ceil(bin).astype(jnp.int32)
 
@@ -83,7 +88,7 @@ def roi_align(
             return start[axis] + (jnp.arange(bins[axis], dtype=bin.dtype) + within) * bin[axis]
 
         def weights(axis: int) -> Array:
-            """Return the share of each item in the mean along an axis, (bins,extent)."""
+            """Return the share of each item in the mean along an axis, of shape (bins, extent)."""
             extent = plane.shape[2 - axis]
             items = jnp.arange(extent, dtype=bin.dtype)[None, :]
 
@@ -116,7 +121,7 @@ def roi_align(
                 row = row + roi[1]
             return join_samples(total, _sampled(plane, row, column, join_shares))
 
-        # Without samples a bin is 0, also where the maximum of its samples may be negative.
+        # A bin without samples is 0, even where the maximum of samples may be negative.
         initial: Array | int = 0
         if mode == "max_share":
             initial = jnp.where(jnp.asarray(samples) > 0, -jnp.inf, 0)
@@ -142,7 +147,11 @@ def _is_inside(position: Array, extent: int) -> Array:
 def _sampled(
     plane: Array, row: Array, column: Array, join: Callable[[Array, Array], Array]
 ) -> Array:
-    """Return the joined weighted items of a plane (C,H,W) around positions (h,w); 0 outside."""
+    """Return the joined weighted items of a plane around positions, and 0 outside of the plane.
+
+    The plane has the shape (channels, height, width). `row` and `column` broadcast to the shape of
+    the positions.
+    """
     height, width = plane.shape[1:]
     is_inside = _is_inside(row, height) & _is_inside(column, width)
     top, bottom, down = neighbours(row, height, plane.dtype)

@@ -3,22 +3,24 @@
 `scan` takes three arrays of tensors and these attributes:
 
     scanned   tensors that are cut along an axis, a chunk for each iteration; one tensor at least
-    full      tensors that every iteration reads unchanged, variables of the fragment among them
+    full      tensors that every iteration reads unchanged, including variables of the fragment
     initial   the states before the first iteration
     body      a Graph without parameters or states. Its inputs are a chunk of each scanned tensor,
               the full tensors and the states. Its outputs are the next states and a value for each
               item of `outputs`
     axes      the axis of each scanned tensor
-    chunks    the extent of its chunks; if negative the last chunk comes first, unreversed inside
+    chunks    the extent of the chunks of each scanned tensor. If it is negative, the last chunk
+              comes first, but the items of a chunk are not reversed
     outputs   a tuple (which, axis, chunk) for each result. "full" joins the values of all
               iterations along the axis, in reverse order if chunk is negative (only its sign
               counts). "last" is the last value
-    skip      number of iterations to leave out at the start: states stay, values are zeros
+    skip      the number of iterations to leave out at the start. In these iterations states stay
+              unchanged, and values are zeros
 
-It returns a tensor for each item of `outputs`. There are as many iterations as the first scanned
-tensor has chunks; other tensors have as many at least. The last chunk is padded with zeros after
-its items, or before them if chunks come from the end. Without iterations the last value of a state
-is its initial value; any other last value is zeros.
+`scan` returns a tensor for each item of `outputs`. There are as many iterations as the first
+scanned tensor has chunks. Other scanned tensors must have at least as many chunks. The last chunk
+is padded with zeros after its items, or before its items if chunks come from the end. If there are
+no iterations, the last value of a state is its initial value, and any other last value is zeros.
 """
 
 from __future__ import annotations
@@ -92,7 +94,7 @@ def _scan_type(
 
 
 def require_body(body: Graph, operands: Sequence[TensorType], count: int) -> None:
-    """Refuse a body whose inputs are not of the operands' types, or without `count` results."""
+    """Refuse a body whose inputs do not have the operands' types, or without `count` results."""
     require.length("inputs", body.inputs, len(operands), "tensors that a body is given")
     require.length("outputs", body.outputs, count, "results of a body")
     for value, type in zip(body.inputs, operands, strict=True):
@@ -116,7 +118,7 @@ def require_constant_state(name: str, before: TensorType, after: TensorType) -> 
 
 
 def result_type(value: TensorType, which: str, axis: int, count: int) -> TensorType:
-    """Return the type of a result: the last of `count` values, or all of them along the axis."""
+    """Return the type of a result: the last of `count` values, or all values along the axis."""
     if which == "last":
         return value
     if which != "full":
@@ -144,7 +146,7 @@ def scan(
     outputs: Outputs,
     skip: int,
 ) -> list[Array]:
-    """Run the body, which is traced once, for each chunk; derivatives go through all iterations."""
+    """Run the body, traced once, for each chunk. Derivatives go through all iterations."""
     count = _iterations(np.shape(scanned[0]), axes[0], chunks[0])
     parts = [
         _parts(jnp.asarray(x), axis, chunk)[skip:count]
@@ -180,10 +182,10 @@ def scan(
 def carried_and_stacked(
     states: Sequence[Value], values: Sequence[Value], outputs: Outputs
 ) -> tuple[list[Value], list[Value]]:
-    """Return the values that iterations hand on, and the values of which all are kept.
+    """Return the values that iterations hand on, and the values that are kept for all iterations.
 
-    `values` has a value for each item of `outputs`. Iterations hand on the states, and other values
-    whose last one is a result.
+    `values` has a value for each item of `outputs`. Iterations hand on the states, and also other
+    values of which only the last is a result.
     """
     carried = list(states)
     stacked: list[Value] = []
@@ -210,7 +212,7 @@ def _parts(x: Array, axis: int, chunk: int) -> Array:
 
 
 def joined(values: Array, axis: int, chunk: int, skipped: int) -> Array:
-    """Return the values of iterations, stacked along the first axis, joined along `axis`."""
+    """Join the values of iterations, which are stacked along the first axis, along `axis`."""
     if skipped:
         values = jnp.pad(values, [(skipped, 0)] + [(0, 0)] * (values.ndim - 1))
     if chunk < 0:

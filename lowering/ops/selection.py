@@ -44,7 +44,10 @@ def _slice_type(input: TensorType, axes: Ints, begin: Ints, end: Ints, stride: I
 
 
 def _bounds(begin: int, end: int, step: int, extent: int) -> tuple[int, int]:
-    """Return the first index and the end, which is excluded: -1 if item 0 is included backwards."""
+    """Return the first index, and the end, which is excluded.
+
+    If a slice goes backwards and includes item 0, the end is -1.
+    """
 
     def from_start(bound: int) -> int:
         return bound + extent if bound < 0 else min(bound, extent)
@@ -59,9 +62,9 @@ def _bounds(begin: int, end: int, step: int, extent: int) -> tuple[int, int]:
 def slice_(input: Array, axes: Ints, begin: Ints, end: Ints, stride: Ints) -> Array:
     """Return every `stride`-th item from `begin` to before `end` along each axis.
 
-    Bounds below 0 count from the end, and bounds are clamped to the axis. With a positive stride
-    `end` 0 is the end of the axis. A negative stride goes backwards, and `end` = -extent - 1
-    includes item 0.
+    Bounds below 0 count from the end, and bounds are clamped to the axis. With a positive stride an
+    `end` of 0 is the end of the axis. A negative stride goes backwards. An `end` of -extent - 1
+    then includes item 0.
     """
     x = jnp.asarray(input)
     strides = stride or (1,) * len(axes)
@@ -77,7 +80,7 @@ def slice_(input: Array, axes: Ints, begin: Ints, end: Ints, stride: Ints) -> Ar
             x = lax.rev(x, (axis,))
             first = extent - 1 - first
             last = extent - 1 - last
-        # All strides beyond the extent take the first item only; XLA's stride is an int64.
+        # Every stride beyond the extent takes only the first item. XLA's stride is an int64.
         largest_stride = max(extent, 1)
         x = lax.slice_in_dim(x, first, last, min(abs(step), largest_stride), axis)
     return x
@@ -97,11 +100,11 @@ def _dynamic_slice_type(input: TensorType, start: TensorType, length: int, axis:
 
 @rules.rule("dynamic_slice", _dynamic_slice_type)
 def dynamic_slice(input: Array, start: Array, length: int, axis: int) -> Array:
-    """Return `length` items along the axis from index `start` on; `start` may be traced.
+    """Return `length` items along the axis from the index `start` on. `start` may be traced.
 
-    A negative index counts from the end. An index beyond the axis reads NaN from a real tensor.
-    From integers it reads the least number if they are signed, otherwise the greatest number. From
-    logical values it reads true.
+    A negative index counts from the end. An index beyond the axis reads NaN from a floating-point
+    tensor. From integers it reads the least number if they are signed, otherwise the greatest
+    number. From logical values it reads true.
     """
     first = jnp.asarray(start).reshape(())
     return jnp.take(jnp.asarray(input), first + jnp.arange(length, dtype=first.dtype), axis=axis)
@@ -116,9 +119,10 @@ def _triangle_type(input: TensorType, k: TensorType) -> TensorType:
 
 @rules.rule("triangle", _triangle_type)
 def triangle(input: Array, k: Array, upper: bool) -> Array:
-    """Keep one triangle of each matrix, and set all other items to 0; k may be traced.
+    """Keep one triangle of each matrix, and set all other items to 0. `k` may be traced.
 
-    Items [row,column] with column - row >= k stay if `upper`, otherwise those with <= k.
+    With `upper` the items (row, column) with column - row >= k stay, otherwise those with column -
+    row <= k.
     """
     x = jnp.asarray(input)
     limit = jnp.asarray(k).reshape(())
@@ -165,7 +169,7 @@ def _pad_type(input: TensorType, padding: Padding, border: str) -> TensorType:
 
 @rules.rule("pad", _pad_type)
 def pad(input: Array, padding: Padding, border: str, value: float) -> Array:
-    """Pad each axis before and after (border modes: spec 4.3); `value` is cast to the dtype."""
+    """Pad each axis before and after (border modes: spec 4.3). `value` is cast to the dtype."""
     x = jnp.asarray(input)
     if border == "constant":
         real_dtype = x.dtype if is_float(x.dtype.name) else np.float32
@@ -184,9 +188,10 @@ def _gather_type(input: TensorType, indices: TensorType, axis: int) -> TensorTyp
 
 @rules.rule("gather", _gather_type)
 def gather(input: Array, indices: Array, axis: int) -> Array:
-    """Return the sub-tensors at indices along an axis, which the axes of `indices` replace.
+    """Return the sub-tensors at indices along an axis. The axes of `indices` replace this axis.
 
-    A negative index counts from the end. An index beyond the axis reads NaN from a real tensor.
+    A negative index counts from the end. An index beyond the axis reads NaN from a floating-point
+    tensor.
     """
     return jnp.take(jnp.asarray(input), jnp.asarray(indices), axis=axis)
 
@@ -206,6 +211,6 @@ def _right_aligned_shape(input: Shape, shape: Shape) -> Shape:
 
 @rules.rule("broadcast", _broadcast_type)
 def broadcast(input: Array, shape: Ints) -> Array:
-    """Broadcast to a shape, aligned at the last axis. 1 in `shape` keeps the input's extent."""
+    """Broadcast to a shape, aligned at the last axis. A 1 in `shape` keeps the input's extent."""
     x = jnp.asarray(input)
     return jnp.broadcast_to(x, _right_aligned_shape(x.shape, shape))

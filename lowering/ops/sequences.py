@@ -1,4 +1,4 @@
-"""Sequences of classes: the loss of connectionist temporal classification, and beam search."""
+"""The loss of connectionist temporal classification (CTC), and the paths of a beam search."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from lowering.graph import TensorType
 from lowering.kernels.precision import widened
 from lowering.ops import require, rules
 
-_NEVER = -1e30  # the logarithm of probability 0; infinity would have no derivatives
+# Stands for the logarithm of probability 0, since infinity would have no derivatives.
+_NEVER = -1e30
 
 
 def _loss_type(
@@ -42,11 +43,12 @@ def ctc_loss(
     logits: Array, logit_lengths: Array, labels: Array, label_lengths: Array, blank: int,
     collapses: bool, merges: bool, unique: bool,
 ) -> Array:  # fmt: skip
-    """Return -log p of each sequence, for the probability p of its labels; infinite if p is 0.
+    """Return -log p of each sequence, where p is the probability of its labels; infinite if p is 0.
 
-    p is the sum over all paths of classes that become the labels after two steps: equal neighbours
-    are merged, if `merges`, and blanks are removed. The labels themselves are changed first:
-    `collapses` merges equal neighbours, `unique` removes labels that are equal to an earlier one.
+    p is the sum over all paths of classes that become the labels after two steps: first equal
+    neighbours are merged if `merges`, and then blanks are removed. The labels themselves are
+    changed before: `collapses` merges equal neighbours, and `unique` removes labels that are equal
+    to an earlier label.
 
     Source: Graves et al. 2006, Connectionist temporal classification, section 4.1.
     """
@@ -69,7 +71,7 @@ def ctc_loss(
         label = labels[jnp.minimum(states // 2, count_of_labels - 1)]
         class_of = jnp.where(is_blank, blank, label)
         may_stay = is_blank | merges
-        # A path may skip the blank between two labels, unless these are equal and would merge.
+        # A path may skip the blank between two labels, unless the labels are equal and would merge.
         before = jnp.roll(class_of, 2)
         may_skip = ~is_blank & (states > 1) & ((class_of != before) | (not merges))
         start = jnp.where(states < 2, x[0, class_of], _NEVER)
@@ -105,10 +107,11 @@ def _tree_type(
 
 @rules.rule("gather_tree", _tree_type, not_differentiable="its operands are indices")
 def gather_tree(tokens: Array, parents: Array, lengths: Array, end: Array) -> Array:
-    """Return the tokens (steps,batch,beams) of the path that leads to each beam of the last step.
+    """Return the tokens of the path that leads to each beam of the last step.
 
-    `parents` holds the beam of the step before that each beam continues. Tokens behind the first
-    `end` of a path, and behind the length of its batch item, are `end`.
+    The tokens have the shape (steps, batch, beams). `parents` holds, for each beam, the beam of the
+    step before that it continues. After the first `end` of a path, and after the length of its
+    batch item, all tokens are `end`.
     """
     x = jnp.asarray(tokens)
     parents = jnp.asarray(parents)

@@ -19,7 +19,7 @@ from lowering.tracing import Context
 
 
 def _merged(shapes: Sequence[Shape]) -> Shape:
-    """Return the common shape of shapes that differ at most in extents that one leaves UNKNOWN."""
+    """Return the common shape of shapes that differ only where some extents are UNKNOWN."""
 
     def first_known(extents: Sequence[int]) -> int:
         return next((extent for extent in extents if extent is not UNKNOWN), UNKNOWN)
@@ -54,7 +54,7 @@ def _reshape_type(input: TensorType, shape: Ints, axis_start: int, axis_count: i
 
 
 def _with_copies(input: Shape, shape: Ints, axis_start: int) -> Shape:
-    """Return the shape with the extent of the input's axis for each 0."""
+    """Return the shape in which each 0 is replaced by the extent of the input's axis."""
     items = list(shape)
     for i, extent in enumerate(shape):
         if extent == 0:
@@ -63,10 +63,11 @@ def _with_copies(input: Shape, shape: Ints, axis_start: int) -> Shape:
 
 
 def _fill(input: Shape, replaced: range, items: Shape, copied: set[int]) -> Shape:
-    """Return the new extents `items` of the replaced axes, with the computed extent for -1."""
+    """Return the new extents `items` of the replaced axes, in which -1 is computed."""
     free = {axis for axis in replaced if _is_free(input[axis])}
     copied_free = {axis for axis in copied if _is_free(input[axis])}
-    # If exactly the unknown and empty extents are copied, only the other extents are compared.
+    # If the copied extents are exactly those that are unknown or 0, only the other extents are
+    # compared.
     leaves_out_free = free == copied_free and len(free) == sum(map(_is_free, items))
     if leaves_out_free:
         count = volume(input[axis] for axis in replaced if axis not in free)
@@ -94,9 +95,10 @@ def _is_free(extent: int) -> bool:
 
 
 def _array(input: Array) -> Array:
-    """Return a jax array, or an operand of numpy as it is: numpy rearranges without a compiler.
+    """Return an operand as a jax array, or unchanged if it is a numpy array.
 
-    jax would compile a program for each shape of a constant, in 10 ms or more.
+    Numpy rearranges without a compiler. jax would compile a program for each shape of a constant,
+    which takes 10 ms or more.
     """
     return input if isinstance(input, np.ndarray) else jnp.asarray(input)
 
@@ -105,11 +107,11 @@ def _array(input: Array) -> Array:
 def reshape(input: Array, shape: Ints, axis_start: int, axis_count: int) -> Array:
     """Reshape `axis_count` axes in row-major order (spec 4.5.1).
 
-    An item 0 of `shape` copies the extent of the input's axis. One item may be -1: its extent
-    follows from the number of items.
+    An item 0 of `shape` copies the extent of the input's axis. One item may be -1. The extent in
+    its place follows from the number of items.
     """
     x = _array(input)
-    if 0 in x.shape:  # jax cannot resolve -1 then
+    if 0 in x.shape:  # jax cannot resolve -1 for an empty array
         type = TensorType(x.shape, str(x.dtype))
         return x.reshape(_reshape_type(type, shape, axis_start, axis_count).shape)
     end = x.ndim if axis_count == -1 else axis_start + axis_count
@@ -129,7 +131,7 @@ def _transpose_type(input: TensorType, axes: Ints) -> TensorType:
 
 @rules.rule("transpose", _transpose_type)
 def transpose(input: Array, axes: Ints) -> Array:
-    """Permute the first axes; others stay (spec 4.5.2)."""
+    """Permute the first axes. The other axes stay (spec 4.5.2)."""
     x = _array(input)
     return x.transpose((*axes, *range(len(axes), x.ndim)))
 
@@ -163,7 +165,7 @@ def _unsqueeze_type(input: TensorType, axes: Ints) -> TensorType:
 
 @rules.rule("unsqueeze", _unsqueeze_type)
 def unsqueeze(input: Array, axes: Ints) -> Array | NDArray[np.generic]:
-    """Add axes of extent 1, counted in the result."""
+    """Add axes of extent 1. `axes` are their numbers in the result."""
     x = _array(input)
     if isinstance(x, np.ndarray):
         return np.expand_dims(x, axes)
@@ -223,7 +225,7 @@ def _parts(extent: int, ratios: Ints) -> list[int]:
 
 @rules.rule("split", _split_type)
 def split(value: Array, axis: int, ratios: Ints) -> list[Array]:
-    """Return parts of the value along the axis, whose extents have the ratios (spec 4.5.3)."""
+    """Return parts of the value along the axis, with extents in these ratios (spec 4.5.3)."""
     x = jnp.asarray(value)
     return list(lax.split(x, _parts(x.shape[axis], ratios), axis))
 
@@ -261,7 +263,7 @@ def _unstack_type(value: TensorType, axis: int) -> list[TensorType]:
 
 @rules.rule("unstack", _unstack_type)
 def unstack(ctx: Context, value: Array, axis: int) -> list[Array]:
-    """Return the sub-tensors along the axis, without it."""
+    """Return the sub-tensors at all indices along the axis. The results lack the axis."""
     x = jnp.asarray(value)
     ctx.unroll(x.shape[axis])
     return [lax.index_in_dim(x, i, axis, keepdims=False) for i in range(x.shape[axis])]
@@ -277,9 +279,11 @@ def _cast_type(input: TensorType, dtype: str) -> TensorType:
 
 @rules.rule("cast", _cast_type)
 def cast(input: Array | NDArray[np.generic], dtype: str) -> Array:
-    """Cast items: non-zero is true, reals are truncated and saturate, NaN is 0, integers wrap.
+    """Cast items to another dtype.
 
-    A cast to 16-bit floats rounds alike on every platform; numbers beyond their range are infinite.
+    Non-zero items become true. Floating-point numbers that become integers are truncated and
+    saturate, and NaN becomes 0. Integers wrap around. A cast to 16-bit floats rounds in the same
+    way on every platform. Numbers beyond the range of these floats become infinite.
     """
     x = jnp.asarray(input)
     if dtype == "bool":
@@ -324,7 +328,7 @@ def _bits(dtype: str) -> int:
 
 @rules.rule("bitcast", _bitcast_type, not_differentiable="it reinterprets bits")
 def bitcast(input: Array, dtype: str) -> Array:
-    """Reinterpret the bits of items as another dtype; a logical value is a byte, 0 or 1."""
+    """Reinterpret the bits of items as another dtype. A logical value is a byte, 0 or 1."""
     x = jnp.asarray(input)
     if x.dtype == jnp.bool_:
         x = x.astype(jnp.uint8)
@@ -356,7 +360,7 @@ def _add_n_type(x: Sequence[TensorType]) -> TensorType:
 
 @rules.rule("add_n", _add_n_type)
 def add_n(x: Sequence[Array]) -> Array:
-    """Return the sum of the operands, broadcast from the left; [0] without any (spec 4.8.6)."""
+    """Return the sum of the operands, broadcast from the left, or [0] for none (spec 4.8.6)."""
     if not x:
         return jnp.zeros((1,), jnp.float32)
     total, *addends = align(*(jnp.asarray(item) for item in x))

@@ -1,4 +1,4 @@
-"""Fourier transforms of complex numbers, which are pairs [re,im], in float32 at least."""
+"""Fourier transforms, in float32 at least. A complex number is a pair [re,im] of the last axis."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _to_complex_type(input: TensorType) -> TensorType:
 
 @rules.rule("pairs_to_complex", _to_complex_type)
 def pairs_to_complex(input: Array) -> Array:
-    """Return pairs [re,im] along the last axis as complex numbers, complex64 at least."""
+    """Convert pairs [re,im] along the last axis to complex numbers, complex64 at least."""
     return _complex(jnp.asarray(input))
 
 
@@ -55,13 +55,13 @@ def _to_pairs_type(input: TensorType) -> TensorType:
 
 @rules.rule("complex_to_pairs", _to_pairs_type)
 def complex_to_pairs(input: Array) -> Array:
-    """Return complex numbers as pairs [re,im] along a new last axis."""
+    """Convert complex numbers to pairs [re,im] along a new last axis."""
     x = jnp.asarray(input)
     return _pairs(x, jnp.real(x).dtype)
 
 
 def signal_axis(input: TensorType, axis: int) -> int:
-    """Return the axis counted from the first; raise InvalidOperation for the axis of [re,im]."""
+    """Return the axis counted from the first. Raise InvalidOperation for the axis of [re,im]."""
     _require_pairs(input)
     axis = normal_axis(axis, len(input.shape))
     if axis == len(input.shape) - 1:
@@ -78,7 +78,7 @@ def _fft_type(input: TensorType, axis: int) -> TensorType:
 
 @rules.rule("fft", _fft_type)
 def fft(input: Array, axis: int, inverse: bool) -> Array:
-    """Return the discrete Fourier transform along the axis; the inverse is not normalised."""
+    """Return the discrete Fourier transform along the axis. The inverse is not normalised."""
     x = jnp.asarray(input)
     transform = partial(jnp.fft.ifft, norm="forward") if inverse else jnp.fft.fft
     return _pairs(transform(_complex(x), axis=axis % x.ndim), x.dtype)
@@ -129,11 +129,11 @@ def _stft_type(
 def stft(
     input: Array, window: Array | Literal[False], axis: int, frame_length: int, frame_step: int
 ) -> Array:
-    """Return Fourier transforms of frames; axes of frames and of frequencies replace the axis.
+    """Return Fourier transforms of frames. Axes of frames and of frequencies replace the axis.
 
-    Frames begin at multiples of `frame_step`, as long as they fit. They are multiplied by the
-    window, which is padded with zeros on both sides (one more on the right). The result has all
-    frequencies.
+    Frames begin at multiples of `frame_step`, as long as they fit into the signal. They are
+    multiplied by the window, which is padded with zeros on both sides. If the number of zeros is
+    odd, there is one more on the right. The result has all frequencies.
     """
     x = widened(jnp.asarray(input))
     axis %= x.ndim

@@ -20,12 +20,12 @@ def _softmax_type(x: TensorType, axes: Ints) -> TensorType:
 
 @rules.rule("softmax", _softmax_type)
 def softmax(x: Array, axes: Ints) -> Array:
-    """Return exp(x) over its sum along all the axes together, in float32 at least."""
+    """Return exp(x) divided by its sum over all the axes together, in float32 at least."""
     x = jnp.asarray(x)
     return jax.nn.softmax(widened(x), axis=axes).astype(x.dtype)
 
 
 @rules.rule("log_softmax", _softmax_type)
 def log_softmax(x: Array, axes: Ints) -> Array:
-    """Return the logarithm of `softmax`, finite where that underflows."""
+    """Return the logarithm of `softmax`, which is finite even where `softmax` underflows."""
     return jax.nn.log_softmax(jnp.asarray(x), axis=axes)

@@ -1,4 +1,4 @@
-"""Attention, masked softmax, rotary embedding; shapes broadcast from the right, as in torch."""
+"""Attention, masked softmax and rotary embedding. Shapes broadcast from the right, as in torch."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _preceded(x: Array, rank: int) -> Array:
 
 
 def _masked(scores: Array, mask: Array) -> Array:
-    """Return the scores plus a real mask, or with -inf where a logical mask is false."""
+    """Return the scores plus a floating-point mask, or with -inf where a logical mask is false."""
     mask = _preceded(mask, scores.ndim)
     if mask.dtype == jnp.bool_:
         return jnp.where(mask, scores, -jnp.inf)
@@ -50,10 +50,10 @@ def _masked(scores: Array, mask: Array) -> Array:
 
 
 def _exponentials(scores: Array) -> tuple[Array, Array]:
-    """Return exp(scores - maximum) and its sum along the last axis, in float32 at least.
+    """Return exp(scores - maximum), and its sum along the last axis, in float32 at least.
 
-    If all scores along the axis are -inf, all exponentials and their derivatives are 0, and the
-    sum is 1.
+    If all scores along the axis are -inf, all exponentials and their derivatives are 0, and the sum
+    is 1.
     """
     wide = widened(scores)
     largest = jnp.max(wide, axis=-1, keepdims=True, initial=-jnp.inf)
@@ -102,13 +102,15 @@ def attention(
     is_causal: bool,
     from_first: bool = False,
 ) -> Array:
-    """Return scaled dot product attention; operands are [batch...,heads,time,items].
+    """Return scaled dot product attention. Operands have the shape (batch..., heads, time, items).
 
-    If there are g times as many heads of queries as of keys and values, each of these serves g
-    consecutive heads of queries. A logical mask keeps the scores where it is true; a real mask is
-    added to the scores. With `is_causal` query t of T sees key s of S if s <= t + S - T, or, with
-    `from_first` as in torch, if s <= t. A query that sees no key yields zeros. `scale` 0 means
-    1 / sqrt(items).
+    If there are g times as many heads of queries as of keys and values, each head of keys and
+    values serves g consecutive heads of queries. A logical mask keeps the scores where it is true.
+    A floating-point mask is added to the scores. A query that sees no key yields zeros. A `scale`
+    of 0 means 1 / sqrt(items).
+
+    With `is_causal` query t of T queries sees key s of S keys if s <= t + S - T. With `from_first`
+    it sees the key if s <= t, as in torch.
     """
     query, keys, values = (jnp.asarray(x) for x in (query, key, value))
     scale = scale or 1 / math.sqrt(query.shape[-1])
@@ -124,7 +126,8 @@ def attention(
         visible = jnp.tril(jnp.ones(scores.shape[-2:], jnp.bool_), diagonal)
         scores = _masked(scores, visible)
     weights, total = _exponentials(scores)
-    divides_last = weights.dtype == scores.dtype  # in 16 bits the product would overflow
+    # In 16 bits the product with undivided weights would overflow.
+    divides_last = weights.dtype == scores.dtype
     if not divides_last:
         weights = (weights / total).astype(scores.dtype)
     result = jnp.einsum("...hgts,...hsd->...hgtd", weights, values, precision=ctx.precision)
@@ -134,7 +137,7 @@ def attention(
 
 
 def _grouped(mask: Array, rank: int, groups: tuple[int, int]) -> Array:
-    """Return the mask with its axis of heads split into the groups that the scores have."""
+    """Return the mask, with its axis of heads split into the same groups as the scores."""
     mask = _preceded(mask, rank - 1)
     *batch, heads, times, keys = mask.shape
     mask_groups = groups if heads > 1 else (1, 1)
@@ -173,7 +176,7 @@ def _rotary_type(input: TensorType, cos: TensorType, sin: TensorType) -> TensorT
 
 @rules.rule("rotary_embedding", _rotary_type)
 def rotary_embedding(input: Array, cos: Array, sin: Array) -> Array:
-    """Rotate halves (a, b) of the last axis: (a, b) cos + (-b, a) sin (Su et al. 2021)."""
+    """Rotate the halves (a, b) of the last axis: (a, b) cos + (-b, a) sin (Su et al. 2021)."""
     x = jnp.asarray(input)
     first, second = jnp.split(x, 2, axis=-1)
     turned = jnp.concatenate([-second, first], axis=-1)

@@ -1,4 +1,4 @@
-"""Box filters, pools, adaptive pools, sampling by window indices (spec 4.3.2, 4.3.3, 4.8.3)."""
+"""Box filters, pools, adaptive pools, and sampling by window indices (spec 4.3.2, 4.3.3, 4.8.3)."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _window_type(input: TensorType, **pool: Unpack[Pool]) -> TensorType:
 
 
 def pool_type(input: TensorType, **pool: Unpack[Pool]) -> TensorType:
-    """Return the type of a real number for each window; raise if the attributes do not fit."""
+    """Return the type of a result with one floating-point number for each window."""
     require.real(input=input)
     return _window_type(input, **pool)
 
@@ -66,7 +66,8 @@ def _reverse_type(input: TensorType, output_shape: Shape, **pool: Unpack[Pool]) 
 
 
 def _reverse(shape: Shape, output_shape: Shape, **pool: Unpack[Pool]) -> Windows:
-    # If windows do not span the batch, its extent is the input's, whatever `output_shape` has.
+    # If windows do not span the batch, the batch extent is that of the input, whatever
+    # `output_shape` says.
     is_one_item = pool["size"][:1] in ((), (1,)) and pool["stride"][:1] in ((), (1,))
     is_unpadded = pool["padding"][:1] in ((), ((0, 0),))
     if output_shape and is_one_item and is_unpadded:
@@ -78,15 +79,18 @@ def _reverse(shape: Shape, output_shape: Shape, **pool: Unpack[Pool]) -> Windows
 def box(ctx: Context, input: Array, normalize: bool, **pool: Unpack[Pool]) -> Array:
     """Return the sum of each window, or the mean if `normalize`.
 
-    With the border 'ignore' a mean counts only the cells on the input, else all cells.
+    With the border 'ignore' a mean counts only the cells on the input. With other borders it counts
+    all cells.
     """
     windows = basic(input.shape, **pool)
     x, padding = bordered(input, windows)
-    # The sum may overflow float16 where the mean does not, so it is computed in a wider dtype.
+    # The sum may overflow float16 where the mean does not. Therefore the sum is computed in a wider
+    # dtype.
     wide = accumulator(x.dtype)
     results = _sums(x.astype(wide), windows, windows.stride, padding)
     if normalize and windows.border == "ignore":
-        # A window on padding alone has no cell to count. The divisor 1 gives it the mean 0.
+        # A window that lies only on padding has no cell to count. The divisor 1 gives it the mean
+        # 0.
         counts = np.maximum(valid_counts(windows, ctx.fold), 1)
         results = results / counts.astype(wide)
     elif normalize:
@@ -106,7 +110,8 @@ def debox(input: Array, output_shape: Shape, normalize: bool, **pool: Unpack[Poo
     """Add each item to all cells of its window. If `normalize`, first divide it by their number."""
     windows = _reverse(input.shape, output_shape, **pool)
     x, padding = spread(input, windows)
-    # Zeros between the items put a stride of 1 in the place of the windows' stride.
+    # With zeros between the items, the sum over windows has stride 1 instead of the windows'
+    # stride.
     edges = [(p, q, s - 1) for (p, q), s in zip(padding, windows.stride, strict=True)]
     x = lax.pad(x, np.array(0, x.dtype), edges)
     total = _sums(x, windows, (1,) * x.ndim, ((0, 0),) * x.ndim)
@@ -115,9 +120,10 @@ def debox(input: Array, output_shape: Shape, normalize: bool, **pool: Unpack[Poo
 
 @rules.rule("max_pool", _window_type)
 def max_pool(input: Array, **pool: Unpack[Pool]) -> Array:
-    """Return the maximum of each window; zeros of border 'constant' win over negative data.
+    """Return the maximum of each window.
 
-    The derivative goes to the first of equal maxima.
+    The zeros of the border 'constant' win over negative items. The derivative goes to the first of
+    equal maxima.
     """
     x = jnp.asarray(input)
     windows = basic(input.shape, **pool)
@@ -139,7 +145,7 @@ def avg_pool(ctx: Context, input: Array, **pool: Unpack[Pool]) -> Array:
 
 @rules.rule("rms_pool", pool_type)
 def rms_pool(ctx: Context, input: Array, **pool: Unpack[Pool]) -> Array:
-    """Return the root mean square of each window; the derivative at 0 is 0."""
+    """Return the root mean square of each window. The derivative at 0 is 0."""
     mean = avg_pool(ctx, jnp.square(input), **pool)
     # The inner selection keeps the infinite derivative of the root at 0 out of the result.
     return jnp.where(mean > 0, jnp.sqrt(jnp.where(mean > 0, mean, 1)), mean)
@@ -170,10 +176,10 @@ def _max_and_index_type(
 def max_pool_with_index(
     input: Array, first_axis: int = -1, **pool: Unpack[Pool]
 ) -> tuple[Array, Array]:
-    """Return the maximum of each window and its first index.
+    """Return the maximum of each window, and its first index.
 
-    The index is row-major in the window, or, if `first_axis` is not negative, in the axes of the
-    input from `first_axis` on.
+    The index is row-major in the window. If `first_axis` is not negative, the index is row-major in
+    the axes of the input from `first_axis` on.
     """
     x = jnp.asarray(input)
     windows = basic(input.shape, **pool)
@@ -184,7 +190,8 @@ def max_pool_with_index(
     cells = positions(index, windows)
     for axis in range(first_axis, x.ndim):
         place = cells[axis] - windows.padding[axis][0]
-        # Padding wins only if all items are the lowest number: take the first cell on the input.
+        # Padding wins only if all items are the lowest number. In this case take the first cell on
+        # the input.
         place = jnp.where(place < 0, place % windows.dilation[axis], place)
         places = places * x.shape[axis] + place
     return maximum, places
@@ -198,9 +205,9 @@ def _sample_type(input: TensorType, index: TensorType, **pool: Unpack[Pool]) -> 
 
 @rules.rule("sample", _sample_type)
 def sample(input: Array, index: Array, **pool: Unpack[Pool]) -> Array:
-    """Return the item in the cell of each window that `index` names.
+    """Return the item of each window in the cell that `index` selects.
 
-    Items outside the input are 0 for the borders 'constant' and 'ignore'.
+    With the borders 'constant' and 'ignore' items outside of the input are 0.
     """
     windows = basic(input.shape, **pool)
     x = jnp.asarray(extend(input, windows.padding, windows.border))
@@ -210,7 +217,7 @@ def sample(input: Array, index: Array, **pool: Unpack[Pool]) -> Array:
 def _desample_type(
     input: TensorType, index: TensorType, output_shape: Shape, **pool: Unpack[Pool]
 ) -> TensorType:
-    # No index points outside the input: the border does not matter.
+    # No index points outside of the input, so that the border does not matter.
     _require_index(index, input.shape, "the input")
     require.one_of("border", pool["border"], POOL_BORDERS)
     pool["border"] = "constant"
@@ -219,7 +226,7 @@ def _desample_type(
 
 @rules.rule("desample", _desample_type)
 def desample(input: Array, index: Array, output_shape: Shape, **pool: Unpack[Pool]) -> Array:
-    """Add each item to the cell of its window at its index: the reverse of `sample`."""
+    """Add each item to the cell of its window that `index` selects, as the reverse of `sample`."""
     windows = _reverse(input.shape, output_shape, **pool)
     axes = zip(windows.downscaled, windows.stride, windows.dilated, strict=True)
     covered = tuple((count - 1) * stride + size for count, stride, size in axes)
@@ -227,7 +234,7 @@ def desample(input: Array, index: Array, output_shape: Shape, **pool: Unpack[Poo
     zero = np.array(0, input.dtype)
     cells = jnp.zeros(covered, input.dtype)
     cells = cells.at[positions(index, windows)].add(jnp.where(is_cell, input, zero))
-    # Cut the cells on the padding off, and add zeros that no window covers.
+    # Cut off the cells on the padding, and add zeros that no window covers.
     edges: list[tuple[int, int, int]] = []
     for upscaled, extent, (before, _) in zip(
         windows.upscaled, covered, windows.padding, strict=True
@@ -244,7 +251,9 @@ def _require_index(index: TensorType, shape: Shape, whose: str) -> None:
         )
 
 
-_WORK = 8  # host items for an index of a window: whether it is inside, and its weight in the mean
+# The number of items that the host computes for an index of a window: whether it is inside, and its
+# weight in the mean.
+_WORK = 8
 
 
 def _adaptive_type(input: TensorType, output_size: Shape) -> TensorType:
@@ -261,10 +270,10 @@ def _adaptive_type(input: TensorType, output_size: Shape) -> TensorType:
 
 
 def _windows(ctx: Context, extent: int, count: int) -> NDArray[np.bool_]:
-    """Return the mask [count,extent] of the indices in each window.
+    """Return the mask (count, extent) of the indices in each window.
 
-    Windows are those of torch's adaptive pools: window i of n covers [floor(i e / n),
-    ceil((i + 1) e / n)) of the extent e.
+    Windows are those of torch's adaptive pools: window i of n covers the indices from floor(i e /
+    n) to before ceil((i + 1) e / n) of an extent e.
     """
     ctx.fold(_WORK * count * extent)
     i = np.arange(count)[:, None]
