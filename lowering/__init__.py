@@ -2,10 +2,10 @@
 
 A graph is built one operation at a time. `rules` has a rule for each kind of operation.
 `list(rules)` returns the kinds, `rules[kind].parameters` has the names of a kind's operands and
-attributes, and `help(rules[kind].lower)` describes operands and attributes. A rule infers the types
-of results, and raises `InvalidOperation` for wrong operands. This error does not tell where the
-operation is in the document. The caller of `GraphBuilder.operation` knows the `Span`, catches the
-error, and shows both.
+attributes, and `help(rules[kind].lower)` describes these operands and attributes. A rule infers the
+types of results, and raises `InvalidOperation` for wrong operands. This error does not tell where
+the operation is in the document. The caller of `GraphBuilder.operation` knows the `Span`, catches
+the error, and shows both.
 
     >>> import jax
     >>> import jax.numpy as jnp
@@ -27,10 +27,10 @@ error, and shows both.
     net.toy:1:5: 'axes' must lie in [0,2), it has 2; axes count from 0, the last one is 1
     >>> graph = builder.graph("net", [y], ["y"])
 
-`trace` evaluates the graph under jax. Its arguments are parameters and states by label, and inputs
-in order. `network` turns a function that calls `trace` into a function that is one primitive. jax
-can differentiate, batch and shard this function, and chooses its kernels when it lowers the
-primitive for a platform.
+`trace` evaluates the graph under jax. It takes parameters and states by label, and inputs in order.
+`network` turns a function that calls `trace` into a function that is one primitive. jax can
+differentiate, batch and shard this function, and chooses its kernels when it lowers the primitive
+for a platform.
 
     >>> def function(parameters, x):
     ...     return trace(graph, Context(), parameters, {}, [x])[y]
@@ -53,7 +53,7 @@ the arrays of all arguments: first the parameters, then the inputs.
     >>> jax.tree.unflatten(tree, call(prepared(parts, arrays), inputs)).shape
     (2, 4)
 
-Types are sufficient to lower a program: each array may be a `jax.ShapeDtypeStruct`. No device of
+To lower a program, types are sufficient: each array may be a `jax.ShapeDtypeStruct`. No device of
 the target has to be attached.
 
     >>> parts = lower(differentiable(program), target_of("tpu"))
@@ -62,14 +62,16 @@ the target has to be attached.
 
 `Divided` divides parameters over a mesh, for tensor parallelism; `help(Divided)` has an example.
 
-Each name is imported when it is first used, so that `import lowering` alone does not load jax.
+Each name is imported when it is first used, so that `import lowering` itself does not load jax.
 """
 
 from __future__ import annotations
 
 from lowering.lazy import imported
 
-TYPE_CHECKING = False  # as in typing, whose import would take most of the time of this one
+# The constant of `typing` with this name. Importing `typing` would take most of the time of
+# importing this package.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from lowering.batches import NotSeparableError as NotSeparableError
     from lowering.batches import batch_axes as batch_axes

@@ -285,8 +285,8 @@ def _unstack(equation: Equation) -> LinkedAxes:
 def _slice(equation: Equation) -> LinkedAxes:
     """Link the axes that a slice leaves whole, or cuts to one of several equal blocks.
 
-    Items 32 to 64 of 96 are one of three blocks. The link then has the factor 32 of 3 * 32 as a
-    part of the operand's axis.
+    Items 32 to 63 of 96 are the second of three blocks. The link then has the factor 32 of 3 * 32
+    as a part of the operand's axis.
     """
     links: list[AxisLink] = []
     extents = _shape(equation.invars[0])

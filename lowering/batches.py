@@ -170,8 +170,8 @@ def _axes_within(
     """Return the batch axes of an equation's results, by following one of its inner functions.
 
     For a loop, the result also has the batch axes of the initial values of carried values. The body
-    of a loop is followed again until the batch axes of the carried values are the same before and
-    after an iteration, since an iteration may give a carried value a batch axis.
+    of a loop is followed repeatedly, until the batch axes of the carried values are the same before
+    and after an iteration, since an iteration may give a carried value a batch axis.
     """
     inside = replace(program, closed=body.closed)
     arguments = inside.arguments

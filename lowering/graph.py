@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Union
 from lowering.extents import Shape, show
 from lowering.location import Span
 
-if TYPE_CHECKING:  # the public errors name this module, and importing them must stay light
+if TYPE_CHECKING:  # the public errors import this module, and their import must stay light
     import numpy as np
 
 # A literal. If the document gives its dtype, the literal is a numpy scalar of this dtype.
@@ -139,7 +139,7 @@ class Call:
 class Operation:
     """An operation of a graph: a kind with operands, attributes and results.
 
-    `operands` and `attributes` are pairs of the name of a rule's parameter and a value.
+    `operands` and `attributes` have pairs: the name of a parameter of the rule, and its value.
     """
 
     kind: str
@@ -178,7 +178,7 @@ class Operation:
 
 
 def mapped(operand: Operand | Result, leaf: Callable[[Any], Any]) -> Any:
-    """Apply a function to a tensor or literal. For an array apply it to each, and return a list."""
+    """Apply a function to a tensor or literal, or to each item of an array, which gives a list."""
     if isinstance(operand, tuple):
         return [mapped(item, leaf) for item in operand]
     return leaf(operand)

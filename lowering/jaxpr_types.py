@@ -1,4 +1,4 @@
-"""The types of traced functions and their equations, as passes use jax's objects."""
+"""Protocols for jax's traced functions and their equations, with the attributes that passes use."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ Atom = Variable | Literal  # an operand of an equation, or a result of a traced 
 
 
 class Primitive(Protocol):
-    """The primitive function of an equation, which the equation's parameters determine further."""
+    """The function that an equation computes. The equation's parameters determine it further."""
 
     name: str
     multiple_results: bool
@@ -73,7 +73,7 @@ class Equation(Protocol):
     invars: Sequence[Atom]
     outvars: Sequence[Variable]
     effects: Set[object]
-    ctx: object  # jax's context: memory, metadata for XLA
+    ctx: object  # jax's context: the kind of memory, and metadata for XLA
     source_info: Any  # jax's record of the place in the source; only `jaxprs` reads it
 
     def replace(self, **changes: object) -> Equation:

@@ -480,7 +480,7 @@ def recomputed(equation: Equation) -> ClosedJaxpr | None:
 
 
 def innermost(jaxpr: Jaxpr) -> Iterator[Equation]:
-    """Yield the equations that have no inner functions, at any depth of inner functions."""
+    """Yield all equations that have no inner functions, including those within inner functions."""
     for equation, _ in repeated(jaxpr):
         yield equation
 

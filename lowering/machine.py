@@ -6,7 +6,7 @@ never changes results. `lowering.cpu.rates` measures the rates.
 To add a rate:
 
 1. Add a field. If a property compares the rate with another rate, the field belongs to
-  `MachineProfile`. If a cost formula uses the rate, the field belongs to `Costs`.
+   `MachineProfile`. If a cost formula uses the rate, the field belongs to `Costs`.
 2. Set the field in `DEFAULT`.
 3. Measure the rate in `lowering.cpu.rates`.
 

@@ -77,9 +77,10 @@ class Divided:
         target = mesh_target("cpu", Divided(mesh, model, batch))
         results = jax.jit(differentiable(program, target))(*leaves)
 
-    Axes of the mesh have the type `jax.sharding.AxisType.Auto`: give it to `jax.make_mesh` as
-    `axis_types`. With other types the program runs undivided, with a warning. A parameter is stored
-    replicated, or sharded along `Division.along`. The caller shards the arguments of the batch.
+    The axes of the mesh must have the type `jax.sharding.AxisType.Auto`, which `jax.make_mesh`
+    takes as `axis_types`. With other types the program runs undivided, with a warning. A parameter
+    is stored replicated, or sharded along `Division.along`. The caller shards the arguments that
+    hold the batch.
     """
 
     mesh: Mesh

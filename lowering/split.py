@@ -34,10 +34,11 @@ _GROWTH = 4
 # need eight times the memory if they were stored in 32 bits.
 _WIDTH = 4
 _LARGE = 32 << 20  # bytes
-# Operations that may move no item. A prepared result would be one more copy of a weight.
+# Operations whose result may have the items of the operand in the same order, see `_is_free`. To
+# prepare such a result would store one more copy of a weight.
 _FREE = ("broadcast_in_dim", "optimization_barrier", "reshape", "squeeze")
-# The number of items from which a float32 value of a bfloat16 network is stored in bfloat16, and
-# widened in each call. In float32 such values would take twice the memory of their parameters.
+# A float32 value of a bfloat16 network is stored in bfloat16 if it has at least this many items.
+# Each call widens it again. In float32 such values would take twice the memory of their parameters.
 _WIDE = 2 << 10
 
 

@@ -21,10 +21,10 @@ from lowering.cpu.pending_view import View, full_array
 from lowering.jaxpr_types import Variable
 from lowering.program import Program
 
-# A program can read one, two or more quarters of the keys, by these numbers. A call reads the least
-# number of quarters that has all visible keys. Each number is a branch of the program. A loop over
+# The numbers of quarters of the keys that a program can read. A call reads the least of these
+# numbers of quarters that has all visible keys. Each number is a branch of the program. A loop over
 # blocks compiles each branch once. With few queries, as in a step of a GPT, there is no loop, and
-# each branch takes 0.1 s to compile for each layer. In this case there are fewer branches.
+# each branch takes 0.1 s to compile for each layer, so that there are fewer branches.
 _QUARTERS = (1, 2, 3, 4)
 _QUARTERS_OF_FEW = (1, 2, 4)
 
@@ -146,7 +146,7 @@ class _Block:
     def at_once(self, views: Sequence[View], *first_keys: _Loop) -> View:
         """Return the result of a block, given views of its operands.
 
-        `first_keys` are further axes that have been cut to a part, such as the axis of keys.
+        If `first_keys` is given, the axis of keys has been cut to the first keys.
         """
         sizes = ((loop.axes, loop.size) for loop in (*self.loops, *first_keys))
         (view,) = self.evaluate(resized(self.program, *sizes), views)

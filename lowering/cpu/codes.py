@@ -1,9 +1,10 @@
 """Holds tensors of few levels as codes of 8 bits, and computes their products in integers.
 
-A tensor x = a * (p - y) + b has integer codes p, a step a, a zero point y, which is the code of b,
-and a start b. Another tensor w = c * (q - z) + d has the codes q. The sum of x * w over n items is
+A tensor x = a * (p - y) + b has the integer codes p, the step a, the zero point y and the start b.
+Another tensor w = c * (q - z) + d has the codes q, the step c, the zero point z and the start d.
+The sum of x * w over n items is
 
-a * c * P + a * d * (sum p - n y) + b * c * (sum q - n z) + n b d,
+    a * c * P + a * d * (sum p - n y) + b * c * (sum q - n z) + n b d
 
 where the integer P is sum p q - z sum p - y sum q + n y z.
 """

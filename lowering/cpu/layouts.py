@@ -1,4 +1,4 @@
-"""Choose the layouts of tensors, and kernels, for a CPU."""
+"""Choose the kernels of a program, and the layouts of its tensors, for a CPU."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Splits an input into phases. The items of a phase are a stride apart.
 
-A cell of the windows covers adjacent items of one phase. Phases are few and small. Without them,
-strided slices would be written to memory for each cell, or the spread terms of a backward pass.
+A cell of the windows covers adjacent items of one phase. Phases are few and small. Without phases,
+strided slices, or the spread terms of a backward pass, would be written to memory for each cell.
 """
 
 from __future__ import annotations

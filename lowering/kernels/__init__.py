@@ -1,4 +1,6 @@
-"""Functions of arrays that compute hard operations on any platform; rules and passes call them.
+"""Functions of arrays that compute the harder operations, for any platform.
+
+Rules and passes call these functions.
 
 Where is NNEF's automatic padding computed? `windows`
 Where are shapes broadcast? `broadcast`

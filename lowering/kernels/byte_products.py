@@ -90,7 +90,7 @@ def correlate(x: Array, filter: Array, zero_points: Sequence[Array], slide: Slid
 
 
 def _signed(x: Array, zero: Array) -> tuple[Array, Array]:
-    """Return codes as int8, and their zero point as an int8 code."""
+    """Return codes as int8, and the zero point that belongs to these codes."""
     x = jnp.asarray(x)
     if x.dtype == _BYTE:
         return x, zero

@@ -1,8 +1,9 @@
 """Resizes along one axis, by the places of the result's items and the weights of input items.
 
 The place of an item is a real number: the index in the input at which the item lies. An axis of e
-items that is resized by `scale` has the length e * scale, and gets n = floor(length) items. Item x
-of the result lies at the place
+items is resized to a length, which may be no integer, and gets n = floor(length) items. With scale
+= length / e, item x of the result lies at a place that depends on the coordinates, as in ONNX
+Resize:
 
     'half_pixel'             (x + 1/2) / scale - 1/2
     'pytorch_half_pixel'     the same, but 0 where n = 1
@@ -13,8 +14,9 @@ of the result lies at the place
     'tf_crop_and_resize'     start (e - 1) + x (end - start) (e - 1) / (length - 1),
                              or (start + end) (e - 1) / 2 where length = 1
 
-as in ONNX Resize. The nearest item continues the input beyond its ends. Places and weights are
-numpy arrays. They are traced arrays if the start and end of the region are traced.
+Here start and end are the ends of a region, as parts of the axis. The nearest item continues the
+input beyond its ends. Places and weights are numpy arrays. They are traced arrays if start and end
+are traced.
 """
 
 from __future__ import annotations

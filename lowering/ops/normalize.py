@@ -33,8 +33,8 @@ def _over(x: Array, norm: Array, bias: Array | float, epsilon: Array | float) ->
 
 
 def _root(squares: Array) -> Array:
-    # The derivative of sqrt at 0 is infinite. If only the root were selected, this derivative would
-    # make the gradient NaN.
+    # The derivative of sqrt at 0 is infinite. To select only the result would make the gradient
+    # NaN, so that the operand of sqrt is selected too.
     is_zero = squares == 0
     return jnp.where(is_zero, 0.0, jnp.sqrt(jnp.where(is_zero, 1.0, squares)))
 

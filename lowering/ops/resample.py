@@ -1,15 +1,15 @@
 """Resampling of the spatial dimensions by whole factors (spec 4.3.4).
 
 `factor` has an item for each spatial dimension. Missing items are 1. Multilinear up-sampling treats
-one dimension after another. For an input extent x and a factor f, output i lies at the input
-position
+one dimension after another. For an input extent x and a factor f, output i lies at an input
+position that depends on the method:
 
     'asymmetric'   i / f
     'symmetric'    (i - (f - 1) / 2) / f
     'aligned'      i (x - 1) / (x f - 1)
 
-by the method. The border mode provides the neighbours outside of the input. 'aligned' needs no such
-neighbours. If the extent is 1, it repeats the item.
+The border mode provides the neighbours outside of the input. 'aligned' needs no such neighbours. If
+the extent is 1, it repeats the item.
 """
 
 from __future__ import annotations

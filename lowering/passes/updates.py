@@ -33,8 +33,9 @@ class _SliceOfUpdates(NamedTuple):
     """The slice of a tensor that a scatter overwrites, and the axes of its items in the updates.
 
     Args:
-        coordinates: maps each axis of the tensor along which the slice has one item to the number
-            of the coordinate that is its index. The slice covers all other axes completely.
+        coordinates: maps each axis of the tensor along which the slice has only one item to the
+            number of a coordinate of the indices, which selects this item. The slice covers all
+            other axes completely.
         axes: maps each axis of the tensor that the slice covers to an axis of the updates.
     """
 
