@@ -44,7 +44,7 @@ _network = jaxprs.operation("network")
 @partial(jax.tree_util.register_dataclass, data_fields=["arrays"], meta_fields=["recipe"])
 @dataclass(frozen=True)
 class Preparation:
-    """Values that are computed from parameters for the kernels of a CPU.
+    """Values computed from parameters for the kernels of a CPU.
 
     The parameters themselves are not included. `recipe` is the digest of the recipe by which the
     values are computed. A function whose recipe has another digest, for example because it has

@@ -5,7 +5,8 @@
 
 A weight that a rule flips, transposes or scales is stored in the form that the kernel reads, and a
 call contains no large constants. A recipe describes how a value is computed, and from which arrays.
-Programs whose recipes are equal share the values, for example programs for other shapes.
+Programs whose recipes are equal share the values, for example programs for other shapes or other
+kinds of calls.
 """
 
 from __future__ import annotations

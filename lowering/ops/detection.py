@@ -1,4 +1,4 @@
-"""Operations that select items by value, and return indices in int32.
+"""Selections of items by value, which return indices in int32.
 
 A result has as many rows as may be selected at most. Rows after the last selected item hold -1.
 """

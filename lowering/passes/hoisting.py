@@ -1,4 +1,4 @@
-"""Computes what all iterations of a loop share before the loop.
+"""Moves computations that all iterations of a loop share before the loop.
 
 Values that depend only on parameters can then be prepared.
 """

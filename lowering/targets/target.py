@@ -27,7 +27,7 @@ class Target:
             None stands for no options.
         keeps_derivatives: whether the program is differentiated after the passes.
         has_kernels: whether the platform has kernels of its own. These kernels read prepared
-            parameters, and need extents that are numbers, and arguments with items.
+            parameters. They need extents that are numbers, and arguments that are not empty.
         devices: the number of devices; None if it is unknown.
         is_open: whether programs for other shapes read the same parameters. If so, kernels read
             matrices in the stored layout, since each other layout is one more copy.
