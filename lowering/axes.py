@@ -3,8 +3,8 @@
 Sharding, batch sizes and layouts are derived from this table, which has a row for each primitive. A
 row lists links. A link joins axes of operands and of results along which items stay apart: an item
 of a result at index i of such an axis depends, in each operand that has the axis, only on the items
-at index i. It may depend on all items of the operands that lack the axis. If a primitive has no
-row, an item of its results may depend on any item of any operand.
+at index i. The item may depend on all items of those operands that lack the axis. If a primitive
+has no row, an item of its results may depend on any item of any operand.
 
 Most rows follow from the facts in `lowering.facts`. Each other primitive has a function below.
 """

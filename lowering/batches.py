@@ -42,8 +42,8 @@ def batch_axes(
         follow: arguments that are not in `seeds` but may hold the batch too. If an equation reads
             such an argument together with a variable that has a batch axis, the argument gets the
             axis that is linked with that batch axis, provided that the extent is the batch size.
-        reduces: whether sums and maxima over the batch are allowed. Their results have no batch
-            axis.
+        reduces: whether sums and maxima over the batch are allowed. The results of such sums have
+            no batch axis.
         resizes: whether the caller will change the batch size by `resized`. If it will not, loops
             and lookups are followed too.
     """

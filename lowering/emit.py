@@ -81,7 +81,8 @@ def network(
     Args:
         function: a function of parameters and other arguments, which are pytrees of arrays.
         preparation: the result of `preparation` for the same parameters. With it calls prepare
-            nothing. It is used if the parameters are operands of the compiled function.
+            nothing. The preparation is used only if the parameters are operands of the compiled
+            function.
         about: describes the network for warnings.
     """
 

@@ -84,8 +84,8 @@ def low_level(closed: ClosedJaxpr) -> ClosedJaxpr:
     """Replace jax's high-level primitives by low-level equations.
 
     Since jax 0.12 `jnp.searchsorted`, `nonzero`, `frexp` and other functions trace to high-level
-    primitives, for which no pass has rules. Their derivative rules are lost here, so that a
-    function must be differentiated before.
+    primitives, for which no pass has rules. The derivative rules of these primitives are lost here,
+    so that a function must be differentiated before.
     """
     if not getattr(closed.jaxpr, "is_high", False):
         return closed

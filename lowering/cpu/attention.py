@@ -47,7 +47,7 @@ _NARROW = 2
 def run(program: Program, target: Target) -> Program:
     """Replace two products, with a softmax over keys between them, by one attention.
 
-    This is possible only if nothing else reads the values between the products.
+    The products stay unchanged if anything else reads the values between them.
     """
     equations = program.equations
     products = [i for i, e in enumerate(equations) if _is_batched(e)]

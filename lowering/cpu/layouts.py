@@ -56,8 +56,8 @@ def _orders(program: Program) -> dict[Variable, tuple[int, ...]]:
     the same order, XLA drops the transpositions of both passes.
     """
     orders: dict[Variable, tuple[int, ...]] = {}
-    # A group has the variables of one equation that keeps axes. This maps variables to their
-    # groups.
+    # A group has the variables of one equation that keeps axes. The map has the groups of each
+    # variable.
     groups_of: dict[Variable, list[Sequence[Variable]]] = defaultdict(list)
     pending: list[tuple[Atom, tuple[int, ...]]] = []
     for equation in program.equations:

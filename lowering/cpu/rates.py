@@ -27,7 +27,7 @@ from lowering.machine import Costs, MachineProfile
 # that rates that differ by less than a twelfth are equal.
 _STEP = 2**0.25
 
-_PLAIN = lax.Precision.DEFAULT  # the user's settings of jax may have another precision
+_PLAIN = lax.Precision.DEFAULT  # the user's settings of jax may ask for another precision
 
 _WIDTH = "xla_cpu_prefer_vector_width"
 

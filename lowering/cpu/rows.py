@@ -1,8 +1,8 @@
 """Lay narrow channels of several positions side by side, as long rows for loops of vectors.
 
-LLVM unrolls a loop over few channels item by item, without vectors. It vectorises a loop over all
-items of a row of positions. For 24 channels at 93x98 positions, silu takes 88 us instead of 164 us,
-and a 3x3 window followed by silu takes 230 us instead of 580 us.
+LLVM unrolls a loop over few channels item by item, without vectors. But LLVM vectorises a loop over
+all items of a row of positions. For 24 channels at 93x98 positions, silu takes 88 us instead of 164
+us, and a 3x3 window followed by silu takes 230 us instead of 580 us.
 """
 
 from __future__ import annotations

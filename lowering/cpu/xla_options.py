@@ -17,17 +17,17 @@ from lowering.jaxprs import CONVOLUTION, PRODUCT, primitive
 from lowering.machine import profile
 from lowering.program import Program
 
-# Eigen computes products and convolutions, instead of YNNPACK, XLA's other library for them. If
-# YNNPACK computed the products, single products of 32 to 800 rows would be faster: 196x384x1536
-# items reach 342 GFLOP/s by YNNPACK and 270 by Eigen. But ten networks drawn at random, with
-# batches of 1 and 8, would take 0.91 to 1.15 of the time, and 1.04 in the mean.
+# With this option Eigen computes products and convolutions, instead of YNNPACK, XLA's other library
+# for them. If YNNPACK computed the products, single products of 32 to 800 rows would be faster:
+# 196x384x1536 items reach 342 GFLOP/s by YNNPACK and 270 by Eigen. But ten networks drawn at
+# random, with batches of 1 and 8, would take 0.91 to 1.15 of the time, and 1.04 in the mean.
 CPU = {"xla_cpu_experimental_ynn_fusion_type": ""}
 
-# YNNPACK computes products. It uses the processor's units for bfloat16, while Eigen computes
-# products of bfloat16 in float32. A product of 6272x512x128 items takes 0.52 ms by YNNPACK, and 5.4
-# ms by Eigen. In float32 it takes 3 ms by either library. Without any option YNNPACK computes
-# everything that it supports. A transformer then takes as long, but ResNet-50 takes 177 ms instead
-# of 159 ms.
+# With this option YNNPACK computes products. YNNPACK uses the processor's units for bfloat16, while
+# Eigen computes products of bfloat16 in float32. A product of 6272x512x128 items takes 0.52 ms by
+# YNNPACK, and 5.4 ms by Eigen. In float32 it takes 3 ms by either library. Without any option
+# YNNPACK computes everything that it supports. A transformer then takes as long, but ResNet-50
+# takes 177 ms instead of 159 ms.
 BFLOAT16 = {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"}
 
 # To write into an array of bfloat16, XLA widens the array and rounds all of it again, which takes 1
@@ -37,23 +37,24 @@ BFLOAT16 = {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVID
 # that users write.
 _IN_PLACE = {"xla_disable_hlo_passes": "float-normalization-bf16"}
 
-# YNNPACK computes products and convolutions of 8 bits, which Eigen computes by plain loops. A
-# product of 6272x512x128 items takes 0.4 ms instead of 19.5 ms. 3x3 windows on 64 channels at 56x56
-# positions take 0.23 ms. By Eigen in float32 they take 1.1 ms.
+# With this option YNNPACK computes products and convolutions of 8 bits, which Eigen computes by
+# plain loops. A product of 6272x512x128 items takes 0.4 ms instead of 19.5 ms. 3x3 windows on 64
+# channels at 56x56 positions take 0.23 ms. By Eigen in float32 they take 1.1 ms.
 BYTES = {
     "xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT,"
     "LIBRARY_FUSION_TYPE_INDIVIDUAL_CONVOLUTION"
 }
 
-# Loops use vectors of 512 bits instead of LLVM's 256 bits, if they are no slower. EfficientNet-B0
-# takes 0.94 (batch 1) and 0.91 (batch 8) of the time, MobileNetV2 takes 0.95 and 0.94, ConvNeXt-T
-# takes 0.94, an LSTM takes 0.97, an encoder takes 0.98, and training steps take 0.94 to 1.00.
-# Processors without vectors of 512 bits use their widest vectors.
+# With this option loops use vectors of 512 bits instead of LLVM's 256 bits. The option is chosen if
+# the wider vectors are no slower. EfficientNet-B0 takes 0.94 (batch 1) and 0.91 (batch 8) of the
+# time, MobileNetV2 takes 0.95 and 0.94, ConvNeXt-T takes 0.94, an LSTM takes 0.97, an encoder takes
+# 0.98, and training steps take 0.94 to 1.00. Processors without vectors of 512 bits use their
+# widest vectors.
 _WIDTH = {"xla_cpu_prefer_vector_width": "512"}
 
-# XLA runs operations in the order that needs the least memory, instead of as many as possible at
-# once. An array is gathered from devices just before it is read, instead of at the start of the
-# call.
+# With this option XLA runs operations in the order that needs the least memory, instead of as many
+# as possible at once. An array is gathered from devices just before it is read, instead of at the
+# start of the call.
 _LEAST_MEMORY = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
 
 # Functions with fewer multiply-adds use YNNPACK, which starts faster: 100 products of 8 rows by 8x8

@@ -80,8 +80,8 @@ def _ranked(
 
     `place` has the shape (batch, classes, most), and contains indices of `boxes`, which has the
     shape (batch, classes or 1, n, 4). The score in `values` is -inf where there is no box. The
-    `keep` best boxes of each image remain. They are sorted by image and then by `order`, or with
-    `across` by `order` and then by image. Rows after the last box hold -1.
+    `keep` best boxes of each image remain. The remaining boxes are sorted by image and then by
+    `order`, or with `across` by `order` and then by image. Rows after the last box hold -1.
     """
     batch = len(place)
     label, values, indices = (x.reshape(batch, -1) for x in (label, values, indices))

@@ -61,8 +61,9 @@ def position_sensitive_roi_pool(
     The mode determines the items of a bin:
 
     - "average" rounds corners, and averages the items whose cells a bin touches.
-    - "bilinear" takes regions as parts of the input's extents, from 0 to 1. It interpolates samples
-      of the region, and averages over `bins` (rows, columns), each of which has its own channels.
+    - "bilinear" takes regions as parts of the input's extents, from 0 to 1. The samples of a region
+      are interpolated, and averaged over `bins` (rows, columns), each of which has its own
+      channels.
     - "deformable" rounds corners. A bin has `bins` (rows, columns) samples, and the samples inside
       the input are averaged. Samples are moved by `offsets` times `offset_scale`, in units of the
       region's extents (Dai et al. 2017, arXiv:1703.06211). `offsets` has the shape (regions, 2 *

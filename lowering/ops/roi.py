@@ -5,10 +5,10 @@ pixels. `batch_index` (n,) has the batch item of each region. The result has the
 *output_size). All operations are differentiable by the input, and `roi_resample` is also
 differentiable by `rois`. The standard library expands aligned pools.
 
-Pools follow Fast R-CNN. Corners are rounded, half away from zero. They belong to the region, which
-therefore has at least one row and one column. Bin i of n over an extent e covers the items from
-floor(i e / n) to before ceil((i + 1) e / n). Items outside of the input do not count. An empty bin
-is 0.
+Pools follow Fast R-CNN. Corners are rounded, half away from zero. The corners belong to the region,
+which therefore has at least one row and one column. Bin i of n over an extent e covers the items
+from floor(i e / n) to before ceil((i + 1) e / n). Items outside of the input do not count. An empty
+bin is 0.
 
 `roi_resample` interpolates linearly and continues the edges. Output i of n lies at the position
 

@@ -1,8 +1,8 @@
 """Slices inputs of a loop within the iterations of the loop.
 
-If the products of an input with several matrices have been merged into one product, its slices are
-inputs of the loop. After this pass the product itself is an input. An iteration reads it once,
-instead of reading each slice.
+If the products of an input with several matrices have been merged into one product, the slices of
+this product are inputs of the loop. After this pass the product itself is an input. An iteration
+reads it once, instead of reading each slice.
 """
 
 from __future__ import annotations

@@ -27,8 +27,8 @@ def target_of(
 
     Args:
         platform: jax's name of the platform.
-        devices: the number of devices, or None if it is unknown. It is needed if arguments are
-            sharded.
+        devices: the number of devices, or None if it is unknown. The number is needed if arguments
+            are sharded.
         rates: the machine's rates; None for the profile that is current when a program is lowered.
         is_open: whether programs for other shapes read the same parameters.
     """

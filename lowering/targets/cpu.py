@@ -44,8 +44,8 @@ class Choice(NamedTuple):
     """The purpose and the gain of a kernel or pass.
 
     The gain is a ratio of two times: the time of a call without the kernel or pass, divided by the
-    time with all kernels and passes. It was measured on two cores with AVX-512. If a network has a
-    second figure, that figure is from another machine.
+    time with all kernels and passes. The gain was measured on two cores with AVX-512. If a network
+    has a second figure, that figure is from another machine.
     """
 
     does: str
