@@ -9,5 +9,5 @@ from lowering.targets.target import Target
 DIFFERENTIABLE = Target(None, (inlining.run, folding.run), keeps_derivatives=True)
 PLAIN = Target("plain", (detours.run,))
 
-# The passes after which a step of a recurrence has only one product. TPUs and GPUs need this.
+# The passes after which a step of a recurrence has only one product, for TPUs and GPUs.
 RECURRENCES = (siblings.run, joins.run, sinking.run, joins.run, hoisting.run)
