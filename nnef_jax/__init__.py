@@ -1,6 +1,7 @@
 """NNEF networks in JAX: `nnef_jax.load(path)` returns a jitted, differentiable callable.
 
-A name is imported when it is first used: the package itself loads neither jax nor lark.
+Each public name is imported when it is first used. Therefore `import nnef_jax` alone loads neither
+jax nor lark.
 """
 
 from __future__ import annotations
@@ -8,7 +9,9 @@ from __future__ import annotations
 import nnef_jax.execution.forks  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from lowering import imported
 
-TYPE_CHECKING = False  # as in typing, whose import would take most of the time of this one
+# Equals `typing.TYPE_CHECKING`. Importing typing would take most of the time of importing this
+# module.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from lowering import Graph as Graph
     from lowering import Registry as Registry

@@ -1,8 +1,8 @@
-"""The process `nnef-jax`, or `python -m nnef_jax`.
+"""The process that runs for the command `nnef-jax`, or for `python -m nnef_jax`.
 
-Python turns SIGINT into an exception. Callbacks of the garbage collector swallow that exception,
-and imports of extensions do not survive it. Here a signal ends the process instead. No file is left
-half-written, since files are replaced by renaming.
+By default Python turns SIGINT (Ctrl-C) into an exception. Callbacks of the garbage collector
+swallow that exception, and an extension module whose import it interrupts is broken. Here a signal
+ends the process instead. No file is left half-written, because files are replaced by renaming.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ import sys
 def main() -> int:
     """Run the command line on `sys.argv` and return its exit code, as `cli.main` does.
 
-    SIGINT, SIGTERM and a closed reader of the output end the process without a message; a shell
-    sees the codes 130, 143 and 141. A standard output that is closed or full is an error. `serve`
-    continues when nobody reads its output or its responses.
+    The process ends without a message on SIGINT, on SIGTERM, and when the reader of its output
+    closes the pipe. A shell sees the exit codes 130, 143 and 141 in these cases. A standard output
+    that is closed from the start, or full, is an error. The command `serve` continues when nobody
+    reads its output or its responses.
     """
     _default_signals()
     _fill_closed_streams()
@@ -29,10 +30,10 @@ def main() -> int:
 
 
 def _default_signals() -> None:
-    # A shell makes background commands ignore SIGINT. They go on ignoring it.
+    # A shell makes background commands ignore SIGINT, and they should continue to ignore it.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    if hasattr(signal, "SIGPIPE"):  # Windows has none
+    if hasattr(signal, "SIGPIPE"):  # Windows has no SIGPIPE.
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
 
 
@@ -42,11 +43,13 @@ def _fill_closed_streams() -> None:
         try:
             os.fstat(descriptor)
         except OSError:
-            os.open(os.devnull, flags)  # the lowest free number
+            # open() takes the lowest free number, which is this descriptor
+            os.open(os.devnull, flags)
             if descriptor == 1:
-                sys.stdout = os.fdopen(1, "w", closefd=False)  # opened for reading: writing fails
+                # The descriptor is opened for reading, so that writing to it fails.
+                sys.stdout = os.fdopen(1, "w", closefd=False)
             elif descriptor == 2:
-                sys.stderr = os.fdopen(2, "w", closefd=False)  # writing has no effect
+                sys.stderr = os.fdopen(2, "w", closefd=False)  # Writing to it has no effect.
 
 
 def _drop_unwritten() -> None:

@@ -22,15 +22,18 @@ from lowering.graph import Call
 from lowering.location import Span
 
 _SHOWN_CALLS = 8
-_LONGEST = 1_000  # characters of a message, hint or line; names in a document may have megabytes
+# The largest number of characters of a message, a hint or a line. A name in a document may have
+# megabytes.
+_LONGEST = 1_000
 _SHOWN_ERRORS = 20
 
 
 class NnefError(ValueError):
     """A document, its data, or the arguments of a call are wrong.
 
-    `span` is the place in the text, `calls` are the fragment calls that led there, and `hint` is
-    advice. `siblings` are the other errors of the same reading. `str(error)` shows all of these.
+    `span` is the place in the document, `calls` are the fragment calls that led to this place, and
+    `hint` is advice. `siblings` are other errors that the same reading of the document revealed.
+    `str(error)` shows all of these.
     """
 
     def __init__(
@@ -51,15 +54,22 @@ class NnefError(ValueError):
 
     @property
     def errors(self) -> tuple[NnefError, ...]:
-        """Return this error and its siblings, in the order of the text."""
+        """Return this error and its siblings, in the order in which they were noticed."""
         return (self, *self.siblings)
 
     def block(self) -> str:
-        """Return this error without siblings: place, message, source line, calls, hint."""
+        """Return the text of this error without its siblings.
+
+        The text contains the place, the message, the line of the document, the fragment calls, and
+        the hint.
+        """
         return "\n".join(self.lines())
 
     def lines(self) -> list[str]:
-        """Return the lines of `block`; a name in a line may contain a line end."""
+        """Return the lines of `block` as a list.
+
+        A line contains a line break if it quotes a name that contains one.
+        """
         lines = [self.message]
         if self.span:
             lines = [f"{self.span}: {self.message}"]
@@ -83,15 +93,15 @@ class NnefError(ValueError):
 
 
 class NnefSyntaxError(NnefError):
-    """The text does not follow the grammar (spec 3.1, 3.2)."""
+    """The document does not follow the grammar (spec 3.1, 3.2)."""
 
 
 class SemanticError(NnefError):
-    """The text breaks a rule of the language or of an operation (spec 3.3, 4)."""
+    """The document breaks a rule of the language or of an operation (spec 3.3, 4)."""
 
 
 class ShapeError(SemanticError):
-    """Shapes do not agree with each other, an attribute or stored data (spec 3.3.4, 4)."""
+    """Shapes disagree with each other, with an attribute, or with stored data (spec 3.3.4, 4)."""
 
 
 class DataError(NnefError):
@@ -99,7 +109,7 @@ class DataError(NnefError):
 
 
 class ArchiveError(NnefError):
-    """The file is no container, lacks a member, or hides a member behind a link (spec 5.1)."""
+    """The file is not a network's container, lacks a member, or links to a member (spec 5.1)."""
 
 
 class UnsupportedError(NnefError):
@@ -120,17 +130,20 @@ def extra_missing(message: str, extra: str, instead: str = "") -> UnsupportedErr
 
 
 def family_of(error: InvalidOperation, family: type[NnefError] = SemanticError) -> type[NnefError]:
-    """Return the class of the error that users get for an error of a rule.
+    """Return the class of the exception that users get when a rule raises an error.
 
     The class is ShapeError for InvalidShape, and `family` for all other errors.
     """
-    # The error may be an InvalidComputation, whose cause is then the rule's error.
+    # The error may be an InvalidComputation, which wraps the error of a rule as its cause.
     causes = error, error.__cause__
     return ShapeError if any(isinstance(x, InvalidShape) for x in causes) else family
 
 
 def at_operation(error: InvalidComputation, family: type[NnefError] = SemanticError) -> NnefError:
-    """Return the error of an operation that cannot be computed, with its place in the document."""
+    """Return the exception that users get for an operation that cannot be computed.
+
+    The exception names the place of the operation in the document.
+    """
     operation = error.operation
     family = family_of(error, family)
     return family(error.message, span=operation.span, calls=operation.calls, hint=error.hint)
@@ -138,7 +151,7 @@ def at_operation(error: InvalidComputation, family: type[NnefError] = SemanticEr
 
 @contextmanager
 def computing() -> Generator[None]:
-    """Raise NnefError for each InvalidComputation in the block."""
+    """Convert an InvalidComputation that is raised in the block to an NnefError."""
     try:
         yield
     except InvalidComputation as error:
@@ -146,7 +159,7 @@ def computing() -> Generator[None]:
 
 
 def _shown(text: str) -> str:
-    """Return the text without lone surrogates; the middle of a long text is cut out."""
+    """Shorten a long text by cutting out its middle, and escape lone surrogates."""
     if len(text) > _LONGEST:
         text = f"{text[: _LONGEST // 2]} ... {text[-_LONGEST // 2 :]}"
     return text.encode("utf-8", "backslashreplace").decode()
@@ -158,14 +171,17 @@ def first_line(error: Exception) -> str:
 
 
 def without_frames(error: NnefError) -> tuple[NnefError, ...]:
-    """Return the error and its siblings without tracebacks, whose frames would stay in memory."""
+    """Remove the tracebacks from an error and its siblings, and return all of these errors.
+
+    The frames of a traceback would keep their local variables in memory.
+    """
     for sibling in error.errors:
         sibling.__traceback__ = sibling.__context__ = None
     return error.errors
 
 
 def raise_all(errors: Sequence[NnefError]) -> None:
-    """Raise the first error with the remaining ones as its siblings, if there is an error."""
+    """Raise the first error with the others as its siblings; do nothing if there are no errors."""
     if errors:
         first = errors[0]
         first.siblings = tuple(errors[1:])

@@ -1,4 +1,4 @@
-"""Bounds the cost of one load: `Limits` has the bounds, a `Meter` counts."""
+"""Bounds the cost of one load: `Limits` holds the bounds, and a `Meter` counts the cost."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ OPERATION = 40  # steps to put an operation into a graph
 TOKEN = 15  # steps to read a token by a grammar
 MEMBER = 20  # steps to list a member of an archive
 PIECE = 5  # steps to read a piece of a compressed file
-EVALUATION = 2  # steps to evaluate an operator in a fragment, and 1 for each operand
+EVALUATION = 2  # steps to evaluate an operator in a fragment; each operand adds 1 step
 CALL = 10  # steps to call a fragment
 ERROR = 60  # steps to record one of several errors
 BINDING = 4  # steps to bind an argument to its parameter
-RESULT = 3  # steps to add a result to an operation with several
+RESULT = 3  # steps to add a result to an operation with several results
 ROW = 10  # steps to make a row of a summary
 EXTENT = 4  # steps to compute an extent of a tensor
-# Work that fits into one step.
-CALLS_PER_STEP = 8  # fragment calls, which each operation stores
+# Amounts of work that take one step.
+CALLS_PER_STEP = 8  # fragment calls in the chain of calls that each operation stores
 LETTERS_PER_STEP = 8  # characters of a message, or of a name that is checked
 COMPARISONS_PER_STEP = 4  # comparisons between letters of two names
-FOLDED_PER_STEP = 16  # items of constants that are computed while a network is traced
+FOLDED_PER_STEP = 16  # items of constants that are computed on the host while a network is traced
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +45,11 @@ class Limits:
     # Bytes for expanded archives and converted tensors. Memory-mapped files do not count.
     expanded_bytes: int = 2_000_000_000
     # Counted work: characters read, expressions evaluated, items computed on the host, and more.
-    # OpenVINO's converter is stopped by time instead: one second for 170,000 steps.
+    # OpenVINO's converter cannot be counted; it is stopped after a time instead, which is one
+    # second for each 170,000 steps.
     steps: int = 10_000_000
     nesting: int = 200  # depth of expressions in the text
-    call_depth: int = 2_000  # fragment calls within one another
+    call_depth: int = 2_000  # depth of fragment calls within one another
     array_items: int = 10_000_000  # items of one array, characters of one string
     operations: int = 100_000  # operations of the flat graph
     tensor_items: int = 1 << 34  # items of one tensor of the graph
@@ -60,7 +61,7 @@ class Limits:
 
 
 class Meter:
-    """Counts the work of one load; work beyond `limits` raises LimitError."""
+    """Counts the work of one load, and raises LimitError when the work exceeds `limits`."""
 
     __slots__ = ("expanded", "limits", "steps")
 
@@ -76,13 +77,13 @@ class Meter:
         span: Span | None = None,
         calls: Sequence[Call] = (),
     ) -> None:
-        """Count steps before they are done; raise LimitError if they are too many.
+        """Count steps before the work is done; raise LimitError if there are too many.
 
         Args:
             steps: the number of steps.
             what: the name of the work, for the error.
             span: the place in the document, for the error.
-            calls: the fragment calls that led there, for the error.
+            calls: the fragment calls that led to this place, for the error.
         """
         self.steps += steps
         if self.steps > self.limits.steps:
@@ -94,7 +95,10 @@ class Meter:
             )
 
     def affords(self, steps: int) -> bool:
-        """Count steps of optional work; if they are too many, return False without counting."""
+        """Count the steps of optional work if the limit allows them, and tell whether it does.
+
+        If the limit does not allow the steps, none of them is counted.
+        """
         if self.steps + steps > self.limits.steps:
             return False
         self.steps += steps
@@ -114,13 +118,13 @@ class Meter:
 
 
 def raising(limit: str) -> str:
-    """Return a hint: the call that raises this limit."""
+    """Return a hint that shows the call of `load` with a higher limit."""
     return f"load(..., limits=nnef_jax.Limits({limit}=...)) allows more, if the file is trusted"
 
 
 @contextmanager
 def within_memory(what: str) -> Generator[None]:
-    """Raise LimitError for Python's MemoryError and RecursionError in the block."""
+    """Convert a MemoryError or a RecursionError that is raised in the block to a LimitError."""
     try:
         yield
     except MemoryError:

@@ -1,4 +1,4 @@
-"""`load`: from a path, bytes or file to a `Model`."""
+"""The function `load`, which reads a network from a path, bytes or a file into a `Model`."""
 
 from __future__ import annotations
 
@@ -46,15 +46,18 @@ def load(
     """Read an NNEF network and return it as a jitted callable.
 
     Args: What to read
-        source: a folder, a `graph.nnef`, or an archive (zip, or tar: plain, gz, bz2, xz); an
-            `.onnx`; an `.xml` of OpenVINO with its `.bin` beside it; a file that OpenVINO's
-            converter reads (docs/onnx.md). Bytes and open binary files are read too.
-        input_shapes: shapes by input name, which replace the document's. None is an open extent:
-            each call chooses it, and the network is compiled once for each choice. 0 is an empty
-            axis. An open extent with a name, as in ONNX, can be set by name: `{"batch": 8}`.
-        values: fixed values by input name. A fixed input is no input of the model, and tensors
-            that depend on fixed inputs alone are computed by `load`. An axis, a shape or a count
-            that a network takes as an input can then decide how it is compiled.
+        source: an NNEF network as a folder, as a `graph.nnef`, or as an archive (a zip file, or a
+            tar file that is plain or compressed by gz, bz2 or xz); an `.onnx` file; an `.xml` file
+            of OpenVINO with its `.bin` file beside it; or a file that OpenVINO's converter reads
+            (docs/onnx.md). The bytes of such a file and an open binary file are accepted too.
+        input_shapes: a dict from input names to shapes, which replace the shapes in the document.
+            None in a shape is an open extent: each call chooses the extent, and the network is
+            compiled once for each choice. 0 is an empty axis. If an open extent has a name in the
+            document, as in ONNX, the dict can set the extent by this name: `{"batch": 8}`.
+        values: a dict from input names to fixed values. A fixed input is no longer an input of the
+            model, and `load` computes all tensors that depend only on fixed inputs. Use this for an
+            axis, a shape or a count that a network takes as an input, because its value can then
+            decide how the network is compiled.
         dtype: the dtype of scalar tensors, as a name or a numpy or jax dtype: float32,
             bfloat16, float16, float64 (needs jax's x64 mode). Integer tensors are int32.
         quantization: "apply" rounds each tensor that graph.quant names after it is computed.
@@ -63,63 +66,69 @@ def load(
             quantised network can be trained. Variables that are stored quantised always become
             real numbers.
         expand: "auto" keeps a compound operation of the standard if there is a rule for it. "all"
-            expands all of them to primitives by their definitions, even if the user has a rule. In
-            tract's dialect "all" expands only operations that tract computes as the standard
-            defines them, and can write.
-        dialect: "nnef" reads the document strictly by NNEF 1.0, and "tract" as tract does.
-            Documents need not name tract's registries, which tract's command line can enable by
-            flags. "auto" decides by the text.
-        state: output names by input name. In the next call each input takes the value of its
-            output. These inputs become the network's state, which starts with zeros: `model.step`
-            and `model.scan` pass it on.
-        rules: the user's rules (`nnef_jax.Registry`) for operations, by their names in the
-            document: docs/extending.md.
-        unused: whether `model.params` contains variables that no output or state depends on.
-            Without them in `params` they stay on the host, but `apply`, `step`, `scan` and `save`
-            accept them.
+            expands all compound operations to primitives by their definitions, even if the user has
+            a rule for them. In tract's dialect "all" expands only those operations that tract
+            computes as the standard defines them and that tract can write.
+        dialect: "nnef" reads the document strictly by NNEF 1.0, and "tract" reads it as tract does.
+            With "tract" a document need not name the registries of tract whose operations it uses,
+            since tract's command line can enable them by flags. "auto" chooses the dialect by the
+            content of the document.
+        state: a dict from input names to output names. In the next call each of these inputs takes
+            the value that its output has in this call. The inputs become the network's state, which
+            starts with zeros: `model.step` and `model.scan` pass it on.
+        rules: the user's rules (`nnef_jax.Registry`) for operations, by the names of the operations
+            in the document: see docs/extending.md.
+        unused: whether `model.params` also contains the variables that no output or state depends
+            on. If it does not, these variables stay on the host, but `apply`, `step`, `scan` and
+            `save` still accept them.
         limits: bounds on what is read.
         progress: a function that is called before each variable is read, with the number of
             variables already read and their total number.
-        weights: a path, bytes, or an open binary file. For OpenVINO it is the `.bin`, if that is
-            not beside the `.xml`. For NNEF it is a safetensors file with the labels of variables as
-            names; it replaces the tensor files, which may be missing.
+        weights: a path, bytes, or an open binary file. For OpenVINO it is the `.bin` file, if that
+            is not beside the `.xml` file. For NNEF it is a safetensors file in which the labels of
+            variables are the names. This file replaces the tensor files, which may be missing.
         parameters: "shapes" reads no parameters: `jax.ShapeDtypeStruct`s stand for them. Such a
             model has a summary, and can be sharded, lowered, and compiled for devices that are not
-            attached (`nnef_jax.cost`). A call raises InputError; `with_params` gives it arrays.
+            attached (`nnef_jax.cost`). A call raises InputError until `with_params` gives the model
+            arrays.
 
     Args: How to run it. `Model.with_options` changes these without reading the network again.
-        precision: of matrix products and convolutions, as in `jax.lax.dot`; None is jax's default.
-            "highest" is more precise and slower on TPUs and GPUs. "BF16_BF16_F32" multiplies real
-            numbers in bfloat16 and sums in float32 (details in docs/numerics.md). It is faster on
-            CPUs with bfloat16 instructions, and less precise.
+        precision: the precision of matrix products and convolutions, as in `jax.lax.dot`; None is
+            jax's default. "highest" is more precise and slower on TPUs and GPUs. "BF16_BF16_F32"
+            multiplies float32 numbers in bfloat16 and sums in float32 (details in
+            docs/numerics.md). On CPUs with bfloat16 instructions this is faster and less precise.
         optimize: True chooses layouts and kernels for the platform; only CPUs have some today.
             Calls are faster, compilation is slower, and results and derivatives differ by rounding.
-            False computes each operation as its rule is written. A user's function around the model
-            gets the kernels of the platform that it is lowered or exported for; with open extents
-            it is not optimised. A pass that fails is left out with a warning. "strict" checks the
-            result of each pass, and raises RuntimeError if a pass fails.
-        autotune: True tries the compiler's options at the first call of each kind and shape, and
-            uses the fastest. That call takes a second or two longer, and later calls may be faster.
-            Only CPUs have options to try.
+            False computes each operation as its rule is written. A user's jitted function that
+            calls the model gets the kernels of the platform for which the function is lowered or
+            exported; a function with open extents is not optimised. An optimisation pass that fails
+            is left out with a warning. "strict" checks the result of each pass, and raises
+            RuntimeError if a pass fails.
+        autotune: True tries several options of the compiler at the first call of each kind and
+            shape, and uses the fastest. That call takes a second or two longer, and later calls may
+            be faster. Only CPUs have options to try.
         donate_state: True makes `step` write the new state into the memory of the previous state.
-            It saves a copy of the state, but the arrays passed as state cannot be read afterwards.
-        cache_dir: a folder with compiled code, which is created if it is missing. Other processes
-            need not compile again; the price is disk space. The folder contains pickled objects and
-            machine code: it must be as trusted as the program itself. A damaged file is compiled
-            again, a read-only folder is used as it is, and any file may be deleted at any time. It
-            does not go together with `rules`, since changes of rules cannot be detected.
-        measure: True chooses kernels for a CPU by measured rates of the host. Measuring takes a
-            second when the first large network is compiled, and makes calls faster on unusual
-            hosts. Rates are stored in `cache_dir`, or otherwise in the user's cache folder:
-            docs/performance.md. False chooses by shipped rates.
+            This saves a copy of the state, but the arrays that were passed as the state cannot be
+            read after the call.
+        cache_dir: a folder for compiled code, which is created if it is missing. Other processes
+            that use the same folder need not compile again; the price is disk space. The folder
+            contains pickled objects and machine code: it must be as trusted as the program itself.
+            A damaged file is compiled again, a read-only folder is used without writing to it, and
+            any file may be deleted at any time. The option does not go together with `rules`, since
+            changes of rules cannot be detected.
+        measure: True chooses kernels for a CPU by the speed that was measured on this host. The
+            measurement takes a second when the first large network is compiled, and makes calls
+            faster on unusual hosts. The measured rates are stored in `cache_dir`, or otherwise in
+            the user's cache folder: see docs/performance.md. False chooses kernels by rates that
+            are shipped with the package.
         max_executables: the number of compiled functions in memory, one for each kind of call,
-            shape and device. Beyond it the least recently used one is dropped, with the parameters
-            that were prepared for it alone. A small number saves memory, but shapes that return are
-            compiled again.
+            shape and device. Beyond this number the least recently used function is dropped, with
+            the parameters that were prepared only for it. A small number saves memory, but a shape
+            that occurs again may have to be compiled again.
 
     A network in a folder or a plain tar archive is memory-mapped, and a CPU computes from the map.
-    While the model is in use its files may be deleted, or replaced by renaming other files, as
-    `save` does; they must not be written to or truncated.
+    While the model is in use, the files of the network may be deleted, or replaced by renaming
+    other files, as `save` does. The files must not be written to or truncated.
 
     Raises:
         FileNotFoundError: there is nothing at the path.

@@ -1,6 +1,7 @@
-"""Describes a network to its user, and derives other models from it.
+"""The class `Model`, which describes a network and derives other models from it.
 
-Running is in `execution.runnable`, writing in `saving.writable`: the bases of `Model`.
+The base classes of `Model` are in other modules: `execution.runnable` runs the network, and
+`saving.writable` writes it.
 """
 
 from __future__ import annotations
@@ -36,13 +37,14 @@ if TYPE_CHECKING:
 class Model(Writable):
     """An NNEF network, loaded by `nnef_jax.load`; it never changes.
 
-    A model is a pytree of its `params` and its initial state; everything else is static. It can be
-    an argument or a result of transformed functions. Derivatives with respect to its initial state
-    are 0, unless `with_params` has set that state. Pickling includes the arrays.
+    A model is a pytree of its `params` and its initial state; everything else is static. A model
+    can therefore be an argument or a result of transformed functions. Derivatives with respect to
+    its initial state are 0, unless `with_params` has set that state. Pickling includes the arrays.
 
     A call runs the jitted network on the model's parameters. Inputs are numpy or jax arrays, by
-    name or in the order of the graph. A single output is an array. Several outputs are a NamedTuple
-    with the graph's names as fields, which `y["name"]` returns too.
+    name or in the order of the graph. A single output is an array. Several outputs are a
+    NamedTuple, whose fields have the names of the outputs in the graph; `y["name"]` returns the
+    field of that name.
     """
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -78,18 +80,19 @@ class Model(Writable):
 
     @property
     def lengths(self) -> tuple[str, ...]:
-        """Return names to `capture`: the lengths of outputs, for `nnef_jax.trim`.
+        """Return the names of the tensors that hold the lengths of outputs.
 
-        Only outputs whose length depends on values, as that of `NonZero` does, have such a name.
+        Only an output whose length depends on values, as that of `NonZero` does, has such a tensor.
+        Give the names to a call as `capture=`, and the captured lengths to `nnef_jax.trim`.
         """
         return tuple(filter(is_length, self.graph.aliases))
 
     @property
     def trainable(self) -> Model:
-        """Return a model with a boolean for each array: whether an optimizer should change it.
+        """Return a model whose arrays are booleans: True for each array that should be trained.
 
-        It is False for states, for parameters that are no real numbers, and for parameters from
-        which the `mean` or `variance` of a batch normalisation is computed.
+        The boolean is False for states, for parameters that are not floating-point numbers, and for
+        parameters from which the `mean` or `variance` of a batch normalisation is computed.
 
         >>> trained, fixed = eqx.partition(model, model.trainable)
         """
@@ -103,18 +106,19 @@ class Model(Writable):
     def with_params(self, params: Params, *, state: State | None = None) -> Model:
         """Return a model of the same network with other arrays, which stay on their devices.
 
-        Compiled functions are shared: the first of these models that is called compiles for all.
-        The arrays may be traced, on other devices, or sharded; jax then places the computation.
-        Raises InputError as `apply` does.
+        Compiled functions are shared: the first of these models that is called compiles for all of
+        them. The arrays may be traced, on other devices, or sharded; jax then places the
+        computation. Raises InputError in the same cases as `apply`.
 
         >>> half = model.with_params(jax.tree.map(lambda x: x / 2, model.params))
 
         Args:
             params: arrays by label, as in `params`. Unused parameters may be included; they are
                 saved if they are not traced.
-            state: arrays by label, as in `init_state`: the initial state of calls and
-                `init_state`, by default that of this model. The new model has derivatives with
-                respect to `state`, but none with respect to the default.
+            state: arrays by label, as in `init_state`. They become the initial state of calls and
+                the result of `init_state`; by default the new model has the initial state of this
+                model. The new model has derivatives with respect to a `state` that is passed here,
+                but not with respect to the default.
         """
         definition = self._execution.definition
         before, initial = self._execution.arrays.leaves()
@@ -122,7 +126,8 @@ class Model(Writable):
         if state is not None:
             state = definition.check_state(state, definition.states)
         arrays = {label: checked.get(label, before[label]) for label in definition.labels}
-        # Unread arrays are static, and static parts are compared by value. A traced array has none.
+        # Unread arrays are static, and static parts are compared by value. A traced array has no
+        # value, and is therefore left out.
         unread: dict[str, Any] = {}
         for label, x in checked.items():
             if label not in arrays and not isinstance(x, Tracer):
@@ -131,14 +136,15 @@ class Model(Writable):
         return Model(self._execution.on(leaves, unread, state_from_user=state is not None))
 
     def with_options(self, **options: Unpack[RunKeywords]) -> Model:
-        """Return a model of the same network with other options of `load` for running it.
+        """Return a model of the same network that runs with other options of `load`.
 
         These options are `precision`, `optimize`, `autotune`, `donate_state`, `cache_dir`,
         `measure` and `max_executables`. Nothing is read again, and the arrays stay on their devices
-        or mesh. Models with equal options share compiled functions. All of them share prepared
-        parameters.
+        or mesh. Models with equal options share compiled functions. Models of one network share
+        prepared parameters even if their options differ.
 
-        Raises TypeError for an option that decides how a network is read, and the errors of `load`.
+        Raises TypeError for an option that decides how a network is read, and the same errors as
+        `load` for a wrong value.
 
         >>> exact = model.with_options(precision="highest", optimize=False)
         """
@@ -152,19 +158,19 @@ class Model(Writable):
         return Model(execution.with_options(run))
 
     def with_state_dict(self, state_dict: Mapping[str, ArrayLike], *, strict: bool = True) -> Model:
-        """Return a model with the weights of a PyTorch module of the class that was exported.
+        """Return a model with the weights of a PyTorch module, of the class that was exported.
 
-        A name is a label, or a name from which torch_to_nnef or torch.onnx made a label:
-        docs/pytorch.md. Raises InputError for missing, superfluous and ambiguous names, and for
-        arrays of another shape.
+        Each name in the dict is a label, or a name from which torch_to_nnef or torch.onnx made a
+        label: see docs/pytorch.md. Raises InputError for missing, superfluous and ambiguous names,
+        and for arrays of another shape.
 
         >>> model.with_state_dict(torch.load("trained.pt"))
 
         Args:
-            state_dict: numpy, jax or torch arrays by name. Arrays without effect may be
-                superfluous: counts of batches, norms with weight 1 and bias 0.
-            strict: whether missing and superfluous names are errors. If not, this model's arrays
-                are used for missing names.
+            state_dict: numpy, jax or torch arrays by name. Superfluous arrays are accepted if they
+                have no effect, such as counts of batches, and norms with weight 1 and bias 0.
+            strict: whether missing and superfluous names are errors. If not, superfluous arrays are
+                ignored, and this model's arrays are used for missing names.
         """
         from nnef_jax.parameters.state_dict import stored_params
 
@@ -179,26 +185,28 @@ class Model(Writable):
         params: str | Sequence[str] | Mapping[str, PartitionSpec] | None = None,
         batch_axis: int = 0,
     ) -> Model:
-        """Return a model on the devices of a mesh: docs/devices.md.
+        """Return a model on the devices of a mesh (see docs/devices.md).
 
-        Each device reads only its shards of the parameters from the file. Calls shard inputs by
-        batch and return sharded results; arrays that are on the mesh already keep their sharding.
-        On several hosts a numpy array is the part of the batch for that host's devices.
+        Each device reads only its shards of the parameters from the file. Calls shard inputs along
+        the batch and return sharded results; an input that is on the mesh already keeps its
+        sharding. If the mesh spans several hosts, each host passes as a numpy array the part of the
+        batch that belongs to its own devices.
 
         Args:
             mesh: a mesh of `jax.make_mesh`, with Auto or Explicit axes. On devices that are not
                 attached, as those of an AbstractMesh or of a topology, parameters become
                 `jax.ShapeDtypeStruct`s: such a model can be lowered, but not called.
-            batch: mesh axes along which the batch is sharded; None replicates it.
-            params: mesh axes along which parameters are sharded; None replicates them. If a mesh
-                axis is in `batch` too, each parameter is sharded along its longest axis, and
-                gathered before it is used (fully sharded). Along another mesh axis the parameters
-                of products and convolutions are sharded, so that devices divide the work (tensor
-                parallel). Parameters with fewer than 1024 items, or with an extent that the mesh
-                axis does not divide, are replicated. A dict has a PartitionSpec by label or pattern
-                of `fnmatch`: `{"blocks.*.weight": P("model", None)}`.
+            batch: mesh axes along which the batch is sharded; None replicates the batch.
+            params: mesh axes along which parameters are sharded; None replicates the parameters. If
+                a mesh axis is in `batch` too, each parameter is sharded along its longest axis, and
+                gathered before it is used (fully sharded). Along a mesh axis that is not in
+                `batch`, the parameters of products and convolutions are sharded in such a way that
+                the devices divide the work (tensor parallel). A parameter is replicated if it has
+                fewer than 1024 items, or if the mesh axis does not divide its extent. A dict has a
+                PartitionSpec by label or by a pattern of `fnmatch`: `{"blocks.*.weight": P("model",
+                None)}`.
             batch_axis: the batch axis of inputs, outputs and states. An array has a batch if its
-                extent along this axis is that of the first input with such an axis.
+                extent along this axis equals that of the first input that has this axis.
 
         Raises InputError for unknown axes and labels, and for extents that cannot be divided.
 
@@ -213,9 +221,10 @@ class Model(Writable):
     def batcher(self, sizes: Sequence[int] = (1, 2, 4, 8, 16, 32)) -> Batcher:
         """Return a function of batches of any size, which compiles programs for these sizes only.
 
-        Other sizes than a declared batch are accepted. `Batcher.compile` compiles ahead. Raises
-        InputError if items of a batch may depend on one another, as in a softmax along the batch;
-        if the network has a state; and if an input or output has no batch axis.
+        Batches may have other sizes than the batch that the network declares. `Batcher.compile`
+        compiles the programs before the first call. Raises InputError if items of a batch may
+        depend on one another, as in a softmax along the batch; if the network has a state; or if an
+        input or output has no batch axis.
 
         >>> classify = model.batcher((1, 8, 32))
         >>> classify.compile()
@@ -227,16 +236,22 @@ class Model(Writable):
 
     @property
     def plan(self) -> ShardingPlan | None:
-        """Return the sharding of each parameter, which prints as a table; None without a mesh."""
+        """Return the sharding of each parameter, or None for a model without a mesh.
+
+        The result prints as a table.
+        """
         from nnef_jax.parameters.sharding import plan_of
 
         return plan_of(self._execution.definition)
 
     def summary(self) -> Summary:
-        """Return a table: name, operation (int8: in integers), shape, dtype, parameters, MACs.
+        """Return a table of the network's operations, with their shapes, parameters and MACs.
 
-        Remarks below the table list products that a CPU computes in float32 because fewer bits
-        are not faster. `str` is the table; operations, sizes and types are attributes.
+        The columns are the name, the operation, the shape, the dtype, the number of parameters, and
+        the number of multiply-adds (MACs). The mark "int8" stands beside an operation that is
+        computed in integers. Remarks below the table list products that a CPU computes in float32,
+        because integers of fewer bits are not faster there. `str` of the summary is the table;
+        operations, sizes and types are its attributes.
         """
         from nnef_jax.execution import cpu_products
         from nnef_jax.measure.summary import summarise
@@ -250,21 +265,22 @@ class Model(Writable):
     def cut(
         self, *, inputs: Sequence[str] | None = None, outputs: Sequence[str] | None = None
     ) -> Model:
-        """Return the part of the network between tensors as a model.
+        """Return a model of the part of the network that lies between some of its tensors.
 
         The part contains the parameters and states that its outputs depend on, and runs with the
-        same options. It is saved as a flat document. Open extents stay open.
+        same options. `save` writes it as a flat document. Open extents stay open.
 
         Args:
-            inputs: names of the part's inputs in order: tensors in `summary`, inputs, parameters
-                or states; no patterns. Each replaces the tensor for all of its readers, after
-                rounding by graph.quant. By default they are the network's inputs that the outputs
-                depend on.
+            inputs: names of the tensors that become inputs of the part, in order. Each is the name
+                of a tensor in `summary`, of an input, of a parameter or of a state, and not a
+                pattern. The input replaces the tensor for all operations that read it; a tensor
+                that graph.quant rounds is replaced after the rounding. By default the part has
+                those of the network's inputs that the outputs depend on.
             outputs: names of the part's outputs in order. By default they are the network's outputs
                 that can be computed from the inputs.
 
-        Raises InputError for unknown names, and if the outputs need other inputs or not all of
-        these.
+        Raises InputError for unknown names, if the outputs depend on inputs of the network that are
+        not in `inputs`, and if they do not depend on all of `inputs`.
 
         >>> head = model.cut(inputs=["pool"], outputs=["logits"])
         """

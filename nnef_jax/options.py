@@ -37,7 +37,10 @@ def require_keywords(
     accepted: Collection[str],
     hints: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
-    """Raise TypeError, as Python does, for a keyword that is not accepted; `hints` are by name."""
+    """Raise TypeError, as Python does, for a keyword that the function does not accept.
+
+    `hints` has, by keyword, what the keyword of a related function is called in this function.
+    """
     for name in keywords:
         if name not in accepted:
             message = f"{function}() got an unexpected keyword argument '{name}'"
@@ -80,7 +83,8 @@ def require_readable(name: str, value: Any) -> None:
 
 def require_samples(name: str, value: Any) -> None:
     """Raise TypeError unless the value is an iterable of sample inputs."""
-    is_array = hasattr(value, "shape")  # The items of an array of samples would lack a batch axis.
+    # The items of an array of samples would lack the batch axis.
+    is_array = hasattr(value, "shape")
     try:
         iter(value)
         is_iterable = True
@@ -97,7 +101,7 @@ def names_of(name: str, value: object, hint: str) -> tuple[str, ...]:
         raise TypeError(f"{name} must be a list of {hint}, it is {shown(value)}")
     try:
         names: tuple[Any, ...] = tuple(value)  # pyright: ignore[reportUnknownArgumentType]
-    except TypeError:  # It is an array without axes.
+    except TypeError:  # An array without axes cannot be iterated.
         names = (value,)
     for item in names:
         if not isinstance(item, str):
@@ -115,9 +119,10 @@ def word_pairs(name: str, value: Any, hint: str) -> dict[str, str]:
 
 
 def shapes_by_name(name: str, value: Any) -> dict[str, tuple[int | None, ...]]:
-    """Return shapes by input name, None for an open extent.
+    """Check a dict of shapes by input name, and return the shapes as tuples.
 
-    Raises TypeError for other values, InputError for a negative extent.
+    None in a shape is an open extent. Raises TypeError for a value of another form, and InputError
+    for a negative extent.
     """
     expected = "a dict of shapes by input name"
     require(name, value, Mapping, expected)
@@ -140,10 +145,11 @@ def shapes_by_name(name: str, value: Any) -> dict[str, tuple[int | None, ...]]:
 
 
 def extents_by_name(name: str, value: Any) -> tuple[dict[str, Any], dict[str, int]]:
-    """Return the shapes in a dict by input name, and the extents in it by symbol.
+    """Split a dict into shapes by input name, and extents by symbol.
 
-    Integers are extents, other values are shapes. If the value is no dict it is returned in place
-    of the shapes. Raises InputError for a negative extent.
+    An integer is the extent of a symbol, and any other value is the shape of an input. If the value
+    is not a dict, it is returned in place of the shapes, whose own check then refuses it. Raises
+    InputError for a negative extent.
     """
     if not isinstance(value, Mapping):
         return value, {}
@@ -177,7 +183,11 @@ def arrays_by_name(name: str, value: Any) -> dict[str, NDArray[Any]]:
 
 
 def numpy_of(value: object, error: type[NnefError], message: str) -> NDArray[Any]:
-    """Return the value as a numpy array; raise `error` with the message and numpy's reason."""
+    """Convert a value to a numpy array.
+
+    If the value cannot be converted, or is a masked array, raises `error` with the message and the
+    reason.
+    """
     try:
         if isinstance(value, np.ma.MaskedArray):
             raise ValueError("it is masked")
@@ -187,16 +197,16 @@ def numpy_of(value: object, error: type[NnefError], message: str) -> NDArray[Any
 
 
 def shown(value: object) -> str:
-    """Return the text for a value in an error: its repr if it is short, otherwise its type."""
+    """Return the text by which an error shows a value: its repr if that is short, else its type."""
     if value is None or isinstance(value, bool | int | float | str):
         return f"{value!r:.60}"
     return f"of type {type(value).__name__}"
 
 
 def checked_run(keywords: Mapping[str, Any], *, has_rules: bool) -> dict[str, Any]:
-    """Return the keywords that say how a network runs, those of `RunKeywords`.
+    """Check the options that say how a network runs, those of `RunKeywords`, and return them.
 
-    Raises TypeError or ValueError for a wrong value, and for `cache_dir` beside a user's rules.
+    Raises TypeError or ValueError for a wrong value, and for `cache_dir` if the user has rules.
     """
     checked = dict(keywords)
     flags = {name: x for name, x in checked.items() if name in _RUN_FLAGS}
@@ -216,7 +226,10 @@ def checked_run(keywords: Mapping[str, Any], *, has_rules: bool) -> dict[str, An
 
 
 def _precision(precision: Any) -> Any:
-    """Return a precision that jax takes. Raises ValueError, as jax would at the first product."""
+    """Check a precision, and return it in the form that jax takes.
+
+    Raises ValueError for a precision that jax would refuse at the first matrix product.
+    """
     import jax
 
     matrix = jax.ShapeDtypeStruct((1, 1), "float32")

@@ -27,7 +27,10 @@ _R = TypeVar("_R", bound="Result")
 
 
 def static(default: object = ...) -> Any:
-    """Declare a static field: jax makes it a part of the tree structure, so it must be hashable."""
+    """Declare a static field of a result.
+
+    jax makes a static field part of the tree structure, so its value must be hashable.
+    """
     options: Any = {} if default is ... else {"default": default}
     return field(metadata={"static": True}, **options)
 
@@ -38,8 +41,8 @@ def static(default: object = ...) -> Any:
 def result(cls: type[_R]) -> type[_R]:
     """Make a class a frozen dataclass, and a pytree of its fields that are not static.
 
-    Functions that return such results can be jitted and mapped. `jax.vmap` adds a first axis to
-    their arrays.
+    Functions that return such results can be jitted and mapped. `jax.vmap` adds a first axis to the
+    arrays of a result.
     """
     frozen = dataclass(frozen=True, kw_only=True, eq=False, repr=False)(cls)
     return jax.tree_util.register_dataclass(frozen)
@@ -61,11 +64,14 @@ class Result:
     """
 
     def to_dict(self) -> dict[str, object]:
-        """Return the fields as plain values of JSON: arrays are lists, NaN is "NaN"."""
+        """Return the fields as values that JSON can hold.
+
+        Arrays become lists, and NaN becomes the string "NaN".
+        """
         return {f.name: plain(getattr(self, f.name)) for f in _fields(self)}
 
     def table(self) -> Table:
-        """Return a table of `rich`."""
+        """Return the result as a table of the package `rich`."""
         raise NotImplementedError
 
     def __rich__(self) -> Table:
@@ -83,11 +89,13 @@ class Result:
 
 
 def table_of(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Table:
-    """Return a table of rows; numbers are right-aligned, and None is an empty cell.
+    """Return a table. Columns of numbers are right-aligned, and None is an empty cell.
 
     Args:
+        title: the line above the table.
         columns: the heads of the columns.
-        rows: cells in the order of the columns: texts, numbers, or objects shown by `str`.
+        rows: cells in the order of the columns. A cell is a text, a number, or an object that is
+            shown by `str`.
     """
     from rich import box
     from rich.table import Table
@@ -111,10 +119,10 @@ def _without_numpy(cell: Any) -> Any:
 
 
 def text_of(table: Table) -> str:
-    """Return a table as text; without rows it is the title alone."""
+    """Return a table as text, or only its title if the table has no rows."""
     from rich.console import Console
 
-    # The title is printed separately: rich would wrap a title that is wider than the table.
+    # The title is printed separately, because rich would wrap a title that is wider than the table.
     title = str(table.title)
     table.title = None
     if not table.row_count:
@@ -127,7 +135,7 @@ def text_of(table: Table) -> str:
 
 
 def html_of(table: Table) -> str:
-    """Return a table as HTML; it scrolls if the page is narrower than the table."""
+    """Return a table as HTML, with a scroll bar if the page is narrower than the table."""
 
     def row(tag: str, cells: Iterable[object]) -> str:
         texts: list[str] = []
@@ -148,7 +156,7 @@ def html_of(table: Table) -> str:
 
 
 def number(value: object) -> str:
-    """Return the text of a table cell; real numbers have five significant digits."""
+    """Return the text of a table cell; a float is shown with five significant digits."""
     if value is None:
         return ""
     if isinstance(value, bool):
@@ -161,7 +169,7 @@ def number(value: object) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Return a value for JSON: arrays become lists, NaN and infinities become strings."""
+    """Convert a value for JSON: arrays become lists, and NaN and infinities become strings."""
     if isinstance(value, Result):
         return value.to_dict()
     if is_dataclass(value):
@@ -185,9 +193,10 @@ def plain(value: Any) -> Any:
 
 
 def axes(ax: Axes | None = None, size: tuple[float, float] = (6.4, 4.8)) -> Axes:
-    """Return `ax`, or the axes of a new figure of this size in inches, without two spines.
+    """Return the axes of matplotlib to draw on: `ax`, or the axes of a new figure.
 
-    The right and the top spine are hidden. Raises UnsupportedError if matplotlib is missing.
+    `size` is the width and height of a new figure in inches. The right and top spines are hidden.
+    Raises UnsupportedError if matplotlib is missing.
     """
     target: Any = ax
     if ax is None:
@@ -197,7 +206,7 @@ def axes(ax: Axes | None = None, size: tuple[float, float] = (6.4, 4.8)) -> Axes
 
 
 def plotting(module: str) -> Any:
-    """Return a module of matplotlib; raise UnsupportedError if matplotlib is missing."""
+    """Import and return a module of matplotlib; raise UnsupportedError if matplotlib is missing."""
     try:
         import_module("matplotlib")
         return import_module(f"matplotlib.{module}")
@@ -206,7 +215,7 @@ def plotting(module: str) -> Any:
 
 
 def literally(name: str) -> str:
-    """Return a name with escaped dollars: matplotlib would read the text between as a formula."""
+    """Escape the dollar signs in a name, since matplotlib uses them to delimit formulas."""
     return printable(name).replace("$", r"\$")
 
 

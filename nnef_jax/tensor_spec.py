@@ -1,4 +1,4 @@
-"""Describes inputs and outputs."""
+"""Describes the inputs and outputs of a model."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from lowering.graph import UNTYPED, Value
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """Name, shape (None for an unknown extent) and dtype of an input or output.
+    """The name, shape and dtype of an input or output.
 
-    `extents` has the document's names of the extents, "" for an extent without a name. It may be
-    shorter than the shape.
+    An unknown extent is None in the shape. `extents` has the names that the document gives to the
+    extents, and "" for an extent without a name. It may be shorter than the shape.
     """
 
     name: str
@@ -28,6 +28,6 @@ class TensorSpec:
 
 
 def spec_of(name: str, value: Value, extents: Sequence[str] = ()) -> TensorSpec:
-    """Return the description of a value of the graph, whose extents may have names."""
+    """Describe a value of a graph. `extents` are the names of its extents, if they have names."""
     shape = tuple(None if extent is UNKNOWN else extent for extent in value.type.shape)
     return TensorSpec(name, shape, value.type.dtype, tuple(extents))

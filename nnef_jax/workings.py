@@ -1,4 +1,4 @@
-"""Gives other rooms of the package access to a model's internals."""
+"""Gives other subpackages access to a model's internals."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NOTHING: Mapping[str, object] = {}
 
 
 def network_of(model: Runnable) -> Network:
-    """Return the network that was read."""
+    """Return the network that a model runs."""
     return execution_of(model).network
 
 
@@ -31,26 +31,27 @@ def graph_for(model: Runnable, inputs: Inputs) -> Graph:
 
 
 def stored(model: Runnable) -> Mapping[str, Any]:
-    """Return all arrays by label without a copy: numpy's until they are put on a device.
+    """Return all arrays of a model by label, without a copy.
 
-    Raises InputError if the model has their types only.
+    Arrays from a file are numpy arrays until they are put on a device. Raises InputError if the
+    model has only the types of its arrays.
     """
     require_arrays(model)
     return execution_of(model).arrays.by_label
 
 
 def stored_or_types(model: Runnable) -> Mapping[str, Any]:
-    """Return all arrays by label without a copy, or their types."""
+    """Return all arrays of a model by label without a copy, or their types if it has no arrays."""
     return execution_of(model).arrays.by_label
 
 
 def require_arrays(model: Runnable) -> None:
-    """Raise InputError if the model has the types of its arrays only."""
+    """Raise InputError if the model has only the types of its arrays."""
     execution_of(model).arrays.require()
 
 
 def has_arrays(model: Runnable) -> bool:
-    """Tell whether the model has arrays, not only their types."""
+    """Tell whether the model has arrays, and not only their types."""
     return not execution_of(model).arrays.are_types
 
 
@@ -60,22 +61,32 @@ def bind(
     kwargs: Mapping[str, object] = _NOTHING,
     time_axes: int = 0,
 ) -> list[Any]:
-    """Return the inputs of a call in the order of the graph. Raises InputError as a call does."""
+    """Return the inputs of a call in the order of the graph.
+
+    Raises InputError in the same cases as a call of the model.
+    """
     return execution_of(model).bind(tuple(args), kwargs, time_axes)
 
 
 def types_of(model: Runnable, args: Sequence[object], kwargs: Mapping[str, object]) -> list[Any]:
-    """Return the types of a call's inputs, which are arrays or types; declared ones if none."""
+    """Return the types of the inputs of a call.
+
+    The arguments are arrays or types. Without arguments, returns the types that the network
+    declares.
+    """
     return execution_of(model).types(tuple(args), kwargs)
 
 
 def checked_params(model: Runnable, params: Params) -> Any:
-    """Return checked parameters on the model's devices. Raises InputError if they do not fit."""
+    """Check parameters and put them on the model's devices.
+
+    Raises InputError if they do not fit.
+    """
     return execution_of(model).check_params(params)
 
 
 def packed(model: Runnable, outputs: Inputs) -> Any:
-    """Return a call's result with these outputs: the only one, or a namedtuple."""
+    """Return outputs in the form of a call's result: a single array, or a namedtuple of several."""
     return execution_of(model).packed(outputs)
 
 
@@ -85,12 +96,12 @@ def rounds_straight_through(model: Runnable) -> bool:
 
 
 def layout_of(model: Runnable) -> Layout | None:
-    """Return the model's mesh, with the axes along which it is sharded."""
+    """Return the model's mesh with the axes of its sharding, or None if it is not on a mesh."""
     return execution_of(model).definition.layout
 
 
 def over(model: _Model, layout: Layout) -> _Model:
-    """Return the model on a mesh."""
+    """Return the model on the mesh of a layout."""
     return type(model)(execution_of(model).over(layout))
 
 
@@ -102,18 +113,18 @@ def without_mesh(model: _Model) -> _Model:
 
 
 def for_one_call(model: _Model, inputs: Inputs) -> _Model:
-    """Return the model for which compilation and one call together take the least time."""
+    """Return the variant of a model that is compiled and called once in the least time."""
     return type(model)(execution_of(model).for_one_call(inputs))
 
 
 def compiled(model: Runnable, entry: str, state: _ByLabel, inputs: Inputs) -> jax.stages.Compiled:
-    """Return the compiled program of an entry: "outputs", "step" or "scan"."""
+    """Return the compiled program of an entry, which is named "outputs", "step" or "scan"."""
     execution = execution_of(model)
     return execution.compiled(getattr(execution, entry), state, inputs)
 
 
 def program_on(model: Runnable, inputs: Inputs, platform: str) -> tuple[Any, tuple[Any, ...]]:
-    """Return the function that a call runs on devices of a platform, and its arguments' types."""
+    """Return the function that a call runs on a platform, and the types of its arguments."""
     execution = execution_of(model)
     return execution.program(execution.outputs, inputs, platform)
 
@@ -121,27 +132,28 @@ def program_on(model: Runnable, inputs: Inputs, platform: str) -> tuple[Any, tup
 def inside(
     model: Runnable, args: Sequence[object], kwargs: Mapping[str, object], probe: Probe
 ) -> Any:
-    """Return the result of a call with a probe."""
+    """Call the model with a probe, and return the result."""
     return execution_of(model).call(tuple(args), kwargs, probe=probe)
 
 
-Evaluation = Callable[..., dict[Value, Any]]  # has the parameters of `Definition.tensors`
+# This function has the parameters of `Definition.tensors`.
+Evaluation = Callable[..., dict[Value, Any]]
 
 
 def evaluation(model: Runnable) -> Evaluation:
-    """Return the function from a graph, params, state and inputs to the graph's tensors."""
+    """Return the function that computes tensors of a graph from params, state and inputs."""
     return execution_of(model).definition.tensors
 
 
 def cycle_of(model: Runnable) -> Callable[..., Any]:
-    """Return a cycle as a function of params, state, inputs and a probe, not compiled."""
+    """Return the uncompiled function of one cycle, from params, state, inputs and a probe."""
     return execution_of(model).definition.cycle
 
 
 def arrays_read(
     model: Runnable, inputs: Inputs, probe: Probe
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return two dicts: the parameters that a cycle with a probe reads; the initial state."""
+    """Return the parameters that a cycle with a probe reads, and the initial state, by label."""
     execution = execution_of(model)
     state = execution.arrays.initial_state()
     return execution.arrays.select(execution.definition.labels_read(inputs, probe, state)), state

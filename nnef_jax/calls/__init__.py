@@ -1,4 +1,4 @@
-"""Arguments and results of calls: checks and conversions, batches of any size, trimming.
+"""Checks arguments of calls, runs batches of any size, and trims results.
 
 Where are the inputs of a call checked and converted? `arguments`
 Where is a batch split, or filled up to a compiled size? `batcher`

@@ -23,7 +23,10 @@ from nnef_jax.wording.similar import did_you_mean
 
 
 class ArrayType(Protocol):
-    """The type of an array: a `jax.ShapeDtypeStruct`, whose own attributes are not annotated."""
+    """The shape and dtype of an array, as `jax.ShapeDtypeStruct` has them.
+
+    This protocol stands for that class because jax does not annotate the types of its attributes.
+    """
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -54,27 +57,31 @@ def bind_inputs(
     leading: int = 0,
     abstract: bool = False,
 ) -> list[Any]:
-    """Return the inputs in graph order, in the declared dtypes. Arrays of numpy are copied.
+    """Match the arguments of a call with the graph's inputs, and return them in graph order.
 
-    A dtype of another width is converted (float64 to float32). `leading` axes (of time) precede the
-    declared shapes. With `abstract` inputs may be `jax.ShapeDtypeStruct`s.
+    The arrays have the declared dtypes: a dtype of another width is converted, such as float64 to
+    float32. Arrays of numpy are copied. Each array has `leading` axes, such as an axis of time,
+    before the axes of the declared shape. If `abstract`, an argument may be a
+    `jax.ShapeDtypeStruct`.
 
-    Raises InputError, for all inputs at once, if numbers, names, shapes or kinds of dtypes are
-    wrong, if integers do not fit the declared dtype, or traced integers may not.
+    Raises one InputError for all inputs if the number of inputs, a name, a shape or the kind of a
+    dtype is wrong, or if integers do not fit the declared dtype. Traced integers, whose values are
+    unknown, are refused if their dtype has values that do not fit.
     """
     inputs = network.graph.inputs
-    # Most calls have the declared types. The checks below take as long as a small network.
+    # This is a shortcut for most calls, which pass arrays of the declared types. The checks below
+    # take as long as running a small network.
     if not kwargs and not leading and len(args) == len(inputs):
         pairs = zip(args, inputs, strict=True)
         if all(_is_array(x) and _is_of(x, value) for x, value in pairs):
             return list(map(copied, args))
     names = [value.name for value in inputs]
     if len(args) == 1 and isinstance(args[0], Mapping):
-        # Analyses take the inputs as a dict by name.
+        # Analyses pass all inputs as one dict by name.
         kwargs = {**args[0], **kwargs}
         args = ()
     if "key" not in names and "key" in kwargs and is_key(kwargs["key"]):
-        # equinox passes a key to all layers.
+        # equinox passes a random key to all layers.
         kwargs = {name: x for name, x in kwargs.items() if name != "key"}
     if len(args) > len(inputs):
         message = f"{len(args)} inputs are given, the graph takes {len(inputs)}: {', '.join(names)}"
@@ -115,7 +122,7 @@ def bind_inputs(
 
 
 def _inputs(names: Sequence[str]) -> str:
-    """Return the beginning of a sentence about inputs."""
+    """Return the subject and the verb of a sentence about the inputs with these names."""
     quoted = ", ".join(map(repr, names))
     return f"inputs {quoted} are" if len(names) > 1 else f"input {quoted} is"
 
@@ -137,9 +144,10 @@ def bind_variables(
     variables: Mapping[str, Parameter | StateVariable],
     needed: Sequence[str],
 ) -> dict[str, Any]:
-    """Return the arrays of variables by label, from the argument `what`, converted like inputs.
+    """Check the arrays of variables, and return them by label in the declared dtypes.
 
-    Raises InputError, for all variables at once, if labels, shapes or dtypes are wrong, or if one
+    The arrays are converted like inputs. `what` is the name of the argument that they are from, for
+    errors. Raises one InputError for all variables if labels, shapes or dtypes are wrong, or if one
     of the `needed` labels is missing.
     """
     source = "model.params" if what == "params" else "model.init_state()"
@@ -179,7 +187,10 @@ def bind_variables(
 
 @cache
 def _dtype(name: str) -> np.dtype[Any]:
-    """Return a dtype by name, cached: comparing an array's dtype with a name would look it up."""
+    """Return the dtype of a name from a cache.
+
+    A comparison of an array's dtype with the name would look the name up each time.
+    """
     return jnp.dtype(name)
 
 
@@ -231,10 +242,10 @@ def _known_extents(shape: Shape) -> Counter[Any]:
 
 
 def fitted(what: str, array: Any, type: TensorType, leading: int = 0, declared: str = "") -> Any:
-    """Return an array, or its type, in the type's dtype.
+    """Convert an array, or the type of an array, to the dtype of `type`.
 
-    Raises InputError for another shape, or another kind of dtype. `declared` is the type's shape
-    for errors, with the names of open extents.
+    Raises InputError if the shape differs, or if the dtype is of another kind. `declared` is the
+    text for the shape of `type` in errors, with the names of open extents.
     """
     _require_shape(what, array, type, leading, declared or show(type.shape))
     dtype = _dtype(type.dtype)
@@ -255,7 +266,10 @@ def fitted(what: str, array: Any, type: TensorType, leading: int = 0, declared: 
 
 @partial(jax.jit, static_argnums=1)
 def _narrowed(x: jax.Array, dtype: np.dtype[Any]) -> jax.Array:
-    """Return an array of jax in a dtype; finite numbers stay finite, as by `rounding.saturated`."""
+    """Convert a jax array to a dtype in such a way that finite numbers stay finite.
+
+    `rounding.saturated` does the same for a numpy array.
+    """
     result = x.astype(dtype)
     if _kind(dtype) != "f":
         return result
@@ -268,7 +282,7 @@ def _narrowed(x: jax.Array, dtype: np.dtype[Any]) -> jax.Array:
 def in_order(
     inputs: Sequence[Value], args: tuple[_T, ...], kwargs: Mapping[str, _T]
 ) -> tuple[_T, ...] | None:
-    """Return the arguments in the order of the inputs; None if the names do not match them."""
+    """Return the arguments in the order of the inputs, or None if the names do not match."""
     names = [value.name for value in inputs[len(args) :]]
     if len(names) != len(kwargs) or any([name not in kwargs for name in names]):
         return None
@@ -276,7 +290,7 @@ def in_order(
 
 
 def declared(network: Network) -> tuple[jax.ShapeDtypeStruct, ...]:
-    """Return the declared types of a network's inputs. Raises InputError for open shapes."""
+    """Return the declared types of a network's inputs. Raises InputError for an open shape."""
     for value in network.graph.inputs:
         if not is_known(value.type.shape):
             message = f"the shape of input '{value.name}' is not known, it is "
@@ -286,12 +300,16 @@ def declared(network: Network) -> tuple[jax.ShapeDtypeStruct, ...]:
 
 
 def array_type(value: Value) -> jax.ShapeDtypeStruct:
-    """Return the type of the array of a tensor."""
+    """Return the type of a value of a graph as a `jax.ShapeDtypeStruct`."""
     return jax.ShapeDtypeStruct(value.type.shape, jnp.dtype(value.type.dtype))
 
 
 def arguments_of(inputs: Sequence[Sample]) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
-    """Return args and kwargs of a call for inputs: in order, as one tuple, or as a dict by name."""
+    """Return the args and kwargs of a call with these inputs.
+
+    `inputs` are either the inputs in order, or a single item, which is a tuple of all inputs or a
+    dict of all inputs by name.
+    """
     sample: Any = inputs[0] if len(inputs) == 1 else None
     if isinstance(sample, Mapping):
         return (), sample
@@ -303,9 +321,9 @@ def arguments_of(inputs: Sequence[Sample]) -> tuple[tuple[Any, ...], Mapping[str
 def over_samples(
     what: str, samples: Iterable[Sample], run: Callable[[tuple[Input, ...]], _T]
 ) -> Iterator[_T]:
-    """Yield the results of a function of the inputs of each sample.
+    """Yield the result of `run` for the inputs of each sample.
 
-    An InputError names the sample by `what` and its number.
+    If `run` raises an InputError, `what` and the number of the sample are put before its message.
     """
     for number, sample in enumerate(samples):
         try:
@@ -316,14 +334,14 @@ def over_samples(
             raise
 
 
-_LARGE = 64 << 10  # bytes; a device uses an aligned array of this size without another copy
+_LARGE = 64 << 10  # in bytes; a device uses an aligned array of this size without another copy
 
 
 def copied(array: _T) -> _T:
-    """Return a copy of a numpy array, since the caller may change the array later.
+    """Copy a numpy array, since the caller may change the array later.
 
-    Other values are returned unchanged. With a copy by `jnp.array` instead, a call of 25 us would
-    take 100 us, and the first call would compile for 0.1 s.
+    Other values are returned unchanged. A copy by `jnp.array` would be slower: a call of 25 us
+    would take 100 us, and the first call would compile for 0.1 s.
     """
     if not isinstance(array, np.ndarray):
         return array
@@ -335,7 +353,7 @@ def copied(array: _T) -> _T:
 
 
 def _kind(dtype: np.dtype[Any]) -> str:
-    """Return "f" for real numbers, "i" for integers, or numpy's letter, as "b" for logical."""
+    """Return the kind of a dtype: "f" for floating point, "i" for integers, else numpy's letter."""
     if jnp.issubdtype(dtype, jnp.floating):
         return "f"
     return "i" if jnp.issubdtype(dtype, jnp.integer) else getattr(dtype, "kind", "V")
@@ -371,7 +389,7 @@ def require_one_length(inputs: Sequence[Any]) -> None:
 
 
 def has_values(x: object) -> bool:
-    """Tell whether all values of an array are on this host: it is neither traced nor elsewhere."""
+    """Tell whether an array has all its values on this host: it is not traced or elsewhere."""
     if isinstance(x, Tracer | jax.ShapeDtypeStruct):
         return False
     return getattr(x, "is_fully_addressable", True)
@@ -380,9 +398,10 @@ def has_values(x: object) -> bool:
 def require_values(
     verb: str, trees: Mapping[str, Mapping[str, object]], *, here: bool = True
 ) -> None:
-    """Raise InputError for an array in "params" or "state" that is traced.
+    """Raise InputError for a traced array in `trees`, since such an array has no values.
 
-    If values must be `here`, an array that is partly on other hosts is an error too.
+    `trees` has the arrays by label for "params" and for "state". `verb` names the user's action in
+    the hint. If `here`, an array that is partly on other hosts is an error too.
     """
     for what, arrays in trees.items():
         for label, array in arrays.items():

@@ -1,4 +1,4 @@
-"""Implements `Model.batcher`: batches of any size by executables for a few sizes."""
+"""The class that `Model.batcher` returns: it runs batches of any size by a few executables."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ _Arrays = Sequence[NDArray[Any]]
 
 
 class Batcher:
-    """Runs a network on batches of any size; `Model.batcher` returns one.
+    """Runs a network on batches of any size; `Model.batcher` returns a batcher.
 
-    A batch is padded to the next of `sizes`, and the result is cut. A batch beyond the largest size
-    is split. The batch is the first axis of all inputs and outputs. A batcher is called like the
-    model, and returns arrays of numpy. Their rows equal those of the model, except for rounding
-    (docs/numerics.md).
+    A batch is padded to the next larger one of `sizes`, and the rows of the padding are cut off the
+    result. A batch beyond the largest size is split. The batch is the first axis of all inputs and
+    outputs. A batcher is called like the model, and returns arrays of numpy. Their rows equal those
+    of the model, except for rounding (docs/numerics.md).
 
-    `inputs` and `outputs` are the specs of a call; their first extent is None.
+    `inputs` and `outputs` describe the arguments and results of a call; their first extent is None.
     """
 
     def __init__(self, execution: Execution, sizes: Sequence[int]) -> None:
@@ -58,11 +58,11 @@ class Batcher:
         )
 
     def compile(self, progress: Progress | None = None) -> None:
-        """Compile for all sizes, in threads, or load executables from the model's `cache_dir`.
+        """Compile for all sizes in parallel, or load executables from the model's `cache_dir`.
 
-        `progress` is called with the number of sizes that are ready, and the number of sizes.
-        Raises InputError if other extents than the batch are open. Such a network is compiled at
-        its first call for a shape.
+        After each size, `progress` is called with the number of sizes that are ready, and the
+        number of all sizes. Raises InputError if extents other than the batch are open. A network
+        with such extents is compiled at its first call for a shape.
         """
         examples = {size: zeros(self.inputs, size) for size in reversed(self.sizes)}
         device: Any = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
@@ -77,11 +77,17 @@ class Batcher:
                     progress(done, len(self.sizes))
 
     def __call__(self, *args: ArrayLike, **kwargs: ArrayLike) -> Any:
-        """Run the network on a batch. Raises InputError as a call of the model does."""
+        """Run the network on a batch.
+
+        Raises InputError in the same cases as a call of the model.
+        """
         return self._execution.packed(self.compute(self.bind(args, kwargs)))
 
     def bind(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> list[NDArray[Any]]:
-        """Return the arrays of a batch in order. Raises InputError if they do not fit."""
+        """Check the inputs of a batch, and return them as numpy arrays in order.
+
+        Raises InputError if they do not fit, or differ in their number of items.
+        """
         arrays = [np.asarray(x) for x in bind_inputs(self._network, args, kwargs)]
         counts = {spec.name: len(x) for spec, x in zip(self.inputs, arrays, strict=True)}
         if len({*counts.values()}) > 1:
@@ -90,11 +96,12 @@ class Batcher:
         return arrays
 
     def compute(self, arrays: _Arrays) -> list[NDArray[Any]]:
-        """Return the outputs for bound arrays, in order."""
+        """Return the outputs in order, computed from arrays that `bind` returned."""
         count = len(arrays[0])
         largest = self.sizes[-1]
         starts = range(0, count or 1, largest)
-        # All parts are dispatched before the first one is fetched.
+        # All parts of a split batch are dispatched before the results of the first part are
+        # fetched.
         results: list[Sequence[jax.Array]] = []
         for start in starts:
             results.append(self._padded([x[start : start + largest] for x in arrays]))
@@ -104,7 +111,7 @@ class Batcher:
         return [_joined(parts_of_output) for parts_of_output in zip(*parts, strict=True)]
 
     def _padded(self, arrays: _Arrays) -> Sequence[jax.Array]:
-        """Return the outputs for a batch that is padded with its last item."""
+        """Return the outputs for a batch, after padding it with copies of its last item."""
         count = len(arrays[0])
         size = next(size for size in self.sizes if size >= count)
         if not count:
@@ -114,7 +121,7 @@ class Batcher:
         return self._run(arrays)
 
     def _run(self, arrays: _Arrays) -> Sequence[jax.Array]:
-        """Return the outputs for a batch of one of the sizes."""
+        """Return the outputs for a batch whose size is one of `sizes`."""
         execution = self._execution
         if self._is_mapped:
             groups = [x.reshape(-1, self._unit, *x.shape[1:]) for x in arrays]
@@ -136,7 +143,10 @@ def require_sizes(sizes: Sequence[int]) -> None:
 
 
 def zeros(inputs: Sequence[TensorSpec], size: int | None = None) -> list[NDArray[Any]]:
-    """Return zeros for inputs, in a batch of `size` if given. Open extents raise InputError."""
+    """Return an array of zeros for each input; if `size` is given, it is the extent of the batch.
+
+    Raises InputError for an input with any other open extent.
+    """
     arrays: list[NDArray[Any]] = []
     for spec in inputs:
         shape = spec.shape if size is None else (size, *spec.shape[1:])
@@ -152,11 +162,12 @@ def _joined(parts: _Arrays) -> NDArray[Any]:
 
 
 def _separate(execution: Execution, most: int) -> tuple[Execution, int, bool]:
-    """Return an execution for batches of up to `most` items, their unit, and whether it is mapped.
+    """Return an execution for batches, the unit of their sizes, and whether it is mapped.
 
-    A network that declares its batch gets an open batch. If it fixes the batch elsewhere, too, it
-    is mapped over batches of the declared size, which may be 1. Raises InputError if items of a
-    batch may depend on one another.
+    The execution takes batches of up to `most` items, in multiples of the unit. If the network
+    declares a fixed batch, the execution has an open batch instead. If that fails because the
+    network fixes the size of the batch elsewhere too, the execution is mapped over groups of the
+    declared size, which may be 1. Raises InputError if items of a batch may depend on one another.
     """
     network = execution.network
     graph = network.graph
@@ -194,11 +205,12 @@ def _separate(execution: Execution, most: int) -> tuple[Execution, int, bool]:
 
 
 def _require_separate(execution: Execution, *sizes: int, most: int = 0) -> None:
-    """Raise InputError if items of a batch may depend on one another, or on their number.
+    """Raise InputError if items of a batch may depend on one another, or on the number of items.
 
-    The programs for all sizes must be equal except for extents; a division of rows by the number
-    of items, for instance, makes them differ. A program with a constant row for each item is also
-    checked for `most` items. Raises NnefError if the network does not take a batch of some size.
+    The programs for all `sizes` must be equal except for extents. For instance, a network that
+    divides by the number of items has programs that differ. A program with a constant row for each
+    item is also checked for `most` items. Raises NnefError if the network does not take a batch of
+    one of these sizes.
     """
     size, *larger = sizes
     program = _program(execution, size)
@@ -210,7 +222,7 @@ def _require_separate(execution: Execution, *sizes: int, most: int = 0) -> None:
 
 
 def _require_rows(execution: Execution, program: Program) -> None:
-    """Raise InputError if an output has no row for each item, or if rows depend on other items."""
+    """Raise InputError unless each output has a row for each item that depends only on it."""
     try:
         inputs = program.arguments[program.parameters :]
         axes = batch_axes(program, dict.fromkeys(inputs, 0), resizes=False)
@@ -226,7 +238,7 @@ def _require_rows(execution: Execution, program: Program) -> None:
 
 
 def _program(execution: Execution, size: int) -> Program:
-    """Return the program of the network as written, for a batch of `size` items."""
+    """Return the program of the network without any passes, for a batch of `size` items."""
     network = execution.network
     try:
         example = network.example()
@@ -241,7 +253,7 @@ def _program(execution: Execution, size: int) -> Program:
 
 
 def _are_alike(a: Program, b: Program) -> bool:
-    """Tell whether two programs have the same primitives and constants; extents may differ."""
+    """Tell whether two programs have equal primitives and constants. Their extents may differ."""
     primitives_a, literals_a = _primitives_and_literals(a)
     primitives_b, literals_b = _primitives_and_literals(b)
     if primitives_a != primitives_b:
@@ -253,7 +265,10 @@ def _are_alike(a: Program, b: Program) -> bool:
 
 
 def _primitives_and_literals(program: Program) -> tuple[list[str], list[Any]]:
-    """Return the primitives of a program, and its operands: None if they are no literals."""
+    """Return the names of a program's primitives, and the values of all their operands in order.
+
+    The value of an operand that is not a literal is None.
+    """
     primitives: list[str] = []
     literals: list[Any] = []
     for equation in jaxprs.innermost(program.closed.jaxpr):

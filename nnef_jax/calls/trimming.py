@@ -1,4 +1,4 @@
-"""`trim`: cuts outputs of value-dependent length to their actual items."""
+"""The function `trim`, which cuts outputs of value-dependent length to their actual items."""
 
 from __future__ import annotations
 
@@ -11,31 +11,34 @@ from numpy.typing import ArrayLike, NDArray
 from nnef_jax.errors import InputError
 from nnef_jax.options import numpy_of, require
 
-# The name of a tensor that tells an output's length along an axis. "length" has the shape [1].
-# "places" has the indices of items, [items,...] or [...,items], and -1 after the last item.
+# The name of a tensor that tells the length of an output along an axis: OUTPUT.lengthAXIS or
+# OUTPUT.placesAXIS. A "length" tensor has the shape [1] and holds the length. A "places" tensor
+# holds the indices of the items, in the shape [items, ...] or [..., items], with -1 after the last
+# item.
 _LENGTH = re.compile(r"(.*)\.(length|places)(\d+)", re.DOTALL)
 
 
 def length_name(output: str, axis: int, what: str = "length") -> str:
-    """Return the name for capturing the length of an output along an axis."""
+    """Return the name of the tensor to capture for the length of an output along an axis."""
     return f"{output}.{what}{axis}"
 
 
 def is_length(name: str) -> bool:
-    """Tell whether a name is the name of a length."""
+    """Tell whether a name is that of a tensor which tells a length."""
     return _LENGTH.fullmatch(name) is not None
 
 
 def trim(results: ArrayLike | tuple[ArrayLike, ...], lengths: Mapping[str, ArrayLike]) -> Any:
-    """Return the outputs of a call as numpy arrays, cut to their number of items.
+    """Return the outputs of a call as numpy arrays, cut to their actual number of items.
 
-    Outputs of operations such as `NonZero` have the shape of the largest possible number of items.
+    Operations such as `NonZero` have outputs of value-dependent length. In the result of a call
+    such an output has the shape for the largest possible number of items.
 
     Args:
         results: an array, or the named tuple of several outputs.
         lengths: the captures of the same call with `capture=model.lengths`; other captures are
-            ignored. If results and lengths have a batch axis from `jax.vmap`, the result is a list
-            with an element for each item of the batch.
+            ignored. If `results` and `lengths` have a batch axis from `jax.vmap`, `trim` returns a
+            list with an element for each item of the batch.
 
     Raises InputError for traced arrays, as inside `jax.jit`, and for lengths of other outputs.
 
@@ -46,7 +49,7 @@ def trim(results: ArrayLike | tuple[ArrayLike, ...], lengths: Mapping[str, Array
     is_tuple = isinstance(results, tuple)
     outputs = results if isinstance(results, tuple) else (results,)
     arrays = [_array(x) for x in outputs]
-    cuts: dict[int, tuple[int, Any]] = {}  # axis and numbers of items, by index of the output
+    cuts: dict[int, tuple[int, Any]] = {}  # by index of the output: the axis, and the lengths
     for name, captured in lengths.items():
         match = _LENGTH.fullmatch(name)
         if match is None:
@@ -82,7 +85,7 @@ def _array(x: ArrayLike) -> NDArray[Any]:
 
 
 def _index(results: Any, output: str) -> int:
-    """Return the index of an output by its name."""
+    """Return the index of the output with this name."""
     try:
         value = results[output]
     except (KeyError, TypeError, IndexError):
