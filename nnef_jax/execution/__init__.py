@@ -1,9 +1,10 @@
 """Runs a network on a model's arrays.
 
-`definition` has the network as pure functions; an `entry` is one of them as a call, a step or a
-scan. `arrays` has the parameters and states, on devices or a mesh. `executables` has the compiled
-functions, cached in memory and in a `disk_cache`. `execution` runs a definition on arrays by
-executables. Code that reads documents, or knows a format, belongs elsewhere.
+`definition` holds the network as pure functions. An `entry` offers one of these functions for one
+kind of call, such as a step or a scan. `arrays` holds the parameters and states, on devices or on a
+mesh. `executables` holds the compiled functions, cached in memory and in a `disk_cache`.
+`execution` runs a definition on arrays by executables. Code that reads documents, or knows a
+format, belongs elsewhere.
 
 Where is the device of a call determined? `places`, `arrays`
 Where is a call computed within a user's trace? `definition`

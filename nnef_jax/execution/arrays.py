@@ -36,17 +36,17 @@ _ABSTRACT = (
 class Arrays:
     """Holds a model's parameters and initial state, by label.
 
-    Arrays from a file are put on a device when a computation there first needs them. The arrays on
-    the host are then released. A second device copies the arrays of the first.
+    Arrays from a file are put on a device when a computation on that device first needs them. The
+    arrays on the host are then released. A second device copies the arrays of the first.
 
-    If `from_user` is set, a user passed the arrays, and they stay on their devices. They may be
+    `from_user` says that a user passed the arrays. Such arrays stay on their devices. They may be
     traced, and jax may put any object in their places in a tree, so they are checked before their
     first use.
 
     The initial state is a constant to derivatives, unless a user passed it (`state_from_user`).
 
-    A `jax.ShapeDtypeStruct` may stand for each array. Such a model can be lowered and compiled, and
-    `types` are its arrays; a call raises InputError.
+    A `jax.ShapeDtypeStruct` may stand for each array. A model with such arrays can be lowered and
+    compiled, but a call raises InputError.
     """
 
     def __init__(
@@ -60,7 +60,8 @@ class Arrays:
         self.definition = definition
         self.from_user = from_user
         self.state_from_user = state_from_user
-        self._leaves = leaves  # numpy's arrays from a file, jax's once they are on a device
+        # Arrays from a file are numpy arrays at first, and jax arrays once they are on a device.
+        self._leaves = leaves
         self._placed = Once()
 
     @classmethod
@@ -72,7 +73,7 @@ class Arrays:
         from_user: bool = False,
         state_from_user: bool = False,
     ) -> Arrays:
-        """Return the arrays that a definition needs, from data by label."""
+        """Return the arrays that a definition needs, selected from `data` by label."""
         params = {label: data[label] for label in definition.labels}
         state = {label: data[label] for label in definition.states}
         leaves = params, state
@@ -90,13 +91,19 @@ class Arrays:
         return Arrays(self.definition, _copied(self._leaves, memo), **flags)
 
     def leaves(self) -> Leaves:
-        """Return the parameters and the initial state, on the default device if from a file."""
+        """Return the parameters and the initial state; those from a file are put on a device.
+
+        The device is jax's default device.
+        """
         if self.from_user:
             return self._leaves
         return self.parameters(), self.initial_state()
 
     def types(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the types of the parameters and of the initial state; on a mesh with shardings."""
+        """Return the types of the parameters and of the initial state.
+
+        On a mesh the types include shardings.
+        """
         has_mesh = self.definition.layout is not None
 
         def type_of(x: Any) -> jax.ShapeDtypeStruct:
@@ -113,30 +120,36 @@ class Arrays:
     def for_calls(self, where: Where | None = None) -> dict[str, jax.Array] | Prepared:
         """Return the parameters that a traced function takes.
 
-        If tensor parallelism divides them they are prepared: they are divided once, instead of in
-        each call.
+        If tensor parallelism divides parameters, the result contains them already divided, so that
+        they are divided once instead of in each call.
         """
         params = self.parameters(where)
         layout = self.definition.layout
         if self.are_traced or layout is None or not layout.divisions:
             return params
-        with jax.ensure_compile_time_eval():  # The cache needs arrays, also within a trace.
+        with jax.ensure_compile_time_eval():  # The cache needs arrays, even within a trace.
             divided = self._placed.get("divided", lambda: layout.divided(params))
         return Prepared(params, divided, self.definition)
 
     def initial_state(self, where: Where | None = None) -> dict[str, jax.Array]:
-        """Return the initial values of the graph's state variables, on a device."""
+        """Return the initial values of the graph's state variables on a device."""
         state = self._at(where, 1)
         is_constant = self.are_traced and not self.state_from_user
         return jax.lax.stop_gradient(state) if is_constant else state
 
     def select(self, labels: Iterable[str]) -> dict[str, Any]:
-        """Return some parameters by label; those that no operation reads are numpy's arrays."""
+        """Return the parameters with these labels.
+
+        A parameter that no operation reads is a numpy array.
+        """
         parameters = {**self.definition.unread, **self.parameters()}
         return {label: parameters[label] for label in labels}
 
     def stored(self, label: str) -> Any:
-        """Return the array of a variable without a copy: numpy's until it is put on a device."""
+        """Return the array of a variable without a copy.
+
+        It is a numpy array until it is put on a device.
+        """
         return self.by_label[label]
 
     @property
@@ -146,22 +159,23 @@ class Arrays:
         return {**self.definition.unread, **params, **state}
 
     def under(self, definition: Definition) -> Arrays:
-        """Return the same arrays for a definition of the same network, on the same devices."""
+        """Return the same arrays, on the same devices, for another definition of the network."""
         other = Arrays.__new__(Arrays)
         other.__dict__ = self.__dict__ | {"definition": definition}
         return other
 
     def over(self, layout: Layout) -> Arrays:
-        """Return the same arrays on a mesh: each device is sent only its shards."""
+        """Return the same arrays on a mesh. Each device is sent only its shards."""
         params, state = self._leaves
         shapes = [value.type.shape for value in self.definition.network.graph.inputs]
         placed = layout.put_params(params), layout.put_state(state, shapes)
         return Arrays(self.definition.over(layout), placed, state_from_user=self.state_from_user)
 
     def place(self, inputs: Sequence[object]) -> Place | None:
-        """Return the place where jax computes with these inputs.
+        """Return the place where jax computes with the model's arrays and these inputs.
 
-        Return None if arrays are traced, or committed to several places: jax decides then.
+        Return None if arrays are traced, or committed to different places. In these cases jax
+        decides.
         """
         if not self.from_user:
             return place_of(inputs)
@@ -181,7 +195,7 @@ class Arrays:
 
     @cached_property
     def are_traced(self) -> bool:
-        """Tell whether an array is a tracer."""
+        """Tell whether at least one of the arrays is a tracer."""
         if not self.from_user or self.are_types:
             return False
         return any(isinstance(x, Tracer) for x in self._all.values())
@@ -200,7 +214,7 @@ class Arrays:
 
     @cached_property
     def _place(self) -> Place | None:
-        """Return the place of a user's arrays, None if they are traced or on several devices."""
+        """Return the place of a user's arrays, or None if they are traced or on several devices."""
         if self.are_traced:
             return None
         arrays = list(self._all.values())
@@ -216,7 +230,7 @@ class Arrays:
         return {label: _array(x) for label, x in bound.items()}
 
     def _at(self, where: Where | None, part: int) -> dict[str, Any]:
-        """Return the parameters (part 0) or the initial state (part 1), on a device."""
+        """Return the parameters (`part` 0) or the initial state (`part` 1) on a device."""
         if not self.from_user:
             if where is None:
                 where = default_device()
@@ -243,11 +257,11 @@ class Arrays:
 def _put(stored: Mapping[str, _Stored], where: Where) -> dict[str, jax.Array]:
     """Put arrays on a device without committing them to it, so that results follow the inputs.
 
-    A CPU device uses aligned arrays without a copy, also in mapped files: 102 MB in 0.02 s instead
-    of 0.6 s.
+    A CPU device uses aligned arrays without a copy, also those in mapped files. With this, 102 MB
+    take 0.02 s; with a copy they take 0.6 s.
     """
     replicated = where if isinstance(where, NamedSharding) else None
-    # Within a trace, too, the results must be arrays: they are cached.
+    # The results are cached, so they must be arrays even if this code runs within a trace.
     with jax.ensure_compile_time_eval(), computing_at(Place(where, False).device):
         arrays = jax.device_put(list(map(np.asarray, stored.values())), replicated)
     for x in stored.values():
@@ -257,7 +271,10 @@ def _put(stored: Mapping[str, _Stored], where: Where) -> dict[str, jax.Array]:
 
 
 def _on_host(leaves: Leaves) -> Leaves:
-    """Return the leaves as numpy's arrays. Raises InputError for an array without values here."""
+    """Convert the leaves to numpy arrays.
+
+    Raises InputError for an array whose values are not on this host.
+    """
 
     def stored(x: object) -> object:
         if isinstance(x, Tracer):
@@ -280,7 +297,10 @@ def _copied(leaves: Leaves, memo: dict[int, object]) -> Leaves:
 
 
 def _array(x: _Stored) -> jax.Array:
-    """Return an array whose dtype is not weak: a weak one would compile another executable."""
+    """Return a jax array whose dtype is not weak.
+
+    For a weak dtype, jax would compile another executable.
+    """
     if isinstance(x, Tracer):
         return x
     with jax.ensure_compile_time_eval():

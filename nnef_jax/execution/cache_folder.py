@@ -1,7 +1,8 @@
-"""Lists and removes the files of a cache folder, and locates the user's one.
+"""Lists and removes the files of a cache folder, and locates the user's cache folder.
 
-Only files whose names are those of entries are counted or removed. Other processes may use the
-folder at the same time: they make removed entries again, and a mapped file lasts while it is open.
+Only files whose names are those of cache entries are counted or removed. Other processes may use
+the folder at the same time. They write a removed entry again, and a file that they have mapped
+lasts while it is open.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ _NAME = re.compile(r"[0-9a-f]{64}\.(?:xla|bin)|machine-[0-9a-f]{16}\.json")
 
 
 class CachedFile(NamedTuple):
-    """A file of a cache folder."""
+    """A file of a cache folder, with its time of last use, its size, and its path."""
 
-    used: float  # seconds since the epoch: when an entry was last read or written
-    size: int  # bytes
+    used: float  # when the entry was last read or written, in seconds since the epoch
+    size: int  # in bytes
     path: str
 
 
@@ -34,12 +35,12 @@ def users_folder() -> str:
 
 
 def has_users() -> bool:
-    """Tell whether the system has a folder for the user's caches; a bare container has none."""
+    """Tell whether the system has a folder for the user's caches. A bare container has none."""
     return os.path.isdir(platformdirs.user_cache_dir())
 
 
 def prepare(folder: str) -> str:
-    """Make a folder with mode 0700 if there is none; return its `objection`."""
+    """Make a folder with mode 0700 if it does not exist; return its `objection`."""
     try:
         if os.path.isabs(folder):
             os.makedirs(folder, mode=0o700, exist_ok=True)
@@ -49,9 +50,9 @@ def prepare(folder: str) -> str:
 
 
 def objection(folder: str) -> str:
-    """Return the reason why a folder cannot be a cache, or ''.
+    """Return the reason why a folder cannot be a cache, or '' if it can.
 
-    Other users must not be able to write to it: its files contain code that is run.
+    Other users must not be able to write to the folder, because its files contain code that is run.
     """
     if not os.path.isabs(folder):
         return "it is no absolute path"
@@ -84,9 +85,10 @@ def _entries(folder: str) -> Iterator[CachedFile]:
 
 
 def trim(folder: str, most: int) -> list[CachedFile]:
-    """Remove the least recently used files until at most `most` bytes are left; return them.
+    """Remove the least recently used files until at most `most` bytes are left.
 
-    A file that cannot be removed, as an open one on Windows, stays and counts.
+    Returns the removed files. A file that cannot be removed, such as an open file on Windows, stays
+    and counts.
     """
     files = entries(folder)
     total = sum(entry.size for entry in files)
@@ -102,7 +104,10 @@ def trim(folder: str, most: int) -> list[CachedFile]:
 
 
 def clear(folder: str) -> list[CachedFile]:
-    """Remove all files of the cache; return them. Temporary files of killed writers go too."""
+    """Remove all files of the cache, and return them.
+
+    Temporary files that killed writers left behind are removed too.
+    """
     with suppress(OSError):
         temporaries.sweep(folder)
     return trim(folder, -1)

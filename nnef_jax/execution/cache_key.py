@@ -26,16 +26,17 @@ if TYPE_CHECKING:
     from nnef_jax.execution.places import Device
     from nnef_jax.reading.network import Network
 
-# Words in the names of jax's settings for logs, cache folders and the choice of devices. All other
-# settings are part of the key, also those that a later jax adds.
+# Words in the names of those settings of jax that are not part of the key: settings of logs, of
+# cache folders, and of the choice of devices. All other settings are part of the key, also those
+# that a later version of jax adds.
 _IRRELEVANT = re.compile("cache|cross_host|default_device|dump|_log|platform|traceback|visible")
 
 
 def key_of(graph: Graph, device: Device, *conditions: object) -> str:
     """Return the key of an executable for a graph on a device, compiled under `conditions`.
 
-    The graph, not the document, is part of the key: a graph's structure may depend on data, too.
-    Conditions are compared by their repr.
+    The key depends on the graph and not on the document, because the structure of a graph may
+    depend on data too. Conditions are compared by their repr.
     """
     place = device.platform, device.device_kind, device.id, device.client.platform_version
     texts = *_environment(), *map(repr, (*place, *conditions)), *described(graph)
@@ -43,14 +44,17 @@ def key_of(graph: Graph, device: Device, *conditions: object) -> str:
 
 
 def digest_of_graph(graph: Graph) -> str:
-    """Return the sha256 of everything in a graph that affects results, equal in all processes."""
+    """Return the sha256 of everything in a graph that affects results.
+
+    The digest is the same in all processes.
+    """
     return hashlib.sha256("\0".join(described(graph)).encode()).hexdigest()
 
 
 def described(graph: Graph, numbers: dict[Value, int] | None = None) -> Iterator[str]:
-    """Yield texts of everything in a graph that affects results, and of names in profiles.
+    """Yield texts that contain everything in a graph that affects results or names in profiles.
 
-    `numbers` numbers the values of the graph that contains this one.
+    `numbers` has the numbers of the values of the outer graph, if this graph is inside another one.
     """
     if numbers is None:
         numbers = {}
@@ -59,7 +63,7 @@ def described(graph: Graph, numbers: dict[Value, int] | None = None) -> Iterator
         match item:
             case Value():
                 return f"{item.name!r}%{numbers.setdefault(item, len(numbers))}:{item.type}"
-            case np.generic():  # the repr of a bfloat16 is that of a float
+            case np.generic():  # The repr of a bfloat16 is that of a float, so the dtype is added.
                 return f"{item.dtype}:{item!r}"
             case Graph():
                 return "".join(described(item, numbers))
@@ -80,12 +84,16 @@ def _environment() -> Iterator[str]:
     yield from _installation()
     for name, value in sorted(jax.config.values.items()):
         if not _IRRELEVANT.search(name):
-            # The attribute is the value in this thread; some settings have no attribute.
+            # The attribute is the value of the setting in this thread. Some settings have no
+            # attribute.
             yield f"{name}={getattr(jax.config, name, value)!r}"
 
 
 def content_of(network: Network, unread: Mapping[str, ArrayLike]) -> tuple[object, ...]:
-    """Return a digest of a network and of the unread arrays, and the objects that have none."""
+    """Return a digest of a network and its unread arrays, and the objects that have no digest.
+
+    Such objects are, for example, the functions of a user's rules. They are compared themselves.
+    """
     reading = network.options
     shapes = sorted((name, *shape) for name, shape in reading.input_shapes.items())
     fixed = reading.values.items()
@@ -129,13 +137,16 @@ def _flags(variable: str) -> str:
 
 @cache
 def _installation() -> tuple[str, ...]:
-    """Return versions of packages and of Python, the state of the sources, and the processor."""
+    """Return texts for the versions of packages and Python, the sources, and the processor."""
     versions = (nnef_jax.__version__, sys.version, np.__version__, ml_dtypes.__version__)
     return *versions, *_sources(), *processor()
 
 
 def _sources() -> Iterator[str]:
-    """Yield size and time of each source file: sources may change without the version."""
+    """Yield the size and the modification time of each source file of the packages.
+
+    During development, sources change while the version of the package stays.
+    """
     for package in (nnef_jax, lowering):
         for folder, _, names in os.walk(os.path.dirname(package.__file__ or "")):
             for name in sorted(names):

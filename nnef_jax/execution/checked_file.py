@@ -1,6 +1,6 @@
 """Writes and reads files that carry a digest of their content and of their name.
 
-The file:
+A file consists of:
 
     magic line             24 bytes
     size of the content     8 bytes, little endian
@@ -10,11 +10,13 @@ The file:
 The digest is the sha256 of the magic line, the size, the file's name, and the crc32 of each MiB of
 the content. A change of any byte, or of the name, changes the digest.
 
-A crc32 detects every error of up to 32 bits in a row, and misses one of 4 billion other errors. It
-protects from accidents only: an attacker can change the digest too. On two cores 100 MB take
-0.025 s, by sha256 0.042 s. xxh3 would take 0.007 s, but is not in the standard library.
+A crc32 detects every error of up to 32 bits in a row, and misses one in 4 billion of all other
+errors. The digest protects from accidents only, because an attacker can change the digest too. On
+two cores the digest of 100 MB takes 0.025 s, and a sha256 of the content itself would take 0.042 s.
+xxh3 would take 0.007 s, but is not in the standard library.
 
-The content of a file of an array, which a device can use in the mapped file without a copy:
+If the file stores an array, a device can use the array in the mapped file without a copy. The
+content of such a file consists of:
 
     size of the header      8 bytes, little endian
     header                 JSON: dtype and shape, padded with zeros to a multiple of 64 bytes
@@ -39,16 +41,17 @@ from lowering import ALIGNMENT
 from nnef_jax.errors import ArchiveError
 from nnef_jax.storage import files, protected_files
 
-HEADER = 64  # bytes; a multiple of the alignment, so that aligned data stay aligned in the file
+HEADER = 64  # in bytes; a multiple of the alignment, so that aligned data stay aligned in the file
 _MAGIC = b"nnef_jax checked file 1\n"
-_CHUNK = 1 << 20  # bytes
+_CHUNK = 1 << 20  # in bytes
 
-# More threads than cores delay the thread that loads machine code: 126 ms instead of 105.
+# The number of threads. More threads than cores would delay the thread that loads machine code: it
+# would take 126 ms instead of 105 ms.
 _CORES = os.cpu_count()
 
 
 def write_checked(path: str, parts: Sequence[bytes | memoryview]) -> None:
-    """Write a file whose content is the concatenated parts, atomically."""
+    """Write a file atomically; its content is the concatenation of the parts."""
     start = _start(sum(len(part) for part in parts))
     digest = _digest(path, start, parts)
     with files.replacing(path, overwrite=True) as file:
@@ -57,10 +60,11 @@ def write_checked(path: str, parts: Sequence[bytes | memoryview]) -> None:
 
 
 def read_checked(path: str, *, mapped: bool) -> memoryview | None:
-    """Return the content of a file; None if there is no file or its digest is wrong.
+    """Return the content of a file, or None if there is no file or its digest is wrong.
 
-    Mapped content changes with the file: the file may be replaced by renaming, but must not be
-    written to or truncated. Content that is not mapped is a copy.
+    If `mapped`, the content is a view of the mapped file, and changes with it. The file may be
+    replaced by renaming, but must not be written to or truncated. If not `mapped`, the content is a
+    copy.
     """
     try:
         with protected_files.unnoted(), files.open_regular(path, ArchiveError) as file:
@@ -77,7 +81,7 @@ def read_checked(path: str, *, mapped: bool) -> memoryview | None:
 
 
 def digests_of(arrays: Sequence[NDArray[np.generic]]) -> list[str]:
-    """Return the sha256 of each array's data (102 MB in 0.05 s on two cores)."""
+    """Return the sha256 of each array's data. For 102 MB this takes 0.05 s on two cores."""
 
     def digest(array: NDArray[np.generic]) -> str:
         return hashlib.sha256(_bytes(array)).hexdigest()
@@ -87,14 +91,14 @@ def digests_of(arrays: Sequence[NDArray[np.generic]]) -> list[str]:
 
 
 def write_array(path: str, array: NDArray[np.generic]) -> None:
-    """Write a file of an array, atomically."""
+    """Write an array to a file, atomically."""
     head = json.dumps((array.dtype.name, array.shape)).encode()
     start = len(head).to_bytes(8, "little") + head
     write_checked(path, [start.ljust(_aligned(len(start)), b"\0"), _bytes(array)])
 
 
 def read_array(path: str) -> NDArray[Any] | None:
-    """Return the array of a file, mapped and read-only; None if it is missing or damaged."""
+    """Return the array of a file, mapped and read-only, or None if it is missing or damaged."""
     content = read_checked(path, mapped=True)
     if content is None:
         return None
@@ -131,7 +135,7 @@ def _crc32(pieces: Iterable[memoryview]) -> int:
 
 
 def _chunks(parts: Iterable[bytes | memoryview]) -> Iterator[list[memoryview]]:
-    """Yield each MiB of the concatenated parts, as a list of pieces of the parts."""
+    """Yield each MiB of the concatenated parts, as a list of consecutive pieces of the parts."""
     pieces: list[memoryview] = []
     free = _CHUNK
     for part in parts:

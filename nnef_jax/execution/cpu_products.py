@@ -1,4 +1,4 @@
-"""Lists the products that a CPU computes in other types than the network's, for summaries."""
+"""Lists, for summaries, the products that a CPU computes in other dtypes than the network's."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def in_integers(
 ) -> frozenset[str]:
     """Return the names of the operations that a platform computes in integers.
 
-    The default is jax's default platform.
+    `platform` is by default jax's default platform.
     """
     target = definition.target(platform or default_platform())
     if target.in_integers is None or target.rates is None:
@@ -25,9 +25,11 @@ def in_integers(
 
 
 def remarks(definition: Definition, graph: Graph) -> list[str]:
-    """Return a line for bfloat16, and one for 8 bits, if products of this type run in float32.
+    """Return remarks on products that jax's default device computes in float32.
 
-    The device is jax's default one. A further line tells if weights are widened in each call.
+    There is a line for products of bfloat16, and a line for products of 8-bit integers, if the
+    network has such products and the device computes them in float32. A further line says whether
+    weights are converted to float32 in each call.
     """
     target = definition.target(default_platform())
     integer_operations = target.in_integers

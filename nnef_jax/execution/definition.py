@@ -37,21 +37,22 @@ class Definition:
     """Holds a network and the options by which it is run.
 
     The methods `cycle`, `cycles` (by `lax.scan`) and `items` (by `jax.vmap`) are the network as
-    pure functions of parameters by label, state by label, and inputs in order. `Entry` offers these
-    functions as users call them.
+    pure functions. Their arguments are parameters by label, a state by label, and inputs in order.
+    `Entry` offers these functions in the form in which users call them.
 
-    `labels` and `states` are the labels of the model's arrays. The network's data are left out,
-    except `unread`: parameters that no operation reads, which stay on the host. With the option
-    `unused` such parameters belong to the model's arrays, and `unread` is empty.
+    `labels` and `states` are the labels of the model's arrays. A definition does not hold the
+    network's data, except `unread`: these are parameters that no operation reads, and they stay on
+    the host. With the option `unused` these parameters belong to the model's arrays, and `unread`
+    is empty.
 
-    Definitions compare by content, so equal models share jax's compilation cache. Pickling leaves
-    compiled code out.
+    Definitions compare by content, so equal models share jax's compilation cache. A pickled
+    definition contains no compiled code.
     """
 
     def __init__(self, network: Network, options: RunOptions, layout: Layout | None = None) -> None:
         left_out = frozenset[str]() if options.unused else network.unused
         self.unread: Mapping[str, Any] = {x: network.data[x] for x in left_out}
-        # The data are left out, so that nothing here holds arrays of the host that could be freed.
+        # The data are left out, so that the definition does not keep arrays of the host in memory.
         self.network: Network = replace(network, data={})
         self.options = options
         self.layout = layout
@@ -80,7 +81,8 @@ class Definition:
         return other
 
     def _optimize(self, options: RunOptions) -> bool | Literal["strict"]:
-        # Kernels for CPUs join and transpose weights: sharded weights would move between devices.
+        # Kernels for CPUs join and transpose weights. If weights were sharded, they would have to
+        # move between devices.
         return False if self.layout and self.layout.specs else options.optimize
 
     def over(self, layout: Layout | None) -> Definition:
@@ -93,25 +95,25 @@ class Definition:
     ) -> list[Any]:
         """Return the inputs of a call in graph order, on the mesh if there is one.
 
-        Raises InputError as `bind_inputs` does.
+        Raises InputError in the same cases as `bind_inputs`.
         """
         if self.layout:
             return self.layout.bind(self.network, args, kwargs, time_axes)
         return bind_inputs(self.network, args, kwargs, leading=time_axes)
 
     def types(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> list[Any]:
-        """Return the types of a call's inputs, which are arrays or types.
+        """Return the types of a call's inputs. The arguments are arrays or types.
 
-        Without inputs, return the declared types.
+        Without arguments, returns the types that the network declares.
         """
         inputs = args if args or kwargs else declared(self.network)
         return bind_inputs(self.network, inputs, kwargs, abstract=True)
 
     def check_params(self, params: Any, *, all: bool = False, stored: bool = False) -> Any:
-        """Return checked parameters: the parameters that the network needs, or all with `all`.
+        """Check parameters, and return those that the network needs, or all of them if `all`.
 
-        The parameters are put on the mesh, unless `stored`. Prepared values are dropped with `all`
-        or `stored`. Raises InputError if the parameters do not fit the graph.
+        The parameters are put on the mesh, unless `stored`. If `all` or `stored`, prepared values
+        are dropped. Raises InputError if the parameters do not fit the graph.
         """
         if isinstance(params, Prepared):
             raw = params.checked_for(self).params
@@ -126,7 +128,7 @@ class Definition:
         return bound
 
     def check_state(self, state: object, labels: Iterable[str] | None = None) -> dict[str, Any]:
-        """Return the checked arrays of all state variables, or of the variables with `labels`.
+        """Check the arrays of all state variables, or of those in `labels`, and return them.
 
         Raises InputError if the arrays do not fit the graph.
         """
@@ -136,27 +138,28 @@ class Definition:
         bound = bind_variables("state", state, variables, list(variables))
         arrays = {label: bound[label] for label in variables}
         for label, x in arrays.items():
-            if not isinstance(x, jax.Array):  # jnp.asarray takes 1 us even for a jax.Array.
+            # The test comes first because jnp.asarray takes 1 us even for a jax.Array.
+            if not isinstance(x, jax.Array):
                 arrays[label] = jnp.asarray(x)
         return arrays
 
     @cached_property
     def parameters(self) -> dict[str, Parameter]:
-        """Return all parameters of the graph by label, also unread ones."""
+        """Return all parameters of the graph by label, including unread parameters."""
         return {parameter.label: parameter for parameter in self.network.graph.parameters}
 
     @cached_property
     def needed(self) -> list[str]:
-        """Return the labels of the parameters that outputs or states depend on."""
+        """Return the labels of the parameters on which outputs or states depend."""
         return [label for label in self.parameters if label not in self.network.unused]
 
     @cached_property
     def variables(self) -> dict[str, StateVariable]:
-        """Return the state variables of the graph by label, sorted."""
+        """Return the state variables of the graph by label, sorted by label."""
         return {x.label: x for x in sorted(self.network.graph.states, key=lambda x: x.label)}
 
     def cycle(self, params: Arrays, state: Arrays, inputs: Inputs, probe: Probe) -> Results:
-        """Run one cycle."""
+        """Run one cycle, and return the outputs, the next state, and the captured tensors."""
         graph, results = self._results(inputs, probe, state)
         labels = self._labels_read(graph, results) if probe.capture else ()
         missing = [*filterfalse(params.__contains__, labels)]
@@ -173,7 +176,10 @@ class Definition:
         return outputs, after, captures
 
     def cycles(self, params: Arrays, state: Arrays, inputs: Inputs, probe: Probe) -> Results:
-        """Run a cycle for each item along the inputs' first axis, by `lax.scan`."""
+        """Run a cycle for each item along the inputs' first axis, by `lax.scan`.
+
+        Each cycle takes the state that the previous cycle returned.
+        """
 
         self._require_constant_shapes(state, inputs)
 
@@ -185,7 +191,10 @@ class Definition:
         return outputs, state, captures
 
     def items(self, params: Arrays, state: Arrays, inputs: Inputs, probe: Probe) -> Results:
-        """Run a cycle from the same state for each item along the inputs' first axis."""
+        """Run a cycle for each item along the inputs' first axis, by `jax.vmap`.
+
+        All cycles start from the same state.
+        """
         return jax.vmap(lambda items: self.cycle(params, state, items, probe))(list(inputs))
 
     def labels_read(self, inputs: Inputs, probe: Probe, state: Arrays) -> list[str]:
@@ -197,7 +206,7 @@ class Definition:
         return [p.label for p in graph.parameters if p.value in needed]
 
     def _require_constant_shapes(self, state: Arrays, inputs: Inputs) -> None:
-        """Raise InputError for a variable whose shape a cycle changes."""
+        """Raise InputError for a state variable whose shape would change in a cycle."""
         if not self.network.changing:
             return
         graph = self.specialised(state, inputs, 1)
@@ -211,7 +220,10 @@ class Definition:
                 raise InputError(f"{message}: in a scan its shape must not change", hint=hint)
 
     def starts(self, params: Arrays, state: Arrays, graph: Graph, inputs: Arrays) -> dict[str, Any]:
-        """Compute the initial values of variables from inputs of the first cycle by name."""
+        """Compute the initial values of state variables that depend on inputs of the first cycle.
+
+        `inputs` has these inputs by name.
+        """
         initial = [s.initial for s in graph.states if s.initial is not None]
         arrays = [inputs.get(value.name) for value in graph.inputs]
         values = self.tensors(graph, params, state, arrays, initial)
@@ -219,7 +231,7 @@ class Definition:
         return {label: jnp.asarray(x) for label, x in starts.items()}
 
     def tensors(self, graph: Graph, *arguments: Any) -> dict[Value, Any]:
-        """Compute tensors of a graph by `lowering.trace`; errors name a line of the document."""
+        """Compute tensors of a graph by `lowering.trace`. Errors name a line of the document."""
         options = self.options
         meter = Meter(self.network.options.meter.limits)
         refusal = partial(at_operation, family=UnsupportedError)
@@ -230,14 +242,17 @@ class Definition:
             raise at_operation(error) from None
 
     def _results(self, inputs: Inputs, probe: Probe, state: Arrays) -> tuple[Graph, list[Value]]:
-        """Return the graph for the shapes of inputs and state, and the values a run computes."""
+        """Return the graph for the shapes of inputs and state, and the values to compute."""
         graph = self.specialised(state, inputs)
         updates = map(attrgetter("update"), graph.states)
         results = [*graph.outputs, *updates] if probe.results else []
         return graph, [*results, *probe.captured(graph).values()]
 
     def specialised(self, state: Arrays, inputs: Inputs, time_axes: int = 0) -> Graph:
-        """Return the graph for the shapes of a state and of inputs without their time axes."""
+        """Return the graph for the shapes of a state and of inputs.
+
+        The first `time_axes` axes of the inputs, which count time steps, are left out.
+        """
         before = {label: tuple(x.shape) for label, x in state.items()}
         return self.network.specialise([tuple(x.shape[time_axes:]) for x in inputs], before)
 
@@ -249,7 +264,7 @@ class Definition:
         inputs: Inputs,
         probe: Probe,
     ) -> Results:
-        """Compute a function within a trace, which may be lowered for any platform."""
+        """Compute a function within a trace, which jax may lower for any platform."""
         raw = params
         preparation = None
         if isinstance(params, Prepared):
@@ -257,7 +272,7 @@ class Definition:
             if not (probe.edits or probe.capture):
                 preparation = params.values.get(function.__name__)
         arguments = raw, self.state_of(state), list(map(jnp.asarray, inputs)), probe
-        # Kernels for CPUs are chosen by the rates of the host, if jax computes on its CPU.
+        # Kernels for CPUs are chosen by the measured rates of the host, if jax computes on its CPU.
         rates = host_profile.rates(self.network.graph, self.options, default_platform())
         about = self.about._replace(rates=rates)
 
@@ -269,8 +284,8 @@ class Definition:
         def as_written() -> Results:
             return function(*arguments)
 
-        # A run for captures only computes the network as written. So does a run in which jax looks
-        # for the operation that computes a NaN.
+        # A run that only captures tensors computes the network as it is written. So does a run in
+        # which jax looks for the operation that computes a NaN.
         is_rewritten = self.optimize and probe.results and not is_watched()
         with named(about):
             if is_rewritten:
@@ -279,7 +294,7 @@ class Definition:
 
     @property
     def about(self) -> About:
-        """Return the network's name for messages, and how its rewriting treats failing passes."""
+        """Return the network's name for messages, and the treatment of passes that fail."""
         is_strict = self.options.optimize == "strict"
         return About(self.network.graph.name, is_strict, is_open=self.network.is_open)
 
@@ -288,7 +303,7 @@ class Definition:
         return bool(self.optimize) and platform == "cpu"
 
     def target(self, platform: str, devices: int = 1) -> Target:
-        """Return the target for lowering the network on devices of a platform."""
+        """Return the target of lowering: the passes for a number of devices of a platform."""
         from lowering import target_of
 
         if not self.optimize:
@@ -299,7 +314,7 @@ class Definition:
     def preparation(
         self, platform: str, function: Function, params: Arrays, state: Arrays, inputs: Inputs
     ) -> Any:
-        """Return the parameters prepared for a function on a platform; None without passes."""
+        """Return the values prepared for a function on a platform, or None without passes."""
         if not self.optimize:
             return None
 
@@ -311,35 +326,35 @@ class Definition:
             return preparation(self.target(platform), function, *arguments, NOTHING)
 
         def nothing() -> None:
-            # This raises the errors of the function.
+            # This call raises the errors of the function.
             jax.eval_shape(partial(function, probe=NOTHING), *arguments)
 
         with named(self.about):
             return or_else(by_passes, nothing)
 
     def state_of(self, state: Arrays) -> dict[str, Any]:
-        """Return the arrays of the network's states from arrays by label."""
+        """Return the arrays of the network's state variables, selected from `state` by label."""
         return {s.label: state[s.label] for s in self.network.graph.states if s.label in state}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Devices do not pickle: a definition on a mesh is unpickled without one.
+        # Devices cannot be pickled, so an unpickled definition is on no mesh.
         network = replace(self.network, data=self.unread, _specialised={})
         return Definition, (network, self.options)
 
     def __eq__(self, other: object) -> bool:
-        """Tell whether both compute the same results, whatever files they were read from."""
+        """Tell whether both definitions have equal content, whatever files they were read from."""
         return self is other or (isinstance(other, Definition) and self.content == other.content)
 
     def __hash__(self) -> int:
         return hash(self.content)
 
     def __repr__(self) -> str:
-        # jax shows it where two trees differ.
+        # jax shows this text where two tree structures differ.
         return f"<{', '.join([self.network.graph.name, *self.differences])}>"
 
     @property
     def differences(self) -> list[str]:
-        """Return the mesh, and options that are not the default ones, as words."""
+        """Return phrases for the mesh, and for all options that do not have their default value."""
         words: list[str] = []
         if self.layout:
             axes = (f"{name}={size}" for name, size in self.layout.mesh.shape.items())
@@ -353,7 +368,7 @@ class Definition:
 
     @cached_property
     def content(self) -> tuple[object, ...]:
-        """Return the content that is compared: a digest, and the objects that have none."""
+        """Return what is compared for equality: a digest, and the objects that have no digest."""
         from nnef_jax.execution.cache_key import content_of
 
         return (*content_of(self.network, self.unread), self.options, self.layout)

@@ -1,11 +1,13 @@
-"""Caches compiled networks in a folder: other processes need not trace or compile them.
+"""Caches compiled networks in a folder, so that other processes need not trace or compile them.
 
-KEY.xla holds the executables of both parts of a split, serialised by jax's `serialize_executable`.
-KEY.bin holds a prepared value. Its key is a digest of its recipe and of the parameters, so that
-executables for several shapes, and several networks, share it.
+A file KEY.xla holds the executables of both parts of a split, serialised by jax's
+`serialize_executable`. A file KEY.bin holds a prepared value. The key of a prepared value is a
+digest of its recipe and of the parameters, so that executables for several shapes, and several
+networks, share the value.
 
-Both are checked files: a damaged or renamed one is made again. This module removes no file. Others
-may remove any at any time; reading a file sets its modification time, which shows its last use.
+Both are checked files: a damaged or renamed file is made again. This module removes no file, but
+other programs may remove any file at any time. Reading a file sets its modification time, which
+shows when the file was last used.
 """
 
 from __future__ import annotations
@@ -31,20 +33,20 @@ from nnef_jax.execution import checked_file
 from nnef_jax.execution.cache_key import compiler_versions
 from nnef_jax.execution.places import Device
 
-_Tree = Any  # a PyTreeDef of jax, which is no type to a type checker
+_Tree = Any  # A PyTreeDef of jax, which type checkers do not accept as a type.
 
 
 class DiskCache:
     """A folder of compiled functions and prepared values by key.
 
-    Its files hold pickled objects and machine code: whoever can write to the folder can run code in
-    the processes that read it. It is made with mode 0700, for its owner only.
+    The files hold pickled objects and machine code: whoever can write to the folder can run code in
+    the processes that read it. The folder is created with mode 0700, for its owner only.
 
-    Many processes may use it at once: files are written atomically. If nothing can be written (a
-    read-only folder, a full disk), existing files are used, and one warning says that a new one
-    was not written.
+    Many processes may use the folder at once, because files are written atomically. If nothing can
+    be written (a read-only folder, a full disk), existing files are used, and one warning says that
+    new files are not written.
 
-    Raises InputError if the folder cannot be made or read.
+    Raises InputError if the folder cannot be created or read.
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
@@ -72,27 +74,30 @@ class DiskCache:
     ) -> tuple[jax.stages.Compiled, Preparing]:
         """Return the compiled call of a split, and the part that prepares parameters for it.
 
-        Both are loaded from the folder, or compiled and stored there.
+        Both are loaded from the folder if it contains them. Otherwise they are compiled and stored
+        there.
 
         Args:
             key: digest of everything that the executables depend on.
-            device: the device where they run; it must be the default one.
+            device: the device where the executables run; it must be jax's default device.
             parameters: the model's arrays.
             arguments: arrays, or their types, of a call.
             tree: the structure of the call's result.
-            make: the function that returns the split, and its call as a jitted function of the
+            make: a function that returns the split, and the call as a jitted function of the
                 prepared values and `arguments`.
-            values_of: the function from a split to its prepared values.
+            values_of: a function from the part that prepares parameters to the prepared values.
         """
         path = self._path(key, "xla")
-        # The entry does not hold the tree: its types, as namedtuples, may exist in one process.
+        # The file does not contain the tree: some types in the tree, such as namedtuples, may exist
+        # only in one process.
         entry = _read(path, device, tree)
         if entry is not None:
             _mark_used(path)
             first, load = entry
-            with suppress(Exception):  # jaxlib may raise any exception for code it cannot load.
-                # The code is loaded in parallel with the digest of the parameters. Each takes 0.1 s
-                # for ResNet-50.
+            # jaxlib may raise any exception for code that it cannot load.
+            with suppress(Exception):
+                # The code is loaded while another thread computes the digest of the parameters.
+                # Each takes 0.1 s for ResNet-50.
                 with ThreadPoolExecutor(1) as pool:
                     loading = pool.submit(load)
                     values_of(first)
@@ -103,16 +108,17 @@ class DiskCache:
         return call, parts
 
     def has(self, key: str) -> bool:
-        """Tell whether there is a file for a key; it may be damaged."""
+        """Tell whether there is a file for a key. The file may be damaged."""
         return os.path.exists(self._path(key, "xla"))
 
     def computed(
         self, parts: Preparing, chosen: Sequence[int], parameters: Sequence[jax.Array]
     ) -> list[jax.Array]:
-        """Return the prepared values of the `chosen` indices, on a CPU from files if there are any.
+        """Return the prepared values with the `chosen` indices.
 
-        For ResNet-50 computing all takes 0.2 s, the digest of the parameters 0.05 s, and reading
-        and checking the files 0.025 s.
+        On a CPU they are read from files, and computed if there are no files. For ResNet-50 the
+        computation of all values takes 0.2 s. The digest of the parameters takes 0.05 s, and
+        reading and checking the files takes 0.025 s.
         """
         if any(device.platform != "cpu" for x in parameters for device in x.devices()):
             return parts.computed(chosen, parameters)
@@ -128,7 +134,8 @@ class DiskCache:
         stored = [checked_file.read_array(path) for path in paths]
         missing = [i for i, x in zip(chosen, stored, strict=True) if x is None]
         computed = iter(parts.computed(missing, parameters)) if missing else iter(())
-        with jax.ensure_compile_time_eval():  # Values are arrays also where a function is traced.
+        # The values must be arrays even if this code runs while a function is traced.
+        with jax.ensure_compile_time_eval():
             read = iter(jax.device_put([x for x in stored if x is not None]))
         values: list[jax.Array] = []
         for path, x in zip(paths, stored, strict=True):
@@ -142,7 +149,7 @@ class DiskCache:
         return values
 
     def _keep(self, write: Callable[[], None]) -> None:
-        """Write a file; any error, as of a full disk, is a warning."""
+        """Write a file. Any error, such as a full disk, becomes a warning."""
         try:
             write()
         except Exception as error:
@@ -163,12 +170,18 @@ def _mark_used(path: str) -> None:
 
 
 def _reason(error: Exception) -> object:
-    """Return the system's message for an error, without the path: it may be a temporary file's."""
+    """Return the system's message for an error without the path.
+
+    The path may be that of a temporary file, which means nothing to users.
+    """
     return getattr(error, "strerror", None) or error
 
 
 def _folder(directory: str | os.PathLike[str]) -> str:
-    """Return the absolute path of a readable folder, made if there is none. Raises OSError."""
+    """Return the absolute path of a readable folder, which is created if it does not exist.
+
+    Raises OSError if that is impossible.
+    """
     name = os.fsdecode(directory)
     if not name:
         raise ValueError("it is empty")
@@ -183,10 +196,10 @@ def _folder(directory: str | os.PathLike[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _FirstPart:
-    """The part of a split that prepares parameters, read from a file.
+    """The part of a split that prepares parameters, as it is read from a file.
 
-    An executable computes the values, and is loaded at the first use. Without an executable numpy
-    computes the values.
+    If the file has an executable for this part, it computes the values, and is loaded at its first
+    use. Otherwise numpy computes the values.
     """
 
     sources: Sequence[int | None]
@@ -194,7 +207,7 @@ class _FirstPart:
     load: Callable[[], jax.stages.Compiled] | None
 
     def computed(self, chosen: Sequence[int], parameters: Sequence[jax.Array]) -> list[jax.Array]:
-        """Compute the prepared values of the `chosen` indices, outside of any trace."""
+        """Compute the prepared values with the `chosen` indices, outside of any trace."""
         if self.load is None:
             return self.recipe.computed(chosen, parameters)
         values = self.load()(list(parameters))
@@ -213,7 +226,7 @@ def _write(
 
 
 def _serialized(part: jax.stages.Compiled) -> tuple[bytes, _Tree]:
-    """Return the code of an executable and the tree of its arguments, to be pickled."""
+    """Return the machine code of an executable, and the tree of its arguments, for a pickle."""
     code, arguments, _ = serialize_executable.serialize(part)
     return code, arguments
 
@@ -221,8 +234,11 @@ def _serialized(part: jax.stages.Compiled) -> tuple[bytes, _Tree]:
 def _read(
     path: str, device: Device, tree: _Tree
 ) -> tuple[_FirstPart, Callable[[], jax.stages.Compiled]] | None:
-    """Return the first part, and a function that loads the second part. None: a damaged file."""
-    # The file is not mapped: machine code that changed after the check might crash the process.
+    """Read a file; return the part that prepares parameters, and a function that loads the call.
+
+    Return None for a damaged file.
+    """
+    # The file is not mapped. If machine code changed after the check, it might crash the process.
     content = checked_file.read_checked(path, mapped=False)
     if content is None:
         return None
@@ -230,7 +246,7 @@ def _read(
         sources, recipe, first, call = pickle.loads(content)
         values = jax.tree.structure([0] * sources.count(None))
     except Exception:
-        # The file may hold another program's bytes, for which pickle may raise any exception.
+        # The file may hold the bytes of another program, for which pickle may raise any exception.
         return None
     load_first = None if first is None else cache(partial(_loaded, first, values, device))
     return _FirstPart(sources, recipe, load_first), partial(_loaded, call, tree, device)

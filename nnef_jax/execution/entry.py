@@ -1,4 +1,4 @@
-"""Offers a network as a function for one kind of call, with the result that a user gets."""
+"""Offers a network as a function for one kind of call, which returns what the user gets."""
 
 from __future__ import annotations
 
@@ -20,17 +20,19 @@ from nnef_jax.execution.probe import NOTHING, Probe
 from nnef_jax.execution.run_options import Params
 from nnef_jax.wording.similar import did_you_mean, listed
 
-Lists = Sequence[Sequence[Any]]  # the inputs of a call, and the arrays of the state if any
+# the inputs of a call, followed by the arrays of the state if the entry takes a state
+Lists = Sequence[Sequence[Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
     """Offers a definition as a function of parameters, state and inputs for one kind of call.
 
-    A call of the kind "outputs" computes one cycle from the initial state. "map" computes one cycle
-    from the initial state for each item along the first axis of the inputs. "step" computes one
-    cycle from the state that the call passes, and returns the outputs and the next state. "scan"
-    computes many steps one after the other: the first axis of its inputs is time.
+    There are four kinds of calls. "outputs" computes one cycle from the initial state. "map"
+    computes one cycle from the initial state for each item along the first axis of the inputs.
+    "step" computes one cycle from the state that the call passes, and returns the outputs and the
+    next state. "scan" computes many steps one after the other: the first axis of its inputs is
+    time.
     """
 
     definition: Definition
@@ -38,7 +40,7 @@ class Entry:
 
     @property
     def title(self) -> str:
-        """Return the name of the function in profiles."""
+        """Return the name that the function has in profiles."""
         graph = self.definition.network.graph
         return graph.name if self.name == "outputs" else f"{graph.name}_{self.name}"
 
@@ -49,26 +51,29 @@ class Entry:
 
     @property
     def time_axes(self) -> int:
-        """Return the number of axes that inputs of the call have before the axes of a cycle."""
+        """Return the number of axes that precede the axes of a single cycle in each input."""
         return int(self.name in ("map", "scan"))
 
     @property
     def donates(self) -> bool:
-        """Tell whether a call donates the memory of its state to the next one."""
+        """Tell whether a call may write the next state into the memory of its state."""
         return self.name == "step" and self.definition.options.donate_state
 
     @property
     def labels(self) -> list[str]:
         """Return the labels of the states that the function takes, sorted as jax sorts a dict.
 
-        jax matches donated buffers to results by position, and a mismatch costs a copy.
+        jax matches donated buffers to results by their position, and a mismatch costs a copy.
         """
         states = self.definition.network.graph.states
         return sorted(s.label for s in states) if self.takes_state else []
 
     @property
     def function(self) -> Function:
-        """Return the definition's function of parameters, state, inputs and a probe."""
+        """Return the method of the definition that computes this entry.
+
+        It is a function of parameters, state, inputs and a probe.
+        """
         definition = self.definition
         by_name = {"map": definition.items, "scan": definition.cycles}
         return by_name.get(self.name, definition.cycle)
@@ -80,8 +85,8 @@ class Entry:
     ) -> Any:
         """Return a jitted function of parameters, state, inputs and a probe.
 
-        The function computes with `params_of(parameters)`. If a caller compiles it as a part of
-        another function, parameters with known values are prepared for the platform of that
+        The function computes with `params_of(parameters)`. If a caller compiles it as a part of an
+        outer function, parameters whose values are known are prepared for the platform of the outer
         function.
         """
         definition = self.definition
@@ -100,7 +105,7 @@ class Entry:
         return jax.jit(run, compiler_options=options)
 
     def arguments(self, state: Arrays, inputs: Inputs) -> tuple[list[Any], ...]:
-        """Return the inputs, and the arrays of the state if it is taken, as lists.
+        """Return the inputs as a list, and the arrays of the state as another list if it is taken.
 
         Lists are the trees that jax flattens in the least time.
         """
@@ -109,7 +114,10 @@ class Entry:
         return list(inputs), [state[label] for label in self.labels]
 
     def of_lists(self, labels: Sequence[str]) -> Callable[..., Any]:
-        """Return the function of a list of a model's arrays, by `labels`, and of `arguments`."""
+        """Return the entry as a function of a list of the model's arrays and of `arguments`.
+
+        `labels` are the labels of the arrays in the list.
+        """
 
         def function(arrays: Inputs, inputs: Inputs, states: Inputs = ()) -> Any:
             by_label = dict(zip(labels, arrays, strict=True))
@@ -120,19 +128,22 @@ class Entry:
         return function
 
     def specialised(self, arrays: Arrays, arguments: Lists) -> Graph:
-        """Return the graph for the shapes of a model's arrays and of `arguments`."""
+        """Return the graph for the shapes of a model's arrays and of a call's `arguments`."""
         inputs, *states = arguments
         state = dict(zip(self.labels, *states, strict=True)) if states else arrays
         return self.definition.specialised(state, inputs, self.time_axes)
 
     def tree(self, graph: Graph) -> Any:
-        """Return the tree structure of a call's result; `graph` is specialised for the call."""
+        """Return the tree structure of a call's result.
+
+        `graph` must be specialised for the call.
+        """
         outputs = [0] * len(graph.outputs)
         after = {state.label: 0 for state in graph.states}
         return jax.tree.structure(self.result((outputs, after, {})))
 
     def result(self, results: Results, probe: Probe = NOTHING) -> Any:
-        """Return the results of a call as a user gets them."""
+        """Return the results of a call in the form in which a user gets them."""
         values, state, captures = results
         if not probe.results:
             return captures
@@ -145,7 +156,7 @@ class Entry:
 
 
 def results_of(graph: Graph) -> Callable[..., Any]:
-    """Return the function from the list of outputs to a user's result: an array or a namedtuple."""
+    """Return the function from the list of outputs to a call's result: an array or a namedtuple."""
     names = graph.output_names
     if len(names) == 1:
         return operator.itemgetter(0)
@@ -160,9 +171,10 @@ def results_of(graph: Graph) -> Callable[..., Any]:
 
 @cache
 def _namedtuple(names: tuple[str, ...], aliases: tuple[tuple[str, int], ...]) -> Any:
-    """Return the namedtuple class with these fields; its instances can be pickled.
+    """Return the namedtuple class with these fields. Its instances can be pickled.
 
-    Items can also be taken by name, `outputs["y"]`, or by alias. An alias comes with its index.
+    Items of an instance can also be taken by name, as `outputs["y"]`, or by alias. `aliases` has
+    pairs of an alias and the index of its item.
     """
     type: Any = namedtuple("Outputs", names, rename=True)  # pyright: ignore[reportUntypedNamedTuple]
     index = {**dict(aliases), **{name: i for i, name in enumerate(names)}}
@@ -189,7 +201,10 @@ def _unpickled(
 
 
 def _index(index: Mapping[str, int], names: tuple[str, ...], key: object) -> Any:
-    """Return the index for a name or an alias; other keys, such as slices, are unchanged."""
+    """Return the index for a name or an alias.
+
+    Other keys, such as slices, are returned unchanged.
+    """
     if not isinstance(key, str):
         return key
     if key not in index:

@@ -37,18 +37,19 @@ _RUNS = 20  # timed runs of a candidate, at most
 
 @dataclass(eq=False)
 class Store:
-    """Caches of one network with certain options.
+    """Holds the caches of one network for certain options.
 
     Args:
         compiled: executables, by entry, place and shapes.
-        functions: jitted functions of any parameters, by entry; compiler options, by platform.
+        functions: functions that are jitted for any parameters, by entry, and compiler options, by
+            platform.
     """
 
     compiled: Once
     functions: Once
 
     def add(self, other: Store) -> None:
-        """Add the values of another store."""
+        """Add the values of another store to this one."""
         for cache, source in ((self.compiled, other.compiled), (self.functions, other.functions)):
             for key, value in [*source.values.items()]:
                 cache.keep(key, value)
@@ -60,9 +61,9 @@ Stores = WeakValueDictionary[RunOptions, Store]
 class Executables:
     """Compiles entries of a definition for places and shapes, or loads them from a folder.
 
-    The option `max_executables` bounds the cache; the least recently used ones are dropped. To jax
-    this object is the static part of a model: it compares by its definition, and pickles without
-    executables.
+    The option `max_executables` bounds the cache in memory, from which the least recently used
+    executables are dropped. To jax this object is the static part of a model: it compares by its
+    definition, and a pickle of it has no executables.
     """
 
     def __init__(self, definition: Definition, stores: Stores | None = None) -> None:
@@ -89,9 +90,10 @@ class Executables:
         return repr(self.definition)
 
     def under(self, definition: Definition) -> Executables:
-        """Return the executables of the same network with other options.
+        """Return the executables of the same network for other options.
 
-        Equal options share a store. If only `max_executables` differs, the store is copied.
+        Objects with equal options share a store. If only `max_executables` differs, the contents of
+        this object's store are copied to the other store.
         """
         other = Executables(definition, self._stores)
         options = definition.options
@@ -101,7 +103,7 @@ class Executables:
         return other
 
     def sharing(self, definition: Definition) -> Executables:
-        """Return the same executables for a definition that differs in its unread arrays."""
+        """Return the same executables for a definition that differs only in its unread arrays."""
         if definition is self.definition:
             return self
         other = Executables.__new__(Executables)
@@ -110,19 +112,20 @@ class Executables:
 
     @property
     def starts(self) -> Any:
-        """Return the jitted function that computes the initial values of variables."""
+        """Return the jitted function that computes the initial values of state variables."""
         starts = self.definition.starts
         return self._store.functions.get("starts", lambda: jax.jit(starts, static_argnums=2))
 
     def jitted(self, entry: Entry) -> Any:
         """Return the entry as a jitted function, which may be called within a trace."""
-        # jax does not trace anew if the user lets it look for NaN.
+        # The setting is part of the key, because jax does not trace a function again when the user
+        # turns on the search for NaN.
         return self._store.functions.get((entry.name, is_watched()), lambda: entry.jitted())
 
     def jitted_for_mesh(self, entry: Entry) -> Any:
-        """Return the entry as a jitted function with the mesh's compiler options.
+        """Return the entry as a jitted function with compiler options for the mesh.
 
-        jax refuses such options within a trace.
+        jax refuses a function with such options within a trace.
         """
         layout = self.definition.layout
         options = layout.compiler_options if layout else None
@@ -131,9 +134,10 @@ class Executables:
         return self._store.functions.get((entry.name, "mesh"), lambda: entry.jitted(options))
 
     def options(self, platform: str) -> dict[str, str]:
-        """Return compiler options for a user's functions that call `outputs`.
+        """Return the compiler options for a user's functions that call `outputs`.
 
-        They are the options of a call whose open extents are those of the network's example.
+        The options are those for a call with the shapes of the network's example, if extents are
+        open.
         """
         definition = self.definition
         layout = definition.layout
@@ -147,7 +151,7 @@ class Executables:
                 arrays = {x: arrays[x] for x in (*definition.labels, *definition.states)}
                 inputs = [*map(array_type, graph.inputs)]
                 parts, _ = self.lower(Entry(definition, "outputs"), arrays, (inputs,), platform)
-            except NnefError:  # The network has no example extents.
+            except NnefError:  # The network has no example of its open extents.
                 return {}
             return parts.options(False)
 
@@ -167,17 +171,20 @@ class Executables:
     ) -> partial[Any]:
         """Return an entry's executable, bound to the prepared values of a model's arrays.
 
-        The executable takes the lists of a call. It is compiled once, whichever threads ask for it.
+        The executable takes the lists of a call. It is compiled once, even if several threads ask
+        for it.
 
         Args:
             entry: the kind of call.
-            arrays: the model's parameters, and its state if the entry takes none.
-            arguments: the lists of a call, for whose types it is compiled.
-            place: where it runs.
+            arrays: the model's parameters, and also its state if the entry takes no state.
+            arguments: the lists of a call. The executable is compiled for their types.
+            place: the device or sharding on which the executable runs.
             key: the entry, the place and the shapes.
             keeps_values: whether prepared values are stored on disk.
         """
-        held: list[Any] = []  # The cache of prepared values has weak references only.
+        # This list keeps the values alive, because the cache of prepared values has only weak
+        # references.
+        held: list[Any] = []
         parameters = [*arrays.values()]
 
         def values_of(parts: Preparing) -> tuple[jax.Array, ...]:
@@ -198,7 +205,8 @@ class Executables:
                 )
             parts, run = split_and_jit()
             if not is_traced():
-                # Without this compilation several threads would compile it in their first call.
+                # Compile now. Otherwise several threads would each compile the function in their
+                # first calls.
                 run.lower(values_of(parts), *arguments).compile()
             return run, parts
 
@@ -207,7 +215,7 @@ class Executables:
             return partial(run, values_of(parts))
 
     def is_on_disk(self, entry: Entry, arrays: Arrays, arguments: Lists, place: Place) -> bool:
-        """Tell whether the folder has the executable for these arguments."""
+        """Tell whether the cache folder has the executable for these arguments."""
         disk = self._disk_for(place)
         if disk is None:
             return False
@@ -222,10 +230,10 @@ class Executables:
         platform: str,
         devices: int = 1,
     ) -> tuple[Split, Callable[..., Any]]:
-        """Lower an entry for devices of a platform; return the split, and its call.
+        """Lower an entry for devices of a platform; return the split, and its call as a function.
 
-        The call takes prepared values and `arguments`. Arrays and arguments may be types. Nothing
-        is compiled, so the host needs no such device.
+        The function takes prepared values and `arguments`. Arrays and arguments may be types.
+        Nothing is compiled, so the host needs no such device.
         """
         definition = self.definition
         function = entry.of_lists([*arrays])
@@ -259,7 +267,7 @@ class Executables:
         arguments: Lists,
         place: Place,
     ) -> tuple[Split, jax.stages.Wrapped]:
-        """Return the split of an entry, and its call jitted with compiler options for it."""
+        """Return the split of an entry, and its call jitted with suitable compiler options."""
         definition = self.definition
         platform = place.device.platform
         parts, call = self.lower(entry, arrays, arguments, platform, place.devices)
@@ -305,7 +313,7 @@ class Executables:
 def _by_trial(
     call: Callable[..., object], arguments: Sequence[object], candidates: Sequence[dict[str, str]]
 ) -> dict[str, str]:
-    """Return the compiler options with which a call takes the least time."""
+    """Time a call with each candidate of compiler options, and return the fastest candidate."""
 
     def compiled(options: dict[str, str]) -> Callable[[], object]:
         run: Any = jax.jit(call, compiler_options=options)
@@ -315,7 +323,10 @@ def _by_trial(
 
 
 def fastest(runs: Sequence[Callable[[], object]]) -> int:
-    """Return the index of the function with the shortest call. The functions take turns."""
+    """Return the index of the function with the shortest call.
+
+    The functions are called in turn, so that a disturbance of the machine affects all of them.
+    """
     for run in runs:
         jax.block_until_ready(run())
     best = [math.inf] * len(runs)
@@ -331,10 +342,11 @@ def fastest(runs: Sequence[Callable[[], object]]) -> int:
 
 
 def _in_trace_only(run: Callable[..., object], name: str) -> Callable[..., object]:
-    """Return `run`, named, such that it raises RuntimeError outside of a trace.
+    """Return `run` under a new name, such that it raises RuntimeError outside of a trace.
 
-    To find a NaN, and under `jax.disable_jit`, jax runs the primitives of a jitted function one by
-    one. Then the network must run as written: its operations have names.
+    When jax searches for a NaN, and under `jax.disable_jit`, it runs the primitives of a jitted
+    function one by one. In these cases the network must run as it is written, because only then its
+    operations have names.
     """
 
     def in_trace(*arguments: object) -> object:

@@ -29,19 +29,20 @@ from nnef_jax.execution.threads import Once
 from nnef_jax.options import checked_run
 from nnef_jax.reading.network import Network
 
-# Kernels for CPUs gain more than their compilation costs in calls of this many multiply-adds. On
-# two cores they gain 0.04 s (ResNet-18) to 0.3 s (MobileNetV2) in a billion multiply-adds. Their
-# compilation takes 4 s and 1 s of processor time.
+# The number of multiply-adds of a call from which kernels for CPUs gain more time than their
+# compilation costs. On two cores the kernels gain from 0.04 s (ResNet-18) to 0.3 s (MobileNetV2) in
+# a billion multiply-adds. Their compilation takes 4 s (ResNet-18) and 1 s (MobileNetV2) of
+# processor time.
 _LONG = 10_000_000_000
 
 ByLabel = Mapping[str, Any]  # arrays, tracers or types
 
 
 def run_options(before: RunOptions, keywords: RunKeywords, *, has_rules: bool) -> RunOptions:
-    """Return options with checked keywords, for a network with or without a user's rules.
+    """Check keywords, and return the options `before` with these keywords changed.
 
-    The folder `cache_dir` is created. Raises the errors of `checked_run`, and InputError for a
-    folder that cannot be created or read.
+    The folder `cache_dir` is created. `has_rules` says whether a user's rules are in use. Raises
+    the errors of `checked_run`, and InputError for a folder that cannot be created or read.
     """
     checked = checked_run(keywords, has_rules=has_rules)
     if checked.get("cache_dir") is not None:
@@ -64,13 +65,15 @@ class Execution:
         self.types: Callable[..., list[Any]] = definition.types
         self.check_params: Callable[..., Any] = definition.check_params
         self.check_state: Callable[..., dict[str, Any]] = definition.check_state
-        self._in_trace = Once()  # functions for use in a caller's trace, by entry and `is_watched`
-        # Bound executables. Each has two keys: (entry, place, shapes), and the types of inputs.
+        # functions for use in a caller's trace, by entry and by `is_watched`
+        self._in_trace = Once()
+        # Bound executables. Each is stored under two keys: (entry, place, shapes), and the types of
+        # its inputs.
         self._recent = Once(definition.options.max_executables)
 
     @property
     def outputs(self) -> Entry:
-        """Return the entry of a cycle from the initial state."""
+        """Return the entry of one cycle from the initial state."""
         return Entry(self.definition, "outputs")
 
     @property
@@ -80,12 +83,15 @@ class Execution:
 
     @property
     def step(self) -> Entry:
-        """Return the entry of a cycle from a state, which returns the next state too."""
+        """Return the entry of one cycle from a state. A call returns the next state too."""
         return Entry(self.definition, "step")
 
     @property
     def scan(self) -> Entry:
-        """Return the entry of successive cycles from a state: the inputs' first axis is time."""
+        """Return the entry of successive cycles from a state.
+
+        The first axis of the inputs is time.
+        """
         return Entry(self.definition, "scan")
 
     @cached_property
@@ -95,17 +101,17 @@ class Execution:
 
     @classmethod
     def of(cls, arrays: Arrays) -> Execution:
-        """Return the execution on some arrays, with an empty cache of executables."""
+        """Return an execution on some arrays, with an empty cache of executables."""
         return cls(Executables(arrays.definition), arrays)
 
     @classmethod
     def loaded(cls, network: Network, options: RunOptions) -> Execution:
-        """Return the execution of a network on its own data."""
+        """Return an execution of a network on the data that were read with it."""
         return cls.of(Arrays.of(Definition(network, options), network.data))
 
     @classmethod
     def abstract(cls, network: Network, options: RunOptions) -> Execution:
-        """Return the execution of a network that has the shapes of its data only."""
+        """Return an execution of a network that has only the shapes of its data."""
         variables = *network.graph.parameters, *network.graph.states
         types = {x.label: array_type(x.value) for x in variables}
         definition = Definition(replace(network, data=types), options)
@@ -114,13 +120,13 @@ class Execution:
     def on(
         self, leaves: Leaves, unread: ByLabel | None = None, *, state_from_user: bool = False
     ) -> Execution:
-        """Return the execution on other parameters and states, sharing the executables."""
+        """Return an execution on other parameters and states, which shares the executables."""
         definition = self.definition.with_unread(unread or {})
         from_user = state_from_user or self.arrays.state_from_user
         return Execution(self.executables, Arrays(definition, leaves, state_from_user=from_user))
 
     def with_network(self, network: Network) -> Execution:
-        """Return the execution of another network on its own data, with these options."""
+        """Return an execution of another network on that network's data, with the same options."""
         before = self.definition
         definition = Definition(network, before.options, before.layout)
         return self._of(definition, network.data, from_user=self.arrays.from_user)
@@ -135,16 +141,17 @@ class Execution:
         return Execution(self.executables.under(definition), self.arrays.under(definition))
 
     def literal(self) -> Execution:
-        """Return the execution on the same arrays without passes and without a mesh."""
+        """Return an execution on the same arrays, without passes and without a mesh."""
         return self.without_mesh().with_options(replace(self.definition.options, optimize=False))
 
     def without_mesh(self) -> Execution:
-        """Return the execution on the same arrays without a mesh."""
+        """Return an execution on the same arrays, without a mesh."""
         if self.definition.layout is None:
             return self
         params, state = self.arrays.leaves()
         definition = self.definition.over(None)
-        # Arrays from the mesh count as a file's, so calls put them on one device. Tracers stay.
+        # Arrays from the mesh are treated like arrays from a file, so that calls put them on one
+        # device. Tracers stay where they are.
         return self._of(definition, {**params, **state}, from_user=self.arrays.are_traced)
 
     def _of(self, definition: Definition, data: ByLabel, *, from_user: bool) -> Execution:
@@ -155,8 +162,9 @@ class Execution:
     def for_one_call(self, inputs: Inputs) -> Execution:
         """Return the execution for which compilation and one call together take the least time.
 
-        On a CPU this is the network as written, without passes. An executable on disk, and passes
-        for a call that takes long, are faster.
+        On a CPU this is normally the network as it is written, without passes. There are two
+        exceptions. An executable on disk need not be compiled, and the passes are worth their time
+        if the call takes long.
         """
         if default_platform() != "cpu":
             return self
@@ -171,23 +179,23 @@ class Execution:
         return self if total(graph) > _LONG else self.literal()
 
     def executable_for(self, inputs: tuple[object, ...]) -> partial[Any] | None:
-        """Return the executable of `outputs` that an earlier call with such types used, or None.
+        """Return the executable of `outputs` that an earlier call with these types used.
 
-        Inputs of such types need no binding. Binding and the choice of an executable take up to
-        30 us.
+        Return None if there was no such call. Inputs of these types need no binding. Binding and
+        the choice of an executable would take up to 30 us.
         """
         if forks.is_without_threads:
-            return None  # `run` raises the error.
+            return None  # `run` raises the error for this case.
         recent = self._recent.values
         try:
             types = _types(inputs)
             executable = recent.get(types)
-            # Each executable has two keys. With only two keys there is no order to update.
+            # Each executable has two keys. If there are only two keys, there is no order to update.
             if executable is not None and len(recent) > 2:
                 recent.move_to_end(types)
             return executable
         except (AttributeError, TypeError, KeyError):
-            # An input is no array, or another thread has removed the executable meanwhile.
+            # An input is not an array, or another thread has removed the executable.
             return None
 
     def call(
@@ -197,7 +205,7 @@ class Execution:
         params: Params | None = None,
         probe: Probe = NOTHING,
     ) -> Any:
-        """Run a cycle from the initial state on inputs by position and by name."""
+        """Run a cycle from the initial state, on inputs that are passed by position and by name."""
         return self.run(self.outputs, {}, self.bind(args, kwargs), params, probe)
 
     def run(
@@ -210,9 +218,10 @@ class Execution:
     ) -> Any:
         """Run the network on inputs, and on a state if the entry takes one.
 
-        Without `params` it uses the model's, on the device to which the arrays are committed. A
-        call outside of traces, without `params` and a probe, is an executable that is bound to
-        prepared values. Any other is a jitted function of parameters, state and inputs.
+        Without `params`, the network runs on the model's parameters, on the device to which the
+        arrays are committed. There are two ways to run it. A call outside of traces, without
+        `params` and without a probe, runs an executable that is bound to prepared values. Any other
+        call runs a jitted function of parameters, state and inputs.
         """
         if forks.is_without_threads:
             forks.refuse()
@@ -237,17 +246,20 @@ class Execution:
         try:
             return executable(*arguments)
         except ValueError:
-            # Within a trace jax refuses functions with compiler options.
+            # Within a trace, jax refuses functions that have compiler options.
             if not is_traced():
                 raise
             return self._run_in_trace(entry, state, inputs)
 
     def _is_in_callers_trace(self) -> bool:
-        """Tell whether jax traces now without tracers among the model's arrays."""
+        """Tell whether jax is tracing now although none of the model's arrays is a tracer."""
         return is_traced() and not self.arrays.are_traced
 
     def _run_in_trace(self, entry: Entry, state: ByLabel, inputs: Inputs) -> Any:
-        """Run an entry in the caller's trace; parameters are prepared where it is lowered."""
+        """Run an entry in the caller's trace.
+
+        Parameters are prepared for the platform for which the trace is lowered.
+        """
         for_calls = self.arrays.for_calls
 
         def jitted() -> Any:
@@ -257,7 +269,7 @@ class Execution:
         return run(None, self._state_before(entry, state), inputs, NOTHING)
 
     def compiled(self, entry: Entry, state: ByLabel, inputs: Inputs) -> jax.stages.Compiled:
-        """Return jax's compiled program of a call with arrays like these."""
+        """Return the program that jax compiled for a call with arrays like these."""
         arguments = entry.arguments(state, inputs)
         place = self._place([*chain(*arguments)])
         if place is None or is_explicit(place.where):
@@ -270,14 +282,15 @@ class Execution:
         bound: Any = executable.func
         if isinstance(bound, jax.stages.Compiled):
             return bound
-        # `bound` is jitted. A run has put its program into jax's cache, so this compiles nothing.
+        # `bound` is a jitted function. Its program is in jax's cache since it ran, so this compiles
+        # nothing.
         return bound.lower(*executable.args, *arguments).compile()
 
     def program(self, entry: Entry, inputs: Inputs, platform: str) -> tuple[Any, tuple[Any, ...]]:
         """Return the function that a call runs on devices of a platform, and its arguments' types.
 
-        The host needs no such device: the model's arrays and `inputs` may be types. On a mesh the
-        types have shardings. The function may be jitted or exported.
+        The host needs no such device, because the model's arrays and `inputs` may be types. On a
+        mesh the types have shardings. The function may be jitted or exported.
         """
         params, state = self.arrays.types()
         layout = self.definition.layout
@@ -300,9 +313,10 @@ class Execution:
         return partial(_without_probe, entry.jitted()), (prepared, state, list(inputs))
 
     def _place(self, arrays: Inputs) -> Place | None:
-        """Return the place where jax computes with the arrays of a call, None if jax decides.
+        """Return the place where jax computes with the arrays of a call, or None if jax decides.
 
-        jax decides if the user disabled compilation, or looks for the operation that computes NaN.
+        jax decides if arrays are traced, if the user disabled compilation, or if jax looks for the
+        operation that computes a NaN.
         """
         if is_watched() or any(isinstance(x, Tracer) for x in arrays):
             return None
@@ -320,7 +334,8 @@ class Execution:
         return self._recent.keep(key, executable)
 
     def _arrays_read(self, entry: Entry, place: Place) -> dict[str, Any]:
-        # The initial state is an argument too: no data of the network are part of an executable.
+        # The initial state is an argument of the executable too, so that no executable contains
+        # data of the network.
         params = self.arrays.parameters(place.where)
         return params if entry.takes_state else params | self.arrays.initial_state(place.where)
 
@@ -330,7 +345,7 @@ class Execution:
     def _params_for_captures(
         self, entry: Entry, state: ByLabel, inputs: Inputs, probe: Probe
     ) -> dict[str, Any]:
-        """Return the parameters that a run reads, also those that only captured tensors need."""
+        """Return the parameters that a run reads, including those for captured tensors."""
         items = [jax.ShapeDtypeStruct(x.shape[entry.time_axes :], x.dtype) for x in inputs]
         labels = self.definition.labels_read(items, probe, self._state_before(entry, state))
         return self.arrays.select(labels)
@@ -345,14 +360,15 @@ class Execution:
     ) -> Any:
         """Run the network as one jitted function of parameters, state, inputs and probe.
 
-        Without jit, jax would compile each primitive by itself: 236 for ResNet-18 in 15 s, instead
-        of 7 s for the network as a whole. Within a caller's trace it is a call, which XLA inlines.
+        Without jit, jax would compile each primitive separately. For ResNet-18 it would compile 236
+        primitives in 15 s, whereas the network as a whole takes 7 s. Within a caller's trace the
+        function becomes a call, which XLA inlines.
         """
         before = self._state_before(entry, state)
         arguments = params, before, inputs, probe
         run = self.executables.jitted(entry)
         run_on_mesh = self.executables.jitted_for_mesh(entry)
-        # `is_traced` adds an equation to a trace, so it is called only where the functions differ.
+        # `is_traced` adds an equation to a trace, so it is called only if the two functions differ.
         if run_on_mesh is not run and not is_traced():
             run = run_on_mesh
         try:
@@ -363,12 +379,15 @@ class Execution:
             for name in culprits:
                 error.add_note(f"{name} has one before the network runs")
             if entry.time_axes and not culprits:
-                with jax.disable_jit():  # Otherwise jax does not look into a scan.
+                with jax.disable_jit():  # Otherwise jax does not look for the NaN inside a scan.
                     self.executables.jitted(entry)(*arguments)
             raise
 
     def _not_finite(self, params: ByLabel, state: ByLabel, inputs: Inputs) -> list[str]:
-        """Return the names of arguments that contain a NaN or infinity, as jax's settings ask."""
+        """Return the names of the arguments that contain a NaN or an infinity.
+
+        jax's settings decide for which of the two jax looks.
+        """
         config: Any = jax.config
         switches = {jnp.isnan: config.jax_debug_nans, jnp.isinf: config.jax_debug_infs}
         tests = [test for test, is_on in switches.items() if is_on]
@@ -384,7 +403,7 @@ class Execution:
     def prepare(self, params: ByLabel, inputs: Inputs, before: ByLabel | None = None) -> Prepared:
         """Return parameters with the values that are prepared for a cycle on inputs of these types.
 
-        `before` is the state before the cycle, by default the initial one.
+        `before` is the state before the cycle, by default the initial state.
         """
         if forks.is_without_threads:
             forks.refuse()
@@ -397,7 +416,8 @@ class Execution:
             state = self.arrays.initial_state() if self.network.graph.states else {}
         functions = {definition.cycle: inputs}
         if state and inputs and not self.network.changing:
-            # Two cycles stand for any number: the number does not affect prepared values.
+            # Two cycles stand for any number of cycles, since the number does not affect prepared
+            # values.
             two_cycles = [jax.ShapeDtypeStruct((2, *x.shape), x.dtype) for x in inputs]
             functions[definition.cycles] = two_cycles
         platform = default_platform()
@@ -410,13 +430,14 @@ class Execution:
     def first_state(self, inputs: Callable[[], Inputs]) -> dict[str, jax.Array]:
         """Return the state before the first cycle.
 
-        `inputs` is called only if an initial value is computed from inputs, and returns the inputs
-        of the first cycle: arrays or types. Raises InputError for a type in place of a needed
-        array.
+        `inputs` is called only if an initial value is computed from inputs. It returns the inputs
+        of the first cycle, as arrays or types. Raises InputError if it returns a type for an input
+        whose values are needed.
         """
         stored = dict(self.arrays.initial_state())
         network = self.network
-        if self.definition.options.donate_state:  # A step overwrites the memory of its state.
+        # The state is copied because a step overwrites its memory.
+        if self.definition.options.donate_state:
             stored = {label: jnp.array(x, copy=True) for label, x in stored.items()}
         if not network.computed_starts:
             return stored
@@ -441,7 +462,7 @@ def _without_probe(run: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def _types(arrays: Inputs) -> tuple[Any, ...]:
-    """Return the key of the executable for arrays of numpy or jax."""
+    """Return the key under which the executable for these arrays of numpy or jax is stored."""
     default: Any = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
     types: list[Any] = [default]
     for x in arrays:

@@ -1,7 +1,7 @@
 """Notes whether this process was forked after jax had run, and refuses computations in that case.
 
-The forked process lacks the threads of jax's runtime, and a computation may wait for them for ever.
-The package imports this module first, to observe every fork.
+The forked process lacks the threads of jax's runtime, and a computation that waits for them never
+ends. The package imports this module first, to observe every fork.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ is_without_threads: bool = False
 
 def _note() -> None:
     global is_without_threads
-    # The name is private: a public function for the same purpose would start jax's runtime.
+    # The name is private. A public function for the same purpose would start jax's runtime.
     bridge = sys.modules.get("jax._src.xla_bridge")
     is_without_threads = bool(getattr(bridge, "_backends", None))
 
@@ -25,7 +25,7 @@ if hasattr(os, "register_at_fork"):  # Windows does not fork.
 
 
 def refuse() -> NoReturn:
-    """Raise UnsupportedError, since a computation may wait for ever."""
+    """Raise UnsupportedError, since a computation in this process might never end."""
     from nnef_jax.errors import UnsupportedError
 
     hint = "start processes by multiprocessing.get_context('spawn') or 'forkserver'"

@@ -1,8 +1,10 @@
 """Measures the host's rates once, and stores them in a folder for other processes.
 
+A rate is the speed of one kind of computation, by which passes choose kernels. A file
 machine-KEY.json holds the rates and the host's identity: the processor, the number of threads, and
-the versions of the compiler. The host is measured only if the file can be written. A file that is
-damaged, or that of another host, is made again. Wrong rates cost time but change no result.
+the versions of the compiler. The host is measured only if the file can be written. If a file is
+damaged, or is from another host, the host is measured again. Wrong rates cost time but change no
+result.
 """
 
 from __future__ import annotations
@@ -36,24 +38,28 @@ from nnef_jax.execution.cache_key import compiler_versions
 from nnef_jax.execution.run_options import RunOptions
 from nnef_jax.storage import files, protected_files
 
-_LARGE = 10_000_000  # multiply-adds; a measurement takes a second, too long for smaller networks
+# Multiply-adds of a network from which the host is measured. The measurement takes a second, which
+# is too long for smaller networks.
+_LARGE = 10_000_000
 
-_SWITCH = "NNEF_JAX_MEASURE"  # 0: the process uses the shipped profile
-_LONGEST = 1 << 16  # bytes of a file
+# If this environment variable is 0, the process uses the shipped profile.
+_SWITCH = "NNEF_JAX_MEASURE"
+_LONGEST = 1 << 16  # the largest number of bytes that are read from a file
 
-_profiles: dict[str | None, MachineProfile] = {}  # by folder, None for the user's
+_profiles: dict[str | None, MachineProfile] = {}  # by folder; None is the user's cache folder
 _lock = threading.Lock()
-_WAIT = 5.0  # seconds to wait at most while another thread measures
+_WAIT = 5.0  # the longest time in seconds to wait while another thread measures
 
 
 def rates(
     graph: Graph, options: RunOptions, platform: str, *, measures: bool = True
 ) -> MachineProfile:
-    """Return the rates by which passes choose.
+    """Return the rates by which passes choose layouts and kernels.
 
-    A context may set the rates (`held_profile`). Otherwise they are the host's on a CPU, and the
-    shipped ones elsewhere. The host's rates are read from the folder of the options, by default the
-    user's. If they are not there, a large graph has them measured.
+    If a context has set rates (`held_profile`), these are returned. Otherwise the rates are those
+    of the host if the platform is a CPU, and those that are shipped with the package for other
+    platforms. The host's rates are read from the folder in the options, by default from the user's
+    cache folder. If no rates are stored there and the graph is large, the host is measured.
     """
     held = held_profile()
     if held:
@@ -74,7 +80,10 @@ def may_measure() -> bool:
 
 
 def read(folder: str | None = None) -> MachineProfile | None:
-    """Return the host's profile from a folder, by default the user's; None if it is not there."""
+    """Return the host's profile from a folder, or None if the folder has no profile of this host.
+
+    The default is the user's cache folder.
+    """
     if folder not in _profiles:
         path = path_in(folder)
         profile = _read(path) if path else None
@@ -86,7 +95,8 @@ def read(folder: str | None = None) -> MachineProfile | None:
 def measure(folder: str | None = None) -> MachineProfile | None:
     """Measure the host, and write its profile to a folder; return None if it cannot be written.
 
-    Threads that call this at the same time get the same profile. A thread waits 5 s at most.
+    Threads that call this function at the same time get the same profile. A thread waits 5 s at
+    most, and then returns None.
     """
     path = path_in(folder)
     if path is None:
@@ -105,7 +115,8 @@ def measure(folder: str | None = None) -> MachineProfile | None:
 def _measure_and_write(path: str) -> MachineProfile:
     """Measure the host, and write and return its profile; return the shipped one if that fails.
 
-    A profile that is not written is not used: other processes would choose by other rates.
+    A profile that cannot be written is not used either, because other processes would choose by
+    other rates.
     """
     with suppress(Exception):  # XLA may raise any exception if it lacks an option.
         profile = _measured()
@@ -119,13 +130,14 @@ def _measure_and_write(path: str) -> MachineProfile:
 def _measured() -> MachineProfile:
     measure = target_of("cpu").measure
     assert measure is not None
-    # Tracing, and the search for NaN, are states of the caller's thread.
+    # A thread of its own is used because tracing, and the search for NaN, are states of the
+    # caller's thread.
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(measure, threads()).result()
 
 
 def path_in(folder: str | None = None) -> str | None:
-    """Return the path of the host's profile in a folder, by default the user's.
+    """Return the path of the host's profile in a folder, by default in the user's cache folder.
 
     Return None if the system has no folder for the user's caches, as in a bare container.
     """
@@ -138,14 +150,18 @@ def path_in(folder: str | None = None) -> str | None:
 
 
 def _host() -> tuple[str, ...]:
-    """Return the identity of the host and its compiler: a profile is for these only."""
+    """Return the identity of the host and its compiler, for which alone a profile is valid."""
     names = ",".join((*MachineProfile.names(), *Costs.names()))
     return *processor(), f"threads: {threads()}", *compiler_versions(), f"rates: {names}"
 
 
 @cache
 def threads() -> int:
-    """Return the number of threads that can compute at a time: the process's cores or quota."""
+    """Return the number of threads that can run at the same time.
+
+    This is the number of cores that the process may use, or its quota of processor time if that is
+    smaller.
+    """
     if hasattr(os, "sched_getaffinity"):
         cores = len(os.sched_getaffinity(0))
     else:
@@ -154,11 +170,11 @@ def threads() -> int:
 
 
 def quota(root: str = "/sys/fs/cgroup") -> int:
-    """Return the number of cores that the control group allows, of version 1 or 2, rounded up."""
+    """Return the number of cores that the control group (version 1 or 2) allows, rounded up."""
     for names in (["cpu.max"], ["cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"]):
         with suppress(OSError, ValueError, ArithmeticError):
             texts = [Path(root, name).read_text("ascii") for name in names]
-            # Without a limit the first word is "max", a ValueError, or -1.
+            # Without a limit the first word is -1, or it is "max", which raises a ValueError.
             spent, period = map(int, " ".join(texts).split())
             if spent > 0:
                 return math.ceil(spent / period)
@@ -166,7 +182,7 @@ def quota(root: str = "/sys/fs/cgroup") -> int:
 
 
 def _read(path: str) -> MachineProfile | None:
-    """Return the profile in a file; None if there is none, or it is not this host's."""
+    """Return the profile in a file, or None if there is none or it is from another host."""
     try:
         with protected_files.unnoted(), files.open_regular(path, ArchiveError) as file:
             content = json.loads(file.read(_LONGEST))
@@ -176,7 +192,7 @@ def _read(path: str) -> MachineProfile | None:
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
     with suppress(OSError):  # The folder may be read-only.
-        os.utime(path)  # The time shows the last use.
+        os.utime(path)  # The modification time shows when the file was last used.
     return profile
 
 

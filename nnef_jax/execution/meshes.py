@@ -1,8 +1,9 @@
-"""Puts a model's arrays on a mesh of devices, and says how results are sharded.
+"""Puts a model's arrays on a mesh of devices, and determines how results are sharded.
 
-XLA's partitioner shards the tensors inside a network, as in any jit. Explicit axes of a mesh are
-part of the types of arrays, and some operations must be told the sharding of their result. A
-network's operations are not, so such axes are Auto within a network.
+XLA's partitioner shards the tensors inside a network, as in any jitted function. Explicit axes of a
+mesh are different: they are part of the types of arrays, and some operations must be told the
+sharding of their result. A network's operations are not told, so such axes are made Auto within a
+network.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ if TYPE_CHECKING:  # The import takes a while.
     from lowering import Division
 
 _FREE = PartitionSpec.UNCONSTRAINED
-_Names = str | tuple[str, ...] | None  # mesh axes for one axis of an array, in a PartitionSpec
+# the mesh axes for one axis of an array, as a PartitionSpec has them
+_Names = str | tuple[str, ...] | None
 AnyMesh = Mesh | AbstractMesh
 
 
@@ -41,13 +43,13 @@ class Layout:
     """The mesh of a model, and the mesh axes along which its batch and parameters are sharded.
 
     Args:
-        mesh: the devices. On devices that are not attached, types stand for arrays.
-        batch: names of mesh axes along which a batch is sharded.
-        axis: the batch axis of inputs, states and outputs. An array has the batch if its extent
-            there is that of the first input with such an axis.
+        mesh: the devices. If they are not attached, types stand for arrays.
+        batch: names of the mesh axes along which a batch is sharded.
+        axis: the batch axis of inputs, states and outputs. An array has a batch if its extent along
+            this axis equals that of the first input that has this axis.
         specs: shardings of parameters, by label; other parameters are replicated.
-        along: names of mesh axes for tensor parallelism.
-        divisions: divisions of parameters along `along`, by label.
+        along: names of the mesh axes for tensor parallelism.
+        divisions: how the axes `along` divide parameters, by label.
     """
 
     mesh: AnyMesh
@@ -64,15 +66,15 @@ class Layout:
 
     @property
     def place(self) -> Place | None:
-        """Return the place of prepared values, which are replicated. None: nothing is prepared.
+        """Return the place of prepared values, which are replicated; None if there are none.
 
-        Nothing is prepared for sharded parameters, nor on Explicit axes.
+        Nothing is prepared if parameters are sharded, or if the mesh has Explicit axes.
         """
         replicated = NamedSharding(self.mesh, PartitionSpec())
         return None if self.specs or is_explicit(replicated) else Place(replicated, True)
 
     def extent(self, shapes: Sequence[Sequence[int]], time_axes: int = 0) -> int | None:
-        """Return the extent of the batch in the shapes of inputs, None if no shape has the axis."""
+        """Return the batch's extent from the shapes of inputs; None if no shape has the axis."""
         axis = self.axis + time_axes
         return next((shape[axis] for shape in shapes if len(shape) > axis), None)
 
@@ -92,10 +94,10 @@ class Layout:
     def put(self, name: str, x: Any, sharding: NamedSharding, *, stays: bool = False) -> Any:
         """Put a global array on the mesh; return a tracer unchanged.
 
-        If it `stays`, an array that is on the mesh keeps its sharding. If an array is on the host,
-        as in a mapped file, only the shards for the host's own devices are read. On devices that
-        are not attached the result is the array's type. Raises InputError for an array on devices
-        of several hosts that are not the mesh's devices.
+        If `stays`, an array that is on the mesh already keeps its sharding. Of an array on the
+        host, such as one in a mapped file, only the shards for the host's own devices are read. If
+        the devices of the mesh are not attached, the result is the array's type. Raises InputError
+        for an array on devices of several hosts that are not the mesh's devices.
         """
         if isinstance(x, Tracer):
             return x
@@ -123,11 +125,11 @@ class Layout:
         return arrays
 
     def divided(self, params: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
-        """Return parameters as calls take them: reshaped, with the divided factor as an axis.
+        """Return the parameters that calls take reshaped, with an axis for the divided factor.
 
-        A parameter is reshaped and returned if other factors precede the divided factor in its
-        axis. A parameter that is also sharded along the batch's axes is left out: each call gathers
-        and reshapes it.
+        The result contains a parameter if other factors precede the divided factor in its axis. It
+        leaves out parameters that are also sharded along the batch's axes, since each call gathers
+        and reshapes those.
         """
         shardings = {x: place for x, place in self.divided_shardings().items() if x in params}
         if not shardings:
@@ -146,10 +148,10 @@ class Layout:
         return shardings
 
     def with_axes(self, params: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
-        """Return the parameters reshaped: the divided axis becomes two, the second one is divided.
+        """Reshape parameters: the divided axis becomes two axes, of which the second is divided.
 
-        If the factors before the divided one have the product m, an axis of extent n becomes axes
-        of the extents m and n // m.
+        If the product of the factors before the divided factor is m, an axis of extent n becomes
+        two axes of the extents m and n // m.
         """
         arrays: dict[str, jax.Array] = {}
         for label, x in params.items():
@@ -162,9 +164,9 @@ class Layout:
         return arrays
 
     def division(self, label: str, is_reshaped: bool) -> Division | None:
-        """Return the division of a parameter, None if the parameter is not divided.
+        """Return the division of a parameter, or None if the parameter is not divided.
 
-        With `is_reshaped`, return the division of the array that `with_axes` makes of it.
+        If `is_reshaped`, return the division of the array that `with_axes` makes of the parameter.
         """
         division = self._divisions.get(label)
         if division is None or not is_reshaped:
@@ -174,7 +176,7 @@ class Layout:
     def put_state(
         self, state: Mapping[str, Any], shapes: Sequence[Sequence[int]]
     ) -> dict[str, Any]:
-        """Put a state on the mesh, sharded as inputs of these shapes."""
+        """Put a state on the mesh, sharded in the same way as inputs of these shapes."""
         extent = self.extent(shapes)
         arrays: dict[str, Any] = {}
         for label, x in state.items():
@@ -189,12 +191,13 @@ class Layout:
         kwargs: Mapping[str, object],
         time_axes: int = 0,
     ) -> list[Any]:
-        """Return the inputs as `bind_inputs` does, on the mesh and sharded by batch.
+        """Return the inputs as `bind_inputs` does, on the mesh and sharded along the batch.
 
-        Arrays on the mesh keep their sharding. For a tracer only the batch axis is constrained. On
-        several hosts any other array is the host's part of the batch.
+        Arrays on the mesh keep their sharding. For a tracer only the batch axis is constrained. If
+        the mesh spans several hosts, any other array is the part of the batch for this host's
+        devices.
 
-        Raises InputError if the batch does not divide into equal parts.
+        Raises InputError if the batch cannot be divided into equal parts.
         """
         declared = network.graph.inputs
         if self._has_hosts:
@@ -222,9 +225,9 @@ class Layout:
     def typed(
         self, values: Sequence[Value], inputs: Sequence[Any], time_axes: int
     ) -> list[jax.ShapeDtypeStruct]:
-        """Return the types of inputs on the mesh, sharded by batch.
+        """Return the types of inputs on the mesh, sharded along the batch.
 
-        Raises InputError if the batch does not divide into equal parts.
+        Raises InputError if the batch cannot be divided into equal parts.
         """
         extent = self.extent([x.shape for x in inputs], time_axes)
         types: list[jax.ShapeDtypeStruct] = []
@@ -252,7 +255,7 @@ class Layout:
             self._require_divides(name, extent if sharding.spec else 0, self.parts)
             return self.put(f"input '{name}'", x, sharding)
         if sharding.spec:
-            # An array with an item for each shard tells which shards are on this host.
+            # An array with one item for each shard tells which of the shards are on this host.
             shape = (1,) * (self.axis + time_axes) + (self.parts,)
             indices = sharding.addressable_devices_indices_map(shape)
             shards = set(map(str, indices.values()))
@@ -290,13 +293,17 @@ class Layout:
 
     @cached_property
     def compiler_options(self) -> dict[str, str]:
-        """Return XLA's options for the mesh: CPUs gather each parameter just before its use."""
+        """Return XLA's options for the mesh.
+
+        If parameters are sharded along the batch's axes, the options make CPUs gather each
+        parameter just before its use.
+        """
         is_gathered = any(has_names(spec, self.batch) for _, spec in self.specs)
         least_memory = target_of(platform_of(self.mesh)).least_memory if is_gathered else None
         return least_memory() if least_memory else {}
 
     def in_use(self) -> Any:
-        """Return the mesh of the current trace, or this layout's outside of any."""
+        """Return the mesh of the current trace, or this layout's mesh outside of a trace."""
         mesh = jax.sharding.get_abstract_mesh()
         return self.mesh if mesh.empty else mesh
 
@@ -314,11 +321,11 @@ class Layout:
         return dict(self.specs)
 
     def gathered(self, params: Params) -> Params:
-        """Return the parameters for computing, gathered along the batch's axes.
+        """Gather the parameters along the batch's axes, for the computation.
 
-        Fully sharded parameters are sharded along these axes. Without a constraint the partitioner
-        might divide the computation accordingly. The constraints hold for derivatives too, which
-        are sharded like the parameters.
+        Fully sharded parameters are sharded along these axes. Without the constraints that this
+        function adds, the partitioner might divide the computation along them too. The constraints
+        hold for derivatives as well: these are sharded like the parameters.
         """
         if isinstance(params, Prepared):
             return replace(params, params=self.gathered(params.params))

@@ -30,11 +30,12 @@ def over_mesh(
 ) -> Any:
     """Compute a function of params, state, inputs and a probe over a mesh.
 
-    The mesh is the layout's, or the one in the arguments' types. Its Explicit axes are Auto within
-    the function.
+    The mesh is that of the layout. Without a layout, it is the mesh in the arguments' types.
+    Explicit axes of the mesh are Auto within the function.
 
-    Results are sharded according to the layout. Without a layout, the first axis of outputs is
-    sharded like that of the first input, and next states are sharded like the states.
+    Results are sharded according to the layout. Without a layout, the first axis of each output is
+    sharded like the first axis of the first input, and each next state is sharded like the state
+    before.
     """
     arguments = params, state, inputs, probe
     effective = layout or _layout_of_types(arguments, time_axes)
@@ -71,7 +72,7 @@ def over_mesh(
     on_auto_axes: Any = partial(auto_axes, run, axes=mesh.explicit_axes)
     replicated = NamedSharding(mesh, PartitionSpec())
     outputs, after, captures = jax.eval_shape(on_auto_axes(out_sharding=replicated), *arguments)
-    # States whose initial value is computed are not in `state`.
+    # `state` lacks the states whose initial value is computed.
     states = shardings(after, 0)
     for label, x in state.items():
         if label in after:
@@ -81,7 +82,7 @@ def over_mesh(
 
 
 def _layout_of_types(arguments: tuple[Any, ...], time_axes: int) -> Layout | None:
-    """Return the layout in the types of the arguments, None if no mesh has Explicit axes."""
+    """Return the layout in the types of the arguments, or None if no mesh has Explicit axes."""
     mesh = explicit_mesh(arguments)
     if mesh is None:
         return None
@@ -113,7 +114,7 @@ def _divided(
 
     operands = {label: prepared.get(label, x) for label, x in params.items()}
     program, arrays, tree = traced(compute_reshaped, operands, state, inputs, probe)
-    if not program.has_items:  # Its extents are not numbers.
+    if not program.has_items:  # The extents of the program are not numbers.
         return compute(params, state, inputs, probe)
     parameters: dict[int, Division] = {}
     for i, label in enumerate(sorted(operands)):

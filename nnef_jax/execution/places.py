@@ -11,18 +11,21 @@ import numpy as np
 from jax.core import Tracer
 from jax.sharding import AxisType, NamedSharding, PartitionSpec, Sharding
 
-Device = Any  # a jax.Device, which is no type to a type checker
+Device = Any  # A jax.Device, which type checkers do not accept as a type.
 
 
 class Place(NamedTuple):
-    """The device or sharding of a computation; its results are committed if its arguments are."""
+    """The device or sharding of a computation.
+
+    The results of the computation are committed to the place if its arguments are.
+    """
 
     where: Device | Sharding
     is_committed: bool
 
     @property
     def device(self) -> Device:
-        """Return the device, or the first one of this process in a sharding."""
+        """Return the device; of a sharding, return the first device of this process."""
         if isinstance(self.where, Sharding):
             return min(self.where.addressable_devices, key=lambda device: device.id)
         return self.where
@@ -34,7 +37,7 @@ class Place(NamedTuple):
 
 
 def default_device() -> Device:
-    """Return the device for uncommitted arrays."""
+    """Return the device on which jax puts uncommitted arrays."""
     chosen: Any = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
     if chosen is None or isinstance(chosen, str):
         return jax.local_devices(backend=chosen)[0]
@@ -42,18 +45,18 @@ def default_device() -> Device:
 
 
 def is_traced() -> bool:
-    """Tell whether jax is tracing, as within a function that a user compiles."""
-    # Outside of a trace stop_gradient computes nothing.
+    """Tell whether jax is tracing now, for instance within a function that a user compiles."""
+    # Outside of a trace, stop_gradient returns its argument and computes nothing.
     return isinstance(jax.lax.stop_gradient(np.float32(0)), Tracer)
 
 
 def default_platform() -> str:
-    """Return the platform of the device for uncommitted arrays."""
+    """Return the platform of the device on which jax puts uncommitted arrays."""
     return default_device().platform
 
 
 def place_of(arrays: Sequence[object]) -> Place:
-    """Return the place where jax computes with these arrays; none of them may be traced."""
+    """Return the place where jax computes with these arrays, none of which may be traced."""
     for array in arrays:
         if isinstance(array, jax.Array) and array.committed:
             where = array.device
@@ -81,6 +84,6 @@ def explicit_mesh(arrays: object) -> Any:
 
 
 def is_watched() -> bool:
-    """Tell whether jax's settings disable compilation, or look for NaN or infinities."""
+    """Tell whether jax's settings disable compilation, or make jax look for NaN or infinities."""
     config: Any = jax.config
     return config.jax_disable_jit or config.jax_debug_nans or config.jax_debug_infs

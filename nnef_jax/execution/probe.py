@@ -1,4 +1,4 @@
-"""Edits and captures tensors inside a network in one run."""
+"""Edits and captures tensors inside a network during one run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from nnef_jax.errors import InputError
 from nnef_jax.options import names_of, numpy_of, require, shown
 from nnef_jax.wording.similar import did_you_mean
 
-_READERS = 4  # readers that a hint names, at most
+_READERS = 4  # the largest number of reading operations that a hint names
 Edit = Callable[[jax.Array], ArrayLike]
 Edits = Mapping[str, Edit | ArrayLike]
 
@@ -30,14 +30,17 @@ Edits = Mapping[str, Edit | ArrayLike]
 )
 @dataclass(frozen=True)
 class Probe:
-    """Edits and captures of tensors inside the network, in one run.
+    """The edits and captures of tensors inside the network in one run.
 
-    To jax it is a pytree of `arrays`. Its edits are static: functions compare by identity.
+    To jax a probe is a pytree of `arrays`. The edits are static: their functions compare by
+    identity.
 
     Args:
-        edits: for each name or pattern a function of the tensor, or None if `arrays` has it.
+        edits: a pair for each name or pattern. Its second member is the function of the tensor, or
+            None if `arrays` has the replacement.
         arrays: replacements of tensors, by name or pattern.
-        capture: names or patterns of tensors to return, after edits; None returns no dict.
+        capture: names or patterns of tensors to return, after the edits. With None a call returns
+            no dict of captures.
         results: whether the network's results are returned too.
     """
 
@@ -48,7 +51,10 @@ class Probe:
 
     @classmethod
     def of(cls, edit: Edits | None, capture: object) -> Probe:
-        """Return the probe of a user's arguments. Raises TypeError or InputError for wrong ones."""
+        """Make a probe from a user's arguments.
+
+        Raises TypeError or InputError for wrong arguments.
+        """
         if edit is None and capture is None:
             return NOTHING
         by_name: Mapping[str, Any] = {} if edit is None else edit
@@ -69,16 +75,17 @@ class Probe:
         return cls(tuple(edits), arrays, names)
 
     def captured(self, graph: Graph) -> dict[str, Value]:
-        """Return the captured values by name. Raises InputError for a name that matches none."""
+        """Return the captured values by name. Raises InputError for a name that no tensor has."""
         if not self.capture:
             return {}
         names = [name for pattern in self.capture for name in _matches(graph, pattern)]
         return {name: graph.values[name] for name in names}
 
     def edited(self, graph: Graph) -> dict[Value, Edit]:
-        """Return the edit of each value. Raises InputError for a name that matches none.
+        """Return the edit of each edited value. Raises InputError for a name that no tensor has.
 
-        An exact name takes precedence over a pattern, an earlier pattern over a later one.
+        If several names match a tensor, an exact name takes precedence over a pattern, and an
+        earlier pattern over a later one.
         """
         if not self.edits:
             return {}
@@ -124,7 +131,7 @@ def _replacement(array: ArrayLike, _: jax.Array) -> ArrayLike:
 
 
 def _checked(name: str, edit: Edit) -> Edit:
-    """Return the edit with a check that its result has the tensor's shape and dtype."""
+    """Wrap an edit with a check that its result has the tensor's shape and dtype."""
 
     def checked(array: ArrayLike) -> jax.Array:
         before = jnp.asarray(array)

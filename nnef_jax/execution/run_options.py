@@ -1,4 +1,4 @@
-"""Defines the options of running a network, and the parameters prepared for it."""
+"""Defines the options of running a network, and parameters with prepared values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from nnef_jax.errors import InputError
 
 
 class RunKeywords(TypedDict, total=False):
-    """Keywords of `nnef_jax.load` and `Model.with_options`, which `load` documents."""
+    """Keywords of `nnef_jax.load` and `Model.with_options`.
+
+    The docstring of `load` explains them.
+    """
 
     precision: jax.lax.PrecisionLike
     optimize: bool | Literal["strict"]
@@ -27,7 +30,7 @@ class RunKeywords(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """The options of running a network: `RunKeywords`, and three that reading decides."""
+    """The options of running a network: `RunKeywords`, and two that are decided by reading it."""
 
     precision: jax.lax.PrecisionLike = None
     optimize: bool | Literal["strict"] = True
@@ -35,8 +38,8 @@ class RunOptions:
     donate_state: bool = False
     unused: bool = False
     straight_through: bool = False
-    # These fields are not in the repr, which is a part of keys of the disk cache: compiled code
-    # depends on the rates that `measure` leads to, not on these values.
+    # These fields are left out of the repr, which is part of the keys of the disk cache. Compiled
+    # code does not depend on these values. It depends only on the rates that `measure` leads to.
     measure: bool = field(default=True, repr=False)
     max_executables: int = field(default=128, repr=False)
     cache_dir: str | None = field(default=None, repr=False)
@@ -51,26 +54,30 @@ class RunOptions:
 class Prepared:
     """Parameters with prepared values, for `apply`, `step` and `scan` of one model; a pytree.
 
-    `params` are the parameters by label, not copied. Calls of other shapes, vmap, edits, captures,
-    derivatives and other platforms are computed from them.
+    `params` are the parameters by label, without a copy. They are used instead of the prepared
+    values in calls with other shapes, under vmap, with edits or captures, for derivatives, and on
+    other platforms.
 
-    `values` are the prepared values, by name of the function that they are for; on a mesh, by label
-    of the parameter.
+    `values` are the prepared values, by the name of the function for which they are prepared. On a
+    mesh they are by the label of the parameter instead.
     """
 
     params: Mapping[str, Any]
     values: Mapping[str, Any]
-    definition: Any  # a Definition, whose module imports this one
+    definition: Any  # a Definition, whose module imports this module
 
     def checked_for(self, definition: object) -> Prepared:
-        """Return self if prepared for this definition; raise InputError for another network's."""
+        """Return self if prepared for this definition; raise InputError otherwise."""
         if definition != self.definition:
             hint = "give params that this model's prepare returned"
             raise InputError("params are prepared for another network", hint=hint)
         return self
 
     def with_params(self, params: Mapping[str, Any]) -> Prepared:
-        """Replace the parameters by checked ones. If a dtype was converted, drop the values."""
+        """Replace the parameters by checked ones.
+
+        If a dtype was converted, drop the prepared values.
+        """
         keep_dtypes = all(x.dtype == self.params[label].dtype for label, x in params.items())
         values = self.values if keep_dtypes else {}
         return Prepared(params, values, self.definition)

@@ -1,4 +1,4 @@
-"""Runs a network: calls, pure functions, cycles with a state, and their compilation."""
+"""Runs a network: calls, pure functions, cycles with a state, and compilation."""
 
 from __future__ import annotations
 
@@ -30,10 +30,11 @@ class Runnable:
 
     @property
     def params(self) -> dict[str, Array]:
-        """Return the parameters by label, a pytree: the first argument of `apply`.
+        """Return the parameters by label; this dict is the first argument of `apply`.
 
-        Each access returns a new dict; changing it does not change the model. Use `with_params`.
-        Unused parameters are included only if the network was loaded with `unused=True`.
+        Each access returns a new dict, and a change of the dict does not change the model. Use
+        `with_params` for that. Unused parameters are included only if the network was loaded with
+        `unused=True`.
         """
         return dict(self._execution.arrays.leaves()[0])
 
@@ -52,17 +53,19 @@ class Runnable:
         capture: Names | None = None,
         **kwargs: ArrayLike,
     ) -> Any:
-        """Run the network; a recurrent one for a single cycle from its initial state.
+        """Run the network. A recurrent network runs for a single cycle from its initial state.
 
-        Inputs are passed in order, by name, or as one dict by name. An argument `key` that is no
-        input is ignored, since equinox passes one to layers. Inputs of another width are converted
-        (float64 to float32). Integers must be in the range of the input's dtype; traced integers
-        must have a dtype whose range is within it. Raises InputError if inputs do not fit,
-        ShapeError if shapes inside the network do not. `edit` and `capture` are those of `apply`.
+        Inputs are passed in order, by name, or as one dict by name. An argument `key` that is not
+        the name of an input is ignored, since equinox passes a key to all layers. Inputs of another
+        width are converted, such as float64 to float32. Integers must be in the range of the
+        input's dtype; traced integers must have a dtype whose whole range is within it. Raises
+        InputError if inputs do not fit, and ShapeError if shapes inside the network do not fit.
+        `edit` and `capture` are explained at `apply`.
         """
         execution = self._execution
         if edit is None and capture is None:
-            # A repeated call skips the binding of inputs and the choice of an executable.
+            # This is a shortcut: a repeated call skips the binding of inputs and the choice of an
+            # executable.
             inputs = in_order(execution.network.graph.inputs, args, kwargs) if kwargs else args
             executable = None if inputs is None else execution.executable_for(inputs)
             if inputs is not None and executable is not None:
@@ -70,7 +73,8 @@ class Runnable:
                     return executable(list(map(copied, inputs)))
                 except Exception:
                     # While jax looks for NaNs or traces, the executable may fail where the general
-                    # call below computes, or names the NaN. So this error is dropped then.
+                    # call below succeeds, or where it names the NaN. The error of the executable is
+                    # dropped in these cases.
                     if not (is_watched() or is_traced()):
                         raise
         return execution.call(args, kwargs, probe=Probe.of(edit, capture))
@@ -103,22 +107,23 @@ class Runnable:
     ) -> Any:
         """Run the network as a pure function of parameters and inputs, for `jax.grad` and the like.
 
-        The function and its derivatives are each compiled as one program, outside `jax.jit` too.
-        `params` may include unused parameters; other real dtypes are converted to the network's.
-        Raises InputError if labels are missing or unknown, or arrays do not fit.
+        The function and its derivatives are each compiled as one program, even outside `jax.jit`.
+        `params` may include unused parameters. Floating-point parameters of another dtype are
+        converted to the network's. Raises InputError if labels are missing or unknown, or if arrays
+        do not fit.
 
         >>> gradient = jax.grad(lambda x: model.apply(model.params, x)[0, 3])(x)
 
         Args:
             params: arrays by label, or the result of `prepare`.
-            args: inputs in the order of the graph. Inputs named `edit` or `capture` can be passed
-                only in this way.
-            edit: replacements by tensor name: a function of the tensor, or an array of its shape
-                and dtype. All readers of the tensor get the replacement. Names are those of
-                `summary`; a name that no tensor has is a pattern of `fnmatch`. A function is traced
-                once for each function object, as in `jax.jit`.
-            capture: names or patterns of tensors to return, after edits. The result is then
-                `(outputs, {name: array})`.
+            args: inputs in the order of the graph. Inputs whose name is `edit` or `capture` can be
+                passed only in this way.
+            edit: a dict from names of tensors to replacements. A replacement is a function of the
+                tensor, or an array of its shape and dtype. All operations that read the tensor get
+                the replacement. The names are those in `summary`; a name that no tensor has is a
+                pattern of `fnmatch`. Each function object is traced once, as in `jax.jit`.
+            capture: names or patterns of tensors to return, after edits. With this argument the
+                result is `(outputs, {name: array})`.
             kwargs: inputs by name.
 
         >>> outputs, inside = model.apply(params, x, edit={"relu2": jnp.abs}, capture=["conv1"])
@@ -134,16 +139,17 @@ class Runnable:
         state: State | None = None,
         **kwargs: Example,
     ) -> Prepared:
-        """Return prepared params for `apply`, `step` and `scan`, which are then as fast as a call.
+        """Return prepared params, with which `apply`, `step` and `scan` are as fast as a call.
 
-        A function of `model.jit` does not compute values again that depend on parameters alone. The
-        prepared params are a pytree that contains the parameters too: calls with other shapes, and
-        derivatives with respect to inputs, are computed from these. Prepared params have no
-        derivatives; differentiate with respect to parameters.
+        With prepared params, a function of `model.jit` does not compute again, in each call, values
+        that depend only on parameters. Prepared params are a pytree that contains the parameters
+        too. The parameters are used in calls with other shapes, and for derivatives with respect to
+        inputs. To differentiate with respect to parameters, pass the parameters themselves;
+        prepared params have no derivatives.
 
         `params` may be traced. Inputs are arrays or `jax.ShapeDtypeStruct`s, by default of the
-        declared shapes. With `state` they are the inputs of a cycle. Raises InputError as `apply`
-        does.
+        declared shapes. If `state` is passed, values are prepared for a cycle from this state on
+        these inputs. Raises InputError in the same cases as `apply`.
 
         >>> fast = model.jit(model.apply)
         >>> y = fast(model.prepare(model.params), x)
@@ -155,14 +161,15 @@ class Runnable:
 
     @property
     def compiler_options(self) -> dict[str, str]:
-        """Return the compiler's options that suit the network, for functions around `apply`."""
+        """Return the compiler options that suit the network, for functions around `apply`."""
         return self._execution.executables.options(default_platform())
 
     def jit(self, function: Callable[..., object], **options: Any) -> jax.stages.Wrapped:
-        """Return `jax.jit` of a function, with the compiler's options that suit the network.
+        """Return `jax.jit` of a function, with the compiler options that suit the network.
 
-        `options` are those of `jax.jit`; its `compiler_options` override those of the model. jax
-        uses only the options of the outermost function.
+        `options` are those of `jax.jit`; its `compiler_options` override those of the model. If
+        jitted functions call each other, jax uses only the compiler options of the outermost
+        function.
 
         >>> step = model.jit(jax.value_and_grad(loss))
         """
@@ -172,9 +179,10 @@ class Runnable:
     def intermediates(
         self, *args: ArrayLike, names: Sequence[str] | None = None, **kwargs: ArrayLike
     ) -> dict[str, Array]:
-        """Return arrays of tensors inside the network by name; without `names` of all tensors.
+        """Return arrays of tensors inside the network, by name.
 
-        Raises InputError for a name that the graph does not have.
+        Without `names`, the arrays of all tensors are returned. Raises InputError for a name that
+        the graph does not have.
 
         >>> model.intermediates(x, names=["conv1"])["conv1"].shape
         """
@@ -182,18 +190,19 @@ class Runnable:
         return self._execution.call(args, kwargs, probe=Probe(capture=tensors, results=False))
 
     def lower(self, *args: Example, **kwargs: Example) -> jax.stages.Lowered:
-        """Lower `apply` by jax, with parameters as arguments. The result has `as_text`, `compile`.
+        """Lower `apply` by jax, with parameters as arguments.
 
-        Inputs are arrays or `jax.ShapeDtypeStruct`s, by default of the declared shapes.
+        The result has methods such as `as_text` and `compile`. Inputs are arrays or
+        `jax.ShapeDtypeStruct`s, by default of the declared shapes.
         """
         inputs = self._execution.types(args, kwargs)
         return jax.jit(self.apply).lower(self._execution.arrays.types()[0], *inputs)
 
     def init_state(self, *args: Example, **kwargs: Example) -> dict[str, Array]:
-        """Return the state before the first cycle: initial values of updated variables by label.
+        """Return the state before the first cycle: the initial values of state variables, by label.
 
-        If an initial value is computed from inputs, pass the inputs of the first cycle or their
-        types.
+        If an initial value is computed from inputs, pass the inputs of the first cycle. A type
+        suffices for an input from which no initial value is computed.
         """
         return self._execution.first_state(lambda: self._execution.types(args, kwargs))
 
@@ -228,10 +237,11 @@ class Runnable:
     ) -> Any:
         """Run one cycle (spec 4.7): `outputs, state = model.step(state, x)`.
 
-        `state` is from `init_state` or an earlier step. `params` replace the model's parameters,
-        for derivatives with respect to them. With `load(..., donate_state=True)` the arrays of
-        `state` cannot be read afterwards. `edit` and `capture` are those of `apply`; captures are
-        last:
+        `state` is the result of `init_state` or of an earlier step. `params` replace the model's
+        parameters, so that a function can be differentiated with respect to them. If the model was
+        loaded with `donate_state=True`, the arrays of `state` cannot be read after the call. `edit`
+        and `capture` are explained at `apply`; the captures are the last item of the result:
+
         `outputs, state, inside = model.step(state, x, capture=["h"])`.
         """
         inputs = self._execution.bind(args, kwargs)
@@ -269,9 +279,9 @@ class Runnable:
     ) -> Any:
         """Run many cycles along the inputs' first axis, time: `outputs, state = model.scan(xs)`.
 
-        The cycles are one `lax.scan`: the program has the same size for any number of cycles.
-        Gradients pass through time. Outputs and captures get a first axis, time. `state` is
-        `init_state()` by default. Edits apply to each cycle.
+        The cycles are one `lax.scan`, so the program has the same size for any number of cycles.
+        Gradients pass through all time steps. Each output and capture has a first axis, which is
+        time. `state` is by default `init_state()`. Edits apply to each cycle.
         """
         inputs = self._execution.bind(args, kwargs, 1)
         require_one_length(inputs)
@@ -297,5 +307,5 @@ class Runnable:
         return self._execution.run(entry, state, inputs, params, probe)
 
 
-# Returns the execution of a model, for `nnef_jax.workings`.
+# Return the execution of a model, for `nnef_jax.workings`.
 execution_of: Callable[[Runnable], Execution] = attrgetter("_execution")

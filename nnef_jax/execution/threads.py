@@ -1,4 +1,4 @@
-"""Caches values that several threads ask for, so that each is made once."""
+"""Caches values for which several threads ask, in such a way that each value is made once."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ _ABSENT = object()
 
 
 class Once:
-    """Caches values by key. The first thread that asks for a value makes it; the others wait.
+    """Caches values by key. The first thread that asks for a value makes it, and the others wait.
 
     With a limit, only the most recently used values are kept, in the order of their last use.
 
-    Values of different keys may be made at the same time. If making a value raises an error, it is
-    not cached: each waiting thread tries again, one after the other.
+    Values of different keys may be made at the same time. If making a value raises an error,
+    nothing is cached, and the waiting threads try again, one after the other.
 
     A thread that is making a value never waits. If it asks for a second value that another thread
-    is making, it makes that value, too. This excludes deadlocks between threads, and of a thread
-    with itself. A thread that Python did not start never waits either: it may run a callback of the
-    computation that the maker waits for. A forked process does not wait for its parent's threads.
+    is making, it makes that value too. This rule excludes deadlocks between threads, and a deadlock
+    of a thread with itself. A thread that Python did not start never waits either, since it may run
+    a callback of the very computation for which the making thread waits. A forked process does not
+    wait for threads of its parent.
     """
 
     def __init__(self, limit: int | None = None) -> None:
@@ -38,7 +39,10 @@ class Once:
         self._locks: dict[Hashable, threading.Lock] = {}  # by process and key
 
     def get(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """Return the value of a key; cache `make()` if there is none."""
+        """Return the value of a key.
+
+        If there is none, cache the result of `make()` and return it.
+        """
         value = self.values.get(key, _ABSENT)
         if value is not _ABSENT:
             return self.keep(key, value)
@@ -53,11 +57,11 @@ class Once:
                     value = self.keep(key, make())
                 finally:
                     _thread.makes = False
-        self._locks.pop(place, None)  # Waiting threads hold a reference.
+        self._locks.pop(place, None)  # Waiting threads hold their own reference to the lock.
         return value
 
     def keep(self, key: Hashable, candidate: Any) -> Any:
-        """Return the value of a key; cache the candidate if there is none."""
+        """Return the value of a key. If there is none, cache the candidate and return it."""
         value = self.values.setdefault(key, candidate)
         if self._limit is not None:
             with suppress(KeyError):  # Another thread may have removed the value.
@@ -68,5 +72,6 @@ class Once:
 
 
 def _is_foreign() -> bool:
-    # Python gives these names to threads that it did not start. Their class is private.
+    # Python gives such names to threads that it did not start. The class of these threads is
+    # private.
     return threading.current_thread().name.startswith("Dummy-")
