@@ -1,8 +1,9 @@
-"""Decodes names of PyTorch's modules from exporters' labels of parameters and names of tensors.
+"""Finds the names of PyTorch's modules in exporters' labels of parameters and names of tensors.
 
 torch_to_nnef writes `layer1.0.bn1.weight` as `layer1___0__bn1__weight_0_weight`. It also leaves out
-names of module lists: `_0__bn1`, or `_0_3__bn1` for a second such list. torch.onnx has a module's
-path in names of tensors, each part with its parents: `/layer1/layer1.0/bn1/Add_output_0`.
+names of module lists: it writes `_0__bn1`, or `_0_3__bn1` for a second such list. torch.onnx writes
+the path of a module in the names of tensors, where each part of the path repeats its parents:
+`/layer1/layer1.0/bn1/Add_output_0`.
 """
 
 from __future__ import annotations
@@ -15,14 +16,15 @@ from lowering.graph import Graph, Operation, Value
 
 Path = tuple[str, ...]
 
-_NUMBER = re.compile(r"_(\d+)(_\d+)?")  # torch_to_nnef's name of a list item
-# torch_to_nnef's name of a parameter that it stores in another form than PyTorch.
+_NUMBER = re.compile(r"_(\d+)(_\d+)?")  # the name that torch_to_nnef gives to an item of a list
+# The name that torch_to_nnef gives to a parameter that it stores in another form than PyTorch.
 _LEAF = re.compile(r"(weight|bias|running_mean|running_var)(_\d+)?(_[a-z_]+)?")
-_FOLDED = "onnx::MatMul_"  # torch.onnx's name of the transposed weight of a linear layer
+# the name that torch.onnx gives to the transposed weight of a linear layer
+_FOLDED = "onnx::MatMul_"
 
 
 def components(name: str) -> Path:
-    """Return the parts of a name in PyTorch: the modules, and the name in the last of them."""
+    """Split a name into its parts in PyTorch: the modules, and the name in the innermost module."""
     if "/" in name:
         parts: list[str] = []
         for part in filter(None, name.split("/")):
@@ -41,10 +43,11 @@ def components(name: str) -> Path:
 
 
 def shared_start(paths: Sequence[Path]) -> Path | None:
-    """Return the common start of paths, None if there are none."""
+    """Return the longest common start of some paths, or None if there are no paths."""
     if not paths:
         return None
-    first, last = min(paths), max(paths)  # in sorted order, all paths between share it too
+    # In sorted order, all paths between these two share their common start.
+    first, last = min(paths), max(paths)
     return first[: sum(1 for _ in takewhile(bool, map(str.__eq__, first, last)))]
 
 
@@ -53,7 +56,8 @@ class ModuleNames:
 
     def __init__(self, graph: Graph) -> None:
         self._starts: dict[str, Path] = {}
-        self._outputs = tuple(graph.output_names)  # a user's names; other names may extend them
+        # Users choose the names of outputs, and the names of other tensors may extend them.
+        self._outputs = tuple(graph.output_names)
         self._labels = {p.value: p.label for p in graph.parameters}
         self._folded: dict[str, Path] = {}
         self._groups: dict[str, int] = {}
@@ -73,7 +77,7 @@ class ModuleNames:
                 elif "." in label and "__" in operation.name:
                     root, _, _ = operation.name.partition("__")
                     starts.setdefault(root, set()).add(_start(operation.name, label))
-        # A root is resolved only if all its pairs of a label and an operation's name agree.
+        # A root is resolved only if all pairs of a label and an operation's name agree about it.
         for root, paths in starts.items():
             first, *more = paths
             if first is not None and not more:
@@ -84,23 +88,29 @@ class ModuleNames:
             self._modules.update(path[:end] for end in range(1, len(path) + 1))
 
     def of_label(self, label: str) -> Path:
-        """Return the parts of a parameter's name in PyTorch."""
+        """Return the parts of the name that a parameter has in PyTorch."""
         return self._folded.get(label) or self._full_path(label)
 
     def is_transposed(self, label: str) -> bool:
-        """Tell whether an exporter stores this matrix transposed, even if it is square."""
+        """Tell whether an exporter stores this matrix transposed.
+
+        This matters for square matrices.
+        """
         return label in self._folded
 
     def groups_of(self, label: str) -> int:
-        """Return the groups of a deconvolution with a filter of torch_to_nnef, 0 for others."""
+        """Return the groups of a deconvolution whose filter torch_to_nnef wrote; 0 for others."""
         return self._groups.get(label, 0)
 
     def of_operation(self, operation: Operation) -> Path:
-        """Return the path of an operation's module, from its parameters or else its name."""
+        """Return the path of an operation's module, from its parameters or else from its name."""
         return self.by_labels([operation]) or self.by_name(operation) or ()
 
     def by_labels(self, operations: Sequence[Operation]) -> Path | None:
-        """Return the innermost module of all parameters that operations read, None if none do."""
+        """Return the innermost module that contains all parameters that some operations read.
+
+        Return None if the operations read no parameters.
+        """
         labels = (self._labels.get(v) for x in operations for v in x.reads())
         paths = [self.of_label(label)[:-1] for label in labels if label is not None]
         return shared_start([path for path in paths if path])
@@ -108,7 +118,8 @@ class ModuleNames:
     def by_name(self, operation: Operation) -> Path | None:
         """Return the path in an operation's name, up to the last module that has parameters.
 
-        It is () for an operation that torch_to_nnef puts into no module, None if it is unknown.
+        The path is () for an operation that torch_to_nnef puts into no module, and None if it is
+        unknown.
         """
         if self._starts and "__" not in operation.name:
             return None if operation.name.startswith(self._outputs) else ()

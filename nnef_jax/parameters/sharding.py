@@ -23,9 +23,10 @@ from nnef_jax.options import require, shown
 from nnef_jax.wording.similar import did_you_mean, listed
 
 Shapes = Mapping[str, Sequence[int]]
-_Names = str | Sequence[str] | None  # mesh axes
-_Spec = list[Any]  # mesh axes of each axis of a parameter, as in a PartitionSpec
-_SMALL = 1024  # items; smaller parameters are replicated: moving them costs more than memory
+_Names = str | Sequence[str] | None  # names of mesh axes
+_Spec = list[Any]  # for each axis of a parameter its mesh axes, as in a PartitionSpec
+# Number of items. Smaller parameters are replicated, since moving them costs more than the memory.
+_SMALL = 1024
 
 
 def layout_of(
@@ -35,7 +36,10 @@ def layout_of(
     params: _Names | Mapping[str, PartitionSpec],
     batch_axis: int,
 ) -> Layout:
-    """Return the layout of `Model.shard`'s arguments. Raises TypeError or InputError as it does."""
+    """Return the layout for the arguments of `Model.shard`.
+
+    Raises TypeError or InputError in the same cases as that method.
+    """
     expected = "a jax.sharding.Mesh: jax.make_mesh((2, 4), ('data', 'model'))"
     require("mesh", mesh, Mesh | AbstractMesh, expected)
     require("batch_axis", batch_axis, int, "the number of an axis")
@@ -71,7 +75,10 @@ def layout_of(
 
 
 def _names(what: str, value: object, mesh: AnyMesh) -> tuple[str, ...]:
-    """Return the mesh axes that an argument names. Raises TypeError or InputError."""
+    """Check an argument that names mesh axes, and return the names.
+
+    Raises TypeError or InputError.
+    """
     names: Any = value
     if value is None:
         names = ()
@@ -105,7 +112,7 @@ def _joined(names: Sequence[str]) -> str | tuple[str, ...]:
 def _divide_fully(
     specs: dict[str, _Spec], shapes: Shapes, names: Sequence[str], mesh: AnyMesh
 ) -> None:
-    """Shard each large parameter along its longest axis that is free and divisible."""
+    """Shard each large parameter along its longest axis that is not sharded and is divisible."""
     if not names:
         return
     count = _divisor(tuple(names), mesh)
@@ -120,7 +127,8 @@ def _divide_fully(
 def _by_pattern(params: Mapping[Any, object], shapes: Shapes, mesh: AnyMesh) -> dict[str, _Spec]:
     """Return a user's specs by label.
 
-    A label takes precedence over a pattern, an earlier pattern over a later one.
+    If several keys match a label, the label itself takes precedence over a pattern, and an earlier
+    pattern over a later one.
     """
     specs: dict[str, _Spec] = {}
     for pattern in sorted(params, key=lambda pattern: pattern not in shapes):
@@ -168,10 +176,10 @@ def _checked(label: str, spec: PartitionSpec, shape: Sequence[int], mesh: AnyMes
 def chosen_divisions(
     definition: Definition, count: int, platform: str, least: int = 0
 ) -> dict[str, Division]:
-    """Return the divisions of parameters into `count` parts for tensor parallelism, by label.
+    """Return how tensor parallelism divides parameters into `count` parts, by label.
 
-    Parameters of less than `least` items are not divided. Open extents are those of an example; a
-    network without an example has no divisions.
+    Parameters of fewer than `least` items are not divided. Open extents have the values of an
+    example, and a network without an example has no divisions.
     """
     network = definition.network
     try:
@@ -198,7 +206,7 @@ class ShardedParameter(NamedTuple):
     shape: tuple[int, ...]
     sharding: PartitionSpec
     why: str
-    moves: str  # the collectives that it causes in a call
+    moves: str  # the collectives that the sharding causes in a call
 
 
 class ShardingPlan(tuple[ShardedParameter, ...]):
@@ -215,7 +223,7 @@ class ShardingPlan(tuple[ShardedParameter, ...]):
 
 
 def _axes(spec: PartitionSpec) -> str:
-    """Return the sharded axes with their mesh axes, as '0: data, 1: model'."""
+    """Return the sharded axes with their mesh axes as text, such as '0: data, 1: model'."""
     texts: list[str] = []
     for axis, names in enumerate(spec):
         if isinstance(names, str):
@@ -226,7 +234,7 @@ def _axes(spec: PartitionSpec) -> str:
 
 
 def plan_of(definition: Definition) -> ShardingPlan | None:
-    """Return the shardings of a model's parameters, None without a mesh."""
+    """Return the shardings of a model's parameters, or None without a mesh."""
     layout = definition.layout
     if layout is None:
         return None

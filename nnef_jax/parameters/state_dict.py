@@ -1,4 +1,4 @@
-"""Implements `Model.with_state_dict`: arrays by PyTorch's names become parameters by label."""
+"""Implements `Model.with_state_dict`: finds the array of a state dict for each parameter."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ from nnef_jax.options import require, require_flags
 from nnef_jax.parameters.module_names import ModuleNames
 from nnef_jax.wording.similar import listed
 
-# The label of a gate. torch_to_nnef cuts the weights of a recurrent layer: W_ii, W_hf, b_o.
+# The label of a parameter for one gate. torch_to_nnef cuts the weights of a recurrent layer into
+# gates, such as W_ii, W_hf and b_o.
 _GATE = re.compile(r"(.*)\.l(\d+)_(b|back_)?(w|b)_([ih]?)([ifgorzn])")
 _INITIAL = re.compile(r".*\.l\d+_(backward_)?[hc]_0_init")
-_GATES = {4: "ifgo", 3: "rzn"}  # gates of LSTM and GRU by number, in PyTorch's order
+# letters of the gates of LSTM and GRU in PyTorch's order, by the number of gates
+_GATES = {4: "ifgo", 3: "rzn"}
 
 _Array = Any  # an array of numpy or jax
 _Candidate = tuple[Sequence[str], _Array | None]
@@ -29,10 +31,10 @@ _Candidate = tuple[Sequence[str], _Array | None]
 def stored_params(
     graph: Graph, state_dict: Mapping[str, object], *, strict: bool
 ) -> dict[str, Any]:
-    """Return the arrays of a state dict by label, in the forms that the network stores.
+    """Return the arrays of a state dict by label, in the forms in which the network stores them.
 
-    Raises InputError, for all names at once, if a name fits several parameters, if no parameter
-    fits its shape, and, if `strict`, for missing and unknown names.
+    Raises one InputError for all names if a name fits several parameters, if an array has the shape
+    of no parameter that its name fits, and, if `strict`, for missing and unknown names.
     """
     require_flags(strict=strict)
     require("state_dict", state_dict, Mapping, "a dict of arrays by PyTorch's names")
@@ -50,7 +52,7 @@ class _Matching:
         self.graph = graph
         self.arrays = {name: _array(name, value) for name, value in values.items()}
         self.exact = {p.label for p in graph.parameters} & self.arrays.keys()
-        # Names by their last part: some exporters leave out the start of a name.
+        # Names by their last part, because some exporters leave out the start of a name.
         self.by_leaf: dict[str, list[str]] = {}
         for name in self.arrays.keys() - self.exact:
             self.by_leaf.setdefault(name.rpartition(".")[2], []).append(name)
@@ -60,7 +62,8 @@ class _Matching:
         missing: list[str] = []
         shapes: list[str] = []
         unclear: set[str] = set()
-        owners: dict[str, dict[str, str]] = {}  # labels by name; gates of a layer count once
+        # by name: the labels that use it; all gates of a layer count as one label
+        owners: dict[str, dict[str, str]] = {}
         for parameter in self.graph.parameters:
             label = parameter.label
             shape = tuple(parameter.value.type.shape)
@@ -97,7 +100,11 @@ class _Matching:
         return params
 
     def _candidates(self, label: str, shape: Shape) -> Iterator[_Candidate]:
-        """Yield names of arrays, and the parameter made from these, or None if they do not fit."""
+        """Yield candidates for a parameter.
+
+        A candidate is the names of arrays, and the parameter made from these arrays. The parameter
+        is None if the arrays do not fit.
+        """
         if label in self.exact:
             yield [label], _shaped(self.arrays[label], shape, exactly=True)
             return
@@ -117,12 +124,15 @@ class _Matching:
             yield from matches or candidates
 
     def _ending(self, path: str) -> list[str]:
-        """Return the names that end in a path and equal no label."""
+        """Return the names that end in a path and are not labels themselves."""
         names = self.by_leaf.get(path.rpartition(".")[2], ())
         return [name for name in names if name.endswith(f".{path}")]
 
     def _restored(self, label: str, array: _Array, shape: Shape) -> _Array | None:
-        """Return an array in the form that torch_to_nnef stores, None if its shape does not fit."""
+        """Convert an array to the form that torch_to_nnef stores.
+
+        Return None if it does not fit.
+        """
         groups = self.names.groups_of(label)
         if groups and array.ndim > 2 and not array.shape[0] % groups:
             inputs, outputs, *window = array.shape
@@ -132,12 +142,12 @@ class _Matching:
         return _shaped(array, shape)
 
     def _gate(self, gate: re.Match[str], shape: Shape) -> _Candidate:
-        """Return the names of a recurrent layer's arrays, and a gate's rows of them."""
+        """Return the names of a recurrent layer's arrays, and the rows of a gate in these."""
         module, layer, back, what, side, letter = gate.groups()
         if back:
             layer += "_reverse"
         kind = "weight" if what == "w" else "bias"
-        # A gate without a side is the sum of both: biases of the input and of the state.
+        # A label that names neither input nor state stands for the sum of the two biases.
         names = [f"{module}.{kind}_{x}h_l{layer}" for x in side or "ih"]
         names = [name for name in names if name in self.arrays]
         arrays = [self.arrays[name] for name in names]
@@ -155,12 +165,16 @@ class _Matching:
         return names, _shaped(total, shape)
 
     def _is_constant(self, label: str, shape: Shape) -> bool:
-        """Tell whether a parameter is a number or an initial state that an exporter added."""
+        """Tell whether a parameter is a scalar or an initial state that an exporter added."""
         is_number = not shape and len(self.names.of_label(label)) == 1
         return is_number or _INITIAL.fullmatch(label) is not None
 
     def _is_neutral(self, name: str, used: Iterable[str]) -> bool:
-        """Tell whether an array may be unused: it equals a used one, or is a norm's 1s or 0s."""
+        """Tell whether an unused array has no effect.
+
+        This is the case if the array equals one that is used, or is a norm's weight of ones or bias
+        of zeros.
+        """
         array = self.arrays[name]
         if isinstance(array, Tracer):
             return False
@@ -177,7 +191,10 @@ class _Matching:
 
 
 def _shaped(array: _Array, shape: Shape, *, exactly: bool = False) -> _Array | None:
-    """Return an array in a shape, None if other extents than 1 differ, or any if `exactly`."""
+    """Return an array in a shape, or None if that is impossible.
+
+    Without `exactly`, axes of extent 1 may be added or removed. With it, the shapes must be equal.
+    """
     if array.shape == shape:
         return array
     if exactly or [n for n in array.shape if n != 1] != [n for n in shape if n != 1]:
@@ -186,20 +203,23 @@ def _shaped(array: _Array, shape: Shape, *, exactly: bool = False) -> _Array | N
 
 
 def _layer(label: str) -> str:
-    """Return the recurrent layer of a gate's label, '' for other labels."""
+    """Return the recurrent layer in the label of a gate, or '' for other labels."""
     gate = _GATE.fullmatch(label)
     return f"{gate[1]}.{gate[2]}{gate[3]}" if gate else ""
 
 
 def _array(name: str, value: object) -> _Array:
-    """Return an array, or a copy of a torch tensor. Raises InputError for another object."""
+    """Convert a value to an array; a torch tensor is copied.
+
+    Raises InputError for another object.
+    """
     try:
         if isinstance(value, jax.Array):
             return value
         if hasattr(value, "detach"):
             tensor: Any = value
             tensor = tensor.detach().cpu()
-            if str(tensor.dtype) == "torch.bfloat16":  # numpy lacks it
+            if str(tensor.dtype) == "torch.bfloat16":  # numpy has no bfloat16.
                 tensor = tensor.float()
             return np.array(tensor.numpy())
         return np.asarray(value)

@@ -1,4 +1,4 @@
-"""Implements `Model.cut`: determines the part that a user means, and reports what is wrong."""
+"""Implements `Model.cut`: determines the part that a user means, and reports wrong requests."""
 
 from __future__ import annotations
 
@@ -25,16 +25,17 @@ def cut(
     outputs: _Names,
     stored: Callable[[str], NDArray[np.generic]],
 ) -> Network:
-    """Return the part of a network between tensors of these names, as `Model.cut` documents it.
+    """Return the part of a network between tensors of these names, as a network.
 
-    `stored` is the function from the label of a variable to its array.
+    `Model.cut` explains `inputs` and `outputs`. `stored` returns the array of a variable by its
+    label.
     """
     part = _part(network.graph, inputs, outputs)
     graph, _ = part.of(network.graph)
     raise_all([*_changing(network, graph)])
     labels = [variable.label for variable in (*graph.parameters, *graph.states)]
     pairs = {label: network.pairs[label] for label in labels if label in network.pairs}
-    # A part of a part is cut from the original network: only that one can be saved.
+    # A part of a part is cut from the original network, because only the original can be saved.
     if isinstance(network.frontend, PartFrontend):
         frontend = PartFrontend(network.frontend.network, part, pairs)
     else:
@@ -63,14 +64,14 @@ def _changing(network: Network, part: Graph) -> Iterator[InputError]:
 
 
 def _part(graph: Graph, inputs: _Names, outputs: _Names) -> Part:
-    """Return the part that the arguments mean. Raises InputError with all errors."""
+    """Return the part that the arguments describe. Raises one InputError with all errors."""
     by_name = tensors(graph)
     starts = None if inputs is None else names_of("inputs", inputs, "names of tensors")
     ends = None if outputs is None else names_of("outputs", outputs, "names of tensors")
     raise_all([*_wrong_names(graph, "inputs", starts), *_wrong_names(graph, "outputs", ends)])
     if starts is None:
         values = needed(graph, [by_name[name] for name in ends or graph.output_names], ())
-        if ends is None:  # the whole network, with the inputs that it does not read
+        if ends is None:  # The part is the whole network, including inputs that it does not read.
             values.update(graph.inputs)
         starts = tuple(value.name for value in graph.inputs if value in values)
     sources = {name: by_name[name] for name in starts}
@@ -103,7 +104,11 @@ def _wrong_names(graph: Graph, what: str, names: Sequence[str] | None) -> Iterat
 
 
 def _wrong_part(graph: Graph, inputs: _Named, outputs: _Named) -> Iterator[InputError]:
-    """Yield the errors of a part: missing and unneeded inputs, outputs that depend on none."""
+    """Yield the errors of a part.
+
+    The errors are inputs that are missing, outputs that depend on no input, and inputs that are not
+    needed.
+    """
     cuts = frozenset(inputs.values())
     values = needed(graph, outputs.values(), cuts)
     missing = _missing(graph, cuts, values)
@@ -112,11 +117,12 @@ def _wrong_part(graph: Graph, inputs: _Named, outputs: _Named) -> Iterator[Input
         message = f"the part also needs {', '.join(map(repr, missing))}, which no input gives"
         yield InputError(message, hint=hint)
     dependent = _reached(graph, cuts)
-    constant = {*graph.outputs} - _reached(graph, graph.inputs)  # constant in the network, too
+    # outputs that are constant in the whole network too
+    constant = {*graph.outputs} - _reached(graph, graph.inputs)
     for name, value in outputs.items():
         if value not in dependent and value not in constant:
             yield InputError(f"output '{name}' does not depend on an input of the part")
-    unread = set(graph.inputs) - graph.needed  # inputs that the network does not read either
+    unread = set(graph.inputs) - graph.needed  # inputs that the whole network does not read either
     for name, value in inputs.items():
         if value in values or value in unread:
             continue
@@ -132,7 +138,7 @@ def _wrong_part(graph: Graph, inputs: _Named, outputs: _Named) -> Iterator[Input
 def _missing(graph: Graph, inputs: frozenset[Value], values: set[Value]) -> list[str]:
     """Return the names of tensors that a part reads, but cannot compute from its inputs.
 
-    `values` are the values that the part computes.
+    `values` are the values on which the outputs of the part depend.
     """
     inside = _after(graph, inputs, inputs)
     outside = _after(graph, {*graph.inputs} - inputs, inputs)
@@ -159,9 +165,9 @@ def _computable(graph: Graph, inputs: frozenset[Value]) -> set[Value]:
 def _reached(
     graph: Graph, sources: Iterable[Value], cuts: frozenset[Value] = frozenset()
 ) -> set[Value]:
-    """Return the sources and the values that depend on them, in the same cycle or a later one.
+    """Return the sources, and all values that depend on them in the same cycle or a later one.
 
-    Dependencies by way of a value in `cuts` do not count.
+    A dependency by way of a value in `cuts` does not count.
     """
     values = set(sources)
     while True:
@@ -173,9 +179,9 @@ def _reached(
 
 
 def _after(graph: Graph, sources: Iterable[Value], cuts: frozenset[Value]) -> set[Value]:
-    """Return the sources and the values that depend on them in the same cycle.
+    """Return the sources, and all values that depend on them in the same cycle.
 
-    Dependencies by way of a value in `cuts` do not count.
+    A dependency by way of a value in `cuts` does not count.
     """
     values = set(sources)
     for operation in graph.operations:
@@ -185,7 +191,10 @@ def _after(graph: Graph, sources: Iterable[Value], cuts: frozenset[Value]) -> se
 
 
 def _names_of(graph: Graph, value: Value, among: set[Value]) -> Iterator[str]:
-    """Yield a value's name; without one, names of values in `among` that it is computed from."""
+    """Yield the name of a value.
+
+    If the value has no name, yield the names of the values in `among` from which it is computed.
+    """
     names = {tensor: name for name, tensor in tensors(graph).items()}
     if value in names:
         yield names[value]

@@ -1,8 +1,9 @@
 """Solves for the shapes of a network's inputs, given the shapes of tensors inside it.
 
-Flattening may need the shapes of the network's inputs, but a cut part knows only those of its own
-inputs. The network is flattened for a guess, the shapes at the cut are compared, and the guess is
-improved by Newton's method. Extents are integers, so slopes are measured and guesses are rounded.
+Flattening may need the shapes of the network's inputs, but a part that was cut out knows only the
+shapes of its own inputs. The network is flattened for a guess, the resulting shapes at the cut are
+compared with those of the part's inputs, and the guess is improved by Newton's method. Extents are
+integers, so slopes are measured as differences, and guesses are rounded.
 """
 
 from __future__ import annotations
@@ -19,18 +20,21 @@ from nnef_jax.formats.base import Options
 from nnef_jax.limits import Meter
 from nnef_jax.reading.network import Network
 
-_GUESSES = 8  # steps of Newton's method; one is enough where extents depend linearly
-_FACTORS = (0.5, 2, 8, 64)  # changes of an extent, tried in order to get a slope
+# steps of Newton's method; one step is enough if extents depend linearly on one another
+_GUESSES = 8
+# factors by which an extent is changed to measure a slope, tried in this order
+_FACTORS = (0.5, 2, 8, 64)
 
-Sizes = Mapping[str, int]  # extents, by the document's symbol or else by `input[axis]`
+# Open extents of the network, by the document's symbol, or by `input[axis]` if there is none.
+Sizes = Mapping[str, int]
 
 
 @dataclass(frozen=True)
 class Solver:
     """Flattens a part of a network for shapes of the part's inputs.
 
-    `cut` is the function from the network's graph to the part's. `described` is the function from a
-    graph to an object that is equal for equal graphs.
+    `cut` returns the part's graph for a graph of the network. `described` returns objects that are
+    equal if two graphs are equal.
     """
 
     network: Network
@@ -40,11 +44,12 @@ class Solver:
     def solve(self, shapes: Sequence[Shape], meter: Meter) -> Graph:
         """Return the part's graph for these shapes of the part's inputs.
 
-        This is Newton's method on the open extents of the network's inputs. Slopes are differences
-        to another extent, and each step is a least-squares solution, rounded to integers.
+        The method is Newton's, applied to the open extents of the network's inputs. A slope is the
+        difference between the results for two extents, and each step is a least-squares solution,
+        rounded to integers.
 
         Raises InputError if no shapes of the network's inputs give the part these shapes, or if
-        several do with different graphs.
+        several shapes do and their graphs differ.
         """
         target = [extent for shape in shapes for extent in shape]
         sizes = self._start(target)
@@ -54,7 +59,8 @@ class Solver:
                 self._require_unique(sizes, part, meter)
                 return part
             slopes = [self._slopes(sizes, name, part, meter) for name in sizes]
-            jacobian = np.transpose(slopes)  # [extents of the part, open extents]
+            # (extents of the part's inputs, open extents of the network)
+            jacobian = np.transpose(slopes)
             residual = np.subtract(target, _extents(part))
             step, *_ = np.linalg.lstsq(jacobian, residual, rcond=None)
             solution = np.add(list(sizes.values()), step)
@@ -69,7 +75,7 @@ class Solver:
         )
 
     def _start(self, target: Sequence[int]) -> dict[str, int]:
-        """Return the first guess: the largest extent of the target for each open extent."""
+        """Return the first guess, which is the largest target extent for every open extent."""
         names: dict[str, None] = {}
 
         def note(name: str) -> int:
@@ -80,7 +86,7 @@ class Solver:
         return dict.fromkeys(names, max(target, default=1))
 
     def _slopes(self, sizes: Sizes, name: str, part: Graph, meter: Meter) -> Sequence[float]:
-        """Return the change of each extent of the part's inputs per unit of an open extent."""
+        """Return how much each extent of the part's inputs changes per unit of an open extent."""
         before = _extents(part)
         size = sizes[name]
         for factor in _FACTORS:
@@ -94,7 +100,7 @@ class Solver:
         return [0.0] * len(before)
 
     def _require_unique(self, sizes: Sizes, part: Graph, meter: Meter) -> None:
-        """Raise InputError if other sizes give the same input shapes, but another graph."""
+        """Raise InputError if other open extents give the same input shapes, but another graph."""
         for name, size in sizes.items():
             for changed_size in (size - 1, size + 1, 2 * size + 2):
                 if changed_size <= 0:
@@ -109,7 +115,7 @@ class Solver:
                     )
 
     def _part_if_valid(self, sizes: Sizes, meter: Meter) -> Graph | None:
-        """Return the part for some sizes, None if they do not fit the network."""
+        """Return the part for some open extents, or None if they do not fit the network."""
         try:
             return self._part(sizes, meter)
         except NnefError:
@@ -121,12 +127,15 @@ class Solver:
         options: Options = replace(
             network.options,
             input_shapes={**network.options.input_shapes, **shapes},
-            meter=Meter(meter.limits),  # each guess has a new budget, as a call has
+            meter=Meter(meter.limits),  # Each guess has a new budget, as a call has.
         )
         return self.cut(network.frontend.flatten(options))
 
     def _shapes(self, size: Callable[[str], int]) -> dict[str, list[int]]:
-        """Return the shapes of the network's inputs; `size` returns each open extent."""
+        """Return the shapes of the network's inputs.
+
+        `size` returns the value of each open extent.
+        """
         network = self.network
         shapes: dict[str, list[int]] = {}
         symbolic = network.frontend.symbolic_shapes(size)

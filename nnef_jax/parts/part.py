@@ -18,7 +18,7 @@ from nnef_jax.reading.network import Network
 
 
 def tensors(graph: Graph) -> dict[str, Value]:
-    """Return the values of a graph by name, outputs by their output names."""
+    """Return the values of a graph by name. Outputs are listed by their output names too."""
     return graph.values | dict(zip(graph.output_names, graph.outputs, strict=True))
 
 
@@ -43,7 +43,7 @@ class Part:
     outputs: tuple[str, ...]
 
     def of(self, graph: Graph) -> tuple[Graph, Mapping[Value, Value]]:
-        """Return the part of a graph, and its inputs by the values that they replace."""
+        """Return the part of a graph, and a dict from the replaced values to the part's inputs."""
         by_name = tensors(graph)
         inputs: dict[Value, Value] = {}
         for name in self.inputs:
@@ -74,7 +74,11 @@ class Part:
 
 
 class PartFrontend(Frontend):
-    """The front end of a part of `network`; its inputs and outputs include those of the pairs."""
+    """The front end of a part of `network`.
+
+    If the part has states that are pairs of an input and an output, its inputs and outputs include
+    these.
+    """
 
     def __init__(self, network: Network, part: Part, pairs: Mapping[str, str]) -> None:
         outputs = dict.fromkeys([*part.outputs, *pairs.values()])
@@ -93,14 +97,17 @@ class PartFrontend(Frontend):
         self._is_open = is_open
 
     def declared(self) -> Graph | None:
-        """Return the part's graph for the document's own shapes, None if it is not known."""
+        """Return the part's graph for the document's own shapes, or None if it is not known."""
         graph = self.network.declared
         if graph is None or not {*self.inputs, *self.outputs} <= tensors(graph).keys():
             return None
         return self._part.of(graph)[0]
 
     def flatten(self, options: Options) -> Graph:
-        """Return the part's graph for the shapes in `options.input_shapes`, or the network's."""
+        """Return the part's graph for the shapes in `options.input_shapes`.
+
+        Inputs that are not in the options have the shapes of the network.
+        """
         if not self._is_open:
             return _retyped(self.graph, options, self.integer)
         shapes = [_shape(value, options) for value in self.graph.inputs]
@@ -122,7 +129,7 @@ class PartFrontend(Frontend):
         return self._part.of(graph)[0]
 
     def stored(self, graph: Graph) -> Stored:
-        """Return no data: `cut` takes the arrays from the network."""
+        """Return no data, because `cut` takes the arrays from the network."""
         return Stored({}, self)
 
     def content(self) -> Iterable[object]:
@@ -132,7 +139,7 @@ class PartFrontend(Frontend):
         return [*self.network.frontend.content(), repr((self._part, options.input_shapes, fixed))]
 
     def spans(self) -> Mapping[str, Span]:
-        """Return the places where the document assigns names of the part."""
+        """Return the places where the document assigns the names that are in the part."""
         spans = self.network.frontend.spans()
         names = self.graph.values
         return {name: span for name, span in spans.items() if name in names}
@@ -142,9 +149,9 @@ class PartFrontend(Frontend):
         return self.network.frontend.identifiers(graph)
 
     def members(self, arrays: Mapping[str, Any], quantization: str | None) -> Written:
-        """Return the archive of the part as a flat document, with rounding as operations.
+        """Return the archive of the part as a flat document, in which roundings are operations.
 
-        Raises UnsupportedError, which lists all that a flat document cannot express.
+        Raises an UnsupportedError that lists everything that a flat document cannot express.
         """
         network = self.network
         if network.is_guessed:
@@ -173,15 +180,15 @@ def _has_unknown(operation: Operation) -> bool:
 
 
 def _shape(value: Value, options: Options) -> Shape:
-    """Return the shape of an input from the options, or else its own."""
+    """Return the shape of an input from the options, or its own shape if they have none for it."""
     declared = [None if extent is UNKNOWN else extent for extent in value.type.shape]
     return options.shape(value.name, declared)
 
 
 def _retyped(graph: Graph, options: Options, integer: str) -> Graph:
-    """Return the graph with types inferred from other shapes of its inputs.
+    """Return the graph with types that are inferred from other shapes of its inputs.
 
-    Raises ShapeError or SemanticError, which names an operation that the shapes do not fit.
+    If the shapes do not fit an operation, raises a ShapeError or SemanticError that names it.
     """
     emission = Emission(options, integer)
     builder = emission.builder

@@ -1,6 +1,6 @@
 """Reads networks of any format: sources of bytes, the network that is read, unreadable files.
 
-Code for one format belongs in `nnef_jax.formats`.
+Code for a single format belongs in `nnef_jax.formats`.
 
 Where is the graph made for the shapes of a call? `network`
 Where does an error say what an unreadable file is? `foreign`

@@ -12,7 +12,7 @@ from nnef_jax.errors import ArchiveError
 _ONNX = "torch.onnx.export(module, (example_input,), 'net.onnx', dynamo=True)"
 _TORCH = f"in torch: {_ONNX}, then load('net.onnx')"
 _DAMAGED = "it is cut off, damaged, or of another kind"
-_START = 2048  # bytes that are matched
+_START = 2048  # number of bytes that are matched
 
 
 class _Kind(NamedTuple):
@@ -22,7 +22,7 @@ class _Kind(NamedTuple):
     content: str = ""  # a regular expression for the first bytes
 
 
-# Files that stand in for a file that was not downloaded, under its name.
+# Files that stand, under the same name, for a file that was not downloaded.
 _STAND_INS = (
     _Kind(
         "a pointer of git-lfs, which stands for a file that was not downloaded",
@@ -99,15 +99,16 @@ _KINDS = (
 
 
 def refuse_file(path: str, start: bytes) -> None:
-    """Raise ArchiveError for a file of a kind that its content or its name shows."""
+    """Raise ArchiveError if the content or the name of a file shows that `load` cannot read it."""
     ending = os.path.splitext(path.rstrip("/"))[1].lower()
     by_name = (k for k in _KINDS if ending in k.endings)
     _refuse(path, _by_content(start, _KINDS) or next(by_name, None))
 
 
 def refuse_stand_in(path: str, data: memoryview) -> None:
-    """Raise ArchiveError for a stand-in for a member that was not downloaded."""
-    if bytes(data[:1]) in (b"v", b"<", b" ", b"\n", b"\r"):  # spares a copy in most cases
+    """Raise ArchiveError if a member is a stand-in for a file that was not downloaded."""
+    # This test avoids a copy of the data in most cases.
+    if bytes(data[:1]) in (b"v", b"<", b" ", b"\n", b"\r"):
         _refuse(path, _by_content(bytes(data[:_START]), _STAND_INS))
 
 
@@ -125,8 +126,8 @@ def _refuse(path: str, kind: _Kind | None) -> None:
 def as_readable(source: Any) -> tuple[Any, str]:
     """Return a source for `open_archive`, and the name of the member that it holds.
 
-    An onnx.ModelProto becomes bytes, and "model.onnx". Another source is returned unchanged, with
-    "". Raises TypeError for a module of PyTorch.
+    An onnx.ModelProto becomes its bytes, with the name "model.onnx". Any other source is returned
+    unchanged, with the name "". Raises TypeError for a module of PyTorch.
     """
     package = type(source).__module__.partition(".")[0]
     if package.startswith("onnx") and type(source).__name__ == "ModelProto":

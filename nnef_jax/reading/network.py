@@ -23,12 +23,14 @@ from nnef_jax.limits import Meter
 from nnef_jax.tensor_spec import TensorSpec, spec_of
 from nnef_jax.wording.similar import did_you_mean
 
-# Guesses for open extents. Masks and batches of 1 broadcast with others. 64 is large enough for
-# windows, and can be halved.
+# Extents to try in place of open extents. Masks and batches of 1 broadcast with others. 64 is large
+# enough for windows, and can be halved.
 _GUESSES = (1, 64)
-_EXAMPLE = 8  # an open extent in an example; larger than 1, since axes of 1 are ambiguous
+# The value of an open extent in an example. It is larger than 1, since axes of 1 are ambiguous.
+_EXAMPLE = 8
 
-for _module, _kinds in KINDS.items():  # for unpickled networks, which may be of any format
+# Unpickled networks, which may be of any format, need the rules of all formats.
+for _module, _kinds in KINDS.items():
     rules.add(_module, _kinds)
 
 
@@ -36,21 +38,25 @@ for _module, _kinds in KINDS.items():  # for unpickled networks, which may be of
 class Network:
     """A checked document, the options for flattening it, its graph, and its data by label.
 
-    `graph` is for the input shapes in `options.input_shapes`, or else for the declared ones. Open
-    extents in it are UNKNOWN; `specialise` returns the graph for known shapes.
+    `graph` is the graph for the input shapes in `options.input_shapes`, or for the declared shapes
+    of inputs that are not in it. Open extents in the graph are UNKNOWN; `specialise` returns the
+    graph for known shapes.
 
     `pairs` maps inputs that are states to the outputs that update them. The graph has a state
-    variable instead of each such input and its output, with the name of the input.
+    variable in place of each such input and its output. The variable has the name of the input.
     """
 
     frontend: Frontend
     options: Options
     graph: Graph
-    unpaired: Graph  # the document's graph, with the pairs among its inputs and outputs
+    # the document's graph, in which both members of each pair are still an input and an output
+    unpaired: Graph
     data: Mapping[str, NDArray[Any]]
     pairs: Mapping[str, str]
-    declared: Graph | None  # the graph for the document's own shapes, if the options have others
-    is_guessed: bool  # whether the structure depends on open extents
+    # the graph for the document's own shapes, if the options have other shapes
+    declared: Graph | None
+    # whether the structure of the graph depends on open extents, and is that for a guess
+    is_guessed: bool
     _specialised: dict[tuple[Any, ...], Graph] = field(
         default_factory=dict[tuple[Any, ...], Graph], repr=False
     )
@@ -59,10 +65,10 @@ class Network:
     def build(
         cls, frontend: Frontend, options: Options, pairs: Mapping[str, str], *, data: bool
     ) -> Network:
-        """Flatten a document and check its shapes. With `data` its stored data are read.
+        """Flatten a document and check its shapes. If `data`, its stored data are read.
 
-        Raises InputError for shapes and pairs that do not fit the document, NnefError for a broken
-        document.
+        Raises InputError for shapes and pairs that do not fit the document, and NnefError for a
+        broken document.
         """
         errors = [
             *_unknown("input_shapes", options.input_shapes, "input", frontend.inputs),
@@ -86,11 +92,14 @@ class Network:
 
     @cached_property
     def is_open(self) -> bool:
-        """Tell whether an input has an open extent."""
+        """Tell whether at least one input has an open extent."""
         return _has_open_inputs(self.graph)
 
     def example(self) -> Graph:
-        """Return a graph with 8 for open extents of inputs. Raises NnefError if 8 does not fit."""
+        """Return the graph with 8 in place of each open extent.
+
+        Raises NnefError if 8 does not fit.
+        """
         if not self.is_open:
             return self.graph
         shapes: list[Shape] = []
@@ -101,11 +110,11 @@ class Network:
     def specialise(
         self, shapes: Sequence[Shape], state: Mapping[str, Shape] | None = None
     ) -> Graph:
-        """Return the graph for these shapes of the inputs, in order, with all shapes checked.
+        """Return the graph for these shapes of the inputs, in order, after checking all shapes.
 
-        `state` has the shapes of state variables by label; without it the graph is that of a first
-        cycle. Raises ShapeError or SemanticError, which names an operation that the shapes do not
-        fit.
+        `state` has the shapes of state variables by label. Without `state`, the result is the graph
+        of the first cycle. If the shapes do not fit an operation, raises a ShapeError or
+        SemanticError that names the operation.
         """
         has_changing_states = self.graph.states and self.changing
         if not self.is_open and not has_changing_states:
@@ -118,12 +127,15 @@ class Network:
             options = replace(
                 self.options,
                 input_shapes={**self.options.input_shapes, **dict(zip(names, shapes, strict=True))},
-                # Each specialisation has a new budget: reading the network has used its own.
+                # Each specialisation has a new budget, because reading the network has used up its
+                # own.
                 meter=Meter(self.options.meter.limits),
                 state_shapes=state_shapes,
                 starts=not self.computed_starts <= state_shapes.keys(),
             )
-            if self.is_guessed:  # other extents may need weights that were folded for the guess
+            # The graph for other extents may need weights that were folded in the graph for the
+            # guess.
+            if self.is_guessed:
                 options = replace(options, labels=self.labels)
             extents = chain(*shapes, *state_shapes.values())
             if any(map(is_symbolic, extents)):
@@ -151,10 +163,10 @@ class Network:
         return ""
 
     def opened(self, stored: Callable[[str], NDArray[np.generic]]) -> Network:
-        """Return the network for batches of any size: the first axes of inputs are open.
+        """Return the network for batches of any size: the first axis of each input is open.
 
-        `stored` is the function from a label to the data. Raises NnefError if the document fixes
-        the batch. Some documents do so in ways that only `specialise` detects.
+        `stored` returns the data of a label. Raises NnefError if the document fixes the batch. Some
+        documents fix the batch in ways that only `specialise` detects.
         """
         shapes: dict[str, list[int | None]] = {}
         for value in self.graph.inputs:
@@ -167,7 +179,7 @@ class Network:
         return replace(network, data={label: stored(label) for label in labels})
 
     def _symbolic(self, options: Options) -> Graph:
-        """Return the graph for shapes with symbolic extents of `jax.export`."""
+        """Return the graph for shapes with the symbolic extents of `jax.export`."""
         symbolic = options.input_shapes
         numeric: dict[str, list[int | None]] = {}
         for name, shape in symbolic.items():
@@ -183,24 +195,27 @@ class Network:
     def specs(
         self, values: Sequence[Value], names: Sequence[str] | None = None
     ) -> tuple[TensorSpec, ...]:
-        """Return the specs of inputs or outputs, under other `names` if given."""
+        """Return the specs of inputs or outputs.
+
+        `names`, if passed, replace the names of the values.
+        """
         names = [value.name for value in values] if names is None else names
         extents = self.extent_names
         pairs = zip(names, values, strict=True)
         return tuple(spec_of(name, value, extents.get(name, ())) for name, value in pairs)
 
     def shape_of(self, value: Value) -> str:
-        """Return the shape of an input for messages, as `[batch,3,?]`."""
+        """Return the shape of an input for messages, such as `[batch,3,?]`."""
         return show(value.type.shape, self.extent_names.get(value.name, ()))
 
     @cached_property
     def extent_names(self) -> Mapping[str, Sequence[str]]:
-        """Return the document's names of extents, by input and output."""
+        """Return the names that the document gives to extents, by input and output."""
         return self.frontend.extent_names()
 
     @cached_property
     def computed_starts(self) -> frozenset[str]:
-        """Return the labels of variables whose initial value the network computes."""
+        """Return the labels of state variables whose initial value the network computes."""
         return frozenset(s.label for s in self.graph.states if s.initial is not None)
 
     @cached_property
@@ -210,13 +225,13 @@ class Network:
 
     @cached_property
     def changing(self) -> frozenset[str]:
-        """Return the labels of variables whose shape or initial value the document leaves open."""
+        """Return the labels of states whose shape or initial value the document leaves open."""
         return self.computed_starts.union(self.frontend.state_shapes())
 
     @cached_property
     def unused(self) -> frozenset[str]:
         """Return the labels of parameters on which neither outputs nor states depend."""
-        if self.is_guessed:  # with other extents the results may read any parameter
+        if self.is_guessed:  # The graph for other extents may read any parameter.
             return frozenset()
         needed = self.graph.needed
         return frozenset(p.label for p in self.graph.parameters if p.value not in needed)
@@ -243,14 +258,14 @@ def _flatten(frontend: Frontend, options: Options) -> Graph:
 
 
 def _flatten_and_check(frontend: Frontend, options: Options) -> tuple[Graph, Graph | None, bool]:
-    """Return the graph, and whether its open extents are guessed.
+    """Return the graph, the graph for the document's own shapes, and whether extents are guessed.
 
-    The second item is the graph for the document's own shapes, if the options have others.
+    The second member is None if the options have no other shapes than the document.
     """
     shapes = options.input_shapes
     declared = None
     if shapes or options.extents:
-        with suppress(SemanticError):  # the document's own shapes may be wrong
+        with suppress(SemanticError):  # The document's own shapes may be wrong.
             original = replace(options, input_shapes={}, extents={})
             declared, _ = _flatten_or_guess(frontend, original)
     _require_ranks(frontend, declared, shapes)
@@ -261,17 +276,19 @@ def _flatten_and_check(frontend: Frontend, options: Options) -> tuple[Graph, Gra
 
 
 def _flatten_or_guess(frontend: Frontend, options: Options) -> tuple[Graph, bool]:
-    """Return the graph, and whether open extents had to be guessed for it."""
+    """Return the graph, and whether it is the graph for guessed open extents."""
     try:
         return _flatten(frontend, options), False
     except ExtentNeeded:
         pass
-    # The structure depends on an open extent. The graph for a guess has the names and ranks.
+    # The structure depends on an open extent. The graph for a guess still has the right names and
+    # ranks.
     states = frontend.state_shapes()
     guesses = [replace(options, open_extent=extent) for extent in _GUESSES]
     if states:
-        # A mask may cover a state and an input, so that 1 does not fit all three: try a first
-        # cycle, whose state is shorter.
+        # A mask may cover both a state and an input, and then an extent of 1 does not fit the mask,
+        # the state and the input at once. A first cycle is tried as well, because its state is
+        # shorter.
         guesses.insert(1, replace(guesses[0], starts=True))
     errors: list[SemanticError] = []
     for guess in guesses:
@@ -309,7 +326,7 @@ def _unknown(what: str, names: Iterable[str], kind: str, valid: Sequence[str]) -
 
 
 def with_pairs(graph: Graph, pairs: Mapping[str, str]) -> Graph:
-    """Return the graph with the pairs as state variables. Raises InputError if types differ."""
+    """Return the graph with each pair as a state variable. Raises InputError if types differ."""
     if not pairs:
         return graph
     inputs = {value.name: value for value in graph.inputs}
@@ -333,7 +350,7 @@ def with_pairs(graph: Graph, pairs: Mapping[str, str]) -> Graph:
 
 
 def _zeros(graph: Graph, pairs: Mapping[str, str], frontend: Frontend) -> dict[str, NDArray[Any]]:
-    """Return zeros for the states that are inputs of the document, by label."""
+    """Return zeros by label for the states that are inputs of the document."""
     types = {state.label: state.value.type for state in graph.states if state.label in pairs}
     for label, type in types.items():
         if not is_known(type.shape):
@@ -346,7 +363,7 @@ def _zeros(graph: Graph, pairs: Mapping[str, str], frontend: Frontend) -> dict[s
 
 
 def _require_ranks(frontend: Frontend, declared: Graph | None, shapes: Shapes) -> None:
-    """Raise InputError for shapes whose rank differs from the document's."""
+    """Raise InputError for shapes whose rank differs from the rank in the document."""
     if declared is None:
         return
     extent_names = frontend.extent_names()
@@ -362,7 +379,7 @@ def _require_ranks(frontend: Frontend, declared: Graph | None, shapes: Shapes) -
 
 
 def _require_no_baked_extents(declared: Graph | None, graph: Graph) -> None:
-    """Raise ShapeError if `input_shapes` changes an extent that is constant in a reshape."""
+    """Raise ShapeError if `input_shapes` changes an extent that is a constant in a reshape."""
     if declared is None or len(declared.operations) != len(graph.operations):
         return
     errors: list[ShapeError] = []
@@ -396,7 +413,7 @@ def _baked_extent(original: Operation, changed: Operation) -> ShapeError | None:
 
 
 def _opened(graph: Graph, shapes: Shapes, states: Shapes) -> Graph:
-    """Return the graph with these shapes of inputs and states, and other extents open."""
+    """Return the graph with these shapes of inputs and states. All other extents become open."""
     opened: dict[Value, Value] = {}
     changing = {s.value: states[s.label] for s in graph.states if s.label in states}
     tensors = chain.from_iterable(operation.writes() for operation in graph.operations)

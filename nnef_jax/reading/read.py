@@ -34,12 +34,12 @@ from nnef_jax.storage.archive import GRAPH, Archive, archive_of_texts, open_arch
 Quantization = Literal["apply", "ignore", "ste"]
 Source = str | os.PathLike[str] | bytes | BinaryIO
 _Result = TypeVar("_Result")
-_TRIES = 100  # attempts to read a folder that changes meanwhile
+_TRIES = 100  # number of attempts to read a folder that changes while it is read
 _REAL_DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
 class DocumentOptions(TypedDict, total=False):
-    """Keywords of `load` that `convert` takes too."""
+    """The keywords of `load` that `convert` accepts too."""
 
     input_shapes: Mapping[str, Sequence[int | None] | int] | None
     values: Mapping[str, ArrayLike] | None
@@ -51,7 +51,10 @@ class DocumentOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class ReadingOptions:
-    """Options for reading a network: keywords of `nnef_jax.load`, which documents them."""
+    """The options for reading a network.
+
+    They are keywords of `nnef_jax.load`, which explains them.
+    """
 
     input_shapes: Mapping[str, Sequence[int | None] | int] | None = None
     values: Mapping[str, ArrayLike] | None = None
@@ -64,10 +67,14 @@ class ReadingOptions:
     limits: Limits | None = None
     progress: Progress | None = None
     weights: Source | None = None
-    outline: bool = False  # `summary` and `view` show unsupported operators
+    # whether unsupported operators are accepted, since `summary` and `view` show them
+    outline: bool = False
 
     def checked(self) -> Options:
-        """Return the options of front ends; raise TypeError or ValueError for a wrong keyword."""
+        """Check the keywords, and return the options of front ends from them.
+
+        Raises TypeError or ValueError for a wrong keyword.
+        """
         dtype: Any = self.dtype
         if isinstance(dtype, type | np.dtype):
             dtype = np.dtype(dtype).name
@@ -109,10 +116,11 @@ def with_network(
     *,
     data: bool = True,
 ) -> _Result:
-    """Read and check a network without touching a device; use it while its archive is open.
+    """Read and check a network without touching a device, and return `use(network)`.
 
-    Without `data` the network has no tensor data. A folder that changes meanwhile is read again.
-    Raises ArchiveError after 100 attempts.
+    `use` is called while the network's archive is open. If `data` is False, the network has no
+    tensor data. A folder that changes while it is read is read again; after 100 attempts this
+    raises ArchiveError.
     """
     source, member = as_readable(source)
     weights = reading.weights
@@ -124,7 +132,7 @@ def with_network(
     state = word_pairs("state", state, "output names by input name")
     source = _unchanging(source)
     weights = _unchanging(weights)
-    tries = 1 if hasattr(weights, "read") else _TRIES  # a file object cannot be read again
+    tries = 1 if hasattr(weights, "read") else _TRIES  # A file object cannot be read a second time.
     last_error: Exception | None = None
 
     def sniff(start: bytes) -> str:
@@ -153,17 +161,17 @@ def with_network(
 
 
 def _unchanging(source: Any) -> Any:
-    """Return a copy of a mutable source: later changes must not change the network."""
+    """Copy a mutable source, so that later changes of the source do not change the network."""
     return bytes(source) if isinstance(source, bytearray | memoryview) else source
 
 
 def read(source: Source, **options: Any) -> Network:
-    """Read and check a network, by keywords of `load`."""
+    """Read and check a network. `options` are keywords of `load`."""
     return with_network(source, ReadingOptions(**options), lambda network: network)
 
 
 def network_of_text(text: str, options: Options | None = None) -> Network:
-    """Return the network in the text of an NNEF document, without data for its variables."""
+    """Return the network in the text of an NNEF document. Its variables have no data."""
     options = options or Options()
     archive = archive_of_texts({"graph.nnef": text}, options.meter)
     return network_of(archive, options, data=False)
@@ -176,9 +184,12 @@ def network_of(
     *,
     data: bool = True,
 ) -> Network:
-    """Read and check the network in an archive; `state` has output names by input, as in `load`."""
+    """Read and check the network in an archive.
+
+    `state` maps input names to output names, as in `load`.
+    """
     format = format_of(archive, options.format)
-    labels = None  # of separate weights
+    labels = None  # the labels in a separate file of weights
     if archive.weights is not None and not format.HAS_WEIGHTS_BESIDE:
         if archive.graph != GRAPH:
             raise InputError(
@@ -198,7 +209,8 @@ def network_of(
             raise TypeError(f"input_shapes of '{name}' must be a list or tuple, it is {extent}")
     for name in set(frontend.symbols).intersection(shapes).difference(frontend.inputs):
         match shapes[name]:
-            case (int(extent),):  # an extent from the command line
+            # an extent from the command line, which looks like a shape of one axis
+            case (int(extent),):
                 extents[name] = extent
                 del shapes[name]
             case _:

@@ -17,9 +17,10 @@ from nnef_jax.wording.similar import listed
 
 
 def with_safetensors(archive: Archive, meter: Meter) -> tuple[Archive, Collection[str]]:
-    """Return the archive with `archive.weights` in place of its tensor files, and their labels.
+    """Return the archive with `archive.weights` in place of its tensor files, and the labels in it.
 
-    Raises InputError if the weights are no safetensors file, DataError if the file is damaged.
+    Raises InputError if the weights are not a safetensors file, and DataError if that file is
+    damaged.
     """
     name, data = archive.weights or ("", memoryview(b""))
     if bytes(data[8:10]) != b'{"':
@@ -27,14 +28,14 @@ def with_safetensors(archive: Archive, meter: Meter) -> tuple[Archive, Collectio
             f"weights= does not go with this network: '{name}' is no safetensors file",
             hint="an NNEF network takes a safetensors file that has its weights by label",
         )
-    # The reader belongs to tract's dialect, whose archives have safetensors members.
+    # The reader is in tract's dialect, whose archives have safetensors members.
     tensors = import_module(f"{FORMATS['tract']}.json_members").SafetensorsFile(data, name, meter)
     container: Any = _Beside(archive, tensors, name)
     return Archive(container, archive.name, meter), tensors.labels
 
 
 def require_labels(labels: Collection[str], variables: Collection[str]) -> None:
-    """Raise InputError for labels of weights that no variable has."""
+    """Raise InputError if the file of weights has labels that no variable has."""
     valid = {*variables, *(label.removeprefix("/") for label in variables)}
     wrong = sorted(set(labels) - valid)
     if wrong:

@@ -38,15 +38,16 @@ def write_archive(
     rules: Registry | None = None,
     overwrite: bool = False,
 ) -> None:
-    """Write an NNEF archive: the text of its graph and a tensor file for each variable.
+    """Write an NNEF archive, which has the document and a tensor file for each variable.
 
     Args:
-        path: a folder to make, or an archive by its suffix (.tar, .tgz, .tar.gz, .tar.xz).
-        text: the document, `graph.nnef`. It is checked before anything is written.
+        path: a folder to create, or an archive if it ends in .tar, .tgz, .tar.gz or .tar.xz.
+        text: the document, which is written as `graph.nnef`. It is checked before anything is
+            written.
         params: arrays by variable label, of the declared shapes. bfloat16 is stored as float32.
-        quantization: the text of `graph.quant`, if any; it is checked too.
+        quantization: the text of `graph.quant`, if there is one; it is checked too.
         rules: the user's rules for operations of the document, as in `load`.
-        overwrite: replace an existing path, which otherwise raises FileExistsError.
+        overwrite: whether an existing path is replaced; otherwise it raises FileExistsError.
 
     Raises:
         NnefError: the document is not valid, or the arrays do not fit its variables.
@@ -74,7 +75,10 @@ def write_network(
     *,
     overwrite: bool,
 ) -> None:
-    """Write the archive of a network; hosts write an array together if each has a part of it."""
+    """Write the archive of a network.
+
+    If arrays are spread over several hosts, all hosts write them together.
+    """
     spread = {
         label: x
         for label, x in arrays.items()
@@ -102,8 +106,8 @@ def write_network(
 def require_readable(network: Network, written: Written) -> None:
     """Raise UnsupportedError or DataError if `load` would refuse the archive of a network.
 
-    The archive is read here, unless `reads_alike` is set. An unchanged document is read with the
-    same input shapes as before.
+    For this check the archive is read, unless `reads_alike` is set. A document that is unchanged is
+    read with the same input shapes as before.
     """
     if written.reads_alike:
         return
@@ -125,7 +129,7 @@ def require_readable(network: Network, written: Written) -> None:
             dtype = np.dtype(variable.value.type.dtype)
             if isinstance(array, np.ndarray) and array.dtype != dtype:
                 require_range(array, dtype, member)
-    except DataError:  # The message names the wrong array.
+    except DataError:  # The message of a DataError names the wrong array.
         raise
     except NnefError as error:
         message = f"load would refuse the saved network: {error.message}"
@@ -135,9 +139,9 @@ def require_readable(network: Network, written: Written) -> None:
 
 
 def _image(member: Member) -> memoryview:
-    """Return the bytes of a member; data of a megabyte and more become zeros, without memory.
+    """Return the bytes of a member; data of a megabyte or more become zeros that take no memory.
 
-    Reading a document depends on the values of small tensors only, as shapes and attributes.
+    Reading a document depends only on the values of small tensors, such as shapes and attributes.
     """
     header, *data = parts_of(member)
     size = sum(map(len, data))
@@ -151,11 +155,11 @@ def _image(member: Member) -> memoryview:
 def written(network: Network, arrays: Mapping[str, Any], quantization: str | None) -> Written:
     """Return the archive of a network with these arrays for its variables.
 
-    `quantization` is the text of graph.quant; None keeps the text that was read. Raises DataError
-    with a sibling for each variable whose array is missing or does not fit.
+    `quantization` is the text of graph.quant; with None the text that was read is kept. Raises a
+    DataError with a sibling for each variable whose array is missing or does not fit.
     """
     variables = (*network.graph.parameters, *network.graph.states)
-    refused = {*network.pairs, *network.changing}  # The format refuses these labels.
+    refused = {*network.pairs, *network.changing}  # `load` refuses these labels in an archive.
     types = {v.label: v.value.type for v in variables if v.label not in refused}
     errors: list[NnefError] = []
     unknown = arrays.keys() - types.keys() - network.pairs.keys()
@@ -182,7 +186,7 @@ def written(network: Network, arrays: Mapping[str, Any], quantization: str | Non
             errors.append(error)
     raise_all(errors)
     frontend = network.frontend
-    # The document has inputs for fixed values; a flat document has constants instead.
+    # The document still has inputs for the fixed values; a flat document has constants instead.
     is_flat = frontend.is_saved_flat or network.options.values
     if not is_flat:
         return frontend.members(stored, quantization)

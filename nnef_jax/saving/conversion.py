@@ -1,4 +1,4 @@
-"""`convert`: rewrites a network in the current version of its format."""
+"""The function `convert`, which rewrites a network in the current version of its format."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ def convert(
     A document in NNEF 1.0 final or in tract's dialect keeps its text, unless `flat` is set. A
     document in NNEF 1.0 provisional always becomes flat, since 1.0 final allows no variables in
     fragments. Tensor files get the layout of 1.0 final and keep their items. If the header of a
-    tensor file names a quantisation algorithm, graph.quant gets a line for it; if graph.quant
-    cannot express the algorithm, the codes become real numbers.
+    tensor file names a quantisation algorithm, graph.quant gets a line for it. If graph.quant
+    cannot express the algorithm, the stored codes are converted to floating-point numbers.
 
     A flat document in tract's dialect has no graph.quant: casts and rounding are operations of the
-    document. Its tensor files have the numbers that the network computes with.
+    document. Its tensor files have the numbers with which the network computes.
 
     Args:
         source: a network as in `load`. Its tensor files are read only if `path` is given.
-        path: a folder to make, or an archive by its suffix (.tar, .tgz, .tar.gz, .tar.xz).
-        flat: expand the fragments of the document to operations of its format.
-        keep: for OpenVINO and ONNX networks, write operations that NNEF lacks as custom
-            operations: fragments without a body, which `load` can read. It has no effect on other
-            networks.
-        overwrite: replace a file or folder at the path, but never the source; otherwise an
-            existing path raises FileExistsError.
+        path: a folder to create, or an archive if it ends in .tar, .tgz, .tar.gz or .tar.xz.
+        flat: whether the fragments of the document are expanded to operations of its format.
+        keep: for OpenVINO and ONNX networks, whether operations that NNEF lacks are written as
+            custom operations. These are fragments without a body, which `load` can read. The option
+            has no effect on other networks.
+        overwrite: whether a file or folder at the path is replaced; otherwise it raises
+            FileExistsError. The source is never replaced.
         reading: `input_shapes`, `values`, `expand`, `dialect`, `limits` and `weights`, as in
-            `load`. With shapes, or with `expand="all"`, the document is flat.
+            `load`. With `input_shapes`, or with `expand="all"`, the document is flat.
 
     Raises:
         NnefError: the network is wrong. If a flat document cannot describe it, the error is an

@@ -1,10 +1,10 @@
 """Writes a network as a file that jax loads without this package: StableHLO, and arrays.
 
-With `params="beside"` the file is a function serialised by `jax.export`. With "inside" it is a .npz
-(a zip archive without compression) with that function as the member "function", and the arrays as
-"params/LABEL.npy" and "state/LABEL.npy". The arrays are arguments of the function in both cases. As
-constants of the StableHLO they would be stored again for each derivative, and folded by the
-compiler after each load.
+If `params="beside"`, the file is a function serialised by `jax.export`. If `params="inside"`, it is
+a .npz file (a zip archive without compression), which has that function as the member "function",
+and the arrays as the members "params/LABEL.npy" and "state/LABEL.npy". In both cases the arrays are
+arguments of the function. If they were constants of the StableHLO, they would be stored again for
+each derivative, and the compiler would fold them after each load.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from nnef_jax.wording.similar import did_you_mean
 
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 ENTRIES = ("apply", "step", "scan")
-_FUNCTIONS = ("floordiv", "max", "min", "mod")  # names of functions in jax's symbolic extents
+_FUNCTIONS = ("floordiv", "max", "min", "mod")  # names of the functions in jax's symbolic extents
 _NAME = re.compile(r"[A-Za-z_][A-Za-z_0-9]*")
 
 
@@ -49,7 +49,7 @@ def export(
     params: str,
     overwrite: bool,
 ) -> None:
-    """Write an entry of a network to a file; `Model.export` documents the arguments."""
+    """Write an entry of a network to a file. `Model.export` explains the arguments."""
     require_path("path", path)
     require_choice("entry", entry, ENTRIES)
     require_choice("params", params, ("inside", "beside"))
@@ -86,7 +86,7 @@ def export(
 
 
 def _function(execution: Execution, entry: str) -> Callable[..., Any]:
-    """Return the function of parameters, the state (not for "apply"), and the inputs in order."""
+    """Return the function of the parameters, the state (unless it is "apply"), and the inputs."""
     execution = execution.without_mesh()
     recurrent = execution.scan if entry == "scan" else execution.step
 
@@ -103,17 +103,20 @@ def _function(execution: Execution, entry: str) -> Callable[..., Any]:
 
 
 def _without_paths() -> AbstractContextManager[object]:
-    """Keep the paths of sources out of lowered programs; names of operations stay.
+    """Keep the paths of source files out of lowered programs. The names of operations stay.
 
-    The setting is for the current thread only; `jax.config.update` would set it for all threads.
+    The setting is for the current thread only. `jax.config.update` would set it for all threads.
     """
-    # The setting has no public name.
+    # jax has no public name for this setting.
     config: Any = importlib.import_module("jax._src.config")
     return config.traceback_in_locations_limit(0)
 
 
 def _plain(outputs: object) -> object:
-    """Return several outputs as a tuple: the type of a namedtuple exists in this process only."""
+    """Return several outputs as a plain tuple.
+
+    The type of a namedtuple exists only in this process, so it cannot be exported.
+    """
     return tuple(outputs) if isinstance(outputs, tuple) else outputs  # pyright: ignore[reportUnknownArgumentType]
 
 
@@ -131,7 +134,7 @@ def _serialised(
             return bytes(exported.serialize(vjp_order=vjp_order))
     except NnefError:
         raise
-    except Exception as error:  # jax has many types of errors, for shapes and for lowering
+    except Exception as error:  # jax raises many types of errors for shapes and for lowering.
         hints = ["a callback in a rule of your own cannot be exported"]
         if len(platforms) > 1:
             hints.insert(0, "export for one of the platforms")
@@ -151,7 +154,7 @@ def _serialised(
 
 
 def _checked_platforms(platforms: Sequence[str]) -> tuple[str, ...]:
-    """Return the platforms without repetitions. Raises TypeError or InputError."""
+    """Check platforms, and return them without repetitions. Raises TypeError or InputError."""
     names = tuple(dict.fromkeys(names_of("platforms", platforms, "names of platforms")))
     if not names:
         raise InputError("platforms is empty", hint=f"take some of {', '.join(PLATFORMS)}")
@@ -170,8 +173,9 @@ def _input_types(
 ) -> tuple[list[jax.ShapeDtypeStruct], dict[str, jax.ShapeDtypeStruct]]:
     """Return the types of inputs and of changing states, with a symbol for each open extent.
 
-    A symbol has the name that the document gives to the extent. Without one, the name is `batch`
-    for a first axis, if given, and otherwise the input or label with the axis, such as 'x_2'.
+    A symbol has the name that the document gives to the extent. If there is no such name, the
+    symbol of a first axis is `batch`, unless that is None. Any other symbol is made of the input's
+    name or the state's label and the number of the axis, such as 'x_2'.
 
     Raises TypeError or InputError for wrong arguments.
     """
@@ -184,14 +188,14 @@ def _input_types(
             raise InputError(f"batch must be a name such as 'b', it is {shown(batch)}")
     try:
         scope = jax.export.SymbolicScope(texts)
-    except Exception as error:  # jax's parser has many types of errors
+    except Exception as error:  # jax's parser raises many types of errors.
         message = f"constraints {shown(', '.join(texts))} are wrong: {first_line(error)}"
         raise InputError(message, hint="write them as in 'b >= 2', 'x_2 == 2*z_2'") from None
     symbols: dict[tuple[str, str], Any] = {}
     names: set[str] = set()
 
     def symbol(text: str, origin: str = "name") -> Any:
-        # A symbol of the document or the batch must differ from one made for an axis.
+        # A symbol that the document names must differ from one that is made for an axis.
         key = origin, text
         if key not in symbols:
             name = re.sub(r"^(?=[0-9])|[^A-Za-z_0-9]", "_", text)

@@ -1,4 +1,4 @@
-"""Writes a network to a file: an NNEF archive, or a function of jax."""
+"""The methods of a model that write a network to a file: an NNEF archive, or a function of jax."""
 
 from __future__ import annotations
 
@@ -26,13 +26,16 @@ class Writable(Runnable):
         """Write the network as an NNEF archive, by default with the model's parameters and state.
 
         Args:
-            path: a folder to make, or an archive by its suffix (.tar, .tgz, .tar.gz, .tar.xz).
-                Arrays over several hosts are written to a .tar, which all hosts call together.
-            params: arrays by label, as in `params`.
-            state: arrays by label, as in `init_state`: the initial state after loading the archive.
+            path: a folder to create, or an archive if it ends in .tar, .tgz, .tar.gz or .tar.xz.
+                Arrays that are spread over several hosts can only be written to a .tar; all hosts
+                make this call.
+            params: arrays by label, as in the property `params`.
+            state: arrays by label, as in `init_state`. They are the initial state after loading the
+                archive.
             quantize: sample inputs, from which `nnef_jax.calibrate` computes `graph.quant`, or the
-                text that it returned. Without them a `graph.quant` of the source is written again.
-            overwrite: replace an existing path, which otherwise raises FileExistsError.
+                text that `nnef_jax.calibrate` returned. By default the `graph.quant` of the source
+                is written again if there is one.
+            overwrite: whether an existing path is replaced; otherwise it raises FileExistsError.
         """
         from nnef_jax.saving.archives import write_network
 
@@ -51,7 +54,8 @@ class Writable(Runnable):
         require_values("save", checked, here=False)
         network = definition.network
         arrays = {**stored.select(network.unused), **checked["state"], **checked["params"]}
-        text = quantize if isinstance(quantize, str) else None  # None: as it was read
+        # None stands for the text that was read.
+        text = quantize if isinstance(quantize, str) else None
         if quantize is not None and text is None:
             require_samples("quantize", quantize)
             from nnef_jax.measure.calibration import calibrate
@@ -71,26 +75,26 @@ class Writable(Runnable):
         params: Literal["inside", "beside"] = "inside",
         overwrite: bool = False,
     ) -> None:
-        """Write the network as one file that jax runs without nnef_jax: docs/export.md.
+        """Write the network as one file that jax runs without nnef_jax (see docs/export.md).
 
         Args:
-            path: the file to make.
-            entry: the method to export. The function takes parameters by label, for "step" and
-                "scan" the state by label, then the inputs in the order of the graph. If there are
-                several outputs they are a tuple.
+            path: the file to write.
+            entry: the method to export. The arguments of the function are the parameters by label,
+                for "step" and "scan" the state by label, and then the inputs in the order of the
+                graph. Several outputs are a tuple.
             platforms: the platforms that can run the file: some of cpu, cuda, rocm, tpu.
-            batch: the symbol of the open extent of first axes, which is the same for all inputs.
-                With None each of these has a separate symbol, as other open extents have: 'x_2' for
-                axis 2 of x, the document's names in tract's dialect, 'time' for the cycles of a
+            batch: the symbol for the first axis of all inputs whose first axis is open. With None
+                each of these axes has a symbol of its own, as other open extents have: 'x_2' for
+                axis 2 of x, the document's names in tract's dialect, and 'time' for the cycles of a
                 scan.
             constraints: constraints between open extents, such as 'x_2 >= 8' or 'x_2 == z_2'.
-            vjp_order: how many times the function can be differentiated in reverse mode: 0 to 2.
-            params: "inside" stores the parameters and the initial state in the file, a .npz;
-                "beside" stores neither, and the file is what `jax.export` serialises.
-            overwrite: replace an existing path, which otherwise raises FileExistsError.
+            vjp_order: how many times the function can be differentiated in reverse mode: 0, 1 or 2.
+            params: "inside" stores the parameters and the initial state in the file, which is a
+                .npz. "beside" stores neither, and the file is what `jax.export` serialises.
+            overwrite: whether an existing path is replaced; otherwise it raises FileExistsError.
 
         Raises InputError for wrong arguments. Raises UnsupportedError if jax cannot export the
-        network, or if the extra `export` is missing.
+        network, or if the extra `export` is not installed.
 
         >>> model.export("net.npz", platforms=("cpu", "tpu"), vjp_order=1)
         """

@@ -1,6 +1,6 @@
 """Reads and writes bytes: containers, tensor files, member names, atomic replacement of files.
 
-Nothing here knows a graph.
+Nothing in this package knows about graphs.
 
 Where is a `.dat` file read? `tensorfile`
 Where are links and devices refused? `archive`, `folder`, `files`

@@ -1,4 +1,7 @@
-"""Opens containers (spec 5.1). Nothing is extracted, and no name or link leads outside of one."""
+"""Opens the containers in which networks are stored (spec 5.1).
+
+Nothing is extracted to the disk, and no name or link leads outside of a container.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,8 @@ from nnef_jax.storage.ziparchive import ZIP_SIGNATURES, ZipArchive
 
 GRAPH = "graph.nnef"
 _SHOWN_NAMES = 5
-_SEARCHED_NAMES = 1000  # names looked through for a network in a subfolder, for a hint
+# the number of names that are searched for a network in a subfolder, to give a hint
+_SEARCHED_NAMES = 1000
 
 
 class _Texts:
@@ -41,7 +45,7 @@ class _Texts:
 
 
 class _Single:
-    """A file that is a network by itself, as a container with one member."""
+    """A file that is a network by itself, offered as a container with one member."""
 
     def __init__(self, data: memoryview, name: str, member: str) -> None:
         self._data = data
@@ -64,7 +68,7 @@ class _Single:
 
 
 class _Members:
-    """A container that exists in memory only: a member is encoded when it is read."""
+    """A container that exists only in memory. A member is encoded when it is read."""
 
     def __init__(self, members: Mapping[str, Callable[[], memoryview]]) -> None:
         self._members = members
@@ -85,15 +89,17 @@ class _Members:
 
 
 _Container = Folder | Tarball | ZipArchive | _Texts | _Members | _Single
-# From the first bytes of a file to the name of the member that it could be, '' for none.
+# A function from the first bytes of a file to the name of the member that the file could be, or to
+# '' if the file is not a network by itself.
 Sniff = Callable[[bytes], str]
 
 
 class Archive:
-    """A container that is open for reading; a context manager.
+    """A container that is open for reading. An archive is a context manager.
 
-    Bytes that were read stay valid after it is closed. Member names are relative to a folder in the
-    container. Their parts are separated by '/'. A name with '..' matches no member.
+    Bytes that were read stay valid after the archive is closed. Member names are relative to a
+    folder in the container, and the parts of a name are separated by '/'. A name with '..' matches
+    no member.
     """
 
     def __init__(
@@ -114,7 +120,7 @@ class Archive:
         self.close()
 
     def close(self) -> None:
-        """Close the container. An archive of a subfolder leaves its container open."""
+        """Close the container. If this is an archive of a subfolder, its container stays open."""
         if isinstance(self._container, Folder) and not self._folder:
             self._container.close()
         self._container = None
@@ -124,11 +130,11 @@ class Archive:
 
     @property
     def texts(self) -> Mapping[str, str]:
-        """Return the texts that `read_text` has read, by member."""
+        """Return the texts of all members that `read_text` has read, by the name of the member."""
         return {name: source.text for name, source in self._texts.items()}
 
     def names(self) -> list[str]:
-        """Return the names of all members, sorted. Links are members; folders are not."""
+        """Return the names of all members, sorted. Links are members, but folders are not."""
         names: list[str] = []
         for name in self._open.names():
             if name.startswith(self._folder):
@@ -137,15 +143,18 @@ class Archive:
         return sorted(names)
 
     def exists(self, name: str) -> bool:
-        """Tell whether there is a member of this name, links included."""
+        """Tell whether there is a member of this name. A link is a member too."""
         return self._open.exists(self._inner(name))
 
     def location(self, name: str) -> str:
-        """Return the name of a member for errors: 'model/graph.nnef', 'model.tgz/graph.nnef'."""
+        """Return the name that errors show for a member, such as 'model.tgz/graph.nnef'."""
         return self._open.location(self._folder + name)
 
     def read_text(self, name: str) -> Source:
-        """Read a member as UTF-8 without NUL; raise ArchiveError, NnefSyntaxError, LimitError."""
+        """Read a member as UTF-8 text without NUL characters.
+
+        Raises ArchiveError, NnefSyntaxError or LimitError.
+        """
         if name not in self._texts:
             data = self.open_tensor(name)
             location = self.location(name)
@@ -154,13 +163,16 @@ class Archive:
         return self._texts[name]
 
     def open_tensor(self, name: str) -> memoryview:
-        """Return the bytes of a regular member, without a copy if possible; raise ArchiveError."""
+        """Return the bytes of a member that is a regular file, without a copy if possible.
+
+        Raises ArchiveError if there is no such file.
+        """
         data = self._open.read(self._inner(name))
         refuse_stand_in(self.location(name), data)
         return data
 
     def below(self, folder: str) -> Archive:
-        """Return a subfolder as an archive, which is readable while this archive is open."""
+        """Return a subfolder as an archive. It is readable as long as this archive is open."""
         return Archive(self._open, self.location(folder), self._meter, f"{self._folder}{folder}/")
 
     @property
@@ -170,7 +182,7 @@ class Archive:
 
     @property
     def has_texts_alone(self) -> bool:
-        """Tell whether this is an `archive_of_texts`."""
+        """Tell whether this archive was made by `archive_of_texts`."""
         return isinstance(self._open, _Texts)
 
     @property
@@ -195,9 +207,10 @@ def open_archive(
     """Open a network's container. One of the files `graphs` must be at its top level (spec 5.1).
 
     Args:
-        source: a folder, the file of a graph in a folder, an archive (zip, or tar: plain, gzip,
-            bzip2 or xz, recognised by content), the bytes of an archive, or a binary file object,
-            read to its end. An archive may hold the network in one folder.
+        source: a folder, the file of a graph in a folder, an archive, the bytes of an archive, or a
+            binary file object, which is read to its end. An archive is a zip file, or a tar file
+            that is plain or compressed by gzip, bzip2 or xz; the type is recognised by content. An
+            archive may hold the network in a single folder.
         meter: counts the work and the memory.
         name: the source's name in errors if it is not a path.
         graphs: names or patterns of members that are graphs.
@@ -205,8 +218,8 @@ def open_archive(
         sniff: recognises a file that is a network by itself.
 
     Raises `ArchiveError` for a source that is not a container, has none of `graphs` or cannot be
-    read, `LimitError` for one that is too large or expands too much, `FileNotFoundError` if the
-    path does not exist.
+    read, `LimitError` for a source that is too large or expands too much, and `FileNotFoundError`
+    if the path does not exist.
     """
     meter = meter or Meter()
     while True:
@@ -235,7 +248,7 @@ def open_archive(
 
 
 def _graph_in(container: _Container, graphs: Sequence[str], name: str) -> str:
-    """Return the member at the top that matches one of `graphs`, '' if none does."""
+    """Return the member at the top level that matches one of `graphs`, or '' if none does."""
     graph = next(filter(container.exists, graphs), "")
     if graph:
         return graph
@@ -255,7 +268,7 @@ def archive_of_texts(texts: Mapping[str, str], meter: Meter) -> Archive:
 def archive_of_members(
     members: Mapping[str, Callable[[], memoryview]], graph: str, meter: Meter
 ) -> Archive:
-    """Return an archive of members by name, each given by a function that returns its bytes."""
+    """Return an archive of members by name. Each function returns the bytes of its member."""
     return Archive(_Members(members), "the network to save", meter, graph=graph)
 
 
@@ -289,10 +302,11 @@ def _is_packed(start: bytes) -> bool:
 def _packed(
     data: memoryview, name: str, meter: Meter, graphs: Sequence[str], sniff: Sniff
 ) -> tuple[_Container, str]:
-    """Return the container that a file's bytes are, and the name of its graph's member.
+    """Return a file's bytes as a container, and the name of its graph's member.
 
-    A file that is a graph is a container with this member alone. The name is "" for an archive,
-    where the graph is still to be looked for. Raises ArchiveError for any other file.
+    A file that is a graph becomes a container with this graph as its only member. For an archive
+    the name is "", because the graph must still be searched. Raises ArchiveError for any other
+    file.
     """
     start = bytes(data[:512])
     if not _is_packed(start):
@@ -303,7 +317,8 @@ def _packed(
     try:
         return archive_type(data, name, meter, graphs), ""
     except ArchiveError:
-        refuse_file(name, start)  # This raises a more telling error for known types of files.
+        # This raises a more telling error if the type of the file is recognised.
+        refuse_file(name, start)
         raise
 
 
@@ -313,8 +328,9 @@ def _decode(data: bytes, location: str) -> Source:
         reason = "NUL character in the text"
         offset = text.find("\0")
     except UnicodeDecodeError as error:
-        # The error shows the text with replacement characters in place of bad bytes. None stands
-        # before the first bad byte, so that `offset` counts the same characters in both.
+        # The error shows the text with replacement characters in place of bad bytes. There is no
+        # bad byte before the first one, so `offset` counts the same characters in the data and in
+        # the text.
         text = data.decode(errors="replace")
         offset = len(data[: error.start].decode())
         reason = f"byte {data[error.start]:#04x} is not UTF-8 text ({error.reason})"

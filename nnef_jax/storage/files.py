@@ -20,13 +20,14 @@ from nnef_jax.storage import placing, protected_files, temporaries
 
 try:
     import resource
-except ImportError:  # Windows, where a map takes no descriptor of the C library
+except ImportError:  # On Windows a map takes no descriptor of the C library.
     resource = None
 
-# Bytes. A map costs a page table, and before Python 3.13 a descriptor: smaller files are read.
+# The size in bytes from which a file is mapped; smaller files are read. A map costs a page table,
+# and before Python 3.13 also a file descriptor.
 MAP_FROM = 1 << 20
 _UNTRACKED: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
-_CHUNK = 1 << 20  # bytes
+_CHUNK = 1 << 20  # in bytes
 
 Readable = str | os.PathLike[str] | bytes | bytearray | memoryview | BinaryIO
 
@@ -50,11 +51,12 @@ def open_regular(
 ) -> BinaryIO:
     """Open a regular file for reading; raise `error` if it is not a regular file.
 
-    With `follow` off the last part of the path must not be a symbolic link. A relative path starts
-    at the descriptor `folder`. `shown` is the file's name in errors. The file is noted as an input
-    (`protected_files`).
+    If `follow` is False, the last part of the path must not be a symbolic link. A relative path
+    starts at the folder with the descriptor `folder`. `shown` is the file's name in errors. The
+    file is noted as an input (see `protected_files`).
     """
-    # Checked before opening, which may have effects on a device, and after, as the path may change.
+    # The file is checked before it is opened, because opening a device may have effects. It is
+    # checked again after that, because the path may have changed.
     shown = shown or path
     _require_regular(os.stat(path, dir_fd=folder, follow_symlinks=follow).st_mode, shown, error)
     flags = _FLAGS if follow else _FLAGS | getattr(os, "O_NOFOLLOW", 0)
@@ -77,9 +79,9 @@ def _require_regular(mode: int, path: str, error: type[NnefError]) -> None:
 
 @contextmanager
 def reported(shown: str, error: type[NnefError]) -> Generator[None]:
-    """Turn errors of reading into `error`, and MemoryError into LimitError.
+    """Convert errors of reading in the block to `error`, and a MemoryError to a LimitError.
 
-    FileNotFoundError and errors of this package pass unchanged.
+    FileNotFoundError and the errors of this package pass unchanged.
     """
     try:
         yield
@@ -93,15 +95,18 @@ def reported(shown: str, error: type[NnefError]) -> Generator[None]:
 
 
 class _FileMap(mmap.mmap):
-    """A map of a file, whose pages `release` may free: the system reads them again."""
+    """A map of a file.
+
+    `release` may free pages of the map, since the system can read them again.
+    """
 
 
 def contents(file: BinaryIO, meter: Meter | None = None, name: str = "") -> memoryview:
-    """Return the bytes of an open file, read-only: a memory map from `MAP_FROM` bytes on.
+    """Return the bytes of an open file, read-only; a file of `MAP_FROM` bytes or more is mapped.
 
-    The meter counts bytes that are read, not mapped ones. The file may be closed, renamed or
-    deleted afterwards. A mapped file must not be changed while its bytes are in use. Raises
-    MemoryError and OSError.
+    The meter counts bytes that are read, but not bytes that are mapped. After the call the file may
+    be closed, renamed or deleted. A mapped file must not be changed while its bytes are in use.
+    Raises MemoryError and OSError.
     """
     descriptor = file.fileno()
     size = os.fstat(descriptor).st_size
@@ -120,9 +125,10 @@ def contents(file: BinaryIO, meter: Meter | None = None, name: str = "") -> memo
 def contents_of(
     source: Readable, meter: Meter, name: str, error: type[NnefError]
 ) -> tuple[str, memoryview]:
-    """Return a source's name for errors, and its bytes; `name` is for a source without a name.
+    """Return a source's name for errors, and its bytes.
 
-    Raises `error` for a path that is not a regular file, or cannot be read.
+    `name` is used for a source that has no name itself. Raises `error` for a path that is not a
+    regular file, or cannot be read.
     """
     if not isinstance(source, str | os.PathLike):
         file_name = getattr(source, "name", None)
@@ -137,8 +143,8 @@ def contents_of(
 def within_limits(path: str) -> Generator[tuple[memoryview, Meter]]:
     """Yield the bytes of an input's file, and a meter for decoding them within `Limits`.
 
-    Raises DataError if the path is not a file, and LimitError, which names the file, if the block
-    exceeds the limits.
+    Raises DataError if the path is not a file. If the block exceeds the limits, raises a LimitError
+    that names the file.
     """
     meter = Meter()
     try:
@@ -150,9 +156,9 @@ def within_limits(path: str) -> Generator[tuple[memoryview, Meter]]:
 
 
 def _may_map(descriptor: int) -> bool:
-    """Tell whether a quarter of the process's file descriptors is free.
+    """Tell whether a quarter of the process's file descriptors is still unused.
 
-    A new descriptor has the lowest free number, so its number shows how many are taken.
+    A new descriptor gets the lowest unused number, so its number shows how many are in use.
     """
     if _UNTRACKED or resource is None:
         return True
@@ -174,7 +180,7 @@ def release(array: NDArray[np.generic]) -> None:
     if not isinstance(mapped, _FileMap) or not hasattr(mmap, "MADV_DONTNEED"):
         return
     start = _address(array) - _address(np.frombuffer(mapped, np.uint8))
-    # Only pages that lie entirely in the array are freed.
+    # A page is freed only if it lies entirely within the array.
     first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE  # rounded up
     end = (start + array.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE  # rounded down
     if end > first:
@@ -188,8 +194,8 @@ def _address(array: NDArray[np.generic]) -> int:
 def check_target(path: str, *, overwrite: bool) -> os.stat_result | None:
     """Raise the error that `replacing` would raise; return the old file's status, or None.
 
-    A link has its own status, not its target's. Raises FileNotFoundError if the file's folder is
-    missing.
+    For a link this is the status of the link itself, not of its target. Raises FileNotFoundError if
+    the file's folder is missing.
     """
     placing.require_parent(path)
     old_status = placing.status(os.path.abspath(path))
@@ -205,19 +211,21 @@ def check_target(path: str, *, overwrite: bool) -> os.stat_result | None:
 def replacing(path: str, *, overwrite: bool = False) -> Generator[BinaryIO]:
     """Open a temporary file for the block, and put it in the place of `path` after the block.
 
-    The file is then complete and on the disk, with the mode of the old file. If the block raises or
-    the process is killed, the old file stays. A link itself is replaced, not its target. If killed
-    processes left temporary files in the folder, its next writer removes them.
+    After that the file is complete and on the disk, with the mode of the old file. If the block
+    raises an error or the process is killed, the old file stays. If the path is a link, the link is
+    replaced, and not its target. Temporary files that killed processes left in the folder are
+    removed by its next writer.
 
     Raises:
         FileExistsError: the path is a device, a fifo or a socket; the path exists and `overwrite`
-            is off; or the same command reads the file (`protected_files`).
+            is False; or the same command reads the file (`protected_files`).
         IsADirectoryError: the path is a folder.
         OSError: the disk is full. The error has the path.
     """
     target = os.path.abspath(path)
     old_status = check_target(path, overwrite=overwrite)
-    # The old file's mode may keep other users out, so they must not read the temporary file.
+    # The mode of the old file may keep other users from reading it. They must not be able to read
+    # the temporary file either.
     is_private = old_status is not None and stat.S_ISREG(old_status.st_mode)
     temporary = temporaries.temporary_file(target, private=is_private)
     with placing.naming(path), temporary as (temporary_path, file):
@@ -225,7 +233,8 @@ def replacing(path: str, *, overwrite: bool = False) -> Generator[BinaryIO]:
         file.flush()
         os.fsync(file.fileno())
         if os.name == "nt":
-            # Windows does not rename an open file. The file has no lock there to keep.
+            # Windows cannot rename an open file. On Windows the file has no lock, so nothing is
+            # lost by closing it.
             file.close()
         placing.keep_mode(temporary_path, old_status)
         # The block may have read more files, so the path is checked again.
@@ -234,7 +243,10 @@ def replacing(path: str, *, overwrite: bool = False) -> Generator[BinaryIO]:
 
 
 def bytes_of(source: Any, meter: Meter, name: str) -> memoryview:
-    """Return the bytes of a buffer, or those left in a binary file. Raises LimitError."""
+    """Return the bytes of a buffer, or all bytes that are left in a binary file.
+
+    Raises LimitError.
+    """
     try:
         return memoryview(source).cast("B").toreadonly()
     except TypeError:

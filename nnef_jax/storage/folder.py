@@ -1,10 +1,12 @@
 """Offers a folder as a container, whose files are mapped or read.
 
-A path is opened part by part, each from the descriptor of the folder before, and the kernel follows
-no link. If a folder is replaced by a link during a load, nothing outside of the container is read.
+A path is opened part by part. Each part is opened relative to the descriptor of the folder before
+it, and the kernel follows no link. If a folder is replaced by a link during a load, nothing outside
+of the container is read.
 
-A hub's cache stores each file in a folder of blobs, and has folders of links to them. In such a
-cache a member may be a link to a file that lies directly in the folder of blobs.
+The cache of a model hub, such as that of Hugging Face, stores each file in a folder of blobs, and
+has other folders with links to these files. In such a cache a member may be a link to a file that
+lies directly in the folder of blobs.
 """
 
 from __future__ import annotations
@@ -22,23 +24,24 @@ from nnef_jax.limits import Meter
 from nnef_jax.storage import files
 from nnef_jax.storage.labels import split_name
 
-_RECENT = 0.1  # seconds; a file written in them may still be changing
-_PAUSE = 0.01  # seconds before such a file is looked at again
-_MAX_LINKS = 40  # Linux's limit
-_MAX_DEPTH = 100  # nested folders; each holds a descriptor while its names are listed
+_RECENT = 0.1  # in seconds; a file that was written so recently may still be changing
+_PAUSE = 0.01  # seconds after which such a file is looked at again
+_MAX_LINKS = 40  # the same limit as in Linux
+_MAX_DEPTH = 100  # the depth of nested folders; each holds a descriptor while its names are listed
 _ROOT_FLAGS = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0)
 _FLAGS = _ROOT_FLAGS | getattr(os, "O_NOFOLLOW", 0)
-# Windows lacks it: there a path that is replaced between its check and its opening is not noticed.
+# Whether the system can open a path relative to a folder's descriptor. Windows cannot: if a path is
+# replaced between its check and its opening there, nobody notices.
 _OPENAT = os.scandir in os.supports_fd and ({os.open, os.stat, os.readlink} <= os.supports_dir_fd)
 
 
 class Folder:
     """The files in a folder and its subfolders, even if another folder gets its name.
 
-    A symbolic link may only lead to one of them, or to a blob. A hard link is a file like any
-    other. `named` is the path by which the user names a file of this folder. If it is a link, the
-    files beside its target are the blobs. Otherwise the blobs are those of the hub's cache that
-    contains this folder, if any.
+    A symbolic link may only lead to one of these files, or to a blob. A hard link is a file like
+    any other. `named` is the path by which the user names a file of this folder. If `named` is a
+    link, the files beside its target are the blobs. Otherwise, if this folder is in the cache of a
+    hub, the blobs are those of that cache.
     """
 
     def __init__(self, path: str, meter: Meter, named: str = "") -> None:
@@ -51,7 +54,8 @@ class Folder:
         self._root = os.open(path or ".", _ROOT_FLAGS) if _OPENAT else None
         self._store = None
         if _OPENAT and self._blobs:
-            with suppress(OSError):  # if the folder is not readable, neither are its files
+            # If the folder of blobs is not readable, its files are not readable either.
+            with suppress(OSError):
                 self._store = os.open(self._blobs, _FLAGS)
         self._close = weakref.finalize(self, _close, self._root, self._store)
 
@@ -60,11 +64,14 @@ class Folder:
         self._close()
 
     def location(self, name: str) -> str:
-        """Return the path to show for a member."""
+        """Return the path that errors show for a member."""
         return os.path.join(self._path, name)
 
     def names(self) -> Iterator[str]:
-        """Yield the names of readable files and all links. Raises LimitError for deep nesting."""
+        """Yield the names of all readable files and all links.
+
+        Raises LimitError for deep nesting.
+        """
         self._check_open()
         return self._names(self._root, ".", "", _MAX_DEPTH)
 
@@ -72,7 +79,7 @@ class Folder:
         if not depth:
             raise LimitError(f"{self._path}: folders are nested more than {_MAX_DEPTH} deep")
         below: list[str] = []
-        opened = None  # stays None on systems without descriptors of folders
+        opened = None  # This stays None on systems that have no descriptors of folders.
         try:
             if above is not None:
                 opened = _open_below(above, folder)
@@ -92,7 +99,7 @@ class Folder:
             _close(opened)
 
     def exists(self, name: str) -> bool:
-        """Tell whether there is a member of this name; folders are none."""
+        """Tell whether there is a member of this name. A folder is not a member."""
         self._check_open()
         parts = split_name(name)
         if not parts:
@@ -100,12 +107,15 @@ class Folder:
         try:
             with self._parent(name, parts, follow=False) as (folder, part):
                 mode = os.stat(part, dir_fd=folder, follow_symlinks=False).st_mode
-        except (OSError, ValueError):  # ArchiveError is a ValueError
+        except (OSError, ValueError):  # ArchiveError is a ValueError.
             return False
         return not stat.S_ISDIR(mode)
 
     def read(self, name: str) -> memoryview:
-        """Return the bytes of a regular file, mapped if large. Raises ArchiveError, LimitError."""
+        """Return the bytes of a regular file; a large file is mapped.
+
+        Raises ArchiveError or LimitError.
+        """
         self._check_open()
         location = self.location(name)
         parts = split_name(name)
@@ -131,7 +141,7 @@ class Folder:
         newest = max((x.st_mtime for x in self._read.values()), default=0.0)
         if newest < time.time() - _RECENT:
             return False
-        time.sleep(_PAUSE)  # it may be half written
+        time.sleep(_PAUSE)  # The newest file may be only half written.
         return self._differs()
 
     def _differs(self) -> bool:
@@ -145,12 +155,12 @@ class Folder:
                     now = os.stat(part, dir_fd=folder, follow_symlinks=False)
                 if _state(now) != _state(before):
                     return True
-        except (OSError, ValueError):  # a file was removed, or is a link now
+        except (OSError, ValueError):  # A file was removed, or is now a link.
             return True
         return False
 
     def _check_open(self) -> None:
-        # The number of a closed descriptor may be in use for another file.
+        # A closed descriptor must not be used: its number may now belong to another file.
         if not self._close.alive:
             raise ValueError(f"{self._path} is closed")
 
@@ -158,9 +168,10 @@ class Folder:
     def _parent(
         self, name: str, parts: Sequence[str], *, follow: bool
     ) -> Generator[tuple[int | None, str]]:
-        """Yield the descriptor of a member's folder and its name there, without links.
+        """Yield the descriptor of a member's folder, and the member's name in this folder.
 
-        A link in the last part is followed only with `follow`.
+        Links on the path are resolved. A link in the last part of the path is followed only if
+        `follow`.
         """
         if self._root is None:
             yield None, self._resolved(name, parts, follow=follow)
@@ -185,7 +196,8 @@ class Folder:
                         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
                     target = os.readlink(part, dir_fd=opened[-1])
                     path = os.path.join(self._real, *walked, target)
-                    if name == self._named:  # the user's link may lead to a blob by other links
+                    # The user's link may lead to a blob by way of other links.
+                    if name == self._named:
                         path = os.path.realpath(path)
                     blob = self._blob(path)
                     if self._store is not None and blob and not ahead:
@@ -210,20 +222,20 @@ class Folder:
                 os.close(descriptor)
 
     def _blob(self, path: str) -> str:
-        """Return the name of the blob at a path, '' for any other path."""
+        """Return the name of the blob at a path, or '' for any other path."""
         folder, name = os.path.split(path)
         is_there = self._blobs and os.path.realpath(folder) == self._blobs
         return name if is_there and name not in ("", ".", "..") else ""
 
     def _below_root(self, name: str, target: str) -> str:
-        """Return an absolute path relative to the folder, by comparing texts only."""
+        """Make an absolute path relative to the folder, by comparing texts only."""
         for root in (self._real, os.path.abspath(self._path)):
             if f"{target}/".startswith(f"{root}/"):
                 return target.removeprefix(root)
         raise self._outside(name)
 
     def _resolved(self, name: str, parts: Sequence[str], *, follow: bool) -> str:
-        """Return the path of a member without links, on systems without descriptors of folders."""
+        """Resolve the links in the path of a member, on systems without descriptors of folders."""
         *folders, last = parts
         path = os.path.realpath(os.path.join(self._real, *folders), strict=True)
         path = os.path.join(path, last)
@@ -241,7 +253,7 @@ class Folder:
 
 
 def _blobs_of(real: str, named: str) -> str:
-    """Return the path of the folder of blobs, '' if there is none."""
+    """Return the path of the folder of blobs, or '' if there is none."""
     if named and os.path.islink(named):
         return os.path.dirname(os.path.realpath(named))
     top, snapshots, _ = real.rpartition(f"{os.sep}snapshots{os.sep}")

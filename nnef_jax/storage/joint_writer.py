@@ -1,4 +1,4 @@
-"""Writes one tar archive by all hosts of a program, each its shards of the arrays."""
+"""Writes one tar archive from all hosts of a program; each host writes its shards of the arrays."""
 
 from __future__ import annotations
 
@@ -26,11 +26,18 @@ def write_jointly(
     *,
     overwrite: bool = False,
 ) -> None:
-    """Write an archive with the ending .tar. All hosts call this, and share a file system.
+    """Write an archive with the ending .tar.
 
-    The first host writes all members. Then each host writes its shards of the arrays in `spread`,
-    by name of their members, into the file. No two hosts write the same bytes. At last the first
-    host renames the file. An error on any host is raised on all.
+    All hosts call this function, and share a file system. The first host writes all members, with
+    zeros for the arrays in `spread`. Then each host writes its shards of these arrays into the
+    file. No two hosts write the same bytes. Finally the first host renames the file. An error on
+    one host is raised on all hosts.
+
+    Args:
+        path: the file to write.
+        members: the members by name.
+        spread: the arrays whose shards are on several hosts, by the names of their members.
+        overwrite: whether an existing file is replaced.
     """
     target = os.path.abspath(os.fsdecode(path))
     if not target.lower().endswith(".tar"):
@@ -60,7 +67,7 @@ def write_jointly(
 
 @contextmanager
 def _together() -> Generator[None]:
-    """Wait until all hosts have run the block; raise on all hosts if it failed on one."""
+    """Wait until all hosts have run the block. If it failed on one host, raise on all hosts."""
     error: Exception | None = None
     try:
         yield
@@ -74,7 +81,7 @@ def _together() -> Generator[None]:
 
 
 def _broadcast(text: str) -> str:
-    """Return the first host's text on all hosts."""
+    """Return on all hosts the text that the first host passes."""
     content = np.zeros(4096, np.uint8)
     encoded = np.frombuffer(os.fsencode(text), np.uint8)
     content[: encoded.size] = encoded
@@ -82,7 +89,7 @@ def _broadcast(text: str) -> str:
 
 
 def _fill_parts(path: str, spread: Mapping[str, jax.Array]) -> None:
-    """Write this host's shards of arrays into a tar archive."""
+    """Write this host's shards of the arrays into a tar archive."""
     with tarfile.open(path) as tar, open(path, "r+b", buffering=0) as file:
         for name, array in spread.items():
             start = tar.getmember(name).offset_data
@@ -98,9 +105,9 @@ def _fill_parts(path: str, spread: Mapping[str, jax.Array]) -> None:
 
 
 def _runs(index: Sequence[slice], shape: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Yield the start and the length, in items, of each contiguous run that a shard covers."""
+    """Yield each contiguous run of items that a shard covers, as its start and its length."""
     bounds = [part.indices(extent)[:2] for part, extent in zip(index, shape, strict=True)]
-    last = -1  # the last axis along which the shard is only a part
+    last = -1  # the last axis along which the shard does not cover the whole array
     for axis, extent in enumerate(shape):
         if bounds[axis] != (0, extent):
             last = axis

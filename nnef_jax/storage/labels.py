@@ -9,27 +9,31 @@ from fnmatch import fnmatchcase
 
 from nnef_jax.errors import ArchiveError
 
-# Comments and strings. An unterminated string ends with its line: no text is scanned twice.
+# Comments and strings. A string without an end quote ends with its line, so that no text is scanned
+# twice.
 _QUOTED = re.compile(r"""#[^\n]*|'((?:[^'\\\n]|\\.)*+)'?|"((?:[^"\\\n]|\\.)*+)"?""")
 _DRIVE = re.compile(r"[A-Za-z]:(/|$)")
 
 
 def split_name(name: str) -> tuple[str, ...] | None:
-    """Return the parts of a member name, ('a', 'b') for './a//b'; None if absolute or with '..'."""
+    """Split a member name into its parts: './a//b' becomes ('a', 'b').
+
+    Return None for an absolute name, and for a name with '..'.
+    """
     parts = tuple(part for part in name.split("/") if part not in ("", "."))
     return None if name.startswith("/") or ".." in parts else parts
 
 
 def above(name: str) -> set[str]:
-    """Return the folders that contain a member: 'a' and 'a/b' for 'a/b/c.dat'."""
+    """Return the folders that contain a member. For 'a/b/c.dat' these are 'a' and 'a/b'."""
     return {name[:end] for end, character in enumerate(name) if character == "/"}
 
 
 def member_of(label: str, suffix: str = ".dat") -> str:
     """Return the member that holds the data of a label: 'conv1/filter.dat' for 'conv1/filter'.
 
-    One leading '/' is dropped, as the Khronos tools do. Raises ArchiveError, without a line of the
-    document, for a label that could name anything but a file in the container.
+    One leading '/' is dropped, as in the Khronos tools. Raises ArchiveError for a label that could
+    name anything but a file in the container. The error does not name a line of the document.
     """
     reason = refusal(label)
     if reason:
@@ -43,7 +47,10 @@ def member_of(label: str, suffix: str = ".dat") -> str:
 
 
 def quoted_members(text: str) -> set[str]:
-    """Return the members for all strings of a text that are valid labels; it need not parse."""
+    """Return the members for all strings of a document that are valid labels.
+
+    The document need not be valid.
+    """
     members: set[str] = set()
     for match in _QUOTED.finditer(text):
         label = re.sub(r"\\(.)", r"\1", match[1] or match[2] or "").lstrip("/")
@@ -63,7 +70,8 @@ def refusal(label: str) -> str:
         return "holds a control character"
     if "\\" in path:
         return "holds a backslash: its parts are separated by '/'"
-    # 'w:0' without a '/' is a name from other frameworks, and names a file in the container.
+    # 'w:0' without a '/' is not a drive. It is a name from other frameworks, and names a file in
+    # the container.
     if _DRIVE.match(path):
         return "starts with a drive letter"
     if path.startswith("/"):

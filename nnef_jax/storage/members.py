@@ -1,4 +1,4 @@
-"""Lists the members of a packed archive: those at its top, or in its one folder."""
+"""Lists the members of a packed archive, which are at its top level or in its only folder."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _Member = TypeVar("_Member")
 
 
 class PackedArchive(Generic[_Member]):
-    """The members of an archive by name. Of several with one name the last counts, as in tar.
+    """The members of an archive by name. If several have the same name, the last one counts.
 
-    If none of `graphs` is at the top, the folder with one of them is the container. Members whose
-    names are absolute or have a part '..' are left out.
+    If none of `graphs` is at the top level, the folder that contains one of them is the container.
+    Members whose names are absolute or have a part '..' are left out.
     """
 
     def __init__(
@@ -27,7 +27,7 @@ class PackedArchive(Generic[_Member]):
         self._members = _at_top(by_name, name, graphs)
 
     def location(self, name: str) -> str:
-        """Return the name of a member for errors: after the archive's, and a '/'."""
+        """Return the name that errors show for a member, such as 'model.tgz/graph.nnef'."""
         return f"{self._name}/{name}"
 
     def names(self) -> Iterator[str]:
@@ -35,11 +35,11 @@ class PackedArchive(Generic[_Member]):
         return iter(self._members)
 
     def exists(self, name: str) -> bool:
-        """Tell whether there is a member of this name, readable or not."""
+        """Tell whether there is a member of this name, even if it is not readable."""
         return _normal(name) in self._members
 
     def find(self, name: str) -> _Member:
-        """Return the member of a name. Raises ArchiveError if there is none."""
+        """Return the member of this name. Raises ArchiveError if there is none."""
         member = self._members.get(_normal(name))
         if member is None:
             raise ArchiveError(f"there is no member '{name}' in {self._name}")
@@ -51,10 +51,13 @@ def _normal(name: str) -> str:
 
 
 def _at_top(members: dict[str, _Member], name: str, graphs: Sequence[str]) -> dict[str, _Member]:
-    """Return the members of the container, which has one of `graphs` at its top, by name in it."""
+    """Return the members of the container, which has one of `graphs` at its top level.
+
+    The result is by names relative to the container.
+    """
     if any("/" not in member and is_graph(member, graphs) for member in members):
         return members
-    networks: dict[str, str] = {}  # the path of a network by its folder
+    networks: dict[str, str] = {}  # by folder: the path of the network in this folder
     for path in members:
         folder, _, file_name = path.partition("/")
         if file_name and "/" not in file_name and is_graph(file_name, graphs):

@@ -1,11 +1,13 @@
 """Reads and writes numpy's files: .npy for an array, .npz for arrays by name.
 
+A .npy file consists of:
+
     0   93 "NUMPY", major, minor     8   length of the header: 2 bytes, from major 2 on 4
     +0  the header, {'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), } in any order
     +n  the items
 
-Arrays are views of the file's bytes. Headers are matched, not evaluated. Nothing is unpickled:
-items are numbers.
+Arrays are views of the file's bytes. Headers are matched by a regular expression and not evaluated
+as Python code. Nothing is unpickled, since all items are numbers.
 """
 
 from __future__ import annotations
@@ -24,9 +26,10 @@ from nnef_jax.limits import Meter
 from nnef_jax.storage.ziparchive import ZipArchive
 
 _MAGIC = b"\x93NUMPY"
-_LENGTHS = {1: 2, 2: 4, 3: 4}  # bytes of the header's length, by major version
-_LONGEST = 10_000  # bytes of a header; numpy's limit
-_MOST = (1 << 63) - 1  # bytes of an array
+# the number of bytes that store the header's length, by major version
+_LENGTHS = {1: 2, 2: 4, 3: 4}
+_LONGEST = 10_000  # the largest number of bytes of a header, which is numpy's limit
+_MOST = (1 << 63) - 1  # the largest number of bytes of an array
 _NAMES = {"descr", "fortran_order", "shape"}
 _DICT = re.compile(r"\{(.*)\}", re.S)
 _FIELD = re.compile(
@@ -42,10 +45,10 @@ Array = NDArray[Any]
 
 
 def read_npy(data: memoryview, name: str) -> Array:
-    """Return the array in the bytes of a .npy, read-only.
+    """Return the array in the bytes of a .npy file, read-only.
 
-    Bytes after the items are ignored, as by numpy. Raises DataError, which starts with `name`, if
-    the bytes are not a .npy.
+    Bytes after the items are ignored, as numpy does. If the bytes are not a .npy file, raises a
+    DataError whose message starts with `name`.
     """
     head = bytes(data[:8])
     has_magic = head[:6] == _MAGIC and len(head) == 8
@@ -67,7 +70,7 @@ def read_npy(data: memoryview, name: str) -> Array:
         if in_columns:
             return items.reshape(tuple(reversed(shape))).T
         return items.reshape(shape)
-    except ValueError as error:  # more axes than numpy allows
+    except ValueError as error:  # The shape has more axes than numpy allows.
         raise _broken(name, str(error)) from None
 
 
@@ -92,9 +95,10 @@ def _header(text: str, name: str) -> tuple[np.dtype[Any], bool, tuple[int, ...]]
 
 
 def read_npz(data: memoryview, name: str, meter: Meter) -> dict[str, Array]:
-    """Return the arrays in the bytes of a .npz by name, read-only. Only .npy members are read.
+    """Return the arrays in the bytes of a .npz file by name, read-only.
 
-    Raises DataError for a broken archive or member, LimitError for one that expands to too much.
+    Only members that end in .npy are read. Raises DataError for a broken archive or member, and
+    LimitError for an archive that expands to too much.
     """
     try:
         archive = ZipArchive(data, name, meter, (), checked=True)
@@ -109,10 +113,14 @@ def read_npz(data: memoryview, name: str, meter: Meter) -> dict[str, Array]:
 
 
 def write_npz(archive: zipfile.ZipFile, arrays: Mapping[str, ArrayLike]) -> None:
-    """Write arrays by name into a zip archive for `numpy.load`; equal arrays make equal bytes."""
+    """Write arrays by name into a zip archive for `numpy.load`.
+
+    Equal arrays give equal bytes.
+    """
     for name, array in arrays.items():
         items = np.asarray(array)
-        if items.dtype.kind == "V":  # as bfloat16: a .npy has only the size of such items
+        # For a dtype such as bfloat16, a .npy file stores only the size of the items.
+        if items.dtype.kind == "V":
             items = items.view(f"V{items.dtype.itemsize}")
         with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as member:
             np.lib.format.write_array(member, items, allow_pickle=False)

@@ -1,4 +1,7 @@
-"""Renames complete files and folders to their targets; callers check what may be replaced."""
+"""Renames complete files and folders to their targets.
+
+Callers check what may be replaced.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +17,15 @@ from typing import Any
 
 from nnef_jax.storage import temporaries
 
-# Errors of a kernel or a file system that cannot exchange two names, or sync a folder.
+# Errors of a kernel or a file system that cannot exchange two names, or cannot sync a folder.
 _UNABLE = {errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP}
 
 
 def status(path: str) -> os.stat_result | None:
-    """Return the status of a path, None if it does not exist; that of a link is its own.
+    """Return the status of a path, or None if it does not exist.
 
-    Raises FileExistsError for anything but files, folders and links to them, such as a device.
+    For a link this is the status of the link itself. Raises FileExistsError for anything that is
+    not a file, a folder or a link to one of them, such as a device.
     """
     for look in (os.stat, os.lstat):
         with suppress(FileNotFoundError):
@@ -42,9 +46,9 @@ def require_parent(path: str) -> None:
 
 
 def keep_mode(path: str, old: os.stat_result | None) -> None:
-    """Give a new file or folder the mode, and if permitted the owner, of an old one.
+    """Give a new file or folder the mode of an old one and, if permitted, its owner.
 
-    Nothing changes if one of them is a file and the other a folder.
+    Nothing changes if the new one is a file and the old one a folder, or the other way round.
     """
     new = os.lstat(path)
     if old is None or stat.S_IFMT(old.st_mode) != stat.S_IFMT(new.st_mode):
@@ -57,15 +61,18 @@ def keep_mode(path: str, old: os.stat_result | None) -> None:
 
 
 def place_file(temporary: str, target: str, *, overwrite: bool) -> None:
-    """Rename a complete file in one step. Without `overwrite` an existing target is an error."""
+    """Rename a complete file in one step.
+
+    If `overwrite` is False, an existing target is an error.
+    """
     if overwrite:
         os.replace(temporary, target)
     else:
         try:
-            os.link(temporary, target)  # a rename would replace an existing file
+            os.link(temporary, target)  # A rename would replace an existing file, a link does not.
         except FileExistsError:
             raise exists(target) from None
-        except OSError:  # a file system without hard links
+        except OSError:  # The file system has no hard links.
             if os.path.lexists(target):
                 raise exists(target) from None
             os.replace(temporary, target)
@@ -73,15 +80,15 @@ def place_file(temporary: str, target: str, *, overwrite: bool) -> None:
 
 
 def place_folder(temporary: str, target: str, check: Callable[[str], None] | None) -> None:
-    """Rename a complete folder to its target, and remove what was there.
+    """Rename a complete folder to its target, and remove the folder that was at the target.
 
-    `check` is called with the path of the old folder, and raises if that must stay; without `check`
-    only an empty folder is replaced. Linux and macOS exchange the two names in one step, on most
-    file systems. Elsewhere the old folder is TARGET.replaced-HEX for a moment, during which there
-    is no target.
+    `check` is called with the path of the old folder, and raises an error if that folder must stay.
+    Without `check` only an empty folder is replaced. On most file systems, Linux and macOS exchange
+    the two names in one step. On other systems the old folder is renamed to TARGET.replaced-HEX
+    first. For a moment there is no folder at the target.
     """
     try:
-        os.rename(temporary, target)  # replaces nothing but an empty folder
+        os.rename(temporary, target)  # This replaces nothing but an empty folder.
     except OSError as error:
         if error.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
             raise
@@ -99,7 +106,8 @@ def _swap(temporary: str, target: str, check: Callable[[str], None]) -> None:
     check(target)
     if _exchange(temporary, target):
         try:
-            check(temporary)  # again: files may have been added since
+            # The check is repeated because files may have been added after the first one.
+            check(temporary)
         except BaseException:
             _exchange(temporary, target)
             raise
@@ -116,7 +124,7 @@ def _swap(temporary: str, target: str, check: Callable[[str], None]) -> None:
 
 
 def _exchange(one: str, other: str) -> bool:
-    """Exchange the names of two files or folders in one step; return False if impossible."""
+    """Exchange the names of two files or folders in one step. Return False if impossible."""
     exchange = _exchanger()
     if exchange is None:
         return False
@@ -134,18 +142,19 @@ def _exchanger() -> Callable[[bytes, bytes], int] | None:
         system: Any = ctypes.CDLL(None, use_errno=True)
     except (OSError, TypeError):  # Windows
         return None
-    if hasattr(system, "renameat2"):  # Linux: -100 is the current folder, 2 RENAME_EXCHANGE
+    # On Linux, -100 stands for the current folder, and 2 is RENAME_EXCHANGE.
+    if hasattr(system, "renameat2"):
         return lambda one, other: system.renameat2(-100, one, -100, other, 2)
-    if hasattr(system, "renamex_np"):  # macOS: 2 is RENAME_SWAP
+    if hasattr(system, "renamex_np"):  # On macOS, 2 is RENAME_SWAP.
         return lambda one, other: system.renamex_np(one, other, 2)
     return None
 
 
 def sync_folder(path: str) -> None:
-    """Write the names in a folder to the disk, if the system can."""
+    """Write the names in a folder to the disk, if the system can do so."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
-    except PermissionError:  # Windows, or a folder whose names may not be read
+    except PermissionError:  # The system is Windows, or the names in the folder may not be read.
         return
     try:
         os.fsync(descriptor)
@@ -164,7 +173,7 @@ def exists(path: str) -> FileExistsError:
 
 @contextmanager
 def naming(path: str) -> Generator[None]:
-    """Put a path into errors of the system that name a temporary file, or no file."""
+    """Put a path into system errors of the block that name a temporary file, or no file."""
     try:
         yield
     except OSError as error:

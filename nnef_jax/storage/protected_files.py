@@ -17,39 +17,40 @@ _read: ContextVar[set[tuple[int, int]] | None] = ContextVar("read", default=None
 
 
 def spared() -> AbstractContextManager[None]:
-    """Protect the files that are read in the block; an inner block has no effect.
+    """Protect the files that are read in the block from being replaced.
 
-    A thread started in the block notes files only if it runs in a copy of the block's context.
+    Within such a block, another block of this kind has no effect. A thread that is started in the
+    block notes files only if it runs in a copy of the block's context.
     """
     return nullcontext() if _read.get() is not None else holding(_read, set())
 
 
 def unnoted() -> AbstractContextManager[None]:
-    """Do not note files that are read in the block, such as the package's own caches."""
+    """Do not note the files that are read in the block, such as the package's own caches."""
     return holding(_read, None)
 
 
 def note(status: os.stat_result) -> None:
-    """Note a file as read."""
+    """Note a file, given by its status, as one that is read."""
     read = _read.get()
     if read is not None:
         read.add((status.st_dev, status.st_ino))
 
 
 def note_path(path: str | os.PathLike[str]) -> None:
-    """Note a file that another library will read; ignore a missing one."""
+    """Note a file that another library will read. A missing file is ignored."""
     with suppress(OSError):
         note(os.stat(path))
 
 
 def require_other(path: str) -> None:
-    """Raise FileExistsError if the path is that of a noted file, or of a link to one."""
+    """Raise FileExistsError if the path is that of a noted file, or of a link to a noted file."""
     read = _read.get()
     if not read:
         return
     try:
         status = os.stat(path)
-    except OSError:  # no file, or a broken link
+    except OSError:  # There is no file, or the path is a broken link.
         return
     if (status.st_dev, status.st_ino) in read:
         reason = "is read by the same command, and is not replaced"

@@ -1,6 +1,8 @@
-"""Offers a tar archive as a container. A compressed one is expanded in memory; none is extracted.
+"""Offers a tar archive as a container.
 
-The standard library's index is not used: it copies members, and ends at a broken header.
+A compressed archive is expanded in memory, and nothing is extracted to the disk. The index of the
+standard library's module `tarfile` is not used, because it copies members, and ends silently at a
+broken header.
 """
 
 from __future__ import annotations
@@ -19,25 +21,27 @@ from nnef_jax.limits import MEMBER, PIECE, Meter
 from nnef_jax.storage import files
 from nnef_jax.storage.members import PackedArchive
 
-_BLOCK = 512  # bytes
-_CHUNK = 1 << 20  # bytes
-_PIECE = 1 << 13  # bytes of a compressed file that are expanded at a time
-_MOST = 1100 * _PIECE  # bytes of an expanded piece; gzip expands at most 1032 times
-_XZ_MEMORY = 256 << 20  # bytes; `xz -9` takes 65 MiB
-# Bytes in front of the archive. A large bytearray usually starts 16 bytes behind a multiple of 64.
-# This padding aligns tensors, which follow headers of 512 and 128 bytes. Unaligned ones are copied:
-# a load of 102 MB peaks at 204 MB instead of 102.
+_BLOCK = 512  # in bytes
+_CHUNK = 1 << 20  # in bytes
+_PIECE = 1 << 13  # bytes of a compressed file that are expanded in one step
+# the largest number of bytes of an expanded piece; gzip expands at most 1032 times
+_MOST = 1100 * _PIECE
+_XZ_MEMORY = 256 << 20  # in bytes; a file that `xz -9` wrote takes 65 MiB
+# Number of bytes in front of the expanded archive. A large bytearray usually starts 16 bytes after
+# a multiple of 64. This padding aligns the tensors, which follow headers of 512 and 128 bytes.
+# Tensors that are not aligned would be copied, and a load of 102 MB would peak at 204 MB instead of
+# 102 MB.
 _PADDING = 48
 
-_UNSUPPORTED = ((b"\x28\xb5\x2f\xfd", "compressed by zstandard"),)  # by first bytes
+_UNSUPPORTED = ((b"\x28\xb5\x2f\xfd", "compressed by zstandard"),)  # by first bytes of the file
 
-# Type flags of headers.
+# The type flags in headers.
 _REGULAR = "\0" + "07"
 _FOLDERS = "5D"
 _WITHOUT_DATA = "123456"
 _LONG_NAME, _EXTENDED, _IGNORED = "L", "xX", "Kg"
 _HEADERS = _LONG_NAME + _EXTENDED + _IGNORED
-_MAX_HEADER = 1 << 20  # bytes of an extended header
+_MAX_HEADER = 1 << 20  # the largest number of bytes of an extended header
 _KINDS = {
     "1": "a hard link",
     "2": "a symbolic link",
@@ -57,12 +61,12 @@ class _Member:
 
 
 def is_tarball(start: bytes) -> bool:
-    """Tell whether a file with these first bytes is a tar archive, or compressed."""
+    """Tell whether a file with these first bytes is a tar archive or a compressed file."""
     return _compression(start) is not None or _is_header(start[:_BLOCK])
 
 
 class Tarball(PackedArchive[_Member]):
-    """The members of a tar archive, without folders."""
+    """The members of a tar archive. Folders are left out."""
 
     def __init__(self, data: memoryview, name: str, meter: Meter, graphs: Sequence[str]) -> None:
         self._data = _expand(data, name, meter)
@@ -85,10 +89,11 @@ class Tarball(PackedArchive[_Member]):
         return self._data[member.start : member.start + member.size]
 
 
-# First bytes of a compressed file, its decompressor, and the bytes that this expands in a step of
-# the meter. The slowest input, zeros or repeated random bytes, takes gzip 1200 MB/s, xz 600 MB/s,
-# bzip2 90 MB/s.
-_Decompressor = Callable[[], Any]  # makes one of zlib, bz2 or lzma, which share no type
+# First bytes of a compressed file, its decompressor, and the number of expanded bytes that count as
+# one step of the meter. On the slowest inputs, which are zeros or repeated random bytes, gzip
+# expands 1200 MB/s, xz 600 MB/s, and bzip2 90 MB/s.
+# a function that makes a decompressor of zlib, bz2 or lzma, which have no common type
+_Decompressor = Callable[[], Any]
 _COMPRESSIONS: tuple[tuple[bytes, _Decompressor, int], ...] = (
     (b"\x1f\x8b", lambda: zlib.decompressobj(16 + zlib.MAX_WBITS), 512),
     (b"BZh", bz2.BZ2Decompressor, 48),
@@ -97,7 +102,10 @@ _COMPRESSIONS: tuple[tuple[bytes, _Decompressor, int], ...] = (
 
 
 def _expand(data: memoryview, name: str, meter: Meter) -> memoryview:
-    """Return the bytes of the tar archive. The meter stops a decompression bomb while it grows."""
+    """Return the bytes of the tar archive, expanded if they are compressed.
+
+    The meter stops a decompression bomb while it grows.
+    """
     compression = _compression(bytes(data[:_BLOCK]))
     if compression is None:
         return data
@@ -118,13 +126,17 @@ def _compression(start: bytes) -> tuple[bytes, _Decompressor, int] | None:
 
 
 def _pieces(data: memoryview, make: _Decompressor, name: str, meter: Meter) -> Iterator[bytes]:
-    """Yield the expanded pieces of a compressed file: streams, each followed by any zeros."""
+    """Yield the expanded pieces of a compressed file.
+
+    The file consists of one or more streams. Zeros may follow each stream.
+    """
     position = 0
     while position < len(data):
         meter.spend(MEMBER, name)
         stream = make()
         while not stream.eof:
-            needs_input = getattr(stream, "needs_input", True)  # zlib's has no such attribute
+            # The objects of zlib have no such attribute.
+            needs_input = getattr(stream, "needs_input", True)
             piece = data[position : position + _PIECE] if needs_input else data[:0]
             if needs_input and not piece:
                 raise EOFError("it ends within a stream")
@@ -145,7 +157,7 @@ def _scan(data: memoryview, name: str, meter: Meter) -> Iterator[_Member]:
     extended: dict[str, str] = {}
     while position < len(data):
         header = bytes(data[position : position + _BLOCK])
-        # An archive ends with blocks of zeros, which may be missing.
+        # An archive ends with blocks of zeros, but these may be missing.
         if not any(header):
             break
         if not _is_header(header):
@@ -164,7 +176,8 @@ def _scan(data: memoryview, name: str, meter: Meter) -> Iterator[_Member]:
             if kind in _HEADERS and size > _MAX_HEADER:
                 raise ValueError(f"an extended header of {size} bytes")
             if kind in _HEADERS:
-                meter.spend(size // 2, name)  # it may have many records, of 6 bytes each
+                # The header may have many records, of at least 6 bytes each.
+                meter.spend(size // 2, name)
             if kind == _LONG_NAME:
                 extended["path"] = _text(bytes(data[start : start + size]))
             elif kind in _EXTENDED:
@@ -192,7 +205,10 @@ def _broken(header: bytes, name: str, position: int) -> ArchiveError:
 
 
 def _is_header(block: bytes) -> bool:
-    """Tell whether a block has the checksum of a header. Old writers summed signed bytes."""
+    """Tell whether a block has the checksum of a header.
+
+    Old programs computed the checksum from signed bytes, and this sum is accepted too.
+    """
     if len(block) < _BLOCK:
         return False
     try:
@@ -205,7 +221,7 @@ def _is_header(block: bytes) -> bool:
 
 
 def _number(field: bytes) -> int:
-    """Return the number in a field: octal digits, or big-endian bytes after a byte 0x80."""
+    """Return the number in a field: octal digits, or big-endian bytes after the byte 0x80."""
     if field[0] == 0x80:
         return int.from_bytes(field[1:], "big")
     digits = field.split(b"\0")[0].strip()
@@ -232,8 +248,8 @@ _BROKEN_RECORD = "a record of the extended header is broken"
 def _records(data: bytes) -> dict[str, str]:
     """Return the records "path", "size" and "sparse" of an extended header.
 
-    A record is its length in decimal digits, a space, a key, '=', a value and a newline. "sparse"
-    stands for any record whose key begins with GNU.sparse.
+    A record consists of its length in decimal digits, a space, a key, '=', a value and a newline.
+    "sparse" stands for any record whose key begins with GNU.sparse.
     """
     records: dict[str, str] = {}
     position = 0

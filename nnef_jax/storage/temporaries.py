@@ -1,7 +1,7 @@
 """Makes temporary files and folders beside their targets, and removes those of killed writers.
 
-A temporary is locked while its writer lives. The system frees the lock however the process ends.
-The next writer into the folder removes the temporaries whose locks are free.
+A temporary file or folder is locked while its writer lives. The system frees the lock however the
+process ends. The next writer into the same folder removes all temporaries whose locks are free.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from typing import BinaryIO
 
 try:
     import fcntl
-except ImportError:  # Windows: leftovers stay, since nothing shows whether their writer lives
+# On Windows the temporaries of killed writers stay, since nothing shows whether a writer lives.
+except ImportError:
     fcntl = None
 
 NAME = re.compile(r"\.nnef_jax-[0-9a-f]{16}")
@@ -28,7 +29,11 @@ _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
 
 @contextmanager
 def temporary_file(target: str, *, private: bool) -> Generator[tuple[str, BinaryIO]]:
-    """Open a new file beside its target until the block ends; `private` means mode 0600."""
+    """Open a new file beside its target until the block ends.
+
+    If `private`, the file has the mode 0600. If the file still has its temporary name at the end of
+    the block, it is removed.
+    """
     with _temporary(target, folder=False, private=private) as (path, descriptor):
         assert descriptor is not None
         with open(descriptor, "wb") as file:
@@ -37,7 +42,7 @@ def temporary_file(target: str, *, private: bool) -> Generator[tuple[str, Binary
 
 @contextmanager
 def temporary_folder(target: str, *, private: bool) -> Generator[str]:
-    """Make a new folder beside its target; it is removed at the end of the block."""
+    """Make a new folder beside its target. The folder is removed at the end of the block."""
     with _temporary(target, folder=True, private=private) as (path, descriptor):
         try:
             yield path
@@ -64,7 +69,10 @@ def _temporary(target: str, *, folder: bool, private: bool) -> Generator[tuple[s
 
 
 def _create(path: str, folder: bool, mode: int) -> int | None:
-    """Return the locked descriptor of a new temporary; None if a sweep removed it before."""
+    """Make a temporary file or folder, lock it, and return its descriptor.
+
+    Return None if another process swept it away before it was locked.
+    """
     if folder:
         os.mkdir(path, mode)
         if fcntl is None:
@@ -86,31 +94,35 @@ def _create(path: str, folder: bool, mode: int) -> int | None:
 
 
 def _lock(descriptor: int) -> bool | None:
-    """Take a lock; return False if another process has it, None if the system has no locks."""
+    """Take a lock on a file or folder.
+
+    Return True if this succeeds, False if another process has the lock, and None if the system has
+    no locks.
+    """
     if fcntl is None:
         return None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    except OSError:  # some network file systems have none
+    except OSError:  # Some network file systems have no locks.
         return None
     return True
 
 
 def sweep(folder: str) -> None:
-    """Remove the temporaries in a folder that killed writers of the same user left."""
+    """Remove the temporaries in a folder that killed writers of the same user left behind."""
     if fcntl is None:
         return
     try:
         names = [name for name in os.listdir(folder) if NAME.fullmatch(name)]
-    except PermissionError:  # a folder may be writable, but not readable
+    except PermissionError:  # A folder may be writable without being readable.
         return
     for name in names:
         path = os.path.join(folder, name)
         try:
             descriptor = os.open(path, _READ)
-        except OSError:  # another sweep removed it
+        except OSError:  # Another sweep has removed it.
             continue
         try:
             status = os.fstat(descriptor)
@@ -123,12 +135,12 @@ def sweep(folder: str) -> None:
 
 
 def remove(path: str) -> None:
-    """Remove a temporary if it exists. Errors are ignored: the next sweep tries again."""
+    """Remove a temporary if it exists. Errors are ignored, because the next sweep tries again."""
     with suppress(OSError):
         if not stat.S_ISDIR(os.lstat(path).st_mode):
             os.unlink(path)
             return
-        os.chmod(path, 0o700)  # a replaced folder may have been read-only
+        os.chmod(path, 0o700)  # The folder may be a replaced one that was read-only.
         for parent, names, _ in os.walk(path):
             for name in names:
                 if not os.path.islink(os.path.join(parent, name)):
@@ -138,15 +150,16 @@ def remove(path: str) -> None:
 
 @contextmanager
 def held(folder: str) -> Generator[None]:
-    """Hold the lock of a folder, so that no other writer replaces or sweeps it; wait 2 s at most.
+    """Hold the lock of a folder in the block, so that no other writer replaces or sweeps it.
 
-    A writer holds the lock of its new folder until it has removed the old one. Without the lock,
-    a second writer might see a folder that the first one is removing, and refuse to replace it.
+    The function waits for the lock for at most 2 s. A writer holds the lock of its new folder until
+    it has removed the old folder. Without the lock, a second writer might see a folder that the
+    first writer is removing, and refuse to replace it.
     """
     while True:
         try:
             descriptor = os.open(folder, _READ)
-        except OSError:  # the folder was removed, or is a link
+        except OSError:  # The folder was removed, or is a link.
             yield
             return
         try:
@@ -154,7 +167,8 @@ def held(folder: str) -> Generator[None]:
                 if _lock(descriptor) is not False:
                     break
                 time.sleep(0.01)
-            if _is_at(folder, descriptor):  # it may have been replaced while this waited
+            # The folder may have been replaced during the wait for the lock.
+            if _is_at(folder, descriptor):
                 yield
                 return
         finally:

@@ -13,10 +13,11 @@ The header of the provisional specification has no fixed length:
     +0  item type (one byte)          +1  bits of an item (one byte)
     +2  length of the text            +4  quantisation algorithm, as text
 
-The items follow the header. Items of other than 8, 16, 32 and 64 bits are packed (`bitstream`).
+The items follow the header. Items that have not 8, 16, 32 or 64 bits are packed (see `bitstream`).
 
-The Khronos tools from before 2018-10-19 wrote one reserved word too many: headers of 132 bytes, for
-items of types 0 and 1. Such files are read with a warning. Any other surplus bytes are an error.
+The Khronos tools from before 2018-10-19 wrote one reserved word too many: for items of types 0 and
+1, their headers have 132 bytes. Such files are read with a warning. Any other surplus bytes are an
+error.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ HEADER_SIZE = _HEADER.size  # bytes, in NNEF 1.0
 _MAX_RANK = 8
 _MAX_WORD = 0xFFFF_FFFF
 
-# Item types by code: name, numpy's kind of number, whether the items are quantised.
+# Item types by code: the name, numpy's kind of number, and whether the items are quantised.
 _FINAL = {
     0: ("FLOAT", "f", False),
     1: ("UINT", "u", False),
@@ -58,7 +59,7 @@ _PROVISIONAL = {
     2: ("signed integer", "i", False),
     3: ("unsigned integer", "u", False),
 }
-_OLD_TYPES = (0, 1)  # codes
+_OLD_TYPES = (0, 1)  # the codes of item types in files with the old header
 _OLD = (
     "tensor files have the header of the Khronos tools from before 2018-10-19: their bytes 128 to "
     "131, which are 0, are left out; save the network to write them anew"
@@ -71,13 +72,13 @@ _WRITABLE = {np.dtype(c) for c in ("?", *np.typecodes["AllInteger"], *"efd")}
 class TensorFile:
     """The array in a tensor file, and the properties of its items.
 
-    `array` is read-only, and a view of the file if possible. Integers of other than 8, 16, 32 or 64
+    `array` is read-only, and a view of the file if possible. Integers that have not 8, 16, 32 or 64
     bits have the next larger dtype. Quantised items are the stored codes. `quantization` is the
-    algorithm in a provisional header, as 'linear_quantize(min = -1.0, ...)', or ''.
+    algorithm in a provisional header, such as 'linear_quantize(min = -1.0, ...)', or ''.
     """
 
     array: NDArray[Any]
-    bits: int  # of an item
+    bits: int  # number of bits of an item
     signed: bool
     quantized: bool
     quantization: str = ""
@@ -85,9 +86,12 @@ class TensorFile:
 
 @dataclass(frozen=True, slots=True)
 class FinalHeader:
-    """The fields of an NNEF 1.0 header, unchecked; `vendor` is 0 for the standard's item types."""
+    """The fields of an NNEF 1.0 header, unchecked.
 
-    length: int  # bytes of the items
+    `vendor` is 0 for the item types of the standard.
+    """
+
+    length: int  # number of bytes of the items
     shape: tuple[int, ...]
     bits: int
     item_type: int
@@ -109,14 +113,14 @@ class _Header:
 def read_tensor(source: files.Readable, *, limits: Limits | None = None) -> NDArray[Any]:
     """Read a tensor file of NNEF 1.0 or of its provisional specification (spec 5.2).
 
-    `source` is a path, bytes, or a binary file object, read to its end. The dtype is float16,
-    float32, float64, bool, or the smallest integer type that holds the items. Quantised items are
-    the stored codes. The array is read-only. A large file is mapped if possible. `limits` bounds
-    the memory of unpacked items.
+    `source` is a path, bytes, or a binary file object, which is read to its end. The dtype of the
+    array is float16, float32, float64, bool, or the smallest integer type that holds the items.
+    Quantised items are the stored codes. The array is read-only. A large file is mapped if
+    possible. `limits` bounds the memory of unpacked items.
 
-    Raises `DataError` for a broken file, `UnsupportedError` for a vendor's own item types,
-    `LimitError` for a tensor that takes too much memory. Warns about a file of the Khronos tools
-    from before 2018-10-19, whose header is 4 bytes longer.
+    Raises `DataError` for a broken file, `UnsupportedError` for an item type that a vendor defines,
+    and `LimitError` for a tensor that takes too much memory. Warns about a file of the Khronos
+    tools from before 2018-10-19, whose header is 4 bytes longer.
 
     >>> filter = nnef_jax.read_tensor("model/conv1/filter.dat")
     """
@@ -129,11 +133,11 @@ def read_tensor(source: files.Readable, *, limits: Limits | None = None) -> NDAr
 def read_tensor_file(
     source: files.Readable, *, name: str = "", meter: Meter | None = None, empty: bool = False
 ) -> TensorFile:
-    """Return the array of a tensor file, with the properties that the header has.
+    """Return the array of a tensor file, with the properties that the header describes.
 
-    `name` is the name of the file in errors. Memory is allocated only once the header is known to
-    match the size of the file. `empty` allows extents of 0: the standard forbids them, but other
-    programs write them. Raises the errors of `read_tensor`.
+    `name` is the name of the file in errors. Memory is allocated only after the check that the
+    header matches the size of the file. `empty` allows extents of 0: the standard forbids them, but
+    other programs write them. Raises the errors of `read_tensor`.
     """
     meter = meter or Meter()
     if isinstance(source, str | os.PathLike):
@@ -182,9 +186,10 @@ def _start(data: memoryview, name: str) -> tuple[int, int]:
 
 def _read_header(data: memoryview, name: str) -> _Header:
     first, rank = _start(data, name)
-    # The second byte is the number of bits in a provisional header. It is 0 in a final one: part of
-    # an unused extent, or of the number of bits, which is below 256.
-    end = 12 + 4 * rank  # of the extents
+    # The second of these bytes is the number of bits in a provisional header. In a final header it
+    # is 0, because it is part of an unused extent, or the high byte of the number of bits, which is
+    # below 256.
+    end = 12 + 4 * rank  # the end of the extents
     if len(data) < end + 4:
         raise DataError(f"{name}: the header ends after {len(data)} bytes")
     code, bits, text_length = struct.unpack_from("<BBH", data, end)
@@ -201,7 +206,7 @@ def _read_header(data: memoryview, name: str) -> _Header:
             hint="NNEF defines the item types of vendor 0 only",
         )
     dtype, quantized = _item_type(_FINAL, header.item_type, header.bits, name)
-    if header.item_type == 1 and header.signed:  # signed integers in NNEF 1.0.0
+    if header.item_type == 1 and header.signed:  # NNEF 1.0.0 stored signed integers in this way.
         dtype = np.dtype(f"i{dtype.itemsize}")
     start = HEADER_SIZE
     if _is_old(data, header):
@@ -211,13 +216,16 @@ def _read_header(data: memoryview, name: str) -> _Header:
 
 
 def _is_old(data: memoryview, header: FinalHeader) -> bool:
-    """Tell whether the surplus word of tools from before 2018-10-19 follows the header."""
+    """Tell whether the surplus word of the tools from before 2018-10-19 follows the header."""
     has_word = len(data) == HEADER_SIZE + 4 + header.length and not any(data[HEADER_SIZE:][:4])
     return has_word and header.item_type in _OLD_TYPES and header.bits % 8 == 0
 
 
 def final_header(data: memoryview, name: str) -> FinalHeader:
-    """Return the header of NNEF 1.0, of any vendor, unchecked. Raises DataError if it is broken."""
+    """Return a header of NNEF 1.0, unchecked, even if its item type is that of a vendor.
+
+    Raises DataError if the header is broken.
+    """
     _, rank = _start(data, name)
     if len(data) < HEADER_SIZE:
         raise DataError(f"{name}: the header ends after {len(data)} of {HEADER_SIZE} bytes")
@@ -259,7 +267,7 @@ def _item_type(
 
 
 def _dtype(kind: str, bits: int) -> np.dtype[Any] | None:
-    """Return the smallest dtype for items of a kind; None if they cannot have that many bits."""
+    """Return the smallest dtype for items of a kind and a number of bits; None without one."""
     if kind == "b" and bits in (1, 8):
         return np.dtype(np.bool_)
     if kind == "f" and bits in (16, 32, 64):
@@ -289,7 +297,7 @@ def _decode(data: memoryview, header: _Header, items: int, meter: Meter, name: s
     dtype = header.dtype
     if dtype.kind != "b" and header.bits == dtype.itemsize * 8:
         array = np.frombuffer(data, dtype.newbyteorder("<"))
-        # A copy only if the machine cannot use the file's byte order or alignment.
+        # This copies the array only if the machine cannot use the file's byte order or alignment.
         return np.require(array, dtype, "A")
     meter.expand(items * dtype.itemsize, name)
     if dtype.kind == "b":
@@ -312,13 +320,14 @@ def write_tensor(
 ) -> None:
     """Write a tensor file of NNEF 1.0 (spec 5.2) to a path or a binary file object.
 
-    A path is replaced atomically. The array's dtype is float16, float32, float64, an integer type,
-    or bool. bfloat16 is written as float32. `bits` is the number of bits of an item: 1 to 64 for
-    integers, 1 (the default) or 8 for bool. `quantized` marks the items as codes; the file
-    graph.quant has their algorithm.
+    A file at the path is replaced atomically. The array's dtype is float16, float32, float64, an
+    integer type, or bool. bfloat16 is written as float32. `bits` is the number of bits of an item:
+    1 to 64 for integers, and 1 (the default) or 8 for bool. `quantized` marks the items as codes;
+    the file graph.quant describes the algorithm that made them.
 
     Raises `DataError` for another dtype, values that do not fit `bits`, rank above 8, an extent of
-    0, or 4 GiB of data and more; FileExistsError for an existing file if `overwrite` is off.
+    0, or 4 GiB of data and more. Raises FileExistsError for an existing file if `overwrite` is
+    False.
 
     >>> nnef_jax.write_tensor("model/conv1/filter.dat", filter)
     """

@@ -36,7 +36,7 @@ _FORMATS: dict[tuple[str, ...], Callable[[Any], AbstractContextManager[Any]]] = 
 }
 
 
-# Endings of files of other formats: a folder with such a name would be misleading.
+# Endings of files of other formats. A folder with such a name would be misleading.
 _FOREIGN = (
     ".onnx",
     ".xml",
@@ -56,18 +56,18 @@ def write_members(
 ) -> None:
     """Write members by name into a container: bytes unchanged, arrays as tensor files (spec 5.1).
 
-    A path that ends in .tar, .tar.gz, .tgz, .tar.xz, .txz, .tar.bz2 or .tbz2 is an archive, any
-    other a folder. Equal members make equal archives. A `TensorFile` keeps its number of bits and
-    its mark as quantised.
+    If the path ends in .tar, .tar.gz, .tgz, .tar.xz, .txz, .tar.bz2 or .tbz2, the container is an
+    archive, otherwise a folder. Equal members give equal archives. A `TensorFile` keeps its number
+    of bits and its mark as quantised.
 
     The container is written atomically, even if the process is killed. A folder is replaced only if
     it holds no other files than graph.nnef, graph.quant, the tensor files of labels in that
-    graph.nnef, and files with names of new members: see docs/saving.md.
+    graph.nnef, and files with names of new members (see docs/saving.md).
 
     Raises FileExistsError for a path that must not be replaced; ArchiveError for a path that ends
-    in .zip or like another format's, and for a member name that leads outside or collides with
-    another; DataError for an array that no tensor file can hold; OSError for a full or read-only
-    disk.
+    in .zip or in the ending of another format, and for a member name that leads outside of the
+    container or collides with another; DataError for an array that no tensor file can hold; OSError
+    for a full or read-only disk.
     """
     target = os.path.abspath(os.fsdecode(path))
     named = by_normal_name(members)
@@ -110,18 +110,18 @@ def by_normal_name(members: Mapping[str, Member]) -> dict[str, Member]:
 
 
 def parts_of(member: Member) -> tuple[bytes | memoryview, ...]:
-    """Return the bytes of a member: for a tensor its header and its data."""
+    """Return the bytes of a member in parts. A tensor has two parts, its header and its data."""
     if isinstance(member, TensorFile):
         return encode_tensor(member.array, bits=member.bits, quantized=member.quantized)
     return encode_tensor(member) if isinstance(member, np.ndarray) else (member,)
 
 
 def write_tar(stream: BinaryIO, members: dict[str, Member]) -> None:
-    """Write members as a tar archive; their names must be normalised."""
+    """Write members as a tar archive. Their names must be normalised."""
     with tarfile.open(fileobj=stream, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for name, member in members.items():
             content = b"".join(parts_of(member))
-            info = tarfile.TarInfo(name)  # its time is 0, and its owner root
+            info = tarfile.TarInfo(name)  # its time is 0, and its owner is root
             info.size = len(content)
             tar.addfile(info, io.BytesIO(content))
 
@@ -129,20 +129,21 @@ def write_tar(stream: BinaryIO, members: dict[str, Member]) -> None:
 def write_folder(
     path: str, members: Mapping[str, Member], *, overwrite: bool, network: bool = False
 ) -> None:
-    """Write members as a folder, atomically; their names must be safe.
+    """Write members as a folder, atomically. Their names must be safe.
 
-    An empty folder is replaced. Any other is replaced only with `overwrite`, and only if its files
-    have names of new members or, for a `network`, belong to a network.
+    An empty folder is replaced. Any other folder is replaced only if `overwrite`, and only if all
+    its files have names of new members or, if `network`, belong to a network.
 
-    Raises FileExistsError for any other folder, and other errors as `write_archive` does.
+    Raises FileExistsError for a folder that may not be replaced, and otherwise the same errors as
+    `write_archive`.
     """
     target = os.path.abspath(path)
     names = members.keys()
     check = partial(_check_replaceable, shown=target, names=names, network=network)
     with placing.naming(target):
         old_status = check_folder(target, names, overwrite=overwrite, network=network)
-        # A replaced folder passes its modes on. A replaced link does not, since the link's target
-        # stays.
+        # A replaced folder passes its modes on to the new one. A replaced link does not, since the
+        # folder to which it leads stays.
         replaces_folder = old_status is not None and stat.S_ISDIR(old_status.st_mode)
         old_folder = target if replaces_folder else None
         with temporaries.temporary_folder(target, private=replaces_folder) as temporary:
@@ -167,7 +168,7 @@ def check_folder(
 
 
 def _fill(folder: str, members: Mapping[str, Member], old: str | None) -> None:
-    """Write members into a new folder, with the modes of the same members in an old one."""
+    """Write members into a new folder. If an old folder has a member, its mode is kept."""
 
     def finish(name: str) -> None:
         if old:
@@ -182,7 +183,7 @@ def _fill(folder: str, members: Mapping[str, Member], old: str | None) -> None:
             os.fsync(file.fileno())
         finish(name)
     folders = {""}.union(*map(above, members))
-    for name in sorted(folders, reverse=True):  # the inner ones first
+    for name in sorted(folders, reverse=True):  # inner folders come first
         placing.sync_folder(os.path.join(folder, name))
         finish(name)
 
@@ -190,7 +191,8 @@ def _fill(folder: str, members: Mapping[str, Member], old: str | None) -> None:
 def _check_replaceable(path: str, *, shown: str, names: Collection[str], network: bool) -> None:
     """Raise FileExistsError for a path that must stay: an input, or a folder with other files.
 
-    Files of `names` may be replaced and, with `network`, files of the network in the folder.
+    Files with the names in `names` may be replaced. If `network`, the files of the network in the
+    folder may be replaced too.
     """
     protected_files.require_other(path)
     if os.path.islink(path) or not os.path.isdir(path):
@@ -217,9 +219,9 @@ def _check_replaceable(path: str, *, shown: str, names: Collection[str], network
 
 
 def _other_file(root: str, members: set[str]) -> str:
-    """Return a name in a folder that is neither a member nor a folder of one, or ''.
+    """Return a name in a folder that is neither a member nor a folder of a member, or ''.
 
-    Raises FileExistsError for a member that is an input.
+    Raises FileExistsError for a member that is an input of the same command.
     """
     folders = set().union(*(above(name) for name in members))
     ahead = [""]

@@ -1,7 +1,8 @@
-"""Offers a zip archive as a container. Stored members are views of it; others are inflated.
+"""Offers a zip archive as a container.
 
-The standard library reads the central directory: names, sizes and offsets. It does not read the
-data: it would copy stored members, and has no limits.
+Stored members are views of the archive, and compressed members are inflated. The standard library
+reads the central directory, which has names, sizes and offsets. It is not used to read the data,
+because it would copy stored members, and has no limits.
 """
 
 from __future__ import annotations
@@ -17,20 +18,23 @@ from nnef_jax.errors import ArchiveError, LimitError
 from nnef_jax.limits import MEMBER, PIECE, Meter
 from nnef_jax.storage.members import PackedArchive
 
-ZIP_SIGNATURES = b"PK\x03\x04", b"PK\x05\x06"  # first bytes of a zip archive
-_LOCAL = struct.Struct("<4s22xHH")  # a member's header: signature, lengths of name and extra field
-_PIECE = 1 << 13  # compressed bytes that are inflated at a time
-_MOST = 1100 * _PIECE  # bytes of an inflated piece; deflate expands at most 1032 times
-_BYTES_PER_STEP = 512  # the same as for gzip
-_PADDING = 48  # aligns the data: a large bytearray usually starts 16 bytes behind a multiple of 64
-_ENTRY = 46  # bytes of a member in the central directory, at least
-_ENCRYPTED = 1  # a flag
+ZIP_SIGNATURES = b"PK\x03\x04", b"PK\x05\x06"  # the first bytes of a zip archive
+_LOCAL = struct.Struct("<4s22xHH")  # header of a member: signature, lengths of name and extra field
+_PIECE = 1 << 13  # number of compressed bytes that are inflated in one step
+# the largest number of bytes of an inflated piece; deflate expands at most 1032 times
+_MOST = 1100 * _PIECE
+_BYTES_PER_STEP = 512  # the same number as for gzip
+# Number of bytes before the data, for alignment: a large bytearray usually starts 16 bytes after a
+# multiple of 64.
+_PADDING = 48
+_ENTRY = 46  # the smallest number of bytes of a member in the central directory
+_ENCRYPTED = 1  # a bit of a member's flags
 
 
 class ZipArchive(PackedArchive[zipfile.ZipInfo]):
-    """The members of a zip archive, without folders.
+    """The members of a zip archive. Folders are left out.
 
-    The checksum of a stored member is compared only with `checked`, since that reads all its bytes.
+    The checksum of a stored member is compared only if `checked`, since that reads all its bytes.
     The checksum of an inflated member is always compared.
     """
 
@@ -48,7 +52,8 @@ class ZipArchive(PackedArchive[zipfile.ZipInfo]):
         self._meter = meter
         self._checked = checked
         self._inflated: dict[zipfile.ZipInfo, memoryview] = {}
-        # In Python 3.11 `is_dir` fails for a name that is empty, or begins with NUL.
+        # Do not call `is_dir`: in Python 3.11 it fails for a name that is empty, or begins with
+        # NUL.
         entries = self._entries()
         members = [(entry.filename, entry) for entry in entries if not entry.filename.endswith("/")]
         super().__init__(members, name, graphs)
@@ -124,7 +129,10 @@ def _check(content: memoryview, member: zipfile.ZipInfo, location: str) -> None:
 
 
 class _File(io.RawIOBase):
-    """Bytes as a file for the library, which reads the central directory; the meter counts that."""
+    """Bytes as a file from which the standard library reads the central directory.
+
+    The meter counts what is read.
+    """
 
     def __init__(self, data: memoryview, name: str, meter: Meter) -> None:
         super().__init__()
