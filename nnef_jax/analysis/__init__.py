@@ -1,7 +1,7 @@
 """Explains networks: attributions, attacks, curvature, statistics of tensors, comparisons.
 
-An analysis is a function of any `Model`, and returns a result with a table and a picture. A name is
-imported when it is first used.
+An analysis is a function that takes any `Model`, and returns a result with a table and a picture. A
+name is imported when it is first used.
 
 Where are the methods of attribution? `gradients`, `noise`, `features`, `layer_attribution`,
     `reference`, `relevance`, `occlusion_windows`

@@ -29,7 +29,7 @@ from nnef_jax.options import require_choice, require_flags
 from nnef_jax.results import Axes, Result, Table, result, static, table_of
 
 _NORMS = {"linf": "L\u221e", "l2": "L2"}
-_STEPS = 2.5  # epsilons; the length of all steps together, as in Madry et al. (2017)
+_STEPS = 2.5  # The length of all steps together in units of epsilon, as in Madry et al. (2017).
 _HALVINGS = 16
 
 
@@ -40,14 +40,14 @@ class Adversarial(Result):
     Args:
         x: the attacked tensor.
         original: the tensor before the attack.
-        found: whether the attack succeeded, bool [batch]: the class of `x` is another class, or
-            the target of a targeted attack.
+        found: whether the attack succeeded, bool [batch]. An attack succeeds if `x` has another
+            class than the original; a targeted attack succeeds if `x` has the target class.
         distance: the norm of `x - original`, [batch]; infinite if `smallest_perturbation` did not
             succeed.
-        margin: the score of the class minus the highest other score, [batch], below 0 where found;
-            of opposite sign in a targeted attack.
+        margin: the score of the class minus the highest other score, [batch], with opposite sign in
+            a targeted attack. It is below 0 where the attack succeeded.
         before: the class of the original, int32 [batch]; None if the target is a function.
-        after: the class of `x`, int32 [batch], or None.
+        after: the class of `x`, int32 [batch]; None if the target is a function.
         method: the name of the attack.
         norm: "linf", the largest change of an entry, or "l2", the root of the sum of squares.
         of: the name of the attacked tensor.
@@ -72,7 +72,7 @@ class Adversarial(Result):
         return self.x - self.original
 
     def table(self) -> Table:
-        """Return a table with a row for each item: classes, whether it was found, distance."""
+        """Return a table with a row for each item: classes, success, distance and margin."""
         columns = {"found": self.found, self.norm: self.distance, "margin": self.margin}
         if self.before is not None and self.after is not None:
             columns = {"before": self.before, "after": self.after, **columns}
@@ -82,10 +82,10 @@ class Adversarial(Result):
         return table_of(title, ["item", *columns], rows)
 
     def plot(self, ax: Axes | None = None, *, items: int = 6) -> Axes:
-        """Draw three rows for the first items: the original, the change, the attacked tensor.
+        """Draw three rows for the first items: the original, the change, and the attacked tensor.
 
-        Positive changes are red, negative ones blue; each item has its own scale. Returns the axes
-        of matplotlib.
+        Positive changes are red and negative changes are blue, with a separate scale for each item.
+        Returns the axes of matplotlib.
         """
         from nnef_jax.analysis.tiles import montage, picture, signed
 
@@ -129,15 +129,17 @@ def fgsm(
     >>> nnef_jax.analysis.fgsm(model, images, epsilon=16, bounds=(0, 255)).found
 
     Args:
-        epsilon: the change of each entry in units of the input: a number, or one for each item.
-        target: the class that the attack leads away from: an integer, or one for each item. By
-            default it is the class with the highest score. A function of the outputs may return
-            scores [batch] instead; the attack lowers them, and succeeds below 0.
-        targeted: whether the attack leads towards the target, or raises a function's scores
-            above 0.
+        epsilon: the change of each entry in units of the input: a number, or a number for each
+            item.
+        target: the class from which the attack leads away: an integer, or an integer for each item.
+            By default it is the class with the highest score. The target may also be a function
+            that returns scores [batch] from the outputs. The attack then lowers these scores, and
+            succeeds if they are below 0.
+        targeted: whether the attack leads towards the target. If the target is a function, a
+            targeted attack raises its scores, and succeeds if they are above 0.
         bounds: the least and the largest value of an entry.
 
-    The other arguments, and errors, are those of `saliency`.
+    The other arguments, and the errors, are those of `saliency`.
     """
     options: AttackOptions = {"target": target, "output": output, "wrt": wrt, "params": params}
     options |= {"targeted": targeted, "bounds": bounds}
@@ -170,13 +172,14 @@ def pgd(
     >>> nnef_jax.analysis.pgd(model, images, epsilon=16, bounds=(0, 255), key=jax.random.key(0))
 
     Args:
-        epsilon: the largest distance between result and original: a number, or one for each item.
+        epsilon: the largest distance between result and original: a number, or a number for each
+            item.
         norm: the norm of distances: "linf" or "l2".
-        steps: the number of gradients.
-        step_size: the length of a step in units of the input: a number, or one for each item. By
-            default it is 2.5 epsilon / steps, as in the paper.
-        key: a key of `jax.random`, to start at a random point within epsilon; by default the attack
-            starts at the original.
+        steps: the number of steps, for each of which a gradient is computed.
+        step_size: the length of a step in units of the input: a number, or a number for each item.
+            By default it is 2.5 epsilon / steps, as in the paper.
+        key: a key of `jax.random`. With a key the attack starts at a random point within epsilon;
+            by default it starts at the original.
         options: `target`, `targeted`, `bounds`, `output`, `wrt` and `params`, as in `fgsm`.
 
     Raises the errors of `fgsm`.
@@ -211,22 +214,22 @@ def smallest_perturbation(
     """Search the smallest change of each item that changes the answer.
 
     Each step goes just beyond the nearest plane on which two scores are equal to first order
-    (DeepFool, Moosavi-Dezfooli et al. 2015, arXiv:1511.04599). If the answer has changed, the next
-    step goes half way to the point of that plane that is nearest to the original, as in the fast
-    adaptive boundary attack (Croce and Hein 2019, arXiv:1907.02044). Finally a bisection between
-    the best point and the original finds where the answer changes.
+    (DeepFool, Moosavi-Dezfooli et al. 2015, arXiv:1511.04599). If the answer has changed already,
+    the next step goes half way towards the point of that plane that is nearest to the original, as
+    in the fast adaptive boundary attack (Croce and Hein 2019, arXiv:1907.02044). Finally a
+    bisection between the best point and the original finds where the answer changes.
 
-    The distance is an upper bound of the distance to the decision boundary: gradients may miss a
-    nearer point. If no step changes the answer, the result is the original, and the distance is
-    infinite.
+    The resulting distance is an upper bound of the distance to the decision boundary, since
+    gradients may miss a nearer point. If no step changes the answer, the result is the original,
+    and the distance is infinite.
 
     >>> distance = nnef_jax.analysis.smallest_perturbation(model, images, bounds=(0, 255)).distance
 
     Args:
         norm: the norm of distances: "l2" or "linf".
         steps: the number of steps.
-        classes: the number of other classes, those with the highest scores, whose planes are
-            computed.
+        classes: the number of other classes whose planes are computed. They are the classes with
+            the highest scores.
         options: `target`, `targeted`, `bounds`, `output`, `wrt` and `params`, as in `fgsm`.
 
     Raises the errors of `fgsm`.
@@ -275,7 +278,7 @@ def _result(attack: Attack, method: str, x: Array) -> Adversarial:
 def _attack(
     function: str, model: Model, inputs: tuple[Input, ...], norm: Norm, options: AttackOptions
 ) -> Attack:
-    """Return an attack before its first step. Raises the errors of the arguments."""
+    """Check the arguments, and return an attack before its first step."""
     require_choice("norm", norm, ("linf", "l2"))
     keywords: dict[str, Any] = {**options}
     targeted = keywords.pop("targeted", False)

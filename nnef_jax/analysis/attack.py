@@ -14,8 +14,8 @@ from nnef_jax.analysis.question import Question, QuestionOptions
 Norm = Literal["linf", "l2"]
 Bounds = tuple[float, float]
 
-_NEWTON = 12  # steps; most tensors need 3
-_ROUNDING = 16  # units in the last place
+_NEWTON = 12  # The number of Newton's steps. Most tensors need 3.
+_ROUNDING = 16  # in units in the last place
 _OVERSHOOT = 0.05  # A step goes 5 % further than to the plane.
 
 
@@ -29,10 +29,10 @@ class AttackOptions(QuestionOptions, total=False):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Attack:
-    """An attack that leads each item of a batch away from its class, or with `targeted` towards it.
+    """An attack that leads each item of a batch away from its class, or towards it if `targeted`.
 
-    It is a pytree. Methods take and return a number for each item as an array [batch, 1, ...],
-    which broadcasts to the tensor `wrt`.
+    An attack is a pytree. Its methods take and return a number for each item as an array [batch, 1,
+    ...], which broadcasts to the tensor `wrt`.
     """
 
     question: Question
@@ -42,7 +42,7 @@ class Attack:
     start: Array | None = None
 
     def begun(self) -> Attack:
-        """Return the attack with the original tensor and its classes."""
+        """Compute the original tensor and its classes, and return an attack with these."""
         x = self.question.value()
         return replace(self, question=self.question.settled(x), start=x)
 
@@ -62,7 +62,7 @@ class Attack:
         return items.reshape(-1, *[1] * (self.original.ndim - 1))
 
     def length(self, change: Array) -> Array:
-        """Return the norm of each item, [batch, 1, ...]."""
+        """Return the norm of each item of a change, [batch, 1, ...]."""
         if self.norm == "linf":
             return jnp.abs(change).max(tuple(range(1, change.ndim)), keepdims=True, initial=0)
         return _euclidean(change)
@@ -74,8 +74,8 @@ class Attack:
     def gradient(self, x: Array) -> tuple[Array, tuple[Array, Array]]:
         """Return the gradient along which the attack succeeds, and the result of `reached`.
 
-        The gradient is that of the log-odds against the class. Its direction is that of the
-        gradient of the cross-entropy, but it does not vanish where the network is certain.
+        It is the gradient of the log-odds against the class. Its direction is that of the gradient
+        of the cross-entropy, but it does not vanish where the network is certain.
         """
 
         def log_odds(x: Array) -> tuple[Array, tuple[Array, Array]]:
@@ -97,8 +97,8 @@ class Attack:
     def _judged(self, outputs: Any) -> tuple[Array, Array, Array | None]:
         """Return margins [batch], whether the attack succeeds, and the mask of the other classes.
 
-        The attack succeeds if the margin is below 0 by more than the rounding of equal scores. The
-        mask is bool [batch, class], or None if the target is a function.
+        The attack succeeds if the margin is below 0 by more than the rounding error of equal
+        scores. The mask is bool [batch, class], or None if the target is a function.
         """
         question = self.question
         scores = question.scores(outputs)
@@ -113,7 +113,7 @@ class Attack:
         return margin, margin < -rounding, is_other
 
     def moved(self, x: Array, gradient: Array, length: Array) -> Array:
-        """Return the point after a step of a length: steepest ascent in the norm, within bounds."""
+        """Take a step of a length in the direction of steepest ascent, within the bounds."""
         if self.norm == "linf":
             step = jnp.sign(gradient)
         else:
@@ -122,7 +122,7 @@ class Attack:
         return self._within(x + length * step)
 
     def near(self, x: Array, size: Array) -> Array:
-        """Return a point moved to within a distance `size` of the original, and within bounds."""
+        """Move a point to within a distance `size` of the original, and within bounds."""
         change = x - self.original
         if self.norm == "linf":
             change = jnp.clip(change, -size, size)
@@ -134,7 +134,7 @@ class Attack:
         return self._within(self.original + change)
 
     def random(self, key: Array, size: Array) -> Array:
-        """Return a uniformly distributed point within a distance `size` of the original."""
+        """Return a random point, uniformly distributed within a distance `size` of the original."""
         x = self.original
         if self.norm == "linf":
             return self._within(x + size * jax.random.uniform(key, x.shape, x.dtype, -1, 1))
@@ -147,7 +147,7 @@ class Attack:
     def descended(self, x: Array, size: Array, step_size: Array, steps: int) -> Array:
         """Return the point with the smallest margin during projected gradient descent from `x`.
 
-        All points are within a distance `size` of the original.
+        All points of the descent are within a distance `size` of the original.
         """
 
         def move(state: tuple[Array, ...], __: None) -> tuple[tuple[Array, ...], None]:
@@ -165,7 +165,7 @@ class Attack:
     def _better(
         self, x: Array, margin: Array, best: Array, best_margin: Array
     ) -> tuple[Array, Array]:
-        """Return for each item the point with the smaller margin, and this margin."""
+        """Return, for each item, the point with the smaller margin, and this margin."""
         margin = margin.astype(best_margin.dtype)
         is_better = self.spread(margin < best_margin)
         return jnp.where(is_better, x, best), jnp.minimum(margin, best_margin)
@@ -173,9 +173,9 @@ class Attack:
     def nearest(self, steps: int, classes: int) -> Array:
         """Return the point nearest to the original at which the attack succeeds, or the original.
 
-        A step goes just beyond the nearest plane, on which a margin is 0 to first order. If the
-        attack succeeded, the step goes half way to the point of that plane that is nearest to the
-        original.
+        A step goes just beyond the nearest plane, which consists of the points whose margin is 0 to
+        first order. If the attack has succeeded already, the step goes half way towards the point
+        of that plane that is nearest to the original.
         """
         original = self.original
 
@@ -203,7 +203,8 @@ class Attack:
     def _plane(self, x: Array, classes: int) -> tuple[Array, Array, Array]:
         """Return the margin over one other class, its gradient, and whether the attack succeeds.
 
-        The chosen class has the nearest plane; on the plane the margin is 0 to first order.
+        The other class is the one with the nearest plane. On that plane the margin is 0 to first
+        order.
         """
         question = self.question
 
@@ -219,7 +220,7 @@ class Attack:
         margins, pull, succeeds = jax.vjp(margins_at, x, has_aux=True)
         units = jnp.eye(margins.shape[1], dtype=margins.dtype)[:, None]
         normals = jax.vmap(lambda unit: pull(jnp.broadcast_to(unit, margins.shape))[0])(units)
-        margins = jax.vmap(self.spread)(margins.T).astype(x.dtype)  # [class, batch, 1, ...]
+        margins = jax.vmap(self.spread)(margins.T).astype(x.dtype)  # (class, batch, 1, ...)
         lengths = jax.vmap(self._dual)(normals)
         distances = jnp.abs(margins) / jnp.where(lengths > 0, lengths, 1)
         nearest = jnp.where(lengths > 0, distances, jnp.inf).argmin(0)[None]
@@ -228,7 +229,7 @@ class Attack:
         return margin, normal, succeeds
 
     def _dual(self, normal: Array) -> Array:
-        """Return the dual norm of each item: a margin divided by it is the distance to 0."""
+        """Return the dual norm of each item. A margin divided by it is the distance to margin 0."""
         if self.norm == "linf":
             return jnp.abs(normal).sum(tuple(range(1, normal.ndim)), keepdims=True)
         return _euclidean(normal)
@@ -236,8 +237,9 @@ class Attack:
     def _onto(self, x: Array, margin: Array, normal: Array) -> Array:
         """Return the nearest point within bounds where a linear margin with this gradient is 0.
 
-        The point is clip(x - t * direction). The decrease of the margin is a concave, piecewise
-        linear function of t, so Newton's method reaches the solution from below.
+        The point is clip(x - t * direction) for some number t. The decrease of the margin is a
+        concave, piecewise linear function of t, so Newton's method approaches the solution from
+        below.
         """
         axes = tuple(range(1, x.ndim))
         direction = jnp.sign(normal) if self.norm == "linf" else normal
@@ -282,7 +284,7 @@ class Attack:
         return jnp.clip(x, low, high)
 
     def _moves(self, x: Array, direction: Array) -> Array:
-        """Return the mask of entries that a step against the direction can still move."""
+        """Return the mask of the entries that a step against the direction can still move."""
         if self.bounds is None:
             return jnp.ones(x.shape, bool)
         low, high = (jnp.asarray(bound, x.dtype) for bound in self.bounds)
@@ -290,7 +292,7 @@ class Attack:
 
 
 def _euclidean(change: Array) -> Array:
-    """Return the L2 norm of each item; squares are added in 32 bits at least."""
+    """Return the L2 norm of each item. Squares are added in at least 32 bits."""
     wide = change if change.dtype == jnp.float64 else change.astype(jnp.float32)
     squares = jnp.square(wide).sum(tuple(range(1, change.ndim)), keepdims=True)
     return jnp.sqrt(squares).astype(change.dtype)

@@ -1,4 +1,4 @@
-"""Measurements of networks: time by operation, latency, cost, weights, differences of two.
+"""Measures networks: time by operation, latency, cost, weights, and differences of two networks.
 
 Where are the instructions of XLA assigned to operations? `instructions`
 Where do other engines run? `engines`

@@ -10,10 +10,11 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-SAMPLE = 1 << 17  # items; larger arrays are sampled
-_BLOCKS = 64  # contiguous blocks of a sample, so that few pages of a mapped file are read
+SAMPLE = 1 << 17  # the number of items from which on an array is sampled, and of a sample
+# A sample consists of so many contiguous blocks, so that few pages of a mapped file are read.
+_BLOCKS = 64
 _BINS = 32
-_CHUNK = 1 << 20  # items converted at a time
+_CHUNK = 1 << 20  # number of items that are converted at a time
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -21,10 +22,11 @@ class Moments:
     """Statistics of numbers.
 
     Args:
-        count: the number of finite items. `mean`, `squares`, `min` and `max` are of these.
+        count: the number of finite items. `mean`, `squares`, `min` and `max` are statistics of
+            these.
         mean, min, max: 0, infinity and -infinity if no item is finite.
-        squares: the sum of (x - mean)^2.
-        zeros, nan, inf: the numbers of such items.
+        squares: the sum of (x - mean)^2 over the finite items x.
+        zeros, nan, inf: the numbers of items that are 0, NaN or infinite.
     """
 
     count: int = 0
@@ -43,7 +45,7 @@ class Moments:
 
     @property
     def std(self) -> float:
-        """Return the standard deviation of the finite items, NaN if there are none."""
+        """Return the standard deviation of the finite items, or NaN if there are none."""
         return math.sqrt(self.squares / self.count) if self.count else math.nan
 
 
@@ -53,12 +55,12 @@ _Moments = TypeVar("_Moments", bound=Moments)
 def merged(a: _Moments, b: Moments, **fields: object) -> _Moments:
     """Return the statistics of the numbers of `a` and `b` together.
 
-    `fields` replace further fields of `a`'s type. Source: Chan, Golub and LeVeque 1983.
+    `fields` replace further fields of the type of `a`. Source: Chan, Golub and LeVeque 1983.
     """
     count = a.count + b.count
     share = b.count / count if count else 0.0
     step = b.mean - a.mean
-    # The squares around both means become squares around the common mean.
+    # The sums of squares around the two means are converted to one around the common mean.
     squares_of_step = step * step * a.count * share if a.count else 0.0
     return replace(
         a,
@@ -96,19 +98,21 @@ def moments_of(values: NDArray[np.float64]) -> Moments:
 
 
 def chunks(array: NDArray[np.generic], dtype: DTypeLike) -> Iterator[NDArray[Any]]:
-    """Yield the items of an array in another dtype, 2^20 at a time."""
+    """Yield the items of an array, converted to another dtype, in pieces of 2^20 items."""
     flat = array.reshape(-1)
     for start in range(0, flat.size, _CHUNK):
         yield flat[start : start + _CHUNK].astype(dtype)
 
 
 def statistics_of(array: ArrayLike) -> dict[str, Any]:
-    """Return count, sampled, min, max, mean, std, zeros, nonfinite and histogram of an array.
+    """Compute statistics of an array; return them as a dict.
 
-    `count` is the array's size. All other figures are of `sampled` items, fewer for a large array.
-    Only finite items count in min, max, mean, std and histogram; the first four are None if no item
-    is finite. Of a complex number the magnitude counts. `histogram` has the counts in 32 equal bins
-    from min to max.
+    The keys are count, sampled, min, max, mean, std, zeros, nonfinite and histogram. `count` is the
+    array's size. All other figures are statistics of `sampled` items, which are fewer than `count`
+    for a large array. min, max, mean, std and histogram are statistics of the finite items only. If
+    no item is finite, min, max, mean and std are None, and there is no histogram. Complex numbers
+    count by their magnitude. `histogram` has the number of items in each of 32 equal bins from min
+    to max.
     """
     flat = np.ravel(np.asarray(array), order="K")
     items = _sampled(flat)
@@ -133,9 +137,10 @@ def statistics_of(array: ArrayLike) -> dict[str, Any]:
 
 
 def histogram_of(values: NDArray[np.float64], low: float, high: float, bins: int) -> list[int]:
-    """Return the counts of numbers in equal bins from low to high; one bin if low == high.
+    """Return the number of items in each of `bins` equal bins from low to high.
 
-    The numbers are scaled first: numpy cannot divide the widest range, nor one between neighbours.
+    If low equals high, there is one bin. The numbers are scaled first, because numpy cannot divide
+    the widest possible range, nor a range between two neighbouring numbers.
     """
     if not low < high:
         return [values.size]

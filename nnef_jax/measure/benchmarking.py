@@ -1,4 +1,4 @@
-"""Measures how long calls take: by batch size, and against other engines."""
+"""Measures how long calls take, by batch size, and compared with other engines."""
 
 from __future__ import annotations
 
@@ -24,29 +24,31 @@ from nnef_jax.options import require
 from nnef_jax.results import Axes, Result, Table, axes, table_of
 
 _OURS = "nnef_jax"
-_REST = 0.02  # seconds before a turn, in which threads of the previous engine stop spinning
-_WARM = 0.05  # seconds of untimed calls of a turn, in which caches and clocks settle
-_FEWEST = 3  # timed calls in a turn, at least
+# Seconds of rest before a turn, in which the threads of the previous engine stop spinning.
+_REST = 0.02
+# Seconds of untimed calls at the start of a turn, in which caches and clock rates settle.
+_WARM = 0.05
+_FEWEST = 3  # the smallest number of timed calls in a turn
 
 Array = NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """The latency of one engine with one batch size; times are in seconds.
+    """The latency of one engine with one batch size. Times are in seconds.
 
     Attributes:
         engine: "nnef_jax", or the name of another engine.
-        batch: items of a call; None if no input has a batch.
-        first: time of the first call, which compiles.
+        batch: the number of items in a call, or None if no input has a batch.
+        first: the time of the first call, which compiles.
         p50, p90, p99: percentiles of the time of a call.
-        spread: the range of the rounds' medians, relative to `p50`. A smaller difference between
-            two engines is not significant.
+        spread: the range of the medians of the rounds, relative to `p50`. If two engines differ by
+            less, the difference is not significant.
         throughput: items per second, over all timed calls.
         calls: the number of timed calls.
-        difference: the largest difference between its outputs and nnef_jax's, relative to the
-            largest number in the output; infinite if only one of two items is NaN, or if shapes
-            differ.
+        difference: the largest difference between the outputs of this engine and those of nnef_jax,
+            relative to the largest number in the output. It is infinite if shapes differ, or if an
+            item is NaN in only one of the outputs.
         failure: the reason why nothing was timed, or "".
     """
 
@@ -71,8 +73,8 @@ class Benchmark(Result):
         network: the name of the network.
         device: the devices that nnef_jax used.
         rounds: the number of turns of each engine and batch size.
-        elsewhere: the mean number of cores that other processes used during the measurement;
-            figures from a busy machine mislead. NaN if the system does not report it.
+        elsewhere: the mean number of cores that other processes used during the measurement, or NaN
+            if the system does not report it. If it is large, the figures mislead.
 
     `to_dict` has times in seconds.
     """
@@ -84,7 +86,7 @@ class Benchmark(Result):
     timings: tuple[Timing, ...]
 
     def table(self) -> Table:
-        """Return a table: milliseconds by batch and engine."""
+        """Return a table of the latencies in milliseconds, by batch and engine."""
         has_others = len({timing.engine for timing in self.timings}) > 1
         rows: list[list[Any]] = []
         for x in self.timings:
@@ -103,7 +105,7 @@ class Benchmark(Result):
         return table_of(title, heads, rows)
 
     def plot(self, ax: Axes | None = None) -> Axes:
-        """Draw the median latency by batch size, with a band up to p90; return the axes."""
+        """Draw the median latency by batch size, with a band up to p90. Return the axes."""
         ax = axes(ax, (6.4, 4))
         names = list(dict.fromkeys(timing.engine for timing in self.timings))
         for name, color in zip(names, ("#1f4e79", "#c0392b", "#d68910", "#7d8a97"), strict=False):
@@ -137,28 +139,29 @@ def benchmark(
     seed: int = 0,
     **named: ArrayLike,
 ) -> Benchmark:
-    """Measure how long calls take, by batch and engine.
+    """Measure how long calls take, by batch size and engine.
 
     Batch sizes and engines take turns, so that other load on the machine affects all of them. A
-    turn consists of untimed calls, then timed calls; each call waits for its results. A model that
-    was called before is compiled already: load it again to measure compilation.
+    turn consists of untimed calls, followed by timed calls. Each call waits for its results. A
+    model that was called before the measurement is compiled already; to measure compilation, load
+    the model again.
 
     Args:
-        model: the model; with `batches` the first extents of its inputs must be open.
+        model: the model. If `batches` is passed, the first extents of its inputs must be open.
         inputs: inputs as in a call; by default random inputs of the declared shapes.
         entry: "apply" is a call; a network with a state runs one cycle from its initial state.
             "step" also returns the state. "scan" runs many cycles, on inputs with a time axis.
-        batches: sizes of the open first axis of random inputs.
-        against: files with the same network by engine: "onnxruntime" and "openvino" read ONNX,
-            "tract" reads NNEF.
+        batches: sizes of the batch of random inputs, whose first extent is open.
+        against: a dict from engines to files with the same network. "onnxruntime" and "openvino"
+            read ONNX, and "tract" reads NNEF.
         rounds: the number of turns of each engine and batch size.
-        seconds: seconds of timed calls in a turn, which has at least 3 calls.
+        seconds: the duration of the timed calls in a turn. A turn has at least 3 timed calls.
         seed: the seed of random inputs.
         named: inputs by name.
 
-    Raises InputError as a call does, for open extents, and if inputs and batches are both given.
-    Raises UnsupportedError for an engine that is not installed. If an engine cannot run the
-    network, its timing has a `failure`.
+    Raises InputError in the same cases as a call, for open extents, and if both inputs and batches
+    are passed. Raises UnsupportedError for an engine that is not installed. If an engine cannot run
+    the network, its timing has a `failure`.
 
     >>> print(nnef_jax.benchmark(model, batches=(1, 8, 32)))
     """
@@ -204,7 +207,7 @@ class _Case:
 
 
 def _batches(model: Model, sizes: Sequence[int], seed: int) -> list[tuple[Array, ...]]:
-    """Return random inputs for each size of a batch."""
+    """Return random inputs for each batch size."""
     if sizes and not any(spec.shape[:1] == (None,) for spec in model.inputs):
         hint = "load it with input_shapes whose first extent is None"
         raise InputError("no input has an open first extent for the batch", hint=hint)
@@ -218,27 +221,33 @@ def _other_engine(
     inputs: Mapping[str, ArrayLike],
     results: object,
 ) -> _Case:
-    """Return the case of another engine, after its first call; `results` are nnef_jax's."""
+    """Make the first call of another engine, and return its case for the measurement.
+
+    `results` are the results of nnef_jax, with which the outputs of the engine are compared.
+    """
     try:
         call = prepare({name: np.asarray(x) for name, x in inputs.items()})
         first, outputs = _timed_call(call)
         reference = [np.asarray(x) for x in jax.tree.leaves(results)]
         difference = _relative_difference(reference, [np.asarray(x) for x in outputs])
         return _Case(Timing(name, batch, first, difference=difference), call)
-    except Exception as error:  # The other engines are measured nevertheless.
+    except Exception as error:  # If this engine fails, the other engines are measured nevertheless.
         reason = error.message if isinstance(error, NnefError) else first_line(error)
         return _Case(Timing(name, batch, failure=reason))
 
 
 def _timed_call(call: Callable[[], Any]) -> tuple[float, Any]:
-    """Return the seconds that a call takes, and its results."""
+    """Return the duration of a call in seconds, and its results."""
     start = time.perf_counter()
     results = call()
     return time.perf_counter() - start, results
 
 
 def _measure(cases: Sequence[_Case], rounds: int, seconds: float) -> float:
-    """Add times of calls by round to each case; return the cores that other processes used."""
+    """Time the calls of each case in turns, and add the times to the case.
+
+    Returns the mean number of cores that other processes used during the measurement.
+    """
     start = time.perf_counter()
     used_before = _used_elsewhere()
     for _ in range(rounds):
@@ -256,7 +265,10 @@ def _measure(cases: Sequence[_Case], rounds: int, seconds: float) -> float:
 
 
 def timed(timing: Timing, rounds: Sequence[Sequence[float]]) -> Timing:
-    """Return the timing with percentiles; `rounds` has the seconds of calls by round."""
+    """Add percentiles to a timing.
+
+    `rounds` has the durations in seconds of the calls of each round.
+    """
     calls = [seconds for times in rounds for seconds in times]
     if not calls:
         return timing
@@ -274,7 +286,7 @@ def timed(timing: Timing, rounds: Sequence[Sequence[float]]) -> Timing:
 
 
 def _used_elsewhere() -> float:
-    """Return the core seconds of other processes since an arbitrary start."""
+    """Return the core seconds that other processes have used since an arbitrary start."""
     try:
         with open("/proc/stat") as file:
             user, nice, system, _, _, *interrupts = map(int, file.readline().split()[1:9])
@@ -285,7 +297,7 @@ def _used_elsewhere() -> float:
 
 
 def _relative_difference(a: Sequence[Array], b: Sequence[Array]) -> float:
-    """Return the largest difference of outputs, relative to the largest finite number in `a`'s."""
+    """Return the largest difference of outputs, relative to the largest finite number in `a`."""
     if [x.shape for x in a] != [y.shape for y in b]:
         return math.inf
     differences = [0.0]

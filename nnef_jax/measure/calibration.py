@@ -1,4 +1,4 @@
-"""`calibrate`: the ranges of a network's tensors over sample inputs, as a graph.quant."""
+"""The function `calibrate`, which computes a graph.quant from the ranges of tensors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from nnef_jax.workings import inside, network_of, stored
 
 Algorithm = Literal["min_max_linear_quantize", "zero_point_linear_quantize"]
 _MOST_BITS = 16
-# Operands that are quantised. Biases and statistics lose too much precision in a few bits.
+# The names of operands that are quantised. Biases and statistics would lose too much precision in a
+# few bits.
 _WEIGHTS = {"filter", "plane_filter", "point_filter", "A", "B"}
 
 Array = NDArray[Any]
@@ -43,17 +44,20 @@ def calibrate(
     """Return the text of a graph.quant, from the ranges of a network's tensors over sample inputs.
 
     Args:
-        model: a `nnef_jax.Model` in real numbers: `load(..., quantization="ignore")` if it has a
-            graph.quant. A recurrent one runs a single cycle from its initial state.
+        model: a `nnef_jax.Model` that computes in floating point. A network with a graph.quant must
+            be loaded with `load(..., quantization="ignore")`. A recurrent network runs a single
+            cycle from its initial state.
         samples: for each call an array, a tuple of arrays, or a dict of arrays by input name.
-        bits: the bits of a code, 2 to 16.
+        bits: the number of bits of a code, from 2 to 16.
         signed: whether codes are signed.
-        symmetric: whether codes reach as far below zero as above.
-        algorithm: "zero_point_linear_quantize" widens ranges to include zero, and makes zero exact.
-        per_channel: whether a weight has a range for each index along axis 0, instead of one range.
-        percentile: above 50 and at most 100, such as 99.9. In each sample the range of an
+        symmetric: whether codes reach as far below zero as above zero.
+        algorithm: the algorithm by which codes are computed. "zero_point_linear_quantize" widens
+            ranges to include zero, and makes zero exact.
+        per_channel: whether a weight has a separate range for each index along axis 0, instead of a
+            single range.
+        percentile: a number above 50 and at most 100, such as 99.9. In each sample the range of an
             activation ends at this percentile, and starts at 100 minus it. Outliers then do not
-            widen the steps. None takes the minimum and the maximum.
+            widen the steps between levels. None takes the minimum and the maximum.
         names: the tensors to quantise. By default they are the inputs, all computed tensors, and
             the variables that are a filter or a factor of a matrix product. If a network is saved
             as a flat document, as ONNX networks are, the text has the names in that document.
@@ -128,7 +132,11 @@ def _is_real(value: Value) -> bool:
 
 
 def _by_default(graph: Graph, tensors: Mapping[str, Value]) -> list[str]:
-    """Return the names of real tensors, without constants and without variables but weights."""
+    """Return the names of the tensors that are quantised by default.
+
+    These are all floating-point tensors except constants, and except variables that are not
+    weights.
+    """
     weights: set[Value] = set()
     for operation in graph.operations:
         for name, operand in operation.operands:
@@ -176,7 +184,11 @@ def _ranges_of_runs(
 
 
 def _not_empty(low: Array, high: Array) -> _Range:
-    """Widen ranges whose ends are equal: down or up to 0, and [0, 0] to [0, 1]."""
+    """Widen ranges whose ends are equal.
+
+    A range of a positive number is widened down to 0, a range of a negative number up to 0, and [0,
+    0] to [0, 1].
+    """
     is_empty = low == high
     top = np.where(high > 0, high, np.where(high < 0, 0, 1))
     return np.where(is_empty & (low > 0), 0, low), np.where(is_empty, top, high)
@@ -190,7 +202,7 @@ def _min_max(low: Array, high: Array, symmetric: bool) -> str:
 
 
 def _zero_point(low: Array, high: Array, bits: int, signed: bool, symmetric: bool) -> str:
-    """Return the zero point and the scale for a range, which is widened to include 0."""
+    """Return the zero point and the scale for a range, which is first widened to include 0."""
     top = 2 ** (bits - int(signed)) - 1
     bottom = 0
     if signed:
@@ -206,7 +218,7 @@ def _zero_point(low: Array, high: Array, bits: int, signed: bool, symmetric: boo
 
 
 def _text(numbers: Array) -> str:
-    """Write a number, or an array of them, as NNEF does: scalars have a point."""
+    """Write a number or an array in NNEF's syntax, in which scalars have a decimal point."""
     if numbers.ndim:
         return f"[{', '.join(map(_text, numbers))}]"
     if numbers.dtype.kind == "i":

@@ -2,10 +2,11 @@
 
     python -m nnef_jax.measure.compiler_process FOLDER
 
-The folder has `request.json` and the programs `0.jax`, `1.jax`, ...: functions that `jax.export`
-serialised. For each program it writes `0.json` with figures, or with the compiler's refusal, and
-`0.hlo` with the compiled program. The settings of a compiler must be in the environment before it
-is loaded, and a compiler may abort its process: `unattached` starts this one.
+The folder contains `request.json` and the programs `0.jax`, `1.jax`, ..., which are functions that
+`jax.export` serialised. For the program `0.jax` the process writes `0.json` with the compiler's
+figures or its refusal, and `0.hlo` with the compiled program. The work is done in a process of its
+own, which the module `unattached` starts, for two reasons: the settings of a compiler must be in
+the environment before it is loaded, and a compiler may abort its process.
 """
 
 from __future__ import annotations
@@ -54,9 +55,10 @@ def compile_program(
     axes: dict[str, int],
     axis_types: list[str],
 ) -> Any:
-    """Compile an exported function for a mesh with these axes, or else for the first devices.
+    """Compile an exported function for a mesh with these axes.
 
-    The axis types must be those of the mesh that the function was exported for.
+    If there are no axes, the function is compiled for the first devices. The axis types must be
+    those of the mesh for which the function was exported.
     """
     exported = export.deserialize(bytearray(serialized))
     axes = axes or {"devices": exported.nr_devices}

@@ -1,4 +1,4 @@
-"""Estimates a call's cost by XLA, beside the multiply-adds of the document."""
+"""Estimates the cost of a call by XLA, beside the multiply-adds of the document."""
 
 from __future__ import annotations
 
@@ -39,25 +39,26 @@ _PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Cost(Result):
-    """XLA's estimate of the cost of a call; figures that XLA does not report are None.
+    """XLA's estimate of the cost of a call. Figures that XLA does not report are None.
 
     Attributes:
         network: the name of the network.
-        platform: the platform that the network is compiled or lowered for.
-        compiled: whether it is compiled. A network that is only lowered is counted before XLA fuses
-            operations, so that `bytes_accessed` is too large.
+        platform: the platform for which the network is compiled or lowered.
+        compiled: whether the network is compiled. The figures of a network that is only lowered are
+            counted before XLA fuses operations, so its `bytes_accessed` is too large.
         multiply_adds: multiply-adds of products and convolutions in the document.
-        flops: floating-point operations of the program, 2 for a multiply-add. Other kernels may
-            need fewer than the document, and XLA does not count products with the padding of a
-            convolution. On a mesh all figures but `multiply_adds` are for one device.
-        transcendentals: the number of exponentials, logarithms and the like.
+        flops: floating-point operations of the program; a multiply-add counts as 2. This may be
+            less than 2 `multiply_adds`, because kernels may need fewer operations than the document
+            has, and XLA does not count products with the padding of a convolution. On a mesh all
+            figures but `multiply_adds` are for one device.
+        transcendentals: the number of exponentials, logarithms and similar functions.
         bytes_accessed: bytes that kernels read and write, without caches.
         argument_bytes: bytes of inputs and prepared parameters. Small parameters are a part of the
             program instead.
         output_bytes: bytes of the outputs.
         temporary_bytes: the peak memory for intermediate tensors.
         code_bytes: bytes of the program.
-        loops: the number of loops; XLA counts the body of a loop once.
+        loops: the number of loops. XLA counts the body of each loop only once.
     """
 
     network: str
@@ -75,13 +76,13 @@ class Cost(Result):
 
     @property
     def intensity(self) -> float | None:
-        """Return flops per byte; below about 10, memory limits the speed of most machines."""
+        """Return flops per byte. Below about 10, memory limits the speed of most machines."""
         if not self.flops or not self.bytes_accessed:
             return None
         return self.flops / self.bytes_accessed
 
     def to_dict(self) -> dict[str, object]:
-        """Return the attributes and `intensity`."""
+        """Return the attributes, and `intensity`, as values of JSON."""
         return super().to_dict() | {"intensity": self.intensity}
 
     def table(self) -> Table:
@@ -146,32 +147,37 @@ def cost(
     params: str | Sequence[str] | Mapping[str, PartitionSpec] | None = "model",
     **named: object,
 ) -> Cost | DeviceCost:
-    """Return the compiler's estimate of a call's cost: flops, bytes, memory; with a topology time.
+    """Return the compiler's estimate of a call's cost: flops, bytes and memory, or also time.
 
-    For the default platform of jax the program of `model(*inputs)` is compiled. For another
-    `platform` `jax.jit(model.apply)` is lowered, and memory is unknown. For a `topology` the
-    program that a call would run there is compiled: docs/devices.md. Nothing is run.
+    By default the program of `model(*inputs)` is compiled for the default platform of jax. For
+    another `platform`, `jax.jit(model.apply)` is lowered, and the memory is unknown. For a
+    `topology`, the program that a call would run on those devices is compiled, and the time is
+    estimated (see docs/devices.md). Nothing is run.
 
     Args:
-        model: the model of the call. With a topology also a pure function, jitted or not, such as
-            a training step.
-        inputs: arrays or `jax.ShapeDtypeStruct`s; the declared shapes by default. For a function
-            all arguments; on a mesh their types have shardings over a `jax.sharding.AbstractMesh`.
-        platform: "cpu", "cuda", "rocm" or "tpu"; by default where jax computes.
+        model: the model of the call. With a topology it may also be a pure function, jitted or not,
+            such as a training step.
+        inputs: arrays or `jax.ShapeDtypeStruct`s, by default of the declared shapes. For a function
+            these are all of its arguments. For a function on a mesh, the types of the arguments
+            have shardings over a `jax.sharding.AbstractMesh`.
+        platform: "cpu", "cuda", "rocm" or "tpu"; by default the platform on which jax computes.
         topology: devices that need not be attached: "v5e:1", "v5e:4x4", "v4:2x2x1", "v5p:2x2x1",
             "v6e:2x2", "tpu7x:2x2x1", "a100", "h100", "h200", "h100:8", "h100:2x8" (2 hosts).
-        mesh: extents of a mesh by name, over which the model is sharded as by `Model.shard`; by
-            default the mesh of the model. Without a mesh one device computes.
-        batch: axes of `mesh` as in `Model.shard`; "data" if the mesh has it.
-        params: axes of `mesh`, or specs, as in `Model.shard`; "model" if the mesh has it.
+        mesh: extents of a mesh by name. The model is sharded over this mesh as by `Model.shard`.
+            The default is the mesh of the model; without a mesh one device computes.
+        batch: axes of `mesh` as in `Model.shard`. The default "data" holds only if the mesh has
+            this axis.
+        params: axes of `mesh`, or specs, as in `Model.shard`. The default "model" holds only if the
+            mesh has this axis.
         named: inputs by name.
 
-    Returns a `Cost`, or a `DeviceCost` for a topology. A program that is too large for the devices
-    is a result, too.
+    Returns a `Cost`, or a `DeviceCost` for a topology. If a program is too large for the devices,
+    this is not an error, and a result is returned too.
 
-    Raises InputError as a call does; if shapes are open and no inputs are given; if the compiler
-    for a topology is not installed, or the mesh has more devices. Raises UnsupportedError if that
-    compiler refuses an operation, and names its line.
+    Raises InputError in the same cases as a call; if shapes are open and no inputs are passed; if
+    the compiler for a topology is not installed; or if the mesh has more devices than the topology.
+    Raises UnsupportedError if that compiler refuses an operation; the error names the operation's
+    line.
 
     >>> nnef_jax.cost(model, images).flops
     >>> print(nnef_jax.cost(model, images, topology="v5e:4x4", mesh={"data": 4, "model": 4}))
@@ -233,12 +239,12 @@ def _cost_on(
     batch: str | Sequence[str] | None,
     params: str | Sequence[str] | Mapping[str, PartitionSpec] | None,
 ) -> DeviceCost:
-    """Return the cost of a model's call on a topology."""
+    """Return the cost of a model's call on the devices of a topology."""
     devices = topology_of(topology)
     types = _types(model, inputs, named)
     layout = layout_of(model)
     if axes:
-        # The defaults hold if the mesh has these axes.
+        # The default values of `batch` and `params` hold only if the mesh has these axes.
         if batch == "data" and "data" not in axes:
             batch = None
         if params == "model" and "model" not in axes:
@@ -264,7 +270,7 @@ def _cost_of_function(
     topology: str,
     mesh: Mapping[str, int] | None,
 ) -> DeviceCost:
-    """Return the cost of a pure function on a topology."""
+    """Return the cost of a pure function on the devices of a topology."""
     if not callable(function):
         raise TypeError(f"model must be a nnef_jax.Model or a function, it is {shown(function)}")
     if mesh is not None:
@@ -280,7 +286,7 @@ def _cost_of_function(
 def _types(
     model: Model, inputs: Sequence[object], named: Mapping[str, object]
 ) -> list[jax.ShapeDtypeStruct]:
-    """Return the types of a call's inputs; without inputs, the declared types."""
+    """Return the types of a call's inputs. Without inputs, return the declared types."""
     if not inputs and not named:
         inputs = declared_types(model)
     return types_of(model, tuple(inputs), named)
@@ -291,7 +297,7 @@ def _type(x: Any) -> Any:
 
 
 def _platform_of(device: Any) -> str:
-    """Return the name of the device's platform in lowering: cuda or rocm instead of gpu."""
+    """Return the name that a device's platform has in lowering: cuda or rocm instead of gpu."""
     if device.platform == "gpu":
         return "rocm" if "rocm" in device.client.platform_version else "cuda"
     return device.platform

@@ -1,4 +1,4 @@
-"""Estimates the cost of a program on devices that are not attached: asks their compiler."""
+"""Estimates the cost of a program on devices that are not attached, by asking their compiler."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from nnef_jax.measure.unattached import Compiled, Refused, compile_for, lowered_
 from nnef_jax.options import require, shown
 from nnef_jax.results import Result, Table, table_of
 
-_MOST = 8  # operations in a table
+_MOST = 8  # the largest number of operations in a table
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,8 @@ class DeviceRow:
     """The kernels that compute the same operations, and the compiler's estimate of their time.
 
     Attributes:
-        operations: the names of the operations in the order of the document; () for all kernels
-            without a known operation.
+        operations: the names of the operations in the order of the document. It is () for the row
+            of all kernels whose operations are not known.
         seconds: the time of these kernels in a call, in seconds.
     """
 
@@ -39,36 +39,39 @@ class DeviceRow:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class DeviceCost(Result):
-    """The cost of a program on devices that are not attached. Nothing ran: all is estimated.
+    """The estimated cost of a program on devices that are not attached. Nothing was run.
 
     Figures are for one device of the mesh, and for one call. A figure that the compiler does not
-    report is None. CUDA's compiler reports no times, and it counts operations before fusion.
+    report is None. CUDA's compiler reports no times, and counts operations before fusion.
 
     Attributes:
         network: the name of the network or of the function.
         topology: the name of the devices.
         mesh: extents of the mesh by name.
-        refusal: the compiler's reason for not compiling, such as memory; "" if it compiled.
+        refusal: the compiler's reason for not compiling the program, such as too little memory; ""
+            if it compiled the program.
         argument_bytes: bytes of parameters, as prepared for calls, and of inputs.
-        output_bytes: bytes of results, less those in the memory of donated arguments.
-        temporary_bytes: the peak of bytes for intermediate tensors.
+        output_bytes: bytes of results, without the results that are in the memory of donated
+            arguments.
+        temporary_bytes: the peak memory in bytes for intermediate tensors.
         code_bytes: bytes of the program.
-        memory_bytes: bytes of a device that a program can use.
+        memory_bytes: the memory of a device in bytes that a program can use.
         multiply_adds: multiply-adds of products and convolutions in the document, for all devices;
             None for a function.
-        flops: floating-point operations, 2 for a multiply-add.
+        flops: floating-point operations; a multiply-add counts as 2.
         bytes_accessed: bytes that kernels read and write.
-        compute_seconds: `flops` at the published peak of the matrix units.
-        memory_seconds: `bytes_accessed` at the published bandwidth of the memory.
-        seconds: the compiler's estimate of time. Loop bodies are counted by trips; instructions of
-            unknown time, as in `custom_calls`, count as 0. Links count as fast as memory.
-        custom_calls: the number of custom calls by target. The compiler may not know the time of a
-            custom call. For a Pallas kernel the compiler uses the cost that the kernel declares.
-        open_loops: the number of loops whose trips are known only in a run; `seconds` has one trip
-            of each such loop.
+        compute_seconds: the time for `flops` at the published peak rate of the matrix units.
+        memory_seconds: the time for `bytes_accessed` at the published bandwidth of the memory.
+        seconds: the compiler's estimate of the time. The body of a loop counts once for each
+            iteration. Instructions whose time is unknown, as in `custom_calls`, count as 0. Links
+            between devices count as fast as memory.
+        custom_calls: the number of custom calls, by target. The compiler may not know the time of a
+            custom call. For a Pallas kernel it uses the cost that the kernel declares.
+        open_loops: the number of loops whose number of iterations is known only in a run. In
+            `seconds` each such loop has one iteration.
         collectives: exchanges between devices, by kind.
-        link_seconds: time of the collectives in rings, one after the other, at the published
-            bandwidth of the links. This is our estimate, not the compiler's.
+        link_seconds: the time of the collectives if they run in rings, one after the other, at the
+            published bandwidth of the links. This is an estimate of nnef_jax, not of the compiler.
         rows: `seconds` by kernel, from slowest to fastest.
     """
 
@@ -95,21 +98,21 @@ class DeviceCost(Result):
 
     @property
     def needed_bytes(self) -> int | None:
-        """Return the bytes of a device that a call needs, None if the compiler refuses."""
+        """Return the bytes that a call needs on a device, or None if the compiler refuses."""
         if self.argument_bytes is None or self.output_bytes is None:
             return None
         return self.argument_bytes + self.output_bytes + (self.temporary_bytes or 0)
 
     @property
     def fits(self) -> bool:
-        """Tell whether the program compiles, and its arrays fit into a device's memory."""
+        """Tell whether the program compiles and its arrays fit into a device's memory."""
         return not self.refusal and (self.needed_bytes or 0) <= self.memory_bytes
 
     def to_dict(self) -> dict[str, object]:
         """Return the attributes, `needed_bytes`, `fits`, and seconds by operation.
 
         `nnef_jax.view(model, profile=cost)` colours operations by these seconds. The operations of
-        a kernel have equal shares of its time.
+        a kernel get equal shares of its time.
         """
         seconds: defaultdict[str, float] = defaultdict(float)
         for row in self.rows:
@@ -174,7 +177,10 @@ class DeviceCost(Result):
 
 
 def mesh_of(topology: Topology, axes: Mapping[str, int]) -> AbstractMesh:
-    """Return the abstract mesh of devices of a topology. Raises InputError if they are too few."""
+    """Return an abstract mesh of devices of a topology.
+
+    Raises InputError if the topology has too few devices.
+    """
     require("mesh", axes, Mapping, "numbers of devices by axis: {'data': 4}")
     for extent in axes.values():
         if type(extent) is not int or extent < 1:
@@ -200,7 +206,7 @@ def device_cost(
     multiply_adds: int | None = None,
     operations: Sequence[str] = (),
 ) -> DeviceCost:
-    """Compile a function for devices and return its cost.
+    """Compile a function for devices, and return its cost.
 
     Args:
         network: the name for the table.
@@ -263,7 +269,7 @@ def device_cost(
 def _kernel_times(
     hlo: str, text: HloText, operations: Sequence[str], seconds: float
 ) -> tuple[DeviceRow, ...]:
-    """Return the time of kernels, shared out by the compiler's cycles."""
+    """Divide the time of a call among kernels, in proportion to the compiler's cycles."""
     names = program_of(hlo, operations).operations
     position = {name: index for index, name in enumerate(operations)}
     cycles: defaultdict[tuple[str, ...], int] = defaultdict(int)
@@ -276,19 +282,21 @@ def _kernel_times(
 
 
 def estimated_seconds(analysis: Mapping[str, float], text: HloText) -> float | None:
-    """Return the compiler's estimate of a call's time, None if it has none."""
+    """Return the compiler's estimate of the time of a call, or None if it has none."""
     seconds = analysis.get("optimal_seconds")
     if seconds is None or not text.cycles:
         return None
-    # XLA adds -1 for each instruction of unknown time. The known times are far below a second, so
-    # the sum is negative if there are such instructions, and rounding it up counts them.
+    # In its sum XLA counts -1 s for each instruction of unknown time. The known times together are
+    # far below a second. So if there are such instructions the sum is negative, and rounding it up
+    # gives their number.
     unknown_count = math.ceil(-seconds) if seconds < 0 else 0
-    # XLA adds one trip of each loop, so the factor by which trips multiply the time is applied.
+    # In its sum XLA counts one iteration of each loop. The sum is multiplied by the factor by which
+    # all iterations lengthen the time.
     return (seconds + unknown_count) * text.trips_factor
 
 
 def _mesh(arguments: Sequence[Any], topology: Topology) -> Mesh | AbstractMesh | None:
-    """Return the mesh in the arguments' shardings, None without one."""
+    """Return the mesh in the arguments' shardings, or None if they have none."""
     shardings = [getattr(x, "sharding", None) for x in jax.tree.leaves(arguments)]
     meshes = [x.mesh for x in shardings if isinstance(x, jax.sharding.NamedSharding)]
     if not meshes:
@@ -302,7 +310,10 @@ def _mesh(arguments: Sequence[Any], topology: Topology) -> Mesh | AbstractMesh |
 def _work(
     compiled: Compiled, lowered: Mapping[str, float], size: int
 ) -> tuple[float | None, float | None]:
-    """Return flops and accessed bytes of a device, before fusion if the compiler counts none."""
+    """Return the flops and accessed bytes of a device.
+
+    If the compiler does not count them, they are the counts before fusion.
+    """
     if compiled.analysis:
         return compiled.analysis.get("flops"), compiled.analysis.get("bytes accessed")
     flops = lowered.get("flops")
@@ -311,14 +322,15 @@ def _work(
 
 
 def _peak(topology: Topology, arguments: Sequence[Any]) -> float:
-    """Return the peak of the matrix units for the dtype with most of the arguments' items."""
+    """Return the peak rate of the matrix units for the most frequent dtype of the arguments."""
     peaks = topology.chip.peaks
     items: defaultdict[str, int] = defaultdict(int)
     for x in jax.tree.leaves(arguments):
         if jnp.issubdtype(x.dtype, jnp.floating):
             items[jnp.dtype(x.dtype).name] += math.prod(x.shape)
     dtype = max(items, key=items.__getitem__, default="float32")
-    # jax multiplies float32 in TF32 on GPUs and in bfloat16 on TPUs, unless precision is higher.
+    # Unless the precision is higher, jax multiplies float32 in TF32 on GPUs and in bfloat16 on
+    # TPUs.
     if dtype == "float32":
         dtype = "tf32"
     return peaks.get(dtype, peaks["bfloat16"])

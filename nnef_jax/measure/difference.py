@@ -1,4 +1,4 @@
-"""Tells how two networks differ: inputs, outputs, operations, weights."""
+"""Tells how two networks differ in inputs, outputs, operations and weights."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One thing that differs.
+    """One difference between two networks `a` and `b`.
 
     Attributes:
         part: "input", "output", "state", "operation" or "weights".
         change: "added", "removed", "changed" or "renamed".
-        name: the name in `a`, for "added" in `b`.
+        name: the name in `a`; if the change is "added", the name in `b`.
         renamed: the name in `b` if it differs from `name`.
         kind: the kind of an operation, or the type of an array.
         details: descriptions such as "stride: [1,1] -> [2,2]".
-        distance: for weights the norm of the difference, relative to the norm of the finite
-            numbers of `a`; infinite if only one of two items is NaN.
+        distance: for weights, the norm of the difference relative to the norm of the finite numbers
+            of `a`. It is infinite if an item is NaN in only one of the networks.
     """
 
     part: str
@@ -51,12 +51,12 @@ class Change:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Difference(Result):
-    """How network `b` differs from network `a`.
+    """The differences of network `b` from network `a`.
 
     Attributes:
-        changes: changes in the order of the documents; empty if the networks are the same.
-        operations: the numbers of operations of `a` and `b`.
-        weights: the numbers of arrays of `a` and `b`.
+        changes: the differences in the order of the documents; empty if the networks are the same.
+        operations: the numbers of operations of `a` and of `b`.
+        weights: the numbers of arrays of `a` and of `b`.
     """
 
     changes: tuple[Change, ...]
@@ -73,7 +73,10 @@ class Difference(Result):
         return super().to_dict() | {"same": self.same}
 
     def table(self) -> Table:
-        """Return a table with a line for each change: - removed, + added, ~ changed, > renamed."""
+        """Return a table with a line for each difference.
+
+        The first column has - for removed, + for added, ~ for changed and > for renamed.
+        """
         rows: list[tuple[str, ...]] = []
         for x in self.changes:
             name = x.name if x.renamed is None else f"{x.name} -> {x.renamed}"
@@ -98,9 +101,10 @@ def _two_numbers(a: int, b: int) -> str:
 def diff(a: Model | Source, b: Model | Source) -> Difference:
     """Compare two networks as documents: structure, types, attributes and weights. Nothing runs.
 
-    Operations are paired by name. If pairing by structure (kind, type, attributes and order) leaves
-    fewer differences, it is used instead: in a network with new names every operation is "renamed".
-    Kinds have one meaning in all formats, so that a network can be compared with its conversion.
+    Operations are paired by name. They are also paired by structure, which means by kind, type,
+    attributes and order. If this leaves fewer differences, it is used instead: in a network with
+    new names every operation is then "renamed". Kinds of operations have the same meaning in all
+    formats, so a network can be compared with its conversion to another format.
 
     Args:
         a, b: models, or sources as in `load`.
@@ -123,7 +127,7 @@ def diff(a: Model | Source, b: Model | Source) -> Difference:
 
 
 def _graph_and_data(source: Model | Source) -> tuple[Graph, dict[str, Any]]:
-    """Return the graph, and the arrays of parameters and states by label."""
+    """Return the graph of a network, and the arrays of its parameters and states by label."""
     if isinstance(source, Model):
         return source.graph, dict(stored(source))
     network: Network = read(source)
@@ -140,9 +144,10 @@ def _outputs(graph: Graph) -> dict[str, str]:
 
 
 def _values(part: str, a: Mapping[str, str], b: Mapping[str, str]) -> Iterator[Change]:
-    """Yield differences of inputs or outputs.
+    """Yield the differences of inputs or outputs.
 
-    Both sides are paired by name, or in order if they have equally many tensors of other names.
+    Tensors are paired by name. If both networks have equally many tensors but other names, they are
+    paired in order.
     """
     if len(a) == len(b) and set(a) != set(b):
         pairs = list(zip(a, b, strict=True))
@@ -208,7 +213,7 @@ def _changes(a: Operation, b: Operation, pairs: Pairs) -> Iterator[str]:
 
 
 def _states(a: Graph, b: Graph, pairs: Pairs) -> Iterator[Change]:
-    """Yield states whose update differs; `_weights` reports added and removed states."""
+    """Yield the states whose update differs. `_weights` reports added and removed states."""
     updates = {state.label: state.update for state in b.states}
     for state in a.states:
         label = pairs.labels.get(state.label)
@@ -244,8 +249,8 @@ def _weights(a: Mapping[str, Any], b: Mapping[str, Any], pairs: Pairs) -> Iterat
 
 
 def _distance(a: Array, b: Array) -> tuple[tuple[str, ...], float] | None:
-    """Return the distance of two arrays of one type as texts and as a number; None if equal."""
-    # The figures are summed over chunks.
+    """Return the distance of two arrays of one type as texts and as a number, or None if equal."""
+    # The figures are summed over chunks of the arrays.
     count = 0
     largest = squares = squares_of_a = 0.0
     wide = np.complex128 if a.dtype.kind == "c" else np.float64
@@ -267,7 +272,10 @@ def _distance(a: Array, b: Array) -> tuple[tuple[str, ...], float] | None:
 
 
 def distances(a: Array, b: Array) -> Array:
-    """Return the absolute difference of each pair of numbers: 0 for two NaNs, infinity for one."""
+    """Return the absolute difference of each pair of numbers.
+
+    The difference is 0 if both numbers are NaN, and infinite if only one of them is NaN.
+    """
     with np.errstate(invalid="ignore", over="ignore"):
         differences = np.abs(b - a)
     differences = np.where(np.isnan(differences), np.inf, differences)

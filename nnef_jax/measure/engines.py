@@ -15,20 +15,21 @@ import numpy as np
 from nnef_jax.errors import InputError, UnsupportedError, first_line
 from nnef_jax.storage import protected_files
 
-Call = Callable[[], Sequence[Any]]  # It returns the outputs in order, as numpy arrays.
+Call = Callable[[], Sequence[Any]]  # A function that returns the outputs in order, as numpy arrays.
 
 
 def engine(name: str, path: str | os.PathLike[str]) -> Callable[[Mapping[str, Any]], Call]:
-    """Return a function from inputs by name to a call of the engine, which waits for its results.
+    """Return a function that prepares a call of another engine, for inputs by name.
 
-    "onnxruntime" and "openvino" read ONNX, "tract" reads NNEF. Raises ValueError for other names,
-    UnsupportedError if the engine is not installed, and InputError if it cannot read the file.
+    The prepared call waits for its results. "onnxruntime" and "openvino" read ONNX, and "tract"
+    reads NNEF. Raises ValueError for other names, UnsupportedError if the engine is not installed,
+    and InputError if it cannot read the file.
     """
     if name not in ENGINES:
         raise ValueError(f"the engines are {', '.join(ENGINES)}; there is no '{name}'")
     try:
         if name == "openvino":
-            # Without this package openvino uses its stub, which sends no usage data.
+            # Without the telemetry package, openvino uses a stub that sends no usage data.
             sys.modules.setdefault("openvino_telemetry", None)  # pyright: ignore[reportArgumentType]
         module = importlib.import_module(name)
     except ImportError:
@@ -39,7 +40,7 @@ def engine(name: str, path: str | os.PathLike[str]) -> Callable[[Mapping[str, An
     protected_files.note_path(path)
     try:
         return ENGINES[name](module, os.fspath(path))
-    except Exception as error:  # Engines raise various classes.
+    except Exception as error:  # Engines raise exceptions of various classes.
         raise InputError(f"{name} cannot read {path}: {first_line(error)}") from None
 
 
@@ -48,9 +49,9 @@ def onnx_tensors(
 ) -> Callable[..., Any]:
     """Return a function that runs an ONNX file in onnxruntime without optimisations.
 
-    It takes the inputs without `values`, which has values of inputs by name. With `inside` it
-    returns tensors by name: all tensors if the package onnx is installed, otherwise the outputs.
-    Without `inside` it returns a tuple of the outputs.
+    `values` has fixed values of some inputs by name. The function takes all other inputs. If
+    `inside`, it returns tensors by name: all tensors if the package onnx is installed, otherwise
+    the outputs. If not `inside`, it returns a tuple of the outputs.
     """
     engine("onnxruntime", path)  # This raises an error if the file cannot be read.
     onnxruntime: Any = importlib.import_module("onnxruntime")
@@ -98,7 +99,7 @@ def _onnxruntime(module: Any, path: str) -> Callable[[Mapping[str, Any]], Call]:
 
 
 def _typed(session: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return inputs in the types that an ONNX file declares; jax's types may have fewer bits."""
+    """Convert inputs to the types that an ONNX file declares. jax's types may have fewer bits."""
     types = {x.name: x.type.removeprefix("tensor(").removesuffix(")") for x in session.get_inputs()}
     dtypes = {"float": "float32", "double": "float64"}
     return {name: np.asarray(x, dtypes.get(types[name], types[name])) for name, x in inputs.items()}
@@ -133,7 +134,7 @@ def _tract(module: Any, path: str) -> Callable[[Mapping[str, Any]], Call]:
 
 
 def _in_order(inputs: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """Return inputs by the engine's names, which are assigned in order if they differ."""
+    """Return inputs by the engine's names. If these differ, they are assigned in order."""
     if set(inputs) == set(names):
         return {name: inputs[name] for name in names}
     if len(inputs) != len(names):

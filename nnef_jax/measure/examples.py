@@ -1,4 +1,4 @@
-"""Subjects of measurements: an entry of a model, with the user's or random inputs."""
+"""Prepares subjects of measurements: an entry of a model, with the user's or random inputs."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from nnef_jax.model import Model
 from nnef_jax.options import require_choice
 from nnef_jax.workings import bind, compiled, graph_for, network_of
 
-_CYCLES = 16  # cycles of a scan of random inputs
+_CYCLES = 16  # the number of cycles in a scan of random inputs
 _GIVE = "give example inputs, or shapes by load(..., input_shapes=...): on the command line"
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """An entry of a model, with the arrays that it runs on.
+    """An entry of a model, with the arrays on which it runs.
 
     Attributes:
         run: a function that runs the entry and waits for the results.
         compiled: a function that returns the compiled program.
-        arrays: the states, then the inputs.
+        arrays: the states, followed by the inputs.
         graph: the graph of a call or a cycle.
     """
 
@@ -44,8 +44,9 @@ def subject_of(
 ) -> Subject:
     """Return a model's call, its step from the initial state, or its scan, with these inputs.
 
-    By default inputs are random; a scan then has 16 cycles. Raises ValueError for another entry.
-    Raises InputError as a call does, and if shapes are open and no inputs are given.
+    By default inputs are random, and a scan of random inputs has 16 cycles. Raises ValueError for
+    another entry. Raises InputError in the same cases as a call, and if shapes are open and no
+    inputs are passed.
     """
     require_choice("entry", entry, ("apply", "step", "scan"))
     cycles = (_CYCLES,) if entry == "scan" else ()
@@ -60,7 +61,7 @@ def subject_of(
         if entry == "apply":
             results = model(*inputs)
         elif entry == "step":
-            # Each call has a new state, since a step may reuse the memory of its state.
+            # Each call gets a new state, since a step may reuse the memory of its state.
             results = model.step(model.init_state(), *inputs)
         else:
             results = model.scan(*inputs)
@@ -74,9 +75,10 @@ def subject_of(
 def random_inputs(
     model: Model, seed: int = 0, *leading: int, batch: int | None = None
 ) -> dict[str, Any]:
-    """Return inputs by name: normally distributed real numbers, integers that are 0 or 1.
+    """Return random inputs by name.
 
-    `leading` extents precede the declared extents. Raises InputError as `declared_types` does, and
+    Floating-point numbers are normally distributed, and integers are 0 or 1. `leading` are extents
+    that precede the declared extents. Raises InputError in the same cases as `declared_types`, and
     LimitError for too many numbers.
     """
     random = np.random.default_rng(seed)
@@ -94,9 +96,9 @@ def random_inputs(
 def declared_types(
     model: Model, batch: int | None = None, hint: str = _GIVE
 ) -> list[jax.ShapeDtypeStruct]:
-    """Return the declared types of inputs, with `batch` as the open first extent.
+    """Return the declared types of inputs, with `batch` in place of an open first extent.
 
-    Raises InputError for other open extents; its hint ends with the option `--shape`.
+    Raises InputError for other open extents. Its hint ends with the option `--shape`.
     """
     errors: list[InputError] = []
     types: list[jax.ShapeDtypeStruct] = []
@@ -117,7 +119,7 @@ def declared_types(
 
 
 def devices_of(results: Any) -> str:
-    """Return the devices that computed some results, such as "cpu" or "8 x TPU v4"."""
+    """Return the devices on which some results are, as text: "cpu" or "8 x TPU v4"."""
     devices = sorted({d.device_kind for x in jax.tree.leaves(results) for d in x.devices()})
     count = max([len(x.devices()) for x in jax.tree.leaves(results)], default=1)
     return f"{count} x {', '.join(devices)}" if count > 1 else ", ".join(devices)

@@ -1,4 +1,4 @@
-"""Counts the work in a compiled program: cycles by instruction, trips of loops, collectives."""
+"""Counts the work in a compiled program: cycles by instruction, loop iterations, collectives."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from functools import cached_property
 
 _COMPUTATION = re.compile(r"(ENTRY )?%?([\w.\-]+) \(.*\{$")
 _INSTRUCTION = re.compile(r"\s+(?:ROOT )?%?([\w.\-]+) = (.*)")
-# The opcode follows a shape, its layout, or a tuple of shapes.
+# The opcode follows a shape, the layout of a shape, or a tuple of shapes.
 _OPCODE = re.compile(r"[\])}] ([a-z][\w\-]*)\(")
 _SHAPE = re.compile(r"\b([a-z]+\d*(?:e\d+m\d+\w*)?)\[([\d,]*)\]")
 _LOOP = re.compile(r"condition=%?([\w.\-]+), body=%?([\w.\-]+)")
@@ -45,13 +45,14 @@ _BITS = {"pred": 8, "token": 0, "opaque": 0}
 
 @dataclass(frozen=True)
 class Instruction:
-    """An instruction that runs by itself, outside fusions.
+    """An instruction that runs by itself and not within a fusion.
 
     Attributes:
         name: the name of the instruction.
-        opcode: HLO's name of its operation.
+        opcode: the name of its operation in HLO.
         definition: the text after the name.
-        runs: the number of runs in a call of the program; a loop of unknown length counts once.
+        runs: how often the instruction runs in a call of the program. A loop of unknown length
+            counts as one iteration.
     """
 
     name: str
@@ -61,22 +62,23 @@ class Instruction:
 
     @property
     def cycles(self) -> int:
-        """Return the compiler's estimate of the cycles of a run, 0 if it has none."""
+        """Return the compiler's estimate of the cycles of one run, or 0 if there is none."""
         match = _CYCLES.search(self.definition)
         return int(match[1]) if match else 0
 
 
 @dataclass(frozen=True)
 class Collective:
-    """Collectives of one kind in a call.
+    """The collectives of one kind in a call.
 
     Attributes:
-        kind: HLO's name, such as "all-reduce".
-        count: the number of collectives; a collective in a loop is counted by trips.
+        kind: the name in HLO, such as "all-reduce".
+        count: the number of collectives. A collective in a loop counts once for each iteration.
         bytes: bytes of their results on one device.
-        exchanged: bytes that a device sends in a ring of n devices: 2 (n - 1) / n of the result for
-            an all-reduce, (n - 1) / n of the larger of operand and result for the others.
-        group: the largest number of devices in a group.
+        exchanged: bytes that one device sends if n devices form a ring. For an all-reduce this is 2
+            (n - 1) / n of the result. For the other kinds it is (n - 1) / n of the operand or the
+            result, whichever is larger.
+        group: the largest number of devices that take part in one of the collectives.
     """
 
     kind: str
@@ -87,9 +89,10 @@ class Collective:
 
 
 def computations(text: str) -> tuple[str, dict[str, list[tuple[str, str]]]]:
-    """Return the name of the entry, and the names and definitions of instructions by computation.
+    """Split a program into computations.
 
-    Computations precede their callers.
+    Returns the name of the entry, and a dict from the name of each computation to the names and
+    definitions of its instructions. Computations precede their callers.
     """
     by_computation: dict[str, list[tuple[str, str]]] = {}
     entry = ""
@@ -112,7 +115,7 @@ class HloText:
 
     @cached_property
     def instructions(self) -> list[Instruction]:
-        """Return the instructions that run by themselves, with those of loops and branches."""
+        """Return the instructions that run by themselves, including those in loops and branches."""
         return list(self._running(self._entry, 1))
 
     def _running(self, computation: str, runs: int) -> Iterator[Instruction]:
@@ -132,7 +135,7 @@ class HloText:
                         yield from self._running(branch, runs)
 
     def _trips(self, definition: str, condition: str) -> int | None:
-        """Return the number of trips of a loop, None if only a run knows it."""
+        """Return the number of iterations of a loop, or None if it is known only in a run."""
         if match := _TRIPS.search(definition):
             return int(match[1])
         definitions = [text for _, text in self._computations.get(condition, ())]
@@ -143,7 +146,7 @@ class HloText:
 
     @cached_property
     def open_loops(self) -> int:
-        """Return the number of loops whose trips only a run knows."""
+        """Return the number of loops whose number of iterations is known only in a run."""
         count = 0
         for x in self.instructions:
             loop = _LOOP.search(x.definition) if x.opcode == "while" else None
@@ -153,7 +156,7 @@ class HloText:
 
     @cached_property
     def cycles(self) -> dict[str, int]:
-        """Return the estimated cycles of a call by instruction."""
+        """Return the estimated cycles in a call by the name of the instruction."""
         cycles: defaultdict[str, int] = defaultdict(int)
         for x in self.instructions:
             if x.cycles:
@@ -162,7 +165,10 @@ class HloText:
 
     @property
     def trips_factor(self) -> float:
-        """Return the cycles of a call over those with each loop's body counted once."""
+        """Return the factor by which the iterations of loops multiply the cycles of a call.
+
+        The divisor is the number of cycles if the body of each loop runs once.
+        """
         cycles_once = sum({x.name: x.cycles for x in self.instructions}.values())
         if not cycles_once:
             return 1.0
@@ -183,7 +189,7 @@ class HloText:
 
     @cached_property
     def custom_calls(self) -> dict[str, int]:
-        """Return the number of custom calls that compute, by target."""
+        """Return the number of custom calls that compute something, by target."""
         counts: defaultdict[str, int] = defaultdict(int)
         for x in self.instructions:
             target = _TARGET.search(x.definition) if x.opcode == "custom-call" else None
@@ -193,9 +199,10 @@ class HloText:
 
     @cached_property
     def collectives(self) -> list[Collective]:
-        """Return the collectives of a call by kind.
+        """Return the collectives of a call, one object for each kind.
 
-        A collective counts once for each channel: the compiler may write one as several steps.
+        A collective counts once for each channel, because the compiler may write it as several
+        instructions.
         """
         by_channel: dict[tuple[str, str], tuple[Instruction, str]] = {}
         for x in self.instructions:
@@ -227,7 +234,7 @@ def _written_bytes(instruction: Instruction) -> int:
 
 
 def _exchanged_bytes(kind: str, size: int, group: int) -> float:
-    """Return `Collective.exchanged` of one collective with a result of `size` bytes."""
+    """Return `Collective.exchanged` for one collective with a result of `size` bytes."""
     if "permute" in kind:
         return size
     if kind == "reduce-scatter":
@@ -239,8 +246,9 @@ def _exchanged_bytes(kind: str, size: int, group: int) -> float:
 def _result_bytes(instruction: Instruction) -> int:
     """Return the bytes of a collective's result.
 
-    The result of a start is a tuple: operands in the first half, results in the second. That of an
-    all-reduce has results alone.
+    An instruction that starts a collective has a tuple as its result, with the operands in the
+    first half and the results in the second half. The start of an all-reduce is different: its
+    tuple has only results.
     """
     shapes = instruction.definition.partition(f" {instruction.opcode}(")[0]
     sizes = [_bytes(*match) for match in _SHAPE.findall(shapes)]
@@ -260,7 +268,7 @@ def _bytes(dtype: str, extents: str) -> int:
 
 
 def _group(definition: str) -> int:
-    """Return the number of devices that exchange data."""
+    """Return the number of devices that exchange data with each other."""
     if match := _GROUPS.search(definition):
         return int(match[1])
     if match := _MESH_GROUPS.search(definition):

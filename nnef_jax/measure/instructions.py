@@ -1,6 +1,6 @@
 """Assigns the instructions of a compiled program, and their times, to operations of the document.
 
-Operations are traced under their names. XLA stores these names in the metadata of instructions.
+Operations are traced under their names, and XLA stores these names in the metadata of instructions.
 jax's profiler records when each instruction ran.
 """
 
@@ -25,23 +25,28 @@ _TRANSFORMED = re.compile(r"(?!jit\()\w+\((.*)\)")
 
 @dataclass(frozen=True, slots=True)
 class HloProgram:
-    """A compiled program: names of operations by the name of an instruction."""
+    """A compiled program, with the names of the operations that each instruction computes.
+
+    `operations` is by the name of the instruction.
+    """
 
     module: str
     operations: dict[str, frozenset[str]]
-    control: frozenset[str]  # loops, calls, conditionals: they contain other instructions
+    # names of loops, calls and conditionals, which contain other instructions
+    control: frozenset[str]
     loops: int
 
 
 def program_of(text: str, names: Collection[str]) -> HloProgram:
-    """Return the program in the text of a compiled module, for operations of these names.
+    """Return the program in the text of a compiled module. `names` are the names of operations.
 
     A fusion has the operations of all instructions in it.
     """
     by_path = {_without_empty_parts(name): name for name in names} | {name: name for name in names}
     slashes = max([name.count("/") for name in names], default=0)
-    operations: dict[str, set[str]] = {}  # by instruction
-    called: dict[str, list[str]] = {}  # computations by instruction
+    operations: dict[str, set[str]] = {}  # by the name of the instruction
+    # the computations that it calls, by the name of the instruction
+    called: dict[str, list[str]] = {}
     control: set[str] = set()
     loops = 0
     _, instructions = computations(text)
@@ -55,7 +60,8 @@ def program_of(text: str, names: Collection[str]) -> HloProgram:
             if _CONTROL.search(definition):
                 control.add(name)
                 loops += " while(" in definition
-    # Computations precede their callers, so that the operations of called ones are complete.
+    # Computations precede their callers, so the operations of called computations are complete
+    # here.
     for computation in instructions.values():
         for name, _ in computation:
             for called_name in called[name]:
@@ -68,23 +74,23 @@ def program_of(text: str, names: Collection[str]) -> HloProgram:
 
 
 def _without_empty_parts(name: str) -> str:
-    """Return "conv1/Conv" for "/conv1//Conv": jax may leave out empty parts of a path."""
+    """Return "conv1/Conv" for "/conv1//Conv", since jax may leave out empty parts of a path."""
     return "/".join(filter(None, name.split("/")))
 
 
 def _unescaped(text: str) -> str:
-    """Return a string of a compiled module, which has octal numbers for bytes beyond ASCII."""
+    """Decode a string of a compiled module, where bytes beyond ASCII are octal escapes."""
     if "\\" not in text:
         return text
     return text.encode().decode("unicode_escape").encode("latin-1").decode(errors="replace")
 
 
 def _operation(path: str, names: Mapping[str, str], most: int) -> str | None:
-    """Return the operation of a path such as "jit(net)/conv1/transpose": its outermost name.
+    """Return the outermost name of an operation in a path such as "jit(net)/conv1/transpose".
 
-    The last part is the primitive, and is left out. A name contains `most` slashes at most. A
-    derivative has a part such as "transpose(jvp(conv1))". Inner parts may be other operations, as
-    in the body of a loop.
+    The last part of the path is the primitive, and is left out. A name contains at most `most`
+    slashes. A derivative has a part such as "transpose(jvp(conv1))". Inner parts may be other
+    operations, such as those in the body of a loop.
     """
     parts = path.split("/")[:-1]
     for start in range(len(parts)):
@@ -98,7 +104,7 @@ def _operation(path: str, names: Mapping[str, str], most: int) -> str | None:
 
 
 class Run(NamedTuple):
-    """A run of an instruction: its name, start and end in nanoseconds."""
+    """A run of an instruction. Its start and end are in nanoseconds."""
 
     name: str
     start: float
@@ -112,10 +118,10 @@ class Run(NamedTuple):
 
 @contextmanager
 def _without_warnings_of_types() -> Generator[None]:
-    """Ignore the warning that Python 3.12 and later give for a type of jaxlib's profiler.
+    """Ignore a warning about a type of jaxlib's profiler, which Python 3.12 and later give.
 
-    jaxlib makes the type where an event's statistics are first read. It aborts the process where
-    the warning is an error.
+    jaxlib makes the type when the statistics of an event are first read. If the warning is an
+    error, jaxlib aborts the process.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "builtin type", DeprecationWarning)
@@ -124,7 +130,7 @@ def _without_warnings_of_types() -> Generator[None]:
 
 @_without_warnings_of_types()
 def recorded(data: Any, module: str, call: str) -> tuple[list[Run], list[Run]]:
-    """Return the annotated calls, and the runs of a module's instructions, each by start.
+    """Return the annotated calls, and the runs of a module's instructions, both sorted by start.
 
     Args:
         data: a `jax.profiler.ProfileData`.
@@ -153,10 +159,11 @@ def recorded(data: Any, module: str, call: str) -> tuple[list[Run], list[Run]]:
 
 
 def times(runs: Iterable[Run], call: Run, control: Collection[str]) -> dict[str, float]:
-    """Return seconds by instruction during a call; they sum to the time in which any ran.
+    """Return the seconds by instruction during a call.
 
-    Instructions that run at the same time have equal shares of it. An instruction in `control` has
-    the time in which no instruction in it runs.
+    The seconds sum to the time in which at least one instruction ran. Instructions that run at the
+    same time have equal shares of this time. An instruction in `control` has only the time in which
+    no instruction inside it runs.
     """
     seconds: defaultdict[str, float] = defaultdict(float)
     active: list[Run] = []
@@ -174,7 +181,11 @@ def times(runs: Iterable[Run], call: Run, control: Collection[str]) -> dict[str,
 
 
 def _edges(runs: Iterable[Run], call: Run) -> Iterator[tuple[float, Run, bool]]:
-    """Yield the time of each start and end within a call; inner instructions end first."""
+    """Yield each start and end of a run within a call, in the order of time.
+
+    Each item is the time, the run, and whether the run starts. If several runs end at the same
+    time, the inner ones come first.
+    """
     edges: list[tuple[float, bool, int, Run]] = []
     for number, run in enumerate(runs):
         if max(run.start, call.start) < min(run.end, call.end):

@@ -1,4 +1,4 @@
-"""Pairs the operations and the variables of two graphs: by name, or by structure."""
+"""Pairs the operations and the variables of two graphs, by name or by structure."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from typing import Any
 from lowering.graph import Graph, Operation, Value
 from nnef_jax.analysis.matching import TensorKind, match
 
-_MOST = 40_000_000  # pairs of operations; pairing more of them by structure would take minutes
+# The largest number of pairs of operations. Pairing more of them by structure would take minutes.
+_MOST = 40_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """The parts of a second graph by their counterparts in a first graph.
+    """The counterparts in a second graph of operations, variables and tensors of a first graph.
 
     Attributes:
         operations: names of operations.
@@ -27,14 +28,14 @@ class Pairs:
     values: Mapping[Value, Value]
 
     def agree(self, a: object, b: object) -> bool:
-        """Tell whether operands or attributes are the same constant, or paired tensors."""
+        """Tell whether two operands or attributes are equal constants, or paired tensors."""
         if isinstance(a, tuple) and isinstance(b, tuple):
             items: tuple[Any, ...] = a
             partners: tuple[Any, ...] = b
             return len(items) == len(partners) and all(map(self.agree, items, partners))
         if isinstance(a, Value):
             return self.values.get(a) is b
-        if isinstance(a, Graph) and isinstance(b, Graph):  # They are bodies of loops.
+        if isinstance(a, Graph) and isinstance(b, Graph):  # They are the bodies of loops.
             return _are_equal(a, b)
         if isinstance(b, Value):
             return False
@@ -45,9 +46,10 @@ class Pairs:
 def paired(a: Graph, b: Graph) -> Pairs:
     """Pair the operations of two graphs by name, or by structure.
 
-    If operations that are paired by name differ, operations are also paired by structure, and the
-    pairing with fewer differing operations is returned. Names mislead if an exporter numbers the
-    tensors, since a new operation changes the numbers of all later ones.
+    First the operations are paired by name. If some of these pairs differ, the operations are also
+    paired by structure, and the pairing with fewer differing operations is returned. Names mislead
+    if an exporter numbers the tensors, since a new operation changes the numbers of all later
+    tensors.
     """
     labels = {pair.a: pair.b for pair in match(_variables(a), _variables(b), {})}
     operations_a = named_operations(a)
@@ -66,7 +68,10 @@ def paired(a: Graph, b: Graph) -> Pairs:
 
 
 def named_operations(graph: Graph) -> dict[str, Operation]:
-    """Map names to operations. If operations share a name, the second one is 'name (2)'."""
+    """Return operations by name.
+
+    If operations share a name, the second one is called 'name (2)'.
+    """
     operations: dict[str, Operation] = {}
     for operation in graph.operations:
         name = operation.name
@@ -100,7 +105,7 @@ def _pairs(a: Graph, b: Graph, labels: Mapping[str, str], operations: Mapping[st
 
 
 def _differing(a: Graph, b: Graph, pairs: Pairs) -> int:
-    """Count operations without a counterpart, or with a counterpart that differs."""
+    """Count the operations that have no counterpart, or a counterpart that differs."""
     operations_a = named_operations(a)
     operations_b = named_operations(b)
     equal_pairs = 0
@@ -113,7 +118,7 @@ def _differing(a: Graph, b: Graph, pairs: Pairs) -> int:
 
 
 def _are_equal(a: Graph, b: Graph) -> bool:
-    """Tell whether two graphs are equal apart from names."""
+    """Tell whether two graphs are equal except for names."""
     pairs = paired(a, b)
     updates_a = tuple([state.update for state in a.states])
     updates_b = tuple([state.update for state in b.states])

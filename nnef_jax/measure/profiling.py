@@ -1,4 +1,4 @@
-"""Measures the time of a call by operation of the document, with jax's profiler."""
+"""Measures the time that each operation of the document takes in a call, with jax's profiler."""
 
 from __future__ import annotations
 
@@ -31,21 +31,22 @@ from nnef_jax.results import Axes, Result, Table, axes, literally, table_of
 from nnef_jax.storage import files
 
 _CALL = "nnef_jax.profile"
-_SECONDS = 1.0  # duration of recorded calls, if their number is not given
+_SECONDS = 1.0  # the duration of recorded calls in seconds, if their number is not passed
 _FEWEST, _MOST = 5, 100
-_UNSEEN = 3  # first calls, which do not count: threads start their records in them
-_WIDEST = 60  # characters; a row names as many operations as fit
-_BARS = 20  # rows of a picture
+# The number of first calls that do not count, because threads start their records during them.
+_UNSEEN = 3
+_WIDEST = 60  # in characters; a row names as many operations as fit
+_BARS = 20  # the number of rows in a picture
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The kernels for the same operations: a fusion, or all kernels of one operation.
+    """The kernels that compute the same operations: a fusion, or all kernels of one operation.
 
     Attributes:
         operations: names of operations, in the order of the document.
         kinds: the kind of each operation.
-        seconds: seconds of a call.
+        seconds: the time of these kernels in a call, in seconds.
         nbytes: bytes of the results of these operations.
         kernels: names of instructions in the compiled program.
     """
@@ -61,17 +62,20 @@ class Row:
 class Profile(Result):
     """The time of a call by operation.
 
-    Times are means over the faster half of the calls, since other processes only slow calls down.
+    Times are means over the faster half of the calls, since other processes can only slow calls
+    down.
 
     Attributes:
         network: the name of the network.
         device: the devices that computed.
         calls: the number of recorded calls.
-        seconds: seconds of a call without recording.
-        recorded_seconds: seconds of a call with recording.
-        rows: rows from slowest to fastest; with `other_seconds` they sum to `recorded_seconds`.
-        other_seconds: seconds of calling and returning, and of kernels without an operation.
-        operations: kind, line, bytes of results, and multiply-adds by name of the operation.
+        seconds: the duration of a call that is not recorded, in seconds.
+        recorded_seconds: the duration of a call while it is recorded, in seconds.
+        rows: rows from slowest to fastest. Their seconds and `other_seconds` sum to
+            `recorded_seconds`.
+        other_seconds: the time of calling and returning, and of kernels without an operation.
+        operations: for each name of an operation its kind, its line, the bytes of its results, and
+            its multiply-adds.
     """
 
     network: str
@@ -86,7 +90,8 @@ class Profile(Result):
     def by_operation(self) -> dict[str, float]:
         """Return seconds by operation.
 
-        A fusion counts for its operation with the most multiply-adds, the first of several.
+        The time of a fusion counts for the operation in it that has the most multiply-adds, or for
+        the first of several such operations.
         """
         seconds = dict.fromkeys(self.operations, 0.0)
         for row in self.rows:
@@ -95,7 +100,11 @@ class Profile(Result):
         return seconds
 
     def to_dict(self) -> dict[str, object]:
-        """Return plain values of JSON: "rows" as they are, "operations" as in `by_operation`."""
+        """Return the profile as plain values of JSON.
+
+        "rows" has the rows, and "operations" has a dict for each operation with the seconds of
+        `by_operation`.
+        """
         names = "network", "device", "calls", "seconds", "recorded_seconds", "other_seconds"
         attributes: dict[str, object] = {name: getattr(self, name) for name in names}
         operations: list[dict[str, Any]] = []
@@ -114,7 +123,7 @@ class Profile(Result):
         return attributes | {"operations": operations, "rows": rows}
 
     def table(self) -> Table:
-        """Return a table: operations that are computed together, time, share, bytes of results."""
+        """Return a table of operations that are computed together, with time, share and bytes."""
         rows: list[tuple[Any, ...]] = []
         for row in self.rows:
             kinds = ", ".join(dict.fromkeys(row.kinds))
@@ -127,7 +136,7 @@ class Profile(Result):
         return table_of(title, ("operations", "kinds", "ms", "%", "bytes"), rows)
 
     def plot(self, ax: Axes | None = None) -> Axes:
-        """Draw the slowest rows as bars; return the axes of matplotlib."""
+        """Draw the slowest rows as bars. Return the axes of matplotlib."""
         bars = [(_title(row), row.seconds, "#1f4e79") for row in self.rows[:_BARS]]
         faster_rows = self.rows[_BARS:]
         if faster_rows:
@@ -164,25 +173,27 @@ def profile(
     overwrite: bool = False,
     **named: ArrayLike,
 ) -> Profile:
-    """Measure the time of a call by operation of the document.
+    """Measure the time that each operation of the document takes in a call.
 
     The compiled network of `model(*inputs)` runs under jax's profiler. XLA's metadata tell which
-    operations each kernel computes. The time of a fusion is not split between its operations.
-    Kernels that run at the same time have equal shares of it, so that the times sum to that of a
-    call.
+    operations each kernel computes. The time of a fusion is not divided between its operations.
+    Kernels that run at the same time get equal shares of that time, so that all times sum to the
+    time of a call.
 
     Args:
         model: the model, which runs on the device of the inputs.
-        calls: the number of recorded calls; by default as many as take a second, but at least 5.
-        trace: a file to write the recorded events to, named by their operations, for
-            https://ui.perfetto.dev or chrome://tracing: a .json or a .json.gz.
-        overwrite: replace an existing file at `trace`, which otherwise raises FileExistsError.
+        calls: the number of recorded calls. By default it is the number of calls in a second, but
+            at least 5.
+        trace: a .json or .json.gz file to which the recorded events are written, with the names of
+            their operations. https://ui.perfetto.dev and chrome://tracing show such a file.
+        overwrite: whether an existing file at `trace` is replaced; otherwise it raises
+            FileExistsError.
 
     The other arguments are those of `benchmark`.
 
-    Raises InputError as a call does, and if shapes are open and no inputs are given. Raises
-    UnsupportedError if jax does not compile, as when it debugs NaN. Raises RuntimeError if jax's
-    profiler runs already.
+    Raises InputError in the same cases as a call, and if shapes are open and no inputs are passed.
+    Raises UnsupportedError if jax does not compile, as when it debugs NaN. Raises RuntimeError if
+    jax's profiler is already running.
 
     >>> print(nnef_jax.profile(model, images))
     """
@@ -237,7 +248,10 @@ def _seconds(call: Callable[[], Any], calls: int) -> float:
 def _profile(
     graph: Graph, program: HloProgram, data: Any, unrecorded: float, device: str
 ) -> Profile:
-    """Return the profile of a recording; `unrecorded` is the seconds of a call without it."""
+    """Return the profile of a recording.
+
+    `unrecorded` is the duration of a call without recording.
+    """
     calls, runs = recorded(data, program.module, _CALL)
     operations = _operations(graph)
     position = {name: index for index, name in enumerate(operations)}
@@ -265,13 +279,16 @@ def _profile(
 
 
 def _faster(calls: Sequence[Run]) -> Sequence[Run]:
-    """Return the faster half of the calls, rounded up: other processes only slow calls down."""
+    """Return the faster half of the calls, since other processes can only slow calls down."""
     count = (len(calls) + 1) // 2
     return sorted(calls, key=lambda call: call.seconds)[:count]
 
 
 def _operations(graph: Graph) -> dict[str, dict[str, Any]]:
-    """Return kind, line, bytes and multiply-adds by name; operations of one name are summed."""
+    """Return the kind, line, bytes and multiply-adds of operations by name.
+
+    Bytes and multiply-adds of operations with the same name are summed.
+    """
     operations: dict[str, dict[str, Any]] = {}
     for operation in graph.operations:
         nbytes = 0
@@ -293,7 +310,7 @@ def _operations(graph: Graph) -> dict[str, dict[str, Any]]:
 
 
 def _title(row: Row) -> str:
-    """Return the first names of a row, as many as fit into `_WIDEST` characters."""
+    """Return as many of the first names of a row as fit into `_WIDEST` characters."""
     title = row.operations[0]
     for count, name in enumerate(row.operations[1:], start=1):
         longer = f"{title} + {name}"
@@ -304,7 +321,7 @@ def _title(row: Row) -> str:
 
 
 def _check_trace(path: str | os.PathLike[str], *, overwrite: bool) -> None:
-    """Raise an error before measuring if a trace cannot be written to the path."""
+    """Raise an error, before the measurement, if a trace cannot be written to the path."""
     if not os.fspath(path).endswith((".json", ".json.gz")):
         raise InputError(f"{os.fspath(path)}: a trace is a .json or a .json.gz")
     files.check_target(os.fspath(path), overwrite=overwrite)
@@ -313,7 +330,10 @@ def _check_trace(path: str | os.PathLike[str], *, overwrite: bool) -> None:
 def _write_trace(
     folder: str, path: str | os.PathLike[str], program: HloProgram, *, overwrite: bool
 ) -> None:
-    """Write the events in a folder of jax's profiler; the program's events name operations."""
+    """Write the events in a folder of jax's profiler as a trace.
+
+    Events of the program get the names of their operations.
+    """
     (recording,) = Path(folder).rglob("*.trace.json.gz")
     trace = json.loads(gzip.decompress(recording.read_bytes()))
     for event in trace["traceEvents"]:

@@ -17,10 +17,12 @@ from nnef_jax.workings import Evaluation
 def located(
     error: UnsupportedError, graph: Graph, evaluate: Evaluation, topology: Topology
 ) -> UnsupportedError:
-    """Return the refusal of the first operation that is refused by itself, else the error.
+    """Return an error that names the first operation that the compiler refuses by itself.
+
+    If there is no such operation, return `error`.
 
     Args:
-        error: the refusal of the network.
+        error: the refusal of the whole network.
         graph: the network, without open extents.
         evaluate: computes the tensors of a graph.
         topology: the devices.

@@ -20,8 +20,8 @@ from nnef_jax.tensor_spec import TensorSpec, spec_of
 from nnef_jax.wording.printable import printable
 
 _HEAD = ("name", "operation", "shape", "dtype", "parameters", "MACs", "module")
-_SIDES = "<<<<>><"  # alignment of each column
-_WIDEST = 60  # characters; longer cells overflow their column
+_SIDES = "<<<<>><"  # the alignment of each column
+_WIDEST = 60  # in characters; longer cells overflow their column
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +31,10 @@ class OperationSummary:
     Attributes:
         name, kind: the name and the kind of the operation.
         results: the tensors that it computes.
-        parameters: the number of items of parameters that no earlier operation reads.
-        multiply_adds: multiply-adds of a product or convolution; 0 for other kinds.
-        module: the module of the source, inferred from names, or "".
-        int8: whether it computes in integers.
+        parameters: the number of items in the parameters that this operation is the first to read.
+        multiply_adds: the number of multiply-adds of a product or convolution; 0 for other kinds.
+        module: the module in the source code, inferred from names, or "".
+        int8: whether the operation computes in integers.
     """
 
     name: str
@@ -48,9 +48,10 @@ class OperationSummary:
 
 @dataclass(frozen=True, slots=True)
 class VariableSummary:
-    """A parameter or a state.
+    """A parameter or a state of a network.
 
-    The name of `tensor` is the label. `unused`: no output and no state depends on it.
+    The name of `tensor` is the label of the variable. `unused` says that no output and no state
+    depends on the variable.
     """
 
     tensor: TensorSpec
@@ -61,21 +62,21 @@ class VariableSummary:
 class Summary(Result):
     """The sizes and operations of a network.
 
-    In `to_dict()` a tensor is `{"name", "shape", "dtype"}`, with "extents" where these have names.
-    An open extent is None. The shape of a tensor without a type is None too. Variables are
-    `{"label", "shape", "dtype", "unused"}`.
+    In `to_dict()` a tensor is `{"name", "shape", "dtype"}`, with "extents" if its extents have
+    names. An open extent is None, and the shape of a tensor without a type is None too. A variable
+    is `{"label", "shape", "dtype", "unused"}`.
 
     Attributes:
         name: the name of the network.
         dialect, extensions: the format of the document, and its extensions.
         inputs, outputs: inputs and outputs of a call.
         unknown: operators that are not supported.
-        counts: the numbers of "operations", of "variables", of items in "parameters",
-            "unused_parameters" and "state", of "weight_bytes" and "multiply_adds". An open extent
-            counts as 1: an open batch as one item.
-        operations: in the order in which they are computed.
-        variables: parameters, then states.
-        remarks: lines about products that a CPU computes in another type.
+        counts: the numbers of "operations", of "variables", of items in "parameters", in
+            "unused_parameters" and in "state", of "weight_bytes", and of "multiply_adds". An open
+            extent counts as 1, so an open batch counts as one item.
+        operations: the operations in the order in which they are computed.
+        variables: the parameters, followed by the states.
+        remarks: lines about products that a CPU computes in another dtype.
     """
 
     name: str
@@ -123,7 +124,10 @@ class Summary(Result):
         return "\n".join([printable(self.name), "", *lines, "", self._totals(), *self.remarks])
 
     def _rows(self) -> list[Sequence[Any]]:
-        """Return the heads of the columns, and the rows; modules only if there are any."""
+        """Return the heads of the columns, and the rows.
+
+        There is a column of modules only if at least one module is known.
+        """
         rows: list[Sequence[Any]] = [_HEAD]
         rows += [_row(x, "external") for x in self.inputs]
         for x in self.operations:
@@ -149,7 +153,7 @@ class Summary(Result):
 def summarise(
     network: Network, in_integers: Collection[str] = (), remarks: Iterable[str] = ()
 ) -> Summary:
-    """Return a summary; the operations named in `in_integers` compute in integers.
+    """Return a summary of a network. `in_integers` names operations that compute in integers.
 
     Raises LimitError for more rows than the network's limits allow.
     """

@@ -1,8 +1,8 @@
-"""Names devices that need not be attached, as "v5e:4x4" or "h100:8", with published figures.
+"""Describes devices that need not be attached, such as "v5e:4x4" or "h100:8", by published figures.
 
-Figures of TPUs are from Google's pages on each version (cloud.google.com/tpu/docs), but the memory
-is what libtpu 0.0.42 lets a program use. Figures of GPUs are from NVIDIA's data sheets, and those
-of XLA's target configurations (openxla/xla, xla/backends/gpu/target_config/specs).
+The figures of TPUs are from Google's pages on each version (cloud.google.com/tpu/docs), except the
+memory, which is what libtpu 0.0.42 lets a program use. The figures of GPUs are from NVIDIA's data
+sheets, and from XLA's target configurations (openxla/xla, xla/backends/gpu/target_config/specs).
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ class Chip:
     Attributes:
         kind: the device's name in jax.
         platform: "tpu" or "cuda".
-        memory: bytes of a device that a program can use.
-        bandwidth: bytes a second between a device and its memory.
-        peaks: operations a second of a device's matrix units, by dtype.
-        link: bytes a second that a device exchanges with its neighbours along one axis of a mesh.
-        network: the same between hosts; None if the links reach other hosts, too.
+        memory: the memory of a device in bytes that a program can use.
+        bandwidth: bytes per second between a device and its memory.
+        peaks: operations per second of a device's matrix units, by dtype.
+        link: bytes per second that a device exchanges with its neighbours along one axis of a mesh.
+        network: bytes per second that a device exchanges with other hosts; None if the links reach
+            other hosts too.
         axes: the number of axes of a topology.
-        devices: devices on a chip.
+        devices: the number of devices on a chip.
         target: fields of XLA's target configuration of a GPU.
     """
 
@@ -60,7 +61,10 @@ def _tpu(
     axes: int,
     devices: int = 1,
 ) -> Chip:
-    """Return a TPU; memory in GiB and rates are of a device, which may be half of a chip."""
+    """Return a TPU.
+
+    The memory (in GiB) and the rates are those of a device in jax, which may be half of a chip.
+    """
     peaks = {"bfloat16": peak}
     return Chip(kind, "tpu", int(memory * _GIB), bandwidth, peaks, link, axes=axes, devices=devices)
 
@@ -73,7 +77,7 @@ def _gpu(
     link: float,
     **target: float,
 ) -> Chip:
-    """Return a GPU; `target` has fields of XLA's target configuration."""
+    """Return a GPU. `target` has fields of XLA's target configuration."""
     target = {"device_memory_size": memory, "memory_bandwidth": int(bandwidth), **target}
     return Chip(kind, "cuda", memory, bandwidth, peaks, link, 50e9, target=target)
 
@@ -108,7 +112,7 @@ CHIPS: Mapping[str, Chip] = {
         "NVIDIA H200 141GB HBM3e", 151_397_597_184, 4.8e12, _HOPPER_PEAKS, 450e9, **_HOPPER
     ),
 }  # fmt: skip
-_LIMITS = {  # of all these GPUs
+_LIMITS = {  # limits that all these GPUs have
     "threads_per_block_limit": 1024,
     "threads_per_warp": 32,
     "threads_per_core_limit": 2048,
@@ -127,12 +131,13 @@ _LIMITS = {  # of all these GPUs
 
 @dataclass(frozen=True)
 class Topology:
-    """Devices of one kind and how they are connected.
+    """Devices of one kind, and how they are connected.
 
     Attributes:
-        name: the name that a user gave.
+        name: the name that a user passed.
         chip: the kind of the devices.
-        shape: chips along each axis; for GPUs hosts, and GPUs of a host.
+        shape: for TPUs the number of chips along each axis; for GPUs the number of hosts, and the
+            number of GPUs of each host.
     """
 
     name: str
@@ -141,11 +146,11 @@ class Topology:
 
     @property
     def devices(self) -> int:
-        """Return the number of jax's devices."""
+        """Return the number of devices in the sense of jax."""
         return math.prod(self.shape) * self.chip.devices
 
     def description(self) -> dict[str, object]:
-        """Return keywords of `jax.experimental.topologies.get_topology_desc`."""
+        """Return the keywords for `jax.experimental.topologies.get_topology_desc`."""
         if self.chip.platform == "tpu":
             name = f"{self.name.split(':')[0]}:{'x'.join(map(str, self.shape))}"
             bounds = [min(n, 2) for n in self.shape[:2]] + [1]
@@ -181,7 +186,7 @@ class Topology:
 
 
 def topology_of(name: object) -> Topology:
-    """Return the topology of a name. Raises TypeError or InputError for another name."""
+    """Return the topology with this name. Raises TypeError or InputError for another name."""
     require("topology", name, str, "a name: 'v5e:4x4', 'h100:8'")
     text = str(name)
     kind, colon, extents = text.partition(":")

@@ -1,4 +1,4 @@
-"""Compiles functions for devices that are not attached, in a process with the compiler."""
+"""Compiles functions for devices that are not attached, in a separate process with the compiler."""
 
 from __future__ import annotations
 
@@ -23,9 +23,11 @@ from nnef_jax.measure.topologies import Topology
 _ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",
     "JAX_ENABLE_X64": "1",  # Programs keep their dtypes of 64 bits.
-    "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",  # The check needs libraries that only a run needs.
-    "TPU_SKIP_MDS_QUERY": "1",  # Otherwise libtpu asks a server for the host's own devices.
-    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # Otherwise the lock of one process aborts a second one.
+    # The check needs libraries that are needed only to run programs.
+    "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",
+    "TPU_SKIP_MDS_QUERY": "1",  # Otherwise libtpu asks a server which devices the host has.
+    # Otherwise the lock that one process holds aborts a second process.
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
 }
 _CUSTOM_CALL = re.compile(r"stablehlo\.custom_call @(\w[\w.$]*)")
 
@@ -35,9 +37,10 @@ class LoweredFunction:
     """A function that is lowered for a platform.
 
     Attributes:
-        serialized: the function, with its arguments and results as lists.
-        donated: positions of the arguments whose memory it may overwrite.
-        analysis: counts before fusion and partitioning, for CUDA, whose compiler has none.
+        serialized: the function, whose arguments and results are lists.
+        donated: positions of the arguments whose memory the function may overwrite.
+        analysis: counts before fusion and partitioning. They are for CUDA, whose compiler has no
+            counts, and empty for other platforms.
     """
 
     serialized: bytes
@@ -53,8 +56,8 @@ class Compiled:
         text: the optimised HLO module.
         argument_bytes: bytes of arguments.
         output_bytes: bytes of results.
-        alias_bytes: bytes of results in the memory of arguments.
-        temp_bytes: the peak of bytes for intermediate tensors.
+        alias_bytes: bytes of the results that are in the memory of arguments.
+        temp_bytes: the peak memory in bytes for intermediate tensors.
         generated_code_bytes: bytes of the program.
         analysis: the compiler's estimates by name; empty on GPUs.
     """
@@ -70,7 +73,11 @@ class Compiled:
 
 @dataclass(frozen=True)
 class Refused:
-    """The first line of the compiler's reason for not compiling; `aborted` if its process ended."""
+    """The compiler's refusal of a program.
+
+    `reason` is the first line of the compiler's reason. `aborted` says that the process of the
+    compiler ended.
+    """
 
     reason: str
     aborted: bool = False
@@ -84,15 +91,15 @@ class Refused:
 def lowered_program(
     function: Callable[..., Any], arguments: Sequence[Any], platform: str
 ) -> LoweredFunction:
-    """Lower a function for a platform; `arguments` are arrays or types, and may have shardings.
+    """Lower a function for a platform. `arguments` are arrays or types, and may have shardings.
 
-    A jitted function keeps its shardings and the arguments that it donates. Raises UnsupportedError
-    for arguments and results of 2 bits.
+    A jitted function keeps its shardings, and the arguments that it donates. Raises
+    UnsupportedError for arguments and results of 2 bits.
     """
     jitted: Any = function if hasattr(function, "trace") else jax.jit(function)
     traced = jitted.trace(*arguments)
     if any("int2" in x.dtype.name for x in jax.tree.leaves((traced.in_avals, traced.out_avals))):
-        # jax cannot serialise them, and libtpu aborts the process.
+        # jax cannot serialise such types, and libtpu aborts the process.
         message = "arguments and results of 2 bits cannot be compiled for devices"
         raise UnsupportedError(message, hint="cast them to 4 bits or more")
     infos = jax.tree.leaves(traced.args_info)
@@ -102,7 +109,8 @@ def lowered_program(
     try:
         exported = export.export(jitted, platforms=[platform])(*arguments)
     except ValueError:
-        # jax refuses to export custom calls that another version may not have. This one has.
+        # jax refuses to export custom calls that another version of jax may not have. The program
+        # is compiled by this version, which has them.
         targets = {*_CUSTOM_CALL.findall(traced.lower(lowering_platforms=(platform,)).as_text())}
         checks = [export.DisabledSafetyCheck.custom_call(target) for target in sorted(targets)]
         exported = export.export(jitted, platforms=[platform], disabled_checks=checks)(*arguments)
@@ -121,10 +129,10 @@ def compile_for(
     """Compile programs for the devices of a topology.
 
     Args:
-        topology: the devices, whose compiler is installed.
-        programs: the programs, compiled one after the other. If the compiler aborts, a new process
-            compiles the next ones.
-        mesh: the mesh of the programs' shardings, None without one.
+        topology: the devices. Their compiler must be installed.
+        programs: the programs, which are compiled one after the other. If the compiler aborts, a
+            new process compiles the remaining programs.
+        mesh: the mesh of the programs' shardings, or None if they have none.
     """
     results: list[Compiled | Refused] = []
     while len(results) < len(programs):
@@ -135,7 +143,7 @@ def compile_for(
 def _compiled(
     topology: Topology, programs: Sequence[LoweredFunction], mesh: Mesh | AbstractMesh | None
 ) -> list[Compiled | Refused]:
-    """Compile programs until the compiler aborts; the last result is then its refusal."""
+    """Compile programs until the compiler aborts. In that case the last result is its refusal."""
     with TemporaryDirectory() as name:
         folder = Path(name)
         request = {

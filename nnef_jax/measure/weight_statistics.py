@@ -21,23 +21,25 @@ from nnef_jax.workings import require_arrays
 
 _BINS = 16
 _BLOCKS = "▁▂▃▄▅▆▇█"
-_SAMPLE = 1 << 18  # items; larger arrays are sampled for the distribution
+_SAMPLE = 1 << 18  # The number of items from which on an array is sampled for the distribution.
 
 Array = NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """One array of numbers.
+    """Statistics of one array of numbers.
 
     Attributes:
         shape, dtype: the shape and the dtype of the array.
-        min, max, mean, std: statistics of finite items; NaN if no item is finite.
+        min, max, mean, std: statistics of the finite items; NaN if no item is finite.
         zeros: the share of items that are 0.
-        nan, inf: the numbers of NaN and infinite items.
-        bits: log2 of the number of different values: at most 8 for weights stored in 8 bits.
+        nan, inf: the numbers of NaN and of infinite items.
+        bits: log2 of the number of different values. For weights that were stored in 8 bits it is
+            at most 8.
         histogram: the numbers of items in 16 equal parts of the range.
-        sampled: whether bits and histogram are of about 262144 evenly spaced items, not of all.
+        sampled: whether `bits` and `histogram` are computed from about 262144 evenly spaced items,
+            and not from all items.
     """
 
     shape: tuple[int, ...]
@@ -56,12 +58,15 @@ class Weight:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class WeightStatistics(Result):
-    """Statistics of arrays by label, in the order of the document; `to_dict` is by label too."""
+    """Statistics of arrays by label, in the order of the document.
+
+    `to_dict` returns them by label too.
+    """
 
     weights: Mapping[str, Weight]
 
     def table(self) -> Table:
-        """Return a table with a line for each array, the last column a small histogram."""
+        """Return a table with a line for each array. The last column is a small histogram."""
         columns = ["label", "shape", "dtype", "min", "max", "mean", "std", "zeros %", "bits"]
         has_nonfinite = any(x.nan or x.inf for x in self.weights.values())
         if has_nonfinite:
@@ -78,7 +83,7 @@ class WeightStatistics(Result):
         return table_of(title, [*columns, "histogram"], rows)
 
     def plot(self, ax: Axes | None = None) -> Axes:
-        """Draw each array's range, and a bar of one standard deviation around its mean."""
+        """Draw each array's range, and a bar from mean - std to mean + std. Return the axes."""
         ax = axes(ax, (7.2, 0.9 + 0.3 * len(self.weights)))
         rows = list(self.weights.values())
         places = np.arange(len(rows))
@@ -101,7 +106,7 @@ def weight_statistics(weights: Model | Mapping[str, ArrayLike]) -> WeightStatist
     Arrays may be gradients, or differences between weights. numpy computes the statistics in 64
     bits. A complex number counts as two numbers.
 
-    Raises InputError for a value that is no array of numbers.
+    Raises InputError for a value that is not an array of numbers.
 
     >>> print(nnef_jax.weight_statistics(model))
     """
@@ -113,7 +118,7 @@ def weight_statistics(weights: Model | Mapping[str, ArrayLike]) -> WeightStatist
 
 
 def sparkline(counts: tuple[int, ...]) -> str:
-    """Return a histogram in a line of text."""
+    """Draw a histogram as a line of text."""
     most = max(counts, default=0)
     if not most:
         return " " * len(counts)

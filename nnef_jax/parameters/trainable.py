@@ -1,4 +1,4 @@
-"""Chooses the parameters of a network to train: real ones that are no statistics of a norm."""
+"""Chooses the parameters to train: floating-point parameters that are no norm's statistics."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from typing import Any
 from lowering.graph import Graph, Operation, Value, is_float, values_of
 
 _NORM = "batch_normalization"
-_STATISTICS = ("mean", "variance")  # operands of a norm
+_STATISTICS = ("mean", "variance")  # operands of a batch normalisation
 _CARRIED = "initial"  # the operand of a loop that each iteration changes
 
 
 def trained_labels(graph: Graph) -> Set[str]:
-    """Return the labels of parameters that are real and that no statistics are computed from.
+    """Return the labels of the parameters that an optimizer should train.
 
-    Statistics are the operands `mean` and `variance` of batch normalisations, if they depend on
-    parameters alone. Those of a batch depend on inputs.
+    These are the floating-point parameters from which no statistics are computed. Statistics are
+    the operands `mean` and `variance` of batch normalisations, if they depend only on parameters.
+    Statistics of a batch, which depend on inputs, do not count.
     """
     statistics = _statistics(graph, [p.value for p in graph.parameters])
     return {
@@ -27,7 +28,7 @@ def trained_labels(graph: Graph) -> Set[str]:
 
 
 def _statistics(graph: Graph, constants: Collection[Value]) -> Set[Value]:
-    """Return the values that statistics are computed from and that depend on constants alone."""
+    """Return the values that statistics are computed from and that depend only on `constants`."""
     constant = set(constants)
     for operation in graph.operations:
         if constant.issuperset(operation.reads()):
@@ -46,9 +47,9 @@ def _statistics(graph: Graph, constants: Collection[Value]) -> Set[Value]:
 
 
 def _read_by_bodies(operation: Operation, constant: Set[Value]) -> Iterator[Value]:
-    """Yield operands that are statistics in a graph that the operation repeats or chooses.
+    """Yield the operands that are statistics in a graph that the operation repeats or chooses.
 
-    The inputs of such a graph stand for the last operands.
+    The inputs of such a graph stand for the last operands of the operation.
     """
     operands = [(name, x) for name, operand in operation.operands for x in _items(operand)]
     for _, body in operation.attributes:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 
 def printable(line: str) -> str:
-    r"""Return a line with an escape such as '\u001b' for each character that is not printable.
+    r"""Return a line in which each character that is not printable is an escape such as '\u001b'.
 
-    Not printable are controls, line ends, marks of direction, separators other than the space, and
-    lone surrogates. The escapes are those of JSON: a line of JSON keeps its meaning.
+    Characters that are not printable are controls, line ends, marks of direction, separators other
+    than the space, and lone surrogates. The escapes are those of JSON, so a line of JSON keeps its
+    meaning.
     """
     return line if line.isprintable() else "".join(map(_escaped, line))
 

@@ -13,7 +13,7 @@ _LISTED = 20
 
 
 def listed(names: Names) -> str:
-    """Return at most 20 names for a message, and the number of further ones."""
+    """Return a text that lists at most 20 names, and says how many more there are."""
     more = len(names) - _LISTED
     return ", ".join(islice(names, _LISTED)) + (f" and {more} more" if more > 0 else "")
 
@@ -23,7 +23,7 @@ def did_you_mean(
 ) -> str:
     """Return a hint such as "did you mean 'relu' or 'elu'?", or '' if no name is similar.
 
-    Comparing names costs steps of the meter; names beyond its limit are left out.
+    Comparing names costs steps of the meter. Names for which the steps do not suffice are left out.
     """
     meter = meter or Meter()
     if not meter.affords(sum(map(len, names))):
