@@ -28,8 +28,9 @@ class Attribution(Result):
         scores: the explained scores, [batch].
         x: the tensor over which `plot` draws the values.
         classes: the class of each score, int32 [batch]; None if the target is a function.
-        gap: the sum of an item's values minus the change of its score, [batch]; None for methods
-            whose values do not add up to that change. A path of infinitely many steps has 0.
+        gap: the sum of an item's values minus the change of its score, [batch]. It is None for
+            methods whose values do not add up to that change. If the path from the baseline had
+            infinitely many steps, the gap would be 0.
         method: the name of the method.
         of: the name of the tensor with the attributed entries.
         output: the name of the tensor with the scores.
@@ -72,8 +73,8 @@ class Attribution(Result):
     def plot(self, ax: Axes | None = None, *, items: int = 16) -> Axes:
         """Draw the attributions of the first items over these items.
 
-        Positive values are red, negative ones blue; each item has its own scale. Channels are added
-        up. Returns the axes of matplotlib.
+        Positive values are red and negative values are blue, with a separate scale for each item.
+        The values of all channels are added up. Returns the axes of matplotlib.
         """
         from nnef_jax.analysis.tiles import heat_maps
 
@@ -92,7 +93,7 @@ def attributed(
     gap: Array | None = None,
     of: str | None = None,
 ) -> Attribution:
-    """Return the attribution for a question; `of` is the attributed tensor, by default `wrt`."""
+    """Return the attribution for a question. `of` is the attributed tensor, by default `wrt`."""
     return Attribution(
         values=values,
         scores=scores,
@@ -141,13 +142,13 @@ def require_method(method: object) -> None:
 
 
 def zeros(x: Array) -> Array:
-    """Return zeros of the same shape for sums in 32 bits at least."""
+    """Return zeros of the same shape as a tensor, for sums in at least 32 bits."""
     dtype = jnp.float64 if x.dtype == jnp.float64 else jnp.float32
     return jnp.zeros(x.shape, dtype)
 
 
 def sums(values: Array) -> Array:
-    """Return the sum of each item."""
+    """Return the sum of the entries of each item, [batch]."""
     return values.reshape(values.shape[0], -1).sum(1)
 
 
@@ -161,7 +162,10 @@ def array_of(name: str, value: object) -> Any:
 
 
 def sizes_of(question: Question, name: str, value: object) -> Any:
-    """Return a length, or lengths [batch]. Raises ValueError for a negative or infinite length."""
+    """Check a length, or lengths [batch], and return them.
+
+    Raises ValueError for a length that is negative or infinite.
+    """
     sizes = array_of(name, value)
     if sizes.shape not in ((), (question.batch,)):
         message = f"{name} is {show(sizes.shape)}, '{question.wrt}' has {question.batch} items"

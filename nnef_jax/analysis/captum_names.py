@@ -1,4 +1,4 @@
-"""Names of captum and the names that they have here, for hints in errors."""
+"""The names of captum's functions and options in this package, for hints in errors."""
 
 from __future__ import annotations
 
@@ -33,9 +33,10 @@ _CALLS = {
 
 
 def call_for(name: str, functions: Iterable[str]) -> str:
-    """Return our call for a class or function of captum, "" for another name.
+    """Return the call in this package that replaces a class or function of captum.
 
-    Most names differ in spelling alone: `LayerDeepLift` is `deep_lift(..., wrt=)`.
+    Return "" for any other name. Most names differ only in spelling: `LayerDeepLift` is
+    `deep_lift(..., wrt=)`.
     """
     if name in _CALLS:
         return _CALLS[name]

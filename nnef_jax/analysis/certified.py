@@ -39,11 +39,12 @@ class Bounds(Result):
     """Bounds of the outputs for all small changes of the input, for each item of a batch.
 
     Args:
-        lower: the lower bound of each entry of the output, [batch, ...]; a tuple for several
-            outputs.
-        upper: the upper bounds, likewise.
-        margins: the lower bound of the score of the class minus each other score, [batch, class];
-            0 for the class itself. If the target is a function, the bound of its score, [batch].
+        lower: the lower bound of each entry of the output, [batch, ...]; a tuple if there are
+            several outputs.
+        upper: the upper bounds, in the same form.
+        margins: lower bounds of the score of the class minus each other score, [batch, class]; 0
+            for the class itself. If the target is a function, they are lower bounds of its score,
+            [batch].
         classes: the class of each item, int32 [batch]; None if the target is a function.
         method: the name of the method.
         output: the name of the bounded tensor.
@@ -60,14 +61,14 @@ class Bounds(Result):
 
     @property
     def margin(self) -> Array:
-        """Return the lower bound of the score minus the highest other score, [batch]."""
+        """Return the lower bound of the class's score minus the highest other score, [batch]."""
         if self.classes is None:
             return self.margins
         return jnp.where(_is_class(self.margins, self.classes), jnp.inf, self.margins).min(1)
 
     @property
     def certified(self) -> Array:
-        """Return the mask of items whose answer no change alters, bool [batch]."""
+        """Return the mask of the items whose answer is the same for all changes, bool [batch]."""
         return self.margin > 0
 
     def table(self) -> Table:
@@ -91,23 +92,24 @@ def bounds(
 ) -> Bounds:
     """Bound the outputs for all inputs whose entries change by at most epsilon.
 
-    The bounds hold for the network as written, in exact arithmetic and in 32 bits, for any order of
-    summation: they include the largest rounding errors of all values that change. They do not
-    include rounding errors of values that depend on parameters alone, nor of products in fewer than
-    32 bits.
+    The bounds hold for the network as it is written, computed in exact arithmetic or in 32 bits,
+    for any order of summation: they include the largest rounding errors of all values that change.
+    They do not include rounding errors of values that depend only on parameters, nor those of
+    products in fewer than 32 bits.
 
     >>> nnef_jax.analysis.bounds(model, images, epsilon=2, bounds=(0, 255)).certified
 
     Args:
-        epsilon: the largest change of an entry: a number, or one for each item.
-        method: "interval" propagates intervals (Gowal et al. 2018, arXiv:1810.12715), in the time
-            of about two calls. "crown" bounds outputs and operands of nonlinear operations by a
-            backward pass to the input for each entry (Zhang et al. 2018, arXiv:1811.00866). It is
-            the tightest method, for small networks. "crown-ibp" does so for outputs alone, with
-            intervals inside (Zhang et al. 2019, arXiv:1906.06316); it suits training.
+        epsilon: the largest change of an entry: a number, or a number for each item.
+        method: "interval" propagates intervals (Gowal et al. 2018, arXiv:1810.12715), and takes
+            about as long as two calls. "crown" bounds the outputs, and the operands of nonlinear
+            operations, by a backward pass to the input for each of their entries (Zhang et al.
+            2018, arXiv:1811.00866). It is the tightest method, and suits small networks.
+            "crown-ibp" uses backward passes only for the outputs, and intervals inside (Zhang et
+            al. 2019, arXiv:1906.06316). It suits training.
         bounds: the least and the largest value of an entry.
 
-    The other arguments, and errors, are those of `saliency`. Margins are those of the class
+    The other arguments, and the errors, are those of `saliency`. Margins are those of the class
     `target`, or the scores if `target` is a function. Items of a batch must not depend on one
     another. Raises UnsupportedError for an operation without a rule, and for a network that
     computes in 16 bits.
@@ -137,7 +139,8 @@ def _bounds(question: Question, epsilon: Array, ends: Ends | None, *, method: Me
     if ends is not None:
         low = jnp.clip(low, *(jnp.asarray(end, x.dtype) for end in ends))
         high = jnp.clip(high, *(jnp.asarray(end, x.dtype) for end in ends))
-    # Each item is bounded separately: in a batch of one, or repeated if the batch size is fixed.
+    # Each item is bounded separately, in a batch of one. If the network has a fixed batch size, the
+    # item is repeated.
     is_batched = [v.ndim > 0 and v.shape[0] == len(x) for v in question.inputs]
     batched_indices = [index for index, batched in enumerate(is_batched) if batched]
     count = 1 if _takes_one(question, batched_indices) else len(x)
@@ -190,7 +193,7 @@ def _bounds(question: Question, epsilon: Array, ends: Ends | None, *, method: Me
 
 
 def _is_class(margins: Array, classes: Array) -> Array:
-    """Return the mask of the margins of each item's class itself, bool [batch, class]."""
+    """Return the mask that is True at each item's class, bool [batch, class]."""
     return jnp.arange(margins.shape[1], dtype=classes.dtype)[None] == classes[:, None]
 
 
@@ -212,7 +215,7 @@ def _takes_one(question: Question, batched_indices: Sequence[int]) -> bool:
 
 
 def _located(question: Question, error: NoBounds) -> UnsupportedError:
-    """Return the error at the operation of the document that computes an equation."""
+    """Return an error that names the operation of the document to which an equation belongs."""
     equation = error.equation
     assert equation is not None
     name = jaxprs.outer_scope(equation)

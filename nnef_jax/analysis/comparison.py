@@ -1,4 +1,4 @@
-"""Compares two networks tensor by tensor: the first tensor that differs, and the reason."""
+"""Compares two networks tensor by tensor: finds the first tensor that differs, and the reason."""
 
 from __future__ import annotations
 
@@ -24,14 +24,17 @@ from nnef_jax.options import numpy_of, require, require_flags, shown, word_pairs
 from nnef_jax.results import Axes, Result, Table, axes, literally, table_of
 from nnef_jax.workings import arrays_read, cycle_of, graph_for, without_mesh
 
-# A model, recorded tensors by name, or a function of the inputs.
+# A model, a dict of recorded tensors by name, or a function of the inputs.
 Run = Model | Mapping[str, ArrayLike] | Callable[..., object]
 _NONE = float("nan")
 
 
 @dataclass(frozen=True, kw_only=True)
 class TensorDifference:
-    """The difference of a tensor of `b` from its tensor of `a`: see `compare`."""
+    """The difference of a tensor of `b` from its counterpart in `a`.
+
+    `compare` explains the fields.
+    """
 
     a: str
     b: str
@@ -55,14 +58,15 @@ class TensorDifference:
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Comparison(Result):
-    """The result of `compare`: a `TensorDifference` for each pair, in the order of `a`.
+    """The result of `compare`: a `TensorDifference` for each pair of tensors, in the order of `a`.
 
     Args:
         tensors: differences by name in `a`.
         unmatched: names of tensors without a partner, for the keys "a" and "b".
         rtol: the relative tolerance.
         atol: the absolute tolerance.
-        isolated: whether the differences have `own`, the reason of each layer by itself.
+        isolated: whether the differences have `own`, which is the reason why a layer differs by
+            itself.
     """
 
     tensors: Mapping[str, TensorDifference]
@@ -82,12 +86,12 @@ class Comparison(Result):
         return tuple(name for name, x in self.tensors.items() if x.own)
 
     def to_dict(self) -> dict[str, object]:
-        """Return plain values of JSON, with the name `first`, or None, and `origins`."""
+        """Return plain values of JSON, with `first` (the name in `a`, or None) and `origins`."""
         first = None if self.first is None else self.first.a
         return super().to_dict() | {"first": first, "origins": list(self.origins)}
 
     def table(self, *, differing: bool = False) -> Table:
-        """Return a table with a line for each pair, or for each differing pair."""
+        """Return a table with a line for each pair, or only for each pair that differs."""
         columns = ["a", "b", "operation", "shape", "dtype", "absolute", "relative", "SNR in dB"]
         columns += ["ulps", "differs"]
         if self.isolated:
@@ -112,10 +116,10 @@ class Comparison(Result):
         return row
 
     def plot(self, ax: Axes | None = None) -> Axes:
-        """Draw the error of each tensor, divided by its root mean square; return the axes.
+        """Draw the error of each tensor, divided by the tensor's root mean square. Return the axes.
 
-        The first differing tensor is marked. With `isolate`, bars show the error of each layer on
-        the operands of `a`.
+        The first differing tensor is marked. If the comparison was made with `isolate`, bars show
+        the error of each layer on the operands of `a`.
         """
         ax = axes(ax, (8, 4))
         rows = list(self.tensors.values())
@@ -125,7 +129,7 @@ class Comparison(Result):
         low = min(drawable, default=1e-8) / 3
         positions = np.arange(len(rows))
         if self.isolated:
-            heights = np.fmax(isolated, low)  # The lower end, if NaN.
+            heights = np.fmax(isolated, low)  # NaN becomes the lower end.
             colours = ["#e8b4ad" if x.own else "#c9d3df" for x in rows]
             ax.bar(positions, heights, color=colours, label="made here", width=0.8)
         heights = [max(e, low) for e in errors]  # NaN stays NaN, which is not drawn.
@@ -159,41 +163,44 @@ def compare(
 ) -> Comparison:
     """Compare two networks tensor by tensor; `a` is the reference.
 
-    Each side is a model, a dict of arrays by name that another engine recorded (such as
+    Each of `a` and `b` is a model, a dict of arrays by name that another engine recorded (such as
     `numpy.load` of a .npz), or a function of the inputs. A function returns such a dict, or the
-    outputs as an array or a tuple of arrays. Models may differ in format and dtype. A model runs
-    as written, without passes; a model with state runs one cycle from its initial state. All
-    tensors of both sides are in memory together.
+    outputs as an array or a tuple of arrays. Models may differ in format and dtype. A model runs as
+    it is written, without passes; a model with state runs one cycle from its initial state. All
+    tensors of both networks are in memory together.
 
-    `by` tells how a pair of tensors was matched. "given": by `names`. "name": by equal names,
-    or names that are equal without characters other than letters and digits. "output": by the
-    order of the outputs, if both sides have equally many. "position": by a longest common sequence
-    of equal kinds and shapes between two matched pairs.
+    `by` tells how a pair of tensors was matched. "given": by `names`. "name": by equal names, or
+    names that are equal without characters other than letters and digits. "output": by the order of
+    the outputs, if both networks have equally many. "position": by a longest common sequence of
+    equal kinds and shapes between two matched pairs.
 
-    A tensor differs if an item is out of tolerance: `|b - a| > atol + rtol * max(|a|, rms of a)`.
-    `reason` is "" for a tensor that does not differ, otherwise "shape", "dtype" (another kind:
-    logical, integer, real or complex), "nan" or "inf" (at other positions), "saturation", or
-    "values". "saturation": most wrong items equal the minimum or maximum of one tensor, several
-    items share that extreme, and the other tensor goes beyond it.
+    A tensor differs if an item is out of tolerance: `|b - a| > atol + rtol * max(|a|, rms of a)`,
+    where rms is the root mean square. `reason` is "" for a tensor that does not differ, and
+    otherwise "shape", "dtype" (another kind: logical, integer, floating-point or complex), "nan" or
+    "inf" (at other positions), "saturation", or "values". The reason is "saturation" if most wrong
+    items equal the minimum or maximum of one of the two tensors, several items share this extreme,
+    and the other tensor goes beyond it.
 
     `to_dict()` is `{"tensors": {name in a: {"a", "b", "by", "kind", "shapes", "dtypes", "nan",
     "inf", "reason", "absolute", "relative", "excess", "snr", "ulps", "saturated", "own",
     "own_excess", "own_snr"}}, "unmatched": {"a": [...], "b": [...]}, "first": name or None,
     "origins": [...], "rtol", "atol", "isolated"}`. `nan` and `inf` are the numbers of such items in
     a and b. `absolute` and `relative` are the largest errors, `excess` is the largest error divided
-    by its tolerance, `snr` is in dB, `ulps` are steps of the coarser dtype, `saturated` is a share
-    of the wrong items. A figure that cannot be computed is NaN.
+    by its tolerance, `snr` is the signal-to-noise ratio in dB, `ulps` are steps of the coarser
+    dtype, and `saturated` is the share of the wrong items that are saturated. A figure that cannot
+    be computed is NaN.
 
     Args:
         a: the reference.
-        b: the other side.
-        inputs: the inputs of a call of each side, in order, or one dict by name.
+        b: the network that is compared with the reference.
+        inputs: the inputs of a call of each network, in order, or one dict by name.
         names: names in b by names in a, for pairs that are not matched otherwise.
         rtol: the relative tolerance.
         atol: the absolute tolerance.
-        isolate: whether to run each layer of `b`, a model, also on the tensors of `a`. `own` is
-            then the reason why the layer differs by itself, "" if its error is inherited, and None
-            if unknown. Operands that `a` lacks are computed from tensors of `a`.
+        isolate: whether each layer of `b`, which must be a model, is also run on the tensors of
+            `a`. `own` is then the reason why the layer differs by itself. It is "" if the layer
+            only inherits its error, and None if this is unknown. Operands that `a` lacks are
+            computed from tensors of `a`.
 
     Raises InputError for inputs that a model does not take, for unknown `names`, and if no tensor
     is matched. Raises TypeError or ValueError for wrong arguments.
@@ -264,9 +271,10 @@ def compare(
 def _tensors(
     side: str, source: Run, other: Run, inputs: tuple[Input, ...]
 ) -> tuple[dict[str, Array], dict[str, TensorKind]]:
-    """Return the arrays of one side by name, in order, and their kinds.
+    """Return the arrays of one network by name, in order, and their kinds.
 
-    Outputs without names have those of the other side if that is a model with equally many.
+    Outputs without names get the names of the other network, if that is a model with as many
+    outputs.
     """
     if isinstance(source, Model):
         return _tensors_of_model(source, inputs)
@@ -326,8 +334,8 @@ def _isolated(
 ) -> dict[str, Array]:
     """Return the tensors of b's model by name, each computed on operands with the values of a.
 
-    One run computes all tensors. An edit of each tensor records it; the operations that read it
-    then get the values of a.
+    One run computes all tensors. Each tensor has an edit, which records the tensor and replaces it
+    by that of a. The operations that read the tensor therefore get the values of a.
     """
     replacements: dict[str, Array] = {}
     for pair in pairs:
@@ -370,5 +378,5 @@ def _count(test: Callable[[Array], Array], x: Array) -> int:
 
 
 def _relative_error(snr: float) -> float:
-    """Return the root mean square of the errors divided by that of the reference."""
+    """Return the root mean square of the errors, divided by that of the reference."""
     return float(10 ** (-snr / 20))

@@ -34,7 +34,7 @@ from nnef_jax.options import names_of, require_flags, require_samples
 from nnef_jax.results import Axes, Result, Table, axes, literally, table_of
 from nnef_jax.workings import graph_for
 
-_WIDEST = 1024  # units; the effective rank of so many takes 0.3 s
+_WIDEST = 1024  # The largest number of units for an effective rank, which takes 0.3 s for so many.
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -42,8 +42,8 @@ class Statistics(Result):
     """Statistics of tensors inside a network, by name.
 
     Args:
-        tensors: statistics by tensor name, in the order of computation; then those of gradients by
-            parameters, by label.
+        tensors: statistics by tensor name, in the order of computation. Statistics of gradients at
+            parameters follow, by label.
         of: "activations" or "gradients".
         batches: the number of batches.
     """
@@ -53,7 +53,7 @@ class Statistics(Result):
     batches: int
 
     def merge(self, other: Statistics) -> Statistics:
-        """Return the statistics of both series of batches together, such as parts of a dataset.
+        """Return the statistics of two series of batches together, such as two parts of a dataset.
 
         Raises InputError if the tensors differ.
         """
@@ -82,11 +82,11 @@ class Statistics(Result):
         return table_of(f"{self.of} of {batches}", columns, rows)
 
     def plot(self, ax: Axes | None = None) -> Axes:
-        """Draw a row for each tensor, in the order of computation; return the axes.
+        """Draw a row for each tensor, in the order of computation. Return the axes.
 
-        The row of an activation is a line from minimum to maximum, thick within a standard
-        deviation of the mean, with the number of dead units. That of a gradient is its root mean
-        square.
+        The row of an activation is a line from minimum to maximum, which is thick within a standard
+        deviation of the mean, with the number of dead units. The row of a gradient shows its root
+        mean square.
         """
         rows = list(self.tensors.values())
         ax = axes(ax, (7.5, max(2.5, 0.22 * len(rows))))
@@ -128,14 +128,16 @@ def activation_statistics(
 
     The statistics are mean, standard deviation, extremes, the share of zeros, and the numbers of
     NaNs and infinities. Dead units are channels or features that are 0 in all items. The effective
-    rank is that of the matrix with a row of units for each item and position. One batch is in
-    memory at a time. A network with state runs one cycle from its initial state.
+    rank is that of a matrix whose columns are the units, with a row for each item and position.
+    Only one batch is in memory at a time. A network with state runs one cycle from its initial
+    state.
 
     Args:
         batches: the inputs of each call: an array, a tuple of arrays, or a dict of arrays by name.
-        names: names or patterns of tensors, by default all on which outputs depend.
+        names: names or patterns of tensors, by default all tensors on which outputs depend.
         params: arrays by label, used instead of `model.params`.
-        rank: whether to compute effective ranks, for real tensors of at most 1024 units.
+        rank: whether effective ranks are computed, for floating-point tensors of at most 1024
+            units.
 
     Raises InputError if there is no batch, a batch does not fit, or a name is unknown.
 
@@ -163,23 +165,23 @@ def gradient_statistics(
     params: Params | None = None,
     rank: bool = False,
 ) -> Statistics:
-    """Return statistics of the gradients of a loss at tensors inside and at parameters.
+    """Return statistics of the gradients of a loss at tensors inside a network and at parameters.
 
-    `activation_statistics` describes the statistics. If the root mean square decreases or grows
+    The statistics are those of `activation_statistics`. If the root mean square decreases or grows
     from layer to layer, the gradient vanishes or explodes. A dead unit has gradient 0.
 
     Args:
         batches: the inputs of each call: an array, a tuple of arrays, or a dict of arrays by name.
-        loss: a function from the outputs, and the batch's target if `targets` are given, to a real
-            number. Each function object is traced once.
+        loss: a function from the outputs to a floating-point number. If `targets` are passed, its
+            second argument is the batch's target. Each function object is traced once.
         targets: the second argument of the loss for each batch, such as classes.
-        names: names or patterns of real tensors, by default all; [] for none.
-        labels: labels or patterns of real parameters, by default all; [] for none.
+        names: names or patterns of floating-point tensors, by default all; [] for none.
+        labels: labels or patterns of floating-point parameters, by default all; [] for none.
         params: arrays by label, used instead of `model.params`.
-        rank: whether to compute effective ranks.
+        rank: whether effective ranks are computed.
 
     Raises InputError if there is no batch, a batch does not fit, a name is unknown, or rounding
-    makes a gradient 0. Raises TypeError for a loss that is no real number.
+    makes a gradient 0. Raises TypeError for a loss that is not a floating-point number.
 
     >>> options = {"loss": cross_entropy, "targets": [digits]}
     >>> statistics = nnef_jax.analysis.gradient_statistics(model, [images], **options)
@@ -222,7 +224,7 @@ def _gradients(
     *,
     loss: Loss,
 ) -> tuple[dict[str, Array], dict[str, Array]]:
-    """Return the gradients at tensors and at parameters."""
+    """Return the gradients at tensors, and the gradients at parameters."""
 
     def loss_at(added: Mapping[str, Array], chosen: Mapping[str, Array]) -> Array:
         params = {**model.params, **chosen}
@@ -261,7 +263,10 @@ def _over(
 def _measured(
     arrays: Mapping[str, Any], layers: Mapping[str, LayerTensor], rank: bool
 ) -> Iterator[tuple[str, TensorStatistics]]:
-    """Yield statistics by name, in order; all are dispatched before the first is fetched."""
+    """Yield statistics by name, in order.
+
+    The computations of all tensors are dispatched before the first result is fetched.
+    """
     pending: dict[str, Any] = {}
     parameter_names = [name for name in arrays if name not in layers]
     for name in (*layers, *parameter_names):

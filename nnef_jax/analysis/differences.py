@@ -16,10 +16,11 @@ def difference(
 ) -> tuple[str, dict[str, float]]:
     """Return the reason why an array differs from a reference, and figures by name.
 
-    NaNs at the same position are equal, and so are infinities of one sign. Only items that are
-    finite in both arrays count in the figures. The tolerance of an item is
-    `atol + rtol * max(|item|, rms)`. `item` is the item of the reference, and `rms` is the root
-    mean square of the reference: an item that cancels to about 0 has a typical item's tolerance.
+    NaNs at the same position are equal, and so are infinities of the same sign. Only items that are
+    finite in both arrays count in the figures. The tolerance of an item is `atol + rtol *
+    max(|item|, rms)`. Here `item` is the item of the reference, and `rms` is the root mean square
+    of the reference. An item that is about 0 by cancellation therefore has the tolerance of a
+    typical item.
 
     - absolute: the largest error.
     - relative: the largest error divided by |item|, among items other than 0.
@@ -27,13 +28,14 @@ def difference(
     - snr: 10 log10(sum of squares of the reference / sum of squares of the errors), in dB; infinite
       without errors.
     - ulps: the largest number of representable steps between both items, in the coarser of both
-      dtypes; NaN unless the arrays are real.
+      dtypes; NaN unless the arrays are floating-point.
     - saturated: the share of saturated items among those out of tolerance. An item is saturated if
       it is the minimum or maximum of one array, several items share this extreme, and the other
       array goes beyond it.
 
-    The reason is "" for equal arrays, "shape", "dtype" (another kind: logical, integer, real or
-    complex), "nan", "inf", "saturation" if most items out of tolerance are saturated, or "values".
+    The reason is "" for equal arrays, "shape", "dtype" (another kind: logical, integer,
+    floating-point or complex), "nan", "inf", "saturation" if most items out of tolerance are
+    saturated, or "values".
     """
     if array.shape != reference.shape:
         return "shape", {}
@@ -75,7 +77,10 @@ def difference(
 
 
 def kind_of(x: Array) -> str:
-    """Return the kind of an array: "b", "i", "f" or "c" for logical, integer, real or complex."""
+    """Return the kind of an array: "b" for bool, "i" for integers, "f" for floating-point, or "c".
+
+    "c" stands for complex numbers.
+    """
     if x.dtype.kind in "biufc":
         return {"u": "i"}.get(x.dtype.kind, x.dtype.kind)
     try:
@@ -86,7 +91,10 @@ def kind_of(x: Array) -> str:
 
 
 def _wide(x: Array) -> Array:
-    """Return an array in 64 bits; a complex array has a first axis of real and imaginary part."""
+    """Convert an array to 64 bits.
+
+    A complex array gets a first axis of real and imaginary parts.
+    """
     if x.dtype.kind == "c":
         x = np.stack([np.real(x), np.imag(x)])
     return x.astype(np.float64)
@@ -97,7 +105,7 @@ def _largest(x: Array) -> float:
 
 
 def _saturated(x: Array, y: Array) -> Array:
-    """Return the mask of saturated items: see `difference`."""
+    """Return the mask of saturated items, which `difference` defines."""
     mask = np.zeros(x.shape, bool)
     for clipped, other in ((x, y), (y, x)):
         if clipped.size:
@@ -122,7 +130,7 @@ def _ulps(a: Array, b: Array) -> float:
 
 
 def _ranks(x: Array) -> Array:
-    """Return the rank of each item among all representable numbers; both zeros have rank 0."""
+    """Return the rank of each item among all representable numbers. Both zeros have rank 0."""
     bits = x.dtype.itemsize * 8
     codes = np.ascontiguousarray(x).view(f"u{x.dtype.itemsize}")
     sign = codes >> (bits - 1)

@@ -28,8 +28,9 @@ from nnef_jax.errors import InputError
 from nnef_jax.model import Model
 
 Sampled = tuple[Array, int] | None  # a key of `jax.random`, and the number of samples
-_MOST = 16  # features; they have 65536 coalitions
-_SWEEPS = 200  # rounds of coordinate descent over all coefficients
+# the largest number of features whose coalitions are all computed; 16 features have 65536
+_MOST = 16
+_SWEEPS = 200  # the number of rounds of coordinate descent, each over all coefficients
 
 
 class FeatureOptions(QuestionOptions, total=False):
@@ -42,12 +43,12 @@ class FeatureOptions(QuestionOptions, total=False):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class _Features:
-    """A question, and the features of the tensor.
+    """A question, and the features into which an item of the tensor is divided.
 
     Args:
         question: the question.
         baseline: the values of removed features.
-        groups: the number of the feature of each entry of an item.
+        groups: for each entry of an item, the number of its feature.
         count: the number of features.
     """
 
@@ -59,8 +60,8 @@ class _Features:
     def begun(self) -> tuple[Array, Question, Array, Callable[[Array], Array]]:
         """Return the results of `line_from`, and the score as a function of a coalition.
 
-        A coalition is the mask of the features that keep their values, bool [count]; the scores are
-        [batch].
+        A coalition is the mask of the features that keep their values, bool [count]. The score is
+        an array [batch].
         """
         x, question, x0 = line_from(self.question, self.baseline)
 
@@ -72,7 +73,10 @@ class _Features:
     def attributed(
         self, question: Question, method: str, values: Array, scores: Array, x: Array
     ) -> Attribution:
-        """Return the attribution with the values of features, [batch, feature], at each entry."""
+        """Return the attribution in which each entry has the value of its feature.
+
+        `values` are the values of features, [batch, feature].
+        """
         return attributed(question, method, values[:, self.groups], scores, x)
 
 
@@ -83,7 +87,7 @@ def feature_ablation(
     baseline: ArrayLike = 0.0,
     **options: Unpack[QuestionOptions],
 ) -> Attribution:
-    """Compute the fall of a score if a feature is replaced by the baseline.
+    """Compute how much a score falls if a feature is replaced by the baseline.
 
     >>> quarters = np.kron([[0, 1], [2, 3]], np.ones((4, 4), int))
     >>> nnef_jax.analysis.feature_ablation(model, images, mask=quarters)
@@ -93,7 +97,7 @@ def feature_ablation(
             By default each entry is a feature.
         baseline: the values of removed features, as in `integrated_gradients`.
 
-    The other arguments, and errors, are those of `saliency`.
+    The other arguments, and the errors, are those of `saliency`.
     """
     keywords = {"mask": mask, "baseline": baseline, **options}
     return _ablation(_features("feature_ablation", model, inputs, keywords), None)
@@ -106,13 +110,13 @@ def feature_permutation(
     mask: ArrayLike | None = None,
     **options: Unpack[QuestionOptions],
 ) -> Attribution:
-    """Compute the fall of a score if a feature is permuted among the items of the batch.
+    """Compute how much a score falls if a feature is permuted among the items of the batch.
 
     Args:
-        key: a key of `jax.random`; each feature has its own permutation.
-        mask: as in `feature_ablation`.
+        key: a key of `jax.random`; each feature gets a separate permutation.
+        mask: the feature of each entry, as in `feature_ablation`.
 
-    The other arguments, and errors, are those of `saliency`.
+    The other arguments, and the errors, are those of `saliency`.
     """
     require_key(key)
     keywords = {"mask": mask, **options}
@@ -122,15 +126,16 @@ def feature_permutation(
 def shapley_values(
     model: Model, *inputs: Input, sampled: Sampled = None, **options: Unpack[FeatureOptions]
 ) -> Attribution:
-    """Compute the gain of a score when a feature is added, the mean over all orders (Shapley 1953).
+    """Compute the mean gain of a score when a feature is added, over all orders (Shapley 1953).
 
     >>> nnef_jax.analysis.shapley_values(model, images, mask=rows, sampled=(key, 25))
 
     Args:
         sampled: a key of `jax.random`, and the number of random orders (Castro et al. 2009), which
-            are the same for all items. By default the values are exact, for at most 16 features.
+            are the same for all items. By default the values are exact; this is possible for at
+            most 16 features.
 
-    The other arguments, and errors, are those of `feature_ablation`.
+    The other arguments, and the errors, are those of `feature_ablation`.
     """
     features = _features("shapley_values", model, inputs, options)
     if sampled is not None:
@@ -148,14 +153,14 @@ def kernel_shap(
 ) -> Attribution:
     """Estimate Shapley values by a regression (Lundberg and Lee 2017, arXiv:1705.07874).
 
-    Coalitions are drawn with the probabilities of the paper's kernel. The values of an item add up
-    to the change of its score from the baseline.
+    Coalitions are drawn with the probabilities of the kernel in the paper. The values of an item
+    add up to the change of its score from the baseline.
 
     Args:
         sampled: a key of `jax.random`, and the number of coalitions, which are the same for all
             items.
 
-    The other arguments, and errors, are those of `feature_ablation`.
+    The other arguments, and the errors, are those of `feature_ablation`.
     """
     key, samples = _drawn(sampled)
     return _kernel_shap(_features("kernel_shap", model, inputs, options), key, samples=samples)
@@ -175,10 +180,10 @@ def lime(
 
     Args:
         sampled: a key of `jax.random`, and the number of samples, which are the same for all items.
-        penalty: the factor of the sum of absolute coefficients, which is added to half the weighted
-            mean of squared errors.
+        penalty: the weight of the sum of absolute coefficients. This sum is added to half the
+            weighted mean of squared errors.
 
-    The other arguments, and errors, are those of `feature_ablation`.
+    The other arguments, and the errors, are those of `feature_ablation`.
     """
     key, samples = _drawn(sampled)
     penalty = require_real("penalty", penalty)
@@ -190,7 +195,7 @@ def lime(
 def _features(
     function: str, model: Model, inputs: tuple[Input, ...], options: Mapping[str, Any]
 ) -> _Features:
-    """Return the features for the arguments of a function."""
+    """Check the arguments of a function, and return the features that they describe."""
     keywords = {**options}
     mask = keywords.pop("mask", None)
     baseline = array_of("baseline", keywords.pop("baseline", 0.0))
@@ -243,7 +248,8 @@ def _exact(features: _Features) -> Attribution:
     bits = (np.arange(2**count)[:, None] >> np.arange(count)) & 1
     coalitions = bits > 0
     sizes = coalitions.sum(1)
-    # The share of orders in which a feature is the last of its coalition, or the next after it.
+    # The share of orders in which a feature is the last of its coalition, or the next feature to
+    # join it.
     factorials = np.cumprod([1.0, *range(1, count + 1)])
     last = factorials[sizes - 1] * factorials[count - sizes] / factorials[count]
     following = factorials[sizes] * factorials[count - sizes - 1] / factorials[count]
@@ -260,7 +266,7 @@ def _orders(features: _Features, key: Array, *, samples: int) -> Attribution:
     empty_score = score(empty)
 
     def add_order(total: Array, key: Array) -> tuple[Array, None]:
-        """Add the change of the score by each feature, if features join in a random order."""
+        """Add up the changes of the score by each feature if features join in a random order."""
 
         def add_feature(carry: tuple[Array, Array, Array], feature: Array) -> Any:
             coalition, before, total = carry
@@ -289,13 +295,14 @@ def _kernel_shap(features: _Features, key: Array, *, samples: int) -> Attributio
     if count > 1:
         for_sizes, for_ranks = jax.random.split(key)
         k = np.arange(1, count)
-        probabilities = jnp.asarray(1 / (k * (count - k)))  # choice() normalises them.
+        probabilities = jnp.asarray(1 / (k * (count - k)))  # choice() normalises the probabilities.
         sizes = jax.random.choice(for_sizes, k, (samples,), p=probabilities)
         ranks = jax.random.uniform(for_ranks, (samples, count)).argsort(1).argsort(1)
         coalitions = ranks < sizes[:, None]
         gains = lax.map(score, coalitions) - empty_score[None]
         rows = coalitions.astype(x.dtype)
-        # The sum of all values is the change. This equation eliminates the last feature.
+        # The sum of all values is the change of the score. This equation eliminates the last
+        # feature.
         last = rows[:, -1:]
         solution = jnp.linalg.lstsq(rows[:, :-1] - last, gains - last * change[None])[0]
         last_values = change - solution.sum(0)
@@ -319,7 +326,7 @@ def _lime(features: _Features, drawn: Array, penalty: Array) -> Attribution:
 
 
 def _lasso(rows: Array, penalty: Array, y: Array, weights: Array) -> Array:
-    """Return the coefficients of a weighted lasso, by coordinate descent."""
+    """Return the coefficients of a weighted lasso regression, computed by coordinate descent."""
     weights = weights / weights.sum()
     rows = rows - (weights @ rows)[None]
     y = y - weights @ y

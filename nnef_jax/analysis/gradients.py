@@ -47,16 +47,18 @@ def saliency(
     Args:
         model: any network; a network with state runs one cycle from its initial state.
         inputs: the inputs of a call, in order, or one dict by name. The first axis is the batch.
-        target: the class whose score is explained: an integer, or one for each item, by default the
-            class with the highest score. The score is the mean of `output[:, target]`. A function
-            of the outputs may return scores [batch] instead; each function object is compiled anew.
-        output: the name of an output, or of a tensor inside. By default it is the only output, or
-            the logits if a softmax or sigmoid follows them; the result has the name. A function as
-            target gets all outputs.
-        wrt: the name of the tensor by which the score is explained: an input, by default the first
-            real one, or the result of an operation, such as the embeddings of integer ids.
+        target: the class whose score is explained: an integer, or an integer for each item. By
+            default it is the class with the highest score. The score is the mean of `output[:,
+            target]`. The target may also be a function that returns scores [batch] from the
+            outputs; each function object is compiled anew.
+        output: the name of an output, or of a tensor inside. By default it is the only output; if
+            that is the softmax or sigmoid of logits, it is the logits. The result has the name that
+            was chosen. If the target is a function, it gets all outputs by default.
+        wrt: the name of the tensor by which the score is explained. It is an input, by default the
+            first floating-point input, or the result of an operation, such as the embeddings of
+            integer ids.
         params: arrays by label, used instead of `model.params`; they may be traced.
-        times_input: whether to multiply the gradient by the tensor (Shrikumar et al. 2016,
+        times_input: whether the gradient is multiplied by the tensor (Shrikumar et al. 2016,
             arXiv:1605.01713).
 
     Raises InputError for names that the graph lacks, and for tensors without a derivative.
@@ -86,19 +88,20 @@ def integrated_gradients(
 ) -> Attribution:
     """Integrate gradients along a line from a baseline (Sundararajan 2017, arXiv:1703.01365).
 
-    The values of an item add up to its score minus the score of the baseline, plus `gap`, the error
-    of the quadrature rule. One gradient is in memory at a time.
+    The values of an item add up to its score minus the score of the baseline, plus `gap`, which is
+    the error of the quadrature rule. Only one gradient is in memory at a time.
 
     >>> attribution = nnef_jax.analysis.integrated_gradients(model, images)
 
     Args:
         baseline: the start of the line: a number, or an array that broadcasts to the tensor. If
-            `wrt` is a tensor inside, it is the baseline of the real inputs of that tensor, if any.
+            `wrt` is a tensor inside that depends on floating-point inputs, it is the baseline of
+            these inputs.
         steps: the number of gradients.
         method: the quadrature rule: "riemann_middle", "riemann_left", "riemann_right",
             "riemann_trapezoid" (which includes both ends of the line), or "gausslegendre".
 
-    The other arguments, and errors, are those of `saliency`.
+    The other arguments, and the errors, are those of `saliency`.
     """
     require_count("steps", steps)
     require_method(method)

@@ -1,4 +1,4 @@
-"""Trace and eigenvalues of the Hessian of a loss by the parameters."""
+"""Estimates the trace and the eigenvalues of the Hessian of a loss by the parameters."""
 
 from __future__ import annotations
 
@@ -30,23 +30,25 @@ from nnef_jax.workings import graph_for
 
 @result
 class HessianTrace(Result):
-    """An estimate of the trace of a Hessian, and of its diagonal block of each parameter.
+    """An estimate of the trace of a Hessian, and of the traces of its diagonal blocks.
+
+    There is a block for each parameter.
 
     Args:
-        samples: estimates of a block's trace by label, [samples], one for each random vector. Their
-            mean is the final estimate.
+        samples: estimates of the trace of each block by label, [samples], with an estimate for each
+            random vector. The mean of the estimates is the final estimate.
     """
 
     samples: Mapping[str, Array]
 
     @property
     def value(self) -> Array:
-        """Return the trace."""
+        """Return the estimate of the trace."""
         return jnp.mean(self._total)
 
     @property
     def error(self) -> Array:
-        """Return the standard error of the trace."""
+        """Return the standard error of the estimate of the trace."""
         return _error(self._total)
 
     @property
@@ -68,13 +70,13 @@ class HessianTrace(Result):
         }
 
     def table(self) -> Table:
-        """Return a table with a line for each parameter, then one for all."""
+        """Return a table with a line for each parameter, and a line for all parameters together."""
         rows = [(label, jnp.mean(x), _error(x)) for label, x in self.samples.items()]
         columns = ["parameter", "trace", "standard error"]
         return table_of("trace of the Hessian", columns, [*rows, ("all", self.value, self.error)])
 
     def plot(self, ax: Axes | None = None) -> Axes:
-        """Draw the trace of each parameter's block with its standard error; return the axes."""
+        """Draw the trace of each parameter's block with its standard error. Return the axes."""
         ax = axes(ax, (6.4, 1 + 0.25 * len(self.samples)))
         traces = [float(x) for x in self.by_parameter.values()]
         errors = [float(_error(x)) for x in self.samples.values()]
@@ -90,7 +92,7 @@ class HessianEigenvalues(Result):
     """Eigenvalues of a Hessian.
 
     Args:
-        values: the eigenvalues [k], the largest magnitude first.
+        values: the k eigenvalues, [k], sorted by magnitude, the largest first.
         residuals: error bounds [k]: an exact eigenvalue is within this distance of each of
             `values`.
         vectors: the eigenvectors by label, [k, ...], of norm 1 over all parameters together.
@@ -103,7 +105,7 @@ class HessianEigenvalues(Result):
     def table(self) -> Table:
         """Return a table with a line for each eigenvalue.
 
-        It shows the parameter with the largest share of the eigenvector's squared norm.
+        The line shows the parameter that has the largest share of the eigenvector's squared norm.
         """
         shares: dict[str, Any] = {}
         for label, vectors in self.vectors.items():
@@ -126,25 +128,26 @@ def hessian_trace(
     samples: int = 32,
     key: Array | None = None,
 ) -> HessianTrace:
-    """Estimate the trace of the Hessian of a loss by the parameters, and of each parameter's block.
+    """Estimate the trace of the Hessian of a loss by the parameters, and the traces of its blocks.
 
-    For vectors v of random signs the mean of v^T H v is the trace of H (Hutchinson 1990). The same
-    products give the trace of each diagonal block. A parameter whose block has a small trace can be
-    rounded more coarsely (Dong et al. 2020, arXiv:1911.03852). For a diagonal Hessian the estimate
-    is exact.
+    For vectors v of random signs, the mean of v^T H v is the trace of H (Hutchinson 1990). The same
+    products give the trace of the diagonal block of each parameter. A parameter whose block has a
+    small trace can be rounded more coarsely (Dong et al. 2020, arXiv:1911.03852). For a diagonal
+    Hessian the estimate is exact.
 
     Args:
         inputs: the inputs of a call, in order, or one dict by name.
-        loss: a function from the outputs to a real number. Each function object is traced once, as
-            in `jax.jit`.
-        labels: labels of parameters, or patterns of `fnmatch`; by default all real parameters.
+        loss: a function from the outputs to a floating-point number. Each function object is traced
+            once, as in `jax.jit`.
+        labels: labels of parameters, or patterns of `fnmatch`; by default all floating-point
+            parameters.
         params: the parameters at which the Hessian is taken, instead of `model.params`.
         samples: the number of random vectors, at least 2. The standard error is inversely
-            proportional to its square root.
-        key: a key of `jax.random`; the default is fixed.
+            proportional to the square root of this number.
+        key: a key of `jax.random`; the default is a fixed key.
 
-    Raises InputError for unknown labels, for a network without real parameters, and if rounding
-    makes a gradient 0. Raises TypeError for a loss that is no real number.
+    Raises InputError for unknown labels, for a network without floating-point parameters, and if
+    rounding makes a gradient 0. Raises TypeError for a loss that is not a floating-point number.
 
     >>> trace = nnef_jax.analysis.hessian_trace(logits, images, loss=cross_entropy)
     >>> trace.value, trace.error, trace.by_parameter
@@ -167,18 +170,18 @@ def hessian_eigenvalues(
 ) -> HessianEigenvalues:
     """Return the eigenvalues of largest magnitude of the Hessian of a loss by the parameters.
 
-    The Hessian is never formed. Its products with vectors span a block Krylov space (Lanczos's
-    method for k = 1) with full reorthogonalisation. Yao et al. 2020, arXiv:1912.07145, use power
-    iteration. If the parameters have at most k * steps entries, the values are exact up to
+    The Hessian is never formed. Its products with vectors span a block Krylov space (for k = 1 this
+    is Lanczos's method) with full reorthogonalisation. Yao et al. 2020, arXiv:1912.07145, use power
+    iteration instead. If the parameters have at most k * steps entries, the values are exact up to
     rounding.
 
     Args:
-        k: the number of eigenvalues; at most the entries of the parameters.
-        steps: the number of blocks; more blocks make residuals smaller. Memory is 2 * k * steps
+        k: the number of eigenvalues; at most the number of entries of the parameters.
+        steps: the number of blocks; more blocks make residuals smaller. The memory is 2 * k * steps
             times that of the parameters.
-        key: a key of `jax.random`, for the start; the default is fixed.
+        key: a key of `jax.random`, for the start; the default is a fixed key.
 
-    The other arguments, and errors, are those of `hessian_trace`.
+    The other arguments, and the errors, are those of `hessian_trace`.
 
     >>> nnef_jax.analysis.hessian_eigenvalues(logits, images, loss=cross_entropy).values
     """
@@ -197,7 +200,7 @@ def _arguments(
     params: Params | None,
     key: Array | None,
 ) -> tuple[Model, dict[str, Array], list[Array], Array]:
-    """Return the model, the chosen parameters, the inputs and the key, checked."""
+    """Check the arguments; return the model, the chosen parameters, the inputs and the key."""
     require_model(model)
     require_callable("loss", loss, "a function of the outputs")
     if key is not None:
@@ -259,7 +262,7 @@ def _eigenvalues(
         tangents = {label: x.astype(chosen[label].dtype) for label, x in unravel(vector).items()}
         return ravel_pytree({n: x.astype(jnp.float32) for n, x in product(tangents).items()})[0]
 
-    def block_product(block: Array) -> Array:  # [1, size, columns]
+    def block_product(block: Array) -> Array:  # (1, size, columns)
         return jax.vmap(vector_product, 1, 1)(block[0])[None]
 
     k = min(k, flat.size)

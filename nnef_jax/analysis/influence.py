@@ -37,15 +37,16 @@ from nnef_jax.options import names_of, require
 from nnef_jax.results import Axes, Result, Table, axes, result, static, table_of
 from nnef_jax.workings import without_mesh
 
-_RIDGE = 1e-3  # relative to the mean square of activations
+_RIDGE = 1e-3  # The strength of the ridge regression, relative to the mean square of activations.
 
 
 @result
 class Influence(Result):
-    """The influence of training items on the losses of test items: see `tracin`.
+    """The influence of training items on the losses of test items, as `tracin` computes it.
 
     Args:
-        values: [test item, training item]; above 0 if training lowered the loss of the test item.
+        values: the influences, [test item, training item]; above 0 if training on the training item
+            lowered the loss of the test item.
     """
 
     values: Array
@@ -62,9 +63,9 @@ class Influence(Result):
         return table_of(f"influence of {values.shape[1]} items on {len(values)}", heads, rows)
 
     def plot(self, ax: Axes | None = None) -> Axes:
-        """Draw the influence of each training item on each test item; return matplotlib's axes.
+        """Draw the influence of each training item on each test item.
 
-        Helpful items are red, harmful ones blue.
+        Helpful items are red, and harmful items are blue. Returns the axes of matplotlib.
         """
         ax = axes(ax)
         values = np.asarray(self.values, np.float64)
@@ -88,10 +89,11 @@ def tracin(
 ) -> Influence:
     """Compute the influence of training items on test items (Pruthi et al. 2020, arXiv:2002.08484).
 
-    The influence is the sum over checkpoints of the learning rate times the scalar product of the
-    gradients of both losses. It is above 0 if training on the item lowered the loss of the test
-    item. The gradients of all items are in memory together; `labels` limits them to some
-    parameters. A model on a mesh is computed on the default device.
+    The influence is a sum over checkpoints. Each term is the learning rate times the scalar product
+    of the gradient of the training item's loss and the gradient of the test item's loss. The
+    influence is above 0 if training on the training item lowered the loss of the test item. The
+    gradients of all items are in memory together; `labels` restricts them to some parameters. A
+    model on a mesh is computed on the default device.
 
     >>> nnef_jax.analysis.tracin(model, (images, digits), (unseen, answers), loss=cross_entropy)
 
@@ -99,11 +101,11 @@ def tracin(
         model: a network that takes a batch of one item.
         data: the training items: a pair of inputs and answers. Inputs are an array or a tuple of
             arrays. The first axis of every array counts items.
-        test: the test items, also a pair.
+        test: the test items, as a pair of the same form.
         loss: a function from the outputs and the answers, both for a batch of one item, to a number
             or an array [1].
         checkpoints: parameters or models at steps of the training, by default the model itself.
-        rates: the learning rate at all checkpoints, or one for each.
+        rates: the learning rate at all checkpoints, or a learning rate for each checkpoint.
         labels: labels or patterns of the differentiated parameters, by default all.
 
     Raises InputError for arguments that do not fit together, for a declared batch other than 1, and
@@ -143,7 +145,7 @@ def _require_batch_of_one(model: Model) -> None:
 
 
 def _items(argument: str, pair: Any) -> tuple[tuple[Array, ...], Array]:
-    """Return the inputs and the answers of an argument of `tracin`."""
+    """Check an argument of `tracin` that is a pair, and return its inputs and its answers."""
     require(argument, pair, tuple | list, "a pair of inputs and answers")
     if len(pair) != 2:
         raise InputError(f"{argument} must be a pair, it has {len(pair)} parts")
@@ -184,7 +186,7 @@ def _gradients(
 
 @result
 class Concept(Result):
-    """The dependence of a score on a concept in a layer: see `tcav`.
+    """The dependence of a score on a concept in a layer, as `tcav` computes it.
 
     Args:
         vector: the direction of the concept, an array of the shape of an item of the layer.
@@ -219,15 +221,15 @@ def tcav(
 ) -> Concept:
     """Test whether a score depends on a concept (Kim et al. 2018, arXiv:1711.11279).
 
-    The direction of the concept comes from a ridge regression in the layer: 1 for examples of the
-    concept, -1 for counterexamples.
+    The direction of the concept comes from a ridge regression in the layer, which predicts 1 for
+    examples of the concept, and -1 for counterexamples.
 
     Args:
-        layer: the name of a real tensor inside.
+        layer: the name of a floating-point tensor inside.
         concept: inputs that show the concept: an array, a tuple in order, or a dict by name.
         counterexamples: inputs that do not show the concept.
 
-    The other arguments, and errors, are those of `saliency`.
+    The other arguments, and the errors, are those of `saliency`.
     """
     options = {"target": target, "output": output, "wrt": layer, "params": params}
     question = ask("tcav", model, inputs, options)

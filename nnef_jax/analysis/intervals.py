@@ -1,7 +1,7 @@
 """Bounds the results of jax's primitives by interval arithmetic.
 
-Ends are moved outwards by a bound of the rounding error. The interval contains the exact result,
-and the result in 32 bits for any order of summation.
+The ends of an interval are moved outwards by a bound of the rounding error. The interval therefore
+contains the exact result, and the result in 32 bits for any order of summation.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from lowering.jaxprs import Aval, Equation, primitive
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Interval:
-    """A tensor whose items are between two ends; a known tensor is an array instead."""
+    """A tensor whose items are between two ends. A tensor with known items is an array instead."""
 
     low: Array
     high: Array
@@ -51,12 +51,12 @@ class NoBounds(Exception):
 
 
 def ends(x: Bounded) -> tuple[Array, Array]:
-    """Return the ends of an interval; a known array is both."""
+    """Return the ends of an interval. For a known array, both ends are the array."""
     return (x.low, x.high) if isinstance(x, Interval) else (x, x)
 
 
 def interval(x: Bounded) -> Interval:
-    """Return a known array, or an interval, as an interval."""
+    """Return an interval unchanged, and a known array as an interval."""
     return Interval(*map(jnp.asarray, ends(x)))
 
 
@@ -66,12 +66,12 @@ def size(x: Bounded) -> Array:
 
 
 def varies(x: Bounded) -> TypeGuard[Interval]:
-    """Tell whether a value is an interval, not a known array."""
+    """Tell whether a value is an interval, and not a known array."""
     return isinstance(x, Interval)
 
 
 def apply(equation: Equation, operands: Sequence[Any]) -> list[Array]:
-    """Return the results of an equation for arrays; products are computed in 32 bits.
+    """Compute an equation for arrays, with products in 32 bits, and return its results.
 
     Primitives that stop gradients or mark values are the identity, so that bounds have derivatives.
     """
@@ -85,15 +85,15 @@ def apply(equation: Equation, operands: Sequence[Any]) -> list[Array]:
 
 
 def epsilon(x: Array | Aval) -> float:
-    """Return the step from 1 to the next number, twice the relative rounding error; 0 for integers.
+    """Return the step from 1 to the next number in a dtype, or 0 for integers.
 
-    The largest error of one operation is epsilon / 2 times its result.
+    The rounding error of one operation is at most epsilon / 2 times the result.
     """
     return float(jnp.finfo(x.dtype).eps) if jnp.issubdtype(x.dtype, jnp.floating) else 0.0
 
 
 def widened(x: Interval, error: Array | float) -> Interval:
-    """Return an interval with its ends moved outwards by an error; an end that is NaN is infinite.
+    """Move the ends of an interval outwards by an error. An end that is NaN becomes infinite.
 
     An interval of integers is returned unchanged.
     """
@@ -106,9 +106,9 @@ def widened(x: Interval, error: Array | float) -> Interval:
     return Interval(low, jnp.where(jnp.isnan(high), jnp.inf, high))
 
 
-# Monotone primitives have 1 for each operand in which they rise, and -1 for each in which they
-# fall. Those of _SIGNS do not round, those of _ROUNDED round once, and those of _FUNCTIONS have the
-# errors of library functions.
+# Monotone primitives, with 1 for each operand in which they rise, and -1 for each operand in which
+# they fall. The primitives of _SIGNS do not round, those of _ROUNDED round once, and those of
+# _FUNCTIONS have the errors of library functions.
 _SIGNS: dict[str, tuple[int, ...]] = {
     **dict.fromkeys(("max", "min", "clamp", "sign", "floor", "ceil", "round", "sort"), (1, 1, 1)),
     **dict.fromkeys(("cummax", "cummin", "reduce_max", "reduce_min"), (1,)),
@@ -138,7 +138,7 @@ _PRODUCTS = {jaxprs.PRODUCT, jaxprs.CONVOLUTION}
 
 
 def is_affine(equation: Equation, operands: Sequence[Bounded]) -> bool:
-    """Tell whether an equation is affine in the operands that vary, and these are real."""
+    """Tell whether an equation is affine in its varying operands, and these are floating-point."""
     name = primitive(equation)
     varying = _varying(operands)
     avals = [equation.outvars[0].aval, *(x.low for x in varying.values())]
@@ -158,7 +158,7 @@ def _varying(operands: Sequence[Bounded]) -> dict[int, Interval]:
 
 
 def _indices(name: str) -> range:
-    """Return the positions of operands that select or index; these operands must be known."""
+    """Return the positions of operands that select or index. These operands must be known."""
     first, last = {
         "gather": (1, 2), "scatter": (1, 2), "scatter-add": (1, 2), "select_n": (0, 1),
         "dynamic_slice": (1, 99), "dynamic_update_slice": (2, 99),
@@ -167,12 +167,12 @@ def _indices(name: str) -> range:
 
 
 def _has_indices(equation: Equation, varying: Iterable[int]) -> bool:
-    """Tell whether an operand that varies selects or indexes."""
+    """Tell whether one of the operands that vary selects or indexes."""
     return not set(varying).isdisjoint(_indices(primitive(equation)))
 
 
 def terms(equation: Equation) -> tuple[int, int]:
-    """Return the number of terms of the sum that is an item of the result, and of the transpose.
+    """Return the number of terms in a sum: in an item of the result, and in one of the transpose.
 
     The rounding error of a sum is proportional to its number of terms.
     """
@@ -255,7 +255,7 @@ def bounded(equation: Equation, operands: Sequence[Bounded]) -> list[Interval]:
 def _between(
     equation: Equation, operands: Sequence[Bounded], signs: Sequence[int]
 ) -> list[Interval]:
-    """Bound a function that is monotone in each operand: 1 for rising, -1 for falling."""
+    """Bound a function that is monotone in each operand. A sign is 1 for rising, -1 for falling."""
     lows: list[Array] = []
     highs: list[Array] = []
     for x, sign in zip(operands, signs, strict=False):
@@ -267,7 +267,7 @@ def _between(
 
 
 def _hull(values: Sequence[Array]) -> Interval:
-    """Return the smallest interval that contains all values; a NaN makes its ends NaN."""
+    """Return the smallest interval that contains all values. A NaN makes its ends NaN."""
     low = high = values[0]
     for x in values[1:]:
         low = jnp.minimum(low, x)
@@ -276,7 +276,7 @@ def _hull(values: Sequence[Array]) -> Interval:
 
 
 def _corners(equation: Equation, x: Bounded, y: Bounded) -> Interval:
-    """Bound a function of two operands whose extremes are at ends of both."""
+    """Bound a function of two operands whose extremes are at ends of both operands."""
     ends_x = ends(x) if varies(x) else [x]
     ends_y = ends(y) if varies(y) else [y]
     result = _hull([apply(equation, [a, b])[0] for a in ends_x for b in ends_y])
@@ -296,8 +296,8 @@ def _div(equation: Equation, x: Bounded, y: Bounded) -> Interval:
 def related(equation: Equation, x: Interval, y: Interval, result: Interval) -> Interval:
     """Return tighter bounds for x minus its maximum y, or x divided by its sum y (a softmax).
 
-    x / y is x / (x + z), where z is the sum of the other items. The quotient is monotone in x and
-    z if x is positive.
+    The quotient x / y is x / (x + z), where z is the sum of the other items. If x is positive, the
+    quotient is monotone in x and in z.
     """
     if primitive(equation) == "sub":
         return Interval(result.low, jnp.minimum(result.high, 0))
@@ -338,7 +338,7 @@ def _product(equation: Equation, x: Bounded, y: Bounded) -> Interval:
     rounding = (terms(equation)[0] + 4) * epsilon(result)
     centre = times(a, b)
     if p is not None and q is not None:
-        # The radius is |a| q + p |b| + p q.
+        # With centres a, b and radii p, q, the radius of the product is |a| q + p |b| + p q.
         radius = times(jnp.abs(a), q) + times(p, jnp.abs(b) + q)
         radius = radius + rounding * times(jnp.abs(a) + p, jnp.abs(b) + q)
     elif p is not None:
@@ -380,11 +380,11 @@ def _pow(equation: Equation, x: Bounded, y: Bounded) -> Interval:
 
 
 def _waves(shift: float) -> Callable[[Equation, Interval], Interval]:
-    """Return the rule of x -> cos(x - shift)."""
+    """Return the rule for the function x -> cos(x - shift)."""
 
     def rule(equation: Equation, x: Interval) -> Interval:
         def contains(angle: float) -> Array:
-            """Tell whether x - shift equals the angle, up to whole turns, within the interval."""
+            """Tell whether x - shift is an angle plus a multiple of 2 pi in the interval."""
             margin = _ULPS * epsilon(x.low) * (1 + x.size)
             first = jnp.ceil((x.low - margin - shift - angle) / (2 * np.pi)) * (2 * np.pi)
             return first + shift + angle <= x.high + margin
@@ -398,7 +398,7 @@ def _waves(shift: float) -> Callable[[Equation, Interval], Interval]:
 
 
 def _tan(equation: Equation, x: Interval) -> Interval:
-    """Bound a tangent: unbounded if the interval contains a pole."""
+    """Bound a tangent, which is unbounded if the interval contains a pole."""
     margin = _ULPS * epsilon(x.low) * (1 + x.size)
     outer = Interval(x.low - margin, x.high + margin)
     first_branch = jnp.floor((outer.low + np.pi / 2) / np.pi)
@@ -409,7 +409,7 @@ def _tan(equation: Equation, x: Interval) -> Interval:
 
 
 def _rem(_: Equation, x: Bounded, y: Bounded) -> Interval:
-    """Bound a remainder: it has the sign of x, and is not larger than x or y."""
+    """Bound a remainder, which has the sign of x, and whose magnitude is at most that of x or y."""
     low, high = ends(x)
     limit = size(y)
     zero = jnp.zeros_like(low)

@@ -1,9 +1,9 @@
 """Singular values and eigenvalues of linear maps, computed from products with vectors.
 
-A block Krylov space is built with full reorthogonalisation, and the map is projected onto it
-(Musco and Musco 2015, arXiv:1504.05477; Golub and Van Loan 2013, Matrix Computations, 10.3.6, for
-block Lanczos). Blocks have k columns, so that the k values are computed with their multiplicities.
-Blocks are arrays [batch, size, columns].
+A block Krylov space is built with full reorthogonalisation, and the map is projected onto it (Musco
+and Musco 2015, arXiv:1504.05477; Golub and Van Loan 2013, Matrix Computations, 10.3.6, for block
+Lanczos). Blocks have k columns, so that the k values are computed with their multiplicities. Blocks
+are arrays [batch, size, columns].
 """
 
 from __future__ import annotations
@@ -23,23 +23,25 @@ def singular_triplets(
 ) -> tuple[Array, Array, Array]:
     """Return the k largest singular values of each item, their right vectors, and residuals.
 
-    Shapes are [batch, k], [batch, columns, k] and [batch, k]. The vectors fulfil A v = s u, or
-    A^T u = s v if A has fewer rows than columns. The residual is the error of the other equation,
-    |A^T u - s v| or |A v - s u|: a singular value of A is within this distance of s. If A has at
-    most k * steps rows or columns, the values are exact up to rounding.
+    The shapes are [batch, k], [batch, columns, k] and [batch, k]. For a singular value s with the
+    left vector u and the right vector v, two equations should hold: A v = s u and A^T u = s v. One
+    of them is fulfilled: the first, or the second if A has fewer rows than columns. The residual is
+    the error of the other equation, |A^T u - s v| or |A v - s u|. A singular value of A is within
+    this distance of s. If A has at most k * steps rows or columns, the values are exact up to
+    rounding.
 
     Args:
         forward: the map A from [batch, columns, n] to [batch, rows, n].
         adjoint: the transpose of A.
         key: a key of `jax.random`, for the start.
         batch: the number of items.
-        sizes: rows and columns of A.
-        k: the number of values, at most the shorter side of A.
+        sizes: the numbers of rows and columns of A.
+        k: the number of singular values, at most the smaller of `sizes`.
         steps: the number of blocks of k vectors in the Krylov space.
     """
     rows, columns = sizes
     is_wide = rows < columns
-    # The basis is on the smaller side.
+    # The basis consists of vectors of the smaller size.
     product, back = (adjoint, forward) if is_wide else (forward, adjoint)
     basis, images = _krylov(product, back, key, batch, min(sizes), k, steps)
     u, s, v = jnp.linalg.svd(images, full_matrices=False)
@@ -56,8 +58,9 @@ def eigenpairs(
 ) -> tuple[Array, Array, Array]:
     """Return the k eigenvalues of largest magnitude of a symmetric map, vectors and residuals.
 
-    Shapes are [k], [size, k] and [k]. An eigenvalue of A is within the residual, |A v - value v|,
-    of each value (Parlett 1998, The Symmetric Eigenvalue Problem, 4.5).
+    The shapes are [k], [size, k] and [k]. The residual of a value is |A v - value v|, for the map A
+    and the vector v. An eigenvalue of A is within the residual of each value (Parlett 1998, The
+    Symmetric Eigenvalue Problem, 4.5).
     """
     bases, images_of_bases = _krylov(product, None, key, 1, size, k, steps)
     basis = bases[0]
@@ -101,10 +104,10 @@ def _krylov(
 def _orthonormal(basis: Array, block: Array, spare: Array) -> Array:
     """Return orthonormal columns that are orthogonal to a basis and span the block's columns.
 
-    A column that depends on others linearly is replaced by a column of `spare`: the Krylov space
-    has become invariant, and random columns extend it. Columns of the basis may be 0. The second
-    of three rounds corrects cancellation in the first (Giraud et al. 2005), or orthogonalises spare
-    columns.
+    A column that depends linearly on others is replaced by a column of `spare`: in this case the
+    Krylov space has become invariant, and random columns extend it. Columns of the basis may be 0.
+    The second of the three rounds corrects cancellation in the first round (Giraud et al. 2005), or
+    orthogonalises spare columns.
     """
     for _ in range(3):
         scale = jnp.max(jnp.linalg.norm(block, axis=1), axis=1)[:, None]

@@ -50,9 +50,9 @@ def grad_cam(
 
     Args:
         layer: the name of the tensor with the maps, [batch, channel, *positions].
-        upsample: whether the values are resized to the positions of the tensor `wrt`, linearly.
+        upsample: whether the values are resized linearly to the positions of the tensor `wrt`.
 
-    The other arguments, and errors, are those of `saliency`.
+    The other arguments, and the errors, are those of `saliency`.
     """
     require_flags(upsample=upsample)
     question = ask("grad_cam", model, inputs, options)
@@ -92,16 +92,16 @@ def layer_conductance(
 ) -> Attribution:
     """Compute the conductance of each unit of a layer (Dhamdhere et al. 2018, arXiv:1805.12233).
 
-    The conductance is the part of the integrated gradients that flows through the unit. If all
-    paths to the score pass the layer, the values of an item add up to its score minus the score of
-    the baseline, plus `gap`, the error of the quadrature.
+    The conductance of a unit is the part of the integrated gradients that flows through it. If all
+    paths to the score pass through the layer, the values of an item add up to its score minus the
+    score of the baseline, plus `gap`, which is the error of the quadrature.
 
     Args:
         layer: the name of a tensor inside.
         baseline: the start of the line, as in `integrated_gradients`.
-        steps: the number of gradients at the layer, each in the middle of a step.
+        steps: the number of gradients at the layer. Each is computed in the middle of a step.
 
-    The other arguments, and errors, are those of `saliency`.
+    The other arguments, and the errors, are those of `saliency`.
     """
     require_count("steps", steps)
     question = ask("layer_conductance", model, inputs, options)
@@ -146,9 +146,9 @@ def internal_influence(
     Args:
         layer: the name of a tensor inside.
         baseline: the start of the line, as in `integrated_gradients`.
-        steps: the number of gradients at the layer, each in the middle of a step.
+        steps: the number of gradients at the layer. Each is computed in the middle of a step.
 
-    The other arguments, and errors, are those of `saliency`.
+    The other arguments, and the errors, are those of `saliency`.
     """
     require_count("steps", steps)
     question = ask("internal_influence", model, inputs, options)
@@ -170,11 +170,12 @@ def neuron_conductance(
     >>> nnef_jax.analysis.neuron_conductance(model, images, neuron=("relu2", 5, 2, 2))
 
     Args:
-        neuron: the name of a tensor inside, and the indices of the unit in an item of that tensor.
+        neuron: the name of a tensor inside, followed by the indices of the unit in an item of that
+            tensor.
         baseline: the start of the line, as in `integrated_gradients`.
-        steps: the number of gradients, each in the middle of a step.
+        steps: the number of gradients. Each is computed in the middle of a step.
 
-    The other arguments, and errors, are those of `saliency`.
+    The other arguments, and the errors, are those of `saliency`.
     """
     require_count("steps", steps)
     require("neuron", neuron, tuple, "a name of a tensor and indices")
@@ -196,7 +197,10 @@ def neuron_conductance(
 def _along(
     question: Question, baseline: Array, *, layer: str, unit: tuple[int, ...] | None, steps: int
 ) -> Attribution:
-    """Average gradients at a layer along a line, or integrate those that flow through a unit."""
+    """Average the gradients at a layer along a line from the baseline to the tensor `wrt`.
+
+    If `unit` is not None, integrate instead the gradients at `wrt` that flow through this unit.
+    """
     x, question, x0 = line_from(question, baseline)
 
     def layer_at(x: Array) -> Array:

@@ -1,4 +1,4 @@
-"""The layers of a network, as tensors with their operations and parameters, and losses of them."""
+"""The layers of a network, as tensors with their operations and parameters, and losses."""
 
 from __future__ import annotations
 
@@ -36,8 +36,9 @@ class LayerTensor:
         kind: the kind of the operation.
         value: the tensor in the graph.
         operation: the operation that computes the tensor.
-        params: labels of the parameters that the operation reads, directly or rearranged.
-        weights: labels of those parameters that are multiplied with a tensor, without biases.
+        params: labels of the parameters that the operation reads, either directly or after they are
+            rearranged.
+        weights: labels of those parameters that are multiplied with a tensor. Biases are left out.
         unit_axis: the axis of channels or features; None for a tensor with a single axis.
     """
 
@@ -53,9 +54,9 @@ class LayerTensor:
 def on_one_device(
     model: Model, inputs: Sequence[Sample], params: Params | None
 ) -> tuple[Model, list[Any]]:
-    """Return the model with the parameters, on the default device, and the inputs in graph order.
+    """Return the model on the default device with these parameters, and the inputs in graph order.
 
-    A model leaves its mesh, since matrix decompositions are not distributed.
+    A model on a mesh is moved from the mesh, since matrix decompositions are not distributed.
     """
     if params is not None:
         model = model.with_params(params)
@@ -67,9 +68,9 @@ def on_one_device(
 
 
 def layers_of(graph: Graph, names: Iterable[str] | None = None) -> dict[str, LayerTensor]:
-    """Return the layers by tensor name, in order; all, or those of some names or patterns.
+    """Return layers by tensor name, in order: all layers, or those of some names or patterns.
 
-    Raises TypeError unless `names` is a list of names, InputError for a name without a layer.
+    Raises TypeError unless `names` is a list of names, and InputError for a name without a layer.
     """
     layers = {layer.name: layer for layer in _layers(graph)}
     if names is None:
@@ -106,7 +107,7 @@ def _layers(graph: Graph) -> Iterable[LayerTensor]:
 def _parameters(
     operation: Operation, labels: Mapping[Value, tuple[str, ...]]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return `LayerTensor.params` and `LayerTensor.weights` of an operation."""
+    """Return the values of `LayerTensor.params` and `LayerTensor.weights` for an operation."""
     rule = operation.rule or rules[operation.kind]
     params: dict[str, None] = {}
     weights: dict[str, None] = {}
@@ -119,7 +120,10 @@ def _parameters(
 
 
 def _unit_axis(operation: Operation, value: Value, axes: Mapping[Value, int | None]) -> int | None:
-    """Return the axis of channels: the one of the last product, followed through the operation."""
+    """Return the axis of channels of a result.
+
+    This is the channel axis of the last product or convolution, followed through later operations.
+    """
     rank = len(value.type.shape)
     if rank < 2:
         return None
@@ -142,7 +146,7 @@ def _unit_axis(operation: Operation, value: Value, axes: Mapping[Value, int | No
 
 
 def real_layers(layers: Mapping[str, LayerTensor]) -> dict[str, LayerTensor]:
-    """Return the layers of real numbers. Raises InputError if there are none."""
+    """Return the layers whose tensors are floating-point. Raises InputError if there are none."""
     real = {name: x for name, x in layers.items() if is_float(x.value.type.dtype)}
     if not real:
         message = "no tensor that is computed, or chosen, is of real numbers"
@@ -151,10 +155,10 @@ def real_layers(layers: Mapping[str, LayerTensor]) -> dict[str, LayerTensor]:
 
 
 def chosen_params(params: Mapping[str, Array], labels: Iterable[str] | None) -> dict[str, Array]:
-    """Return the real parameters; all, or those of some labels or patterns of `fnmatch`.
+    """Return the floating-point parameters: all, or those of some labels or patterns of `fnmatch`.
 
-    Raises TypeError unless `labels` is a list of strings, InputError for a label without a real
-    parameter, and if no parameter is real.
+    Raises TypeError unless `labels` is a list of strings. Raises InputError for a label without a
+    floating-point parameter, and if no parameter is floating-point.
     """
     real = {k: x for k, x in params.items() if jnp.issubdtype(x.dtype, jnp.floating)}
     if labels is not None:
@@ -193,14 +197,17 @@ def zeros_at(model: Model, inputs: Sequence[Array], names: Sequence[str]) -> dic
 def loss_of(
     model: Model, params: Arrays, inputs: Sequence[Array], loss: Loss, added: Arrays
 ) -> tuple[Array, dict[str, Any]]:
-    """Return the loss after arrays are added to tensors, and these tensors, by name."""
+    """Return the loss after `added` arrays are added to tensors, and these tensors by name."""
     edits = {name: lambda x, y=y: x + y for name, y in added.items()}
     outputs, inside = model.apply(params, *inputs, edit=edits, capture=list(added))
     return scalar(loss(outputs)), inside
 
 
 def scalar(value: object) -> Array:
-    """Return a loss in 32 bits at least. Raises TypeError unless it is a single real number."""
+    """Convert a loss to at least 32 bits.
+
+    Raises TypeError unless it is a single floating-point number.
+    """
     array = array_from("loss", value)
     if array.shape != () or not jnp.issubdtype(array.dtype, jnp.floating):
         type = f"{array.dtype}{list(array.shape)}"

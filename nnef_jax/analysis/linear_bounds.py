@@ -2,8 +2,8 @@
 
 The backward pass bounds sum(coefficients * tensor) from below, and follows the coefficients back to
 the input (Zhang et al. 2018, arXiv:1811.00866; Xu et al. 2020, arXiv:2002.12920). It passes an
-affine equation by its transpose, and another one by the lines of `relaxations`. At an equation
-without lines it ends with the interval.
+affine equation by its transpose, and a nonlinear equation by the lines of `relaxations`. At an
+equation without lines it ends with the interval.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from nnef_jax.analysis.intervals import (
 )
 from nnef_jax.analysis.relaxations import BackwardStep, lines_of
 
-_ROWS = 512  # backward passes that are computed together
-_DEPTH = 12  # the most operations between the condition of a `select` and its cases
-# The reduction that makes the second operand: x minus its maximum, and x divided by its sum.
+_ROWS = 512  # the number of backward passes that are computed together
+_DEPTH = 12  # the largest number of operations between the condition of a `select` and its cases
+# The reduction that computes the second operand: x minus its maximum, or x divided by its sum.
 _RELATED = {"sub": "reduce_max", "div": "reduce_sum"}
 _COMPARISONS = {"lt": True, "le": True, "gt": False, "ge": False}  # True means `x < limit`.
 Read = Callable[[Atom], Bounded]
@@ -48,14 +48,14 @@ class Walk:
     """Evaluates a traced function on arrays and intervals, and bounds its results.
 
     Attributes:
-        makers: the equation of each computed variable.
-        results: the results of the function, arrays or intervals.
+        makers: for each computed variable, the equation that computes it.
+        results: the results of the function, as arrays or intervals.
 
     Args:
         closed: the function.
         arguments: an array or an interval for each argument.
-        linear: whether results have backward bounds, too.
-        sharp: whether operands of nonlinear equations have backward bounds, too.
+        linear: whether results have backward bounds too.
+        sharp: whether operands of nonlinear equations have backward bounds too.
     """
 
     def __init__(
@@ -78,7 +78,8 @@ class Walk:
                         self._sharpen(v)
                 results = self.evaluated(equation, self.read)
             except NoBounds as error:
-                # The error names the outermost equation, which has the name of the operation.
+                # The error names the outermost equation, because this equation has the name of the
+                # operation.
                 raise NoBounds(equation) from error
             self._values.update(zip(equation.outvars, results, strict=True))
             self.makers.update((v, equation) for v in equation.outvars)
@@ -96,7 +97,7 @@ class Walk:
         return jnp.asarray(v.val, v.aval.dtype) if is_literal(v) else self._values[v]
 
     def evaluated(self, equation: Equation, read: Read) -> Sequence[Bounded]:
-        """Return the results of an equation; `read` returns its operands."""
+        """Return the results of an equation. `read` returns its operands."""
         operands = [*map(read, equation.invars)]
         name = primitive(equation)
         if not any(map(varies, operands)):
@@ -119,7 +120,7 @@ class Walk:
         return results
 
     def _source(self, v: Atom) -> tuple[str, Atom | None]:
-        """Return the primitive that computes a variable, apart from moves, and its operand."""
+        """Return the primitive that computes a variable, except moves, and its first operand."""
         equation = None if is_literal(v) else self.makers.get(v)
         if equation is None:
             return "", None
@@ -133,10 +134,10 @@ class Walk:
         return name, operand
 
     def at(self, v: Atom, values: Mapping[Atom, Bounded], depth: int = _DEPTH) -> Bounded:
-        """Return a variable's value for values of other variables.
+        """Return the value that a variable has for these values of other variables.
 
-        Elementwise equations are evaluated again, up to `depth` of them in a row. A variable behind
-        another equation, or further away, has the value of the walk.
+        Elementwise equations are evaluated again, up to `depth` of them in a row. A variable that
+        is further away, or behind another equation, keeps the value of the walk.
         """
         if is_literal(v):
             return self.read(v)
@@ -150,7 +151,7 @@ class Walk:
     def compared(self, equation: Equation) -> tuple[Variable, Array, int] | None:
         """Return (x, threshold, case) for `select_n(x < threshold, ...)`, as in `Values.compared`.
 
-        Return None if the condition is no such comparison, or the threshold is unknown.
+        Return None if the condition is not such a comparison, or the threshold is unknown.
         """
         comparison = self.makers.get(equation.invars[0])
         has_two_cases = len(equation.invars) == 3
@@ -159,7 +160,7 @@ class Walk:
         x, limit = comparison.invars
         is_below = _COMPARISONS[primitive(comparison)]
         if is_literal(x) or varies(self.read(limit)):
-            # The threshold is on the left.
+            # The threshold is the left operand.
             x, limit = limit, x
             is_below = not is_below
         threshold = self.read(limit)
@@ -170,7 +171,7 @@ class Walk:
         return x, threshold, int(is_below)
 
     def is_affine_in(self, v: Atom, x: Atom) -> bool:
-        """Tell whether a variable is an elementwise affine function of another one alone."""
+        """Tell whether a variable is an elementwise affine function of only one other variable."""
         if is_literal(v) or v is x or not varies(self.read(v)):
             return True
         equation = self.makers.get(v)
@@ -184,7 +185,7 @@ class Walk:
     def _selected(self, equation: Equation, read: Read) -> Interval:
         """Bound a selection between two cases.
 
-        In a selection by `x < threshold`, each case is bounded for x on its side of the threshold.
+        In a selection by `x < threshold`, each case is bounded for only those x that select it.
         """
         selector, *case_variables = equation.invars
         condition = interval(read(selector))
@@ -210,11 +211,11 @@ class Walk:
         )
 
     def _step(self, equation: Equation, results: Sequence[Interval]) -> BackwardStep:
-        """Return the affine bounds of an equation by which the backward pass passes it."""
+        """Return the affine bounds of an equation that the backward pass uses."""
         operands = [*map(self.read, equation.invars)]
         if not is_affine(equation, operands):
             step = lines_of(self, equation, operands, results[0]) if len(results) == 1 else None
-            # The step without lines ends the backward pass with the intervals of the results.
+            # A step without lines ends the backward pass with the intervals of the results.
             dtype = results[0].low.dtype
             lows = [x.low.astype(dtype) for x in results]
             highs = [x.high.astype(dtype) for x in results]
@@ -231,14 +232,14 @@ class Walk:
         constants, pull = jax.vjp(function, *zeros)
         rounding = (sum(terms(equation)) + 2) / 2 * epsilon(constants[0])
         sizes = [magnitude(equation, operands)] if len(results) == 1 else [*map(size, results)]
-        # The slack covers the rounding of the equation's sums and of its transpose's.
+        # The slack covers the rounding of the sums in the equation, and in its transpose.
         slack = [rounding * m for m in sizes]
         low = [x - s for x, s in zip(constants, slack, strict=True)]
         high = [x + s for x, s in zip(constants, slack, strict=True)]
         return BackwardStep([equation.invars[i] for i in varying], (pull,), low, high)
 
     def _sharpen(self, v: Atom) -> None:
-        """Intersect a variable's interval with the backward bounds of each of its items."""
+        """Intersect the interval of a variable with the backward bounds of each of its items."""
         if is_literal(v) or v in self._sharp:
             return
         x = self.read(v)
@@ -257,7 +258,7 @@ class Walk:
             return self._lower_bound(v, unit)
 
         rows = jnp.arange(2 * count)
-        if 2 * count <= _ROWS:  # A loop of one step would be a longer program.
+        if 2 * count <= _ROWS:  # A loop with a single iteration would be a longer program.
             lows = jax.vmap(bound)(rows)
         else:
             lows = lax.map(bound, rows, batch_size=_ROWS)
@@ -285,7 +286,8 @@ class Walk:
         def add(positive: Array, negative: Array, lows: Array, highs: Array) -> None:
             """Add the least value of sum((positive + negative) * x) for lows <= x <= highs.
 
-            `positive` has the coefficients above 0, `negative` those below 0, both 0 elsewhere.
+            `positive` has the coefficients above 0, and `negative` has the coefficients below 0.
+            All other entries of both are 0.
             """
             nonlocal bound, rounding_error
             products = _times(positive, lows) + _times(negative, highs)
@@ -311,7 +313,7 @@ class Walk:
             for parts in pulled:
                 for w, part in zip(step.variables, parts, strict=True):
                     remaining[w] = remaining[w] + part if w in remaining else part
-        # The arguments of the function remain, and their intervals complete the bound.
+        # Only arguments of the function are left, and their intervals complete the bound.
         for w, a in remaining.items():
             add(jnp.maximum(a, 0), jnp.minimum(a, 0), *ends(self.read(w)))
         safe_bound = bound - rounding_error
@@ -319,12 +321,16 @@ class Walk:
 
 
 def _times(coefficients: Array, x: Array) -> Array:
-    """Multiply; the product of 0 and infinity is 0."""
+    """Multiply coefficients and an array; the product of 0 and infinity is 0."""
     return jnp.where(coefficients != 0, coefficients * x, 0)
 
 
 def _branched(equation: Equation, operands: Sequence[Bounded]) -> list[Interval]:
-    """Bound a choice between functions: by the chosen function, or by all if the index varies."""
+    """Bound a choice between functions.
+
+    If the index is known, the chosen function gives the bounds. If the index varies, the bounds
+    contain the results of all functions.
+    """
     index, *arguments = operands
     branches = equation.params["branches"]
     results = [[*map(interval, Walk(closed, arguments).results)] for closed in branches]
@@ -339,12 +345,12 @@ def _branched(equation: Equation, operands: Sequence[Bounded]) -> list[Interval]
 
 
 def _scanned(equation: Equation, operands: Sequence[Bounded]) -> list[Bounded]:
-    """Bound a loop. A carry that varies after any step is an interval from the start."""
+    """Bound a loop. A carry that varies after some iteration is an interval from the start."""
     closed = equation.params["jaxpr"]
     constants, start, stacks = jaxprs.scan_parts(equation, operands)
     is_varying: list[bool] = [varies(x) for x in operands]
     carries = slice(len(constants), len(constants) + len(start))
-    for _ in start:  # Each step may reach one carry more.
+    for _ in start:  # Each iteration may make one more carry vary.
         depends = jaxprs.depending(closed, is_varying)[: len(start)]
         is_varying[carries] = [a or b for a, b in zip(is_varying[carries], depends, strict=True)]
     start = _intervals_where(is_varying[carries], start)
@@ -358,7 +364,7 @@ def _scanned(equation: Equation, operands: Sequence[Bounded]) -> list[Bounded]:
 
 
 def _intervals_where(flags: Sequence[bool], values: Sequence[Bounded]) -> list[Bounded]:
-    """Return the values. A value whose flag is True is returned as an interval."""
+    """Return the values; those whose flag is True are converted to intervals."""
     results = list(values)
     for index, is_varying in enumerate(flags):
         if is_varying:

@@ -1,4 +1,4 @@
-"""Pairs the tensors of two networks: by given names, equal names, outputs, or position."""
+"""Pairs the tensors of two networks: by names from the user, equal names, outputs, or position."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import numpy as np
 from nnef_jax.errors import InputError
 from nnef_jax.wording.similar import did_you_mean
 
-_MOST = 10**8  # entries of the table of a longest common sequence, 0.4 GB
+# the largest number of entries in the table for a longest common sequence, which are 0.4 GB
+_MOST = 10**8
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,9 +21,9 @@ class TensorKind:
     """A tensor without its values.
 
     Args:
-        kind: the kind of its operation, "" if unknown.
-        shape: its shape.
-        output: its position among the network's outputs, or None.
+        kind: the kind of the operation that computes it, or "" if that is unknown.
+        shape: the shape of the tensor.
+        output: its position among the network's outputs, or None if it is not an output.
     """
 
     kind: str
@@ -42,9 +43,9 @@ class Pair:
 def match(
     a: Mapping[str, TensorKind], b: Mapping[str, TensorKind], names: Mapping[str, str]
 ) -> list[Pair]:
-    """Return the pairs in the order of `a`.
+    """Return pairs of tensors in the order of `a`.
 
-    The pairs are, in this order of precedence:
+    Tensors are paired in four ways. If several apply to a tensor, the first one counts:
 
     - given: `names` has a name in `b` for each of some names in `a`.
     - name: equal names, or names that are equal without characters other than letters and digits,
@@ -53,7 +54,8 @@ def match(
     - position: between two neighbouring pairs of those above, a longest common sequence of tensors
       of equal kind and shape.
 
-    Raises InputError for an unknown name in `names`, and if two names in `a` have one name in `b`.
+    Raises InputError for an unknown name in `names`, and if `names` has the same name in `b` for
+    two names in `a`.
     """
     for side, side_names, tensors in (("a", names.keys(), a), ("b", names.values(), b)):
         for name in side_names:
@@ -86,7 +88,10 @@ def match(
 def _same(
     a: Mapping[str, TensorKind], b: Mapping[str, TensorKind], spelling: Callable[[str], str]
 ) -> Iterator[tuple[str, str]]:
-    """Yield pairs of names with the same spelling, if one name of each side has this spelling."""
+    """Yield pairs of names that have the same spelling.
+
+    A pair requires that only one name of `a` and one name of `b` have this spelling.
+    """
     spellings_a = _by_spelling(a, spelling)
     spellings_b = _by_spelling(b, spelling)
     for spelled, names_a in spellings_a.items():
@@ -119,7 +124,8 @@ def _between(
 ) -> Iterator[tuple[str, str]]:
     """Yield pairs of tensors of equal kind and shape, in the gaps between the pairs so far.
 
-    Pairs divide both lists of tensors into segments. A pair that is out of order in b does not.
+    The pairs so far divide both lists of tensors into segments. A pair that is out of order in `b`
+    does not divide them.
     """
     names_b = list(b)
     index = {name: i for i, name in enumerate(names_b)}
@@ -150,7 +156,7 @@ def _common(
 ) -> Iterator[tuple[str, str]]:
     """Yield the pairs of a longest common sequence of kinds and shapes.
 
-    Recorded tensors are left out: they have no kind, and a shape alone is ambiguous.
+    Recorded tensors are left out, because they have no kind, and a shape by itself is ambiguous.
     """
     names_a = [name for name in names_a if a[name].kind]
     names_b = [name for name in names_b if b[name].kind]

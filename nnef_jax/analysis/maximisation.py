@@ -1,4 +1,4 @@
-"""Activation maximisation: inputs that excite a unit most."""
+"""Activation maximisation: computes inputs that excite a unit most."""
 
 from __future__ import annotations
 
@@ -95,17 +95,17 @@ def activation_maximisation(
 
     Args:
         inputs: the start, to which a little noise is added. By default the start is noise of the
-            declared shape, an item for each target.
-        target: a channel (axis 1 of `output`), or one for each item; its mean is maximised. A
-            function of the outputs may return scores [batch] instead, such as those of single
-            units.
+            declared shape, with an item for each target.
+        target: a channel (an index along axis 1 of `output`), or a channel for each item. The mean
+            of the channel is maximised. The target may also be a function that returns scores
+            [batch] from the outputs, such as those of single units.
         key: a key of `jax.random`, for the noise.
         output: the name of an output or of a tensor inside.
-        bounds: the least and the largest value of an entry. Without them the noise has mean 0.
+        bounds: the least and the largest value of an entry. Without bounds the noise has mean 0.
         steps: the number of gradients.
         step: the root mean square of the first change of an item.
-        l2: the factor of the cost |x - m|^2 / 2, where m is the middle of the bounds.
-        total_variation: the factor of the sum of absolute differences of neighbours, along all axes
+        l2: the weight of the cost |x - m|^2 / 2, where m is the middle of the bounds.
+        total_variation: the weight of the sum of absolute differences of neighbours, along all axes
             after the first two.
         tensor: `wrt` and `params`, as in `saliency`.
 
@@ -165,7 +165,7 @@ def _maximised(
 
 
 def _blank(model: Model, target: Target, bounds: Bounds | None) -> tuple[Any, ...]:
-    """Return an input of the declared shape, in the middle of the bounds."""
+    """Return an input of the declared shape whose entries are in the middle of the bounds."""
     require_model(model)
     names = [spec.name for spec in model.inputs]
     if len(names) != 1:

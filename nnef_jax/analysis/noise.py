@@ -36,7 +36,7 @@ from nnef_jax.model import Model
 from nnef_jax.options import require, require_keywords, shown
 from nnef_jax.results import Result, Table, result, static, table_of
 
-Method = Callable[..., Attribution]  # from a model and the inputs of a call
+Method = Callable[..., Attribution]  # a function from a model and the inputs of a call
 _KINDS = ("mean", "square", "variance")
 
 
@@ -52,10 +52,11 @@ def gradient_shap(
 
     Args:
         key: a key of `jax.random`.
-        baselines: an array whose first axis counts baselines; each sample of an item draws one.
+        baselines: an array whose first axis counts baselines. For each sample of an item, a
+            baseline is drawn at random.
         samples: the number of random points for each item.
 
-    The other arguments, and errors, are those of `saliency`.
+    The other arguments, and the errors, are those of `saliency`.
     """
     require_key(key)
     require_count("samples", samples)
@@ -103,14 +104,14 @@ def noise_tunnel(
     Args:
         method: an attribution function of `nnef_jax.analysis`.
         key: a key of `jax.random`.
-        noise: the standard deviation of the normal noise, in units of the input: a number, or one
-            for each item. The default suits inputs of about 1. Noise that is lost to rounding is a
-            warning.
+        noise: the standard deviation of the normal noise, in units of the input: a number, or a
+            number for each item. The default suits inputs of about 1. If noise is lost to rounding,
+            there is a warning.
         samples: the number of copies of the batch.
         kind: "mean" of the attributions, "square" (the mean of their squares) or "variance".
         options: options of the method, such as `target`. If `wrt` is a tensor inside, noise is
-            added to the first real input. A method with a parameter `key` gets its own key, the
-            same for all copies.
+            added to the first floating-point input. A method with a parameter `key` gets a separate
+            key, which is the same for all copies.
     """
     if kind not in _KINDS:
         here = NT_TYPES.get(str(kind))
@@ -133,7 +134,7 @@ def noise_tunnel(
 
 @result
 class MaxSensitivity(Result):
-    """The relative change of attributions near each item of a batch: see `max_sensitivity`.
+    """The relative change of attributions near each item of a batch, from `max_sensitivity`.
 
     Args:
         values: the largest norm of a change, divided by the norm of the attributions, [batch].
@@ -164,8 +165,8 @@ def max_sensitivity(
 ) -> MaxSensitivity:
     """Compute the largest change of attributions near an item (Yeh et al. 2019, arXiv:1901.09392).
 
-    The value of an item x is max |a(x + n) - a(x)| / |a(x)| over random copies x + n, for
-    attributions a and the L2 norm.
+    The value of an item x is max |a(x + n) - a(x)| / |a(x)|. Here a(x) are the attributions of x,
+    |.| is the L2 norm, and the maximum is over random copies x + n.
 
     >>> nnef_jax.analysis.max_sensitivity(model, saliency, images, key=key).values
 
@@ -173,7 +174,7 @@ def max_sensitivity(
         method: an attribution function of `nnef_jax.analysis`.
         key: a key of `jax.random`.
         radius: the largest change of an entry; changes are uniformly distributed. The default suits
-            inputs of about 1. Changes that are lost to rounding are a warning.
+            inputs of about 1. If changes are lost to rounding, there is a warning.
         samples: the number of copies of the batch.
         options: options of the method, as in `noise_tunnel`.
     """
@@ -188,13 +189,13 @@ def max_sensitivity(
     changes = jnp.stack([jnp.sqrt(sums(move**2)) for move in moves])
     largest = changes.max(0)
     norm = jnp.sqrt(sums(first.values**2))
-    values = jnp.where(largest > 0, largest / norm, largest)  # 0 / 0 is 0, and NaN stays.
+    values = jnp.where(largest > 0, largest / norm, largest)  # 0 / 0 becomes 0, and NaN stays.
     return MaxSensitivity(values=values, method=first.method, of=first.of, output=first.output)
 
 
 @result
 class Infidelity(Result):
-    """The error of attributions as predictions of score changes: see `infidelity`.
+    """The error of attributions as predictions of score changes, from `infidelity`.
 
     Args:
         values: the mean square of the error, [batch].
@@ -223,21 +224,23 @@ def infidelity(
 ) -> Infidelity:
     """Compute the error of attributions as predictions of score changes (arXiv:1901.09392).
 
-    The error of an item x is the mean over noise n of (n . values - (score(x) - score(x - n)))^2.
-    Here n is the noise after x - n is rounded to the dtype of x.
+    The error of an item x is the mean of (n . values - (score(x) - score(x - n)))^2 over random
+    noise n. For the computation, n is the change that remains after x - n is rounded to the dtype
+    of x.
 
     >>> nnef_jax.analysis.infidelity(model, images, values=gradients, key=key).values
 
     Args:
-        values: attributions in the place of the gradient: a number, or an array that broadcasts to
-            the tensor. Divide attributions times the input by the input. An `Attribution` of
-            classes also sets `wrt`, `target` and `output` if they are left out.
+        values: attributions that stand for the gradient: a number, or an array that broadcasts to
+            the tensor. Attributions that are multiplied by the input must first be divided by it.
+            An `Attribution` of classes also sets those of `wrt`, `target` and `output` that are not
+            passed.
         key: a key of `jax.random`.
         noise: the standard deviation of the normal noise, in units of the input. The default suits
-            inputs of about 1. Noise that is lost to rounding is a warning.
+            inputs of about 1. If noise is lost to rounding, there is a warning.
         samples: the number of copies of the batch.
 
-    The other arguments, and errors, are those of `saliency`.
+    The other arguments, and the errors, are those of `saliency`.
     """
     require_key(key)
     require_count("samples", samples)
@@ -254,7 +257,7 @@ def infidelity(
 
 
 def _explained(values: Attribution, options: QuestionOptions) -> QuestionOptions:
-    """Return the options of an attribution, replaced by the options of a call."""
+    """Return the options of an attribution. Options of the call replace them."""
     if values.values.shape != values.x.shape:
         shapes = f"{show(values.values.shape)}, the tensor is {show(values.x.shape)}"
         raise InputError(f"values: {values.method} is {shapes}", hint="give a value for each entry")
@@ -269,7 +272,7 @@ def _explained(values: Attribution, options: QuestionOptions) -> QuestionOptions
 def _infidelity(
     question: Question, values: Array, key: Array, noise: Array, *, samples: int
 ) -> tuple[Array, Array]:
-    """Return the errors [batch], and whether a copy's noise is lost to rounding, [samples]."""
+    """Return the errors [batch], and for each copy whether its noise is lost, bool [samples]."""
     x = question.value()
     question = question.settled(x)
     wide = x.astype(zeros(x).dtype)
@@ -288,14 +291,14 @@ def _infidelity(
 
 
 def _warn_lost(question: Question, lost: Array) -> None:
-    """Warn if all noise of a copy is lost to rounding; a traced function has no warning."""
+    """Warn if all noise of a copy is lost to rounding. In a traced function there is no warning."""
     if has_values(lost) and np.asarray(lost).any():
         message = f"noise of '{question.wrt}' is lost to rounding: a copy did not move"
         warnings.warn(message, stacklevel=3)
 
 
 class _Copies:
-    """Attributions of changed copies of an input, all for the classes of the input itself."""
+    """Computes attributions of changed copies of an input, for the classes of the input itself."""
 
     def __init__(
         self,
@@ -336,7 +339,10 @@ class _Copies:
     def attributed(
         self, samples: int, noise_of: Callable[[Array, Array], Array]
     ) -> Iterator[Attribution]:
-        """Yield the attributions of copies; `noise_of` maps a key and the input to the noise."""
+        """Yield the attributions of copies.
+
+        `noise_of` returns the noise for a key and the input.
+        """
         for key in jax.random.split(self._key, require_count("samples", samples)):
             inputs = list(self._inputs)
             x = jnp.asarray(inputs[self._position])

@@ -29,21 +29,22 @@ def occlusion(
     baseline: ArrayLike = 0.0,
     **options: Unpack[QuestionOptions],
 ) -> Attribution:
-    """Compute the fall of a score where a window covers the input (Zeiler 2013, arXiv:1311.2901).
+    """Compute how much a score falls if a window is covered (Zeiler 2013, arXiv:1311.2901).
 
-    The value of a position is the mean over all windows that cover it: [batch, *positions]. Windows
-    begin at each multiple of the stride, until every position is covered. One window is computed
-    after the other.
+    The value of a position is the mean over all windows that cover it. The values are an array
+    [batch, *positions]. Windows begin at each multiple of the stride, until every position is
+    covered. The windows are computed one after the other.
 
     >>> nnef_jax.analysis.occlusion(model, images, window=(2, 2), target=3)
 
     Args:
-        window: extents along the last axes. An integer is the extent along all axes after batch and
-            channel, or along the only axis after the batch. Other axes are covered completely.
+        window: extents of the window along the last axes. An integer is the extent along all axes
+            after batch and channel, or along the only axis after the batch. Other axes are covered
+            completely.
         stride: steps between windows, by default half the window, rounded up.
         baseline: the values inside a window, as in `integrated_gradients`.
 
-    The other arguments, and errors, are those of `saliency`.
+    The other arguments, and the errors, are those of `saliency`.
     """
     question = ask("occlusion", model, inputs, options)
     shape = [int(n) for n in question.graph.values[question.wrt].type.shape]
@@ -69,7 +70,7 @@ def _occlusion(
 ) -> Attribution:
     x, question, cover = line_from(question, baseline)
     extents = x.shape[x.ndim - len(windows) :]
-    counts: list[int] = []  # windows along each axis
+    counts: list[int] = []  # the number of windows along each axis
     for extent, window, stride in zip(extents, windows, strides, strict=True):
         steps = ceil((extent - window) / stride)
         counts.append(max(0, steps) + 1)

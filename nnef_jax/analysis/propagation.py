@@ -1,4 +1,4 @@
-"""Propagates scores back through a network by a rule for each operation, instead of derivatives."""
+"""Propagates scores back through a network by rules for operations, instead of derivatives."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _CURVES = BY_ITEM - {"add", "cast", "copy", "mul", "neg", "select", "sub"}
 
 @dataclass(frozen=True)
 class OperationStep:
-    """An operation as a function of its real operands that depend on the tensor `wrt`.
+    """An operation as a function of its floating-point operands that depend on the tensor `wrt`.
 
     Args:
         operation: the operation.
         reads: the operands that the function takes.
-        writes: the real results that the function returns.
-        graph: a graph of this operation alone, whose inputs are all of its operands.
+        writes: the floating-point results that the function returns.
+        graph: a graph of this single operation, whose inputs are all of its operands.
         evaluate: a function that computes the tensors of a graph.
     """
 
@@ -41,7 +41,7 @@ class OperationStep:
 
     @property
     def is_curve(self) -> bool:
-        """Tell whether it is a nonlinear elementwise function of one operand."""
+        """Tell whether the operation is a nonlinear elementwise function of one operand."""
         is_unary = len(self.reads) == len(self.writes) == 1
         if self.operation.kind not in _CURVES or not is_unary:
             return False
@@ -50,14 +50,17 @@ class OperationStep:
         return keeps_shape and not is_affine
 
     def run(self, tensors: Tensors, *reads: Array) -> list[Array]:
-        """Return the results for these values of `reads`; other operands are from `tensors`."""
+        """Return the results for these values of `reads`.
+
+        Other operands are taken from `tensors`.
+        """
         values = {**tensors, **dict(zip(self.reads, reads, strict=True))}
         inputs = [values[v] for v in self.graph.inputs]
         results = self.evaluate(self.graph, {}, {}, inputs)
         return [jnp.asarray(results[v]) for v in self.writes]
 
     def pull(self, tensors: Tensors, scores: Sequence[Array]) -> list[Array]:
-        """Return the gradients at `reads` for gradients at `writes`: the transposed derivative."""
+        """Return the gradients at `reads` from those at `writes`: the transposed derivative."""
         reads = [jnp.asarray(tensors[v]) for v in self.reads]
         _, pull = jax.vjp(lambda *xs: self.run(tensors, *xs), *reads)
         return list(pull(list(scores)))
@@ -68,7 +71,7 @@ Rule = Callable[[OperationStep, list[Array]], list[Array]]
 
 
 def tensors_at(question: Question, x: Array) -> dict[Value, Any]:
-    """Return the tensors of a network by value, where `x` replaces the tensor `wrt`."""
+    """Return the tensors of a network by value. `x` replaces the tensor `wrt`."""
     graph = question.graph
     model = question.model
     wrt = graph.values[question.wrt]
@@ -98,9 +101,12 @@ def propagated(
 
     Args:
         question: the question.
-        rule: returns the relevances of the operands of a step, from the relevances of its results.
-        start: the tensors at which the gradient of the score is taken: the first relevances.
-        times_output: multiply this gradient by the outputs, so that relevances add up to the score.
+        rule: a function that returns the relevances of the operands of a step, from the relevances
+            of its results.
+        start: the tensors at which the gradient of the score is taken. This gradient gives the
+            first relevances.
+        times_output: whether this gradient is multiplied by the outputs, so that relevances add up
+            to the score.
     """
     graph = question.graph
     wrt = graph.values[question.wrt]
@@ -133,7 +139,7 @@ def _score(question: Question, arrays: Sequence[Array]) -> Array:
 
 
 def _steps(evaluate: Evaluation, graph: Graph, wrt: Value) -> list[OperationStep]:
-    """Return the operations that depend on a tensor by real numbers, in order."""
+    """Return the operations that depend on a tensor by floating-point operands, in order."""
     varies = {wrt}
     steps: list[OperationStep] = []
     for operation in graph.operations:

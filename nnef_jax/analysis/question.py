@@ -25,7 +25,7 @@ from nnef_jax.model import Model
 from nnef_jax.options import numpy_of, require, require_keywords, shown
 from nnef_jax.workings import bind, graph_for, rounds_straight_through
 
-# A class, classes [batch], or a function of the outputs; None is the class with the highest score.
+# A class, classes [batch], or a function of the outputs. None is the class with the highest score.
 Target = ArrayLike | Callable[..., ArrayLike] | None
 _SATURATES = ("softmax", "log_softmax", "sigmoid")
 _QUANTIZES = tuple(kind for kind in FAMILIES["quantize"] if kind.endswith("_quantize"))
@@ -34,14 +34,14 @@ _PASSES = ("copy", "log", "reshape", "squeeze", "unsqueeze", *_QUANTIZES)
 
 
 class TensorOptions(TypedDict, total=False):
-    """Keywords of `saliency`: the tensor by which scores are explained, and the parameters."""
+    """The keywords of `saliency` for the explaining tensor and for the parameters."""
 
     wrt: str | None
     params: Params | None
 
 
 class QuestionOptions(TensorOptions, total=False):
-    """Keywords of `saliency`: the explained score, and the keywords of `TensorOptions`."""
+    """The keywords of `saliency` for the explained score, and those of `TensorOptions`."""
 
     target: Target
     output: str | None
@@ -50,16 +50,17 @@ class QuestionOptions(TensorOptions, total=False):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Question:
-    """A score for each item of a batch, as a function of the tensor `wrt`; a pytree.
+    """A score for each item of a batch, as a function of the tensor `wrt`. A question is a pytree.
 
     Args:
         model: the network with its parameters.
         inputs: the inputs of a call, in order.
-        classes: the class of each item, int32 [batch]; None if `settled` has to choose them, or if
-            `score` is a function.
+        classes: the class of each item, int32 [batch]. It is None if `settled` has to choose the
+            classes, or if `score` is a function.
         wrt: the name of an input, or of a tensor inside.
         output: the name of the output or tensor with the scores; "" for all outputs.
-        score: a function from outputs to scores [batch]; None for the entries of classes.
+        score: a function from outputs to scores [batch], or None if the scores are those of
+            classes.
     """
 
     model: Model
@@ -70,7 +71,7 @@ class Question:
     score: Callable[[Any], Any] | None = field(metadata={"static": True})
 
     def value(self) -> Array:
-        """Return the tensor `wrt` at the inputs."""
+        """Return the tensor `wrt` for the inputs."""
         if self.position is not None:
             return jnp.asarray(self.inputs[self.position])
         return self.model(*self.inputs, capture=[self.wrt])[1][self.wrt]
@@ -78,8 +79,9 @@ class Question:
     def start(self, baseline: ArrayLike) -> Array:
         """Return the tensor `wrt` at a baseline.
 
-        The baseline replaces the real inputs from which the tensor is computed. If the tensor is an
-        input, or depends on integer inputs only, the baseline replaces the tensor itself.
+        The baseline replaces the floating-point inputs from which the tensor is computed. If the
+        tensor is an input, or depends only on integer inputs, the baseline replaces the tensor
+        itself.
         """
         x = self.value()
         needed = self.graph.dependencies([self.graph.values[self.wrt]])
@@ -93,11 +95,11 @@ class Question:
         return replace(self, inputs=tuple(inputs)).value()
 
     def run(self, x: Array, edit: Edits | None = None, capture: Sequence[str] = ()) -> Any:
-        """Return `output`, or all outputs, and captured tensors; `x` replaces the tensor `wrt`."""
+        """Return `output`, or all outputs, and captured tensors. `x` replaces the tensor `wrt`."""
         inputs = list(self.inputs)
         edits = dict(edit or {})
         if self.position is None:
-            # An edit of `wrt` applies to `x`.
+            # An edit of `wrt` is applied to `x`.
             change: Any = edits.get(self.wrt)
             edits[self.wrt] = x if change is None else change(x)
         else:
@@ -114,7 +116,7 @@ class Question:
         return outputs, captured
 
     def entries(self, outputs: Any) -> Array:
-        """Return the scores of all classes, [batch, class], means over all further axes."""
+        """Return the scores of all classes, [batch, class], as means over all further axes."""
         y = jnp.asarray(outputs)
         return y[:, None] if y.ndim == 1 else y.mean(axis=tuple(range(2, y.ndim)))
 
@@ -132,7 +134,7 @@ class Question:
         return scores
 
     def at(self, x: Array) -> Array:
-        """Return the score of each item, [batch], where `x` replaces the tensor `wrt`."""
+        """Return the score of each item, [batch], if `x` replaces the tensor `wrt`."""
         return self.scores(self.run(x)[0])
 
     def gradient(self, x: Array) -> tuple[Array, Array]:
@@ -161,7 +163,7 @@ class Question:
         return scores, values, gradient
 
     def require_derivative(self, name: str | None = None) -> None:
-        """Raise InputError if rounding makes all derivatives by a tensor, by default `wrt`, 0."""
+        """Raise InputError if rounding makes all derivatives by a tensor (default `wrt`) 0."""
         graph = self.graph
         named = graph.values | dict(zip(graph.output_names, graph.outputs, strict=True))
         scored = [named[self.output]] if self.output else graph.outputs
@@ -184,7 +186,7 @@ class Question:
 
     @property
     def position(self) -> int | None:
-        """Return the position of `wrt` among the inputs, None for a tensor inside."""
+        """Return the position of `wrt` among the inputs, or None for a tensor inside."""
         names = [value.name for value in self.model.graph.inputs]
         return names.index(self.wrt) if self.wrt in names else None
 
@@ -204,10 +206,11 @@ class Question:
 def ask(
     function: str, model: Model, inputs: Sequence[Sample], options: Mapping[str, Any]
 ) -> Question:
-    """Return the question for the arguments of an analysis; `options` are `QuestionOptions`.
+    """Check the arguments of an analysis, and return its question.
 
-    Raises TypeError for arguments of wrong types. Raises InputError for names that the graph lacks,
-    classes that the output lacks, and tensors without a derivative.
+    `options` are `QuestionOptions`. Raises TypeError for arguments of wrong types. Raises
+    InputError for names that the graph lacks, classes that the output lacks, and tensors without a
+    derivative.
     """
     require_keywords(function, options, QuestionOptions.__annotations__, KEYWORDS)
     target, output, wrt, params = map(options.get, ("target", "output", "wrt", "params"))
@@ -259,9 +262,9 @@ def require_derivative(
 def _stop(
     graph: Graph, sources: Iterable[Value], results: Iterable[Value], kinds: Sequence[str]
 ) -> Operation | None:
-    """Return the first operation that stops derivatives, None if a path avoids all such operations.
+    """Return the first operation that stops derivatives, or None if a path avoids such operations.
 
-    An operation of `kinds`, and one whose results are all integers, stops derivatives.
+    An operation stops derivatives if its kind is in `kinds`, or if all its results are integers.
     """
     reached = set(sources)
     first = None
@@ -276,7 +279,10 @@ def _stop(
 
 
 def require_derivatives(model: Model, graph: Graph, sources: Iterable[Value]) -> None:
-    """Raise InputError if a source reaches outputs through rounding only: its derivatives are 0."""
+    """Raise InputError if rounding makes the derivatives at one of `sources` 0.
+
+    This is the case if all its paths to outputs pass through rounding.
+    """
     if rounds_straight_through(model):
         return
     connected = _differentiable(graph, ())
@@ -287,7 +293,7 @@ def require_derivatives(model: Model, graph: Graph, sources: Iterable[Value]) ->
 
 
 def _differentiable(graph: Graph, avoided: Sequence[str]) -> set[Value]:
-    """Return the tensors that are connected to an output by a path of real tensors.
+    """Return the tensors that are connected to an output by a path of floating-point tensors.
 
     Paths through operations of the kinds `avoided` do not count.
     """
@@ -299,7 +305,7 @@ def _differentiable(graph: Graph, avoided: Sequence[str]) -> set[Value]:
 
 
 def bound(model: Model, inputs: Sequence[Sample]) -> list[Any]:
-    """Return the inputs of a call in graph order; `inputs` has that order, or one dict by name."""
+    """Return the inputs of a call in graph order, from that order or from one dict by name."""
     args, kwargs = arguments_of(inputs)
     texts = [x for x in args if isinstance(x, str)]
     surplus_integers = [x for x in args[len(model.inputs) :] if isinstance(x, int)]
@@ -310,7 +316,7 @@ def bound(model: Model, inputs: Sequence[Sample]) -> list[Any]:
 
 
 def tensor_named(graph: Graph, argument: str, name: str) -> Value:
-    """Return the input or computed tensor with the name; `argument` is for errors."""
+    """Return the input or computed tensor with this name. `argument` is the argument's name."""
     require(argument, name, str, "a name of a tensor")
     tensor = graph.values.get(name)
     if tensor is None:
@@ -328,7 +334,10 @@ def require_model(model: object) -> None:
 
 
 def require_real(name: str, value: Any, *, least: float | None = 0) -> float:
-    """Return a real number. Raises TypeError, or ValueError if it is too small or not finite."""
+    """Check that a value is a number, and return it as a float.
+
+    Raises TypeError, or ValueError if the number is too small or not finite.
+    """
     require(name, value, float | int | np.floating | np.integer, "a number")
     is_too_small = least is not None and value < least
     if not np.isfinite(value) or is_too_small:
@@ -338,7 +347,7 @@ def require_real(name: str, value: Any, *, least: float | None = 0) -> float:
 
 
 def require_count(name: str, value: Any) -> int:
-    """Return a positive integer. Raises TypeError or ValueError for any other value."""
+    """Check that a value is a positive integer, and return it. Raises TypeError or ValueError."""
     require(name, value, int | np.integer, "an integer")
     if value < 1:
         raise ValueError(f"{name} must be at least 1, it is {value}")
@@ -346,7 +355,7 @@ def require_count(name: str, value: Any) -> int:
 
 
 def require_bounds(bounds: Any) -> tuple[float, float]:
-    """Return a pair of finite, rising numbers. Raises TypeError or ValueError for other values."""
+    """Check that a value is a pair of finite, rising numbers. Raises TypeError or ValueError."""
     if not isinstance(bounds, tuple | list) or len(bounds) != 2:  # pyright: ignore[reportUnknownArgumentType]
         raise TypeError(f"bounds must be a pair of numbers, it is {shown(bounds)}")
     low, high = (require_real("a bound", x, least=None) for x in bounds)
@@ -362,14 +371,14 @@ def require_key(key: object) -> None:
 
 
 def array_from(name: str, returned: object) -> Array:
-    """Return the result of a caller's function as an array. Raises TypeError for other results."""
+    """Convert the result of a caller's function to an array. Raises TypeError for other results."""
     if not isinstance(returned, Array | np.ndarray | np.generic | float | int):
         raise TypeError(f"{name} must return an array, it returns {shown(returned)}")
     return jnp.asarray(returned)
 
 
 def broadcast(argument: str, array: Array, tensor: str, shape: Shape) -> Array:
-    """Return an argument's array in the shape of a tensor. Raises InputError if it does not fit."""
+    """Broadcast an argument's array to a tensor's shape; raise InputError if it does not fit."""
     try:
         return jnp.broadcast_to(array, [int(n) for n in shape])
     except ValueError:
@@ -395,7 +404,7 @@ def _logits(graph: Graph, output: str) -> str:
     logits = None if maker is None else _saturated(maker, makers)
     if logits is None:
         return output
-    # Missing axes count as axes of extent 1.
+    # An axis that is missing counts as an axis of extent 1.
     batch_and_classes = (*final.type.shape, 1, 1)[:2]
     has_classes = (*logits.type.shape, 1, 1)[:2] == batch_and_classes
     if graph.values.get(logits.name) is logits and has_classes:
@@ -406,7 +415,7 @@ def _logits(graph: Graph, output: str) -> str:
 
 
 def _saturated(operation: Operation, makers: dict[Value, Operation]) -> Value | None:
-    """Return the operand of a softmax or sigmoid, None for another operation.
+    """Return the operand of a softmax or sigmoid, or None for another operation.
 
     A softmax may also be the quotient of `exp` and its sum.
     """
@@ -448,7 +457,7 @@ def _require_real(graph: Graph, argument: str, value: Value) -> None:
 
 
 def _inside(graph: Graph) -> str:
-    """Return a hint with a tensor inside to explain: embeddings, or the first real tensor."""
+    """Return a hint that names a tensor inside: embeddings, or the first floating-point tensor."""
     reached = set(graph.inputs)
     by_kind: dict[str, str] = {}
     for operation in graph.operations:

@@ -25,7 +25,7 @@ from nnef_jax.calls.arguments import Input
 from nnef_jax.errors import InputError
 from nnef_jax.model import Model
 
-_NEAR = 1e-10  # Smaller differences are not divided by.
+_NEAR = 1e-10  # Differences below this number are not used as divisors.
 _EXTREMES = {
     **dict.fromkeys(("max", "max_pool", "max_reduce", "adaptive_max_pool"), jnp.maximum),
     **dict.fromkeys(("min", "min_reduce"), jnp.minimum),
@@ -40,18 +40,19 @@ def deep_lift(
 ) -> Attribution:
     """Attribute the change of a score from a baseline (Shrikumar et al. 2017, arXiv:1704.02685).
 
-    A nonlinear function of one tensor has a multiplier (the rescale rule): the change of the result
-    divided by the change of the operand. The multiplier of a product of two tensors is the
-    mean of the other operand at both ends. A maximum passes its change to the positions of the
-    maxima at both ends. The values of an item add up to the change of its score plus `gap`. If
-    other nonlinear operations occur, `gap` is not 0.
+    Each operation multiplies the attributions by a multiplier. For a nonlinear function of one
+    tensor it is the change of the result divided by the change of the operand (the rescale rule).
+    For an operand of a product of two tensors it is the mean of the other operand at the baseline
+    and at the item. A maximum passes its change to the positions of the maxima at the baseline and
+    at the item. The values of an item add up to the change of its score plus `gap`. If other
+    nonlinear operations occur, `gap` is not 0.
 
     >>> attribution = nnef_jax.analysis.deep_lift(model, images)
 
     Args:
         baseline: the reference, as in `integrated_gradients`.
 
-    The other arguments, and errors, are those of `saliency`.
+    The other arguments, and the errors, are those of `saliency`.
     """
     question = ask("deep_lift", model, inputs, options)
     return _deep_lift(question, array_of("baseline", baseline)[None], "DeepLift")
@@ -68,16 +69,16 @@ def deep_lift_shap(
     >>> attribution = nnef_jax.analysis.deep_lift_shap(model, images, baselines=images[:10])
 
     Args:
-        baselines: an array whose first axis counts baselines; each baseline is used for all items.
+        baselines: an array whose first axis counts baselines. Each baseline is used for all items.
 
-    The other arguments, and errors, are those of `saliency`.
+    The other arguments, and the errors, are those of `saliency`.
     """
     question = ask("deep_lift_shap", model, inputs, options)
     return _deep_lift(question, several("baselines", baselines), "DeepLift SHAP")
 
 
 def several(name: str, value: object) -> Any:
-    """Return an array whose first axis has one or more items. Raises InputError for others."""
+    """Check that the first axis of an array has one or more items. Raises InputError if not."""
     array = array_of(name, value)
     if not array.ndim or not len(array):
         message = f"{name} is {show(array.shape)}, it needs a first axis with an item or more"

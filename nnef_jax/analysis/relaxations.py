@@ -13,15 +13,15 @@ from jax import Array, lax
 from lowering.jaxprs import Atom, Equation, primitive
 from nnef_jax.analysis.intervals import Bounded, Interval, apply, ends, epsilon, interval, varies
 
-_ULPS = 32  # the error of lines that bound a library function, in epsilons
-_FEW_ULPS = 4  # the error of other lines, in epsilons
+_ULPS = 32  # The error of lines that bound a library function, in epsilons.
+_FEW_ULPS = 4  # The error of other lines, in epsilons.
 _HALVINGS = 24
 
 Pull = Callable[[Sequence[Array]], Sequence[Array]]
 
 
 class Values(Protocol):
-    """The values of the variables of a traced function: see `linear_bounds.Walk`."""
+    """The values of the variables of a traced function, as `linear_bounds.Walk` has them."""
 
     def read(self, v: Atom) -> Bounded:
         """Return the array or interval of a variable or a literal."""
@@ -34,8 +34,8 @@ class Values(Protocol):
     def compared(self, equation: Equation) -> tuple[Atom, Array, int] | None:
         """Return (x, threshold, case) for a selection by the comparison of x with a threshold.
 
-        `case` is the index of the case that is selected where x is below the threshold. Return None
-        for any other selection.
+        `case` is the index of the case that is selected where x is below the threshold. The result
+        is None for any other selection.
         """
         ...
 
@@ -49,8 +49,8 @@ class BackwardStep(NamedTuple):
 
     Args:
         variables: the operands that vary.
-        pulls: the transposes of the linear parts of the lower and the upper function; a single one
-            if they are equal.
+        pulls: the transposes of the linear parts of the lower and the upper function. If both
+            linear parts are equal, there is a single transpose.
         low: the constant of the lower function, for each result.
         high: the constant of the upper function, for each result.
     """
@@ -75,8 +75,8 @@ def lines_of(
 
     Args:
         walk: the values of the function's variables.
-        equation: the equation, with a single result.
-        operands: its operands.
+        equation: the equation, which has a single result.
+        operands: the operands of the equation.
         out: the interval of its result.
     """
     name = primitive(equation)
@@ -119,13 +119,13 @@ def _step(
     out: Interval,
     ulps: int = _FEW_ULPS,
 ) -> BackwardStep:
-    """Return two lines as a step, widened by their rounding errors.
+    """Return a step made of two lines, which are widened by their rounding errors.
 
-    Where a line is not finite, the end of the interval `out` replaces it.
+    Where a line is not finite, an end of the interval `out` replaces it.
     """
 
     def finite(line: Line, end: Array) -> tuple[Line, Array]:
-        """Return the line, or the end where the line is not finite, and its rounding error."""
+        """Return the line, with `end` where it is not finite, and its rounding error."""
         sizes = [jnp.abs(a) * x.size for a, x in zip(line.slopes, xs, strict=True)]
         error = ulps * epsilon(end) * (sum(sizes) + jnp.abs(line.constant))
         is_finite = jnp.isfinite(error)
@@ -148,10 +148,10 @@ class _Kink(NamedTuple):
 
     Args:
         variable: the operand.
-        place: where the parts meet.
-        value: the function at this place.
+        place: the value of the operand where the parts meet.
+        value: the value of the function at this place.
         before: the slope below the place.
-        after: the slope above it.
+        after: the slope above the place.
         is_continuous: whether both parts have the same value at the place.
     """
 
@@ -182,7 +182,10 @@ def _kink(walk: Values, equation: Equation, operands: Sequence[Bounded]) -> _Kin
 
 
 def _selection_kink(walk: Values, equation: Equation) -> _Kink | None:
-    """Return a selection by `x < threshold` between two affine functions of x as a kink."""
+    """Return a selection by `x < threshold` between two affine functions of x as a kink.
+
+    Return None for any other selection.
+    """
     comparison = walk.compared(equation)
     if comparison is None:
         return None
@@ -195,7 +198,8 @@ def _selection_kink(walk: Values, equation: Equation) -> _Kink | None:
     distance = 1 + jnp.abs(place)
     points = (below, place), (above, place), (below, place - distance), (above, place + distance)
     values = [walk.at(v, {x: point}) for v, point in points]
-    if any(map(varies, values)):  # `at` gave up: there are too many equations.
+    # `at` could not compute them, because there are too many equations.
+    if any(map(varies, values)):
         return None
     below_at_place, above_at_place, left, right = (ends(value)[0] for value in values)
     slope_before = (below_at_place - left) / distance
@@ -205,7 +209,7 @@ def _selection_kink(walk: Values, equation: Equation) -> _Kink | None:
 
 
 def _bent(x: Interval, kink: _Kink) -> tuple[Line, Line]:
-    """Bound a kink from below and above: by its chord on one side, and by one part on the other.
+    """Bound a kink from below and above, by its chord and by one of its parts.
 
     A convex kink is below its chord and above both parts. A concave kink is above its chord and
     below both parts. The lines are NaN where the function is not continuous.
@@ -213,7 +217,7 @@ def _bent(x: Interval, kink: _Kink) -> tuple[Line, Line]:
     _, place, value, before, after, is_continuous = kink
     is_after = x.low >= place
     is_before = x.high <= place
-    # The values of the function at both ends: each term is 0 beyond its part.
+    # The values of the function at both ends. Each term is 0 outside its own part.
     low_before = before * (jnp.minimum(x.low, place) - place)
     low = value + low_before + after * jnp.maximum(x.low - place, 0)
     high_before = before * jnp.minimum(x.high - place, 0)
@@ -234,17 +238,22 @@ def _bent(x: Interval, kink: _Kink) -> tuple[Line, Line]:
 
 
 def _planes(x: Interval, y: Interval) -> tuple[Line, Line]:
-    """Bound a product of two operands (McCormick 1976)."""
+    """Bound a product of two operands by planes (McCormick 1976)."""
     below = Line((y.low, x.low), -x.low * y.low)
     return below, Line((y.high, x.low), -x.low * y.high)
 
 
 def _maximum(equation: Equation, x: Interval, out: Interval) -> BackwardStep:
-    """Bound a maximum from below by the item with the highest lower end, from above by `out`."""
-    # The barrier keeps one rounding of `low`: the maximum must equal one of its items.
+    """Bound a maximum.
+
+    The lower bound is the item with the highest lower end, and the upper bound is that of `out`.
+    """
+    # The barrier ensures that `low` is rounded only once, since the maximum must equal one of its
+    # items.
     low = lax.optimization_barrier(lax.stop_gradient(x.low))
     _, pull = jax.vjp(lambda x: apply(equation, [x])[0], low)
-    slack = 2 * _ULPS * epsilon(out.low) * out.size  # Windows may overlap.
+    # The factor 2 is needed because windows may overlap.
+    slack = 2 * _ULPS * epsilon(out.low) * out.size
 
     def below(coefficients: Sequence[Array]) -> Sequence[Array]:
         return pull(coefficients[0])
@@ -265,7 +274,7 @@ def _tangent(curve: Curve, x: Array) -> tuple[Array, Array]:
 
 
 def _chord(curve: Curve, x: Interval) -> tuple[Array, Array]:
-    """Return slope and constant of the line through both ends."""
+    """Return slope and constant of the line through both ends of the curve."""
     width = x.high - x.low
     low = curve(x.low)
     slope = (curve(x.high) - low) / jnp.where(width > 0, width, 1)
@@ -273,7 +282,7 @@ def _chord(curve: Curve, x: Interval) -> tuple[Array, Array]:
 
 
 def _convex(curve: Curve, x: Interval) -> tuple[Line, Line]:
-    """Bound a convex curve by the tangent in the middle, and by the chord."""
+    """Bound a convex curve from below by the tangent in the middle, and from above by the chord."""
     tangent_slope, tangent_constant = _tangent(curve, (x.low + x.high) / 2)
     chord_slope, chord_constant = _chord(curve, x)
     return Line([tangent_slope], tangent_constant), Line([chord_slope], chord_constant)
@@ -285,7 +294,10 @@ def _concave(curve: Curve, x: Interval) -> tuple[Line, Line]:
 
 
 def _reciprocal(curve: Curve, x: Interval) -> tuple[Line, Line]:
-    """Bound a multiple of 1 / x: convex or concave; NaN where the interval contains 0."""
+    """Bound a multiple of 1 / x, which is convex or concave.
+
+    The lines are NaN where the interval contains 0.
+    """
     tangent, chord = _convex(curve, x)
     is_convex = curve(x.low) >= 0
     invalid = jnp.where(x.low * x.high > 0, 0, jnp.nan)
@@ -299,18 +311,21 @@ def _reciprocal(curve: Curve, x: Interval) -> tuple[Line, Line]:
 
 
 def _sigmoidal(curve: Curve, x: Interval) -> tuple[Line, Line]:
-    """Bound a sigmoid: convex below 0, concave above, and an odd function plus a constant."""
-    # The line below the curve is a line above the curve turned by half a turn.
+    """Bound a sigmoid.
+
+    A sigmoid is convex below 0 and concave above 0, and it is an odd function plus a constant.
+    """
+    # A line below the curve is a line above the rotated curve, which is rotated by 180 degrees.
     slope_below, constant_below = _over(lambda t: -curve(-t), Interval(-x.high, -x.low))
     slope_above, constant_above = _over(curve, x)
     return Line([slope_below], -constant_below), Line([slope_above], constant_above)
 
 
 def _over(curve: Curve, x: Interval) -> tuple[Array, Array]:
-    """Return slope and constant of a line above a sigmoid: the chord, or a tangent.
+    """Return slope and constant of a line above a sigmoid, which is the chord or a tangent.
 
-    The tangent touches in the middle if the interval is in the concave half. Otherwise it touches
-    where a line through the lower end of the curve touches it.
+    If the interval is in the concave half, the tangent touches the curve in the middle of the
+    interval. Otherwise it is the tangent that passes through the lower end of the curve.
     """
     slope, constant = _chord(curve, x)
 
@@ -329,14 +344,16 @@ def _over(curve: Curve, x: Interval) -> tuple[Array, Array]:
 
     start = jnp.zeros_like(fixed.low), jnp.maximum(fixed.high, 0)
     point = lax.fori_loop(0, _HALVINGS, halved, start)[1]
-    # The bisection has no derivative. A Newton step from its result has the solution's derivative.
+    # The bisection has no derivative. A Newton step from its result has the derivative of the
+    # solution.
     change = lax.stop_gradient(_tangent(gap, point)[0])
     point = point - gap(point) / jnp.where(change < -1e-12, change, -jnp.inf)
     is_concave = x.low >= 0
     middle = (x.low + x.high) / 2
     point = jnp.where(is_concave, middle, jnp.clip(point, 0, jnp.maximum(x.high, 0)))
     tangent_slope, _ = _tangent(curve, point)
-    # The constant is chosen so that rounding leaves the line above the curve at all three points.
+    # The constant is chosen such that, even after rounding, the line is above the curve at all
+    # three points.
     constants = [curve(t) - tangent_slope * t for t in (x.low, point, x.high)]
     tangent_constant = reduce(jnp.maximum, constants)
     is_convex = x.high <= 0
