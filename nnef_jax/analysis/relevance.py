@@ -41,21 +41,21 @@ def lrp(
 
     Each operation divides the relevance of its result among its operands, in proportion to their
     contributions to the result. An elementwise nonlinearity passes all relevance to its operand.
-    The sum of an item's values is its score plus `gap`. They differ by the relevance of biases and
-    `epsilon`.
+    The values of an item add up to its score plus `gap`, which comes from the relevance of biases
+    and from `epsilon`.
 
     >>> nnef_jax.analysis.lrp(model, images, rule={"conv": "gamma", "linear": "epsilon"})
 
     Args:
-        rule: a rule for all operations, or a dict of rules by a pattern of `fnmatch`. Patterns are
-            of tensor names or operation kinds. The first match counts; without one the rule is
-            "epsilon", which adds `epsilon` to the denominator, away from 0. "gamma" also adds
-            `gamma` times the positive part of the weights of a product to the weights.
-            "alpha1_beta0" uses the positive part of the weights alone.
-        epsilon: the number of all rules.
+        rule: a rule for all operations, or a dict from patterns of `fnmatch` to rules. A pattern is
+            for names of tensors or kinds of operations, and the first pattern that matches counts.
+            If none matches, the rule is "epsilon", which adds `epsilon` to the denominator, away
+            from 0. "gamma" also adds `gamma` times the positive part of the weights of a product to
+            the weights. "alpha1_beta0" uses only the positive part of the weights.
+        epsilon: the number that all rules add to the denominator.
         gamma: the number of the rule "gamma".
 
-    The other arguments, and errors, are those of `saliency`.
+    The other arguments, and the errors, are those of `saliency`.
     """
     require("rule", rule, str | Mapping, "a name or a dict of names")
     by_pattern = {"*": rule} if isinstance(rule, str) else dict(rule)
@@ -92,7 +92,7 @@ def _lrp(question: Question, numbers: Array, *, rules_by_pattern: RuleNames) -> 
         quotients: list[Array] = []
         for relevance, y in zip(relevances, results, strict=True):
             quotients.append(relevance / (y + jnp.where(y < 0, -epsilon, epsilon)))
-        # The factors of a product have equal shares.
+        # The factors of a product get equal shares of the relevance.
         factors = len(step.reads) if operation.kind in _PRODUCTS else 1
         pulled = step.pull(weighted, quotients)
         return [tensors[v] * g / factors for v, g in zip(step.reads, pulled, strict=True)]
@@ -111,7 +111,7 @@ def guided_backprop(
 
     >>> nnef_jax.analysis.guided_backprop(model, images).plot()
 
-    The arguments, and errors, are those of `saliency`.
+    The arguments, and the errors, are those of `saliency`.
     """
     question = _rectified(ask("guided_backprop", model, inputs, options))
     return _guided(question, method="guided backpropagation")
@@ -122,9 +122,10 @@ def deconvolution(
     *inputs: Input,
     **options: Unpack[QuestionOptions],
 ) -> Attribution:
-    """Compute a gradient that rectifiers clip instead of mask (Zeiler 2013, arXiv:1311.2901).
+    """Compute a gradient that each rectifier clips to 0 instead of masking (arXiv:1311.2901).
 
-    The arguments, and errors, are those of `saliency`.
+    At a rectifier such as ReLU, the backward pass sets negative entries of the gradient to 0,
+    whatever the operand is (Zeiler 2013). The arguments, and the errors, are those of `saliency`.
     """
     question = _rectified(ask("deconvolution", model, inputs, options))
     return _guided(question, method="deconvolution")
@@ -138,7 +139,7 @@ def guided_grad_cam(
 ) -> Attribution:
     """Multiply `guided_backprop` by `grad_cam`, position by position (arXiv:1610.02391).
 
-    The arguments, and errors, are those of `grad_cam`.
+    The arguments, and the errors, are those of `grad_cam`.
     """
     cam = grad_cam(model, *inputs, layer=layer, **options)
     question = _rectified(ask("guided_grad_cam", model, inputs, options))
@@ -175,7 +176,7 @@ def _fits(pattern: str, operation: Operation) -> bool:
 
 
 def _weights(step: OperationStep, tensors: Tensors) -> dict[Value, Any]:
-    """Return the constant operands of a product, without a bias."""
+    """Return the constant operands of a product, except its bias."""
     operation = step.operation
     if (operation.rule or rules[operation.kind]).work is None:
         return {}

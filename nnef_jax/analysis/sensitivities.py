@@ -38,7 +38,7 @@ _COLOURS = ("#1f4e79", "#c0392b", "#2e8b57", "#d98c00", "#7d5ba6")
 
 @result
 class Sensitivity(Result):
-    """The sensitivity of a loss to each layer of a network: see `sensitivity`.
+    """The sensitivity of a loss to each layer of a network, as `sensitivity` computes it.
 
     Args:
         loss: the loss at the inputs.
@@ -60,7 +60,8 @@ class Sensitivity(Result):
         """Return a table with a line for each layer, in the order of computation or sorted.
 
         Args:
-            sort: a key of `scores` or `increases`; the largest magnitude comes first.
+            sort: a key of `scores` or `increases`, by which the lines are sorted; the largest
+                magnitude comes first.
 
         Raises ValueError for an unknown key.
         """
@@ -79,7 +80,7 @@ class Sensitivity(Result):
         return table_of(title, ["layer", "operation", *columns], rows)
 
     def plot(self, ax: Axes | None = None) -> Axes:
-        """Draw the increases of the loss for each layer and kind of rounding; return the axes."""
+        """Draw the increase of the loss for each layer and kind of rounding. Return the axes."""
         ax = axes(ax, (7.5, max(2.5, 0.25 * len(self.names))))
         arrays = {name: np.asarray(x, np.float64) for name, x in self.increases.items()}
         sizes = np.abs(np.concatenate([[0.0], *arrays.values()]))
@@ -112,30 +113,30 @@ def sensitivity(
 ) -> Sensitivity:
     """Return the sensitivity of a loss to each layer: to its values, parameters and precision.
 
-    Scores come from one backward pass. "gradient" is the norm of the gradient at the layer's
-    tensor, "gradient x value" that of the gradient times the tensor. "parameter gradient" and
-    "parameter x gradient" are the same for the layer's parameters. The last one is a first-order
-    estimate of the importance of the parameters (Molchanov et al. 2019, arXiv:1906.10771, without
-    squares).
+    The scores come from one backward pass. "gradient" is the norm of the gradient at the layer's
+    tensor, and "gradient x value" is the norm of the gradient times the tensor. "parameter
+    gradient" and "parameter x gradient" are the same norms for the layer's parameters. The last
+    score is a first-order estimate of the importance of the parameters (Molchanov et al. 2019,
+    arXiv:1906.10771, without squares).
 
-    Increases of the loss take one run each, all in one compiled function. Each run rounds one
-    layer. "weights 8 bits" rounds its weights without biases to 2^bits even levels between their
-    extremes. "values 8 bits" rounds its tensor to such levels. A dtype, such as "float16", is the
-    dtype to which its tensor is rounded.
+    Each increase of the loss takes a run, and all runs are in one compiled function. Each run
+    rounds one layer in one way. "weights 8 bits" rounds the weights of the layer, without biases,
+    to 2^bits evenly spaced levels between their extremes. "values 8 bits" rounds the tensor of the
+    layer to such levels. A dtype, such as "float16", is the dtype to which the tensor is rounded.
 
     Args:
         inputs: the inputs of a call, in order, or one dict by name.
-        loss: a function from the outputs to a real number. Each function object is traced once, as
-            in `jax.jit`.
-        bits: 2 to 16; None leaves out rounding to levels.
-        dtypes: names of real dtypes; () leaves them out.
-        per_channel: whether each index of axis 0 of the weights has its own range.
-        names: names or patterns of the layers' tensors; by default all real tensors.
+        loss: a function from the outputs to a floating-point number. Each function object is traced
+            once, as in `jax.jit`.
+        bits: the number of bits of the levels, 2 to 16. None leaves out rounding to levels.
+        dtypes: names of floating-point dtypes. () leaves out rounding to dtypes.
+        per_channel: whether each index of axis 0 of the weights has a separate range of levels.
+        names: names or patterns of the layers' tensors; by default all floating-point tensors.
         params: arrays by label, used instead of `model.params`.
 
-    Raises InputError for unknown names, for a network without real tensors, for empty tensors, and
-    if rounding makes a gradient 0. Raises TypeError or ValueError for wrong options, and for a loss
-    that is no real number.
+    Raises InputError for unknown names, for a network without floating-point tensors, for empty
+    tensors, and if rounding makes a gradient 0. Raises TypeError or ValueError for wrong options,
+    and for a loss that is not a floating-point number.
 
     >>> result = nnef_jax.analysis.sensitivity(logits, images, loss=cross_entropy, bits=4)
     >>> rich.print(result.table(sort="weights 4 bits"))
@@ -201,7 +202,7 @@ def _sensitivity(
     count = len(names)
     weights = [_weights(layer, params) for layer in layers.values()]
 
-    # Run i * count + j applies rounding i to the tensor of layer j. The runs of the last `count`
+    # Run i * count + j applies rounding i to the tensor of layer j. The last `count` of these runs
     # round weights.
     def rounded_loss(run: Array) -> Array:
         def edit(layer: int, x: Array) -> Array:
@@ -223,7 +224,8 @@ def _sensitivity(
     kinds = list(roundings)
     if bits is not None:
         kinds.append(f"weights {bits} bits")
-    # The last run rounds nothing. The same program computes it, so differences are due to rounding.
+    # The last run rounds nothing. It is computed by the same program as the others, so differences
+    # of the losses are only due to rounding.
     unrounded = (len(roundings) + 1) * count
     losses = jax.lax.map(rounded_loss, jnp.array([*range(len(kinds) * count), unrounded]))
     increases: dict[str, Array] = {}
@@ -241,7 +243,7 @@ def _unchanged(x: Array) -> Array:
 
 
 def _weights(layer: LayerTensor, params: Mapping[str, Array]) -> tuple[str, ...]:
-    """Return the labels of a layer's real weights with two axes or more."""
+    """Return the labels of a layer's floating-point weights that have two axes or more."""
     arrays = {label: params[label] for label in layer.weights}
     return tuple(
         label for label, x in arrays.items() if jnp.issubdtype(x.dtype, jnp.floating) and x.ndim > 1
@@ -254,7 +256,10 @@ def _scores(
     layers: Mapping[str, LayerTensor],
     loss: Loss,
 ) -> dict[str, Array]:
-    """Return the four kinds of scores by name, [layers]: norms of gradients and of products."""
+    """Return the four kinds of scores by name, [layers].
+
+    They are norms of gradients, and norms of products with gradients.
+    """
     params = model.params
     real = {x: p for x, p in params.items() if jnp.issubdtype(p.dtype, jnp.floating)}
 
@@ -288,7 +293,8 @@ def _scores(
 def _to_levels(x: Array, *, bits: int, per_channel: bool) -> Array:
     """Round a tensor to 2^bits equidistant levels from its minimum to its maximum.
 
-    With `per_channel` each index of axis 0 has levels from its own minimum to its own maximum.
+    If `per_channel`, each index of axis 0 has separate levels, from its own minimum to its own
+    maximum.
     """
     reduced = tuple(range(int(per_channel), x.ndim))
     low = jnp.min(x, axis=reduced, keepdims=True)

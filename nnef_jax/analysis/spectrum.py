@@ -30,11 +30,12 @@ class JacobianSpectrum(Result):
     """The largest singular values of the Jacobian of an output by an input, for each item.
 
     Args:
-        values: the singular values [batch, k], the largest first; NaN where the output is not
-            finite.
+        values: the k largest singular values [batch, k], the largest first; NaN where the output is
+            not finite.
         residuals: error bounds [batch, k]: an exact singular value is within this distance of each
             of `values`.
-        directions: the right singular vectors, [batch, k, ...]: changes of the input, of norm 1.
+        directions: the right singular vectors, [batch, k, ...], which are changes of the input of
+            norm 1.
         input: the name of the input.
         output: the name of the output.
     """
@@ -49,20 +50,20 @@ class JacobianSpectrum(Result):
     def lipschitz(self) -> Array:
         """Return the largest singular value of each item, [batch].
 
-        It is the local Lipschitz constant in the L2 norm, and a lower bound of the Lipschitz
+        This is the local Lipschitz constant in the L2 norm, and a lower bound of the Lipschitz
         constant over any region around the item.
         """
         return self.values[..., 0]
 
     def table(self) -> Table:
-        """Return a table of singular values: a line for each value of an item."""
+        """Return a table with a line for each singular value of each item."""
         values, residuals = np.asarray(self.values), np.asarray(self.residuals)
         rows = [(*place, values[place], residuals[place]) for place in np.ndindex(values.shape)]
         columns = ["item", "index", "singular value", "residual"]
         return table_of(f"Jacobian of '{self.output}' to '{self.input}'", columns, rows)
 
     def plot(self, ax: Axes | None = None) -> Axes:
-        """Draw the values of each item by index, with residuals as error bars; return the axes."""
+        """Draw the values of each item by index, with residuals as error bars. Return the axes."""
         ax = axes(ax, (6.4, 4))
         indices = np.arange(1, self.values.shape[-1] + 1)
         values, residuals = np.asarray(self.values), np.asarray(self.residuals)
@@ -91,24 +92,27 @@ def jacobian_spectrum(
 ) -> JacobianSpectrum:
     """Return the largest singular values of the Jacobian of an output by an input, for each item.
 
-    The Jacobian is never formed. Products with it and its transpose, by jvp and vjp, span block
-    Krylov spaces of k * steps vectors for each item (Musco and Musco 2015, arXiv:1504.05477). If an
-    item of the input or output has at most k * steps entries, the values are exact up to rounding.
+    The Jacobian is never formed. Products of the Jacobian and of its transpose with vectors,
+    computed by jvp and vjp, span Krylov spaces of k * steps vectors for each item (Musco and Musco
+    2015, arXiv:1504.05477). If an item of the input or output has at most k * steps entries, the
+    values are exact up to rounding.
 
     Args:
         inputs: the inputs of a call, in order, or one dict by name.
-        k: the number of values; at most the entries of an item of the input or output.
-        wrt: the name of the input, or of a tensor inside; by default the first real input.
-        output: the name of the output, or of a tensor inside; by default the first real output.
+        k: the number of values; at most the number of entries of an item of the input or output.
+        wrt: the name of the input, or of a tensor inside; by default the first floating-point
+            input.
+        output: the name of the output, or of a tensor inside; by default the first floating-point
+            output.
         params: arrays by label, used instead of `model.params`.
-        batched: whether the first axis of both is the batch, whose items do not depend on one
-            another. If False, the complete input is one item.
+        batched: whether the first axis of input and output is the batch, whose items do not depend
+            on one another. If False, the complete input is one item.
         steps: the number of blocks; more blocks make residuals smaller.
-        key: a key of `jax.random`, for the start; the default is fixed.
+        key: a key of `jax.random`, for the start; the default is a fixed key.
 
-    Raises InputError for unknown names, for tensors that are not real, for batches of different
-    sizes, and for items that depend on one another (in a traced function the values are NaN
-    instead).
+    Raises InputError for unknown names, for tensors that are not floating-point, for batches of
+    different sizes, and for items that depend on one another. In a traced function the values are
+    NaN in the last case.
 
     >>> spectrum = nnef_jax.analysis.jacobian_spectrum(logits, images, k=2)
     >>> spectrum.lipschitz, spectrum.residuals
@@ -145,7 +149,7 @@ def jacobian_spectrum(
 
 
 def _all(outputs: ArrayLike) -> ArrayLike:
-    """Stand in for a score: the spectrum is of the output itself."""
+    """Stand in for the function of a score, since the spectrum is that of the output itself."""
     return outputs
 
 
@@ -172,7 +176,7 @@ def _spectrum(
     rows = y.size // batch
 
     def by_column(product: Callable[[Array], Array], like: Array) -> Map:
-        """Return a linear map of tensors shaped as `like`, applied to [batch, size, columns]."""
+        """Return a linear map of tensors like `like` as a map of blocks [batch, size, columns]."""
 
         def block_product(block: Array) -> Array:
             tensors = jnp.moveaxis(block, 2, 0).reshape(-1, *like.shape).astype(like.dtype)
@@ -190,7 +194,7 @@ def _spectrum(
     rounding = max(1e-4, 8 * float(jnp.finfo(y.dtype).eps))
     mixed = _mixes(forward, jax.random.normal(key, (batch, columns, 1)), rounding)
     directions = jnp.moveaxis(vectors, 2, 1).reshape(batch, k, *shape)
-    # The outputs are checked too: the derivative of a ReLU is finite at NaN.
+    # The outputs are checked too, because the derivative of a ReLU is finite at NaN.
     is_finite = jnp.isfinite(y.reshape(batch, -1))
     is_valid = jnp.all(is_finite, axis=1, keepdims=True) & ~mixed
     return jnp.where(is_valid, values, jnp.nan), directions, residuals, mixed
@@ -199,8 +203,9 @@ def _spectrum(
 def _mixes(product: Map, vectors: Array, rounding: float) -> Array:
     """Tell whether an item of a linear map's result depends on another item.
 
-    If it does not, a change of an item's sign changes the sign of the same item of the result.
-    Column i changes the signs of the items whose number has bit i: any two items differ in one bit.
+    If it does not, changing the sign of an item changes the sign of the same item of the result.
+    Column i of `signs` changes the signs of the items whose number has bit i set, so any two items
+    differ in at least one column.
 
     Args:
         product: the map of blocks [batch, size, columns].

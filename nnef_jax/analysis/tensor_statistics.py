@@ -24,10 +24,10 @@ class TensorStatistics(Moments):
         name: the name of the tensor.
         kind: the kind of the operation that computes it.
         shape: the shape of the tensor in the first batch.
-        alive: whether a unit (a channel or feature) is ever different from 0, bool [units]; None if
-            the tensor has no axis of units, or the number of units changes.
+        alive: whether a unit (a channel or feature) is ever different from 0, bool [units]. It is
+            None if the tensor has no axis of units, or if the number of units changes.
         gram: the Gram matrix of the units, [units, units], summed over items and positions in 64
-            bits; None if not computed.
+            bits; None if it is not computed.
     """
 
     name: str
@@ -38,17 +38,17 @@ class TensorStatistics(Moments):
 
     @property
     def rms(self) -> float:
-        """Return the root mean square of the finite items, NaN if there are none."""
+        """Return the root mean square of the finite items, or NaN if there are none."""
         return float(np.hypot(self.mean, self.std))
 
     @property
     def units(self) -> int | None:
-        """Return the number of units, None if the tensor has no axis of units."""
+        """Return the number of units, or None if the tensor has no axis of units."""
         return None if self.alive is None else len(self.alive)
 
     @property
     def dead(self) -> tuple[int, ...] | None:
-        """Return the indices of units that are 0 in all items, None without units or items."""
+        """Return the indices of the units that are 0 in all items; None without units or items."""
         if self.alive is None or not self.size:
             return None
         return tuple(np.flatnonzero(~self.alive).tolist())
@@ -57,9 +57,10 @@ class TensorStatistics(Moments):
     def effective_rank(self) -> float | None:
         """Return the effective rank of the activations (Roy and Vetterli 2007).
 
-        The rank is exp of the entropy of s / sum(s), where s are the singular values of the matrix
-        of all rows of units. It is 1 if all rows are parallel, the number of units if all singular
-        values are equal, 0 for zeros, and None if not computed.
+        The rank is exp of the entropy of s / sum(s). Here s are the singular values of the matrix
+        whose columns are the units, and whose rows are all items and positions. The rank is 1 if
+        all rows are parallel, and the number of units if all singular values are equal. It is 0 for
+        zeros, and None if it is not computed.
         """
         if self.gram is None or self.nan or self.inf:
             return None
@@ -72,7 +73,7 @@ class TensorStatistics(Moments):
         return float(np.exp(entropy))
 
     def merge(self, other: TensorStatistics) -> TensorStatistics:
-        """Return the statistics of both series of batches together."""
+        """Return the statistics of two series of batches together."""
         alive = gram = None
         if self.alive is not None and other.alive is not None and self.units == other.units:
             alive = self.alive | other.alive
@@ -81,7 +82,7 @@ class TensorStatistics(Moments):
         return merged(self, other, alive=alive, gram=gram)
 
     def to_dict(self) -> dict[str, object]:
-        """Return plain values of JSON; `zeros` is a share of the items."""
+        """Return plain values of JSON. `zeros` is the share of items that are 0."""
         names = "name", "kind", "shape", "count", "mean", "min", "max", "zeros", "nan", "inf"
         values = {name: vars(self)[name] for name in names}
         values |= {"std": self.std, "rms": self.rms, "zeros": self.zeros / max(self.size, 1)}
@@ -117,8 +118,8 @@ def measure(x: Array, *, axis: int | None) -> tuple[dict[str, Array], Array | No
 def products(x: Array, axis: int) -> Any:
     """Return the Gram matrix of the units along an axis, [units, units], in 64 bits.
 
-    Computing it on the host takes a tenth of the time of a QR decomposition in 32 bits, with equal
-    precision of the singular values.
+    Computing this matrix on the host takes a tenth of the time of a QR decomposition in 32 bits,
+    and the singular values are equally precise.
     """
     units = x.shape[axis]
     columns = np.moveaxis(np.asarray(x).astype(np.float64), axis, -1).reshape(-1, units)
@@ -127,7 +128,7 @@ def products(x: Array, axis: int) -> Any:
 
 
 def _sum(x: Array) -> Array:
-    # Rounding errors grow with the length of an axis, not with the number of items.
+    # Rounding errors grow with the length of an axis, and not with the number of all items.
     for _ in range(x.ndim):
         x = jnp.sum(x, axis=-1)
     return x

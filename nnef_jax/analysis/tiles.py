@@ -1,4 +1,4 @@
-"""Pictures of attributions and attacks: tiles on the axes of matplotlib."""
+"""Draws pictures of attributions and attacks as tiles on the axes of matplotlib."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from numpy.typing import ArrayLike, NDArray
 
 from nnef_jax.results import Axes, axes, plotting
 
-Tile = NDArray[np.float64]  # [height, width, RGB], from 0 to 1
+Tile = NDArray[np.float64]  # (height, width, RGB), with values from 0 to 1
 
-_GAP = 0.12  # tile widths
+_GAP = 0.12  # in widths of a tile
 _MAP = "RdBu_r"
 
 
 def heat_maps(ax: Axes | None, values: Array, x: Array, titles: Sequence[str]) -> Axes:
-    """Draw maps of values as tiles in rows, each over an item of `x`; return the axes."""
+    """Draw maps of values as tiles in rows, each over an item of `x`. Return the axes."""
     under = [grey(item) for item in x]
     is_mostly_black = len(under) > 0 and np.quantile(under, 0.25) < 0.02
     if is_mostly_black:  # Dark ink on white paper shows the map better.
@@ -31,11 +31,11 @@ def heat_maps(ax: Axes | None, values: Array, x: Array, titles: Sequence[str]) -
 
 
 def in_rows(ax: Axes | None, tiles: Sequence[Tile], titles: Sequence[str]) -> Axes:
-    """Draw tiles in rows, with a title above each; return the axes."""
+    """Draw tiles in rows, with a title above each tile. Return the axes."""
     root = max(1, len(tiles)) ** 0.5
 
     def cost(columns: int) -> tuple[int, int]:
-        """Return the number of empty places in the last row, then the number of columns."""
+        """Return the number of empty places in the last row, followed by the number of columns."""
         return -len(tiles) % columns, columns
 
     columns = min(range(ceil(root), ceil(2 * root) + 1), key=cost)
@@ -47,14 +47,14 @@ def in_rows(ax: Axes | None, tiles: Sequence[Tile], titles: Sequence[str]) -> Ax
 def montage(
     ax: Axes | None, rows: Sequence[Sequence[Tile]], titles: Sequence[Sequence[str]]
 ) -> Axes:
-    """Draw rows of tiles with a title above each; return the axes."""
+    """Draw rows of tiles, with a title above each tile. Return the axes."""
     # The unit of the axes is the width of a tile.
     height, width = rows[0][0].shape[:2] if rows and rows[0] else (1, 1)
     ratio = height / width
     row_gap = 2.2 * _GAP
     row_count = len(rows)
     column_count = max(map(len, rows), default=1)
-    tile_width = 1.6 + 1.4 / max(column_count, row_count)  # inches
+    tile_width = 1.6 + 1.4 / max(column_count, row_count)  # in inches
     figure_width = column_count * tile_width * 1.1 + 0.9
     figure_height = row_count * tile_width * (ratio + 0.25) + 0.1
     ax = axes(ax, (figure_width, figure_height))
@@ -75,9 +75,9 @@ def montage(
 
 
 def heat(values: ArrayLike, under: Tile) -> Tile:
-    """Return the tile `under` with a map drawn over it: red above 0, blue below 0.
+    """Return the tile `under` with a map drawn over it, which is red above 0 and blue below 0.
 
-    Large values cover the tile, values near 0 let it show through.
+    Large values cover the tile, and values near 0 let it show through.
     """
     plane = _plane(np.asarray(values, np.float64))
     limit = np.abs(plane).max(initial=0) or 1.0
@@ -90,14 +90,14 @@ def heat(values: ArrayLike, under: Tile) -> Tile:
 
 
 def signed(values: ArrayLike) -> Tile:
-    """Return values as a tile: red above 0, blue below, white at 0."""
+    """Return values as a tile that is red above 0, blue below 0, and white at 0."""
     plane = _plane(np.asarray(values, np.float64))
     limit = np.abs(plane).max(initial=0) or 1.0
     return _colours(plane / limit)
 
 
 def grey(x: ArrayLike) -> Tile:
-    """Return a tensor in shades of grey from its least to its largest value, 0 to 1."""
+    """Return a tensor in shades of grey, from black at its least value to white at its largest."""
     plane = _plane(np.asarray(x, np.float64))
     low = plane.min(initial=np.inf)
     high = plane.max(initial=-np.inf)
@@ -106,9 +106,10 @@ def grey(x: ArrayLike) -> Tile:
 
 
 def picture(x: ArrayLike, low: float, high: float) -> Tile:
-    """Return a tensor as a tile from `low` to `high`: coloured if it has 3 channels, else grey.
+    """Return a tensor as a tile; values from `low` to `high` become 0 to 1.
 
-    The axis of channels is the first or the last.
+    The tile is coloured if the tensor has 3 channels, and otherwise grey. The axis of channels is
+    the first or the last axis.
     """
     array = np.clip((np.asarray(x, np.float64) - low) / ((high - low) or 1.0), 0, 1)
     if array.ndim == 3 and array.shape[0] == 3:
@@ -120,12 +121,12 @@ def picture(x: ArrayLike, low: float, high: float) -> Tile:
 
 
 def _colours(shares: NDArray[np.float64]) -> Tile:
-    """Return the colours of numbers from -1 to 1: blue, white at 0, red."""
+    """Return the colours of numbers from -1 to 1, from blue over white at 0 to red."""
     return plotting("pyplot").get_cmap(_MAP)(0.5 + 0.5 * shares)[..., :3]
 
 
 def _plane(x: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return an item as a matrix: channels, the first or the last axis, are added up."""
+    """Return an item as a matrix, in which channels (the first or the last axis) are added up."""
     x = np.nan_to_num(x, nan=0.0)
     if x.ndim == 3 and x.shape[-1] in (1, 3, 4) and x.shape[0] not in (1, 3, 4):
         return x.sum(-1)

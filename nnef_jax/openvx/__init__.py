@@ -1,7 +1,8 @@
-"""The fixed-point arithmetic of the OpenVX Neural Network Extension, bit by bit.
+"""Computes the fixed-point arithmetic of the OpenVX Neural Network Extension, bit by bit.
 
-It has the eight layers of the profiles KHR_NN_8 and KHR_NN_16, as pure functions of tensors of
-uint8, int8 or int16 (Q7.8); and `lower`, which turns a network into a function of these layers.
+This package has the eight layers of the profiles KHR_NN_8 and KHR_NN_16, as pure functions of
+tensors of uint8, int8 or int16 (Q7.8). The function `lower` turns a network into a function of
+these layers.
 
 Where is a network planned as nodes, and run? `plan`, `plan_evaluation`
 Where are products summed and rounded? `exact_sums`, `stepwise`

@@ -1,4 +1,4 @@
-"""Compares tensors of a lowered network with those of the real network: overflow, errors, SNR."""
+"""Compares tensors of a lowered network with those of the original: overflow, errors, SNR."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ _NONE = float("nan")
 
 @dataclass(frozen=True, kw_only=True)
 class TensorStats:
-    """A fixed-point tensor compared with the real one. `Lowered.stats` describes the fields."""
+    """A fixed-point tensor compared with the floating-point one.
+
+    `Lowered.stats` explains the fields.
+    """
 
     name: str
     layer: str
@@ -52,7 +55,7 @@ class Stats(Result):
         comparison: the result of `analysis.compare` on the same tensors.
         clipped: the numbers of weights that were cut off, by name.
         samples: the number of inputs that were run.
-        isolated: whether each layer was also run on the tensors of the real network.
+        isolated: whether each layer was also run on the tensors of the floating-point network.
     """
 
     tensors: Mapping[str, TensorStats]
@@ -97,7 +100,7 @@ class Stats(Result):
         return [*row, x.reason or "ok"]
 
     def plot(self, ax: Axes | None = None, *, label: str = "") -> Axes:
-        """Draw the SNR of each tensor; return matplotlib's axes, for further curves."""
+        """Draw the SNR of each tensor. Return the axes of matplotlib, for further curves."""
         ax = axes(ax, (8, 4))
         drawn = [x for x in self.tensors.values() if x.snr == x.snr]
         heights = [min(x.snr, 120.0) for x in drawn]
@@ -117,7 +120,7 @@ class Stats(Result):
 def statistics(
     lowered: Any, inputs: tuple[Input, ...], *, rtol: float, atol: float, isolate: bool
 ) -> Stats:
-    """Return the result of `Lowered.stats`. The module of `Lowered` imports this one."""
+    """Return the result of `Lowered.stats`. The module of `Lowered` imports this module."""
     require_flags(isolate=isolate)
     model = lowered.model
     arrays, is_set = _samples(model, inputs)
@@ -145,7 +148,7 @@ def statistics(
     tensors, masks = lowered_tensors({}, *arrays)
     reals = {spec.name: x for spec, x in zip(model.inputs, arrays, strict=True)}
     results = computed(*arrays)
-    # jax sorts `results` by name; `names` are in the order of the network.
+    # jax sorts `results` by name, whereas `names` are in the order of the network.
     reals |= {name: results[name] for name in names}
     recorded = {name: np.asarray(x) for name, x in reals.items()}
     comparison = compare(recorded, _arrays(tensors, recorded), rtol=rtol, atol=atol)
@@ -192,7 +195,10 @@ def _arrays(tensors: Mapping[str, Tensor | Array], names: Iterable[str]) -> dict
 
 
 def _samples(model: Model, inputs: tuple[Input, ...]) -> tuple[list[Array], bool]:
-    """Return the inputs in order, and whether they are sets, with one more axis than declared."""
+    """Return the inputs in order, and whether they are sets of inputs.
+
+    Inputs of a set have one more axis than declared.
+    """
     names = [spec.name for spec in model.inputs]
     ordered: list[Any] = [*inputs]
     if len(inputs) == 1 and isinstance(inputs[0], Mapping):

@@ -1,11 +1,12 @@
 """Computes exact sums of products of 8- and 16-bit integers, and rounds them to 8 or 16 bits.
 
 Factors are split into balanced digits. Sums of products of digits are exact in float32 up to 2**24,
-in any order of addition, so the fast float32 kernels compute them. A sum of products of the factors
-is the sum of these sums, weighted by powers of 2.
+in any order of addition, so the fast float32 kernels compute them. A sum of products of the
+original factors is the sum of these sums, weighted by powers of 2.
 
-A product of two 16-bit integers has 31 bits, and two such products overflow an int32. Therefore a
-sum is two int32: `high * 2**base + low`, exact up to 2**47 without 64-bit integers.
+A product of two 16-bit integers has 31 bits, so two such products overflow an int32. Therefore a
+sum is stored as two int32: `high * 2**base + low`. This is exact up to 2**47, without 64-bit
+integers.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ from lowering import Slide, correlation
 
 _Integers = TypeVar("_Integers", Array, NDArray[Any])
 _EXACT = 1 << 24  # Sums up to this number are exact in float32.
-_JOIN = 32  # multiply-adds; the cost of adding one sum of digits to the result
-_CHUNKS = 256  # the greatest number of unrolled chunks of channels, or cells of a window
-_LOW = 16  # the most bits of the lower word; a sum of 2**15 such words fits an int32
-_BEYOND = 17  # bits; larger sums saturate in any case
-_UNROLLED_GROUPS = 8  # the greatest number of groups that become separate convolutions
+_JOIN = 32  # The cost of adding one sum of digits to the result, in multiply-adds.
+_CHUNKS = 256  # the largest number of unrolled chunks of channels, or of cells of a window
+_LOW = 16  # the largest number of bits of the lower word; a sum of 2**15 such words fits an int32
+_BEYOND = 17  # in bits; larger sums saturate in any case
+_UNROLLED_GROUPS = 8  # the largest number of groups that become separate convolutions
 _HIGHEST = lax.Precision.HIGHEST
 _EACH = Slide((1, 1), ((0, 0), (0, 0)), (1, 1), (1, 1))  # windows of one cell on two axes
 
@@ -43,10 +44,11 @@ _EACH = Slide((1, 1), ((0, 0), (0, 0)), (1, 1), (1, 1))  # windows of one cell o
 )
 @dataclass(frozen=True, slots=True)
 class Factors:
-    """A filter (O,I,k...) of integers as float32 digits of `width` bits, the lowest digit first.
+    """A filter of integers, as float32 digits of `width` bits, with the lowest digit first.
 
-    The input is split into `pieces` digits: one, or two of 8 bits. `depth` channels are summed at
-    once. No sum of products exceeds `largest`.
+    The filter has the shape (outputs, inputs of a group, *window). The input of the layer is split
+    into `pieces` digits: one digit, or two digits of 8 bits. `depth` channels are summed at once.
+    No sum of products exceeds `largest`.
     """
 
     digits: tuple[Array, ...]
@@ -57,11 +59,13 @@ class Factors:
 
 
 def factors(filter: Array | NDArray[Any]) -> Factors | None:
-    """Split a filter (O,I,k...) into the digits that are cheapest for exact sums over any input.
+    """Split a filter into the digits that are cheapest for exact sums over any input.
 
-    The filter's values decide, or the worst case if they are traced. A filter in Q7.8 is typically
+    The filter has the shape (outputs, inputs of a group, *window). The digits are chosen by the
+    values of the filter, or by the worst case if these are traced. A filter in Q7.8 is typically
     one digit of 16 bits, and its input two digits of 8 bits. The result is None if there are too
-    many products for exact sums: in the worst case more than 16384 cells of a channel.
+    many products for exact sums. In the worst case this happens for more than 16384 cells of a
+    channel.
     """
     limits = jnp.iinfo(filter.dtype)
     bits = limits.bits
@@ -71,9 +75,10 @@ def factors(filter: Array | NDArray[Any]) -> Factors | None:
     values = None if isinstance(filter, Tracer) else np.asarray(filter, np.int32)
     plans: list[tuple[int, int, tuple[int, int, int, int]]] = []
     for width in {bits, 8, 4}:
-        # `sums` has for each digit the sums of absolute values (O,I).
+        # `sums` has, for each digit, the sums of absolute values over the window: (outputs,
+        # inputs).
         if values is None:
-            # In the worst case lower digits reach -2**(width-1), whatever the limits.
+            # In the worst case lower digits reach -2**(width-1), whatever the limits are.
             ends = _digits(np.array([limits.min, limits.max], np.int32), width, bits)
             most = [max(1 << (width - 1), int(np.abs(digit).max())) for digit in ends]
             sums = [np.full((1, channels), cells * digit, np.int64) for digit in most]
@@ -82,9 +87,10 @@ def factors(filter: Array | NDArray[Any]) -> Factors | None:
             sums = [np.abs(x).sum(2, dtype=np.int64) for x in planes]
         largest_filter = sum(int(x.sum(1).max()) << (k * width) for k, x in enumerate(sums))
         largest = reach * largest_filter
-        # Filters with the same power of 2 share programs.
+        # The bound is rounded up to a power of 2, so that filters with the same power share
+        # programs.
         largest = 1 << max(largest - 1, 0).bit_length()
-        # An input of 16 bits may be two digits of 8 bits.
+        # An input of 16 bits may also be split into two digits of 8 bits.
         for pieces, largest_digit in ((1, reach), (2, 128))[: bits // 8]:
             depth = _depth(sums, _EXACT // largest_digit)
             if depth:
@@ -103,9 +109,9 @@ def factors(filter: Array | NDArray[Any]) -> Factors | None:
 
 
 def _depth(sums: list[NDArray[np.int64]], most: int) -> int:
-    """Return the number of channels that can be summed at once without a sum above `most`, or 0.
+    """Return how many channels can be summed at once without a sum above `most`, or 0.
 
-    `sums` has for each digit the sums of absolute values (O,I).
+    `sums` has, for each digit, the sums of absolute values over the window: (outputs, inputs).
     """
     channels = depth = sums[0].shape[1]
     while channels <= depth * _CHUNKS:
@@ -117,7 +123,7 @@ def _depth(sums: list[NDArray[np.int64]], most: int) -> int:
 
 
 def _digits(x: _Integers, width: int, bits: int) -> list[_Integers]:
-    """Split int32 into balanced digits: lower digits are -2**(width-1) to 2**(width-1) - 1."""
+    """Split int32 into balanced digits; lower digits are from -2**(width-1) to 2**(width-1) - 1."""
     half = 1 << (width - 1)
     digits: list[_Integers] = []
     for _ in range(bits // width - 1):
@@ -128,7 +134,10 @@ def _digits(x: _Integers, width: int, bits: int) -> list[_Integers]:
 
 
 def sums_of_products(x: Array, filter: Factors, slide: Slide) -> list[tuple[Array, int]]:
-    """Return terms (int32, shift) whose sum is the correlation of (B,C,X...) with the filter."""
+    """Return terms (int32, shift), whose shifted sum is the correlation of `x` with the filter.
+
+    `x` has the shape (batch, channels, *positions).
+    """
     batch, _, *extents = x.shape
     depth = filter.digits[0].shape[1]
     integers = x.astype(np.int32)
@@ -163,10 +172,10 @@ def _correlate(x: Array, filter: Array, slide: Slide) -> Array:
 
 
 def _is_by_cells(filter: Array, slide: Slide) -> bool:
-    """Tell whether to sum cell by cell, as for depthwise filters of few cells.
+    """Tell whether to sum cell by cell of the window, as for depthwise filters of few cells.
 
     64 planes of 28x28 take 0.12 ms cell by cell, and 2.9 ms by convolutions. If sums fit an int32,
-    they are computed in integers: a MobileNet takes 10.9 ms, and 12.7 ms in float32.
+    they are computed in integers: a MobileNet then takes 10.9 ms, whereas float32 takes 12.7 ms.
     """
     is_small = math.prod(filter.shape[2:]) <= _CHUNKS
     return filter.ndim > 2 and filter.shape[1] == 1 and slide.groups > 1 and is_small
@@ -176,13 +185,15 @@ def _conv(x: Array, filter: Array, slide: Slide) -> Array:
     groups = slide.groups
     batch, depth, *extents = x.shape
     if math.prod(filter.shape[2:]) == 1 and slide == _EACH:
-        # A MobileNet takes 6.0 ms instead of 10.9: XLA's convolution transposes its operands.
+        # A matrix product is faster here, because XLA's convolution transposes its operands: a
+        # MobileNet takes 6.0 ms with this, and 10.9 ms with convolutions.
         matrix = jnp.broadcast_to(filter.reshape(-1, depth), (batch, len(filter), depth))
         planes = x.reshape(batch, depth, -1)
         product = jnp.einsum("boi,bip->bop", matrix, planes, precision=_HIGHEST)
         return product.reshape(batch, len(filter), *extents)
     if 1 < groups <= _UNROLLED_GROUPS:
-        # Two groups of 5x5 windows take 0.36 ms instead of 0.84.
+        # Separate convolutions are faster: two groups of 5x5 windows take 0.36 ms instead of 0.84
+        # ms.
         ungrouped = replace(slide, groups=1)
         pairs = zip(jnp.split(x, groups, 1), jnp.split(filter, groups), strict=True)
         return jnp.concatenate([_conv(*pair, ungrouped) for pair in pairs], 1)
@@ -197,7 +208,7 @@ def _by_cells(x: Array, filter: Array, slide: Slide) -> Array:
 @partial(jax.tree_util.register_dataclass, data_fields=["high", "low"], meta_fields=["base"])
 @dataclass(frozen=True, slots=True)
 class Wide:
-    """A tensor of integers `high * 2**base + low` with 0 <= low < 2**base, both int32."""
+    """A tensor of integers `high * 2**base + low`, with 0 <= low < 2**base. Both are int32."""
 
     high: Array
     low: Array
@@ -207,14 +218,18 @@ class Wide:
 def base_for(largest: int, shift: int) -> int | None:
     """Return the base for sums up to `largest`, whose last `shift` bits are rounded away.
 
-    The base is `shift` if possible, which takes the fewest operations, and None if none suffices.
+    The base is `shift` if possible, which takes the fewest operations. The result is None if no
+    base suffices.
     """
     bases = (min(max(shift, 0), _LOW), _LOW)
     return next((base for base in bases if largest < 1 << (31 + base)), None)
 
 
 def total(terms: Sequence[tuple[Array, int]], base: int) -> Wide:
-    """Return the sum of `value * 2**shift` over (value, shift). Values are int32 and broadcast."""
+    """Return the sum of `value * 2**shift` over pairs (value, shift).
+
+    The values are int32 and broadcast.
+    """
     high: Any = jnp.int32(0)
     low: Any = jnp.int32(0)
     for value, shift in terms:
@@ -233,7 +248,7 @@ def narrow(
 ) -> tuple[Array, Array]:
     """Return round(x / 2**shift) in a dtype of 8 or 16 bits, and a mask of items that overflow.
 
-    The rounding policy is 'to_zero' or 'nearest_even', the overflow policy 'wrap' (two's
+    The rounding policy is 'to_zero' or 'nearest_even'. The overflow policy is 'wrap' (two's
     complement) or 'saturate'. A negative shift multiplies. A shift is at most `base + 31`.
     """
     up = min(max(-shift, 0), _LOW)
@@ -248,7 +263,7 @@ def narrow(
 
 
 def _clipped(x: Wide, shift: int) -> Wide:
-    """Clip sums far outside the range of results, so that quotients fit an int32."""
+    """Clip sums that are far outside the range of results, so that quotients fit an int32."""
     more = x.base - max(shift, 0)
     if more <= 0:
         return x
@@ -268,7 +283,7 @@ def _rounded(x: Wide, shift: int, rounding_policy: str) -> Array:
 
 
 def _parts(x: Wide, shift: int) -> tuple[Array, Array, Array]:
-    """Return floor(x / 2**shift), the next lower bit, and whether any bit below it is set."""
+    """Return floor(x / 2**shift), the next lower bit, and whether any bit below that is set."""
     if shift > x.base:
         more = shift - x.base
         half = (x.high >> (more - 1)) & 1 == 1

@@ -35,16 +35,16 @@ if TYPE_CHECKING:
 class Lowered:
     """A network in the fixed-point arithmetic of a profile, as `lower` returns it.
 
-    A call takes and returns raw integers as `Tensor`s. Inputs are given by position or by name.
-    Several outputs are a NamedTuple with the graph's names. The call is jitted; `jax.vmap` can map
-    it.
+    A call takes and returns raw integers as `Tensor`s. Inputs are passed by position or by name.
+    Several outputs are a NamedTuple with the graph's names. The call is jitted, and `jax.vmap` can
+    map it.
     """
 
     def __init__(self, model: Model, choices: Choices) -> None:
         self.model = model
         self.choices = choices
         self._evaluations: dict[tuple[Shape, ...], Evaluation] = {}
-        self._weights: dict[tuple[object, ...], Prepared] = {}  # by names of steps and layers
+        self._weights: dict[tuple[object, ...], Prepared] = {}  # by the names of steps and layers
         self._raw = jax.jit(self._run_raw)
         self._real = jax.jit(self._run_real)
         self._applied = jax.jit(self._run_applied)
@@ -65,7 +65,7 @@ class Lowered:
 
     @property
     def report(self) -> ProfileReport:
-        """Return the report of `check_profile`: the layer that computes each operation."""
+        """Return the report of `check_profile`, which names the layer of each operation."""
         profile = self.choices.profile
         return check_profile(
             self.model, profile.name, dtype=profile.dtype, semantics=self.choices.semantics
@@ -73,15 +73,15 @@ class Lowered:
 
     @property
     def steps(self) -> Sequence[PlanStep]:
-        """Return the steps in order, for the declared shapes."""
+        """Return the steps for the declared shapes, in order."""
         return self.evaluation(declared_shapes(self.model)).plan.needed
 
     @cached_property
     def clipped(self) -> dict[str, int]:
-        """Return by operand the number of weights outside the type, which were cut off.
+        """Return, by operand, the number of weights that were cut off to fit the type.
 
-        The name of an operand is that of the layer and of the operand, as in "conv1.filter".
-        Operands without such weights are left out.
+        The name of an operand consists of the names of the layer and of the operand, as in
+        "conv1.filter". Operands without such weights are left out.
         """
         evaluation = self.evaluation(declared_shapes(self.model))
         weights = self.real_weights(evaluation)
@@ -93,8 +93,8 @@ class Lowered:
     def __call__(self, *args: Tensor | ArrayLike, **kwargs: Tensor | ArrayLike) -> Any:
         """Run the network on tensors of the profile's type and position.
 
-        Raises TypeError for other objects, VxError for other types and positions, InputError for
-        other shapes.
+        Raises TypeError for other objects, VxError for other types and positions, and InputError
+        for other shapes.
         """
         inputs = _bind_tensors(self.model, args, kwargs)
         shapes = [tuple(x.shape) for x in inputs]
@@ -107,21 +107,24 @@ class Lowered:
         return self._raw(weights, inputs)
 
     def float(self, *args: ArrayLike, **kwargs: ArrayLike) -> Any:
-        """Run the network on real numbers: inputs are rounded, and outputs converted back."""
+        """Run the network on floating-point numbers.
+
+        Inputs are rounded, and outputs converted back.
+        """
         inputs = bind(self.model, args, kwargs)
         weights, _ = self._ready([x.shape for x in inputs])
         return self._real(weights, inputs)
 
     def apply(self, params: Params, *args: ArrayLike, **kwargs: ArrayLike) -> Any:
-        """Run the network as a pure function of parameters and inputs, all real numbers.
+        """Run the network as a pure function of parameters and inputs in floating point.
 
         The values are those of `float`, with one exception: folded weights, tables, softmax, and
-        operations that do not fit are computed in real arithmetic and then rounded. These may be
-        one unit off, since the two functions are compiled separately.
+        operations that do not fit are computed in floating point and then rounded. These values may
+        differ by one unit, since the two functions are compiled separately.
 
-        Derivatives pass straight through rounding: they are derivatives of the real network at
-        these values, and 0 where a number is cut off (straight-through estimation,
-        arXiv:1308.3432). Parameters can be trained for the profile:
+        Derivatives pass straight through rounding: they are derivatives of the floating-point
+        network at these values, and 0 where a number is cut off (straight-through estimation,
+        arXiv:1308.3432). In this way parameters can be trained for the profile:
 
         >>> gradient = jax.grad(lambda params: loss(fixed.apply(params, x)))(model.params)
 
@@ -135,7 +138,7 @@ class Lowered:
         return self._applied(params, [jnp.asarray(x) for x in inputs])
 
     def intermediates(self, *args: ArrayLike, **kwargs: ArrayLike) -> dict[str, Tensor | Array]:
-        """Return all tensors inside the network by name, for inputs in real numbers.
+        """Return all tensors inside the network by name, for inputs in floating point.
 
         Operations that do not fit have arrays as results.
         """
@@ -145,15 +148,16 @@ class Lowered:
     def inside(
         self, *inputs: Array, instead: Mapping[str, Array] | None = None
     ) -> tuple[dict[str, Tensor | Array], dict[str, Array]]:
-        """Return tensors by name, and for tensors that can overflow masks of such items.
+        """Return tensors by name, and masks of items that overflow, for tensors that can overflow.
 
-        `instead` has real numbers by name, which readers get instead of a tensor.
+        `instead` has floating-point arrays by the name of a tensor. Operations that read this
+        tensor get the array instead.
         """
         weights, _ = self._ready([x.shape for x in inputs])
         return self._inside(weights, list(inputs), dict(instead or {}))
 
     def entering(self, *inputs: Array) -> tuple[dict[str, Tensor | Array], dict[str, Array]]:
-        """Return the inputs in fixed point by name, and masks of items that overflow."""
+        """Return the inputs in fixed point by name, and masks of the items that overflow."""
         evaluation = self.evaluation([x.shape for x in inputs])
         names = [value.name for value in evaluation.plan.graph.inputs]
         reals = dict(zip(names, inputs, strict=True))
@@ -164,16 +168,17 @@ class Lowered:
     def stats(
         self, *inputs: Input, rtol: float = 0.1, atol: float = 0.0, isolate: bool = False
     ) -> Stats:
-        """Compare the tensors inside with the tensors of the network in real numbers.
+        """Compare the tensors inside with the tensors of the network in floating point.
 
-        Inputs are real numbers for one call, or for a set of calls, with a first axis over which
-        `jax.vmap` maps both networks. All tensors are held in memory.
+        The inputs are floating-point arrays for a single call, or for a set of calls. In a set each
+        input has an additional first axis, over which `jax.vmap` maps both networks. All tensors
+        are held in memory.
 
         Each tensor has these figures. `low` and `high` are the extremes. `beyond` is the share of
-        items that were cut off or wrapped, NaN if neither can happen. `absolute` is the largest
+        items that were cut off or wrapped, or NaN if neither can happen. `absolute` is the largest
         error. `snr` is 10 log10(sum of squares / sum of squared errors). `reason` is why the tensor
-        differs, as in `analysis.compare`, and "" if all items are within tolerance. With `isolate`,
-        `own_snr` is the SNR of a layer whose operands are those of the real network.
+        differs, as in `analysis.compare`, and "" if all items are within tolerance. If `isolate`,
+        `own_snr` is the SNR of a layer whose operands are those of the floating-point network.
 
         `to_dict()` is `{"tensors": {name: {"name", "layer", "shape", "position", "low", "high",
         "beyond", "absolute", "snr", "reason", "own_snr"}}, "clipped": {name: count}, "samples",
@@ -181,9 +186,9 @@ class Lowered:
 
         Args:
             inputs: the inputs in order, or one dict by name.
-            rtol, atol: an item differs if its error exceeds `atol + rtol * max(|item|, rms of the
-                tensor)`.
-            isolate: also run each layer on the tensors of the real network.
+            rtol, atol: the tolerances. An item differs if its error exceeds `atol + rtol *
+                max(|item|, rms of the tensor)`, where rms is the root mean square.
+            isolate: whether each layer is also run on the tensors of the floating-point network.
 
         >>> print(fixed.stats(images))
         """
@@ -192,7 +197,7 @@ class Lowered:
         return statistics(self, inputs, rtol=rtol, atol=atol, isolate=isolate)
 
     def quantize(self, *args: ArrayLike, **kwargs: ArrayLike) -> tuple[Tensor, ...]:
-        """Return real inputs of a call in fixed point."""
+        """Convert floating-point inputs of a call to fixed point."""
         inputs = bind(self.model, args, kwargs)
         return tuple(self.evaluation([x.shape for x in inputs]).inputs(inputs))
 
@@ -235,7 +240,7 @@ class Lowered:
         if key not in self._weights:
             params = self.model.params
             if any(isinstance(x, Tracer) for x in params.values()):
-                # The prepared weights are valid in this trace only.
+                # The prepared weights are valid only in this trace.
                 return evaluation.prepared(self.real_weights(evaluation), static=False), evaluation
             with jax.ensure_compile_time_eval():
                 weights = self.real_weights(evaluation)
@@ -243,7 +248,7 @@ class Lowered:
         return self._weights[key], evaluation
 
     def real_weights(self, evaluation: Evaluation) -> dict[str, dict[str, Array]]:
-        """Return the operands that do not depend on inputs in real numbers, by step and operand."""
+        """Return the floating-point operands that do not depend on inputs, by step and operand."""
         return evaluation.real_weights(self.model.params)
 
     def evaluation(self, shapes: Sequence[Shape]) -> Evaluation:
@@ -262,7 +267,7 @@ class Lowered:
         return self._evaluations[key]
 
     def _require_known_positions(self, evaluation: Evaluation) -> None:
-        """Raise VxError for a position out of range, InputError for one of an unknown tensor."""
+        """Raise VxError for a position out of range, InputError for that of an unknown tensor."""
         if not self.choices.positions:
             return
         weights = self.real_weights(evaluation)
@@ -290,27 +295,30 @@ def lower(
 ) -> Lowered:
     """Return a network as a function in the fixed-point arithmetic of a profile, bit by bit.
 
-    Batch normalisation, and factors and offsets by channel, are folded into the weights of the
-    layer before. Then weights are rounded once, to nearest even, and saturated (`Lowered.clipped`
-    counts the weights that were cut off). Groups of convolutions are views. A function without an
-    activation in OpenVX is a table of all values of the type.
+    Batch normalisation, and factors and offsets for each channel, are folded into the weights of
+    the layer before them. Then weights are rounded once, to nearest even, and saturated
+    (`Lowered.clipped` counts the weights that were cut off). Groups of convolutions are views. A
+    function that is no activation of OpenVX becomes a table of its results for all values of the
+    type.
 
     Args:
         model: a model of any format, without state. An open first axis of an input is the batch.
         profile: "openvx-16bit" (int16, Q7.8) or "openvx-8bit" (int8).
         overflow_policy: "saturate" or "wrap", for results outside the type.
         rounding_policy: "to_zero" or "nearest_even", for results of layers with products and `mul`.
-        semantics: "spec", the equations of the text, or "khronos", the published C code with its
-            quirks: docs/openvx.md.
-        on_unfit: "float" computes operations that do not fit in real numbers; "error" raises.
+        semantics: "spec" follows the equations of the text. "khronos" follows the published C code
+            with its quirks (see docs/openvx.md).
+        on_unfit: "float" computes operations that do not fit in floating point; "error" raises an
+            error for them.
         dtype: "uint8" for the 8-bit profile without signs.
-        positions: fixed-point positions by tensor, and by weight (layer and operand, as in
-            "conv1.filter"). The default is the position of the profile. See `search_positions`.
-        strict: False allows positions other than the profile's, unlike OpenVX.
+        positions: fixed-point positions by tensor, and by weight (the names of layer and operand,
+            as in "conv1.filter"). The default is the position of the profile. `search_positions`
+            computes such positions.
+        strict: False allows positions other than the profile's, which OpenVX does not allow.
 
-    Raises UnsupportedError, which lists all operations that do not fit, and for a network with
-    state; InputError for open shapes and unknown names, TypeError and ValueError for wrong
-    arguments.
+    Raises an UnsupportedError that lists all operations that do not fit. Also raises
+    UnsupportedError for a network with state, InputError for open shapes and unknown names, and
+    TypeError or ValueError for wrong arguments.
 
     >>> fixed = nnef_jax.openvx.lower(model, "openvx-16bit", overflow_policy="wrap")
     >>> integers = fixed(nnef_jax.openvx.Tensor.quantize(image))
@@ -337,8 +345,8 @@ def _bind_tensors(
 ) -> list[Any]:
     """Return the inputs of a call in the order of the graph.
 
-    A real input must be a tensor, otherwise TypeError is raised; an integer input is an array.
-    Raises InputError for wrong names and shapes.
+    A floating-point input must be passed as a `Tensor`, otherwise TypeError is raised. An integer
+    input is passed as an array. Raises InputError for wrong names and shapes.
     """
     types = {value.name: value.type.dtype for value in model.graph.inputs}
     inputs = dict(zip(types, args, strict=False)) | dict(kwargs)

@@ -54,7 +54,7 @@ class KernelParameter:
     Args:
         name: the name in the document.
         direction: VX_INPUT or VX_OUTPUT.
-        dims: the extents in the order of NNEF, None for open ones.
+        dims: the extents in the order of NNEF; None for an open extent.
         dtype: the name of a vx_type_e.
     """
 
@@ -66,13 +66,13 @@ class KernelParameter:
 
 @dataclass(frozen=True)
 class Kernel:
-    """An imported network. A call takes the inputs and returns the outputs of the model."""
+    """An imported network. A call takes the inputs of the model, and returns its outputs."""
 
     model: Model
 
     @property
     def parameters(self) -> tuple[KernelParameter, ...]:
-        """Return the inputs, then the outputs, in the order of the document."""
+        """Return the inputs, followed by the outputs, in the order of the document."""
         parameters: list[KernelParameter] = []
         pairs = (("VX_INPUT", self.model.inputs), ("VX_OUTPUT", self.model.outputs))
         for direction, specs in pairs:
@@ -92,7 +92,8 @@ def import_kernel_from_url(type: str, url: str | PathLike[str], **options: Any) 
     Args:
         type: 'nnef'.
         url: a path, or a URL `file:///...`.
-        options: options of `nnef_jax.load`. `rules=` are the user kernels of OpenVX.
+        options: options of `nnef_jax.load`. The option `rules` corresponds to the user kernels of
+            OpenVX.
 
     Raises the errors of `load`, and `VxError` for another type.
     """

@@ -1,4 +1,4 @@
-"""Checks of the tensors and parameters of layers."""
+"""Checks the tensors and parameters of layers."""
 
 from __future__ import annotations
 
@@ -22,12 +22,14 @@ from nnef_jax.openvx.vx_errors import (
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_MOST = 1 << 31  # items; a tensor must have fewer
-SHIFTS = range(-16, 47)  # bits from a sum of products to the result, or from biases to the sum
+_MOST = 1 << 31  # a tensor must have fewer items
+# the possible numbers of bits by which sums of products are shifted to the result, or biases to the
+# sum
+SHIFTS = range(-16, 47)
 
 
 def layer(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorate a layer: its errors begin with its name."""
+    """Decorate a layer, such that its errors begin with its name."""
 
     @wraps(function)
     def located(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -40,7 +42,10 @@ def layer(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def tensor(name: str, x: object, *ranks: int) -> Tensor:
-    """Return a tensor. Raises TypeError, or VxError unless its rank is one of `ranks`, if any."""
+    """Check that a value is a tensor, and return it.
+
+    Raises TypeError for another object. If `ranks` are passed, raises VxError for any other rank.
+    """
     x = require_tensor(name, x)
     if ranks and len(x.dims) not in ranks:
         allowed = " or ".join(map(str, ranks))
@@ -49,7 +54,10 @@ def tensor(name: str, x: object, *ranks: int) -> Tensor:
 
 
 def same_format(strict: bool, **tensors: Tensor | None) -> None:
-    """Raise VxError unless all tensors have one type and, if `strict`, the position of the type."""
+    """Raise VxError unless all tensors have the same type.
+
+    If `strict`, they must also have the default position of this type.
+    """
     by_name = {name: x for name, x in tensors.items() if x is not None}
     first_name, first = next(iter(by_name.items()))
     dtype = first.dtype
@@ -82,7 +90,10 @@ def position_of_output(strict: bool, output_position: int | None, inputs: Tensor
 
 
 def shift_of(title: str, shift: int) -> int:
-    """Return a shift between two positions. Raises VxError outside `SHIFTS`."""
+    """Check a shift between two positions, and return it.
+
+    Raises VxError if it is not in `SHIFTS`.
+    """
     if shift not in SHIFTS:
         wrong_format(
             f"{title} is {shift} bits off, {SHIFTS[0]} to {SHIFTS[-1]} are possible",
@@ -103,7 +114,10 @@ def pair(name: str, values: Iterable[SupportsIndex], least: int = 0) -> tuple[in
 
 
 def shape(name: str, values: Iterable[SupportsIndex]) -> tuple[int, ...]:
-    """Return a shape of positive extents, of less than 2**31 items. Raises TypeError or VxError."""
+    """Return a shape of positive extents with less than 2**31 items.
+
+    Raises TypeError or VxError.
+    """
     try:
         extents = tuple(map(operator.index, values))
     except TypeError:
@@ -121,7 +135,7 @@ def bounded(name: str, extents: Sequence[int]) -> None:
 
 
 def real(name: str, value: object, above: float | None = None) -> float:
-    """Return a finite number greater than `above`. Raises TypeError or VxError."""
+    """Return a finite number that is greater than `above`. Raises TypeError or VxError."""
     if isinstance(value, bool) or not isinstance(value, int | float | np.number):
         raise TypeError(f"{name} must be a number, not {type(value).__name__}")
     try:
@@ -138,7 +152,10 @@ def real(name: str, value: object, above: float | None = None) -> float:
 def output_shape(
     values: Iterable[SupportsIndex], leading: tuple[int, ...], free: int
 ) -> tuple[int, ...]:
-    """Return the shape of an output: `leading`, then `free` extents. Raises as `shape` does."""
+    """Return the shape of an output, which must be `leading` followed by `free` further extents.
+
+    Raises TypeError or VxError.
+    """
     extents = shape("output_shape", values)
     if len(extents) != len(leading) + free or extents[: len(leading)] != leading:
         wrong_dimension(f"output_shape is {extents}, it must be {leading} and {free} extents")
@@ -155,11 +172,13 @@ def stride(
     size: Sequence[int],
     *parameters: Sequence[int],
 ) -> tuple[int, int]:
-    """Return a skip or upscale (x, y): `value`, or inferred from the output's shape, or (1, 1).
+    """Return a pair (x, y) of skips or upscales.
 
-    `infer` takes for an axis the extent, the size of windows, the output's extent, and an item of
-    each of `parameters`. These arguments are in C order. `leading` are the first extents of the
-    output. Raises TypeError or VxError, also if both `value` and `output` are given.
+    The pair is `value` if it is not None. Otherwise it is inferred from the output's shape if that
+    is known, and (1, 1) if not. For each axis, `infer` is called with the extent, the size of
+    windows, the output's extent, and an item of each of `parameters`. These arguments are in C
+    order. `leading` are the first extents of the output. Raises TypeError or VxError, also if both
+    `value` and `output` are passed.
     """
     if output is not None:
         if value is not None:

@@ -1,4 +1,4 @@
-"""Plans a network as nodes of OpenVX: the layer that computes each operation, or why none does."""
+"""Plans a network as nodes of OpenVX: the layer of each operation, or why there is none."""
 
 from __future__ import annotations
 
@@ -57,9 +57,10 @@ class PlanStep:
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """The steps of a graph in order. Tensors of `fixed` do not depend on inputs.
+    """The steps of a graph in order.
 
-    `folded` has by operation the step that it is folded into.
+    The tensors in `fixed` do not depend on inputs. `folded` has, for each operation that is folded
+    into a step, that step.
     """
 
     graph: Graph
@@ -102,7 +103,7 @@ class Plan:
 
 
 def unfit(step: PlanStep, profile: FixedPointProfile) -> UnsupportedError:
-    """Return the error for an operation without a layer."""
+    """Return the error for an operation that has no layer."""
     operation = step.operation
     return UnsupportedError(
         f"'{operation.name}' ({operation.kind}) does not fit {profile.name}: {step.reason}",
@@ -115,8 +116,8 @@ def unfit(step: PlanStep, profile: FixedPointProfile) -> UnsupportedError:
 def plan_of(graph: Graph, profile: FixedPointProfile, semantics: str) -> Plan:
     """Return the plan of a graph of known shapes.
 
-    Factors and offsets by channel are folded into the weights of a product, if nothing else reads
-    the result of the product.
+    Factors and offsets for each channel are folded into the weights of a product, unless another
+    operation reads the result of the product.
     """
     fixed = {parameter.value for parameter in graph.parameters}
     positive: set[Value] = set()
@@ -202,7 +203,7 @@ def _product_before(
 
 
 def weights_of(step: PlanStep, values: Mapping[Value, ArrayLike]) -> dict[str, Any]:
-    """Return the fixed operands of a step by name: real arrays and numbers, in NNEF's layouts.
+    """Return the fixed operands of a step by name: arrays and numbers in NNEF's layouts.
 
     Operations that are folded into a product change its weights and bias. A bias of 0 is left out.
     """
@@ -250,14 +251,14 @@ def part_name(name: str, index: int) -> str:
 
 
 class _Line(NamedTuple):
-    """The function `factor * x + term`, by channel."""
+    """The function `factor * x + term`, with a factor and a term for each channel."""
 
     factor: Array | NDArray[np.floating[Any]]
     term: Array | NDArray[np.floating[Any]]
 
 
 def _composed(operation: Operation, operands: Mapping[str, ArrayLike], line: _Line) -> _Line:
-    """Return the line that applies `line`, and then an operation whose other operands are fixed."""
+    """Return the line that applies `line`, and then an operation with otherwise fixed operands."""
     attributes: dict[str, Any] = dict(operation.attributes)
     fixed = {x: jnp.reshape(jnp.asarray(y, line.term.dtype), -1) for x, y in operands.items()}
     factor, term = line

@@ -1,4 +1,4 @@
-"""Runs the steps of a plan on raw integers, and in real numbers for derivatives."""
+"""Runs the steps of a plan on raw integers, and in floating point for derivatives."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ from nnef_jax.openvx.plan import Plan, PlanStep, part_name, weights_of
 from nnef_jax.openvx.profiles import Choices
 from nnef_jax.openvx.tensor import StaticWeights, Tensor, static_weights
 
-# Results in fixed point are `Tensor`s. Results in real numbers or in integers are arrays.
+# Results in fixed point are `Tensor`s. Results in floating point or in integers are arrays.
 Values = Mapping[Value, Tensor | Array]
-# Fixed operands by step and operand, in real numbers, and as the layers read them.
+# Fixed operands by step and operand: `Weights` are in floating point, and `Prepared` are in the
+# form in which the layers read them.
 Weights = Mapping[str, Mapping[str, ArrayLike]]
 Prepared = Mapping[str, Mapping[str, Tensor | StaticWeights | ArrayLike]]
 
@@ -38,7 +39,7 @@ class Evaluation:
     positions: Mapping[Value, int]
 
     def real_weights(self, params: Mapping[str, ArrayLike]) -> dict[str, dict[str, Any]]:
-        """Return the fixed operands of steps in real numbers, after folding.
+        """Return the fixed operands of steps in floating point, after folding.
 
         `params` are arrays by label.
         """
@@ -54,13 +55,13 @@ class Evaluation:
         return {step.name: weights_of(step, fixed) for step in plan.needed}
 
     def quantised(self, step: PlanStep, name: str, weights: ArrayLike) -> Tensor:
-        """Return a fixed operand in fixed point. It is rounded to nearest even, then saturated."""
+        """Convert a fixed operand to fixed point. It is rounded to nearest even, then saturated."""
         positions = dict(self.choices.positions)
         position = positions.get(weights_name(step, name), self.plan.profile.position)
         return Tensor.quantize(weights, self.plan.profile.dtype, position)
 
     def prepared(self, weights: Weights, *, static: bool) -> Prepared:
-        """Return weights as the layers read them: rounded, in OpenVX's layouts.
+        """Return weights in the form in which the layers read them: rounded, in OpenVX's layouts.
 
         If `static`, the values are known, and the weights of products become `StaticWeights`.
         """
@@ -101,7 +102,7 @@ class Evaluation:
         return tensors
 
     def clipped(self, weights: Weights) -> dict[str, Array]:
-        """Return the number of weights outside the type, by step and operand."""
+        """Return the number of weights that are outside the type, by step and operand."""
         counts: dict[str, Array] = {}
         for step, _ in self.tensor_steps:
             for name, x in weights[step.name].items():
@@ -122,7 +123,7 @@ class Evaluation:
         return {"table": table.data, "beyond": beyond(y, table)}
 
     def inputs(self, arrays: Sequence[Array]) -> list[Any]:
-        """Return inputs in fixed point. Inputs of integers stay arrays."""
+        """Convert inputs to fixed point. Inputs of integers stay arrays."""
         pairs = zip(self.plan.graph.inputs, arrays, strict=True)
         return [self.fixed(value, x) for value, x in pairs]
 
@@ -132,10 +133,10 @@ class Evaluation:
         inputs: Sequence[Tensor | Array],
         instead: Mapping[Value, Array] | None = None,
     ) -> tuple[Values, dict[Value, Array]]:
-        """Return all results, and for results that can overflow masks of such items.
+        """Return all results, and masks of items that overflow, for results that can overflow.
 
-        `inputs` are tensors, or arrays of integers. `instead` has real numbers, which readers get
-        instead of a result.
+        `inputs` are tensors, or arrays of integers. `instead` has floating-point arrays by value.
+        Operations that read this value get the array instead of the result.
         """
         values = dict(zip(self.plan.graph.inputs, inputs, strict=True))
         computed = dict(values)
@@ -184,7 +185,7 @@ class Evaluation:
         return [self._rescaled(x, self.positions[value]) for value, x in pairs], mask
 
     def fixed(self, value: Value, x: Tensor | Array) -> Tensor | Array:
-        """Return the tensor of a value in fixed point. An array of real numbers is rounded.
+        """Convert a value's tensor to fixed point; an array of floating-point numbers is rounded.
 
         Integers stay arrays.
         """
@@ -203,7 +204,7 @@ class Evaluation:
         values: Mapping[Value, Array],
         weights: Mapping[str, Tensor | StaticWeights | ArrayLike],
     ) -> list[Array]:
-        """Return the results of a step in real numbers, by the operation's rule or `layer.real`."""
+        """Compute a step in floating point, by the operation's rule or `layer.real`."""
         operation = step.operation
         layer = step.layer
 
@@ -238,11 +239,11 @@ class Evaluation:
         weights: Weights,
         inputs: Sequence[Array],
     ) -> dict[Value, Array]:
-        """Return the tensors `exact` as real numbers, with derivatives of the real network.
+        """Convert the tensors `exact` to floating point, with derivatives of the original network.
 
-        The derivative of rounding is 1 if the real item is within the range of the type, and 0 if
-        it is cut off. `inputs` and `weights` are real numbers.
-        Source: straight-through estimation, Bengio, Leonard and Courville 2013, arXiv:1308.3432.
+        The derivative of rounding is 1 if the floating-point item is within the range of the type,
+        and 0 if it is cut off. `inputs` and `weights` are floating-point numbers. Source:
+        straight-through estimation, Bengio, Leonard and Courville 2013, arXiv:1308.3432.
         """
         values: dict[Value, Array] = {}
 
@@ -264,7 +265,7 @@ class Evaluation:
         return self._as_cut(self.quantised(step, name, lax.stop_gradient(jnp.asarray(x))), x)
 
     def _as_cut(self, tensor: Tensor, x: ArrayLike) -> Array:
-        """Return a tensor as numbers. The derivative of `x` is clipped to the range of its type."""
+        """Convert a tensor to floating point, with the derivative of `x` clipped to its range."""
         low, high = bounds(tensor)
         x = jnp.asarray(x)
         result = lax.stop_gradient(tensor.to_float()).astype(x.dtype)
@@ -272,7 +273,7 @@ class Evaluation:
 
 
 def real(x: Tensor | Array) -> Array:
-    """Return a tensor as real numbers. An array is returned unchanged."""
+    """Convert a tensor to floating point. An array is returned unchanged."""
     return x.to_float() if isinstance(x, Tensor) else x
 
 
@@ -281,14 +282,14 @@ def _reals(values: Values) -> dict[Value, Array]:
 
 
 def bounds(tensor: Tensor) -> tuple[float, float]:
-    """Return the least and the greatest number that a tensor's type holds."""
+    """Return the least and the greatest number that the type of a tensor holds."""
     limits = jnp.iinfo(tensor.data.dtype)
     step = 2.0**-tensor.fixed_point_position
     return limits.min * step, limits.max * step
 
 
 def beyond(x: ArrayLike, tensor: Tensor) -> Array:
-    """Return a mask of the real numbers that do not fit the type of the tensor after rounding."""
+    """Return a mask of the numbers that, after rounding, do not fit the type of the tensor."""
     low, high = bounds(tensor)
     half = 2.0 ** -(tensor.fixed_point_position + 1)
     return _outside(x, low - half, high + half)

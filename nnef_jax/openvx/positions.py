@@ -17,8 +17,10 @@ from nnef_jax.openvx.integer_function import lower
 from nnef_jax.openvx.plan_evaluation import weights_name
 from nnef_jax.openvx.tensor import Tensor
 
-_LESS, _MORE = 1, 4  # positions to try, below and above the position that fits the largest number
-_FURTHEST = 22  # the greatest magnitude of a position; layers can shift products to any of these
+# How many positions are tried below and above the position that fits the largest number.
+_LESS, _MORE = 1, 4
+# The largest magnitude of a position. Layers can shift products to any of these positions.
+_FURTHEST = 22
 
 
 def search_positions(
@@ -27,10 +29,11 @@ def search_positions(
     """Return the fixed-point positions with the highest SNR over samples, tensor by tensor.
 
     Each tensor that the network computes from the samples, and each weight, is rounded and
-    saturated at several positions. The position with the least error is taken. Rare large items are
-    cut off if this reduces the error of all items. Layers that only select or move items have the
-    position of their operand. The result is for `lower(..., positions=..., strict=False)`. Devices
-    call such numbers dynamic fixed point; OpenVX itself has one position for all tensors.
+    saturated at several positions, and the position with the least error is taken. Rare large items
+    are cut off if this reduces the error of all items together. Layers that only select or move
+    items have the position of their operand. The result is for `lower(..., positions=...,
+    strict=False)`. On devices such numbers are called dynamic fixed point. OpenVX itself has one
+    position for all tensors.
 
     Args:
         model: the network.
@@ -38,7 +41,7 @@ def search_positions(
         profile, dtype: arguments of `lower`, which determine the number of bits.
 
     Raises InputError for wrong inputs, and the errors of `lower`. Operations that do not fit are
-    computed in real numbers.
+    computed in floating point.
 
     >>> positions = nnef_jax.openvx.search_positions(model, images, profile="openvx-8bit")
     >>> fixed = nnef_jax.openvx.lower(model, "openvx-8bit", positions=positions, strict=False)
@@ -80,9 +83,9 @@ def search_positions(
 
 
 def _best(x: NDArray[Any], dtype: str) -> int:
-    """Return the position with the least squared error of a tensor in a dtype."""
+    """Return the position at which a tensor has the least squared error in a dtype."""
     largest = float(np.max(np.abs(x[np.isfinite(x)]), initial=0))
-    bits = np.iinfo(dtype).bits - (dtype != "uint8")  # without the sign
+    bits = np.iinfo(dtype).bits - (dtype != "uint8")  # without the sign bit
     fitting = bits - math.ceil(math.log2(largest)) if largest else 0
     x = np.nan_to_num(x.astype(np.float32))
 
@@ -90,7 +93,7 @@ def _best(x: NDArray[Any], dtype: str) -> int:
         rounded = np.asarray(Tensor.quantize(x, dtype, position).to_float())
         return float(np.sum((x - rounded).astype(np.float64) ** 2))
 
-    # The greatest position comes first, and wins among equal errors: it rounds more finely.
+    # The greatest position comes first and wins among equal errors, because it rounds more finely.
     positions = range(fitting + _MORE, fitting - _LESS - 1, -1)
     candidates = [p for p in positions if abs(p) <= _FURTHEST]
     nearest = min(max(fitting, -_FURTHEST), _FURTHEST)

@@ -18,15 +18,15 @@ from nnef_jax.workings import network_of
 
 @dataclass(frozen=True, kw_only=True)
 class NodeReport:
-    """The layer of OpenVX that computes an operation.
+    """The layer of OpenVX that computes an operation, or the reason why there is none.
 
     Args:
         name: the name of the first result.
         kind: the kind of the operation.
-        layer: the name of the node, as "vxConvolutionLayer", or "2 vxConvolutionLayer" for two.
-            Operations without arithmetic have "view". Results that depend on parameters alone have
-            "vx_tensor". Operations that are folded into the weights of another have "in NAME". ""
-            means that there is no layer.
+        layer: the name of the node, such as "vxConvolutionLayer", or "2 x vxConvolutionLayer" for
+            two nodes. It is "view" for an operation without arithmetic. It is "vx_tensor" for a
+            result that depends only on parameters. It is "in NAME" for an operation that is folded
+            into the weights of another operation. It is "" if there is no layer.
         fits: whether there is a layer.
         reason: why there is no layer.
     """
@@ -69,17 +69,17 @@ def check_profile(
 ) -> ProfileReport:
     """Report the layer of OpenVX that computes each operation of a network, or why none does.
 
-    The first axis of an input may be open: it is the batch. `to_dict()` is `{"profile", "dtype",
+    The first axis of an input may be open, and is the batch. `to_dict()` is `{"profile", "dtype",
     "fits", "nodes": [{"name", "kind", "layer", "fits", "reason"}]}`.
 
     Args:
         model: a model of any format.
         profile: "openvx-8bit" or "openvx-16bit" (the extension, 1.6).
         dtype: "uint8" for the 8-bit profile without signs.
-        semantics: "spec", the text, or "khronos", the published C code. Padding takes part in a
-            maximum by the text, but not in the C code.
+        semantics: "spec" for the text, or "khronos" for the published C code. In the text padding
+            takes part in a maximum, but not in the C code.
 
-    Raises UnsupportedError for a network with state, InputError for open shapes, TypeError and
+    Raises UnsupportedError for a network with state, InputError for open shapes, and TypeError or
     ValueError for wrong arguments.
 
     >>> print(nnef_jax.openvx.check_profile(model, "openvx-16bit"))
@@ -108,9 +108,9 @@ def _report(operation: Operation, step: PlanStep | None, plan: Plan) -> NodeRepo
 
 
 def declared_shapes(model: Model) -> list[Shape]:
-    """Return the declared shapes of inputs, with 1 for an open first axis, the batch.
+    """Return the declared shapes of inputs, with 1 for an open first axis, which is the batch.
 
-    Raises UnsupportedError for a network with state, InputError for other open extents.
+    Raises UnsupportedError for a network with state, and InputError for other open extents.
     """
     graph = model.graph
     state_errors: list[UnsupportedError] = []

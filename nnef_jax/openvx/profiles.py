@@ -22,7 +22,7 @@ class FixedPointProfile:
 
     @property
     def has_tables(self) -> bool:
-        """Tell whether vxTensorTableLookupNode takes the type, as it does for UINT8 and INT16."""
+        """Tell whether vxTensorTableLookupNode takes the type, which is so for UINT8 and INT16."""
         return self.dtype != "int8"
 
 
@@ -47,7 +47,7 @@ def profile_of(name: str, dtype: str | None = None) -> FixedPointProfile:
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """The arguments of `lower`, checked."""
+    """The arguments of `lower`, after they are checked."""
 
     profile: FixedPointProfile
     overflow_policy: str
@@ -68,7 +68,7 @@ class Choices:
         strict: bool,
         positions: Mapping[str, int] | None,
     ) -> Choices:
-        """Return the choices. Raises TypeError or ValueError for wrong arguments."""
+        """Check the arguments, and return the choices. Raises TypeError or ValueError."""
         require_choice("overflow_policy", overflow_policy, OVERFLOW)
         require_choice("rounding_policy", rounding_policy, ROUNDING)
         require_choice("semantics", semantics, SEMANTICS)

@@ -1,7 +1,7 @@
 """The relations between the extents of a layer's input and output.
 
-Shapes are in C order, pairs in OpenVX's order (x, y). All functions raise `VxError` for extents
-that are impossible.
+Shapes are in C order, and pairs are in OpenVX's order (x, y). All functions raise `VxError` for
+extents that are impossible.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ def infer_skip(
 ) -> int:
     """Return the smallest skip for which windows of a size have `output` positions.
 
-    `output = round((extent + 2 padding - size - (size - 1) dilation) / skip) + 1`, rounded to the
-    floor or ceiling (vxConvolutionLayer).
+    The extents fulfil `output = round((extent + 2 padding - size - (size - 1) dilation) / skip) +
+    1`, where `round` is the floor or ceiling (vxConvolutionLayer).
     """
     travel = _travel(extent, size, padding, dilation)
     if output < 1:
@@ -46,7 +46,8 @@ def infer_skip(
 def infer_upscale(extent: int, size: int, output: int, padding: int = 0, a: int = 0) -> int:
     """Return the upscale of a deconvolution from `extent` to `output` items.
 
-    `output = (extent - 1) upscale - 2 padding + size + a` (vxDeconvolutionLayer).
+    The extents fulfil `output = (extent - 1) upscale - 2 padding + size + a`
+    (vxDeconvolutionLayer).
     """
     if extent < 2:
         wrong_dimension("an input of 1 item along an axis determines no upscale", "give upscale=")

@@ -1,4 +1,4 @@
-"""Sums products as the C routines of OpenVX 1.3 do: each product is rounded and saturated.
+"""Sums products in the way of the C routines of OpenVX 1.3, which saturate after each step.
 
 Each product is divided, rounded and brought into the range of the type. After each channel the sum
 is brought into the same range.
@@ -20,27 +20,28 @@ from numpy.typing import NDArray
 
 from lowering import Slide
 
-# The trace adds up to `_UNROLLED` products one by one. A loop adds more products, `_CHUNK` of them
-# in each step.
+# Up to `_UNROLLED` products are added one by one in the trace. If there are more, a loop adds
+# `_CHUNK` products in each iteration.
 _UNROLLED = 32
 _CHUNK = 16
 
 _item: Callable[..., Array] = partial(lax.dynamic_index_in_dim, keepdims=False)
 _Fetch: TypeAlias = Callable[[Array | int], Array]
 
-Sums: TypeAlias = tuple[Array, Array | None]  # sums, and a mask of overflow if reported
-_State: TypeAlias = tuple[Sums, tuple[Array, Array]]  # sums, and the operands of a step
+# sums, and a mask of overflow, which is None if it is not reported
+Sums: TypeAlias = tuple[Array, Array | None]
+_State: TypeAlias = tuple[Sums, tuple[Array, Array]]  # sums, and the operands of an iteration
 
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """The operations on each product and on the sums after each channel.
+    """The operations on each product, and on the sums after each channel.
 
     Args:
         dtype: the dtype of the numbers.
         shift: the number of bits by which products are shifted down.
         policies: the overflow policy and the rounding policy.
-        report: whether sums have a mask of overflow.
+        report: whether a mask of overflow is computed with the sums.
     """
 
     dtype: np.dtype[Any]
@@ -52,15 +53,15 @@ class Steps:
     def saturates(self) -> bool:
         """Tell whether numbers beyond the range of the type saturate; otherwise they wrap.
 
-        If they saturate, products are computed in float32, since XLA's int32 products take 1.3
-        times as long. In float32 every product within the range is exact.
+        If they saturate, products are computed in float32, since products of int32 take 1.3 times
+        as long in XLA. In float32 every product within the range is exact.
         """
         return self.policies[0] == "saturate"
 
     def factors(self, x: Array, filter: Array) -> tuple[Array, Array]:
         """Return `x` and `filter` in the dtype of their products.
 
-        In float32 `x` is also divided by 2^shift, so that the products need no division.
+        In float32, `x` is also divided by 2^shift, so that the products need no division.
         """
         if self.saturates:
             divided = x.astype(np.float32) * np.float32(2.0**-self.shift)
@@ -68,7 +69,7 @@ class Steps:
         return x.astype(np.int32), filter.astype(np.int32)
 
     def add(self, sums: Sums, product: Array) -> Sums:
-        """Add a product, which is divided by 2^shift and rounded.
+        """Add a product, which is first divided by 2^shift and rounded.
 
         Rounding to the nearest adds a half and truncates.
         """
@@ -76,15 +77,16 @@ class Steps:
         if self.shift and self.policies[1] == "nearest_even":
             product = product + np.asarray(half, product.dtype)
         if self.shift and not self.saturates:
-            # A shift rounds down. A negative product is truncated if 2^shift - 1 is added before.
-            sign = product >> 31  # All bits are 1 if the product is negative, otherwise 0.
+            # A shift rounds down. If 2^shift - 1 is added to a negative product before the shift,
+            # the result is truncated instead.
+            sign = product >> 31  # All bits are 1 if the product is negative, and 0 otherwise.
             product = product + (sign & ((1 << self.shift) - 1))
             product = product >> self.shift
         fitted, overflowed = self._fitted(product, sums[1])
         return sums[0] + fitted.astype(np.int32), overflowed
 
     def end(self, sums: Sums) -> Sums:
-        """Return the sums after a channel, saturated or wrapped."""
+        """Return the sums at the end of a channel, saturated or wrapped."""
         fitted, overflowed = self._fitted(*sums)
         if not self.saturates:
             fitted = fitted.astype(self.dtype).astype(np.int32)
@@ -103,10 +105,12 @@ class Steps:
 
 @partial(jax.jit, static_argnames=("slide", "steps"))
 def stepwise(x: Array, filter: Array, biases: Array | None, *, slide: Slide, steps: Steps) -> Sums:
-    """Return the correlation (B,O,x...) of an input (B,C,X...) with a filter (O,C/G,f...).
+    """Return the correlation of an input with a filter, with biases.
 
-    Biases broadcast to the result. If `steps.report`, the second result is a mask (B,O,x...): True
-    where a product, or the sum after a channel, overflowed.
+    The input is (batch, channels, *positions), and the filter is (outputs, channels of a group,
+    *window). The result is (batch, outputs, *output positions), and biases broadcast to it. If
+    `steps.report`, the second member of the result is a mask of the same shape: True where a
+    product, or the sum after a channel, overflowed.
     """
     batch = len(x)
     count = len(filter)
@@ -117,8 +121,10 @@ def stepwise(x: Array, filter: Array, biases: Array | None, *, slide: Slide, ste
     bias: Any = np.int32(0) if biases is None else biases.astype(np.int32)
     broadcast = jnp.broadcast_to(bias, (batch, count, *extents))
     by_group = jnp.moveaxis(broadcast.reshape(batch, groups, count_in_group, -1), 0, 2)
-    start = by_group.reshape(groups, count_in_group, -1)  # (G,O/G,B*x)
-    # Vector instructions work along the last axis, so the loops compute with the longer one there.
+    # (groups, outputs of a group, batch * output positions)
+    start = by_group.reshape(groups, count_in_group, -1)
+    # Vector instructions work along the last axis, so the longer axis is made the last one in the
+    # loops.
     swaps = start.shape[1] > start.shape[2]
 
     def swapped(x: Array) -> Array:
@@ -131,7 +137,8 @@ def stepwise(x: Array, filter: Array, biases: Array | None, *, slide: Slide, ste
     def channel(sums: Sums, operands: tuple[Array, Array]) -> Sums:
         return steps.end(_products(sums, operands, steps))
 
-    # The sums need the sharding of the products. Zeros that are computed from a product have it.
+    # The sums need the sharding of the products. Zeros that are computed from a product have this
+    # sharding.
     (row, *_), (column, *_) = fetch(0)
     zeros = (row[:, :, None] * column[:, None]).astype(np.int32) * 0
     first_sums = swapped(start) + zeros
@@ -139,7 +146,11 @@ def stepwise(x: Array, filter: Array, biases: Array | None, *, slide: Slide, ste
     sums, overflowed = _pipelined(channels, fetch, channel, (first_sums, first_mask))
 
     def unfolded(x: Array) -> Array:
-        """Return sums (G,O/G,B*x), which are swapped if `swaps`, as (B,O,x...)."""
+        """Return sums in the shape (batch, outputs, *output positions).
+
+        The sums are (groups, outputs of a group, batch * output positions); the last two axes are
+        swapped if `swaps`.
+        """
         grouped = swapped(x).reshape(groups, count_in_group, batch, *extents)
         return jnp.moveaxis(grouped, 2, 0).reshape(batch, count, *extents)
 
@@ -149,8 +160,9 @@ def stepwise(x: Array, filter: Array, biases: Array | None, *, slide: Slide, ste
 def _operands(x: Array, filter: Array, slide: Slide) -> tuple[_Fetch, _Fetch, int, tuple[int, ...]]:
     """Return cells, weights, the number of channels, and the extents of the output.
 
-    `cells` and `weights` are functions of a channel's index. They return the channel's cells
-    (f,G,B*x) and weights (f,G,O/G). A product of matrices has one channel.
+    `cells` and `weights` are functions of the index of a channel. They return the channel's cells
+    (cells of the window, groups, batch * output positions) and weights (cells of the window,
+    groups, outputs of a group). A matrix product has one channel.
     """
     if filter.ndim == 2:
         return lambda _: x.T[:, None], lambda _: filter.T[:, None], 1, ()
@@ -162,12 +174,12 @@ def _operands(x: Array, filter: Array, slide: Slide) -> tuple[_Fetch, _Fetch, in
     grouped = jnp.moveaxis(filter.reshape(groups, count // groups, depth, -1), (2, 3), (0, 1))
 
     def cells(k: Array | int) -> Array:
-        plane = _item(planes, k)  # (G,B,X...)
+        plane = _item(planes, k)  # (groups, batch, *positions)
         if math.prod(size) <= _UNROLLED:
             parts = [plane[:, :, *slide.items(cell, extents)] for cell in np.ndindex(*size)]
             return jnp.stack([part.reshape(groups, -1) for part in parts])
         # A slice for each cell would take minutes to compile.
-        indices: list[NDArray[Any]] = []  # by axis, [cell of the window, window]
+        indices: list[NDArray[Any]] = []  # by axis: (cell of the window, window)
         for axis in range(2):
             cell_offsets = np.arange(size[axis])[:, None] * slide.dilation[axis]
             indices.append(cell_offsets + np.arange(extents[axis]) * slide.stride[axis])
@@ -179,7 +191,11 @@ def _operands(x: Array, filter: Array, slide: Slide) -> tuple[_Fetch, _Fetch, in
 
 
 def _products(sums: Sums, operands: tuple[Array, Array], steps: Steps) -> Sums:
-    """Add the products of rows (f,G,R) and columns (f,G,C) to sums (G,R,C)."""
+    """Add the products of rows and columns to sums.
+
+    The rows are (cells, groups, rows), the columns (cells, groups, columns), and the sums (groups,
+    rows, columns).
+    """
     count = len(operands[0])
     if count <= _UNROLLED:
         for rows, columns in zip(*operands, strict=True):
@@ -203,10 +219,10 @@ def _pipelined(
     body: Callable[[Sums, tuple[Array, Array]], Sums],
     sums: Sums,
 ) -> Sums:
-    """Compute `sums = body(sums, fetch(k))` for each k. A step fetches the next step's operands.
+    """Compute `sums = body(sums, fetch(k))` for each k.
 
-    XLA's loop over products then reads arrays in memory, and is vectorised, which takes a third of
-    the time.
+    Each iteration fetches the operands of the next iteration. XLA's loop over products then reads
+    arrays in memory and is vectorised, which takes a third of the time.
     """
     if count == 1:
         return body(sums, fetch(0))

@@ -1,6 +1,6 @@
 """Computes functions of one number by tables, which hold the result for each number of a type.
 
-numpy computes a table once, in float64, so that lookups are the same on all platforms.
+numpy computes a table once, in float64, so that the results are the same on all platforms.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ def table(
     position: int | None = None,
     output_position: int | None = None,
 ) -> NDArray[Any]:
-    """Return a function's results for all numbers of a type, from the least number on.
+    """Return a function's results for all numbers of a type, starting with the least number.
 
-    numpy computes the results in float64, the same on all platforms. Then they are truncated and
-    saturated. A NaN becomes 0. `position` is by default the type's default position;
-    `output_position` is by default `position`. Raises VxError for a type or position that OpenVX
-    lacks, and if the function does not return an item for each number.
+    numpy computes the results in float64, so that they are the same on all platforms. The results
+    are then truncated and saturated. A NaN becomes 0. `position` is by default the type's default
+    position, and `output_position` is by default `position`. Raises VxError for a type or position
+    that OpenVX lacks, and if the function does not return an item for each number.
     """
     if str(np.dtype(dtype)) not in POSITIONS:
         wrong_format(f"a table must have the type {listed(POSITIONS)}, not {np.dtype(dtype)}")
@@ -58,8 +58,8 @@ def table_layer(
 ) -> Tensor:
     """Replace each number by its item in a table (vxTensorTableLookupNode of OpenVX 1.2).
 
-    The table has an item for each number of the inputs' type, from the least number on, as a result
-    of the function `table` has. By default the output has the position of the inputs. Raises
+    The table has an item for each number of the inputs' type, starting with the least number, like
+    the result of the function `table`. By default the output has the position of the inputs. Raises
     TypeError or VxError.
     """
     x = checks.tensor("inputs", inputs)

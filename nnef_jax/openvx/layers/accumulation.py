@@ -18,12 +18,14 @@ from nnef_jax.openvx.stepwise import Steps, stepwise
 from nnef_jax.openvx.tensor import StaticWeights, Tensor, require_one_of
 from nnef_jax.openvx.vx_errors import unsupported, wrong_dimension, wrong_format
 
-_MOST_CELLS = 4096  # cells of a window; `stepwise` gathers the products of a channel at once
+# The largest number of cells of a window, since `stepwise` gathers all products of a channel at
+# once.
+_MOST_CELLS = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Arithmetic:
-    """The parameters that these layers share. Raises VxError for unknown words."""
+    """The parameters that layers with products share. Raises VxError for unknown words."""
 
     overflow_policy: str
     rounding_policy: str
@@ -46,9 +48,11 @@ def multiply_accumulate(
     arithmetic: Arithmetic,
     report_overflow: bool,
 ) -> Tensor | tuple[Tensor, Array]:
-    """Return an output of a shape; with `report_overflow` also a mask of sums that overflowed.
+    """Return a layer's output of a shape, by multiplying inputs and weights and adding biases.
 
-    Inputs are ([batch...,] C,H,W) for weights (O,C/groups,h,w), ([batch...,] I) for weights (O,I).
+    If `report_overflow`, also return a mask of sums that overflowed. For weights (outputs, channels
+    of a group, height, width) the inputs are ([batch...,] channels, height, width). For weights
+    (outputs, channels) they are ([batch...,] channels).
     """
     count, *core = weights.tensor.shape
     if biases is not None:
@@ -57,7 +61,7 @@ def multiply_accumulate(
     position = checks.position_of_output(arithmetic.strict, arithmetic.output_position, x)
     product = x.fixed_point_position + weights.tensor.fixed_point_position
     shift = checks.shift_of("the output's position", product - position)
-    up = 0  # bits by which biases are shifted to the position of the products
+    up = 0  # the number of bits by which biases are shifted to the position of the products
     offsets = None
     largest = weights.factors.largest
     if biases is not None:
@@ -107,8 +111,9 @@ def multiply_accumulate(
 def _rounds_products(x: Tensor, arithmetic: Arithmetic) -> bool:
     """Tell whether rounding and saturating each product can change the sums.
 
-    Products of 8 bits are not rounded, so that only saturation could change a sum. A saturated sum
-    of uint8 stays saturated, since no term is negative. int8 that wraps does not saturate.
+    Products of 8 bits are not rounded, so only saturation can change a sum of 8-bit products. For
+    uint8 it does not: a saturated sum stays saturated, since no term is negative. If int8 wraps,
+    nothing saturates.
     """
     saturates = arithmetic.overflow_policy == "saturate"
     return x.dtype == "int16" or (x.dtype == "int8" and saturates)
@@ -141,7 +146,10 @@ def prepared(weights: Tensor | StaticWeights, *ranks: int) -> StaticWeights:
 
 
 def require_fitting(x: Tensor, weights: Tensor, groups: int) -> None:
-    """Raise TypeError or VxError unless weights have the channels of a group of the inputs."""
+    """Raise an error unless weights have as many channels as a group of the inputs.
+
+    The error is a TypeError or a VxError.
+    """
     groups = operator.index(groups)
     count, depth, *_ = weights.shape
     channels = x.shape[-3]
@@ -155,6 +163,9 @@ def require_fitting(x: Tensor, weights: Tensor, groups: int) -> None:
 def ends(
     extent: int, before: int, span: int, output: int, skip: int = 1, upscale: int = 1
 ) -> tuple[int, int]:
-    """Return the padding of an axis for which windows of a span have `output` positions."""
+    """Return the padding of an axis, at which windows of a span have `output` positions.
+
+    The two members are the padding before and after the axis.
+    """
     upscaled = (extent - 1) * upscale + 1
     return before, (output - 1) * skip + span - before - upscaled

@@ -1,4 +1,7 @@
-"""The layers of single items: vxActivationLayer, vxSoftmaxLayer and vxNormalizationLayer."""
+"""The layers that compute items separately: activations, softmax and normalisation.
+
+They are vxActivationLayer, vxSoftmaxLayer and vxNormalizationLayer.
+"""
 
 from __future__ import annotations
 
@@ -40,12 +43,12 @@ def activation_layer(
     strict: bool = True,
     output_position: int | None = None,
 ) -> Tensor:
-    """Return a function of each number, truncated and saturated (vxActivationLayer).
+    """Apply a function to each number, truncate and saturate (vxActivationLayer).
 
-    The functions of a number x = `data / 2**position` are 'logistic', 'hyperbolic_tan' (a tanh(b
-    x)), 'relu', 'brelu' (at most a), 'softrelu', 'abs', 'square', 'sqrt' (0 for x < 0) and 'linear'
-    (a x + b). All but 'relu' and 'brelu' are tables, whose results are those of exact arithmetic on
-    every platform.
+    The number is x = `data / 2**position`. The functions are 'logistic', 'hyperbolic_tan' (a tanh(b
+    x)), 'relu', 'brelu' (relu of at most a), 'softrelu', 'abs', 'square', 'sqrt' (0 for x < 0) and
+    'linear' (a x + b). All functions except 'relu' and 'brelu' are tables, whose results are those
+    of exact arithmetic on every platform.
     """
     require_one_of("function", function, ACTIVATIONS)
     a = checks.real("a", a)
@@ -100,9 +103,9 @@ def softmax_layer(
 ) -> Tensor:
     """Return exp(x) / (sum of exp(x)) over the channels, truncated (vxSoftmaxLayer).
 
-    Channels are the last axis of 1 or 2 axes, and the third last of 3 or 4 axes. The result is
-    computed in float32 after the maximum is subtracted: it is finite, and differs from exact
-    arithmetic by at most one unit.
+    The channels are the last axis if there are 1 or 2 axes, and the third last axis if there are 3
+    or 4. The result is computed in float32 after the maximum is subtracted. It is therefore finite,
+    and differs from exact arithmetic by at most one unit.
     """
     x = checks.tensor("inputs", inputs, 1, 2, 3, 4)
     checks.same_format(strict, inputs=x)
@@ -130,10 +133,11 @@ def normalization_layer(
 ) -> Tensor:
     """Return x / (bias + alpha / n * sum of n squares)**beta, truncated and saturated.
 
-    The layer is vxNormalizationLayer, with the `bias` of OpenVX 1.3. Inputs are ([batch,] C,H,W).
-    The sum is over `normalization_size` (3, 5 or 7) channels around an item ('across_maps'), or
-    over a square window of this size in the item's channel ('same_map'). The result is computed in
-    float32, and differs from exact arithmetic by at most one unit.
+    The layer is vxNormalizationLayer, with the `bias` of OpenVX 1.3. The inputs are ([batch,]
+    channels, height, width). If `type` is 'across_maps', the sum is over `normalization_size` (3, 5
+    or 7) channels around an item. If it is 'same_map', the sum is over a square window of this size
+    in the item's channel. n is the number of items in the sum. The result is computed in float32,
+    and differs from exact arithmetic by at most one unit.
     """
     require_one_of("type", type, NORMALIZATION)
     size = operator.index(normalization_size)

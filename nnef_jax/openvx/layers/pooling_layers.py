@@ -1,4 +1,4 @@
-"""The layers of pools: vxPoolingLayer and vxROIPoolingLayer."""
+"""The layers that pool: vxPoolingLayer and vxROIPoolingLayer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from nnef_jax.openvx.tensor import Tensor, require_one_of
 from nnef_jax.openvx.vx_errors import unsupported, wrong_dimension
 
 POOLING = ("max", "avg")
-_MOST_CELLS = 1 << 16  # cells of a window; their sum fits an int32
+_MOST_CELLS = 1 << 16  # the largest number of cells of a window, whose sum fits an int32
 _Pair = tuple[int, int]
 
 
@@ -38,16 +38,17 @@ def pooling_layer(
     semantics: str = "spec",
     strict: bool = True,
 ) -> Tensor:
-    """Return the maximum or mean ('avg') of windows of inputs ([batch,] C,H,W) (vxPoolingLayer).
+    """Return the maximum or mean ('avg') of each window of the inputs (vxPoolingLayer).
 
-    Pairs are (x, y). The inputs are padded with zeros, which take part in maxima with 'spec'
-    semantics, but not with 'khronos'. A mean is the sum divided by the size of the window,
-    truncated. If sizes are rounded up, windows reach beyond the padding. Cells there are ignored in
-    maxima, and count as zeros in means.
+    The inputs are ([batch,] channels, height, width). Pairs are (x, y). The inputs are padded with
+    zeros, which take part in maxima if `semantics` is 'spec', but not if it is 'khronos'. A mean is
+    the sum divided by the size of the window, truncated. If sizes are rounded up, windows reach
+    beyond the padding. The cells beyond the padding are ignored in maxima, and count as zeros in
+    means.
 
-    The default of `skip` is the smallest one that leads to `output_shape`, or 1 without that shape.
-    `rounding` of sizes is 'floor' or 'ceiling'. The output has the position of the inputs. Raises
-    TypeError or VxError.
+    `skip` is by default the smallest skip that leads to `output_shape`, or 1 if there is no
+    `output_shape`. `rounding` of sizes is 'floor' or 'ceiling'. The output has the position of the
+    inputs. Raises TypeError or VxError.
     """
     require_one_of("pooling_type", pooling_type, POOLING)
     require_one_of("rounding", rounding, SIZE_ROUNDING)
@@ -72,7 +73,7 @@ def pooling_layer(
 
 
 class _Windows(NamedTuple):
-    """Windows over planes (H,W): extents, strides, and the padding (before, after) by axis."""
+    """Windows over planes (height, width): sizes, strides, and padding (before, after) by axis."""
 
     size: tuple[int, ...]
     skip: tuple[int, ...]
@@ -88,10 +89,11 @@ def _mean(x: Array, *, windows: _Windows) -> Array:
 
 @partial(jax.jit, static_argnames=("windows", "ignored"))
 def _maximum(x: Array, *, windows: _Windows, ignored: bool) -> Array:
-    """Return maxima of windows. Zeros of the padding are `ignored` or take part."""
+    """Return the maxima of windows. The zeros of the padding are `ignored` or take part."""
     least = int(jnp.iinfo(x.dtype).min)
     if not ignored:
-        # As many zeros follow the inputs as precede them. Further cells have the least number.
+        # As many zeros follow the inputs as precede them. Cells beyond these zeros have the least
+        # number.
         zeros = tuple((before, min(before, after)) for before, after in windows.pads)
         x = _padded(x, 0, zeros)
         further = tuple((0, max(after - before, 0)) for before, after in windows.pads)
@@ -124,12 +126,14 @@ def roi_pooling_layer(
     semantics: str = "spec",
     strict: bool = True,
 ) -> Tensor:
-    """Return maxima ([batch,] R,C,h,w) of h x w parts of R regions (vxROIPoolingLayer).
+    """Divide each region into parts, and return the maximum of each part (vxROIPoolingLayer).
 
-    The inputs are ([batch,] C,H,W). `input_rois` ([batch,] R,4) has x0, y0, x1 and y1, both ends
-    included. These are indices of items whatever the fixed-point position. A part outside the
-    inputs is 0. If a part begins before the inputs, 'spec' semantics take its items inside the
-    inputs, 'khronos' takes none. Raises TypeError or VxError.
+    The inputs are ([batch,] channels, height, width). `input_rois` ([batch,] regions, 4) has x0,
+    y0, x1 and y1 of each region, both ends included. These numbers are indices of items, whatever
+    the fixed-point position is. `output_shape` is ([batch,] regions, channels, rows, columns),
+    where a region is divided into rows x columns parts. The maximum of a part outside the inputs is
+    0. A part that begins before the inputs has its items inside the inputs if `semantics` is
+    'spec', and no items if it is 'khronos'. Raises TypeError or VxError.
     """
     require_one_of("semantics", semantics, SEMANTICS)
     if pool_type != "max":
@@ -155,19 +159,25 @@ def roi_pooling_layer(
 
 @partial(jax.jit, static_argnames=("size", "clipped"))
 def _regions(x: Array, rois: Array, *, size: tuple[int, int], clipped: bool) -> Array:
-    """Return the maxima (R,C,h,w) of regions (R,4) of (C,H,W). Reduce columns, then rows."""
+    """Return the maxima (regions, channels, rows, columns) of the parts of regions.
+
+    `rois` is (regions, 4), and `x` is (channels, height, width). The rows of `x` are reduced first,
+    then the columns.
+    """
     corners = rois.astype(np.int32)
-    rows = _parts(corners[:, 1], corners[:, 3], size[0], x.shape[-2], clipped)  # (R,h,H)
+    # (regions, rows of parts, height)
+    rows = _parts(corners[:, 1], corners[:, 3], size[0], x.shape[-2], clipped)
     columns = _parts(corners[:, 0], corners[:, 2], size[1], x.shape[-1], clipped)
     least = np.asarray(jnp.iinfo(x.dtype).min, x.dtype)
-    high = jnp.where(rows[:, None, :, :, None], x[None, :, None], least).max(3)  # (R,C,h,W)
+    # (regions, channels, rows of parts, width)
+    high = jnp.where(rows[:, None, :, :, None], x[None, :, None], least).max(3)
     best = jnp.where(columns[:, None, None], high[:, :, :, None], least).max(4)
     has_items = rows.any(2)[:, None, :, None] & columns.any(2)[:, None, None]
     return jnp.where(has_items, best, np.asarray(0, x.dtype))
 
 
 def _parts(first: Array, last: Array, count: int, extent: int, clipped: bool) -> Array:
-    """Return a mask (R,count,extent): which items along an axis are in each part of a region."""
+    """Return a mask (regions, count, extent): which items along an axis are in each part."""
     length = jnp.maximum(last - first, 0) + 1
     part = jnp.arange(count, dtype=np.int32)
     starts = lax.div(part[None] * length[:, None], np.int32(count)) + first[:, None]

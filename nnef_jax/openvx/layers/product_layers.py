@@ -1,4 +1,4 @@
-"""The layers of products: vxConvolutionLayer, vxDeconvolutionLayer and vxFullyConnectedLayer."""
+"""The layers that sum products: vxConvolutionLayer, vxDeconvolutionLayer, vxFullyConnectedLayer."""
 
 from __future__ import annotations
 
@@ -42,28 +42,30 @@ def convolution_layer(
     output_position: int | None = None,
     report_overflow: bool = False,
 ) -> Tensor | tuple[Tensor, Array]:
-    """Correlate inputs ([batch,] I,H,W) with weights (O,I/groups,h,w) to ([batch,] O,H,W).
+    """Correlate inputs with weights, and add biases (vxConvolutionLayer).
 
-    The result is `saturate(round(sum of inputs * weights + biases))` (vxConvolutionLayer).
+    The result is `saturate(round(sum of inputs * weights + biases))`.
 
     Args:
-        inputs: ([batch,] I,H,W).
-        weights: (O,I/groups,h,w).
-        biases: (O,), or one for each item of an output (O,H,W).
+        inputs: ([batch,] input channels, height, width).
+        weights: (output channels, input channels / groups, window height, window width).
+        biases: (output channels,), or a bias for each item of an output (output channels, height,
+            width).
         padding: the number of zeros (x, y) at both ends.
         dilation: the number of zeros (x, y) between weights.
         overflow_policy: 'saturate' or 'wrap'.
         rounding_policy: 'to_zero' or 'nearest_even'.
         down_scale_size_rounding: 'floor' or 'ceiling'.
-        output_shape: ([batch,] O,H,W), from which the skip is inferred.
-        skip: the strides (x, y), by default the smallest that lead to `output_shape`, or 1.
-        groups: the number of groups of channels, each a layer on a view.
-        semantics: 'spec' sums without bounds and rounds once; 'khronos' computes the same bits as
+        output_shape: ([batch,] output channels, height, width), from which the skip is inferred.
+        skip: the strides (x, y). By default they are the smallest strides that lead to
+            `output_shape`, or 1 if there is no `output_shape`.
+        groups: the number of groups of channels. Each group is a layer on a view.
+        semantics: 'spec' sums without bounds and rounds once. 'khronos' computes the same bits as
             the released C routines.
         strict: False allows tensors of any position.
         output_position: the position of the output, by default that of the inputs.
-        report_overflow: whether to return also a bool array of the output's shape, true for sums
-            that overflowed.
+        report_overflow: whether to return also a bool array of the output's shape, which is true
+            for sums that overflowed.
 
     Raises TypeError, or `VxError` for arguments that the extension does not allow.
     """
@@ -104,7 +106,7 @@ def convolution_layer(
     spans = [k + (k - 1) * d for k, d in zip(size, dilation[::-1], strict=True)]
     pads = tuple(map(ends, extents, before, spans, shape[-2:], skip[::-1]))
     # The extension's dilation is the number of zeros between two weights. The dilation of `Slide`
-    # is the distance between two weights.
+    # is the distance between two weights, which is larger by 1.
     distance = (dilation[1] + 1, dilation[0] + 1)
     slide = correlation.Slide(skip[::-1], pads, (1, 1), distance, groups)
     return multiply_accumulate(x, filter, biases, slide, shape, arithmetic, report_overflow)
@@ -130,19 +132,19 @@ def deconvolution_layer(
 ) -> Tensor | tuple[Tensor, Array]:
     """Spread the inputs apart, and correlate them with weights (vxDeconvolutionLayer).
 
-    The inputs are spread to a distance of `upscale`. Along an axis the output has
-    (extent - 1) * upscale - 2 * padding + size + a items. NNEF flips the filter of a deconvolution;
-    OpenVX does not flip the weights. The first axis of the weights is the output channels.
+    The inputs are spread to a distance of `upscale`. Along an axis the output has (extent - 1) *
+    upscale - 2 * padding + size + a items. NNEF flips the filter of a deconvolution, but OpenVX
+    does not flip the weights. The first axis of the weights is that of the output channels.
 
     Args:
-        inputs: ([batch,] I,H,W).
-        weights: (O,I/groups,h,w).
+        inputs: ([batch,] input channels, height, width).
+        weights: (output channels, input channels / groups, window height, window width).
         padding: the number of items (x, y) that are cut off at both ends.
         a: the number of items (x, y) that are added at the end, which must be below `upscale`.
-        upscale: the distance (x, y) between neighbouring inputs once they are spread. By default
-            it follows from `output_shape`; without an `output_shape` it is 1.
+        upscale: the distance (x, y) between neighbouring inputs once they are spread. By default it
+            follows from `output_shape`; without an `output_shape` it is 1.
 
-    Other parameters and errors are those of `convolution_layer`.
+    The other parameters, and the errors, are those of `convolution_layer`.
     """
     arithmetic = Arithmetic(overflow_policy, rounding_policy, semantics, strict, output_position)
     x = checks.tensor("inputs", inputs, 3, 4)
@@ -176,7 +178,7 @@ def deconvolution_layer(
     checks.bounded("the output", shape)
     if semantics == "khronos":
         # The C routines read only the first items, since they compare indices of the spread input
-        # with the input's extent (OpenVX-cts, issue 9).
+        # with the extent of the input before it is spread (OpenVX-cts, issue 9).
         rows = math.ceil(extents[0] / upscale[1])
         columns = math.ceil(extents[1] / upscale[0])
         x = Tensor(x.data[..., :rows, :columns], x.fixed_point_position)
@@ -200,12 +202,14 @@ def fully_connected_layer(
     output_position: int | None = None,
     report_overflow: bool = False,
 ) -> Tensor | tuple[Tensor, Array]:
-    """Multiply inputs ([batch...,] I) or ([batch...,] C,H,W) by weights (O,I) to ([batch...,] O).
+    """Multiply inputs by a matrix of weights, and add biases (vxFullyConnectedLayer).
 
-    The result is `saturate(round(sum of inputs * weights + biases))` (vxFullyConnectedLayer). The
-    last three axes of the inputs are joined if I is C * H * W, or if the weights are (O,C,H,W). If
-    the last axis alone fits too, `output_shape` decides. Other parameters and errors are those of
-    `convolution_layer`.
+    The result is `saturate(round(sum of inputs * weights + biases))`, of the shape ([batch...,]
+    outputs). The inputs are ([batch...,] channels) or ([batch...,] channels, height, width), and
+    the weights (outputs, products). The last three axes of the inputs are joined if they have as
+    many items as the weights have products, or if the weights are (outputs, channels, height,
+    width). If the last axis by itself fits too, `output_shape` decides. The other parameters, and
+    the errors, are those of `convolution_layer`.
     """
     arithmetic = Arithmetic(overflow_policy, rounding_policy, semantics, strict, output_position)
     x = checks.tensor("inputs", inputs)
@@ -216,7 +220,7 @@ def fully_connected_layer(
         weights = Tensor(flat, weights.fixed_point_position)
     filter = prepared(weights, 2)
     count, depth = filter.tensor.shape
-    # The number of last axes that are joined is 1 or 3.
+    # The number of last axes of the inputs that are joined is 1 or 3.
     axis_counts = [n for n in (1, 3) if len(x.shape) >= n and math.prod(x.shape[-n:]) == depth]
     if output_shape is not None:
         output_shape = checks.shape("output_shape", output_shape)

@@ -1,7 +1,7 @@
-"""The mappings of operations onto OpenVX: a layer, nodes on tensors, a table, or a view.
+"""Maps operations onto OpenVX: onto a layer, nodes on tensors, a table, or a view.
 
-The function of a kind takes a `MappedOperation` and returns a `VxLayer`. It raises `Unfit` with the
-reason if no node computes the operation.
+The mapping of a kind is a function that takes a `MappedOperation` and returns a `VxLayer`. If no
+node computes the operation, the function raises `Unfit` with the reason.
 
 Where is a kind mapped to a table of its values? `arithmetic_nodes`
 """

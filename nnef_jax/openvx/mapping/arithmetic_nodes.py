@@ -1,4 +1,4 @@
-"""The mappings of activations, arithmetic on tensors, functions of one tensor, and views."""
+"""Maps activations, arithmetic on tensors, functions of one tensor, and views."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _NODES = {
     "sub": "vxTensorSubtractNode",
     "mul": "vxTensorMultiplyNode",
 }
-# Kinds that are functions of one tensor if their other operands are single fixed numbers.
+# Kinds that are functions of one tensor if each of their other operands is a single fixed number.
 _TABLES = (
     "neg", "rcp", "exp", "log", "sin", "cos", "tan", "sinh", "cosh", "asin", "acos", "atan",
     "asinh", "acosh", "atanh", "sign", "rsqr", "rsqrt", "log2", "floor", "ceil", "round", "pow",
@@ -103,7 +103,11 @@ def bounded(operation: MappedOperation) -> VxLayer:
 
 @maps(*_NODES, "div")
 def arithmetic(operation: MappedOperation) -> VxLayer:
-    """Map arithmetic with a number onto LINEAR or a table, on two tensors onto nodes on tensors."""
+    """Map arithmetic of a tensor and a number, or of two tensors.
+
+    Arithmetic with a number is mapped onto LINEAR or a table, and arithmetic on two tensors onto
+    nodes on tensors.
+    """
     kind = operation.kind
     line = _line(operation)
     if line is not None and min(line) >= 0 and math.isfinite(max(line)):
@@ -144,7 +148,11 @@ def sums(operation: MappedOperation) -> VxLayer:
 
 
 def _only_tensor(operation: MappedOperation) -> str | None:
-    """Return the name of the only computed operand, if all others are single numbers."""
+    """Return the name of the only computed operand, or None.
+
+    The result is None if several tensors are computed, or if another operand is not a single
+    number.
+    """
     computed = operation.computed()
     operands = operation.operands
     if len({operands[name] for name in computed}) != 1 or not is_real(operands[computed[0]]):
@@ -203,7 +211,10 @@ VIEWS = (
 
 @maps(*VIEWS)
 def view(operation: MappedOperation) -> VxLayer:
-    """Map an operation that only moves items onto a view: its rule on raw integers."""
+    """Map an operation that only moves items onto a view.
+
+    The view applies its rule to raw integers.
+    """
     if operation.kind == "slice" and any(s != 1 for s in operation.attributes.get("stride", ())):
         raise Unfit("its stride leaves gaps, and a view has none")
     ((name, operand),) = operation.operands.items()

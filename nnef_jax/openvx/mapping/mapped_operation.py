@@ -1,4 +1,4 @@
-"""The input and output of a mapping: an operation with facts about its operands, and its layer."""
+"""The argument and result of a mapping: an operation with facts about its operands, and a layer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from nnef_jax.openvx.tensor import Tensor
 
 
 class Unfit(Exception):
-    """No node of OpenVX computes an operation. The message is the reason."""
+    """Raised if no node of OpenVX computes an operation. The message is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class NodeInputs:
     """The inputs of a layer.
 
     Args:
-        tensors: operands by name: tensors, lists of tensors, arrays and numbers.
+        tensors: operands by name, which are tensors, lists of tensors, arrays or numbers.
         choices: the arguments of `lower`.
         position: the fixed-point position of the results.
     """
@@ -41,12 +41,12 @@ class NodeInputs:
 
     @property
     def output(self) -> dict[str, Any]:
-        """Return the arguments that all layers take."""
+        """Return the keyword arguments that all layers take."""
         return {"strict": self.choices.strict, "output_position": self.position}
 
     @property
     def products(self) -> dict[str, Any]:
-        """Return the arguments of layers that sum products."""
+        """Return the keyword arguments of layers that sum products."""
         return {
             **self.output,
             "report_overflow": True,
@@ -56,7 +56,8 @@ class NodeInputs:
         }
 
 
-# The result of a layer or a list of results, and a mask of items that overflow if any can.
+# The result of a layer, or a list of results, and a mask of items that overflow. The mask is None
+# if no item can overflow.
 Computed = tuple[Any, Array | None]
 Scaling = Callable[[Array, Array], Array]
 
@@ -66,18 +67,19 @@ class VxLayer:
     """The layer of an operation: the nodes of OpenVX that compute it.
 
     Args:
-        name: the name of the node in OpenVX, after a count if there are several nodes.
+        name: the name of the node in OpenVX, preceded by a count if there are several nodes.
         run: the computation on raw integers.
         arrange: functions that convert a fixed operand to OpenVX's layout, by operand.
         static: the names of weights of products, which are prepared once.
         scale: the name of the weights, and a function that multiplies them by a factor for each
-            channel; None if no operation can be folded into the weights.
+            channel. It is None if no operation can be folded into the weights.
         channels: the number of channels of the result.
         axis: the axis of the channels in the result.
         is_unit: whether the weights are 1 before the operation itself is folded into them.
-        real: the computation in real numbers, None for the operation's rule.
+        real: the computation in floating point, or None if the operation's rule is used.
         saturates: whether results can overflow although `run` returns no mask.
-        takes_numbers: whether fixed operands stay real numbers, as parameters of the layer.
+        takes_numbers: whether fixed operands stay floating-point numbers, as parameters of the
+            layer.
         is_table: whether the layer reads a table of the function instead of fixed operands.
         keeps_position: whether results have the position of the operand.
     """
@@ -105,8 +107,8 @@ class MappedOperation:
         source: the operation in the graph.
         profile: the type of all tensors.
         semantics: "spec" or "khronos".
-        fixed: tensors that depend on parameters and constants alone.
-        not_negative: tensors without negative items for any inputs.
+        fixed: the tensors that depend only on parameters and constants.
+        not_negative: the tensors that have no negative items for any inputs.
     """
 
     source: Operation
@@ -146,19 +148,19 @@ class MappedOperation:
         return next(self.source.writes()).type
 
     def is_fixed(self, name: str) -> bool:
-        """Tell whether an operand depends on parameters and constants alone."""
+        """Tell whether an operand depends only on parameters and constants."""
         operand = self.operand(name)
         return not isinstance(operand, tuple) and (
             not isinstance(operand, Value) or operand in self.fixed
         )
 
     def number(self, name: str) -> float | None:
-        """Return an operand that is a literal number, else None."""
+        """Return an operand as a number if it is a literal number, else None."""
         operand: Any = self.operand(name)
         return None if isinstance(operand, tuple | Value | bool) else float(operand)
 
     def shape(self, name: str) -> Shape:
-        """Return the shape of an operand, () for a number."""
+        """Return the shape of an operand, which is () for a number."""
         operand = self.operand(name)
         return operand.type.shape if isinstance(operand, Value) else ()
 
@@ -180,7 +182,7 @@ class MappedOperation:
                 )
 
     def require_planes(self, name: str) -> Shape:
-        """Return the shape of an operand of 3 or 4 axes, [batch,channels,...]. Raises Unfit."""
+        """Return the shape of an operand of 3 or 4 axes, (batch, channels, ...). Raises Unfit."""
         shape = self.shape(name)
         if len(shape) not in (3, 4):
             raise Unfit(f"'{name}' has {len(shape)} axes, a layer has width, height, IFM and batch")
@@ -188,22 +190,28 @@ class MappedOperation:
 
 
 def is_real(value: Operand) -> bool:
-    """Tell whether an operand is a tensor of real numbers."""
+    """Tell whether an operand is a tensor of floating-point numbers."""
     return isinstance(value, Value) and is_float(value.type.dtype)
 
 
 def plane(data: Array) -> Array:
-    """Return an array [N,C,W] as [N,C,1,W], and [N,C,H,W] unchanged."""
+    """Insert an axis of height 1 into an array (batch, channels, width).
+
+    An array (batch, channels, height, width) is returned unchanged.
+    """
     return data[:, :, None] if data.ndim == 3 else data
 
 
 def planes(x: Tensor) -> Tensor:
-    """Return a tensor [N,C,W] as [N,C,1,W], and [N,C,H,W] unchanged."""
+    """Insert an axis of height 1 into a tensor (batch, channels, width).
+
+    A tensor (batch, channels, height, width) is returned unchanged.
+    """
     return Tensor(plane(x.data), x.fixed_point_position)
 
 
 def like(x: Tensor, shape: Shape) -> Tensor:
-    """Return a tensor in another shape: a view in OpenVX."""
+    """Return a tensor in another shape, which is a view in OpenVX."""
     return Tensor(x.data.reshape(shape), x.fixed_point_position)
 
 

@@ -1,4 +1,4 @@
-"""The mappings of pools, reductions over planes, softmax and normalisation."""
+"""Maps pools, reductions over planes, softmax and normalisation."""
 
 from __future__ import annotations
 
@@ -49,12 +49,16 @@ def pool(operation: MappedOperation) -> VxLayer:
 
 
 def _require_border(operation: MappedOperation, kind: str, border: str) -> None:
-    """Raise Unfit if only one of operation and layer includes the padding in its averages."""
+    """Raise Unfit if the operation and the layer treat padding differently.
+
+    In averages, the layer counts padding. In maxima, padding takes part or not according to the
+    semantics.
+    """
     if kind == "avg":
         if border != "constant":
             raise Unfit("its averages leave out the padding, the layer's averages include it")
         return
-    # Padding takes part in maxima by the text of OpenVX, but not in the C code.
+    # Padding takes part in maxima in the text of OpenVX, but not in the C code.
     takes_part = border == "constant"
     takes_part_in_layer = operation.semantics == "spec"
     operand = operation.operand("input")
@@ -66,7 +70,7 @@ def _require_border(operation: MappedOperation, kind: str, border: str) -> None:
 
 @maps("max_reduce", "mean_reduce", "sum_reduce")
 def reduction(operation: MappedOperation) -> VxLayer:
-    """Map the mean or maximum of a plane onto a vxPoolingLayer of one window."""
+    """Map the mean or maximum of a plane onto a vxPoolingLayer with a single window."""
     kind = "max" if operation.kind == "max_reduce" else "avg"
     if operation.kind == "sum_reduce" and not operation.attributes["normalize"]:
         raise Unfit("it sums, but the layer averages")
@@ -108,7 +112,10 @@ def softmax(operation: MappedOperation) -> VxLayer:
 
 @maps("local_response_normalization")
 def normalization(operation: MappedOperation) -> VxLayer:
-    """Map LRN onto vxNormalizationLayer. Both divide alpha by the size of the window."""
+    """Map local response normalisation onto vxNormalizationLayer.
+
+    Both divide alpha by the size of the window.
+    """
     if operation.profile.dtype != "int16":
         raise Unfit("vxNormalizationLayer is optional in the 8-bit extension")
     shape = operation.require_planes("input")

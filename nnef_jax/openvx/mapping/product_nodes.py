@@ -1,4 +1,4 @@
-"""The mappings of convolutions, deconvolutions, products of matrices and normalisation."""
+"""Maps convolutions, deconvolutions, matrix products and batch normalisation."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def convolution(operation: MappedOperation) -> VxLayer:
 
 @maps("deconv")
 def deconvolution(operation: MappedOperation) -> VxLayer:
-    """Map `deconv` onto vxDeconvolutionLayer, whose filter is flipped."""
+    """Map `deconv` onto vxDeconvolutionLayer with a flipped filter."""
     operation.require_fixed("filter", "bias")
     shape = operation.require_planes("input")
     filter = operation.shape("filter")
@@ -134,7 +134,7 @@ def linear(operation: MappedOperation) -> VxLayer:
     filter = operation.shape("filter")
     bias = operation.shape("bias")
     if len(bias) == len(operation.result.shape):
-        bias = bias[:-1]  # The last axis is that of the channels.
+        bias = bias[:-1]  # The last axis of the bias is that of the channels.
     if not is_single(filter[:-2]) or not is_single(bias):
         raise Unfit("its weights or biases differ between the items of the batch")
     return _fully_connected(operation, ("input", "filter"), (False, True))
@@ -144,7 +144,8 @@ def linear(operation: MappedOperation) -> VxLayer:
 def product(operation: MappedOperation) -> VxLayer:
     """Map `matmul` with a fixed matrix onto vxFullyConnectedLayer.
 
-    Other products, of two tensors, are mapped onto vxTensorMatrixMultiplyNode.
+    Other matrix products, in which both operands are computed, are mapped onto
+    vxTensorMatrixMultiplyNode.
     """
     left = operation.shape("A")
     right = operation.shape("B")
@@ -158,7 +159,7 @@ def product(operation: MappedOperation) -> VxLayer:
     dims = operation.result.shape
 
     def run(node: NodeInputs) -> Computed:
-        # The text of OpenVX 1.2 rounds to the nearest and saturates; the C code truncates.
+        # The text of OpenVX 1.2 rounds to the nearest and saturates, whereas the C code truncates.
         rounding = "nearest_even" if node.choices.semantics == "spec" else "to_zero"
         options: Any = {**node.products, "overflow_policy": "saturate"}
         options |= {"rounding_policy": rounding, "semantics": "spec"}
@@ -177,7 +178,7 @@ def product(operation: MappedOperation) -> VxLayer:
 
 @maps("batch_normalization")
 def batch_normalization(operation: MappedOperation) -> VxLayer:
-    """Map a normalisation that follows no product onto a 1x1 vxConvolutionLayer per channel."""
+    """Map a normalisation without a product before it onto a 1x1 vxConvolutionLayer per channel."""
     shape = operation.require_planes("input")
     input_name, *parameters = operation.arguments
     operation.require_fixed(*parameters)
@@ -220,13 +221,14 @@ def _fully_connected(
     Args:
         operation: the operation.
         names: the names of the operand and of the weights.
-        transposes: whether the operation transposes the operand, and whether the weights.
+        transposes: whether the operation transposes the operand, and whether it transposes the
+            weights.
     """
     left, right = names
     transposes_left, transposes_right = transposes
     shape = operation.result.shape
     inner_axis = -2 if transposes_left else -1
-    channel_axis = -2 if transposes_right else -1  # of the weights
+    channel_axis = -2 if transposes_right else -1  # the channel axis of the weights
     inner = operation.shape(left)[inner_axis]
 
     def run(node: NodeInputs) -> Computed:
@@ -267,7 +269,7 @@ def _fully_connected(
 
 
 def _matrices(x: Tensor, is_transposed: bool, dims: Shape) -> Tensor:
-    """Return a matrix for each product, [count,rows,columns]. A shared matrix is repeated."""
+    """Return a matrix for each product, (count, rows, columns). A shared matrix is repeated."""
     data = _transposed_if(is_transposed, x.data)
     shape = (*dims[:-2], *data.shape[-2:])
     matrices = jnp.broadcast_to(data, shape).reshape(-1, *shape[-2:])
@@ -279,7 +281,10 @@ def _transposed_if(is_transposed: bool, x: Array) -> Array:
 
 
 def symmetric(window: windows.Windows, border: str) -> list[int]:
-    """Return the padding of each axis. Raises Unfit unless it is symmetric and of zeros."""
+    """Return the padding of each axis.
+
+    Raises Unfit unless it is symmetric and consists of zeros.
+    """
     for before, after in window.padding:
         if before != after:
             raise Unfit(f"its padding {(before, after)} is not the same on both sides")
@@ -291,14 +296,15 @@ def symmetric(window: windows.Windows, border: str) -> list[int]:
 def require_smallest_strides(window: windows.Windows, padding: list[int]) -> None:
     """Raise Unfit for strides that OpenVX would not infer from the extents of input and output.
 
-    OpenVX infers the smallest stride, with one rounding for all axes, to the floor or ceiling.
+    OpenVX infers the smallest stride for each axis. It rounds either all axes down (floor) or all
+    axes up (ceiling).
     """
     wrong: list[str] = []
-    is_exact = True  # The floor and the ceiling agree on all axes.
+    is_exact = True  # whether the floor and the ceiling agree on all axes
     for extent, span, stride, pad, out in zip(
         window.upscaled, window.dilated, window.stride, padding, window.downscaled, strict=True
     ):
-        travel = extent + 2 * pad - span  # items by which a window moves along the axis
+        travel = extent + 2 * pad - span  # number of items by which a window moves along the axis
         smallest = travel // out + 1
         is_exact &= travel % stride == 0
         if out > 1 and stride != smallest:
@@ -308,7 +314,10 @@ def require_smallest_strides(window: windows.Windows, padding: list[int]) -> Non
 
 
 def pair(values: Sequence[int], single: int) -> tuple[int, int]:
-    """Return values of spatial axes in OpenVX's order (x, y). For one axis y is `single`."""
+    """Return values of spatial axes in OpenVX's order (x, y).
+
+    If there is one axis, y is `single`.
+    """
     y = values[0] if len(values) == 2 else single
     return values[-1], y
 
@@ -335,7 +344,7 @@ def _biases(channels: int) -> Callable[[Array], Array]:
 
 
 def _by_first(filter: Array, factor: Array) -> Array:
-    """Multiply a filter by a factor for each item of its first axis."""
+    """Multiply a filter by a factor for each index of its first axis."""
     return filter * factor.reshape(-1, *(1 for _ in filter.shape[1:]))
 
 

@@ -1,4 +1,4 @@
-"""The registry of kinds of operations that OpenVX has nodes for."""
+"""The registry of the kinds of operations for which OpenVX has nodes."""
 
 from __future__ import annotations
 
