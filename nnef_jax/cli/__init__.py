@@ -1,7 +1,7 @@
-"""The command line, `nnef-jax`: commands around functions of the library.
+"""The command line, `nnef-jax`, whose commands call functions of the package.
 
-A command is a function: its parameters are the options, its docstring is the help. Computation
-belongs in the library.
+Each command is a function. Its parameters are the options, and its docstring is the help.
+Computation does not belong here.
 
 Where are the options that commands share? `command_options`
 Where do results, progress and errors get printed? `terminal`

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from nnef_jax.cli.batch_results import Parts
     from nnef_jax.reading.network import Network
 
-_PER_DEVICE = 32  # items
-_SHOWN = 10  # failures that are printed
+_PER_DEVICE = 32  # number of items for each device
+_SHOWN = 10  # number of failures that are printed
 
 
 @app.command()
@@ -88,8 +88,8 @@ def batch(
 ) -> None:
     """Run a network on a dataset, one item in each file.
 
-    A run that was interrupted continues where it ended. --shape gives the shape of one item, such
-    as x=1,3,224,224.
+    If a run was interrupted, the next run with the same folder continues where it ended. --shape
+    gives the shape of one item, such as x=1,3,224,224.
     """
     first, count = _shard(shard)
     keywords = reading.keywords
@@ -141,7 +141,7 @@ def batch(
 
 
 def _shard(text: str) -> tuple[int, int]:
-    """Return the numbers in I/N."""
+    """Return the two numbers in the text I/N."""
     if not re.fullmatch("[0-9]{1,9}/[0-9]{1,9}", text):
         message = f"{text!r:.60} is not of the form I/N, such as 0/4"
         raise typer.BadParameter(message, param_hint="--shard")
@@ -153,7 +153,10 @@ def _shard(text: str) -> tuple[int, int]:
 
 
 def _folder(out: Path, first: int, count: int) -> Path:
-    """Return the folder for the results of a shard; with several shards create its parent."""
+    """Return the folder for the results of a shard.
+
+    If there are several shards, create its parent.
+    """
     if count == 1:
         return out
     out.mkdir(exist_ok=True)
@@ -197,7 +200,7 @@ def _item_specs(network: Network, item_shapes: Mapping[str, Any]) -> tuple[Tenso
 
 
 def _declared(network: Network) -> int:
-    """Return the batch extent that the document declares, 0 if none."""
+    """Return the batch extent that the document declares, or 0 if it declares none."""
     from lowering.extents import is_known
 
     first_extents = {value.type.shape[:1] for value in network.graph.inputs}
@@ -231,7 +234,7 @@ def _load(
 
 
 def _digest(network: Network) -> str:
-    """Return the sha256 of the graph and the data of a network."""
+    """Return the sha256 of a network, computed from its graph and its data."""
     import hashlib
 
     from nnef_jax.execution.cache_key import digest_of_graph
@@ -244,7 +247,7 @@ def _digest(network: Network) -> str:
 
 
 def _report(parts: Parts, count: int, computed: int, devices: int) -> None:
-    """Print the report of a batch; raise DataError if a file failed."""
+    """Print the report of a batch; raise DataError if at least one file failed."""
     from nnef_jax import DataError
 
     path_of_failures = parts.write_failures()

@@ -1,9 +1,9 @@
 """The results of `nnef-jax batch`: a folder of parts, which a later run continues.
 
-PART.npz has the outputs of consecutive items, a row for each. PART.jsonl has a line for each item:
-its file, and its row in PART.npz or the error. Its last line has a checksum of both files.
-PART.jsonl is written last; a part whose checksum is missing or wrong is computed again. batch.json
-has the settings of all parts.
+PART.npz has the outputs of consecutive items, with a row for each item. PART.jsonl has a line for
+each item, which contains the name of its file, and either its row in PART.npz or the error. The
+last line also contains a checksum of both files. PART.jsonl is written after PART.npz, and a part
+whose checksum is missing or wrong is computed again. batch.json has the settings of all parts.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _SETTINGS, _FAILURES, _PART_SIZE = "batch.json", "failures.txt", "--part-size"
 _OTHER_FOLDER = "give another folder to --out"
 _CHECKSUM = "sha256"
 _PART = re.compile(r"part-(\d{5,})\.jsonl")
-_BYTES = 64 << 20  # bytes of a part, by default
-_MOST = 1024  # items of a part, by default
+_BYTES = 64 << 20  # default size of a part in bytes
+_MOST = 1024  # the default of the largest number of items of a part
 
 
 class Parts:
@@ -48,10 +48,10 @@ class Parts:
     Args:
         folder: the folder of the parts.
         items: all items, in order.
-        settings: JSON values that results depend on, by their names in error messages.
-        outputs: the outputs of the network; the first extent is that of a batch.
-        size: the number of items of a part; by default that of an earlier run, or as many as have
-            64 MB of outputs, but at most 1024.
+        settings: JSON values on which results depend, by their names in error messages.
+        outputs: the outputs of the network, whose first extent is that of a batch.
+        size: the number of items of a part. By default it is that of an earlier run. If there was
+            none, it is the number of items that have 64 MB of outputs, but at most 1024.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Parts:
         return self._items[part * self._size : (part + 1) * self._size]
 
     def write(self, part: int, results: Sequence[ItemArrays]) -> None:
-        """Write the results of all items of a part, then its records."""
+        """Write the results of all items of a part, and then its records."""
         outcomes = [result.outcome for result in results]
         arrays_by_item = [x for x in outcomes if not isinstance(x, Exception)]
         arrays: dict[str, Array] = {}
@@ -99,7 +99,10 @@ class Parts:
             file.writelines(_encoded(lines))
 
     def write_failures(self) -> str:
-        """Write the names of failed files, one a line; return the path, or '' without failures."""
+        """Write the names of the files that failed, one a line.
+
+        Return the path of the written file, or '' if nothing failed.
+        """
         path = str(self.folder / _FAILURES)
         if self.failures:
             with files.replacing(path, overwrite=True) as file:
@@ -110,7 +113,7 @@ class Parts:
         return ""
 
     def _settle(self, settings: Mapping[str, Any], size: int | None) -> int:
-        """Write the settings, or compare them with an earlier run's; return the size of a part."""
+        """Write the settings, or compare them with an earlier run's. Return the size of a part."""
         with suppress(FileExistsError):
             self.folder.mkdir()
         if not self.folder.is_dir():
@@ -147,7 +150,10 @@ class Parts:
         return max(1, min(_MOST, _BYTES // max(bytes_per_item, 1)))
 
     def _check(self) -> list[int]:
-        """Return the parts that are missing or damaged, or have a failure of a changed file."""
+        """Return the parts that are missing, damaged or outdated.
+
+        A part is outdated if a file in it that failed has changed since.
+        """
         part_count = ceil(len(self._items) / self._size)
         matches = map(_PART.fullmatch, os.listdir(self.folder))
         present = {int(match[1]) for match in matches if match}
@@ -171,9 +177,9 @@ class Parts:
     def _is_outdated(
         self, part: int, lines: Sequence[dict[str, Any]], items: Sequence[Item]
     ) -> bool:
-        """Tell whether items were added, or a file that failed has changed.
+        """Tell whether items were added to a part, or a file that failed has changed.
 
-        Raises InputError if another file has changed, or if the items are other ones.
+        Raises InputError if a file that did not fail has changed, or if the part had other items.
         """
         if len(lines) > len(items):
             raise self._other_inputs(f"there were more than {len(self._items)}")
@@ -193,7 +199,7 @@ class Parts:
         return changed or len(lines) < len(items)
 
     def _read(self, part: int) -> list[dict[str, Any]] | None:
-        """Return the records of a part's items, None if the part is damaged."""
+        """Return the records of a part's items, or None if the part is damaged."""
         try:
             with (
                 protected_files.unnoted(),
@@ -206,7 +212,7 @@ class Parts:
             return None
 
     def _checksum(self, part: int, lines: Sequence[dict[str, Any]]) -> str:
-        """Return the sha256 of the .npz of a part and of its lines."""
+        """Return the sha256 of the .npz file of a part, and of the lines of its records."""
         with (
             protected_files.unnoted(),
             files.open_regular(self._path(part, "npz"), DataError) as file,
@@ -227,7 +233,10 @@ class Parts:
 
 
 def _read_settings(path: str) -> dict[str, Any] | None:
-    """Return the settings of an earlier run, None if there was none; DataError if damaged."""
+    """Return the settings of an earlier run, or None if there was none.
+
+    Raises DataError if they are damaged.
+    """
     try:
         with protected_files.unnoted(), files.open_regular(path, DataError) as file:
             settings = json.loads(file.read())
@@ -241,7 +250,7 @@ def _read_settings(path: str) -> dict[str, Any] | None:
 
 
 def reason(error: Exception) -> str:
-    """Return the reason why an item failed, in a line or more."""
+    """Return the reason why an item failed, as one or more lines."""
     if isinstance(error, OSError):
         return message_of(error)
     lines = error.lines() if isinstance(error, NnefError) else [str(error)]

@@ -11,12 +11,12 @@ from contextlib import contextmanager
 from nnef_jax import InputError
 from nnef_jax.execution import cache_folder
 
-MOST = 2_000_000_000  # bytes
+MOST = 2_000_000_000  # the largest size of the folder in bytes
 
 
 @contextmanager
 def bounded_folder(cache_dir: str | None) -> Generator[str | None]:
-    """Yield the folder for compiled networks: `cache_dir`, or else the user's folder.
+    """Yield the folder for compiled networks, which is `cache_dir` or else the user's folder.
 
     The user's folder is trimmed to `MOST` bytes afterwards. If it cannot be used, yield None
     without a message.
@@ -48,9 +48,8 @@ def required_folder(cache_dir: str | None) -> Generator[str]:
 def cache_report(*, clear: bool, as_json: bool) -> str:
     """Return the path of the user's folder, and the number and size of its files, as text or JSON.
 
-    With `clear` remove the files first. The number and size are then those of the removed files.
-
-    Raises InputError if the folder cannot be used.
+    If `clear`, the files are removed first. The number and size are then those of the removed
+    files. Raises InputError if the folder cannot be used.
     """
     folder = cache_folder.users_folder()
     if os.path.lexists(folder):

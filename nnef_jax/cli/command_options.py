@@ -1,4 +1,4 @@
-"""Common options of commands, and the conversion of their texts to values."""
+"""Options that commands share, and the conversion of their texts to values."""
 
 from __future__ import annotations
 
@@ -56,7 +56,8 @@ Top = Annotated[
         "that is longer than 1.",
     ),
 ]
-# A string: an empty string is an error, whereas Path("") is the working directory.
+# This is a string and not a Path: an empty string is an error, whereas Path("") is the working
+# directory.
 CacheDir = Annotated[
     str | None,
     typer.Option(
@@ -103,7 +104,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options of its parameters that are dataclasses: one for each field."""
+    """Give a command an option for each field of its parameters that are dataclasses."""
     groups: dict[str, Any] = {}
     parameters: list[Any] = []
     for parameter in signature(command, eval_str=True).parameters.values():
@@ -127,7 +128,7 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How a network is read."""
+    """The options that determine how a network is read."""
 
     dialect: Dialect = "auto"
     weights: Annotated[
@@ -162,7 +163,7 @@ class Reading:
 
     @property
     def keywords(self) -> dict[str, Any]:
-        """Return the options as keywords of `load`, `convert` and the like."""
+        """Return the options as keywords of `load`, `convert` and similar functions."""
         return {
             "dialect": self.dialect,
             "weights": self.weights,
@@ -178,7 +179,7 @@ class Reading:
             return read(source, progress=progress, **self.keywords, **options)
 
     def load(self, source: str, **options: Any) -> Model:
-        """Load a network, and show the progress."""
+        """Load a network as a model, and show the progress."""
         with status(f"reading {source}") as progress:
             from nnef_jax import load
 
@@ -187,7 +188,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Pixels:
-    """Options for converting pictures to inputs, as texts."""
+    """Options for converting pictures to inputs, as the texts on the command line."""
 
     mean: Annotated[
         str, typer.Option(help="Subtract this from pixels (0 to 255): a number, or one a channel.")
@@ -217,7 +218,7 @@ class Pixels:
 
 
 def caching(cache_dir: str | None, no_cache: bool) -> AbstractContextManager[str | None]:
-    """Return a context manager for the folder of compiled networks, or for None."""
+    """Return a context manager that yields the folder of compiled networks, or None."""
     if no_cache and cache_dir is not None:
         raise typer.BadParameter("does not go with --cache-dir", param_hint="--no-cache")
     return nullcontext() if no_cache else bounded_folder(cache_dir)
@@ -244,7 +245,10 @@ def _numbers(text: str, option: str) -> tuple[float, ...]:
 
 
 def _value(text: str) -> tuple[str, Any]:
-    """Return the name and the array in NAME=VALUE, a number of JSON or a list of these."""
+    """Return the name and the array in NAME=VALUE.
+
+    VALUE is a number in JSON, or a list of numbers.
+    """
     import numpy as np
 
     name, _, value = text.rpartition("=")
@@ -257,7 +261,7 @@ def _value(text: str) -> tuple[str, Any]:
 
 
 def _shape(text: str) -> tuple[str, tuple[int | None, ...]]:
-    """Return the name and the extents in NAME=EXTENTS, None for '?'."""
+    """Return the name and the extents in NAME=EXTENTS. The extent '?' becomes None."""
     name, _, extents = text.rpartition("=")
     items = [item.strip() for item in extents.split(",")] if extents else []
     shape: list[int | None] = []

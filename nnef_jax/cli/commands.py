@@ -1,7 +1,7 @@
-"""The commands: each reads its options, calls the library and prints.
+"""The commands. Each reads its options, calls functions of the package, and prints the result.
 
 jax is imported inside the commands, so that `--help` answers at once. Commands raise the errors of
-the library; `main` turns them into a message and an exit code.
+the package, and `main` turns them into a message and an exit code.
 """
 
 from __future__ import annotations
@@ -26,9 +26,11 @@ from nnef_jax.storage import protected_files
 if TYPE_CHECKING:
     from nnef_jax import Model
 
-_UsageError: Any = typer.BadParameter.__mro__[2]  # ClickException, click's or typer's own
+# the class ClickException, either click's or typer's own
+_UsageError: Any = typer.BadParameter.__mro__[2]
 
-# Usage errors and help have no boxes: they may be piped, and need no rich.
+# Usage errors and help have no boxes around them. They may be piped, and must not need the package
+# rich.
 app: typer.Typer = typer.Typer(
     name="nnef-jax",
     no_args_is_help=True,
@@ -76,7 +78,7 @@ def summary(
 def machine(as_json: option.Json = False) -> None:
     """Print this machine's rates, and what they decide.
 
-    Rates are speeds of computation and of memory; kernels are chosen by them. Rates that are not
+    Rates are speeds of computation and of memory, by which kernels are chosen. Rates that are not
     stored yet are measured.
     """
     with status("measuring this machine"):
@@ -91,7 +93,7 @@ def machine(as_json: option.Json = False) -> None:
 def check(source: option.Source, reading: option.Reading = option.Reading()) -> None:
     """Read a network and report every error in it.
 
-    The network does not run. `summary` shows its contents; `compare` and `diff` compare it with
+    The network does not run. `summary` shows its contents. `compare` and `diff` compare it with
     another network.
     """
     network = reading.read(source)
@@ -279,7 +281,10 @@ def cache(
 
 
 def _run_on_zeros(model: Model) -> None:
-    """Run a network, by `step` too if recurrent; InputError for an open shape."""
+    """Run a network on zeros, and by `step` too if it has a state.
+
+    Raises InputError for an open shape.
+    """
     import numpy as np
 
     from nnef_jax.measure.examples import declared_types
@@ -293,12 +298,14 @@ def _run_on_zeros(model: Model) -> None:
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Run the command line; return 0, 1 for an error, 2 for wrong usage, 130 if interrupted.
+    """Run the command line and return the exit code.
 
-    Exceptions that are no errors of the user pass through. Signal handlers are not changed.
+    The exit code is 0, or 1 for an error, 2 for wrong usage, and 130 if the command is interrupted.
+    Exceptions that are not errors of the user pass through. Signal handlers are not changed.
     """
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # Its encoding may lack characters of tables.
+        # The encoding of the stream may lack characters of tables.
+        if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:
         with protected_files.spared():
@@ -308,7 +315,8 @@ def main(args: Sequence[str] | None = None) -> int:
     except _UsageError as error:
         text = io.StringIO()
         error.show(file=text)
-        report_usage(text.getvalue().replace(": Value error, ", ": ", 1))  # pydantic adds the words
+        # pydantic adds these words
+        report_usage(text.getvalue().replace(": Value error, ", ": ", 1))
         return error.exit_code
     except NnefError as error:
         for single in error.errors:

@@ -1,4 +1,4 @@
-"""Arguments and output of the commands that measure and compare."""
+"""Arguments and output of the commands that measure or compare networks."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _PICTURES = (".png", ".svg", ".pdf")
 def calls_of(
     model: Model, files: Sequence[str], pictures: PictureOptions | None = None
 ) -> list[dict[str, Any]]:
-    """Return the inputs in files by name, a dict for each call."""
+    """Return the inputs that files contain, as a dict by input name for each call."""
     from nnef_jax.cli.inputs import read_inputs
     from nnef_jax.cli.pictures import PictureOptions
 
@@ -77,7 +77,7 @@ def check_tolerance(rtol: float, atol: float) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """Options for showing a result."""
+    """The options for showing a result."""
 
     plot: Annotated[
         Path | None,
@@ -92,7 +92,7 @@ class Shown:
     as_json: option.Json = False
 
     def check(self) -> None:
-        """Raise an error before computing if the picture cannot be saved."""
+        """Raise an error, before anything is computed, if the picture cannot be saved."""
         if self.plot is None:
             return
         from nnef_jax import InputError
@@ -105,7 +105,10 @@ class Shown:
         plotting("pyplot").switch_backend("Agg")  # Agg needs no screen.
 
     def show(self, result: Result, table: Table | None = None, saved: Path | None = None) -> None:
-        """Print a result as JSON, or else `table`, by default the result's; save a picture."""
+        """Print a result as JSON or as a table, and save a picture of it.
+
+        `table` is by default the result's own table. `saved` is the path of another file to report.
+        """
         from nnef_jax.results import plotting, text_of
 
         if self.plot is not None:

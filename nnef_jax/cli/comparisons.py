@@ -1,4 +1,4 @@
-"""`nnef-jax compare`, `diff`, `weight-statistics` and `activation-statistics`."""
+"""The commands `compare`, `diff`, `weight-statistics` and `activation-statistics`."""
 
 from __future__ import annotations
 
@@ -58,10 +58,10 @@ def compare(
 ) -> None:
     """Run two networks and compare their tensors.
 
-    Both get the same inputs. If both are .onnx files, nnef-jax runs B. `diff` compares graphs and
-    weights, and runs neither.
+    Both networks get the same inputs. If both are .onnx files, onnxruntime runs A and nnef-jax runs
+    B. `diff` compares graphs and weights, and runs neither network.
 
-    The status is 0 if all tensors are within the tolerance, 1 if not, or for an error.
+    The exit status is 0 if all tensors are within the tolerance, and 1 if not, or for an error.
     """
     pictures = pixels.options(inputs)
     shown.check()
@@ -97,9 +97,9 @@ def diff(
 ) -> None:
     """Show how two documents' graphs and weights differ.
 
-    Neither network runs. `compare` runs both, and compares the tensors that they compute.
+    Neither network runs. `compare` runs both networks, and compares the tensors that they compute.
 
-    The status is 0 if nothing differs, 1 if something does, or for an error.
+    The exit status is 0 if nothing differs, and 1 if something does, or for an error.
     """
     with status("comparing"):
         import nnef_jax
@@ -148,8 +148,8 @@ def activation_statistics(
 ) -> None:
     """Run a network and show statistics of its tensors.
 
-    Statistics are over all inputs. `weight-statistics` shows statistics of the weights, and needs
-    no inputs.
+    The statistics are over all inputs. `weight-statistics` shows statistics of the weights, and
+    needs no inputs.
     """
     pictures = pixels.options(inputs)
     shown.check()
@@ -163,7 +163,7 @@ def activation_statistics(
 
 
 def _outputs_of(model: Model) -> Callable[..., tuple[Any, ...]]:
-    """Return a function of the inputs by name that returns the outputs in order."""
+    """Return a function from inputs by name to the outputs in order."""
     from nnef_jax.cli.outputs import by_name
 
     def run(**arrays: Any) -> tuple[Any, ...]:
@@ -174,7 +174,7 @@ def _outputs_of(model: Model) -> Callable[..., tuple[Any, ...]]:
 
 
 def _side(path: str, reading: option.Reading, *, inside: bool) -> Any:
-    """Return a side of `analysis.compare`: a model, recorded tensors, or an ONNX function."""
+    """Return one of the networks to compare: a model, recorded tensors, or an ONNX function."""
     match Path(path).suffix.lower():
         case ".npz":
             from nnef_jax.cli.inputs import read_members
@@ -191,7 +191,7 @@ def _side(path: str, reading: option.Reading, *, inside: bool) -> Any:
 def _inputs(
     sides: list[Any], files: list[str] | None, seed: int, pictures: PictureOptions
 ) -> dict[str, Any]:
-    """Return inputs by name: from files, from recorded tensors, or random ones."""
+    """Return inputs by name, which are from files, from recorded tensors, or random."""
     models = [side for side in sides if _is_model(side)]
     if not models:
         if files or not all(isinstance(side, Mapping) for side in sides):

@@ -23,13 +23,16 @@ from nnef_jax.cli.pictures import PICTURES, PictureOptions, is_picture, read_pic
 from nnef_jax.errors import extra_missing
 from nnef_jax.storage import files
 
-_CHUNK = 16  # files that a thread reads in one turn
+_CHUNK = 16  # number of files that a thread reads at a time
 _SUFFIXES = (*ARRAYS, *PICTURES)
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A file, its size in bytes, and its time of change in ns; both None if it is missing."""
+    """A file, its size in bytes, and its modification time in ns.
+
+    The size and the time are None if the file is missing.
+    """
 
     file: str
     size: int | None
@@ -37,12 +40,13 @@ class Item:
 
 
 def find_items(arguments: Sequence[str], listed: Path | None, output: Path) -> list[Item]:
-    """Return the items in files, folders and patterns, then the items in the list `listed`.
+    """Return the items in files, folders and patterns, followed by the items in the list `listed`.
 
-    A folder stands for all input files below it, sorted by name, without those in the output
-    folder. A file in the list may be missing: its item then fails.
+    A folder stands for all input files below it, sorted by name, except those in the output folder.
+    A file in the list may be missing. In this case its item fails.
 
-    Raises InputError for an argument without a file, OSError if one is missing or unreadable.
+    Raises InputError for an argument without a file, and OSError if a file is missing or
+    unreadable.
     """
     output_prefix = os.path.realpath(output) + os.sep
 
@@ -82,7 +86,10 @@ def find_items(arguments: Sequence[str], listed: Path | None, output: Path) -> l
 
 
 def read_list(path: Path) -> list[str]:
-    """Return the names of files in a text file, one a line, whatever bytes they have."""
+    """Return the names of files in a text file with a name in each line.
+
+    The names may contain any bytes.
+    """
     with files.open_regular(str(path), DataError) as file:
         lines = file.read().removeprefix(codecs.BOM_UTF8).split(b"\n")
     names = [line.removesuffix(b"\r") for line in lines]
@@ -103,7 +110,7 @@ def _below(folder: str) -> Iterator[str]:
 def _item(file: str) -> Item:
     try:
         status = os.stat(file)
-    except (OSError, ValueError):  # A ValueError says that the name is impossible for a file.
+    except (OSError, ValueError):  # A ValueError means that no file can have this name.
         return Item(file, None, None)
     return Item(file, status.st_size, status.st_mtime_ns)
 
@@ -112,14 +119,14 @@ def _item(file: str) -> Item:
 class ItemReader:
     """Reads a file as an item: an array for each input, whose batch extent is 1.
 
-    `specs` are the inputs of a single item, their first extent being 1.
+    `specs` are the inputs of a single item, whose first extent is 1.
     """
 
     specs: tuple[TensorSpec, ...]
     pictures: PictureOptions
 
     def __call__(self, file: str) -> dict[str, Array]:
-        """Return the arrays by input name; raise NnefError or OSError."""
+        """Return the arrays in a file by input name; raise NnefError or OSError."""
         path = Path(file)
         names = [spec.name for spec in self.specs]
         if len(names) > 1:
@@ -146,13 +153,17 @@ def _as_item(file: str, array: Array, spec: TensorSpec) -> Array:
             f"{file} has shape {show(array.shape)}, "
             f"an item of input '{spec.name}' has {show(shape)} or {show(shape[1:])}"
         )
-    # The item is copied: otherwise the thread that computes would read a mapped file.
+    # The item is copied, because otherwise the thread that computes would have to read a mapped
+    # file.
     return np.array(fitted(file, array.reshape(shape), TensorType(shape, spec.dtype)))
 
 
 @dataclass(frozen=True, slots=True)
 class ItemArrays:
-    """An item with its arrays by input name, its rows by output name, or its error."""
+    """An item and the outcome of reading or computing it.
+
+    The outcome is its arrays by input name, its rows by output name, or its error.
+    """
 
     item: Item
     outcome: Mapping[str, Array] | Exception
@@ -161,10 +172,10 @@ class ItemArrays:
 def reading_ahead(
     read: Callable[[str], dict[str, Array]],
 ) -> Callable[[Sequence[Item], int], Iterator[ItemArrays]]:
-    """Return a function that reads items in order, a number of them ahead, in grain's threads.
+    """Return a function that reads items in order with grain's threads.
 
-    Threads suffice, since decoders release the GIL. Grain's processes would outlive a killed
-    command.
+    The function reads a number of items ahead. Threads suffice, since decoders release the GIL.
+    Processes of grain would survive a command that is killed.
 
     Raises UnsupportedError if grain is not installed.
     """
@@ -178,12 +189,12 @@ def reading_ahead(
             return ItemArrays(item, read(item.file))
         except (NnefError, OSError) as error:
             return ItemArrays(item, error)
-        except ValueError as error:  # The name is impossible for a file.
+        except ValueError as error:  # No file can have this name.
             return ItemArrays(item, InputError(f"{item.file}: {error}"))
 
     def stream(items: Sequence[Item], ahead: int) -> Iterator[ItemArrays]:
-        # Elements are chunks of items: grain checks its whole buffer at each element, which takes
-        # 0.2 ms for 1000 elements.
+        # The elements of the dataset are chunks of items, because grain checks its whole buffer at
+        # each element, which takes 0.2 ms for 1000 elements.
         threads = min(ahead, 2 * (os.cpu_count() or 1))
         size = min(_CHUNK, ahead // threads)
         chunks = [items[i : i + size] for i in range(0, len(items), size)]

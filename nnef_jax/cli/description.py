@@ -25,9 +25,10 @@ def describe(summary: Summary) -> list[str]:
 
 
 def machine_lines(*, as_json: bool) -> list[str]:
-    """Return rates, and decisions by these rates, as lines or as JSON.
+    """Return the rates of the machine, and decisions by these rates, as lines or as JSON.
 
-    Rates that are not stored are measured. If they cannot be measured, the shipped rates are used.
+    Rates that are not stored are measured. If they cannot be measured, the rates that are shipped
+    with the package are used.
     """
     profile = DEFAULT
     path = ""

@@ -36,7 +36,7 @@ Semantics = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class FixedPoint:
-    """Options for lowering a network to fixed point."""
+    """The options for lowering a network to fixed point."""
 
     profile: ProfileName = "openvx-16bit"
     unsigned: Unsigned = False
@@ -53,7 +53,7 @@ class FixedPoint:
     ] = "error"
 
     def lower(self, model: Model) -> Lowered:
-        """Return the network in this arithmetic."""
+        """Return a network in the arithmetic of these options."""
         from nnef_jax.openvx import lower
 
         return lower(
@@ -81,7 +81,7 @@ def check_profile(
 
     If no layer computes an operation, the reason is shown.
 
-    The status is 0 if all operations fit, 1 if one does not, or for an error.
+    The exit status is 0 if all operations fit, and 1 if one does not, or for an error.
     """
     dtype = _dtype(profile, unsigned)
     model = reading.load(source)
@@ -111,7 +111,7 @@ def run(
 ) -> None:
     """Run a network in fixed point on real inputs.
 
-    Outputs are converted back to real numbers, except with --raw.
+    Outputs are converted back to floating-point numbers, except with --raw.
     """
     pictures = pixels.options(inputs)
     model = reading.load(source)
@@ -168,7 +168,7 @@ def _dtype(profile: str, unsigned: bool) -> str | None:
 
 
 def _raw_of(lowered: Lowered) -> Any:
-    """Return a function of real numbers that returns the raw integers of outputs."""
+    """Return a function of floating-point inputs that returns the raw integers of outputs."""
     from nnef_jax.openvx import Tensor
 
     def data_of(output: Any) -> Any:

@@ -1,4 +1,4 @@
-"""`nnef-jax formats`: shows the operators of each format."""
+"""The command `nnef-jax formats`, which shows the operators of each format."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def formats(
 ) -> None:
     """Show the operators of each format.
 
-    For each operator its versions are shown, and the kinds of operations that it becomes. A use of
-    an operator may become only some of them.
+    For each operator, the command shows its versions, and the kinds of operations that it becomes.
+    A single use of an operator may become only some of these kinds.
     """
     is_operator = name is not None and name not in FORMATS
     format_names = [*FORMATS] if name is None or is_operator else [name]
@@ -59,9 +59,10 @@ def formats(
 def _entries_of(
     name: str, tables: Mapping[str, list[OperatorEntry]]
 ) -> dict[str, list[OperatorEntry]]:
-    """Return the entries of an operator, by format; case and prefixes of registries do not count.
+    """Return the entries of an operator, by format.
 
-    Raises InputError if no format has the operator.
+    Upper and lower case are equal, and prefixes of registries may be left out. Raises InputError if
+    no format has the operator.
     """
 
     def has_name(entry: OperatorEntry) -> bool:
@@ -78,7 +79,7 @@ def _entries_of(
 
 
 def _separated(blocks: Iterable[Iterable[str]]) -> list[str]:
-    """Return the lines of blocks, with an empty line between blocks."""
+    """Return the lines of all blocks, with an empty line between two blocks."""
     return [line for block in blocks for line in ("", *block)][1:]
 
 
@@ -104,7 +105,7 @@ def _block(format: str, entry: OperatorEntry) -> Iterator[str]:
 
 
 def versions(entry: OperatorEntry) -> str:
-    """Return the versions of an operator as a text."""
+    """Return a text for the versions of an operator, such as "7-12"."""
     if entry.until is None:
         return "all" if entry.since == 1 else f"{entry.since}-"
     if entry.since < entry.until:
@@ -113,7 +114,10 @@ def versions(entry: OperatorEntry) -> str:
 
 
 def becomes(entry: OperatorEntry) -> str:
-    """Return a text: the kinds of operations that an operator becomes, or why there are none."""
+    """Return a text for the kinds of operations that an operator becomes.
+
+    If there are none, the text says why.
+    """
     if entry.role == "refused":
         return f"refused: {entry.refusal}"
     if entry.role in _ROLES:
@@ -124,7 +128,7 @@ def becomes(entry: OperatorEntry) -> str:
 
 
 def attribute(entry: AttributeEntry) -> str:
-    """Return an attribute as a text: its name, type and default."""
+    """Return a text for an attribute, with its name, type and default."""
     text = f"{entry.name}: {' | '.join(entry.words) or entry.type}"
     value: Any = entry.default
     if value is not None and not entry.words:

@@ -24,7 +24,7 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class CallInputs:
-    """One call of the network: arrays by input name, and the names of pictures in its batch."""
+    """The inputs of one call: arrays by input name, and the names of the pictures in its batch."""
 
     arrays: dict[str, Array]
     pictures: tuple[str, ...] = ()
@@ -41,14 +41,14 @@ class _Batch:
 def read_inputs(
     arguments: Sequence[str], specs: Sequence[TensorSpec], options: PictureOptions
 ) -> list[CallInputs]:
-    """Return the calls for the files on a command line.
+    """Return the calls that the files on a command line describe.
 
-    `NAME=FILE` is for the input NAME. A .npz without a name has arrays by input name. Another file
-    without a name is for the next input without a file. Several pictures for one input are stacked
-    if its batch extent is open or the number of pictures. If the extent is 1, or if there is no
-    batch axis, each picture is a call.
+    `NAME=FILE` is a file for the input NAME. A .npz file without a name has arrays by input name.
+    Any other file without a name is for the next input that has no file. Several pictures for one
+    input are stacked if the batch extent of the input is open, or equals the number of pictures. If
+    the extent is 1, or if there is no batch axis, each picture becomes a separate call.
 
-    Raises InputError if files and inputs do not match, DataError or OSError for a bad file.
+    Raises InputError if files and inputs do not match, and DataError or OSError for a bad file.
     """
     arrays, paths = _assign(arguments, [spec.name for spec in specs])
     batches: list[_Batch] = []
@@ -94,7 +94,7 @@ def _calls(arrays: dict[str, Array], batches: Sequence[_Batch]) -> list[CallInpu
 def _assign(
     arguments: Sequence[str], names: Sequence[str]
 ) -> tuple[dict[str, Array], dict[str, list[Path]]]:
-    """Return the arrays of unnamed .npz files, and the files of the other inputs, by input."""
+    """Return the arrays of unnamed .npz files, and the files of the other inputs, both by input."""
     arrays: dict[str, Array] = {}
     paths: dict[str, list[Path]] = {}
     unnamed: list[Path] = []
@@ -145,9 +145,10 @@ def _assign(
 
 
 def read_array(path: Path, name: str) -> Array:
-    """Read the array of an input from a file; in a .npz it has the input's name or is the only one.
+    """Read the array of an input from a file.
 
-    Raises DataError for a broken file, LimitError for a file that expands beyond `Limits`.
+    In a .npz file the array has the input's name, or is the only array. Raises DataError for a
+    broken file, and LimitError for a file that expands beyond `Limits`.
     """
     match path.suffix.lower():
         case ".npy":
@@ -169,6 +170,9 @@ def read_array(path: Path, name: str) -> Array:
 
 
 def read_members(path: Path) -> dict[str, Array]:
-    """Read all arrays in a .npz by name; raise DataError if broken, LimitError if too large."""
+    """Read all arrays in a .npz file by name.
+
+    Raises DataError if the file is broken, and LimitError if it is too large.
+    """
     with files.within_limits(str(path)) as (data, meter):
         return read_npz(data, str(path), meter)

@@ -1,4 +1,4 @@
-"""`nnef-jax profile`, `benchmark` and `cost`: time and cost of a network."""
+"""The commands `nnef-jax profile`, `benchmark` and `cost`: time and cost of a network."""
 
 from __future__ import annotations
 
@@ -161,8 +161,8 @@ def cost(
 ) -> None:
     """Show XLA's estimate of a call's cost.
 
-    The multiply-adds of the document are shown beside it. With --topology the program is compiled
-    for devices that are not attached.
+    The multiply-adds of the document are shown beside the estimate. With --topology the program is
+    compiled for devices that are not attached.
     """
     if topology is None and mesh is not None:
         raise typer.BadParameter("a mesh needs --topology", param_hint="--mesh")
@@ -188,7 +188,7 @@ def cost(
 
 
 def _axes(text: str) -> dict[str, int]:
-    """Return the extents of a mesh by name from "data=4,model=4"."""
+    """Return the extents of a mesh by name from a text such as "data=4,model=4"."""
     axes: dict[str, int] = {}
     for part in text.split(","):
         name, _, extent = part.partition("=")
@@ -200,7 +200,10 @@ def _axes(text: str) -> dict[str, int]:
 
 
 def _with_open_batch(model: Model, source: str, reading: option.Reading, **options: Any) -> Model:
-    """Load a network again, with open batches: first extents that equal the first input's."""
+    """Load a network again with open batches.
+
+    The batch of an input is its first extent, if it equals the first extent of the first input.
+    """
     keywords = reading.keywords
     shapes = keywords.pop("input_shapes")
     open_shapes = {spec.name: list(shapes.get(spec.name, spec.shape)) for spec in model.inputs}

@@ -1,4 +1,4 @@
-"""Prints and saves the outputs of `nnef-jax run`: as text, JSON or files."""
+"""Prints and saves the outputs of `nnef-jax run` as text, JSON or files."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class CallOutputs:
-    """The outputs for one picture, whose name is the title, or for one set of arrays."""
+    """The outputs for one picture, or for one set of arrays.
+
+    For a picture, the title is its name.
+    """
 
     title: str
     outputs: dict[str, Array]
@@ -44,9 +47,9 @@ class Top:
 def run_calls(
     model: Model, calls: Sequence[CallInputs], function: Callable[..., Any] | None = None
 ) -> list[CallOutputs]:
-    """Run the network for each call; a single call runs with little compilation.
+    """Run the network for each call. A single call runs with little compilation.
 
-    `function` of the inputs runs instead of the network, if it is not None.
+    If `function` is not None, this function of the inputs runs instead of the network.
     """
     if function is None and len(calls) == 1:
         model = for_one_call(model, bind(model, (), calls[0].arrays))
@@ -77,7 +80,7 @@ def by_name(model: Model, results: Any) -> dict[str, Any]:
 
 
 def read_labels(path: Path) -> tuple[str, ...]:
-    """Read the names in a text file, one a line."""
+    """Read names from a text file with a name in each line."""
     with files.open_regular(str(path), DataError) as file:
         data = file.read()
     try:
@@ -102,7 +105,10 @@ def reported(
 
 
 def _as_text(results: Sequence[CallOutputs], top: Top | None, *, values: bool) -> list[str]:
-    """Return the lines of results, a block each; without `values` only types and top entries."""
+    """Return the lines of results, with a block for each result.
+
+    If not `values`, a block has only types and the largest entries.
+    """
     lines: list[str] = []
     for result in results:
         if lines:
@@ -145,14 +151,15 @@ def _as_json(
 
 
 def _top_rows(array: Array, top: Top) -> list[tuple[tuple[int, ...], list[dict[str, Any]]]]:
-    """Return the position of each row, and the index, name and value of its largest entries.
+    """Return the position of each row, and the index, label and value of its largest entries.
 
-    Rows run along the last axis that is longer than 1: [1,1000,1,1] is one row of 1000.
+    Rows run along the last axis that is longer than 1: an array of shape (1, 1000, 1, 1) is one row
+    of 1000 entries.
     """
     shape = _row_shape(array)
     rows = array.reshape(-1, shape[-1])
     labels = top.labels if len(top.labels) == rows.shape[1] else ()
-    # NaN is last, and equal entries keep their order.
+    # NaN comes last, and equal entries keep their order.
     order = np.argsort(-rows.astype(np.float64), axis=1, kind="stable")
     top_rows: list[tuple[tuple[int, ...], list[dict[str, Any]]]] = []
     for position, row, indices in zip(np.ndindex(*shape[:-1]), rows, order, strict=True):
@@ -192,7 +199,7 @@ def _top_lines(array: Array, top: Top) -> list[str]:
 
 
 def check_output(path: Path, names: Sequence[str], overwrite: bool) -> None:
-    """Raise an error before the network runs if outputs cannot be saved to the path."""
+    """Raise an error, before the network runs, if outputs cannot be saved to the path."""
     suffix = path.suffix.lower()
     if suffix in (".npy", ".dat") and len(names) > 1:
         raise InputError(
@@ -208,7 +215,11 @@ def check_output(path: Path, names: Sequence[str], overwrite: bool) -> None:
 
 
 def save_results(path: Path, results: Sequence[CallOutputs], overwrite: bool) -> list[str]:
-    """Save outputs; several results are joined along axis 0 or a new axis. Return file names."""
+    """Save outputs to a path, and return the names of the written files.
+
+    Several results are joined along axis 0 if they have a batch of 1, and otherwise along a new
+    axis.
+    """
     names = results[0].outputs
     arrays = {name: _joined([result.outputs[name] for result in results]) for name in names}
     first = next(iter(arrays.values()))
@@ -228,7 +239,7 @@ def save_results(path: Path, results: Sequence[CallOutputs], overwrite: bool) ->
 
 
 def save_npz(path: str, arrays: Mapping[str, Array], *, overwrite: bool) -> None:
-    """Write arrays as a .npz; the file appears when it is complete."""
+    """Write arrays as a .npz file, which appears only when it is complete."""
     with files.replacing(path, overwrite=overwrite) as file, zipfile.ZipFile(file, "w") as archive:
         write_npz(archive, arrays)
 

@@ -19,20 +19,20 @@ if TYPE_CHECKING:
 
 PICTURES = (".png", ".jpg", ".jpeg")
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
-# Bytes for each pixel and channel of the result: two copies as an octet, and one as a float32.
+# Bytes for each pixel and channel of the result: two copies of 1 byte, and one as a float32.
 _BYTES_PER_CHANNEL = 6
-_SCAN = b"\xff\xda"  # marker of a scan: a pass over all pixels of a JPEG
-_PIXELS_PER_STEP = 256  # pixels of a scan; decoding so many counts as one step
+_SCAN = b"\xff\xda"  # The marker of a scan, which is a pass over all pixels of a JPEG.
+_PIXELS_PER_STEP = 256  # the number of pixels of a scan whose decoding counts as one step
 
 Array = NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
 class PictureOptions:
-    """Options for converting pixels of 0 to 255 to numbers: (pixel - mean) * scale.
+    """Options for converting pixels from 0 to 255 to numbers: (pixel - mean) * scale.
 
-    Mean and scale have one number, or one for each channel. The layout has a letter for each axis
-    of the input.
+    `mean` and `scale` have a single number, or a number for each channel. `layout` has a letter for
+    each axis of the input.
     """
 
     mean: tuple[float, ...] = (0.0,)
@@ -42,7 +42,7 @@ class PictureOptions:
 
 
 def is_picture(path: str | Path) -> bool:
-    """Tell whether a file is a picture by its suffix."""
+    """Tell by the suffix of a file whether it is a picture."""
     return Path(path).suffix.lower() in PICTURES
 
 
@@ -71,7 +71,7 @@ def read_picture(path: Path, spec: TensorSpec, options: PictureOptions) -> Array
                 f"input '{spec.name}' has {pixels.shape[2]} channels"
             )
     values = pixels
-    values -= np.array(options.mean, np.float32)  # in place: pictures may be large
+    values -= np.array(options.mean, np.float32)  # in place, because pictures may be large
     values *= np.array(options.scale, np.float32)
     if spec.dtype.startswith("int") and np.array_equal(values, np.round(values)):
         values = values.astype(np.int32)
@@ -83,7 +83,7 @@ def read_picture(path: Path, spec: TensorSpec, options: PictureOptions) -> Array
 
 
 def _pixels(path: Path, name: str, extents: dict[str, int | None], resize: bool) -> Array:
-    """Return the pixels from 0 to 255 as float32[height, width, channel]."""
+    """Return the pixels as numbers from 0 to 255, float32 [height, width, channel]."""
     channels = extents.get("c", 1)
     image = _open_picture(path, channels or 3)
     if image.mode.startswith("I"):
@@ -123,7 +123,8 @@ def _open_picture(path: Path, channels: int) -> Any:
         else:
             raise DataError(f"{path}: neither a PNG nor a JPEG picture")
         try:
-            # Image.open would warn of large pictures, and threads share the filters of warnings.
+            # Do not use Image.open: it warns of large pictures, and threads share the filters of
+            # warnings.
             image = decoder(io.BytesIO(content))
             count = image.width * image.height
             if limit and count > limit:
@@ -135,7 +136,8 @@ def _open_picture(path: Path, channels: int) -> Any:
             return ImageOps.exif_transpose(image)
         except NnefError:
             raise
-        except Exception as error:  # Pillow's decoders raise various classes for broken data.
+        # Pillow's decoders raise exceptions of various classes for broken data.
+        except Exception as error:
             raise DataError(f"{path}: a picture that cannot be read: {error}") from None
 
 

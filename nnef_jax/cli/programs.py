@@ -16,9 +16,8 @@ if TYPE_CHECKING:
 def printed_after(names: Sequence[str]) -> Generator[list[str]]:
     """Yield a list that receives the lines of the program after each named pass.
 
-    The name "all" stands for all passes.
-
-    Raises BadParameter for a pass that the default device's target does not have.
+    The name "all" stands for all passes. Raises BadParameter for a pass that the target of the
+    default device does not have.
     """
     if not names:
         yield []

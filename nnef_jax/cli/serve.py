@@ -1,4 +1,4 @@
-"""`nnef-jax serve`: networks over HTTP."""
+"""The command `nnef-jax serve`, which serves networks over HTTP."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def serve(
 ) -> None:
     """Serve networks by the Open Inference Protocol 2.
 
-    SIGINT and SIGTERM end the server. --shape and --value apply to all networks, or to one of them
-    by NETWORK:NAME=...
+    SIGINT and SIGTERM end the server. --shape and --value apply to all networks, or to a single
+    network in the form NETWORK:NAME=...
     """
     named = dict(map(_name_and_source, sources))
     if len(named) < len(sources):
@@ -100,20 +100,20 @@ def serve(
                 _tell(f"listening at {url}: {', '.join(models)}")
 
             application = app(models, sizes=numbers, limits=limits, progress=ready)
-            # SIGPIPE would end the process when a client disconnects. Windows has none.
+            # SIGPIPE would end the process when a client disconnects. Windows has no SIGPIPE.
             if hasattr(signal, "SIGPIPE"):
                 signal.signal(signal.SIGPIPE, signal.SIG_IGN)
             Server(application, host, port, timeout, listening).run(sockets)
 
 
 def _tell(text: str) -> None:
-    """Write a line to standard output; the server continues if that fails."""
+    """Write a line to standard output. If that fails, the server continues."""
     with suppress(OSError):
         print_result(text)
 
 
 def _reading_of(name: str, names: Collection[str], reading: option.Reading) -> option.Reading:
-    """Return the reading options for one network: options for it alone, and for all networks."""
+    """Return the options for reading one network: those for all networks, and those only for it."""
 
     def for_network(texts: Sequence[str] | None) -> list[str]:
         selected: list[str] = []
@@ -129,7 +129,7 @@ def _reading_of(name: str, names: Collection[str], reading: option.Reading) -> o
 
 
 def _name_and_source(text: str) -> tuple[str, str]:
-    """Return the name and the source in [NAME=]SOURCE."""
+    """Return the name and the source in the text [NAME=]SOURCE."""
     name, equals, source = text.partition("=")
     if equals and "/" not in name:
         return name, source

@@ -1,4 +1,4 @@
-"""Runs items in batches through one program, during reading and writing of other items."""
+"""Runs items in batches through one program, while other items are read and written."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _Compute = Callable[[Sequence[Mapping[str, Array]]], dict[str, Any]]
 
 
 def groups_of(reads: Iterator[ItemArrays], size: int, *, stop: bool) -> Iterator[list[ItemArrays]]:
-    """Group items in order; each group but the last has `size` items without an error."""
+    """Group items in order. Each group except the last has `size` items without an error."""
     group: list[ItemArrays] = []
     count = 0
     for read in reads:
@@ -60,7 +60,7 @@ def results_of(
     groups: Iterator[list[ItemArrays]],
     done: Callable[[int], None],
 ) -> Iterator[ItemArrays]:
-    """Yield results; a group is computed while those of the previous group are written.
+    """Yield results. Each group is computed while the results of the previous group are written.
 
     `done` is called with the number of finished items.
     """
@@ -70,7 +70,8 @@ def results_of(
         if group is not None:
             items = [read.outcome for read in group if not isinstance(read.outcome, Exception)]
             running.append((group, compute(items) if items else {}))
-        # After the last group all are finished; before it one group stays in computation.
+        # After the last group, all groups are finished. Before that, one group stays in
+        # computation.
         most_running = 0 if group is None else 1
         while len(running) > most_running:
             reads, outputs = running.popleft()

@@ -1,4 +1,4 @@
-"""Writes to a terminal: results, progress, errors."""
+"""Writes results, progress and errors to a terminal."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ import typer
 
 from nnef_jax.wording.printable import printable
 
-STATUS_AFTER = 0.5  # seconds
+STATUS_AFTER = 0.5  # in seconds
 
 
 def print_result(*lines: str) -> None:
-    """Write lines to standard output; an OSError has its name. Lines are made printable."""
+    """Write lines to standard output after making them printable.
+
+    If that fails with an OSError, the error names "standard output".
+    """
     try:
         typer.echo(_shown(lines))
     except OSError as error:
@@ -27,8 +30,9 @@ def print_result(*lines: str) -> None:
 def status(text: str, *, counts: bool = False) -> Generator[Callable[[int, int], None] | None]:
     """Show a spinner on a terminal's stderr if the block takes longer than `STATUS_AFTER`.
 
-    Yields a function of the done and the total amount, which shows a bar. With `counts` these
-    numbers and the remaining time are beside the bar.
+    Yields a function that takes the finished and the total amount, and shows them as a bar. If
+    `counts`, these numbers and the remaining time stand beside the bar. Yields None if stderr is
+    not a terminal.
     """
     if sys.stderr is None or not sys.stderr.isatty():
         yield None
@@ -45,7 +49,7 @@ def status(text: str, *, counts: bool = False) -> Generator[Callable[[int, int],
 
     class Terminal(Console):
         def show_cursor(self, show: bool = True) -> bool:
-            return False  # The cursor stays visible: a signal may end the process.
+            return False  # The cursor stays visible, because a signal may end the process.
 
     columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn())
     if counts:
@@ -64,25 +68,26 @@ def status(text: str, *, counts: bool = False) -> Generator[Callable[[int, int],
 
 
 def message_of(error: OSError) -> str:
-    """Return the message of an OSError after the name of its file."""
+    """Return the message of an OSError, preceded by the name of its file."""
     reason = error.strerror or str(error)
     return f"{error.filename}: {reason}" if error.filename else reason
 
 
 def report_error(*lines: str) -> None:
-    """Print the lines of an error, unwrapped, without markup, and made printable."""
-    color = False if os.environ.get("NO_COLOR") else None  # None: on a terminal only
-    with suppress(OSError):  # If stderr is full or closed, the exit code remains.
+    """Print the lines of an error without wrapping and markup, after making them printable."""
+    # With None, typer uses colour on a terminal only.
+    color = False if os.environ.get("NO_COLOR") else None
+    with suppress(OSError):  # If stderr is full or closed, the exit code still shows the error.
         typer.secho("error:", fg="red", bold=True, err=True, nl=False, color=color)
         typer.echo(f" {_shown(lines)}", err=True)
 
 
 def report_usage(text: str) -> None:
-    """Print a usage error as typer has formatted it."""
+    """Print a usage error in the form in which typer has formatted it."""
     with suppress(OSError):
         typer.echo(_shown(text.removesuffix("\n").split("\n")), err=True)
 
 
 def _shown(lines: Sequence[str]) -> str:
-    """Return the lines as text without control characters."""
+    """Join lines to a text without control characters."""
     return "\n".join(map(printable, lines))

@@ -1,4 +1,4 @@
-"""`nnef-jax view`: a page that shows a network."""
+"""The command `nnef-jax view`, which writes a page that shows a network."""
 
 from __future__ import annotations
 
@@ -38,8 +38,9 @@ def view(
 ) -> None:
     """Write a page that shows a network.
 
-    The page has its graph, shapes, weights and work. NAME is the name of the network's file or
-    folder. With --json a page is written only if --output is given.
+    The page has the graph of the network, its shapes, its weights, and the work of its operations.
+    NAME is the name of the network's file or folder. With --json a page is written only if --output
+    is given.
     """
     if output is None and not as_json:
         output = Path(f"{option.name_of(source) or 'network'}.html")

@@ -19,8 +19,8 @@ from nnef_jax.openvx.profiles import ROUNDING
 from nnef_jax.openvx.vx_errors import unsupported, wrong_dimension, wrong_format, wrong_parameter
 from nnef_jax.wording.similar import did_you_mean, listed
 
-POSITIONS = {"uint8": 0, "int8": 0, "int16": 8}  # fractional bits in the two profiles
-_FURTHEST = 32  # the greatest magnitude of a position
+POSITIONS = {"uint8": 0, "int8": 0, "int16": 8}  # the number of fractional bits in the two profiles
+_FURTHEST = 32  # the largest magnitude of a position
 
 
 class Tensor:
@@ -29,10 +29,10 @@ class Tensor:
     Args:
         data: a jax or numpy array of uint8, int8 or int16 in C order: [batch,] channels, height,
             width.
-        fixed_point_position: the number of fractional bits, by default the profile's: 0 for 8 bits,
-            8 for 16 bits (Q7.8).
+        fixed_point_position: the number of fractional bits. By default it is that of the profile,
+            which is 0 for 8 bits, and 8 for 16 bits (Q7.8).
 
-    Raises `VxError` for other types or positions, TypeError for other objects.
+    Raises `VxError` for other types or positions, and TypeError for other objects.
     """
 
     __slots__ = ("data", "fixed_point_position")
@@ -54,6 +54,7 @@ class Tensor:
             wrong_dimension(f"a tensor must have items along each axis: {data.shape[::-1]}")
         if fixed_point_position is None:
             fixed_point_position = POSITIONS[str(data.dtype)]
+        # numpy arrays are allowed
         self.data = data  # pyright: ignore[reportAttributeAccessIssue]  # numpy arrays are allowed
         self.fixed_point_position = checked_position(fixed_point_position)
 
@@ -65,7 +66,7 @@ class Tensor:
         fixed_point_position: int | None = None,
         rounding_policy: str = "nearest_even",
     ) -> Tensor:
-        """Return real numbers in fixed point, rounded and then saturated. A NaN becomes 0."""
+        """Convert numbers to fixed point: they are rounded and then saturated. A NaN becomes 0."""
         name = str(np.dtype(dtype))
         if name not in POSITIONS:
             wrong_format(f"a tensor must have the type {listed(POSITIONS)}, not {name}")
@@ -82,7 +83,7 @@ class Tensor:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Return uint8, int8 or int16."""
+        """Return the dtype of `data`, which is uint8, int8 or int16."""
         return np.dtype(self.data.dtype)
 
     @property
@@ -91,20 +92,20 @@ class Tensor:
         return self.shape[::-1]
 
     def to_float(self) -> Array:
-        """Return the numbers in float32, exactly."""
+        """Return the numbers in float32, which holds them exactly."""
         scale = np.float32(2.0**-self.fixed_point_position)
         return _scaled(self.data, scale)
 
     def view(self, start: Sequence[int], end: Sequence[int]) -> Tensor:
-        """Return the region from `start` to `end`, excluded (vxCreateTensorFromView).
+        """Return the region from `start` to `end`, which is excluded (vxCreateTensorFromView).
 
         `start` and `end` are in OpenVX's order. If they have fewer entries than the tensor has
-        dimensions, the view has only the first dimensions, at index 0 of all others.
+        dimensions, the view has only the first dimensions, at index 0 of all other dimensions.
         """
         return Tensor(self.data[self._indices(start, end)], self.fixed_point_position)
 
     def with_view(self, start: Sequence[int], end: Sequence[int], part: Tensor) -> Tensor:
-        """Return a copy with the region `start` to `end` replaced, as a write to a view does."""
+        """Return a copy with the region from `start` to `end` replaced, like a write to a view."""
         indices = self._indices(start, end)
         require_tensor("part", part)
         shape = jax.eval_shape(lambda: jnp.zeros(self.shape, bool)[indices]).shape
@@ -156,11 +157,12 @@ def _scaled(integers: Array, scale: np.float32) -> Array:
 
 
 class StaticWeights:
-    """Weights (O,I,h,w) or (O,I), prepared once for the layers: a pytree.
+    """Weights that are prepared once for the layers. They are a pytree.
 
-    OpenVX marks weights [static]: an implementation may cache and convert them before a run.
-    Weights that are prepared with known values need half the arithmetic of traced weights. Every
-    layer takes `StaticWeights` instead of a tensor.
+    The shape is (outputs, inputs, height, width) or (outputs, inputs). OpenVX marks weights
+    [static], which means that an implementation may cache and convert them before a run. Weights
+    that are prepared with known values need half the arithmetic of traced weights. Every layer
+    accepts `StaticWeights` in place of a tensor of weights.
     """
 
     __slots__ = ("factors", "tensor")
@@ -178,12 +180,12 @@ class StaticWeights:
 
 
 def static_weights(weights: Tensor) -> StaticWeights:
-    """Return weights that are prepared once for the layers, see `StaticWeights`."""
+    """Prepare weights once for the layers (see `StaticWeights`)."""
     return StaticWeights(weights)
 
 
 def checked_position(position: SupportsIndex) -> int:
-    """Return a fixed-point position of -32 to 32. Raises TypeError or VxError."""
+    """Return a fixed-point position from -32 to 32. Raises TypeError or VxError."""
     try:
         position = operator.index(position)
     except TypeError:
@@ -195,7 +197,7 @@ def checked_position(position: SupportsIndex) -> int:
 
 
 def require_tensor(name: str, x: object) -> Tensor:
-    """Return a tensor. Raises TypeError for anything else."""
+    """Check that a value is a tensor, and return it. Raises TypeError for anything else."""
     if not isinstance(x, Tensor):
         kind = type(x).__name__
         raise TypeError(f"{name} must be a Tensor, not {kind}: Tensor(array) makes one")
@@ -210,7 +212,10 @@ def require_one_of(name: str, value: object, allowed: Sequence[str]) -> None:
 
 
 def _register(kind: type, leaf_names: tuple[str, ...], static_names: tuple[str, ...]) -> None:
-    """Register a pytree. Unflattening checks nothing, since jax puts any object into the leaves."""
+    """Register a class as a pytree.
+
+    Unflattening checks nothing, since jax may put any object into the leaves.
+    """
 
     def keyed(x: object) -> tuple[Any, Any]:
         leaves = [(GetAttrKey(name), getattr(x, name)) for name in leaf_names]

@@ -1,4 +1,4 @@
-"""The errors for layers, tensors and networks that OpenVX does not allow, each with a vx_status."""
+"""The errors for what OpenVX does not allow, each with a vx_status."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from nnef_jax.errors import NnefError
 
 
 class VxError(NnefError):
-    """OpenVX does not allow a layer, tensor or network.
+    """Raised for a layer, tensor or network that OpenVX does not allow.
 
     `status` is the name of a vx_status: VX_ERROR_INVALID_FORMAT (type or fixed-point position),
     VX_ERROR_INVALID_DIMENSION, VX_ERROR_INVALID_PARAMETERS, VX_ERROR_INVALID_VALUE or
@@ -26,7 +26,7 @@ class VxError(NnefError):
 
 
 class Refuse(Protocol):
-    """A function that raises a `VxError` of one status."""
+    """A function that raises a `VxError` with a certain status."""
 
     def __call__(self, message: str, hint: str = "") -> NoReturn:
         """Raise the error."""
@@ -40,11 +40,11 @@ def _refusal(status: str) -> Refuse:
     return refuse
 
 
-# For a type or a fixed-point position.
+# Raises the error for a type or a fixed-point position.
 wrong_format: Refuse = _refusal("VX_ERROR_INVALID_FORMAT")
-# For a rank or an extent.
+# Raises the error for a rank or an extent.
 wrong_dimension: Refuse = _refusal("VX_ERROR_INVALID_DIMENSION")
-# For a parameter that is no tensor.
+# Raises the error for a parameter that is not a tensor.
 wrong_parameter: Refuse = _refusal("VX_ERROR_INVALID_PARAMETERS")
-# For a valid request that is not implemented.
+# Raises the error for a valid request that is not implemented.
 unsupported: Refuse = _refusal("VX_ERROR_NOT_SUPPORTED")

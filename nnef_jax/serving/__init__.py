@@ -1,6 +1,6 @@
 """Serves networks over HTTP by an ASGI application for the Open Inference Protocol 2.
 
-It needs the extra `serve`. docs/serving.md describes its routes.
+This package needs the extra `serve`. docs/serving.md describes the routes of the application.
 
 Where are waiting requests joined to a batch? `service`
 Where are tensors decoded and encoded? `protocol`
@@ -27,7 +27,7 @@ __all__ = ["ServingLimits", "app"]
 
 
 def require_packages(*names: str) -> None:
-    """Raise UnsupportedError, which names the extra to install, if a package is missing."""
+    """Raise UnsupportedError if a package is missing. The error names the extra to install."""
     missing = [name for name in names if not find_spec(name)]
     if missing:
         raise extra_missing(f"serving needs {' and '.join(missing)}", "serve")
@@ -42,19 +42,20 @@ def app(
 ) -> Starlette:
     """Return an ASGI application that serves models by name.
 
-    Requests are computed in batches of these sizes, as by `Model.batcher`. A model in which the
-    items of a batch depend on one another is served one request at a time. A model with a state
-    computes one cycle a request, for the sequence that the request names. All models are compiled
-    when the application starts; until then it is not ready.
+    Requests are computed in batches of these sizes, as by `Model.batcher`. If the items of a batch
+    depend on one another in a model, the requests for this model are computed one at a time. A
+    model with a state computes one cycle for each request, for the sequence that the request names.
+    All models are compiled when the application starts, and until then it is not ready.
 
     Args:
         models: models by name. A `Batcher`, or any `Servable`, may take the place of a model.
         sizes: batch sizes.
         limits: bounds on the requests of clients.
-        progress: called with the number of models that are ready, and the number of models.
+        progress: a function that is called with the number of models that are ready, and the number
+            of all models.
 
-    Raises InputError for a name that cannot be a part of a URL; UnsupportedError for a dtype
-    without a name in the protocol, and if the extra `serve` is missing.
+    Raises InputError for a name that cannot be a part of a URL. Raises UnsupportedError for a dtype
+    that has no name in the protocol, and if the extra `serve` is missing.
 
     >>> application = nnef_jax.serving.app({"digits": nnef_jax.load("examples/digits/model")})
     """

@@ -1,4 +1,4 @@
-"""Implements the ASGI application: routes, limited bodies, errors as JSON."""
+"""Implements the ASGI application: routes, bodies of limited size, and errors as JSON."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from nnef_jax.wording.similar import did_you_mean, listed
 
 _Result = TypeVar("_Result")
 _log = logging.getLogger("nnef_jax.serving")
-_SHOWN = 60  # characters of a name in the log
-_LONG = 64 << 10  # bytes of JSON, or items; longer texts are read and written on a thread
+_SHOWN = 60  # number of characters of a name in the log
+_LONG = 64 << 10  # bytes of JSON, or number of items; longer texts are read and written on a thread
 
 
 class RequestProgress:
@@ -49,11 +49,11 @@ class RequestProgress:
         return time.monotonic() - self._start
 
     def done(self, part: str) -> None:
-        """Record the end of a part, which began at the end of the part before."""
+        """Record the end of a part, which began when the part before it ended."""
         self._parts[part] = self.seconds - sum(self._parts.values())
 
     def line(self, model: str, status: int) -> str:
-        """Return a line for the log. Names are JSON strings, shortened."""
+        """Return a line for the log. Names in the line are JSON strings, and are shortened."""
         name = json.dumps(model[:_SHOWN])
         id = json.dumps(self.id[:_SHOWN])
         line = f"request model={name} id={id} status={status} seconds={self.seconds:.6f}"
@@ -63,7 +63,7 @@ class RequestProgress:
 
 
 class Application:
-    """Answers requests for models by name; `starlette` is the ASGI application."""
+    """Answers requests for models by name. `starlette` is the ASGI application."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Application:
             name: Service(name, model, sizes, limits, self.metrics)
             for name, model in models.items()
         }
-        self.held: int = 0  # bytes of requests in memory
+        self.held: int = 0  # number of bytes of requests that are in memory
         self.metrics.bytes.set_function(lambda: self.held)
         self.texts: ThreadPoolExecutor = ThreadPoolExecutor(1, "nnef-jax-json")
         routes = [Route("/v2", self._server), Route("/v2/health/live", self._live)]
@@ -94,7 +94,7 @@ class Application:
         self.starlette: Starlette = Starlette(
             routes=routes, lifespan=self._lifespan, exception_handlers=handlers
         )
-        # A server sets this when it stops: connections are then closed after their next answer.
+        # A server sets this when it stops. Each connection is then closed after its next answer.
         self.starlette.state.is_draining = False
 
     @asynccontextmanager
@@ -173,7 +173,10 @@ class Application:
     async def _answer(
         self, request: Request, service: Service, body: bytearray, progress: RequestProgress
     ) -> Response:
-        """Read the body of an inference request, and return the response. Raises any error."""
+        """Read the body of an inference request, and return the response.
+
+        Any error may be raised.
+        """
         _require_ready(service)
         await self._read(request, body)
         progress.done("read")
@@ -199,7 +202,7 @@ class Application:
         return Response(text, headers=headers, media_type="application/octet-stream")
 
     def _refusal(self, name: str, error: Exception) -> Response:
-        """Return the response for an error."""
+        """Return the response that reports an error to the client."""
         if isinstance(error, NnefError):
             error = HTTPException(400, str(error))
         elif isinstance(error, ClientDisconnect):
@@ -214,13 +217,13 @@ class Application:
         return _response(error)
 
     async def _called(self, size: int, function: Callable[[], _Result]) -> _Result:
-        """Return the result of a function, which is called on a thread if the size is large."""
+        """Call a function and return its result. If the size is large, call it on a thread."""
         if size < _LONG:
             return function()
         return await asyncio.get_running_loop().run_in_executor(self.texts, function)
 
     async def _read(self, request: Request, body: bytearray) -> None:
-        """Append a request's bytes to a body, and count them as `held`.
+        """Append the bytes of a request to a body, and count them in `held`.
 
         Raises HTTPException for a body beyond the limits.
         """

@@ -10,18 +10,21 @@ from nnef_jax.options import require
 
 @dataclass(frozen=True, slots=True)
 class ServingLimits:
-    """Bounds on the requests of clients. A request beyond one is answered with an HTTP error.
+    """Bounds on the requests of clients. A request beyond a bound is answered by an HTTP error.
 
     Args:
-        body: bytes of a request.
-        json: bytes of JSON in a request. JSON takes twenty times its size in memory.
-        memory: bytes of all requests that are being read or answered.
-        queue: waiting requests for one network.
-        timeout: seconds for reading a request, and again for answering it.
-        delay: seconds that a request waits for others, to be computed in one batch.
-        shapes: sets of input shapes, apart from the batch, for which a network is compiled.
-        sequences: open sequences of a network with a state.
-        idle: seconds without use after which a sequence is dropped.
+        body: the largest number of bytes of a request.
+        json: the largest number of bytes of JSON in a request. JSON takes twenty times its size in
+            memory.
+        memory: the largest number of bytes of all requests that are being read or answered.
+        queue: the largest number of requests that wait for one network.
+        timeout: the time in seconds for reading a request, and the time for answering it.
+        delay: the time in seconds that a request waits for others, to be computed with them in one
+            batch.
+        shapes: the largest number of different input shapes, apart from the batch, for which a
+            network is compiled.
+        sequences: the largest number of open sequences of a network with a state.
+        idle: the time in seconds without use after which a sequence is dropped.
     """
 
     body: int = 64 << 20

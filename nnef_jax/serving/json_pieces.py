@@ -1,6 +1,7 @@
 """Reads and writes long JSON in pieces, so that other threads can run in between.
 
-Python's json module holds the interpreter's lock for a whole text: half a second for 16 MB.
+Python's json module holds the interpreter's lock while it processes a whole text, which takes half
+a second for 16 MB.
 """
 
 from __future__ import annotations
@@ -16,30 +17,31 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-_PIECE = 64 << 10  # characters read at once, in a millisecond
-_ITEMS = 4 << 10  # items written at once
-# A long text has at most this many strings, objects and long lists. Each is read separately, in
-# half a millisecond at most. Numbers and short lists are read in pieces, and do not count.
+_PIECE = 64 << 10  # number of characters that are read at once, in a millisecond
+_ITEMS = 4 << 10  # number of items that are written at once
+# The largest number of strings, objects and long lists in a long text. Each of these is read
+# separately, in half a millisecond at most. Numbers and short lists do not count, because they are
+# read in pieces.
 _MOST_VALUES = 10_000
 _decoder = json.JSONDecoder()
 _space = re.compile(r"[ \t\n\r]*").match
 
 
-Items = list[Any]  # JSON values, or Pieces
+Items = list[Any]  # a list of JSON values, or of Pieces
 
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
     """A long JSON array, as consecutive lists of its items.
 
-    A list of numbers among the items is flattened into them. An array that contains `Pieces` is
-    `Pieces` too, never a list.
+    If the items include lists of numbers, these are flattened. An array that contains `Pieces` is
+    `Pieces` too, and never a list.
     """
 
     lists: list[Items]
 
     def flat(self) -> Iterator[Items]:
-        """Yield the lists, including those of `Pieces` among the items."""
+        """Yield the lists, including the lists of `Pieces` among the items."""
         for items in self.lists:
             types = set(map(type, items))
             if Pieces in types and types <= {Pieces, list}:
@@ -50,9 +52,9 @@ class Pieces:
 
 
 def loads(data: bytes) -> Any:
-    """Return the value of a JSON text as `json.loads` does, but long arrays as `Pieces`.
+    """Return the value of a JSON text as `json.loads` does, but with long arrays as `Pieces`.
 
-    Raises RecursionError, and ValueError, also for a long text with too many strings and objects.
+    Raises RecursionError or ValueError, also for a long text with too many strings and objects.
     """
     text = data.decode(json.detect_encoding(data), "surrogatepass")
     return json.loads(text) if len(text) <= _PIECE else _Reader(text).document()
@@ -68,14 +70,14 @@ def flattened(items: Items) -> Items:
 
 
 def dumped(array: NDArray[np.generic]) -> Iterator[str]:
-    """Yield the JSON text of an array's items, flat and separated by commas, in pieces."""
+    """Yield the JSON text of an array in pieces, with flat items separated by commas."""
     items = array.ravel()
     for start in range(0, len(items), _ITEMS):
         yield (", " if start else "") + json.dumps(items[start : start + _ITEMS].tolist())[1:-1]
 
 
 class _Reader:
-    """Reads the values of a JSON text; `at` is the index of the next character."""
+    """Reads the values of a JSON text. `at` is the index of the next character."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -90,7 +92,7 @@ class _Reader:
         return value
 
     def _next(self) -> str:
-        """Return the next character after spaces, '' at the end."""
+        """Return the next character after white space, or '' at the end."""
         self.at = _space(self.text, self.at).end()  # pyright: ignore[reportOptionalMemberAccess]
         return self.text[self.at : self.at + 1]
 
@@ -98,7 +100,7 @@ class _Reader:
         return ValueError(f"{expected} is expected at character {self.at}")
 
     def _take(self, *allowed: str) -> str:
-        """Consume the next character, which must be one of the allowed ones, and return it."""
+        """Consume the next character, which must be one of `allowed`, and return it."""
         character = self._next()
         if character not in allowed:
             raise self._error(" or ".join(allowed))
@@ -160,7 +162,8 @@ class _Reader:
         region = self.text[self.at : stop]
         codes = np.frombuffer(region.encode("latin-1", "replace"), np.uint8)
         depth = np.cumsum((codes == ord("[")).astype(np.int32) - (codes == ord("]")))
-        # The items end at the bracket that closes the array, or else at the last comma in it.
+        # The items end at the bracket that closes the array, or else at the last comma in this
+        # region.
         closing_brackets = np.flatnonzero(depth < 0)
         commas = np.flatnonzero((codes == ord(",")) & (depth == 0))
         if len(closing_brackets):

@@ -11,7 +11,7 @@ _ITEMS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
 class Metrics:
-    """The counters of one application, in a separate registry."""
+    """The metrics of one application, in a separate registry."""
 
     def __init__(self) -> None:
         self._registry = registry = CollectorRegistry()
@@ -34,7 +34,10 @@ class Metrics:
         self.bytes: Gauge = Gauge(f"{name}request_bytes", text, registry=registry)
 
     def watch(self, quantity: str, model: str, count: Callable[[], int]) -> None:
-        """Have a model's "waiting" requests or open "sequences" counted at each reading."""
+        """Let Prometheus count a model's "waiting" requests or open "sequences" at each reading.
+
+        `count` returns the current number.
+        """
         self._gauges[quantity].labels(model).set_function(count)
 
     def text(self) -> bytes:

@@ -1,8 +1,8 @@
 """Decodes requests and encodes responses of the Open Inference Protocol 2, with binary tensors.
 
-A body starts with JSON. The items of tensors whose parameters have `binary_data_size` follow it, in
-the order of the tensors and in little endian. The header `Inference-Header-Content-Length` is then
-the number of bytes of the JSON.
+A body starts with JSON. If the parameters of a tensor have `binary_data_size`, the items of the
+tensor follow the JSON, in the order of the tensors and in little endian. In this case the header
+`Inference-Header-Content-Length` is the number of bytes of the JSON.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ _DATATYPES = {
     "FP64": "float64",
 }
 _NAMES = {dtype: name for name, dtype in _DATATYPES.items()}
-_TYPES: Mapping[str, set[type]] = {"b": {bool}, "i": {int}, "u": {int}}  # of JSON items, by kind
+# the types of JSON items, by the kind of a dtype
+_TYPES: Mapping[str, set[type]] = {"b": {bool}, "i": {int}, "u": {int}}
 _MOST_AXES = 32
 _Object = Mapping[str, Any]  # a JSON object
 
@@ -47,9 +48,9 @@ class InferenceRequest:
     """The content of an inference request.
 
     Args:
-        id: the id, which the response repeats; "" for none.
+        id: the id, which the response repeats; "" if the request has none.
         arrays: the inputs by name, in the datatypes of the request.
-        outputs: the requested outputs by name, and whether each is sent as a binary tensor.
+        outputs: for each requested output, whether it is sent as a binary tensor.
         parameters: the parameters of the request, such as `sequence_id`.
     """
 
@@ -60,14 +61,17 @@ class InferenceRequest:
 
 
 def datatype(spec: TensorSpec) -> str:
-    """Return the protocol's name of a dtype. Raises UnsupportedError if it has none."""
+    """Return the name that the protocol gives to a dtype.
+
+    Raises UnsupportedError for other dtypes.
+    """
     if spec.dtype not in _NAMES:
         raise UnsupportedError(f"'{spec}' cannot be served: the protocol has no {spec.dtype}")
     return _NAMES[spec.dtype]
 
 
 def described(specs: Sequence[TensorSpec]) -> list[dict[str, Any]]:
-    """Return the metadata of tensors; -1 is an open extent."""
+    """Return the metadata of tensors. -1 stands for an open extent."""
     tensors: list[dict[str, Any]] = []
     for spec in specs:
         shape = [-1 if extent is None else extent for extent in spec.shape]
@@ -121,7 +125,10 @@ def decoded(
 def encoded(
     model: str, request: InferenceRequest, specs: Sequence[TensorSpec], results: Sequence[ArrayLike]
 ) -> tuple[bytes, int | None]:
-    """Return the body of a response, and its bytes of JSON, None without binary tensors."""
+    """Return the body of a response, and the number of bytes of JSON in it.
+
+    The number is None if no output is a binary tensor.
+    """
     by_name = {spec.name: (spec, x) for spec, x in zip(specs, results, strict=True)}
     head = {"model_name": model, "model_version": "1"}
     if request.id:
@@ -140,14 +147,14 @@ def encoded(
             text.append(json.dumps(output))
         else:
             text += [f'{json.dumps(output)[:-1]}, "data": [', *dumped(array), "]}"]
-    # Texts and tensors are joined together, which spares a copy.
+    # All texts and tensors are joined at once, which avoids another copy.
     texts = [x.encode() for x in (*text, "]}")]
     length = sum(map(len, texts)) if parts else None
     return b"".join([*texts, *parts]), length
 
 
 def _in_little_endian(array: NDArray[Any]) -> NDArray[Any]:
-    """Return an array with the bytes of its items in little endian, or back."""
+    """Convert the items of an array to little endian, or back from little endian."""
     return array if _LITTLE else array.byteswap()
 
 
@@ -173,7 +180,7 @@ def _parameters(what: str, item: _Object) -> _Object:
 
 
 def _name_and_title(kind: str, item: object) -> tuple[str, str]:
-    """Return the name of an input or output, and its title in messages."""
+    """Return the name of an input or output, and the title by which messages name it."""
     name = _fields(f"an {kind}", item).get("name")
     if not isinstance(name, str):
         raise InputError(f"an {kind} has no name, it is {shown(name)}")
@@ -183,7 +190,7 @@ def _name_and_title(kind: str, item: object) -> tuple[str, str]:
 def _requested(
     request: _Object, parameters: _Object, outputs: Sequence[TensorSpec]
 ) -> dict[str, bool]:
-    """Return the requested outputs by name, and whether each is sent as a binary tensor."""
+    """Return the requested outputs by name, each with whether it is sent as a binary tensor."""
     names = [spec.name for spec in outputs]
     is_binary = parameters.get("binary_data_output") is True
     requested: dict[str, bool] = {}
@@ -236,8 +243,8 @@ def _from_json(what: str, item: _Object) -> NDArray[Any]:
 def _numbers(what: str, name: str, dtype: np.dtype[Any], items: Items) -> NDArray[Any]:
     """Return the numbers in nested lists as a flat array.
 
-    Types are checked before the array is made: an array of strings would have the length of the
-    longest string for each item.
+    Types are checked before the array is made. Otherwise a list of strings would become an array in
+    which every item has the length of the longest string.
     """
     try:
         items = flattened(items)
@@ -253,6 +260,6 @@ def _numbers(what: str, name: str, dtype: np.dtype[Any], items: Items) -> NDArra
     wide_dtype = bool if dtype.kind == "b" else np.float64
     try:
         array = np.array(items, wide_dtype)
-    except OverflowError:  # An integer is beyond float64.
+    except OverflowError:  # An integer is too large for float64.
         raise InputError(f"data of {what} do not fit {name}") from None
     return rounding.saturated(array, dtype)

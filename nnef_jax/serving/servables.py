@@ -17,15 +17,15 @@ from nnef_jax.tensor_spec import TensorSpec
 from nnef_jax.workings import bind
 
 Arrays = Sequence[NDArray[Any]]
-_LONGEST_ID = 256  # characters; the id of a sequence is stored with its state
+_LONGEST_ID = 256  # in characters; the id of a sequence is stored with its state
 
 
 class Full(Exception):
-    """A limit is reached now; the request may be sent again later."""
+    """Raised when a limit is reached for now. The request may be sent again later."""
 
 
 class Servable(Protocol):
-    """The interface of a network to a service; a `Batcher` has it."""
+    """The interface of a network to a service. A `Batcher` implements it."""
 
     @property
     def inputs(self) -> Sequence[TensorSpec]:
@@ -39,7 +39,7 @@ class Servable(Protocol):
 
     @property
     def sizes(self) -> Sequence[int]:
-        """Return the batch sizes; none if calls cannot be batched."""
+        """Return the batch sizes. There are none if calls cannot be batched."""
         ...
 
     def compile(self, progress: Progress | None = None) -> None:
@@ -51,12 +51,12 @@ class Servable(Protocol):
         ...
 
     def compute(self, arrays: Arrays) -> Arrays:
-        """Return the outputs for bound arrays; those of several calls are concatenated."""
+        """Return the outputs for bound arrays. The arrays may join those of several calls."""
         ...
 
 
 class FewShapes:
-    """Limits the number of shapes for which a network is compiled: each executable stays."""
+    """Limits the number of shapes for which a network is compiled, since each executable stays."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -71,7 +71,7 @@ class FewShapes:
 
 
 class SingleCalls:
-    """A network whose calls are computed one by one: items of a batch depend on one another."""
+    """A network with calls that are computed singly, since items of a batch are not independent."""
 
     sizes: tuple[int, ...] = ()
 
@@ -104,7 +104,7 @@ class SingleCalls:
 
 
 class SequenceStep(NamedTuple):
-    """The sequence of a request's cycle, and whether the cycle starts the sequence or ends it."""
+    """The sequence of a request's cycle, and whether the cycle starts or ends the sequence."""
 
     id: int | str
     starts: bool
@@ -112,7 +112,10 @@ class SequenceStep(NamedTuple):
 
     @classmethod
     def of(cls, parameters: Mapping[str, Any]) -> SequenceStep | None:
-        """Return a request's step, None if its parameters name no sequence. Raises InputError."""
+        """Return the step of a request, or None if its parameters name no sequence.
+
+        Raises InputError for wrong parameters.
+        """
         id = parameters.get("sequence_id", 0)
         starts = parameters.get("sequence_start", False)
         ends = parameters.get("sequence_end", False)
@@ -127,10 +130,10 @@ class SequenceStep(NamedTuple):
 
 
 class Sequences(SingleCalls):
-    """A network with a state; each sequence of requests has a separate state.
+    """A network with a state. Each sequence of requests has a separate state.
 
-    States stay on the device. A state is dropped after `idle` seconds without use, and if a cycle
-    fails. One thread makes all calls.
+    States stay on the device. A state is dropped after `idle` seconds without use, and also if a
+    cycle fails. A single thread makes all calls.
     """
 
     def __init__(self, model: Model, most: int, idle: float, shapes: FewShapes) -> None:
@@ -138,13 +141,17 @@ class Sequences(SingleCalls):
         self._most = most
         self._idle = idle
         self._shapes = shapes
-        self._states: dict[int | str, tuple[float, Any]] = {}  # last use, state; oldest first
+        # by id: the time of last use, and the state; the oldest comes first
+        self._states: dict[int | str, tuple[float, Any]] = {}
 
     def __len__(self) -> int:
         return len(self._states)
 
     def step(self, step: SequenceStep, arrays: Arrays) -> Arrays:
-        """Run a cycle of a sequence. Raises InputError for an unknown one, Full for too many."""
+        """Run a cycle of a sequence.
+
+        Raises InputError for an unknown sequence, and Full if there are too many sequences.
+        """
         self.expire()
         if step.starts:
             if len(self._states) >= self._most and step.id not in self._states:

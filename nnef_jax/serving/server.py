@@ -11,9 +11,9 @@ from typing import Any
 import uvicorn
 from starlette.applications import Starlette
 
-_PATIENCE = 1.0  # seconds for open connections to be closed after one more answer
+_PATIENCE = 1.0  # seconds in which open connections are closed after one more answer
 _CONNECTIONS = 512
-_BACKLOG = 2048  # connections that the system accepts before the server does
+_BACKLOG = 2048  # number of connections that the system accepts before the server does
 
 
 def listeners(host: str, port: int) -> list[socket.socket]:
@@ -27,16 +27,16 @@ def listeners(host: str, port: int) -> list[socket.socket]:
 
 
 class Server(uvicorn.Server):
-    """Serves until a signal, then answers the requests that it has accepted.
+    """Serves until a signal arrives, and then answers the requests that it has accepted.
 
-    A connection that has no request in progress for `idle` seconds is closed, whether its client
-    sends slowly or not at all, or does not read. `listening` is called with the URL.
+    A connection that has no request in progress for `idle` seconds is closed. Its client may send
+    slowly, may not send at all, or may not read. `listening` is called with the URL.
     """
 
     def __init__(
         self, app: Starlette, host: str, port: int, idle: float, listening: Callable[[str], None]
     ) -> None:
-        # h11 limits the headers of a request; httptools does not.
+        # h11 limits the headers of a request, whereas httptools does not.
         config = uvicorn.Config(
             app,
             host,
@@ -53,15 +53,15 @@ class Server(uvicorn.Server):
         self._app = app
         self._idle = idle
         self._listening = listening
-        # The last request of each connection, and the time since which it has been idle.
+        # By connection: its last request, and the time since which it has been idle.
         self._seen: dict[Any, tuple[Any, float]] = {}
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, and report the URL."""
+        """Start to listen, and report the URL."""
         await super().startup(sockets)
         if self.started:
             host, port = self.servers[0].sockets[0].getsockname()[:2]
-            if ":" in host:  # It is an address of IPv6.
+            if ":" in host:  # It is an IPv6 address.
                 host = f"[{host}]"
             self._listening(f"http://{host}:{port}")
 
@@ -85,7 +85,7 @@ class Server(uvicorn.Server):
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop listening, answer requests on open connections, then close these."""
+        """Stop listening, answer the requests on open connections, and then close these."""
         for server in self.servers:
             server.close()
         self._app.state.is_draining = True

@@ -31,27 +31,33 @@ from nnef_jax.serving.servables import (
 
 _Result = TypeVar("_Result")
 _log = logging.getLogger("nnef_jax.serving")
-_FILLED = 0.75  # part of a batch; one filled less is split into smaller batches
+# The least share of a batch that must be filled; otherwise the requests are split into smaller
+# batches.
+_FILLED = 0.75
 
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """A waiting request. Requests of equal `shapes` can be computed in one batch."""
+    """A waiting request. Requests with equal `shapes` can be computed in one batch.
+
+    `arrays` are the inputs, `step` is the step of a sequence or None, and `result` receives the
+    outputs.
+    """
 
     arrays: Arrays
-    count: int  # items of the batch
+    count: int  # number of items of the batch
     shapes: tuple[tuple[int, ...], ...]
     step: SequenceStep | None
-    since: float  # seconds, by the event loop's clock
+    since: float  # in seconds, by the event loop's clock
     result: asyncio.Future[Arrays]
 
 
 class Service:
     """A network that answers requests. `state` is "loading", "ready" or the text of an error.
 
-    Requests are computed in the order of arrival, those of equal shapes together. The next batch
-    starts when the thread is free, and either enough requests for the largest batch wait, or the
-    first of them has waited for the limits' `delay`.
+    Requests are computed in the order of arrival, and requests with equal shapes are computed
+    together. The next batch starts when the thread is free and one of two conditions holds: enough
+    requests for the largest batch wait, or the first request has waited for `limits.delay` seconds.
     """
 
     def __init__(
@@ -85,7 +91,7 @@ class Service:
             metrics.watch("sequences", name, lambda: len(servable))
 
     async def run(self, is_ready: Callable[[], None]) -> None:
-        """Compile the network, call `is_ready`, then answer requests until cancelled."""
+        """Compile the network, call `is_ready`, and answer requests until cancelled."""
         try:
             if not any(None in spec.shape[1:] for spec in self.servable.inputs):
                 await self._in_thread(self.servable.compile)
@@ -101,14 +107,14 @@ class Service:
                 tasks.create_task(self._expire(self.servable))
 
     def close(self) -> None:
-        """Release the thread."""
+        """Release the thread on which requests are computed."""
         with suppress(RuntimeError):
             self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def infer(self, parameters: Mapping[str, Any], arrays: Arrays, timeout: float) -> Arrays:
         """Return the outputs for the parameters and the bound arrays of a request.
 
-        Raises InputError, Full, and TimeoutError after `timeout` seconds.
+        Raises InputError, Full, or TimeoutError after `timeout` seconds.
         """
         step = SequenceStep.of(parameters)
         sizes = self.servable.sizes
@@ -159,7 +165,7 @@ class Service:
                     await self._in_thread(self.servable.end, request.step)
 
     async def _wait_for_batch(self) -> None:
-        """Wait until a batch is to be computed."""
+        """Wait until it is time to compute a batch."""
         now = asyncio.get_running_loop().time
         while True:
             self._arrived.clear()
@@ -173,7 +179,7 @@ class Service:
                 await asyncio.wait_for(self._arrived.wait(), delay)
 
     def _take_batch(self) -> list[_Waiting]:
-        """Remove the first request and others of its shapes from the queue, to fill one batch."""
+        """Remove a batch from the queue: the first request, and others with its shapes that fit."""
         pending = [request for request in self._waiting if not request.result.done()]
         batch = pending[:1]
         if pending and self.servable.sizes:
@@ -203,13 +209,13 @@ def _servable(name: str, model: Model, sizes: Sequence[int], limits: ServingLimi
 
 
 def batch_size(sizes: Sequence[int], waiting: int) -> int:
-    """Return the size of the next batch while `waiting` items wait."""
+    """Return the size of the next batch if `waiting` items wait."""
     filled = [size for size in sizes if size * _FILLED <= waiting]
     return max(filled, default=min(sizes))
 
 
 def _compute(servable: Servable, requests: Sequence[_Waiting]) -> list[Arrays]:
-    """Return the outputs of each request; all are computed in one batch."""
+    """Compute requests in one batch, and return the outputs of each request."""
     first = requests[0]
     if first.step and isinstance(servable, Sequences):
         return [servable.step(first.step, first.arrays)]

@@ -10,8 +10,8 @@ from lowering.extents import show
 from nnef_jax.reading.network import Network
 from nnef_jax.viewing.data import page_data
 
-_ROWS = 200  # operations and groups of a card at most
-_PORTS = 100  # inputs, states or outputs of a card at most
+_ROWS = 200  # the largest number of operations and groups in a card
+_PORTS = 100  # the largest number of inputs, of states and of outputs in a card
 _Node = Mapping[str, Any]
 
 # The card uses the notebook's colours, which may be light or dark.
@@ -35,7 +35,7 @@ _STYLE = """
 def card(network: Network) -> str:
     """Return a network as HTML: inputs, outputs, and operations in groups that unfold.
 
-    The card has up to 200 rows, and counts of omitted ones. `nnef_jax.view` shows all.
+    The card has up to 200 rows, and counts of the omitted rows. `nnef_jax.view` shows all of them.
     """
     data = page_data(network)
     nodes: list[_Node] = data["nodes"]
@@ -75,7 +75,7 @@ def card(network: Network) -> str:
 
 
 def _ports_line(data: _Node, type: str, ports: list[_Node]) -> str:
-    """Return the names and types of ports, at most `_PORTS`."""
+    """Return the names and types of at most `_PORTS` inputs, states or outputs."""
     names = ", ".join(_name_and_type(data, node) for node in ports[:_PORTS])
     line = f"{type}s: {names}"
     if len(ports) > _PORTS:
@@ -106,7 +106,7 @@ def _number(text: str) -> str:
 
 
 def _is_port(nodes: list[_Node], node: _Node, type: str) -> bool:
-    """Tell whether a node is a port of this type, of the network and not of a body in it."""
+    """Tell whether a node is an input, state or output of the network, and not of a body in it."""
     return node["type"] == type and nodes[node["parent"]].get("by") in ("root", "ports")
 
 

@@ -21,21 +21,22 @@ from nnef_jax.reading.network import Network
 from nnef_jax.viewing.measures import Fields
 from nnef_jax.viewing.operation_tree import MOST, Group, tree_of
 
-OPEN = 36  # boxes that are shown at first, approximately
-_FEW = 5  # boxes; while fewer are shown, larger groups are opened
-_NAME = 300  # characters of a name
-_TEXT = 400  # characters of an attribute, or of a line of the document
-_ITEMS = 24  # items of a list attribute
-_DETAILS = 6_000_000  # characters of all attributes and lines
-_PORTS = 24  # inputs, states or outputs side by side; more become a group
-VALUES = 16_384  # items of an array in the page; larger ones have statistics only
-_BYTES = 2_000_000  # of all arrays in the page
+OPEN = 36  # the approximate number of boxes that are shown at first
+_FEW = 5  # number of boxes; while fewer are shown, larger groups are opened
+_NAME = 300  # the largest number of characters of a name
+_TEXT = 400  # the largest number of characters of an attribute, or of a line of the document
+_ITEMS = 24  # the largest number of items of an attribute that is a list
+_DETAILS = 6_000_000  # the largest number of characters of all attributes and lines together
+_PORTS = 24  # the largest number of inputs, states or outputs side by side; more become a group
+# the largest number of items of an array in the page; larger arrays have only statistics
+VALUES = 16_384
+_BYTES = 2_000_000  # the largest number of bytes of all arrays in the page
 
 _T = TypeVar("_T")
-ArrayOf = Callable[[str], ArrayLike | None]  # from a label to an array
+ArrayOf = Callable[[str], ArrayLike | None]  # a function from a label to an array
 _Node = dict[str, Any]  # an object of the page's JSON
 
-# Families of boxes by colour: few, so that the colours can be distinguished.
+# Families of boxes by colour. There are few, so that the colours can be distinguished.
 _COLOURS: Mapping[str, tuple[str, ...]] = {
     "product": ("conv", "linear", "transformer", "experts"),
     "activation": ("activation", "softmax"),
@@ -64,8 +65,8 @@ def page_data(
 
     Args:
         network: the network.
-        arrays: the function from a label to the parameter's array, None if it cannot be read. The
-            page has statistics of the arrays.
+        arrays: a function from a label to the parameter's array, or to None if it cannot be read.
+            The page has statistics of the arrays.
         fields: further fields of operations, by the name of a tensor that they write.
     """
     with uncollected():
@@ -87,7 +88,7 @@ class _Page:
         self.fields = fields
         sizes = {p.value: volume(with_ones(p.value.type.shape)) for p in graph.parameters}
         unused = {p.value for p in graph.parameters if p.label in network.unused}
-        # As in the summary, a parameter is counted at the first operation that reads it.
+        # A parameter is counted at the first operation that reads it, as in the summary.
         self.sizes: dict[Operation, int] = {}
         pending = {value: size for value, size in sizes.items() if value not in unused}
         for operation in graph.operations:
@@ -129,7 +130,7 @@ class _Page:
         }
 
     def _values(self, array: ArrayLike | None) -> dict[str, Any]:
-        """Return statistics of an array and, if it is small, a .npy file of it in base64."""
+        """Return statistics of an array. If it is small, add the array as a .npy file in base64."""
         if array is None:
             return {"statistics": None}
         statistics = statistics_of(array)
@@ -145,9 +146,10 @@ class _Page:
         return values
 
     def _with_parents(self, what: str, ports: Sequence[_T]) -> Iterator[tuple[int, _T]]:
-        """Yield each port with the index of its parent: the root, or a group if ports are many.
+        """Yield each port with the index of its parent, which is the root or a group of ports.
 
-        Groups of groups are added in turn with their ports: a parent comes before its members.
+        Groups are used if there are many ports. A group is added when its first port is yielded, so
+        that a parent comes before its members.
         """
         if len(ports) <= _PORTS:
             yield from ((0, port) for port in ports)
@@ -197,7 +199,8 @@ class _Page:
                 if member.repeats:
                     node["repeats"] = member.repeats
                 if member.by == "operation":
-                    # The group is shown as its last operation, which the others prepare.
+                    # The group is shown as its last operation, for which the others prepare
+                    # operands.
                     main = member.members[-1]
                     assert isinstance(main, Operation)
                     node |= {"kind": main.kind, "family": _FAMILY_OF.get(main.kind, "other")}
@@ -240,7 +243,7 @@ class _Page:
             yield name, _shown(operand)
 
     def _describe(self, node: _Node, operation: Operation) -> None:
-        """Add attributes, place and line of the document, as far as the page's size allows."""
+        """Add attributes, and place and line of the document, if the page's size allows it."""
         if self.details < 0:
             return
         attributes = [(n, x) for n, x in operation.attributes if not isinstance(x, Graph)]
@@ -251,7 +254,10 @@ class _Page:
         self.details -= sum(len(str(node.get(x, ""))) for x in ("attributes", "text", "calls"))
 
     def _body(self, operation: Operation, body: Graph, parent: int) -> None:
-        """Add the body of an operation, whose ports connect it with the tensors around it."""
+        """Add the body of an operation.
+
+        Its ports connect it with the tensors around the operation.
+        """
         outside = list(operation.reads())
         initial = dict(operation.operands).get("initial", ())
         states = len(initial) if isinstance(initial, tuple) else 0
@@ -279,12 +285,12 @@ class _Page:
 
 
 def _summed(nodes: list[_Node]) -> dict[str, int]:
-    """Add to each group the sums over its members, and return those of the root."""
+    """Add to each group the sums over its members, and return the sums of the root."""
     for node in nodes:
         if node["type"] == "group":
             node |= {"operations": 0, "multiply_adds": 0, "parameters": 0}
     for node in reversed(nodes):
-        # Members of a body are not counted: the operation's own counts include them.
+        # Members of a body are not counted, because the counts of its operation include them.
         group = None if node["parent"] is None else nodes[node["parent"]]
         if group is not None and group["type"] == "group" and node["type"] in _COUNTED:
             group["operations"] += node.get("operations", 1)
@@ -300,7 +306,10 @@ _COUNTED = ("group", "operation")
 
 
 def _initially_open(nodes: list[_Node]) -> list[int]:
-    """Return the groups that are open at first: all of a level, while the boxes are few enough."""
+    """Return the groups that are open at first.
+
+    All groups of a level are opened, level by level, as long as this does not show too many boxes.
+    """
     members: dict[int, list[int]] = {}
     for index, node in enumerate(nodes[1:], 1):
         members.setdefault(node["parent"], []).append(index)
@@ -323,7 +332,7 @@ def _opens(node: _Node) -> bool:
 
 
 def _file(graph: Graph) -> str:
-    """Return the name of the network's folder or archive, '' if unknown."""
+    """Return the name of the network's folder or archive, or '' if it is unknown."""
     span = next((x.span for x in graph.operations if x.span is not None), None)
     parts = span.source.name.replace("\\", "/").split("/") if span is not None else []
     return _cut(parts[-2]) if len(parts) > 1 else ""

@@ -9,15 +9,15 @@ from typing import Any
 from nnef_jax.errors import InputError
 from nnef_jax.options import require
 
-Fields = Mapping[str, Any]  # fields of a node
-_Result = Mapping[str, Any]  # from a result's `to_dict()`
+Fields = Mapping[str, Any]  # the fields of a node
+_Result = Mapping[str, Any]  # the dict that a result's `to_dict()` returns
 
 
 def fields_by_name(profile: object, comparison: object) -> dict[str, dict[str, Any]]:
     """Return the fields seconds, error and reason of nodes, by the name of a tensor they write.
 
-    `profile` and `comparison` are results, their `to_dict()`, or None. Raises InputError for a dict
-    of another form.
+    `profile` and `comparison` are results, the dicts that their `to_dict()` returns, or None.
+    Raises InputError for a dict of another form.
     """
     measures: dict[str, dict[str, Any]] = {}
     for name, result, fields_in in (
@@ -56,8 +56,8 @@ def _errors(comparison: _Result) -> list[tuple[str, Fields]]:
         error = _noise_ratio(float(row["snr"]))
         reason = str(row["reason"])
         if error == math.inf:
-            # The difference cannot be measured, as beside a NaN, so a tensor that differs counts
-            # as all wrong.
+            # The difference cannot be measured, for instance beside a NaN. A tensor that differs
+            # therefore counts as completely wrong.
             error = 1.0 if reason else 0.0
         fields = {"error": error, "reason": reason}
         rows += [(str(row["b"]), fields), (str(name), fields)]
@@ -65,5 +65,5 @@ def _errors(comparison: _Result) -> list[tuple[str, Fields]]:
 
 
 def _noise_ratio(decibels: float) -> float:
-    """Return rms(difference) / rms(tensor), infinity below -600 dB and for NaN."""
+    """Return rms(difference) / rms(tensor); it is infinite below -600 dB and for NaN."""
     return 10 ** (-decibels / 20) if decibels > -600 else math.inf

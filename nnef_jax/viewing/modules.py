@@ -1,8 +1,8 @@
 """Finds the module of each operation in the framework that exported the network.
 
 Exporters keep the names of modules in labels of parameters ("blocks.3.attention.query.weight"), or
-in names of tensors. An operation without such a name belongs to the module before or after it. The
-boundary between two modules is where the fewest tensors are alive.
+in names of tensors. An operation without such a name belongs to the module of an operation before
+or after it. The boundary between the two modules is placed where the fewest tensors are alive.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from itertools import accumulate
 from lowering.graph import Call, Graph, Operation, Value
 from nnef_jax.parameters.module_names import ModuleNames, Path, components, shared_start
 
-_MANY = 60  # units; in larger networks "_" in labels may separate names of modules
+_MANY = 60  # The number of units above which "_" in labels may separate names of modules.
 _ENDS_IN_NUMBER = re.compile(r".*\d", re.DOTALL)
 
 
 @dataclass(slots=True)
 class OperationUnit:
-    """An operation, preceded by those that prepare parameters and constants only for it."""
+    """An operation, after the operations that prepare parameters and constants only for it."""
 
     operations: list[Operation]
     path: Path = ()
@@ -62,9 +62,9 @@ def units_of(graph: Graph) -> list[OperationUnit]:
 
 
 def alive(units: Sequence[OperationUnit], graph: Graph) -> list[int]:
-    """Return the number of live tensors before each unit, and after the last.
+    """Return the number of live tensors before each unit, and after the last unit.
 
-    A tensor is live if an earlier unit writes it, and this or a later unit reads it.
+    A tensor is live before a unit if an earlier unit writes it, and this or a later unit reads it.
     """
     writers: dict[Value, int] = {}
     last: dict[Value, int] = {}
@@ -83,7 +83,7 @@ def alive(units: Sequence[OperationUnit], graph: Graph) -> list[int]:
 
 
 def find_modules(units: Sequence[OperationUnit], graph: Graph, living: Sequence[int]) -> None:
-    """Set the path of each unit's module. Units of one fragment call share a path's start."""
+    """Set the path of each unit's module. Units of one fragment call share the start of a path."""
     names = ModuleNames(graph)
     paths = [names.by_labels(unit.operations) for unit in units]
     if _are_distinctive(paths):
@@ -106,7 +106,7 @@ def find_modules(units: Sequence[OperationUnit], graph: Graph, living: Sequence[
         is_call = end - start > 1
         for index in range(start, end):
             path = paths[index]
-            # Within a call a unit keeps its own path, if it has one.
+            # Within a call, a unit that has its own path keeps it.
             units[index].path = path if path is not None and is_call else span_path
 
 
@@ -151,7 +151,7 @@ def _filled(
 ) -> list[Path]:
     """Return the path of each span.
 
-    A span without a path takes the start of the path before or after, or their common start.
+    A span without a path takes the start of the path before or after it, or their common start.
     """
     indices = [index for index, path in enumerate(anchors) if path is not None]
     paths = [path or () for path in anchors]
@@ -161,11 +161,11 @@ def _filled(
         left = paths[before] if before >= 0 else ()
         right = paths[after] if after < len(anchors) else ()
         cuts = range(before + 1, after + 1)
-        counts: dict[int, int] = {}  # live tensors, by cut
+        counts: dict[int, int] = {}  # the number of live tensors, by cut
         for cut in cuts:
             counts[cut] = living[spans[cut][0]] if cut < len(spans) else living[-1]
         # Between two paths, the last of equally narrow cuts is taken, so that an activation after a
-        # sum belongs to the block before the cut. After the last path, the first cut is taken.
+        # sum belongs to the block before the cut. After the last path, the first of them is taken.
         order = cuts if after == len(anchors) else reversed(cuts)
         cut = min(order, key=counts.__getitem__)
         shared = len(shared_start([left, right]) or ())

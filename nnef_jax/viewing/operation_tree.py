@@ -1,8 +1,8 @@
 """Folds the operations of a graph into a tree of groups with a bounded number of members.
 
-A group is a contiguous range of the order of computation, so that no edge between groups goes
-backwards. Groups are modules and fragment calls. Where these have too many members, groups of
-repeated members are added, and ranges where nothing repeats.
+A group is a contiguous range in the order of computation, so that no edge between groups goes
+backwards. Groups are modules and fragment calls. If a module or call has too many members, groups
+of repeated members are added, and ranges of members where nothing repeats.
 """
 
 from __future__ import annotations
@@ -19,32 +19,32 @@ from numpy.typing import NDArray
 from lowering.graph import Graph, Operation
 from nnef_jax.viewing.modules import OperationUnit, alive, find_modules, units_of
 
-MOST = 60  # members of a group
-_RANGE = 40  # members of a range
+MOST = 60  # the largest number of members of a group
+_RANGE = 40  # the number of members of a range
 _LONGEST_PERIOD = 1024
-_DEEPEST = 40  # nested groups
+_DEEPEST = 40  # the largest depth of nested groups
 
 By = Literal["root", "module", "call", "operation", "repetition", "range"]
 
 
 @dataclass(eq=False)
 class Group:
-    """A group of operations and groups under one label; `by` is its kind."""
+    """A group of operations and groups under one label. `by` is the kind of the group."""
 
     label: str
     by: By
     members: list[Group | Operation]
-    start: int  # index of the first unit
-    repeats: int = 0  # number of members, if all have the same structure
-    module: str = ""  # name of the module, if the group is one operation
+    start: int  # the index of the first unit
+    repeats: int = 0  # the number of members, if all have the same structure
+    module: str = ""  # the name of the module, if the group is one operation
     signature: int = field(default=0, repr=False)
 
 
-_Key = tuple[str, str, object]  # by, label, identity
+_Key = tuple[str, str, object]  # (by, label, identity)
 
 
 def tree_of(graph: Graph) -> Group:
-    """Return the tree of a graph's operations; its root has the graph's name."""
+    """Return the tree of a graph's operations. The root of the tree has the graph's name."""
     units = units_of(graph)
     living = alive(units, graph)
     find_modules(units, graph, living)
@@ -55,14 +55,14 @@ def tree_of(graph: Graph) -> Group:
 
 
 def _keys(units: Sequence[OperationUnit]) -> list[tuple[_Key, ...]]:
-    """Return the groups that contain each unit, outermost first, at most `_DEEPEST` ones.
+    """Return the groups that contain each unit, outermost first, at most `_DEEPEST` groups.
 
-    A call comes after the start of the module path that all its units share.
+    A call comes after the start of the module path that all units of the call share.
     """
     keys: list[list[_Key]] = [[] for _ in units]
 
     def add(start: int, end: int, used: int, depth: int) -> None:
-        """Add the keys from a depth of calls on; `used` parts of the paths are keys already."""
+        """Add the keys from a depth of calls on. `used` parts of the paths are keys already."""
         stretches = groupby(range(start, end), key=lambda i: units[i].calls[depth : depth + 1])
         for calls, stretch in stretches:
             indices = list(stretch)
@@ -112,7 +112,7 @@ def _leaf(unit: OperationUnit, index: int) -> Group | Operation:
 
 
 def _joined(group: Group) -> Group | Operation:
-    """Return a group, or its only member instead."""
+    """Return a group, or its only member in place of the group."""
     if len(group.members) > 1:
         return group
     (member,) = group.members
@@ -157,7 +157,7 @@ class _Folding:
         return self.numbers.setdefault(member.kind, len(self.numbers))
 
     def _start_of(self, group: Group) -> Callable[[int], int]:
-        """Return the function from a member's index to the index of its first unit."""
+        """Return a function from the index of a member to the index of its first unit."""
         starts: list[int] = []
         unit = group.start
         for member in group.members:
@@ -201,12 +201,12 @@ class _Folding:
 
 
 def _repetition(signatures: NDArray[np.int64]) -> tuple[int, int, int] | None:
-    """Return start, period and length of the longest repetition, None if there is none."""
+    """Return start, period and length of the longest repetition, or None if there is none."""
     best: tuple[int, int, int] | None = None
-    longest = len(signatures) // 10  # Shorter repetitions are taken for coincidences.
+    longest = len(signatures) // 10  # Shorter repetitions are regarded as coincidences.
     for period in range(1, min(len(signatures) // 2, _LONGEST_PERIOD) + 1):
         is_repeated = signatures[period:] == signatures[:-period]
-        # Each stretch of True is between an even bound and the next odd one.
+        # Each stretch of True lies between a bound with an even index and the next bound.
         (bounds,) = np.diff(is_repeated, prepend=False, append=False).nonzero()
         lengths = bounds[1::2] - bounds[::2]
         length = int(lengths.max(initial=0))

@@ -47,7 +47,10 @@ class Page:
         return _html(self.data)
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-        """Write the page to a file. An existing file is FileExistsError without `overwrite`."""
+        """Write the page to a file.
+
+        If `overwrite` is False, an existing file raises FileExistsError.
+        """
         require_path("path", path)
         require_flags(overwrite=overwrite)
         with storage.replacing(os.fsdecode(path), overwrite=overwrite) as file:
@@ -74,14 +77,15 @@ def view(
 
     Args:
         network: a model, or a source that `load` reads.
-        output: the file to write. It needs no other file, and no connection.
-        profile: a result of `nnef_jax.profile`, or a dict,
-            `{"operations": [{"name": ..., "seconds": ...}, ...]}`. Operations are coloured by time.
+        output: the file to write. This file needs no other file, and no connection.
+        profile: a result of `nnef_jax.profile`, or a dict `{"operations": [{"name": ..., "seconds":
+            ...}, ...]}`. Operations are coloured by time.
         comparison: a result of `nnef_jax.analysis.compare`, or its `to_dict()`. Operations are
             coloured by error.
-        overwrite: replace an existing file, but never the network's; otherwise FileExistsError.
+        overwrite: whether an existing file is replaced; otherwise it raises FileExistsError. The
+            files of the network are never replaced.
 
-    Raises InputError for a profile or comparison of another form, or one that names no operation of
+    Raises InputError for a profile or comparison of another form, or if it names no operation of
     the network, and NnefError for a broken network.
     """
     require_flags(overwrite=overwrite)
@@ -138,7 +142,7 @@ def _html(data: Mapping[str, Any]) -> str:
         "default-src 'none'; img-src data:; base-uri 'none'; form-action 'none'; "
         f"style-src {hashes['style']}; script-src {hashes['dagre']} {hashes['script']}"
     )
-    # Names from the network cannot end the element of the script: it has no <, > or &.
+    # The text contains no <, > or &, so that names from the network cannot end the script element.
     text = json.dumps(data, allow_nan=False, separators=(",", ":"))
     for character in "<>&":
         text = text.replace(character, f"\\u{ord(character):04x}")
