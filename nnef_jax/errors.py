@@ -68,7 +68,7 @@ class NnefError(ValueError):
     def lines(self) -> list[str]:
         """Return the lines of `block` as a list.
 
-        A line contains a line break if it quotes a name that contains one.
+        A line may quote a name, and a name may contain a line break.
         """
         lines = [self.message]
         if self.span:

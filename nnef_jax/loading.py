@@ -63,8 +63,8 @@ def load(
         quantization: "apply" rounds each tensor that graph.quant names after it is computed.
             "ignore" rounds no tensor. "ste" rounds as "apply" does, but the derivative of rounding
             is 1 inside the range of the levels and 0 outside (straight-through), so that a
-            quantised network can be trained. Variables that are stored quantised always become
-            real numbers.
+            quantised network can be trained. Variables that are stored quantised are always
+            converted to floating-point numbers.
         expand: "auto" keeps a compound operation of the standard if there is a rule for it. "all"
             expands all compound operations to primitives by their definitions, even if the user has
             a rule for them. In tract's dialect "all" expands only those operations that tract

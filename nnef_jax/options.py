@@ -1,4 +1,4 @@
-"""Checks of arguments of public functions; each error names the argument."""
+"""Checks arguments of public functions. Each error names the argument."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _RUN_FLAGS = ("optimize", "autotune", "donate_state", "measure")
 
 
 def require(name: str, value: object, types: type | UnionType, expected: str) -> None:
-    """Raise TypeError unless the value has one of these types; a bool is not an int here."""
+    """Raise TypeError unless the value has one of these types. A bool does not count as an int."""
     is_bool_for_number = isinstance(value, bool) and types is not bool
     if not isinstance(value, types) or is_bool_for_number:
         raise TypeError(f"{name} must be {expected}, it is {shown(value)}")
@@ -96,7 +96,10 @@ def require_samples(name: str, value: Any) -> None:
 
 
 def names_of(name: str, value: object, hint: str) -> tuple[str, ...]:
-    """Return a list of strings as a tuple; raise TypeError for a single string or other items."""
+    """Check a list of strings, and return it as a tuple.
+
+    Raises TypeError for a single string, and for items that are not strings.
+    """
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
         raise TypeError(f"{name} must be a list of {hint}, it is {shown(value)}")
     try:
@@ -110,7 +113,7 @@ def names_of(name: str, value: object, hint: str) -> tuple[str, ...]:
 
 
 def word_pairs(name: str, value: Any, hint: str) -> dict[str, str]:
-    """Return a dict from strings to strings; raise TypeError for any other value."""
+    """Check a dict from strings to strings, and return it. Raises TypeError for any other value."""
     require(name, value, Mapping, f"a dict of {hint}")
     for item in chain(*value.items()):
         if not isinstance(item, str):
@@ -168,7 +171,10 @@ def extents_by_name(name: str, value: Any) -> tuple[dict[str, Any], dict[str, in
 
 
 def arrays_by_name(name: str, value: Any) -> dict[str, NDArray[Any]]:
-    """Return numpy arrays by input name; raise TypeError or InputError for other values."""
+    """Check a dict of arrays by input name, and return numpy arrays.
+
+    Raises TypeError or InputError for other values.
+    """
     expected = "a dict of arrays by input name"
     require(name, value, Mapping, expected)
     arrays: dict[str, NDArray[Any]] = {}

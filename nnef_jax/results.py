@@ -114,7 +114,7 @@ def table_of(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) 
 
 
 def _without_numpy(cell: Any) -> Any:
-    """Return an array of one number as a number of Python, and other cells unchanged."""
+    """Convert an array of one number to a number of Python. Other cells are returned unchanged."""
     return cell.item() if hasattr(cell, "item") else cell
 
 

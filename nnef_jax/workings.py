@@ -26,7 +26,7 @@ def network_of(model: Runnable) -> Network:
 
 
 def graph_for(model: Runnable, inputs: Inputs) -> Graph:
-    """Return the graph for the shapes of these inputs, without open extents."""
+    """Return the graph for the shapes of these inputs, in which no extent is open."""
     return network_of(model).specialise([x.shape for x in inputs])
 
 
@@ -91,7 +91,7 @@ def packed(model: Runnable, outputs: Inputs) -> Any:
 
 
 def rounds_straight_through(model: Runnable) -> bool:
-    """Tell whether rounding has a derivative: the model was loaded with quantization="ste"."""
+    """Tell whether roundings have a derivative, because the model was loaded with "ste"."""
     return execution_of(model).definition.options.straight_through
 
 

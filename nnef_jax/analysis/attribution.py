@@ -1,4 +1,4 @@
-"""The result of attribution methods, and helpers that they share."""
+"""The result of attribution methods, and helper functions that the methods share."""
 
 from __future__ import annotations
 

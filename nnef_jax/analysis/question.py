@@ -334,7 +334,7 @@ def require_model(model: object) -> None:
 
 
 def require_real(name: str, value: Any, *, least: float | None = 0) -> float:
-    """Check that a value is a number, and return it as a float.
+    """Return a value as a float after checking that it is a number.
 
     Raises TypeError, or ValueError if the number is too small or not finite.
     """
@@ -347,7 +347,7 @@ def require_real(name: str, value: Any, *, least: float | None = 0) -> float:
 
 
 def require_count(name: str, value: Any) -> int:
-    """Check that a value is a positive integer, and return it. Raises TypeError or ValueError."""
+    """Return a value that must be a positive integer. Raises TypeError or ValueError."""
     require(name, value, int | np.integer, "an integer")
     if value < 1:
         raise ValueError(f"{name} must be at least 1, it is {value}")
@@ -355,7 +355,7 @@ def require_count(name: str, value: Any) -> int:
 
 
 def require_bounds(bounds: Any) -> tuple[float, float]:
-    """Check that a value is a pair of finite, rising numbers. Raises TypeError or ValueError."""
+    """Return a pair that must be of finite, rising numbers. Raises TypeError or ValueError."""
     if not isinstance(bounds, tuple | list) or len(bounds) != 2:  # pyright: ignore[reportUnknownArgumentType]
         raise TypeError(f"bounds must be a pair of numbers, it is {shown(bounds)}")
     low, high = (require_real("a bound", x, least=None) for x in bounds)

@@ -78,7 +78,7 @@ def deep_lift_shap(
 
 
 def several(name: str, value: object) -> Any:
-    """Check that the first axis of an array has one or more items. Raises InputError if not."""
+    """Return an array whose first axis must have at least one item. Raises InputError if not."""
     array = array_of(name, value)
     if not array.ndim or not len(array):
         message = f"{name} is {show(array.shape)}, it needs a first axis with an item or more"
@@ -112,7 +112,10 @@ def _middle(a: Array, b: Array) -> Array:
 
 
 def _rescaled(values: Tensors, start: Tensors, middle: Tensors) -> Rule:
-    """Return DeepLIFT's rule between tensors at two ends; `middle` holds the means of the ends."""
+    """Return the rule of DeepLIFT between the tensors at the item and at the baseline.
+
+    `values` are the tensors at the item, `start` those at the baseline, and `middle` their means.
+    """
 
     def rule(step: OperationStep, pulled: list[Array]) -> list[Array]:
         extreme = _EXTREMES.get(step.operation.kind)

@@ -379,7 +379,7 @@ def _require_range(
 
 
 def require_one_length(inputs: Sequence[Any]) -> None:
-    """Raise InputError if there are no inputs, or if their time axes, the first ones, differ."""
+    """Raise InputError if there are no inputs, or if their first axes (time) differ in length."""
     if not inputs:
         message = "a network without inputs has no time axis"
         raise InputError(message, hint="call step in a loop")

@@ -1,4 +1,4 @@
-"""`nnef-jax batch`: runs a network on the files of a dataset, on all devices of the machine."""
+"""The command `nnef-jax batch`, which runs a network on the files of a dataset, on all devices."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def _folder(out: Path, first: int, count: int) -> Path:
 
 
 def _item_specs(network: Network, item_shapes: Mapping[str, Any]) -> tuple[TensorSpec, ...]:
-    """Return the inputs of one item; raise InputError for an open shape or without a batch axis."""
+    """Return the inputs of one item. Raise InputError for an open shape or a missing batch axis."""
     from lowering.extents import is_known, show
     from nnef_jax import InputError, TensorSpec
     from nnef_jax.wording.similar import did_you_mean, listed

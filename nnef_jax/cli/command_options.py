@@ -1,4 +1,4 @@
-"""Options that commands share, and the conversion of their texts to values."""
+"""The shared options of commands, and the conversion of their texts to values."""
 
 from __future__ import annotations
 
@@ -225,7 +225,7 @@ def caching(cache_dir: str | None, no_cache: bool) -> AbstractContextManager[str
 
 
 def name_of(source: str) -> str:
-    """Return the name of a file or folder, without suffixes of formats."""
+    """Return the name of a file or folder, without the suffixes of file formats."""
     path = Path(source).resolve()
     if path.name == "graph.nnef":
         path = path.parent

@@ -57,7 +57,7 @@ def calls_of(
 def arrays_of(
     model: Model, files: Sequence[str] | None, pictures: PictureOptions | None = None
 ) -> list[Any]:
-    """Return the inputs in files in order; raise InputError if the files are several calls."""
+    """Return the inputs in files in order. Raise InputError for inputs of several calls."""
     if not files:
         return []
     from nnef_jax import InputError

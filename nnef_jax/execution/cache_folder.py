@@ -30,7 +30,7 @@ class CachedFile(NamedTuple):
 
 
 def users_folder() -> str:
-    """Return the path of the user's cache folder for nnef_jax; it need not exist."""
+    """Return the path of the user's cache folder for nnef_jax. The folder may be missing."""
     return platformdirs.user_cache_dir("nnef-jax", appauthor=False)
 
 
@@ -71,7 +71,7 @@ def objection(folder: str) -> str:
 
 
 def entries(folder: str) -> list[CachedFile]:
-    """Return the files of the cache in a folder, the least recently used first."""
+    """Return the files of the cache in a folder. The least recently used file comes first."""
     return sorted(_entries(folder))
 
 

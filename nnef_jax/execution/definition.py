@@ -368,7 +368,7 @@ class Definition:
 
     @cached_property
     def content(self) -> tuple[object, ...]:
-        """Return what is compared for equality: a digest, and the objects that have no digest."""
+        """Return the content that is compared: a digest, and the objects that have no digest."""
         from nnef_jax.execution.cache_key import content_of
 
         return (*content_of(self.network, self.unread), self.options, self.layout)

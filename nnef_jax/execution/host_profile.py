@@ -130,7 +130,7 @@ def _measure_and_write(path: str) -> MachineProfile:
 def _measured() -> MachineProfile:
     measure = target_of("cpu").measure
     assert measure is not None
-    # A thread of its own is used because tracing, and the search for NaN, are states of the
+    # A separate thread is used because tracing, and the search for NaN, are states of the
     # caller's thread.
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(measure, threads()).result()
@@ -150,7 +150,7 @@ def path_in(folder: str | None = None) -> str | None:
 
 
 def _host() -> tuple[str, ...]:
-    """Return the identity of the host and its compiler, for which alone a profile is valid."""
+    """Return the identity of the host and its compiler. A profile is valid only for these."""
     names = ",".join((*MachineProfile.names(), *Costs.names()))
     return *processor(), f"threads: {threads()}", *compiler_versions(), f"rates: {names}"
 

@@ -43,7 +43,10 @@ def located(
 
 
 def _distinct(graph: Graph) -> list[Operation]:
-    """Return the operations that results depend on, one of each kind, attributes and types."""
+    """Return the operations on which results depend, without repetitions.
+
+    If several operations have the same kind, attributes and types, only the first is returned.
+    """
     operations: dict[str, Operation] = {}
     for operation in graph.operations:
         is_needed = not graph.needed.isdisjoint(operation.writes())
@@ -56,7 +59,7 @@ def _distinct(graph: Graph) -> list[Operation]:
 
 
 def _key(item: Any) -> Any:
-    """Return the item with types for tensors, and numbers for graphs."""
+    """Replace tensors by their types, and graphs by numbers, so that operands can be compared."""
     if isinstance(item, tuple):
         return [*map(_key, item)]  # pyright: ignore[reportUnknownArgumentType]
     if isinstance(item, Graph):

@@ -42,7 +42,7 @@ def layer(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def tensor(name: str, x: object, *ranks: int) -> Tensor:
-    """Check that a value is a tensor, and return it.
+    """Return a value after checking that it is a tensor.
 
     Raises TypeError for another object. If `ranks` are passed, raises VxError for any other rank.
     """

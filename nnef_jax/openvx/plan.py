@@ -157,7 +157,7 @@ def _step(mapped: MappedOperation) -> PlanStep:
         return PlanStep(operation, mapping.run(mapped))
     except Unfit as reason:
         return PlanStep(operation, None, str(reason))
-    except NnefError as error:  # A check of shapes raises it.
+    except NnefError as error:  # A check of shapes raised this error.
         return PlanStep(operation, None, error.message)
 
 
@@ -258,7 +258,10 @@ class _Line(NamedTuple):
 
 
 def _composed(operation: Operation, operands: Mapping[str, ArrayLike], line: _Line) -> _Line:
-    """Return the line that applies `line`, and then an operation with otherwise fixed operands."""
+    """Compose a line with an operation that follows it, and return the composition.
+
+    All other operands of the operation are fixed, so the composition is a line too.
+    """
     attributes: dict[str, Any] = dict(operation.attributes)
     fixed = {x: jnp.reshape(jnp.asarray(y, line.term.dtype), -1) for x, y in operands.items()}
     factor, term = line

@@ -157,7 +157,7 @@ def _scaled(integers: Array, scale: np.float32) -> Array:
 
 
 class StaticWeights:
-    """Weights that are prepared once for the layers. They are a pytree.
+    """Weights, prepared once for the layers, as a pytree.
 
     The shape is (outputs, inputs, height, width) or (outputs, inputs). OpenVX marks weights
     [static], which means that an implementation may cache and convert them before a run. Weights
@@ -197,7 +197,7 @@ def checked_position(position: SupportsIndex) -> int:
 
 
 def require_tensor(name: str, x: object) -> Tensor:
-    """Check that a value is a tensor, and return it. Raises TypeError for anything else."""
+    """Return a value after checking that it is a tensor. Raises TypeError for anything else."""
     if not isinstance(x, Tensor):
         kind = type(x).__name__
         raise TypeError(f"{name} must be a Tensor, not {kind}: Tensor(array) makes one")

@@ -210,7 +210,7 @@ class ShardedParameter(NamedTuple):
 
 
 class ShardingPlan(tuple[ShardedParameter, ...]):
-    """The shardings of a model's parameters on its mesh; it prints as a table."""
+    """The shardings of a model's parameters on its mesh. The plan prints as a table."""
 
     def __repr__(self) -> str:
         head = "parameter", "shape", "divided along", "why", "collectives a call"

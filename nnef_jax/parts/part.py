@@ -23,7 +23,7 @@ def tensors(graph: Graph) -> dict[str, Value]:
 
 
 def needed(graph: Graph, results: Iterable[Value], inputs: Collection[Value]) -> set[Value]:
-    """Return the values from which the results are computed in any cycle, down to the inputs."""
+    """Return the values on which results depend, in any cycle, going back only to `inputs`."""
     values = set(results)
     while True:
         for operation in reversed(graph.operations):

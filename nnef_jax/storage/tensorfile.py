@@ -267,7 +267,10 @@ def _item_type(
 
 
 def _dtype(kind: str, bits: int) -> np.dtype[Any] | None:
-    """Return the smallest dtype for items of a kind and a number of bits; None without one."""
+    """Return the smallest dtype for items of a kind with a number of bits.
+
+    Return None if items of this kind cannot have that many bits.
+    """
     if kind == "b" and bits in (1, 8):
         return np.dtype(np.bool_)
     if kind == "f" and bits in (16, 32, 64):

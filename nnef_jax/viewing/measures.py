@@ -50,7 +50,10 @@ def _times(profile: _Result) -> list[tuple[str, Fields]]:
 
 
 def _errors(comparison: _Result) -> list[tuple[str, Fields]]:
-    """Return rms(difference) / rms(tensor) of each tensor, by its names in both networks."""
+    """Return the relative error of each tensor, by the names of the tensor in both networks.
+
+    The relative error is the root mean square of the difference, divided by that of the tensor.
+    """
     rows: list[tuple[str, Fields]] = []
     for name, row in comparison["tensors"].items():
         error = _noise_ratio(float(row["snr"]))
@@ -65,5 +68,8 @@ def _errors(comparison: _Result) -> list[tuple[str, Fields]]:
 
 
 def _noise_ratio(decibels: float) -> float:
-    """Return rms(difference) / rms(tensor); it is infinite below -600 dB and for NaN."""
+    """Return the relative error for a signal-to-noise ratio in dB.
+
+    It is infinite below -600 dB and for NaN.
+    """
     return 10 ** (-decibels / 20) if decibels > -600 else math.inf

@@ -1,1 +1,1 @@
-"""Wording of messages and output: similar names for hints, control characters escaped."""
+"""Helps to word messages and output: finds similar names, and escapes control characters."""

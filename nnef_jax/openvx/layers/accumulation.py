@@ -48,11 +48,11 @@ def multiply_accumulate(
     arithmetic: Arithmetic,
     report_overflow: bool,
 ) -> Tensor | tuple[Tensor, Array]:
-    """Return a layer's output of a shape, by multiplying inputs and weights and adding biases.
+    """Multiply inputs by weights, add biases, and return the output in the shape `shape`.
 
-    If `report_overflow`, also return a mask of sums that overflowed. For weights (outputs, channels
-    of a group, height, width) the inputs are ([batch...,] channels, height, width). For weights
-    (outputs, channels) they are ([batch...,] channels).
+    If `report_overflow`, also return a mask of sums that overflowed. If the weights are (outputs,
+    channels of a group, height, width), the inputs are ([batch...,] channels, height, width). If
+    the weights are (outputs, channels), the inputs are ([batch...,] channels).
     """
     count, *core = weights.tensor.shape
     if biases is not None:
