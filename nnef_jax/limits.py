@@ -61,7 +61,7 @@ class Limits:
 
 
 class Meter:
-    """Counts the work of one load, and raises LimitError when the work exceeds `limits`."""
+    """A counter of the work of one load. It raises LimitError when the work exceeds `limits`."""
 
     __slots__ = ("expanded", "limits", "steps")
 

@@ -39,7 +39,7 @@ def require_keywords(
 ) -> None:
     """Raise TypeError, as Python does, for a keyword that the function does not accept.
 
-    `hints` has, by keyword, what the keyword of a related function is called in this function.
+    `hints` maps the keywords of a related function to their names in this function.
     """
     for name in keywords:
         if name not in accepted:
@@ -151,8 +151,8 @@ def extents_by_name(name: str, value: Any) -> tuple[dict[str, Any], dict[str, in
     """Split a dict into shapes by input name, and extents by symbol.
 
     An integer is the extent of a symbol, and any other value is the shape of an input. If the value
-    is not a dict, it is returned in place of the shapes, whose own check then refuses it. Raises
-    InputError for a negative extent.
+    is not a dict, it is returned as the first member of the result, and the later check of the
+    shapes refuses it. Raises InputError for a negative extent.
     """
     if not isinstance(value, Mapping):
         return value, {}

@@ -15,8 +15,8 @@ Norm = Literal["linf", "l2"]
 Bounds = tuple[float, float]
 
 _NEWTON = 12  # The number of Newton's steps. Most tensors need 3.
-_ROUNDING = 16  # in units in the last place
-_OVERSHOOT = 0.05  # A step goes 5 % further than to the plane.
+_ROUNDING = 16  # tolerance of equal scores, in units in the last place
+_OVERSHOOT = 0.05  # A step ends beyond the plane, by 5 % of the distance to the plane.
 
 
 class AttackOptions(QuestionOptions, total=False):

@@ -142,7 +142,7 @@ def require_method(method: object) -> None:
 
 
 def zeros(x: Array) -> Array:
-    """Return zeros of the same shape as a tensor, for sums in at least 32 bits."""
+    """Return zeros in the shape of a tensor, of at least 32 bits, to which numbers are added."""
     dtype = jnp.float64 if x.dtype == jnp.float64 else jnp.float32
     return jnp.zeros(x.shape, dtype)
 

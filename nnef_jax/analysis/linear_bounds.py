@@ -45,7 +45,7 @@ Read = Callable[[Atom], Bounded]
 
 
 class Walk:
-    """Evaluates a traced function on arrays and intervals, and bounds its results.
+    """The evaluation of a traced function on arrays and intervals, with bounds of its results.
 
     Attributes:
         makers: for each computed variable, the equation that computes it.
@@ -364,7 +364,7 @@ def _scanned(equation: Equation, operands: Sequence[Bounded]) -> list[Bounded]:
 
 
 def _intervals_where(flags: Sequence[bool], values: Sequence[Bounded]) -> list[Bounded]:
-    """Return the values; those whose flag is True are converted to intervals."""
+    """Return the values, in which those whose flag is True are converted to intervals."""
     results = list(values)
     for index, is_varying in enumerate(flags):
         if is_varying:

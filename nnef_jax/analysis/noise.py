@@ -298,7 +298,7 @@ def _warn_lost(question: Question, lost: Array) -> None:
 
 
 class _Copies:
-    """Computes attributions of changed copies of an input, for the classes of the input itself."""
+    """The attributions of changed copies of an input, for the classes of the input itself."""
 
     def __init__(
         self,

@@ -71,7 +71,7 @@ class Question:
     score: Callable[[Any], Any] | None = field(metadata={"static": True})
 
     def value(self) -> Array:
-        """Return the tensor `wrt` for the inputs."""
+        """Return the tensor `wrt` that the inputs give."""
         if self.position is not None:
             return jnp.asarray(self.inputs[self.position])
         return self.model(*self.inputs, capture=[self.wrt])[1][self.wrt]
@@ -334,9 +334,9 @@ def require_model(model: object) -> None:
 
 
 def require_real(name: str, value: Any, *, least: float | None = 0) -> float:
-    """Return a value as a float after checking that it is a number.
+    """Return a value as a float, after checking that it is a finite number of at least `least`.
 
-    Raises TypeError, or ValueError if the number is too small or not finite.
+    Raises TypeError if it is not a number, and ValueError if it is too small or not finite.
     """
     require(name, value, float | int | np.floating | np.integer, "a number")
     is_too_small = least is not None and value < least
@@ -355,7 +355,10 @@ def require_count(name: str, value: Any) -> int:
 
 
 def require_bounds(bounds: Any) -> tuple[float, float]:
-    """Return a pair that must be of finite, rising numbers. Raises TypeError or ValueError."""
+    """Return a pair of bounds, which must be two finite numbers, the smaller one first.
+
+    Raises TypeError or ValueError for any other value.
+    """
     if not isinstance(bounds, tuple | list) or len(bounds) != 2:  # pyright: ignore[reportUnknownArgumentType]
         raise TypeError(f"bounds must be a pair of numbers, it is {shown(bounds)}")
     low, high = (require_real("a bound", x, least=None) for x in bounds)

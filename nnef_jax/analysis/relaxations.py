@@ -13,8 +13,8 @@ from jax import Array, lax
 from lowering.jaxprs import Atom, Equation, primitive
 from nnef_jax.analysis.intervals import Bounded, Interval, apply, ends, epsilon, interval, varies
 
-_ULPS = 32  # The error of lines that bound a library function, in epsilons.
-_FEW_ULPS = 4  # The error of other lines, in epsilons.
+_ULPS = 32  # The rounding error of lines that bound a library function, in epsilons.
+_FEW_ULPS = 4  # The rounding error of lines that bound any other function, in epsilons.
 _HALVINGS = 24
 
 Pull = Callable[[Sequence[Array]], Sequence[Array]]
@@ -125,7 +125,10 @@ def _step(
     """
 
     def finite(line: Line, end: Array) -> tuple[Line, Array]:
-        """Return the line, with `end` where it is not finite, and its rounding error."""
+        """Return the line, and its rounding error.
+
+        Items of the line that are not finite are replaced by `end`, with an error of 0.
+        """
         sizes = [jnp.abs(a) * x.size for a, x in zip(line.slopes, xs, strict=True)]
         error = ulps * epsilon(end) * (sum(sizes) + jnp.abs(line.constant))
         is_finite = jnp.isfinite(error)

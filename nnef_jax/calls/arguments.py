@@ -389,7 +389,10 @@ def require_one_length(inputs: Sequence[Any]) -> None:
 
 
 def has_values(x: object) -> bool:
-    """Tell whether an array has all its values on this host: it is not traced or elsewhere."""
+    """Tell whether all values of an array are on this host.
+
+    They are not if the array is traced, if it is only a type, or if parts of it are on other hosts.
+    """
     if isinstance(x, Tracer | jax.ShapeDtypeStruct):
         return False
     return getattr(x, "is_fully_addressable", True)

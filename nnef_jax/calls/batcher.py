@@ -29,7 +29,7 @@ _Arrays = Sequence[NDArray[Any]]
 
 
 class Batcher:
-    """Runs a network on batches of any size; `Model.batcher` returns a batcher.
+    """A network that runs on batches of any size, as `Model.batcher` returns it.
 
     A batch is padded to the next larger one of `sizes`, and the rows of the padding are cut off the
     result. A batch beyond the largest size is split. The batch is the first axis of all inputs and

@@ -24,7 +24,7 @@ def length_name(output: str, axis: int, what: str = "length") -> str:
 
 
 def is_length(name: str) -> bool:
-    """Tell whether a name is that of a tensor which tells a length."""
+    """Tell whether a tensor with this name holds the length of an output."""
     return _LENGTH.fullmatch(name) is not None
 
 

@@ -113,7 +113,10 @@ class Parts:
         return ""
 
     def _settle(self, settings: Mapping[str, Any], size: int | None) -> int:
-        """Write the settings, or compare them with an earlier run's. Return the size of a part."""
+        """Write the settings, or compare them with those of an earlier run.
+
+        Returns the number of items of a part.
+        """
         with suppress(FileExistsError):
             self.folder.mkdir()
         if not self.folder.is_dir():
@@ -250,7 +253,7 @@ def _read_settings(path: str) -> dict[str, Any] | None:
 
 
 def reason(error: Exception) -> str:
-    """Return the reason why an item failed, as one or more lines."""
+    """Return the reason why an item failed, as one or more lines of text."""
     if isinstance(error, OSError):
         return message_of(error)
     lines = error.lines() if isinstance(error, NnefError) else [str(error)]

@@ -315,7 +315,7 @@ def main(args: Sequence[str] | None = None) -> int:
     except _UsageError as error:
         text = io.StringIO()
         error.show(file=text)
-        # pydantic adds these words
+        # pydantic adds these words to the message
         report_usage(text.getvalue().replace(": Value error, ", ": ", 1))
         return error.exit_code
     except NnefError as error:

@@ -191,7 +191,10 @@ def _side(path: str, reading: option.Reading, *, inside: bool) -> Any:
 def _inputs(
     sides: list[Any], files: list[str] | None, seed: int, pictures: PictureOptions
 ) -> dict[str, Any]:
-    """Return inputs by name, which are from files, from recorded tensors, or random."""
+    """Return the inputs of both networks by name.
+
+    The arrays are from files, or from recorded tensors. Otherwise they are random.
+    """
     models = [side for side in sides if _is_model(side)]
     if not models:
         if files or not all(isinstance(side, Mapping) for side in sides):

@@ -117,7 +117,7 @@ def _item(file: str) -> Item:
 
 @dataclass(frozen=True, slots=True)
 class ItemReader:
-    """Reads a file as an item: an array for each input, whose batch extent is 1.
+    """A reader of files as items: an array for each input, whose batch extent is 1.
 
     `specs` are the inputs of a single item, whose first extent is 1.
     """

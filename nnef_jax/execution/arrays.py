@@ -34,7 +34,7 @@ _ABSTRACT = (
 
 
 class Arrays:
-    """Holds a model's parameters and initial state, by label.
+    """The parameters and the initial state of a model, by label.
 
     Arrays from a file are put on a device when a computation on that device first needs them. The
     arrays on the host are then released. A second device copies the arrays of the first.

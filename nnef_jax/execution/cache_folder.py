@@ -88,7 +88,7 @@ def trim(folder: str, most: int) -> list[CachedFile]:
     """Remove the least recently used files until at most `most` bytes are left.
 
     Returns the removed files. A file that cannot be removed, such as an open file on Windows, stays
-    and counts.
+    in the folder, and its size still counts.
     """
     files = entries(folder)
     total = sum(entry.size for entry in files)

@@ -34,7 +34,7 @@ Function = Callable[..., Results]
 
 
 class Definition:
-    """Holds a network and the options by which it is run.
+    """A network, together with the options by which it is run.
 
     The methods `cycle`, `cycles` (by `lax.scan`) and `items` (by `jax.vmap`) are the network as
     pure functions. Their arguments are parameters by label, a state by label, and inputs in order.
@@ -112,8 +112,8 @@ class Definition:
     def check_params(self, params: Any, *, all: bool = False, stored: bool = False) -> Any:
         """Check parameters, and return those that the network needs, or all of them if `all`.
 
-        The parameters are put on the mesh, unless `stored`. If `all` or `stored`, prepared values
-        are dropped. Raises InputError if the parameters do not fit the graph.
+        Parameters without prepared values are put on the mesh, unless `stored`. Prepared values are
+        dropped if `all` or `stored`. Raises InputError if the parameters do not fit the graph.
         """
         if isinstance(params, Prepared):
             raw = params.checked_for(self).params

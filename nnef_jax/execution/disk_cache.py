@@ -1,6 +1,7 @@
 """Caches compiled networks in a folder, so that other processes need not trace or compile them.
 
-A file KEY.xla holds the executables of both parts of a split, serialised by jax's
+A `Split` has two parts: one prepares values from the parameters, and the other computes a call from
+these values. A file KEY.xla holds the executables of both parts, serialised by jax's
 `serialize_executable`. A file KEY.bin holds a prepared value. The key of a prepared value is a
 digest of its recipe and of the parameters, so that executables for several shapes, and several
 networks, share the value.

@@ -26,7 +26,7 @@ Lists = Sequence[Sequence[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Offers a definition as a function of parameters, state and inputs for one kind of call.
+    """A definition as a function of parameters, state and inputs, for one kind of call.
 
     There are four kinds of calls. "outputs" computes one cycle from the initial state. "map"
     computes one cycle from the initial state for each item along the first axis of the inputs.

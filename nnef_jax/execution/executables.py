@@ -37,12 +37,12 @@ _RUNS = 20  # timed runs of a candidate, at most
 
 @dataclass(eq=False)
 class Store:
-    """Holds the caches of one network for certain options.
+    """The caches of one network for certain options.
 
     Args:
-        compiled: executables, by entry, place and shapes.
-        functions: functions that are jitted for any parameters, by entry, and compiler options, by
-            platform.
+        compiled: the executables. The key of an executable has the entry, the place and the shapes.
+        functions: functions that are jitted for any parameters, by entry. This cache also has the
+            compiler options, by platform.
     """
 
     compiled: Once
@@ -59,7 +59,9 @@ Stores = WeakValueDictionary[RunOptions, Store]
 
 
 class Executables:
-    """Compiles entries of a definition for places and shapes, or loads them from a folder.
+    """The executables of a definition, which are compiled or loaded from a folder when needed.
+
+    There is an executable for each entry, place and combination of shapes.
 
     The option `max_executables` bounds the cache in memory, from which the least recently used
     executables are dropped. To jax this object is the static part of a model: it compares by its

@@ -53,7 +53,7 @@ def run_options(before: RunOptions, keywords: RunKeywords, *, has_rules: bool) -
 
 
 class Execution:
-    """Runs a `definition` on `arrays`, by cached `executables`."""
+    """A `definition` that runs on `arrays`, by cached `executables`."""
 
     def __init__(self, executables: Executables, arrays: Arrays) -> None:
         definition = arrays.definition

@@ -197,7 +197,7 @@ def _read(path: str) -> MachineProfile | None:
 
 
 def _profile(content: Mapping[str, Any]) -> MachineProfile:
-    """Return the profile from a file's fields. Raises TypeError or ValueError for wrong fields."""
+    """Make a profile from the fields of a file. Raises TypeError or ValueError for wrong fields."""
     costs: Any = Costs(**content["costs"])
     profile = MachineProfile(**{**content, "costs": costs})
     rates = [getattr(profile, name) for name in MachineProfile.names()]

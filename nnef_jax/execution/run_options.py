@@ -67,16 +67,16 @@ class Prepared:
     definition: Any  # a Definition, whose module imports this module
 
     def checked_for(self, definition: object) -> Prepared:
-        """Return self if prepared for this definition; raise InputError otherwise."""
+        """Return this object if it was prepared for the definition; raise InputError otherwise."""
         if definition != self.definition:
             hint = "give params that this model's prepare returned"
             raise InputError("params are prepared for another network", hint=hint)
         return self
 
     def with_params(self, params: Mapping[str, Any]) -> Prepared:
-        """Replace the parameters by checked ones.
+        """Return a copy with other parameters, which have been checked.
 
-        If a dtype was converted, drop the prepared values.
+        If the check converted the dtype of a parameter, the copy has no prepared values.
         """
         keep_dtypes = all(x.dtype == self.params[label].dtype for label, x in params.items())
         values = self.values if keep_dtypes else {}

@@ -23,7 +23,7 @@ Names = Sequence[str]
 
 
 class Runnable:
-    """Runs the network: the part of `nnef_jax.Model` that computes."""
+    """The part of `nnef_jax.Model` that runs the network."""
 
     def __init__(self, execution: Execution) -> None:
         self._execution = execution

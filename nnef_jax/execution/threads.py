@@ -19,7 +19,7 @@ _ABSENT = object()
 
 
 class Once:
-    """Caches values by key. The first thread that asks for a value makes it, and the others wait.
+    """A cache of values by key. The first thread that asks for a value makes it; others wait.
 
     With a limit, only the most recently used values are kept, in the order of their last use.
 

@@ -70,7 +70,7 @@ def paired(a: Graph, b: Graph) -> Pairs:
 def named_operations(graph: Graph) -> dict[str, Operation]:
     """Return operations by name.
 
-    If operations share a name, the second one is called 'name (2)'.
+    If two operations have the same name, the second one is listed as 'name (2)'.
     """
     operations: dict[str, Operation] = {}
     for operation in graph.operations:

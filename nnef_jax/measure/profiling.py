@@ -272,7 +272,7 @@ def _profile(
             rows.append(Row(names, kinds, seconds[names], nbytes, tuple(sorted(kernel_names))))
     rows.sort(key=lambda row: -row.seconds)
     other = mean_seconds - sum([row.seconds for row in rows])
-    other = max(0.0, other)  # Rounding may make it negative.
+    other = max(0.0, other)  # Rounding may make the difference negative.
     return Profile(
         graph.name, device, len(calls), unrecorded, mean_seconds, tuple(rows), other, operations
     )

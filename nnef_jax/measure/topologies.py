@@ -61,7 +61,7 @@ def _tpu(
     axes: int,
     devices: int = 1,
 ) -> Chip:
-    """Return a TPU.
+    """Describe a kind of TPU.
 
     The memory (in GiB) and the rates are those of a device in jax, which may be half of a chip.
     """
@@ -77,7 +77,7 @@ def _gpu(
     link: float,
     **target: float,
 ) -> Chip:
-    """Return a GPU. `target` has fields of XLA's target configuration."""
+    """Describe a kind of GPU. `target` has fields of XLA's target configuration."""
     target = {"device_memory_size": memory, "memory_bandwidth": int(bandwidth), **target}
     return Chip(kind, "cuda", memory, bandwidth, peaks, link, 50e9, target=target)
 

@@ -22,7 +22,10 @@ class FixedPointProfile:
 
     @property
     def has_tables(self) -> bool:
-        """Tell whether vxTensorTableLookupNode takes the type, which is so for UINT8 and INT16."""
+        """Tell whether vxTensorTableLookupNode takes the type.
+
+        It takes UINT8 and INT16, but not INT8.
+        """
         return self.dtype != "int8"
 
 

@@ -40,9 +40,9 @@ def _refusal(status: str) -> Refuse:
     return refuse
 
 
-# Raises the error for a type or a fixed-point position.
+# Raises the error for a wrong type or a wrong fixed-point position.
 wrong_format: Refuse = _refusal("VX_ERROR_INVALID_FORMAT")
-# Raises the error for a rank or an extent.
+# Raises the error for a wrong rank or a wrong extent.
 wrong_dimension: Refuse = _refusal("VX_ERROR_INVALID_DIMENSION")
 # Raises the error for a parameter that is not a tensor.
 wrong_parameter: Refuse = _refusal("VX_ERROR_INVALID_PARAMETERS")

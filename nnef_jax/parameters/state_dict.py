@@ -172,8 +172,8 @@ class _Matching:
     def _is_neutral(self, name: str, used: Iterable[str]) -> bool:
         """Tell whether an unused array has no effect.
 
-        This is the case if the array equals one that is used, or is a norm's weight of ones or bias
-        of zeros.
+        An array has no effect if it equals an array that is used, or if it is the weight of a norm
+        and contains only ones, or the bias of a norm and contains only zeros.
         """
         array = self.arrays[name]
         if isinstance(array, Tracer):

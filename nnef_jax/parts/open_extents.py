@@ -31,7 +31,7 @@ Sizes = Mapping[str, int]
 
 @dataclass(frozen=True)
 class Solver:
-    """Flattens a part of a network for shapes of the part's inputs.
+    """A part of a network, which is flattened for shapes of the part's inputs.
 
     `cut` returns the part's graph for a graph of the network. `described` returns objects that are
     equal if two graphs are equal.

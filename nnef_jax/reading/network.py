@@ -23,8 +23,9 @@ from nnef_jax.limits import Meter
 from nnef_jax.tensor_spec import TensorSpec, spec_of
 from nnef_jax.wording.similar import did_you_mean
 
-# Extents to try in place of open extents. Masks and batches of 1 broadcast with others. 64 is large
-# enough for windows, and can be halved.
+# Extents to try in place of open extents. The first is 1, because masks and batches of extent 1
+# broadcast with any other extent. The second is 64, because it is large enough for windows and can
+# be halved several times.
 _GUESSES = (1, 64)
 # The value of an open extent in an example. It is larger than 1, since axes of 1 are ambiguous.
 _EXAMPLE = 8

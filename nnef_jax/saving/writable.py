@@ -12,7 +12,7 @@ from nnef_jax.options import require_flags, require_path, require_samples
 
 
 class Writable(Runnable):
-    """Writes the network to files: the part of `nnef_jax.Model` with `save` and `export`."""
+    """The part of `nnef_jax.Model` that writes the network to files: `save` and `export`."""
 
     def save(
         self,

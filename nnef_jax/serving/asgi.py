@@ -36,7 +36,7 @@ _LONG = 64 << 10  # bytes of JSON, or number of items; longer texts are read and
 
 
 class RequestProgress:
-    """Records the id of one request, and the seconds that each part of the answer took."""
+    """The id of one request, and the seconds that each part of the answer took."""
 
     def __init__(self) -> None:
         self.id: str = ""
@@ -63,7 +63,10 @@ class RequestProgress:
 
 
 class Application:
-    """Answers requests for models by name. `starlette` is the ASGI application."""
+    """The application that answers requests for models by name.
+
+    `starlette` is the ASGI application itself.
+    """
 
     def __init__(
         self,

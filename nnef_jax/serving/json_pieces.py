@@ -77,7 +77,7 @@ def dumped(array: NDArray[np.generic]) -> Iterator[str]:
 
 
 class _Reader:
-    """Reads the values of a JSON text. `at` is the index of the next character."""
+    """A reader of the values in a JSON text. `at` is the index of the next character."""
 
     def __init__(self, text: str) -> None:
         self.text = text

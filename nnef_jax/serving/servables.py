@@ -56,7 +56,10 @@ class Servable(Protocol):
 
 
 class FewShapes:
-    """Limits the number of shapes for which a network is compiled, since each executable stays."""
+    """A limit on the number of shapes for which a network is compiled.
+
+    There is a limit because each executable stays in memory.
+    """
 
     def __init__(self, most: int) -> None:
         self._most = most

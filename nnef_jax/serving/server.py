@@ -27,7 +27,7 @@ def listeners(host: str, port: int) -> list[socket.socket]:
 
 
 class Server(uvicorn.Server):
-    """Serves until a signal arrives, and then answers the requests that it has accepted.
+    """A server that stops at a signal, after it has answered all requests that it accepted.
 
     A connection that has no request in progress for `idle` seconds is closed. Its client may send
     slowly, may not send at all, or may not read. `listening` is called with the URL.

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 _BLOCK = 1 << 16  # in items; a multiple of 8, so that each block starts at a byte
-# Unpacking takes 1 to 3 ns for each bit, and for each item as much as for two more bits.
+# Unpacking an item takes 1 to 3 ns for each of its bits, plus the time for two more bits.
 BITS_PER_STEP = 200
 BITS_FOR_ITEM = 2
 CODES_PER_STEP = 256
@@ -76,8 +76,8 @@ def codes_of(
     """Return the bits of each item as an unsigned integer.
 
     The first item is in the low bits of a byte, or in the high bits if `from_high`. An array of an
-    ml_dtypes type of fewer than 8 bits has the same bytes, so `codes_of(...).view("int4")` converts
-    the result.
+    ml_dtypes type of fewer than 8 bits stores each item in the same way, as a byte. Therefore
+    `codes_of(...).view("int4")` is an array of the items as numbers.
     """
     shifts = np.arange(0, 8, bits, dtype=np.uint8)
     if from_high:

@@ -46,9 +46,9 @@ def require_parent(path: str) -> None:
 
 
 def keep_mode(path: str, old: os.stat_result | None) -> None:
-    """Give a new file or folder the mode of an old one and, if permitted, its owner.
+    """Give a new file or folder the mode of an old one and, if permitted, the owner of the old one.
 
-    Nothing changes if the new one is a file and the old one a folder, or the other way round.
+    Nothing changes if one of the two is a file and the other one is a folder.
     """
     new = os.lstat(path)
     if old is None or stat.S_IFMT(old.st_mode) != stat.S_IFMT(new.st_mode):

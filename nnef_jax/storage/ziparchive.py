@@ -23,7 +23,8 @@ _LOCAL = struct.Struct("<4s22xHH")  # header of a member: signature, lengths of 
 _PIECE = 1 << 13  # number of compressed bytes that are inflated in one step
 # the largest number of bytes of an inflated piece; deflate expands at most 1032 times
 _MOST = 1100 * _PIECE
-_BYTES_PER_STEP = 512  # the same number as for gzip
+# number of expanded bytes that count as one step of the meter, the same as for gzip
+_BYTES_PER_STEP = 512
 # Number of bytes before the data, for alignment: a large bytearray usually starts 16 bytes after a
 # multiple of 64.
 _PADDING = 48

@@ -165,7 +165,8 @@ def _filled(
         for cut in cuts:
             counts[cut] = living[spans[cut][0]] if cut < len(spans) else living[-1]
         # Between two paths, the last of equally narrow cuts is taken, so that an activation after a
-        # sum belongs to the block before the cut. After the last path, the first of them is taken.
+        # sum belongs to the block before the cut. After the last path, the first of equally narrow
+        # cuts is taken.
         order = cuts if after == len(anchors) else reversed(cuts)
         cut = min(order, key=counts.__getitem__)
         shared = len(shared_start([left, right]) or ())
@@ -176,7 +177,7 @@ def _filled(
 
 
 def _block(path: Path, shared: int) -> Path:
-    """Return the longest proper start of a path that ends in a numbered module, as "blocks.3".
+    """Return the longest proper start of a path that ends in a numbered module, such as "blocks.3".
 
     If no such start has more than `shared` modules, return the first `shared` modules.
     """

@@ -62,7 +62,10 @@ def _keys(units: Sequence[OperationUnit]) -> list[tuple[_Key, ...]]:
     keys: list[list[_Key]] = [[] for _ in units]
 
     def add(start: int, end: int, used: int, depth: int) -> None:
-        """Add the keys from a depth of calls on. `used` parts of the paths are keys already."""
+        """Add the keys of units `start` to `end`, from the calls at `depth` on.
+
+        The first `used` modules of each path are keys already.
+        """
         stretches = groupby(range(start, end), key=lambda i: units[i].calls[depth : depth + 1])
         for calls, stretch in stretches:
             indices = list(stretch)
@@ -130,7 +133,10 @@ def _joined(group: Group) -> Group | Operation:
 
 
 class _Folding:
-    """Bounds the number of members of groups, and finds repetitions, innermost groups first."""
+    """The folding of groups until each has a bounded number of members.
+
+    The innermost groups are folded first. Repeated members become groups.
+    """
 
     def __init__(self, living: Sequence[int]) -> None:
         self.living = living

@@ -159,10 +159,11 @@ def roi_pooling_layer(
 
 @partial(jax.jit, static_argnames=("size", "clipped"))
 def _regions(x: Array, rois: Array, *, size: tuple[int, int], clipped: bool) -> Array:
-    """Return the maxima (regions, channels, rows, columns) of the parts of regions.
+    """Divide each region into parts, and return the maximum of each part.
 
-    `rois` is (regions, 4), and `x` is (channels, height, width). The rows of `x` are reduced first,
-    then the columns.
+    `rois` has the shape (regions, 4), `x` has the shape (channels, height, width), and the result
+    has the shape (regions, channels, rows, columns). The rows of `x` are reduced first, then the
+    columns.
     """
     corners = rois.astype(np.int32)
     # (regions, rows of parts, height)

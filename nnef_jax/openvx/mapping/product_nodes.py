@@ -178,7 +178,10 @@ def product(operation: MappedOperation) -> VxLayer:
 
 @maps("batch_normalization")
 def batch_normalization(operation: MappedOperation) -> VxLayer:
-    """Map a normalisation without a product before it onto a 1x1 vxConvolutionLayer per channel."""
+    """Map a batch normalisation that is not folded into a product before it.
+
+    The result is a vxConvolutionLayer with a 1x1 window for each channel.
+    """
     shape = operation.require_planes("input")
     input_name, *parameters = operation.arguments
     operation.require_fixed(*parameters)
