@@ -1,1 +1,1 @@
-"""Networks run through nnef_jax and other engines in one process: `python -m benchmarks --help`."""
+"""Benchmarks that compare nnef_jax with other engines: `python -m benchmarks --help`."""

@@ -1,4 +1,4 @@
-"""`python -m benchmarks`: the README beside this file says what is measured."""
+"""Runs the benchmarks. The README beside this file describes what they measure."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ from benchmarks.timing import DisagreementError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the parts that the command line names, and write what they found.
+    """Run the benchmarks that the command line selects, and write their results.
 
-    Returns 1 where results differ, nnef_jax cannot run a network, or there is nothing to compare
-    it with.
+    Returns the exit status. It is 1 if the engines' results differ, if nnef_jax cannot run a
+    network, or if the commit of `--against` cannot be compared with.
     """
     parser = _parser()
     options = parser.parse_args(arguments)
     if options.against is not None and (options.engines or options.plot or options.passes):
         parser.error("--against has no engines beside nnef_jax, no passes, and no plot")
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")  # where the other engines run
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")  # the other engines run on CPUs
     console = Console(width=None if sys.stdout.isatty() else 140)
     if options.drawn:
         options.networks = drawn.names(options.seed, options.drawn)
@@ -101,7 +101,7 @@ def _training(
 
 
 def _print_each(found: Iterable[inference.Result], console: Console) -> list[inference.Result]:
-    """Print each result when it is there, and all of them at the end."""
+    """Print each result as soon as it is measured, and a table of all results at the end."""
     results: list[inference.Result] = []
     for result in found:
         results.append(result)
@@ -150,7 +150,7 @@ _USUAL = [name for name, engine in ENGINES.items() if engine.is_usual]
 
 
 def _installed(names: Sequence[str], console: Console) -> list[Engine]:
-    """The engines that can be used; the others are named."""
+    """Return the engines that are installed, and print the names of the others."""
     found: list[Engine] = []
     for name in names:
         kind = ENGINES[name]
@@ -192,7 +192,7 @@ def _counts(text: str) -> list[int]:
 
 
 def _file(text: str) -> Path:
-    if not Path(text).parent.is_dir():  # better known now than when all is measured
+    if not Path(text).parent.is_dir():  # tell it before hours of measuring
         raise argparse.ArgumentTypeError(f"there is no folder {Path(text).parent}")
     return Path(text)
 

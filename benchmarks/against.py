@@ -1,9 +1,11 @@
-"""`--against COMMIT`: this checkout and a commit in turns, beside the commit against itself.
+"""Implements `--against COMMIT`, which compares the speed of this checkout with that of a commit.
 
-Three folders hold the packages of the working tree, of the commit, and of the commit once more;
-`benchmarks` is this one's in all of them. A process for each takes its turns at a task while the
-others wait. The same code is up to 1.3 times as fast in one process as in the next, so that two
-rounds are all that a process gives: the commit against itself tells of that, too.
+Three folders hold copies of the packages: one of the working tree ("this"), one of the commit
+("that"), and a second copy of the commit ("twin"). All three have the benchmarks of the working
+tree. Each folder has a process. The processes do a task one after the other, while the others wait.
+The same code may be 1.3 times as fast in one process as in another. A process is therefore used for
+only two rounds, and then replaced by a new one. The difference between the commit and its twin
+shows how much times vary without any change of the code.
 """
 
 from __future__ import annotations
@@ -35,15 +37,15 @@ from benchmarks.figures import Task
 ROOT = Path(__file__).resolve().parents[1]
 _PACKAGES = ("nnef_jax", "lowering")
 
-Round = dict[str, dict[str, float]]  # by role, what it answered
+Round = dict[str, dict[str, float]]  # the figures that each role's process answered
 
 
 class AgainstError(Exception):
-    """There is nothing to compare with."""
+    """Raised if there is nothing to compare with, for example because the commit does not exist."""
 
 
 class WorkerError(Exception):
-    """A checkout cannot do a task."""
+    """Raised if the process of one checkout cannot do a task."""
 
     def __init__(self, role: str, message: str) -> None:
         super().__init__(f"{role}: {message}")
@@ -51,9 +53,9 @@ class WorkerError(Exception):
 
 
 def run(commit: str, tasks: Sequence[Task], rounds: int, console: Console) -> dict[str, Any]:
-    """Compare by all tasks, print the changes and return them for JSON.
+    """Compare the checkouts by all tasks, print the changes, and return them as values for JSON.
 
-    The repository is only read, and nothing is left in the folder for temporary files.
+    The repository is only read. All temporary files are removed.
     """
     if not tasks:
         raise AgainstError("none of these networks is in the parts that are to be compared")
@@ -87,9 +89,9 @@ def run(commit: str, tasks: Sequence[Task], rounds: int, console: Console) -> di
 
 
 def git(root: Path, *arguments: str) -> bytes:
-    """What git prints; it takes no locks and writes nothing.
+    """Return the output of a git command, which takes no locks and writes nothing.
 
-    Raises AgainstError where it fails, or there is no git.
+    Raises AgainstError if the command fails, or if git is not installed.
     """
     command = ["git", "--no-optional-locks", "-C", str(root), *arguments]
     try:
@@ -101,7 +103,10 @@ def git(root: Path, *arguments: str) -> bytes:
 
 
 def find_commit(root: Path, commit: str) -> str:
-    """The full name of a commit of the repository whose root this is; else AgainstError."""
+    """Return the full hash of a commit in the repository whose root folder is `root`.
+
+    Raises AgainstError if `root` is not such a folder, or if there is no such commit.
+    """
     top = git(root, "rev-parse", "--show-toplevel").decode().strip()
     if Path(top).resolve() != root.resolve():
         raise AgainstError(f"{root} is not the root of a git repository, {top} is")
@@ -114,7 +119,11 @@ def find_commit(root: Path, commit: str) -> str:
 
 
 def checkouts(root: Path, commit: str, folder: Path) -> dict[str, Path]:
-    """Folders by role, with the packages as they are, as committed, and as committed again."""
+    """Copy the packages into a folder for each role, and return the folders by role.
+
+    The folder for THIS has the packages of the working tree. Those for THAT and TWIN have the
+    packages of the commit.
+    """
     there = git(root, "ls-tree", "--name-only", commit, *_PACKAGES).decode().split()
     if _PACKAGES[0] not in there:
         raise AgainstError(f"commit {commit} has no {_PACKAGES[0]}")
@@ -127,15 +136,17 @@ def checkouts(root: Path, commit: str, folder: Path) -> dict[str, Path]:
         zipfile.ZipFile(io.BytesIO(archive)).extractall(trees[role])
     for tree in trees.values():
         shutil.copytree(Path(__file__).parent, tree / "benchmarks", ignore=ignore)
-        compileall.compile_dir(tree, quiet=2)  # no process is the first one to find no byte code
+        compileall.compile_dir(tree, quiet=2)  # otherwise the first process would take longer
     return trees
 
 
 def measure(task: Task, trees: Mapping[str, Path], rounds: int, folder: Path) -> list[Change]:
-    """The changes of a task's figures; the folder is for its files.
+    """Measure a task in all checkouts, and return the change of each of its figures.
+
+    `folder` is used for the files of the task.
 
     Raises:
-        WorkerError: a checkout cannot do it.
+        WorkerError: a checkout cannot do the task.
         DisagreementError: the checkouts have different results.
     """
     arguments = {"kind": task.kind, **task.write(folder)}
@@ -157,11 +168,13 @@ def measure(task: Task, trees: Mapping[str, Path], rounds: int, folder: Path) ->
 def _two_rounds(
     arguments: Mapping[str, str], trees: Mapping[str, Path], order: Sequence[str], folder: Path
 ) -> list[Round]:
-    """What new processes answer in their turns, which go in this order and in its reverse."""
+    """Measure two rounds in new processes: one in the given order of roles, one in the reverse
+    order.
+    """
     outputs = {role: folder / f"{role}.npy" for role in (THAT, THIS, TWIN)}
     with ExitStack() as stack:
         workers = {role: stack.enter_context(_worker(role, trees[role])) for role in ROLES}
-        for role, worker in workers.items():  # together: this is not timed
+        for role, worker in workers.items():  # at the same time, since preparation is not measured
             worker.ask({"output": str(outputs[role]), **arguments})
         for worker in workers.values():
             worker.answer()
@@ -171,12 +184,12 @@ def _two_rounds(
 
 
 def _elsewhere(answers: Round) -> float:
-    """Cores that other processes used during the turns of a round."""
+    """Return the mean number of cores that other processes used during a round."""
     return sum(answer["elsewhere"] for answer in answers.values()) / len(answers)
 
 
 class Worker:
-    """A process of `benchmarks.worker`."""
+    """A process that runs `benchmarks.worker`, to which this process sends lines of JSON."""
 
     def __init__(self, role: str, process: subprocess.Popen[str], errors: Any) -> None:
         self._role = role
@@ -184,18 +197,24 @@ class Worker:
         self._errors = errors
 
     def turn(self) -> dict[str, float]:
-        """Its numbers of one turn."""
+        """Let the process measure once, and return its figures."""
         self.ask({})
         return self.answer()
 
     def ask(self, message: Mapping[str, str]) -> None:
-        """Send a line. `answer` tells of a process that has ended."""
+        """Send a message as a line of JSON.
+
+        If the process has ended, nothing is sent, and the next call of `answer` raises an error.
+        """
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):
             print(json.dumps(message), file=self._process.stdin, flush=True)
 
     def answer(self) -> dict[str, Any]:
-        """The next line. Raises WorkerError where it says so, or there is none."""
+        """Return the process's next message.
+
+        Raises WorkerError if the message reports an error, or if the process has ended.
+        """
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
@@ -210,9 +229,11 @@ class Worker:
 
 @contextmanager
 def _worker(role: str, tree: Path) -> Generator[Worker]:
-    """A worker in a session of its own, which ends with all processes that it has started.
+    """Start a worker in a session of its own. At the end, kill it and all processes that it
+    started.
 
-    One that is interrupted before it is known here has nothing to do, and ends with its input.
+    If this process is interrupted before it knows the new process, the new process is not killed.
+    It has nothing to do then, and ends when its input is closed.
     """
     command = [sys.executable, "-m", "benchmarks.worker"]
     pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
@@ -231,7 +252,7 @@ def _worker(role: str, tree: Path) -> Generator[Worker]:
 
 @contextmanager
 def _terminable() -> Generator[None]:
-    """Requests to end run what cleans up, as Ctrl-C does."""
+    """Turn SIGTERM and SIGHUP into an exception, so that all is cleaned up as after Ctrl-C."""
 
     def leave(number: int, frame: FrameType | None) -> None:
         sys.exit(128 + number)

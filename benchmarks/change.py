@@ -1,4 +1,4 @@
-"""Compares the change of a figure with its spread between runs of one commit."""
+"""Compares the change of a figure between two commits with its spread for one commit."""
 
 from __future__ import annotations
 
@@ -14,52 +14,53 @@ from rich.table import Table
 
 from benchmarks.timing import QUIET, geometric_mean
 
-THIS, THAT, TWIN = ROLES = ("this", "that", "twin")  # the twin is a second copy of that commit
+THIS, THAT, TWIN = ROLES = ("this", "that", "twin")  # this checkout, that commit, its second copy
 
 _UNITS = {"s": ("ms", 1e3), "B": ("MB", 1e-6)}
-_SHARE = 0.9  # of a commit's rounds against itself, that its spread covers
+_SHARE = 0.9  # the share of the rounds of a commit against its twin that the spread covers
 
 
 @dataclass(frozen=True)
 class Change:
-    """One figure, in seconds or bytes: less is better."""
+    """The values of one figure in all rounds, in seconds or bytes. Smaller values are better."""
 
     title: str
     unit: str  # "s" or "B"
-    rounds: Sequence[Mapping[str, float]]  # by role
+    rounds: Sequence[Mapping[str, float]]  # the value of each role in a round
     elsewhere: float = 0.0  # cores that other processes used in the worst turn
 
     def median(self, role: str) -> float:
-        """Of all rounds."""
+        """Return the median of a role's values in all rounds."""
         return median(values[role] for values in self.rounds)
 
     @property
     def ratio(self) -> float:
-        """The median of this checkout's figure divided by that commit's in the same round."""
+        """The median over all rounds of this checkout's value divided by that commit's."""
         return math.exp(median(self._logarithms(THIS)))
 
     @property
     def ratio_to_itself(self) -> float:
-        """The same of the commit's twin."""
+        """The median over all rounds of the twin's value divided by that commit's."""
         return math.exp(median(self._logarithms(TWIN)))
 
     @property
     def spread(self) -> float:
-        """Nine tenths of the rounds of the commit against its twin lie within this ratio.
+        """The ratio between the commit and its twin that nine tenths of the rounds do not exceed.
 
-        Which of the two is divided by the other means nothing, so their distance is what counts.
+        Because it does not matter which of the two is divided by the other, a ratio and its inverse
+        count as the same distance.
         """
         return math.exp(np.quantile(np.abs(self._logarithms(TWIN)), _SHARE))
 
     @property
     def verdict(self) -> str:
-        """ "worse" or "better" where the change is larger than the spread."""
+        """ "worse" or "better" if the change is larger than the spread, otherwise ""."""
         if abs(math.log(self.ratio)) <= math.log(self.spread):
             return ""
         return "worse" if self.ratio > 1 else "better"
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the change as values for JSON."""
         found = {"title": self.title, "unit": self.unit, "ratio": self.ratio, "spread": self.spread}
         found |= {"verdict": self.verdict, "cores_used_elsewhere": self.elsewhere}
         return {**found, "rounds": self.rounds}
@@ -69,7 +70,9 @@ class Change:
 
 
 def summarise(changes: Sequence[Change]) -> dict[str, Any]:
-    """Geometric means of the ratios, and the numbers of changes beyond the spread."""
+    """Return geometric means of the ratios, and the numbers of changes that are larger than the
+    spread.
+    """
     verdicts = [change.verdict for change in changes]
     return {
         "figures": len(changes),
@@ -81,7 +84,7 @@ def summarise(changes: Sequence[Change]) -> dict[str, Any]:
 
 
 def print_changes(console: Console, changes: Sequence[Change]) -> None:
-    """A table of all, and a line that sums it up."""
+    """Print a table of all changes, and a summary."""
     table = Table(title="medians")
     table.add_column("figure")
     for name in (THAT, THIS, "change", "that against itself"):
@@ -103,18 +106,18 @@ def print_changes(console: Console, changes: Sequence[Change]) -> None:
 
 
 def line(change: Change) -> str:
-    """A change, for a first look."""
+    """Return a line of text about a change."""
     found = f"{change.title}: {percent(change.ratio)} {change.verdict}".rstrip()
     return f"{found} (against itself {spread(change)})"
 
 
 def spread(change: Change) -> str:
-    """The range of ratios that the spread stands for."""
+    """Return the spread as a range of changes in percent."""
     return f"{percent(1 / change.spread)[:-2]} to {percent(change.spread)}"
 
 
 def percent(ratio: float) -> str:
-    """A ratio as a change, with its sign."""
+    """Return a ratio as a change in percent, such as "+1.5 %" for 1.015."""
     return f"{(ratio - 1) * 100:+.1f} %"
 
 

@@ -1,11 +1,13 @@
-"""Networks compiled for devices that are not attached, beside the same networks in plain jax.
+"""Compares networks of nnef_jax with the same networks in plain jax, on devices not attached.
 
     python -m benchmarks.devices [--only resnet50,bert] [--batch 1,8,128] [--out devices.json]
 
-Nothing runs: the figures are the compilers'. For a v5e the table has XLA's estimate of time. For
-both devices it has the bytes that a call holds and those that instructions read and write, the
-convolutions of cuDNN that are fused with a bias and with a ReLU, fusions, copies and
-transpositions. `--out` keeps the figures, and what is in it is not compiled again.
+The networks are compiled for a TPU (v5e) and a GPU (H100), but nothing runs. All figures come from
+the compilers. For the v5e there is XLA's estimate of the time of a call. For both devices there are
+the bytes that a call holds in memory, the bytes that its instructions read and write, and the
+number of fusions, copies and transpositions. For the GPU there is also the number of cuDNN's
+convolutions, and how many of these are fused with a bias and with a ReLU. `--out` names a file that
+keeps the figures. Networks whose figures are in the file are not compiled again.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ Figures = dict[str, float]
 
 
 def figures(compiled: Compiled) -> Figures:
-    """Return what a table shows of a compiled program."""
+    """Return the figures of a compiled program, by name."""
     text = HloText(compiled.text)
     convolutions = [x for x in text.instructions if _CONVOLUTION in x.definition]
     fused = [x for x in convolutions if _FUSED in x.definition]
@@ -70,7 +72,10 @@ def figures(compiled: Compiled) -> Figures:
 
 
 def model_of(name: str, batch: int, dtype: str, parameters: str = "arrays") -> nnef_jax.Model:
-    """Return the model of a network, or of a step of GPT, whose caches are donated."""
+    """Return the model of a network. For `GPT`, it is the model of one decoding step.
+
+    The caches of a decoding step are donated.
+    """
     with tempfile.TemporaryDirectory(prefix="benchmarks-") as folder:
         path = Path(folder, "network")
         options: dict[str, Any] = {"parameters": parameters, "dtype": dtype}
@@ -85,7 +90,7 @@ def model_of(name: str, batch: int, dtype: str, parameters: str = "arrays") -> n
 
 
 def ours(name: str, batch: int, dtype: str, platform: str) -> LoweredFunction:
-    """Lower what a call or step of a model runs."""
+    """Lower the program that a call of nnef_jax's model runs. For `GPT`, lower a step."""
     model = model_of(name, batch, dtype, "shapes")
     execution = execution_of(model)
     types = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in model.inputs]
@@ -97,7 +102,7 @@ def ours(name: str, batch: int, dtype: str, platform: str) -> LoweredFunction:
 
 
 def plain(name: str, batch: int, dtype: str, platform: str) -> LoweredFunction:
-    """Lower the same in plain jax."""
+    """Lower the same network as `ours`, written in plain jax."""
     function, parameters, inputs = plain_function(name, batch, dtype)
     types = {key: jax.ShapeDtypeStruct(x.shape, dtype) for key, x in parameters.items()}
     caches = {key: x for key, x in inputs.items() if "." in key}
@@ -110,7 +115,7 @@ def plain(name: str, batch: int, dtype: str, platform: str) -> LoweredFunction:
 
 
 def plain_function(name: str, batch: int, dtype: str) -> Any:
-    """Return a function of plain jax, its parameters, and the types of its inputs."""
+    """Return a network as a function in plain jax, its parameters, and the types of its inputs."""
     if name != GPT:
         return function_of(DESCRIBED[name], batch, dtype, LlamaJaxBuilder)
     collected = GptJaxBuilder(dtype)
@@ -127,7 +132,7 @@ def plain_function(name: str, batch: int, dtype: str) -> Any:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Compile, and print a table."""
+    """Compile the networks that the command line selects, and print their figures."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--only", default=",".join(ONES))
     parser.add_argument("--batch", default="1,8,128")

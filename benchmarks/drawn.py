@@ -1,4 +1,4 @@
-"""Networks that a seed draws: how the ratios are distributed, and what the worst ones wait for."""
+"""Reports on randomly drawn networks: the distribution of ratios, and the slowest operations."""
 
 from __future__ import annotations
 
@@ -22,7 +22,11 @@ _WORST = 10
 
 
 def report(results: Sequence[Result], console: Console) -> dict[str, Any]:
-    """Print and return the distribution of ratios to each engine, and the worst networks."""
+    """Print and return the distribution of the ratios to each engine, and the networks with the
+    worst ratios.
+
+    Results that were measured while other processes used the processor are left out.
+    """
     quiet = [r for r in results if r.ratios and r.timed.elsewhere <= QUIET]
     rows = [
         {"batch": batch, **_distribution(engine, [r.ratios[engine] for r in found])}
@@ -51,7 +55,9 @@ def _distribution(engine: str, ratios: Sequence[float]) -> dict[str, Any]:
 
 
 def _slowest(result: Result) -> dict[str, Any]:
-    """Return what takes the most of a network's call, by its own profile."""
+    """Return the operation that takes most time in a call of a network, according to nnef_jax's
+    profile.
+    """
     import nnef_jax
 
     with tempfile.TemporaryDirectory(prefix="benchmarks-") as folder:

@@ -1,4 +1,4 @@
-"""The engines: each makes a network ready and hands back a call that waits for its result."""
+"""The engines that are compared. Each prepares a network as a function that runs it once."""
 
 from __future__ import annotations
 
@@ -20,29 +20,35 @@ Call = Callable[[], Any]
 
 
 class Engine(ABC):
-    """A way to run a network. Inputs are converted beforehand where the API has a form for it."""
+    """An engine that runs networks.
+
+    Where the engine's interface allows it, the inputs are converted before the measurement.
+    """
 
     name: ClassVar[str]
-    modules: ClassVar[tuple[str, ...]]  # what must be installed
+    modules: ClassVar[tuple[str, ...]]  # modules that must be installed
     tolerance: ClassVar[float] = timing.TOLERANCE
-    is_usual: ClassVar[bool] = True  # computes what all others do, as well as it can
+    is_usual: ClassVar[bool] = True  # whether it runs by default
 
     @abstractmethod
     def prepare(self, network: str, batch: int, inputs: Mapping[str, Array], folder: Path) -> Call:
-        """A call of the network on these inputs; `folder` keeps files as long as it is used."""
+        """Return a function that runs a network on these inputs, and waits for the result.
+
+        Files in `folder` stay as long as the function is used.
+        """
 
     def array(self, result: Any) -> Array:
-        """The result of a call as a numpy array."""
+        """Return the result of a call as a numpy array."""
         return np.asarray(result)
 
     @classmethod
     def missing(cls) -> list[str]:
-        """The modules that are not installed."""
+        """Return the names of the modules that the engine needs and that are not installed."""
         return [m for m in cls.modules if importlib.util.find_spec(m) is None]
 
 
 def example(network: str, batch: int) -> dict[str, Array]:
-    """Random inputs of a network."""
+    """Return random inputs for a network, by name."""
     from benchmarks.builders.nnef_builder import NnefBuilder
 
     builder = NnefBuilder()
@@ -51,7 +57,9 @@ def example(network: str, batch: int) -> dict[str, Array]:
 
 
 def write_nnef(network: str, batch: int, folder: Path, suffix: str = "") -> Path:
-    """The path of the network's archive in the folder, which is written if it is not there."""
+    """Write a network as an NNEF archive into a folder, unless it is there already. Return its
+    path.
+    """
     from benchmarks.builders.nnef_builder import NnefBuilder
 
     path = folder / f"{network}-{batch}{suffix}"
@@ -62,7 +70,7 @@ def write_nnef(network: str, batch: int, folder: Path, suffix: str = "") -> Path
 
 
 def write_onnx(network: str, batch: int, folder: Path) -> Path:
-    """The path of the network's ONNX model in the folder, which is written if it is not there."""
+    """Write a network as an ONNX model into a folder, unless it is there. Return its path."""
     from benchmarks.builders.onnx_builder import OnnxBuilder
 
     path = folder / f"{network}-{batch}.onnx"
@@ -74,14 +82,14 @@ def write_onnx(network: str, batch: int, folder: Path) -> Path:
 
 
 class NnefJax(Engine):
-    """`nnef_jax.load` as users call it."""
+    """nnef_jax, with the default options of `load`."""
 
     name = "nnef_jax"
     modules = ("jax",)
     options: ClassVar[dict[str, Any]] = {}
 
     def archive(self, network: str, batch: int, folder: Path) -> Path:
-        """The path of what is loaded, written if it is not there."""
+        """Write the file that is loaded, unless it is there already. Return its path."""
         return write_nnef(network, batch, folder)
 
     def prepare(self, network: str, batch: int, inputs: Mapping[str, Array], folder: Path) -> Call:
@@ -103,7 +111,10 @@ class Literal(NnefJax):
 
 
 class Ir(NnefJax):
-    """nnef_jax of the same network as OpenVINO converts it from ONNX and saves it."""
+    """nnef_jax, which loads the network from OpenVINO's IR.
+
+    OpenVINO converts the IR from the ONNX model of the network.
+    """
 
     name = "ir"
     is_usual = False
@@ -156,7 +167,7 @@ class OnnxRuntime(Engine):
 
 
 def onnx_session(path: Path) -> Any:
-    """A session of onnxruntime on the CPU, with all cores and all optimisations."""
+    """Return a session of onnxruntime on the CPU, with all cores and all optimisations."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -166,7 +177,7 @@ def onnx_session(path: Path) -> Any:
 
 
 class OpenVino(Engine):
-    """OpenVINO held to float32: its default may be bfloat16."""
+    """OpenVINO, which is told to compute in float32. By default it might compute in bfloat16."""
 
     name = "openvino"
     modules = ("onnx", "openvino")
@@ -186,8 +197,8 @@ class OpenVino(Engine):
 
 
 def imported_openvino() -> Any:
-    """The module openvino, which sends no usage data."""
-    # Without this package openvino takes its stub, which starts no process to send any.
+    """Import and return the module openvino, in such a way that it sends no usage data."""
+    # If this package is missing, openvino uses a stub, which does not start a process to send data.
     sys.modules.setdefault("openvino_telemetry", None)  # pyright: ignore[reportArgumentType]
     import openvino
 
@@ -195,7 +206,7 @@ def imported_openvino() -> Any:
 
 
 class OpenVinoBfloat16(OpenVino):
-    """OpenVINO in bfloat16, its default on a CPU that multiplies it."""
+    """OpenVINO in bfloat16, which is its default on CPUs that can multiply bfloat16."""
 
     name = "openvino_bfloat16"
     precision = "bf16"
@@ -204,7 +215,10 @@ class OpenVinoBfloat16(OpenVino):
 
 
 class Tract(Engine):
-    """tract, which reads the same archive. Its Python interface has no setting for threads."""
+    """tract, which reads the same NNEF archive as nnef_jax.
+
+    Its Python interface has no setting for the number of threads.
+    """
 
     name = "tract"
     modules = ("tract",)
@@ -214,7 +228,7 @@ class Tract(Engine):
 
         reader = tract.nnef().with_tract_extra().with_tract_transformers()
         model = reader.load(write_nnef(network, batch, folder)).into_runnable()
-        # It is declared without being a static method.
+        # tract declares this function without marking it as a static method.
         convert: Any = tract.Tensor.from_numpy  # pyright: ignore[reportAttributeAccessIssue]
         tensors = [convert(value) for value in inputs.values()]
         return lambda: model.run(tensors)[0]
@@ -224,7 +238,7 @@ class Tract(Engine):
 
 
 class Torch(Engine):
-    """torch, eager, in inference mode."""
+    """torch in eager mode and inference mode."""
 
     name = "torch"
     modules = ("torch",)
@@ -245,12 +259,12 @@ class Torch(Engine):
         return call
 
     def compiled(self, module: Any) -> Any:
-        """The module as it is called."""
+        """Return the module that is called. Subclasses compile it."""
         return module
 
 
 class TorchCompiled(Torch):
-    """torch with `torch.compile`, which needs a C++ compiler."""
+    """torch with `torch.compile`, which needs an installed C++ compiler."""
 
     name = "torch_compile"
     is_usual = False
@@ -271,5 +285,5 @@ ENGINES: dict[str, type[Engine]] = {
 
 
 def cores() -> int:
-    """The number of cores that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0))

@@ -1,4 +1,4 @@
-"""What `--against` measures of a checkout, by the parts that the command line names."""
+"""The tasks that `--against` measures in each checkout."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ from benchmarks.engines import example, write_nnef
 
 @dataclass(frozen=True)
 class Task:
-    """Something that a worker prepares once, and then takes turns at."""
+    """A measurement that a worker process prepares once and then repeats."""
 
-    kind: str  # for `benchmarks.worker`
-    titles: Mapping[str, str]  # of its figures, by the names in the worker's answers
-    write: Callable[[Path], dict[str, str]]  # writes what is read into a folder: the arguments
+    kind: str  # the kind of task, which `benchmarks.worker` defines
+    titles: Mapping[str, str]  # a title for each figure, by its name in the worker's answers
+    # Writes the files of the task into a folder, and returns the arguments for the worker.
+    write: Callable[[Path], dict[str, str]]
 
 
 def tasks(parts: Sequence[str], networks: Sequence[str], batches: Sequence[int]) -> list[Task]:
-    """The tasks of "table", "training", "startup" and "parse"."""
+    """Return the tasks of the parts "table", "training", "startup" and "parse"."""
     found: list[Task] = []
     if "table" in parts:
         found += [_of_network("call", name, batch, "") for name in networks for batch in batches]
@@ -54,7 +55,7 @@ def _startup(network: str) -> Iterator[Task]:
 
     run = partial(write, suffix="", task="nnef_jax run")
     yield Task("process", {"done": f"{network}, first result"}, run)
-    # The path is relative: each checkout has a cache of its own.
+    # The path of the cache is relative, so each checkout has its own cache.
     run = partial(run, cache="cache")
     yield Task("process", {"done": f"{network}, first result with cache_dir"}, run)
     for name, suffix in (("folder", ""), (".tgz", ".tgz")):
@@ -69,7 +70,8 @@ def _reading(statements: int, tract: bool) -> Task:
     def write(folder: Path) -> dict[str, str]:
         from nnef_jax.storage.writer import write_members
 
-        # One set of variables for all blocks, so that their files take no time beside the text.
+        # All blocks share one set of variables. Reading the tensor files thus takes little time,
+        # compared with reading the text.
         text = re.sub(r"block\d+/", "", parsing.document(statements))
         if tract:
             text = text.replace(";", ";\nextension tract_registry tract_core;", 1)

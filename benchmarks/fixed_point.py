@@ -1,9 +1,10 @@
-"""Times networks in OpenVX's Q7.8 against the same networks in real numbers.
+"""Measures the time of networks in OpenVX's Q7.8, and of the same networks in real numbers.
 
     python -m benchmarks.fixed_point [--rounds 5]
 
-Calls take turns in one process. "as written" is `load(..., optimize=False)`; ratios are of the time
-in fixed point to that in real numbers.
+All variants of a network run alternately in one process. "optimised" is the network as `load`
+returns it, and "as written" is the network with `load(..., optimize=False)`. A ratio is the time of
+a variant divided by that of one of these two.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ NETWORKS: dict[str, Callable[[NnefBuilder], str]] = {
 
 
 def calls_of(describe: Callable[[NnefBuilder], str]) -> dict[str, Callable[[], Any]]:
-    """Return what is timed of a network, by name."""
+    """Return the variants of a network as functions that run them once, by name."""
     import jax
 
     import nnef_jax
@@ -60,7 +61,7 @@ def calls_of(describe: Callable[[NnefBuilder], str]) -> dict[str, Callable[[], A
 
 
 def main() -> None:
-    """Print the times and their ratios."""
+    """Print the time of each variant, and its ratios to the variants in real numbers."""
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5, help="turns of each")

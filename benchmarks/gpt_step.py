@@ -1,10 +1,12 @@
-"""Tokens a second of a language model with a cache of keys and values, by nnef_jax and others.
+"""Measures how many tokens a second nnef_jax, onnxruntime and torch decode with a cache.
 
     python -m benchmarks.gpt_step [--layers 12] [--positions 128,900] [--tokens 16]
 
-GPT-2's shape (124 million parameters; batch 1, random weights): each call reads one token and gives
-the logits of the next one. nnef_jax keeps 1024 places as states, written in place (`donate_state`);
-torch writes in place, too, and attends to a slice; onnxruntime joins the past and a token.
+The network has the shape of GPT-2 (124 million parameters), batch 1 and random weights. Each call
+reads one token and computes the logits of the next token. The engines store the keys and values of
+earlier tokens in different ways. nnef_jax has states with 1024 positions, which it updates in place
+(`donate_state`). torch also updates caches in place, and attends to a slice of them. onnxruntime
+concatenates the past and the new token in each call.
 """
 
 from __future__ import annotations
@@ -28,11 +30,13 @@ from benchmarks.builders.torch_builder import TorchBuilder
 from benchmarks.engines import onnx_session
 from benchmarks.networks.gpt import HEADS, LETTERS, PLACES, SIZE, GptNnefBuilder, network
 
-REST = 0.02  # seconds, after which threads of the engine before have stopped spinning
+REST = 0.02  # seconds; by then the threads of the previous engine no longer spin
 
 
 class _Onnx(OnnxBuilder):
-    """Takes the past of keys and values, and returns it with the token's."""
+    """Builds the ONNX model, which takes the past keys and values, and returns them with the
+    token's.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,7 +50,7 @@ class _Onnx(OnnxBuilder):
         return self._add("Gather", [table, name], axis=0, rank=3)
 
     def attend(self, name: str, q: str, k: str, v: str) -> str:
-        """Join the past and the token's, and attend to all of it."""
+        """Concatenate the past and the token's keys and values, and attend to all of them."""
         joined: list[str] = []
         for kind, x in (("keys", k), ("values", v)):
             past = f"{name}.{kind}"
@@ -62,7 +66,7 @@ class _Onnx(OnnxBuilder):
         return self.matmul(x, self.transpose(tokens, (1, 0)))
 
     def model(self, output: str) -> Any:
-        """The model that has this output, and all presents."""
+        """Return the model whose outputs are `output` and the extended keys and values."""
         typed = helper.make_tensor_value_info
         shape = [1, HEADS, None, SIZE]
         inputs = [typed(name, TensorProto.INT64, [1, 1]) for name in self.integers]
@@ -75,7 +79,7 @@ class _Onnx(OnnxBuilder):
 
 
 class _Torch(TorchBuilder):
-    """Writes keys and values in their place, and attends to those up to it."""
+    """Builds the torch module, which updates its caches of keys and values in place."""
 
     caches: dict[str, torch.Tensor]
 
@@ -88,7 +92,7 @@ class _Torch(TorchBuilder):
         return self._call(F.embedding, self.declare(name, (1, 1)), table)
 
     def attend(self, name: str, q: Any, k: Any, v: Any) -> Any:
-        """Write the token's key and value in their place, and attend to those up to it."""
+        """Write the token's key and value to its position, and attend to all positions up to it."""
         for kind in ("keys", "values"):
             self.caches[f"{name}.{kind}"] = torch.zeros(1, HEADS, PLACES, SIZE)
         keys, values = (self.caches[f"{name}.{kind}"] for kind in ("keys", "values"))
@@ -107,7 +111,7 @@ class _Torch(TorchBuilder):
         return self._call(F.linear, x, tokens)
 
 
-Step = Callable[[int, int], np.ndarray[Any, Any]]  # a token and its place to logits
+Step = Callable[[int, int], np.ndarray[Any, Any]]  # takes a token and its position, returns logits
 
 
 def _by_nnef_jax(
@@ -166,7 +170,7 @@ def _by_torch(builder: _Torch, module: Any, past: np.ndarray[Any, Any]) -> Step:
 
 
 def _generated(step: Step, place: int, count: int) -> tuple[list[int], list[float]]:
-    """Return the likeliest tokens from a place on, and the seconds that each took."""
+    """Decode `count` tokens from a position on. Return the tokens, and the seconds for each."""
     token, tokens, seconds = 1, list[int](), list[float]()
     for i in range(count):
         start = time.perf_counter()
@@ -177,7 +181,7 @@ def _generated(step: Step, place: int, count: int) -> tuple[list[int], list[floa
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Print tokens a second of each engine, from each position on."""
+    """Print how many tokens a second each engine decodes, from each start position on."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--positions", default="128,900")

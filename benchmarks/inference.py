@@ -1,4 +1,4 @@
-"""The main table: a call of each network by each engine."""
+"""Measures a call of each network by each engine, for the main table."""
 
 from __future__ import annotations
 
@@ -16,22 +16,25 @@ SUBJECT = "nnef_jax"
 
 @dataclass
 class Result:
-    """One network at one batch size."""
+    """The measurement of one network at one batch size by all engines."""
 
     network: str
     batch: int
     timed: timing.Measurement  # by engine
-    differences: dict[str, float] = field(default_factory=dict)  # of outputs, relative
+    differences: dict[str, float] = field(default_factory=dict)  # relative, of each engine's output
     failures: dict[str, str] = field(default_factory=dict)  # engines that could not run it
 
     @property
     def medians(self) -> dict[str, float]:
-        """Seconds of a call by engine."""
+        """The median seconds of a call, by engine."""
         return self.timed.medians
 
     @property
     def ratios(self) -> dict[str, float]:
-        """nnef_jax's time divided by each engine's; "fastest" is one of the usual engines."""
+        """nnef_jax's time divided by that of each engine.
+
+        The key "fastest" is the ratio to the fastest of the engines with `is_usual`.
+        """
         times = self.medians
         if SUBJECT not in times:
             return {}
@@ -40,16 +43,17 @@ class Result:
         return apart | timing.ratios(usual, SUBJECT)
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the result as values for JSON."""
         return {**asdict(self), "medians": self.medians, "ratios": self.ratios}
 
 
 def run(
     engines: Sequence[Engine], networks: Sequence[str], batches: Sequence[int], rounds: int
 ) -> Iterator[Result]:
-    """Measure each network at each batch size, one after another.
+    """Yield the result for each network at each batch size.
 
-    Raises DisagreementError where outputs differ: then there is nothing to compare.
+    Raises DisagreementError if the engines' outputs differ, because their times cannot be compared
+    then.
     """
     for network in networks:
         for batch in batches:
@@ -68,7 +72,7 @@ def _measure(
         try:
             call = engine.prepare(network, batch, inputs, folder)
             outputs[engine.name] = engine.array(call()).copy()
-        except Exception as error:  # an engine that lacks an operation leaves the others to compare
+        except Exception as error:  # the engine may lack an operation; the others are compared
             failures[engine.name] = f"{type(error).__name__}: {error}".splitlines()[0]
         else:
             calls[engine.name] = call

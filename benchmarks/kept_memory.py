@@ -1,10 +1,11 @@
-"""Memory that a model keeps beside its weights: after calls at many lengths, and while it decodes.
+"""Measures the memory that models keep, after calls of many lengths and while they decode.
 
     python -m benchmarks.kept_memory [--networks encoder llama] [--width 1024] [--lengths 64]
 
-Prints the bytes of all arrays of jax and of the process, each also as a multiple. The encoder's are
-multiples of those after the first two lengths, the Llama's of its weights. Each network runs in a
-process of its own. Both are ONNX models of about 300 MB with open lengths.
+Prints the memory of all jax arrays and of the process. The memory of the arrays is also printed as
+a multiple: for the encoder as a multiple of their memory after calls of two lengths, and for the
+Llama as a multiple of the size of its weights. Both networks are ONNX models of about 300 MB with
+open lengths, and each runs in a process of its own.
 """
 
 from __future__ import annotations
@@ -28,15 +29,18 @@ from rich.table import Table
 from benchmarks.builders.onnx_builder import OnnxBuilder
 from benchmarks.networks.transformers import bert
 
-HEAD = 64  # items
+HEAD = 64  # items of a head
 LETTERS = 8192
 LONGEST = 512
-EDGES = 1, 31, 32, 160, 161, LONGEST  # lengths at which kernels change
+EDGES = 1, 31, 32, 160, 161, LONGEST  # lengths at which other kernels are chosen
 PREFILL, DECODED = 32, 4  # tokens
 
 
 class _Onnx(OnnxBuilder):
-    """Stores matrices of layers as exporters do, (inputs, outputs); extents of 0 are open."""
+    """Builds ONNX models as exporters do: matrices have the shape (inputs, outputs).
+
+    An extent of 0 is an open extent.
+    """
 
     outputs: list[str]
 
@@ -45,24 +49,24 @@ class _Onnx(OnnxBuilder):
         self.outputs = []
 
     def dense_layer(self, name: str, x: str, inputs: int, outputs: int) -> str:
-        """A dense layer with a bias."""
+        """Add a dense layer with a bias."""
         return self.add(self.matrix(name, x, inputs, outputs), self._bias(name, outputs))
 
     def matrix(self, name: str, x: str, inputs: int, outputs: int) -> str:
-        """A product with a matrix that keeps the variance."""
+        """Add a product with a random matrix. The variance of the result is that of `x`."""
         values = self.normal(inputs, outputs, deviation=math.sqrt(1 / inputs))
         return self.matmul(x, self.parameter(f"{name}.weight", values))
 
     def node(self, kind: str, *inputs: str, rank: int | None = None, **attributes: Any) -> str:
-        """Add a node of one result."""
+        """Add a node with one result, and return the name of the result."""
         return self._add(kind, inputs, rank=rank, **attributes)
 
     def number(self, value: float) -> str:
-        """Add a scalar."""
+        """Add a constant that is a scalar."""
         return self._scalar(value)
 
     def integers(self, *values: int) -> str:
-        """Add a list of integers."""
+        """Add a constant that is a list of integers."""
         return self._list(*values)
 
     def write(self, path: Path) -> None:
@@ -86,7 +90,8 @@ class _Onnx(OnnxBuilder):
 def encoder(width: int, layers: int) -> _Onnx:
     """Describe an encoder of sequences of any length.
 
-    Its gains are stored as logarithms: numpy does not prepare them, XLA does.
+    The gains at its end are stored as logarithms. Their exponential is computed once by XLA, and
+    not by numpy.
     """
     b = _Onnx()
     y = bert(b, 0, tokens=0, width=width, layers=layers, heads=width // HEAD)
@@ -96,7 +101,9 @@ def encoder(width: int, layers: int) -> _Onnx:
 
 
 def llama(width: int, layers: int) -> _Onnx:
-    """Describe a Llama that takes the past of keys and values, and returns it with new ones."""
+    """Describe a Llama that takes the past keys and values, and returns them extended by the new
+    ones.
+    """
     b, heads = _Onnx(), width // HEAD
     few, hidden = max(heads // 4, 1), width * 11 // 4
 
@@ -157,13 +164,13 @@ def llama(width: int, layers: int) -> _Onnx:
 
 
 class _Rows:
-    """Rows of a table: bytes of arrays and of the process at some moments."""
+    """A table with a row for each moment: the bytes of all jax arrays, and of the process."""
 
     def __init__(self) -> None:
         self.rows: list[tuple[str, int, int]] = []
 
     def add(self, moment: str) -> None:
-        """Measure now."""
+        """Measure the memory, and add a row with the name of the moment."""
         import jax
 
         gc.collect()
@@ -171,7 +178,7 @@ class _Rows:
         self.rows.append((moment, arrays, _resident()))
 
     def print(self, title: str, unit: int) -> None:
-        """Print the table, with arrays as multiples of so many bytes."""
+        """Print the table. The column `title` has the arrays' memory divided by `unit` bytes."""
         table = Table("", "arrays, MB", title, "process, MB", box=box.SIMPLE)
         for moment, arrays, resident in self.rows:
             mb = [f"{n / 1e6:.0f}" for n in (arrays, resident)]
@@ -180,14 +187,14 @@ class _Rows:
 
 
 def _resident() -> int:
-    """Return the bytes of this process in memory."""
+    """Return the resident memory of this process in bytes."""
     with open("/proc/self/status", encoding="ascii") as file:
         line = next(line for line in file if line.startswith("VmRSS"))
     return int(line.split()[1]) << 10
 
 
 def lengths(count: int) -> list[int]:
-    """Return so many lengths of 1 to 512 in a fixed order, those of EDGES among them."""
+    """Return `count` lengths from 1 to 512 in a fixed random order. EDGES are among them."""
     random = np.random.default_rng(0)
     others = [n for n in range(1, LONGEST + 1) if n not in EDGES]
     drawn = random.permutation(others)[: max(count - len(EDGES), 0)]
@@ -195,7 +202,7 @@ def lengths(count: int) -> list[int]:
 
 
 def of_encoder(path: Path, told: Any) -> None:
-    """Print what is kept of an encoder after calls at more and more lengths."""
+    """Print the memory that an encoder keeps after calls of more and more lengths."""
     import jax
 
     import nnef_jax
@@ -215,7 +222,7 @@ def of_encoder(path: Path, told: Any) -> None:
 
 
 def of_llama(path: Path, told: Any) -> None:
-    """Print what is kept of a Llama after its prefill and a few tokens."""
+    """Print the memory that a Llama keeps after its prefill and after a few tokens."""
     import jax
 
     import nnef_jax
@@ -250,7 +257,7 @@ def _run(name: str, told: Any) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, each network in a process of its own."""
+    """Measure the networks that the command line selects, each in a process of its own."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--networks", nargs="+", choices=[*NETWORKS], default=[*NETWORKS])
     parser.add_argument("--width", type=int, default=1024)

@@ -1,4 +1,4 @@
-"""What a measurement was made with: the machine and the versions of everything."""
+"""Describes the machine of a measurement and the versions of the packages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PACKAGES = ("nnef_jax", "jax", "jaxlib", "numpy", "onnxruntime", "openvino", "t
 
 
 def description() -> dict[str, Any]:
-    """Date, processor, cores, load, and versions of what is installed, for JSON."""
+    """Return the date, the processor, the cores, the load and the installed versions, for JSON."""
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "processor": _processor(),
@@ -29,7 +29,9 @@ def description() -> dict[str, Any]:
 
 
 def _processor() -> str:
-    """Its name, and the numbers that tell its kind where the name does not."""
+    """Return the processor's name, and its family and model number, which identify it if the name
+    does not.
+    """
     information = Path("/proc/cpuinfo")
     if not information.exists():
         return platform.processor()
