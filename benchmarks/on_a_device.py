@@ -1,11 +1,12 @@
-"""Compares the device that jax has with the tests' reference, and times networks there.
+"""Checks nnef_jax's operations on jax's device, and measures networks there.
 
     python -m benchmarks.on_a_device [--minutes 8] [--out report.json]
 
-Each row of the tables of operations runs on jax's default device, in an order drawn by `--seed`,
-until half of the time is up. Then networks are timed in turns with the same networks in plain jax.
-The report names the device, the versions, the rows whose results are not within the tolerance of
-the reference, and milliseconds a call.
+In the first half of the time, the rows of the tests' tables of operations run on jax's default
+device, in a random order that `--seed` determines. Their results are compared with the reference
+implementation of the tests. In the second half, networks run alternately in nnef_jax and in plain
+jax, and are timed. The report has the device, the versions, the rows whose results differ from the
+reference by more than their tolerance, and the milliseconds of a call.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ from benchmarks.devices import model_of as network_of
 from tests.helpers import model_of
 from tests.op_cases import NNEF, TRACT, OpCase, document, expected, inputs
 
-_TOGETHER = 24  # rows in one program
+_TOGETHER = 24  # rows that are compiled as one program
 _TIMED = [name for name in ONES if name != GPT]
 _ROUNDS = 12
 
 
 def main(minutes: float, seed: int, out: Path | None) -> None:
-    """Run rows until the time is up, and print a report."""
+    """Run rows and networks for `minutes`, and print a report. Also write it to the file `out`."""
     rows = [*NNEF, *TRACT]
     random.Random(seed).shuffle(rows)
     begin = time.monotonic()
@@ -76,7 +77,7 @@ def main(minutes: float, seed: int, out: Path | None) -> None:
 
 
 def _milliseconds(end: float) -> dict[str, dict[str, float]]:
-    """Return the median time of a call, by network and by who computes it."""
+    """Return the median milliseconds of a call, by network and then by "nnef_jax" and "jax"."""
     times: dict[str, dict[str, float]] = {}
     for name, dtype, batch in itertools.product(_TIMED, DTYPES, (8, 1)):
         if time.monotonic() > end:
@@ -102,7 +103,7 @@ def _milliseconds(end: float) -> dict[str, dict[str, float]]:
 
 
 def _differing(cases: Sequence[OpCase]) -> dict[str, str]:
-    """Return the rows that differ from the reference, with the largest error."""
+    """Return a message with the largest error for each row that differs from the reference."""
     models = [model_of(document(x), precision="highest") for x in cases]
     arrays = [inputs(case) for case in cases]
 

@@ -1,4 +1,7 @@
-"""Reading a network of OpenVINO: 100 MB of weights, and 5,000 layers; `python -m` runs it."""
+"""Measures time and memory to load two OpenVINO networks: `python -m benchmarks.openvino_reading`.
+
+One network has 100 MB of weights, and the other has 5,000 layers.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ _SIDE, _MATRICES, _LAYERS, _ROUNDS = 1600, 10, 5_000, 5
 
 
 def _heavy(matrices: int = _MATRICES) -> Writer:
-    """Ten products with matrices of 10 MB."""
+    """Return a network of products with matrices of 10 MB."""
     net = Writer()
     x = net.input("x", (1, _SIDE))
     for i in range(matrices):
@@ -25,7 +28,7 @@ def _heavy(matrices: int = _MATRICES) -> Writer:
 
 
 def _long() -> Writer:
-    """A chain of small layers."""
+    """Return a network that is a chain of small layers."""
     net = Writer()
     x, c = net.input("x", (1, 8)), net.constant(np.ones((1, 8), np.float32), "c")
     for i in range(_LAYERS):
@@ -36,14 +39,14 @@ def _long() -> Writer:
 
 
 def _own_memory() -> float:
-    """Return the megabytes of memory that are no map of a file (Linux)."""
+    """Return the megabytes of this process's memory that are not mapped from files (on Linux)."""
     lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
     return sum(int(line.split()[1]) for line in lines if line.startswith("Anonymous:")) / 1e3
 
 
 def main() -> None:
-    """Print what both take."""
-    for net in (_heavy(1), _long()):  # imports what the reader needs
+    """Print the time and the memory that loading each network takes."""
+    for net in (_heavy(1), _long()):  # so that all modules are imported before the measurement
         with tempfile.TemporaryDirectory() as folder:
             assert nnef_jax.load(net.write(Path(folder))).params
     for name, net in (("100 MB", _heavy()), (f"{_LAYERS} layers", _long())):

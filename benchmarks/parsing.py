@@ -1,4 +1,8 @@
-"""Text of flat statements to a checked graph with shapes, against the `nnef` wheel's parser."""
+"""Measures how fast large documents are read, beside the parser of the `nnef` package.
+
+nnef_jax reads a flat document to a checked graph with shapes. The `nnef` package only parses the
+document.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +31,7 @@ _STATEMENTS = _BLOCK.count(";\n")
 
 
 def document(statements: int) -> str:
-    """A flat document as converters write them, with about this number of statements."""
+    """Return a flat document, as converters write them, with about `statements` statements."""
     blocks = statements // _STATEMENTS
     body = "".join(_BLOCK.format(i=i, j=i + 1) for i in range(blocks))
     external = "    x0 = external<scalar>(shape = [1, 16, 32, 32]);\n"
@@ -35,7 +39,9 @@ def document(statements: int) -> str:
 
 
 def run(rounds: int) -> list[dict[str, Any]]:
-    """A row for each size: seconds of both, and their ratio."""
+    """Return a row for each size of document, with the milliseconds of both parsers and their
+    ratio.
+    """
     import nnef
 
     from nnef_jax.reading.read import network_of_text
@@ -47,7 +53,7 @@ def run(rounds: int) -> list[dict[str, Any]]:
             "nnef_jax": lambda text=text: network_of_text(text),
             "wheel": lambda text=text: nnef.parse_string(text),
         }
-        # The large one takes seconds a call, and its ratio needs fewer rounds.
+        # The large document takes seconds to read. Its ratio varies less, so fewer rounds suffice.
         measured = timing.measure(calls, max(2, rounds * SIZES[0] // size))
         times = measured.medians
         rows.append(

@@ -1,4 +1,4 @@
-"""What the passes for CPUs earn: calls and training steps with each left out in turn."""
+"""Measures the gain of each pass for CPUs, by leaving out one pass at a time."""
 
 from __future__ import annotations
 
@@ -18,31 +18,34 @@ from benchmarks.timing import QUIET
 
 ALL = "all passes"
 
-# What is compiled, as text, and what compiles it.
+# The program before XLA compiles it, as text, and a function that compiles it.
 Lowered = tuple[str, Callable[[], Callable[[], Any]]]
 
 
 @dataclass
 class Earned:
-    """One call or step. Passes that leave the compiled text as it is are not timed."""
+    """The times of one call or training step, without each pass.
+
+    If leaving out a pass does not change the program that XLA compiles, the program is not timed.
+    """
 
     title: str
-    timed: timing.Measurement  # without each pass, and with all of them
+    timed: timing.Measurement  # by the pass that is left out; ALL is with all passes
 
     @property
     def ratios(self) -> dict[str, float]:
-        """The time without a pass, divided by that with all."""
+        """The time without a pass, divided by the time with all passes."""
         times = self.timed.medians
         return {name: time / times[ALL] for name, time in times.items() if name != ALL}
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the times as values for JSON."""
         found = {"title": self.title, "ratios": self.ratios, "samples": self.timed.samples}
         return {**found, "cores_used_elsewhere": self.timed.elsewhere}
 
 
 def names() -> list[str]:
-    """The passes for a CPU in order, then what they choose."""
+    """Return the names of the passes for a CPU in order, then those of the kernels they choose."""
     from lowering.pipeline import name_of
     from lowering.targets.cpu import CPU, KERNELS
 
@@ -52,9 +55,10 @@ def names() -> list[str]:
 def run(
     networks: Sequence[str], batches: Sequence[int], rounds: int, only: Sequence[str] = ()
 ) -> Iterator[Earned]:
-    """Measure a call of each network at each batch size, and its training step where it has one.
+    """Measure a call of each network at each batch size, and the training steps of some networks.
 
-    Raises DisagreementError where results without a pass are others.
+    Passes are left out one at a time: those in `only` if it is not empty, and all passes otherwise.
+    Raises DisagreementError if the results without a pass differ from those with all passes.
     """
     for network in networks:
         with tempfile.TemporaryDirectory(prefix="benchmarks-") as folder:
@@ -88,7 +92,7 @@ def _measure(
 
 
 def _call(network: str, batch: int, folder: Path) -> Lowered:
-    """`model(x)`, lowered as it is there."""
+    """Lower the program of `model(x)`, in the same way as a call does."""
     import jax
     import jax.numpy as jnp
 
@@ -121,7 +125,7 @@ def _call(network: str, batch: int, folder: Path) -> Lowered:
 
 
 def _step(network: str, folder: Path) -> Lowered:
-    """Value and gradient in all parameters."""
+    """Lower a training step: the loss and its gradient with respect to all parameters."""
     import jax
 
     import nnef_jax
@@ -139,7 +143,7 @@ def _step(network: str, folder: Path) -> Lowered:
 
 
 def print_earned(console: Console, results: Sequence[Earned]) -> None:
-    """For each pass the most that it earns, and where; what it changes besides."""
+    """Print a table with the best and the worst ratio of each pass, and all other ratios."""
     table = Table(title="time without a pass, divided by that with all")
     for title in ("pass", "best", "worst", "all that it changes"):
         table.add_column(title)

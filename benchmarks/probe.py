@@ -1,7 +1,8 @@
-"""What a fresh process does for `startup`: `python -m benchmarks.probe TASK PATH [CACHE]`.
+"""The process that `startup` measures: `python -m benchmarks.probe TASK PATH [CACHE]`.
 
-Prints as JSON when it was done, in seconds since the epoch, how many of them the parts of it took,
-and the most memory it held. It imports nothing beside what the task needs.
+Prints a JSON object with the times when the stages of the task were done (in seconds since the
+epoch), the seconds of the parts of a first call, and the largest memory of the process. The process
+imports nothing that the task does not need.
 """
 
 from __future__ import annotations
@@ -18,7 +19,11 @@ from typing import Any
 
 
 def main(task: str, path: str, cache: str | None = None) -> dict[str, Any]:
-    """Do the task: "jax" imports it, the others load a network and perhaps run it once."""
+    """Do a task, and return its times and memory.
+
+    The task "jax" imports jax and makes an array. Other tasks load a network with an engine. Tasks
+    that end in " run" also run the network once.
+    """
     times: dict[str, Any] = {}
     if task == "jax":
         importlib.import_module("jax")
@@ -29,12 +34,12 @@ def main(task: str, path: str, cache: str | None = None) -> dict[str, Any]:
     elif task.startswith(("nnef_jax", "literal")):
         import nnef_jax
 
-        load = nnef_jax.load  # imports what it is made of
+        load = nnef_jax.load  # imports the modules that it needs
         times["imported"] = time.time()
         options: dict[str, Any] = {"cache_dir": cache} if cache else {}
         model = load(path, optimize=task.startswith("nnef_jax"), **options)
         if task == "nnef_jax load":
-            model.params  # noqa: B018 - what is lazy is done too
+            model.params  # noqa: B018 - reads the parameters, which load does not
         times["loaded"] = time.time()
         if task.endswith(" run"):
             times["parts"] = _parts(lambda: model(_ones(model.inputs[0].shape)).block_until_ready())
@@ -50,17 +55,17 @@ def main(task: str, path: str, cache: str | None = None) -> dict[str, Any]:
 
 
 def _parts(call: Callable[[], Any]) -> dict[str, float]:
-    """Return the seconds that parts of a first call take.
+    """Return the seconds that each part of a first call takes, by name.
 
-    jax tells how long XLA compiles. Our own functions are timed where they are looked up, those
-    that a commit lacks are none.
+    jax reports how long XLA compiles. The functions of nnef_jax are replaced by functions that
+    measure their time. A function that the measured commit lacks counts as 0 s.
     """
     import jax.monitoring
 
     from nnef_jax.execution import executables
 
     spent: Counter[str] = Counter()
-    inside: Counter[str] = Counter()  # of `Executables.get`, XLA's compiling within
+    inside: Counter[str] = Counter()  # the time of XLA's compiler within `Executables.get`
 
     def told(event: str, seconds: float, **_: Any) -> None:
         if event.endswith("backend_compile_duration"):
@@ -94,7 +99,7 @@ def _parts(call: Callable[[], Any]) -> dict[str, float]:
 
 
 def _recipe() -> Any:
-    """Return the class by which numpy prepares; None in commits before it."""
+    """Return the class `Recipe`, which prepares parameters by numpy. None in commits without it."""
     found = importlib.util.find_spec("lowering.recipe")
     return None if found is None else importlib.import_module("lowering.recipe").Recipe
 
@@ -123,10 +128,10 @@ def _ones(shape: Any) -> Any:
 
 
 def _peak() -> int:
-    """The most bytes that were resident.
+    """Return the largest number of bytes of this process that were in memory.
 
-    Linux counts them for this program in VmHWM; getrusage would count those of the process that
-    started it, too, as long as it had not been replaced.
+    On Linux it is VmHWM, which counts only this program. getrusage would also count the memory of
+    the parent process between the fork and the start of this program.
     """
     try:
         with open("/proc/self/status") as status:

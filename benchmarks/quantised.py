@@ -1,12 +1,13 @@
-"""Times networks of 8 bits against those in real numbers, and against other engines.
+"""Measures networks of 8 bits, beside float32 and beside other engines.
 
     python -m benchmarks.quantised [--networks resnet50,mobilenet_v2,bert] [--batch 1,8]
 
-onnxruntime quantises its model of each network, with ranges of one random input: activations as
-uint8, weights as int8 with a scale for each channel. Its kernels and OpenVINO's are made for that:
-ResNet-50 takes them 10 and 4 ms so, 30 and 31 with activations as int8. onnxruntime and OpenVINO
-run that; nnef_jax runs what OpenVINO makes of it. Calls take turns in one process. Ratios are of
-nnef_jax in 8 bits to each.
+onnxruntime quantises the ONNX model of each network, by the ranges of tensors for one random input.
+Activations become uint8, and weights become int8 with a scale for each channel. The kernels of
+onnxruntime and OpenVINO are made for these types: ResNet-50 takes 10 ms in onnxruntime and 4 ms in
+OpenVINO, and 30 ms and 31 ms if activations are int8. onnxruntime and OpenVINO run the quantised
+ONNX model. nnef_jax runs the IR to which OpenVINO converts this model. The calls alternate in one
+process. A ratio is the time of nnef_jax in 8 bits divided by that of the engine in the row.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _OURS = "nnef_jax, 8 bits"
 
 
 class _Once:
-    """Gives one input to calibrate with."""
+    """A reader of calibration data for onnxruntime, which has a single input."""
 
     def __init__(self, inputs: Mapping[str, Array]) -> None:
         self._given = iter([inputs])
@@ -41,7 +42,9 @@ class _Once:
 
 
 def write_quantised(network: str, batch: int, inputs: Mapping[str, Array], folder: Path) -> Path:
-    """Return the path of the ONNX model with nodes that quantise; beside it is OpenVINO's .xml."""
+    """Write the quantised ONNX model, and OpenVINO's IR of it beside it. Return the path of the
+    model.
+    """
     from onnxruntime import quantization as q
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
@@ -64,7 +67,7 @@ def write_quantised(network: str, batch: int, inputs: Mapping[str, Array], folde
 
 
 def calls_of(network: str, batch: int, folder: Path) -> dict[str, Callable[[], Any]]:
-    """Return the calls to time by engine. Each returns a numpy array."""
+    """Return the functions to time, by engine. Each runs the network and returns a numpy array."""
     import nnef_jax
 
     inputs = example(network, batch)
@@ -72,7 +75,7 @@ def calls_of(network: str, batch: int, folder: Path) -> dict[str, Callable[[], A
     (name,), (x,) = inputs, inputs.values()
     session = onnx_session(path)
     settings = {
-        "INFERENCE_PRECISION_HINT": "f32",  # of what is not in 8 bits
+        "INFERENCE_PRECISION_HINT": "f32",  # for operations that are not in 8 bits
         "PERFORMANCE_HINT": "LATENCY",
         "INFERENCE_NUM_THREADS": cores(),
     }
@@ -89,7 +92,7 @@ def calls_of(network: str, batch: int, folder: Path) -> dict[str, Callable[[], A
 
 
 def main() -> None:
-    """Print times, their ratios, and how far results are from those in float32."""
+    """Print the times, their ratios, and the differences of the results from those in float32."""
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--networks", default=NETWORKS)

@@ -1,4 +1,4 @@
-"""Tables for the terminal, and the plot."""
+"""Prints the tables of the benchmarks, and draws the plot."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from benchmarks.timing import QUIET, geometric_mean
 
 
 def print_machine(console: Console, machine: Mapping[str, Any]) -> None:
-    """A line on the machine, and one on the versions."""
+    """Print a line about the machine, and a line with the versions."""
     versions = ", ".join(f"{name} {v}" for name, v in machine["versions"].items())
     console.print(f"{machine['processor']}, {machine['cores']} cores, load {machine['load']}")
     console.print(f"{versions}, Python {machine['python']}\n")
 
 
 def print_results(console: Console, results: Sequence[Result]) -> None:
-    """Medians in milliseconds and ratios for each network; at the end mean and worst ratio."""
+    """Print the median milliseconds and ratios of each network, and the mean and worst ratios."""
     engines = list(dict.fromkeys(e for r in results for e in (*r.medians, *r.failures)))
     columns = [e for e in engines if e != SUBJECT]
     table = Table(title="median ms (nnef_jax's time / the engine's)")
@@ -50,14 +50,16 @@ def print_results(console: Console, results: Sequence[Result]) -> None:
 
 
 def line(result: Result) -> str:
-    """The ratios of one result, for a first look."""
+    """Return a line of text with the ratios of one result."""
     return ", ".join(f"{name} {ratio:.2f}" for name, ratio in result.ratios.items()) or "-"
 
 
 def summarise(results: Sequence[Result]) -> dict[str, dict[str, float]]:
-    """Geometric mean and worst of the ratios to each engine, where nothing else was running.
+    """Return the geometric mean and the worst of the ratios to each engine.
 
-    The mlp is in neither: its time is that of a call, which would hide that of arithmetic.
+    Results that were measured while other processes used the processor are left out.
+
+    The network mlp is left out too, because its time is the overhead of a call and not arithmetic.
     """
     by_engine: dict[str, list[float]] = {}
     for result in (r for r in results if r.timed.elsewhere <= QUIET and r.network != "mlp"):
@@ -67,7 +69,7 @@ def summarise(results: Sequence[Result]) -> dict[str, dict[str, float]]:
 
 
 def print_facts(console: Console, title: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    """A table of dictionaries with the same keys; numbers to three digits."""
+    """Print a table with a row for each dictionary. All of them have the same keys."""
     table = Table(title=title)
     for name in rows[0]:
         table.add_column(name.replace("_", " "), justify="right")
@@ -77,7 +79,7 @@ def print_facts(console: Console, title: str, rows: Sequence[Mapping[str, Any]])
 
 
 def plot(results: Sequence[Result], path: Path) -> None:
-    """Bars of the ratios to each engine, with a line where both are equally fast."""
+    """Draw bars of the ratios to each engine, with a line at 1, where both are equally fast."""
     from matplotlib.figure import Figure
 
     rows = [r for r in results if r.ratios]

@@ -1,9 +1,10 @@
-"""Requests a second of `nnef_jax.serving` under many clients, and of onnxruntime in that server.
+"""Measures the requests a second of `nnef_jax.serving`, with nnef_jax and with onnxruntime.
 
     python -m benchmarks.serving --clients 64 --seconds 20
 
-Each answer is compared with the engine's own result for the item by itself. While clients run the
-server is told to stop, and answers that are missing are counted. Clients share the cores with it.
+Many clients send requests at the same time. They run on the same cores as the server. Each answer
+is compared with the result that the engine computes for the single item. At the end, the server is
+stopped while the clients still send requests, and requests without an answer are counted.
 """
 
 from __future__ import annotations
@@ -26,13 +27,16 @@ import numpy as np
 
 from benchmarks.engines import example, onnx_session, write_nnef, write_onnx
 
-_ITEMS = 16  # different ones that clients send
-_TOLERANCE = 1e-4  # of the largest entry
+_ITEMS = 16  # different items that clients send
+_TOLERANCE = 1e-4  # relative to the largest entry of a row
 _ENGINES = ("nnef_jax", "onnxruntime")
 
 
 class OnnxBatches:
-    """Batches of a network by onnxruntime, a session for each size: what `serving.app` takes."""
+    """Runs batches of a network in onnxruntime, with a session for each size.
+
+    It has the attributes that `serving.app` needs.
+    """
 
     def __init__(self, network: str, sizes: Sequence[int], folder: Path) -> None:
         from nnef_jax import TensorSpec
@@ -59,7 +63,7 @@ class OnnxBatches:
 
 
 def servable(engine: str, network: str, sizes: Sequence[int], folder: Path) -> Any:
-    """Return what computes batches by an engine."""
+    """Return an object that computes batches of a network by an engine, for `serving.app`."""
     if engine == "onnxruntime":
         return OnnxBatches(network, sizes, folder)
     import nnef_jax
@@ -68,7 +72,7 @@ def servable(engine: str, network: str, sizes: Sequence[int], folder: Path) -> A
 
 
 def alone(engine: str, network: str, sizes: Sequence[int], folder: Path) -> None:
-    """Print items a second by batch size, the best of a few calls, without a server."""
+    """Print the items a second for each batch size, without a server."""
     batches = servable(engine, network, sizes, folder)
     batches.compile()
     for size in sizes:
@@ -83,13 +87,13 @@ def alone(engine: str, network: str, sizes: Sequence[int], folder: Path) -> None
 
 
 def items(network: str) -> Any:
-    """Return the items that clients send, by a seed."""
+    """Return the items that clients send. They are the same in each process."""
     (x,) = example(network, 1).values()
     return np.random.default_rng(0).standard_normal((_ITEMS, *x.shape[1:])).astype(np.float32)
 
 
 def serve(engine: str, network: str, sizes: Sequence[int], folder: Path) -> None:
-    """Serve until a signal; the rows for single items are printed first, in a file of numpy's."""
+    """Write the expected row of each item to a file, and serve a network until a signal arrives."""
     from nnef_jax.serving import ServingLimits, app
     from nnef_jax.serving.server import Server
 
@@ -106,7 +110,7 @@ def serve(engine: str, network: str, sizes: Sequence[int], folder: Path) -> None
 
 @dataclass
 class Seen:
-    """What clients saw."""
+    """The answers that the clients got: their times and the number of each outcome."""
 
     rows: Any
     seconds: list[float] = field(default_factory=list[float])
@@ -115,7 +119,7 @@ class Seen:
 
 
 async def client(port: int, requests: Sequence[bytes], seen: Seen, first: int) -> None:
-    """Send one request after the other, by one connection as long as it is open."""
+    """Send one request after the other. A connection is used until the server closes it."""
     number, reader, writer = first, None, None
     while True:
         index, number = number % _ITEMS, number + 1
@@ -150,7 +154,7 @@ async def client(port: int, requests: Sequence[bytes], seen: Seen, first: int) -
 
 
 async def load(port: int, network: str, name: str, seen: Seen, options: Any, stop: Any) -> None:
-    """Run clients, stop the server while they run, and print what they saw."""
+    """Run the clients, stop the server while they run, and print the results."""
     requests: list[bytes] = []
     for item in items(network):
         data = item.tobytes()
@@ -182,7 +186,7 @@ async def load(port: int, network: str, name: str, seen: Seen, options: Any, sto
 
 
 def measure(engine: str, options: Any, folder: Path) -> None:
-    """Start a server of an engine, and load it."""
+    """Start a server with an engine, and send requests to it."""
     told = [sys.executable, "-m", "benchmarks.serving", "--serve", engine, "--folder", str(folder)]
     told += ["--network", options.network, "--sizes", options.sizes]
     with subprocess.Popen(told, stdout=subprocess.PIPE, text=True) as server:
@@ -198,7 +202,7 @@ def measure(engine: str, options: Any, folder: Path) -> None:
 
 
 def main() -> None:
-    """Measure what the command line says."""
+    """Measure the engines that the command line selects."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--network", default="resnet18")
     parser.add_argument("--clients", type=int, default=64)

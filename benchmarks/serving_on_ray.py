@@ -1,8 +1,9 @@
-"""Requests to `examples/ray/serve_networks.py` on two nodes, while replicas are killed.
+"""Sends requests to `examples/ray/serve_networks.py` on two nodes, while replicas are killed.
 
     python -m benchmarks.serving_on_ray --seconds 40 --every 5
 
-Both nodes are processes of this machine. Each answer is compared with the row of a call.
+Both nodes are processes of this machine. Each answer is compared with the row that a direct call
+computes.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _TIMEOUT = 10.0
 
 
 async def client(port: int, items: Any, wanted: Any, end: float, seen: Any) -> None:
-    """Send one item after the other until the end; note how each request ends, and when."""
+    """Send one item after the other until the time `end`. Put outcomes and times into `seen`."""
     counts, seconds = seen
     number = 0
     while time.monotonic() < end:
@@ -48,7 +49,7 @@ async def client(port: int, items: Any, wanted: Any, end: float, seen: Any) -> N
 
 
 async def ask(port: int, item: Any, wanted: Any) -> str:
-    """Return how a request of an item ended."""
+    """Send a request for an item, and return its outcome: "right", "wrong", or an error."""
     tensor = {"name": "image", "shape": [1, *item.shape], "datatype": "FP32"}
     tensor["data"] = item.ravel().tolist()
     text = json.dumps({"inputs": [tensor]})
@@ -67,7 +68,7 @@ async def ask(port: int, item: Any, wanted: Any) -> str:
 
 
 def replicas() -> list[int]:
-    """Return the processes of replicas."""
+    """Return the process ids of the replicas."""
     from ray.util.state import list_actors
 
     found = list_actors(filters=[("state", "=", "ALIVE")], limit=100)
@@ -75,7 +76,7 @@ def replicas() -> list[int]:
 
 
 async def kill(every: float, end: float, killed: list[int]) -> None:
-    """Kill a replica now and then."""
+    """Kill a replica every `every` seconds, until the time `end`."""
     while time.monotonic() + every < end:
         await asyncio.sleep(every)
         pids = await asyncio.to_thread(replicas)
@@ -97,7 +98,7 @@ async def run(port: int, options: Any) -> tuple[Counter[str], list[float], list[
 
 
 def measure(options: Any) -> Counter[str]:
-    """Start two nodes, serve on both, print how requests end."""
+    """Start two nodes, serve on both, and print and return the outcomes of requests."""
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
     try:
         cluster.add_node(num_cpus=2)
@@ -123,7 +124,7 @@ def measure(options: Any) -> Counter[str]:
 
 
 def arguments() -> argparse.ArgumentParser:
-    """Return the options."""
+    """Return the parser of the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=40)
     parser.add_argument("--every", type=float, default=5)

@@ -1,9 +1,10 @@
-"""Memory of a network whose weights are divided over eight host devices, and gathered when read.
+"""Measures the memory of a network whose weights are sharded over eight host devices.
 
     python -m benchmarks.sharded_memory [--megabytes 2048] [--width 4096] [--train]
 
-Prints the anonymous memory of a process beyond that before `shard`: with the weights divided, and
-the most during a call, or while a gradient is computed.
+The weights are gathered when an operation reads them. The program prints the anonymous memory that
+the process has taken since before `shard`: after the weights are sharded, and the maximum during a
+call, or with `--train` during the computation of a gradient.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ DEVICES, BATCH = 8, 64
 
 
 def write(folder: Path, width: int, layers: int) -> None:
-    """Write a network of square layers as a folder, a layer at a time."""
+    """Write a network of square layers into a folder, one layer at a time."""
     import numpy as np
 
     from nnef_jax import write_tensor
@@ -42,14 +43,14 @@ def write(folder: Path, width: int, layers: int) -> None:
 
 
 def anonymous() -> int:
-    """Return the bytes of this process that are no file's."""
+    """Return the bytes of this process's memory that are not mapped from files."""
     with open("/proc/self/status", encoding="ascii") as file:
         line = next(line for line in file if line.startswith("RssAnon"))
     return int(line.split()[1]) << 10
 
 
 def peak(run: Callable[[], Any]) -> int:
-    """Return the most anonymous bytes while a function runs."""
+    """Run a function, and return the largest anonymous memory in bytes while it runs."""
     most, done = [anonymous()], threading.Event()
 
     def watch() -> None:
@@ -65,7 +66,7 @@ def peak(run: Callable[[], Any]) -> int:
 
 
 def main() -> None:
-    """Measure."""
+    """Measure the memory, and print it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--megabytes", type=int, default=2048)
     parser.add_argument("--width", type=int, default=4096)

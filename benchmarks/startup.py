@@ -1,4 +1,4 @@
-"""Start-up: time to a first result in fresh processes, memory, and what a call costs at least."""
+"""Measures start-up: the time to a first result, the memory, and the overhead of a call."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ import numpy as np
 from benchmarks import timing
 from benchmarks.engines import OnnxRuntime, example, write_nnef, write_onnx
 
-NETWORK = "resnet50"  # of memory, and against a commit
+NETWORK = "resnet50"  # the network that `--against` measures
 NETWORKS = ("resnet18", "resnet50")
 _RUNS = 5
 
 
 def run(rounds: int, networks: Sequence[str], batches: Sequence[int]) -> dict[str, Any]:
-    """Tables by name: time, memory and dispatch."""
+    """Return three tables by name: times, memory, and dispatch (the overhead of a call)."""
     seconds: list[dict[str, Any]] = []
     memory: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="benchmarks-") as folder:
@@ -39,10 +39,12 @@ def run(rounds: int, networks: Sequence[str], batches: Sequence[int]) -> dict[st
 
 
 def _processes(network: str, batch: int, folder: Path) -> tuple[list[Any], list[Any]]:
-    """Each task in fresh processes, in turns; medians."""
+    """Run each task several times, in fresh processes. Return the tables of median times and
+    memory.
+    """
     archive = write_nnef(network, batch, folder)
     cached = ["nnef_jax run", str(archive), str(folder / "cache")]
-    probe(cached)  # fills the cache
+    probe(cached)  # so that the cache is filled
     tasks = {
         "import jax": ["jax", ""],
         "nnef_jax, load": ["nnef_jax load", str(archive)],
@@ -73,10 +75,12 @@ def _medians(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def probe(arguments: list[str]) -> dict[str, Any]:
-    """What `benchmarks.probe` finds in a fresh process; its times count from the process's start.
+    """Run `benchmarks.probe` in a fresh process, and return its figures.
 
-    Python writes byte code, as it does for users. Raises RuntimeError with the last line of what a
-    process that failed wrote.
+    Times count from the start of the process.
+
+    Python may write byte code, as it does for users. If the process fails, a RuntimeError is raised
+    with the last line of its error output.
     """
     command = [sys.executable, "-m", "benchmarks.probe", *arguments]
     given = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
@@ -93,7 +97,9 @@ def probe(arguments: list[str]) -> dict[str, Any]:
 
 
 def _times(medians: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    """Seconds by part, to the first result, and ratios to that of others."""
+    """Return a row for each task: the seconds to the first result, its ratios, and the seconds by
+    part.
+    """
     rows: list[dict[str, Any]] = []
     for name in ("import jax", "nnef_jax, cold", "nnef_jax, warm", "literal, cold", "onnxruntime"):
         if name not in medians:
@@ -113,7 +119,11 @@ def _times(medians: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _memory(medians: dict[str, dict[str, Any]], archive: Path) -> list[dict[str, Any]]:
-    """Most bytes resident, over those of a process that imported jax, in units of the weights."""
+    """Return a row for each task with its largest memory.
+
+    The row also has this memory minus that of a process that only imports jax, in MB and as a
+    multiple of the weights.
+    """
     weights = sum(file.stat().st_size for file in archive.glob("*.dat"))
     empty = medians["import jax"]["peak"]
     rows: list[dict[str, Any]] = []
@@ -128,7 +138,10 @@ def _memory(medians: dict[str, dict[str, Any]], archive: Path) -> list[dict[str,
 
 
 def _dispatch(rounds: int, folder: Path) -> list[dict[str, Any]]:
-    """The 200-parameter network against the same function jitted with its constants closed over."""
+    """Compare a call of a network of 200 parameters with the same function in plain `jax.jit`.
+
+    In the plain function the parameters are constants.
+    """
     import jax
     import jax.numpy as jnp
 

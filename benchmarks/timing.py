@@ -1,4 +1,4 @@
-"""Alternating measurements in one process, their medians, and ratios of these."""
+"""Measures the time of functions that run alternately in one process."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import numpy as np
 
 from benchmarks.builders.base import Array
 
-_REST = 0.020  # seconds, after which the threads of the engine before have stopped spinning
-_WARM = 0.040  # seconds of untimed calls at least: caches and clocks have settled then
-_SAMPLE = 0.020  # seconds that a sample lasts at least: shorter calls are repeated in it
-QUIET = 0.2  # cores that other processes may use in a round; the clock's ticks allow no less
-_WAIT = 0.5  # seconds after a round that was disturbed
+_REST = 0.020  # seconds; by then the threads of the previous engine no longer spin
+_WARM = 0.040  # least seconds of untimed calls, after which caches and clocks have settled
+_SAMPLE = 0.020  # least seconds of a sample; shorter calls are repeated within a sample
+QUIET = 0.2  # cores that other processes may use; smaller numbers cannot be measured
+_WAIT = 0.5  # seconds to wait after a round that other processes disturbed
 TOLERANCE = 1e-4
 OF_BFLOAT16 = 5e-2
 
@@ -26,15 +26,15 @@ T = TypeVar("T")
 
 
 class DisagreementError(Exception):
-    """Two engines gave different results, so that a comparison of their speed means nothing."""
+    """Raised if two engines have different results, so that their times cannot be compared."""
 
 
 @dataclass
 class Measurement:
-    """Seconds of a call by name, two samples a round, and how busy the machine was besides."""
+    """The seconds of calls by name, with two samples for each round."""
 
     samples: dict[str, list[float]]
-    elsewhere: float  # cores that other processes used in the worst of the rounds
+    elsewhere: float  # cores that other processes used in the worst round
 
     @property
     def medians(self) -> dict[str, float]:
@@ -43,12 +43,13 @@ class Measurement:
 
 
 def measure(calls: Mapping[str, Callable[[], Any]], rounds: int) -> Measurement:
-    """Time calls in turns.
+    """Measure the times of calls that alternate.
 
-    In each round each call has its turn: a rest, untimed calls, two timed samples. So what else
-    happens on the machine meets all of them alike, and ratios within one run can be trusted where
-    times of two runs cannot. Not where another process computes, though: engines differ in what a
-    core that is taken costs them (ResNet-18 in torch, 2 cores: 1380 ms in place of 310).
+    In each round there are, for each call, a rest, some untimed calls, and two timed samples.
+    Changes in the speed of the machine therefore affect all calls alike. Ratios within one run can
+    be trusted, while times of two runs cannot be compared. Rounds in which another process computes
+    cannot be trusted, because engines slow down differently if a core is busy. ResNet-18 in torch
+    on 2 cores, for example, took 1380 ms instead of 310 ms.
     """
     repeats = {name: repetitions(settled(call)) for name, call in calls.items()}
     found = least_disturbed(lambda: [_round(calls, repeats)], rounds, lambda r: r.elsewhere)
@@ -59,9 +60,11 @@ def measure(calls: Mapping[str, Callable[[], Any]], rounds: int) -> Measurement:
 def least_disturbed(
     take: Callable[[], Sequence[T]], rounds: int, elsewhere: Callable[[T], float]
 ) -> list[T]:
-    """So many rounds of those that `take` gives: those in which other processes used least.
+    """Return the `rounds` rounds in which other processes used the fewest cores.
 
-    Rounds that were disturbed are made up for by others, up to three times their number.
+    `take` measures one or more rounds, and `elsewhere` returns the cores that other processes used
+    in a round. Disturbed rounds are replaced by further rounds. At most three times as many rounds
+    as needed are measured.
     """
     found: list[T] = []
     while len(found) < 3 * rounds and sum(elsewhere(r) <= QUIET for r in found) < rounds:
@@ -72,19 +75,19 @@ def least_disturbed(
 
 
 def ratios(times: Mapping[str, float], subject: str) -> dict[str, float]:
-    """The subject's time divided by that of each other, and by the "fastest" of them."""
+    """Return the subject's time divided by each other time, and by the "fastest" of them."""
     others = {name: time for name, time in times.items() if name != subject}
     found = {name: times[subject] / time for name, time in others.items()}
     return found | {"fastest": max(found.values())} if found else {}
 
 
 def geometric_mean(values: Sequence[float]) -> float:
-    """The mean of ratios that treats a ratio and its inverse alike."""
+    """Return the geometric mean of ratios, which treats a ratio and its inverse alike."""
     return math.exp(sum(map(math.log, values)) / len(values))
 
 
 def relative_difference(a: Array, b: Array) -> float:
-    """max |a - b| / max |a|; infinite for other shapes and for what is not finite."""
+    """Return max |a - b| / max |a|; infinite if the shapes differ or an item is not finite."""
     if a.shape != b.shape or not (np.isfinite(a).all() and np.isfinite(b).all()):
         return math.inf
     largest = float(np.abs(a).max(initial=0))
@@ -95,9 +98,9 @@ def relative_difference(a: Array, b: Array) -> float:
 def check_agreement(
     results: Mapping[str, Array], tolerances: Mapping[str, float] | None = None
 ) -> dict[str, float]:
-    """The relative difference of each result from the first one.
+    """Return the relative difference of each result from the first result, by engine.
 
-    Raises DisagreementError that names the engines further from it than the tolerance.
+    Raises a DisagreementError that names the engines whose difference exceeds their tolerance.
     """
     if not results:
         return {}
@@ -119,7 +122,7 @@ def _round(calls: Mapping[str, Callable[[], Any]], repeats: Mapping[str, int]) -
 
 
 def turn(call: Callable[[], Any], repeats: int) -> list[float]:
-    """Two samples of a call, after a rest and untimed calls."""
+    """Return two samples of a call in seconds, after a rest and untimed calls."""
     time.sleep(_REST)
     warm = time.perf_counter() + _WARM
     while time.perf_counter() < warm:
@@ -128,9 +131,11 @@ def turn(call: Callable[[], Any], repeats: int) -> list[float]:
 
 
 def used_elsewhere() -> float:
-    """Seconds of all cores that neither this process nor its finished children used.
+    """Return the seconds of all cores that other processes have used.
 
-    Only differences of it mean something; 0 where there is no /proc to tell it.
+    The time of this process and of its finished children is subtracted.
+
+    Only differences between two results mean something. On systems without /proc the result is 0.
     """
     try:
         with open("/proc/stat") as file:
@@ -143,18 +148,18 @@ def used_elsewhere() -> float:
 
 
 def settled(call: Callable[[], Any]) -> float:
-    """Seconds of a second call: the first one may compile."""
+    """Call twice, and return the seconds of the second call, since the first call may compile."""
     call()
     return sample(call, 1)
 
 
 def repetitions(seconds: float) -> int:
-    """How often a sample repeats a call that takes so long."""
+    """Return how often a sample repeats a call that takes `seconds`."""
     return max(1, math.ceil(_SAMPLE / max(seconds, 1e-9)))
 
 
 def sample(call: Callable[[], Any], repeats: int) -> float:
-    """Seconds of a call, by the time that this many of them take."""
+    """Return the mean seconds of a call when it is repeated `repeats` times."""
     start = time.perf_counter()
     for _ in range(repeats):
         call()

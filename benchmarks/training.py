@@ -1,4 +1,4 @@
-"""Value and gradient in the parameters: nnef_jax, jitted, against torch, eager and compiled."""
+"""Measures training steps (loss and gradient) in nnef_jax, and in torch, eager and compiled."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ TRAINED = (
 )
 BATCH = 8
 
-# Of gradients, in the norm of each. Activations that differ by rounding fall on either side of a
-# kink of relu: against float64, torch's float32 gradients of MobileNetV2 are off by up to 5e-3.
+# The largest difference of a gradient, relative to its norm. It is large because activations that
+# differ by rounding may lie on different sides of the kink of relu. Compared with float64, torch's
+# float32 gradients of MobileNetV2 differ by up to 5e-3.
 _TOLERANCE = 1e-2
 
 # Loss and gradients by label.
@@ -37,10 +38,11 @@ Step = tuple[Any, dict[str, Any]]
 
 
 def run(engines: Sequence[Engine], networks: Sequence[str], rounds: int) -> Iterator[Result]:
-    """Measure a step of each network, one after another.
+    """Yield the result for a training step of each network.
 
     The loss is the mean of the squared outputs. Batch normalisation uses its stored statistics,
-    which are no parameters here. Raises DisagreementError where losses or gradients differ.
+    which are not trained. Raises DisagreementError if the losses or the gradients of engines
+    differ.
     """
     for network in networks:
         with tempfile.TemporaryDirectory(prefix="benchmarks-") as folder:
@@ -73,7 +75,9 @@ def _jax_step(
 
 
 def jax_step(model: Any, inputs: Mapping[str, Array], trained: set[str]) -> Callable[[], Step]:
-    """A call of the jitted step of a model, in the parameters of these labels."""
+    """Return a function that runs a jitted training step, for the parameters with labels in
+    `trained`.
+    """
     import jax
 
     step, arguments = jitted_step(model, inputs, trained)
@@ -83,7 +87,7 @@ def jax_step(model: Any, inputs: Mapping[str, Array], trained: set[str]) -> Call
 def jitted_step(
     model: Any, inputs: Mapping[str, Array], trained: set[str]
 ) -> tuple[Any, tuple[Any, ...]]:
-    """The step, to be called or lowered, and what it takes."""
+    """Return a jitted training step, and its arguments."""
     import jax
     import jax.numpy as jnp
 
@@ -120,7 +124,11 @@ def _torch_step(
 
 
 def check(steps: Mapping[str, Step], network: str) -> dict[str, float]:
-    """The largest relative difference from the first step's in a norm, of loss and gradients."""
+    """Compare each engine's loss and gradients with those of the first engine.
+
+    Return the largest difference of a gradient relative to its norm, by engine. Raises
+    DisagreementError if a difference is too large.
+    """
     (first, step), *others = steps.items()
     found: dict[str, float] = {}
     for name, other in others:
@@ -140,6 +148,9 @@ def check(steps: Mapping[str, Step], network: str) -> dict[str, float]:
 
 
 def _norm_difference(a: Array, b: Array) -> float:
-    """|a - b| / |a|; torch's arrays lack the leading axis that a bias may have in NNEF."""
+    """Return |a - b| / |a| in the Euclidean norm.
+
+    The shapes may differ, because a bias may have a leading axis in NNEF that it lacks in torch.
+    """
     difference = float(np.linalg.norm(a.ravel() - b.ravel()) / np.linalg.norm(a))
     return difference if math.isfinite(difference) else math.inf

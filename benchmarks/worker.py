@@ -1,7 +1,7 @@
-"""The part of one checkout in `--against`: `python -m benchmarks.worker`, in the checkout's folder.
+"""The process that measures one checkout for `--against`. It runs in the checkout's folder.
 
-The first line of standard input names a task, each later one asks for a turn. A line answers each:
-numbers by name, or an "error". All lines are objects in JSON.
+The first line of standard input describes a task. Each later line asks for one measurement. The
+process answers each line with one line: figures by name, or an "error". All lines are JSON objects.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from benchmarks import startup, timing
 
 Turn = Callable[[], dict[str, float]]
 
-_LONG = 1.0  # seconds, after which a call needs neither others to warm it nor a second sample
+_LONG = 1.0  # seconds; longer calls need no warm-up and no second sample
 
 
 def main() -> None:
-    """Answer until the input ends, which it also does when the process at its other end dies."""
+    """Answer lines until the input ends. It also ends when the parent process dies."""
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what others print must not come between the answers
+    os.dup2(2, 1)  # so that nothing else is printed between the answers
     turn: Turn | None = None
     for line in sys.stdin:
         answer: dict[str, Any] = {}
@@ -35,16 +35,18 @@ def main() -> None:
                 turn = prepare(**json.loads(line))
             else:
                 answer = turn()
-        except Exception as error:  # a checkout that cannot do this may do the other tasks
+        except Exception as error:  # the checkout may still be able to do other tasks
             message = str(error).splitlines() or [""]
             answer = {"error": f"{type(error).__name__}: {message[0]}"}
         print(json.dumps(answer), file=answers, flush=True)
 
 
 def prepare(kind: str, output: str, **arguments: str) -> Turn:
-    """What takes a turn at a task; results of the network, if it has any, go to the output file.
+    """Prepare a task, and return a function that measures it once.
 
-    Raises RuntimeError where the package is not that of the current folder.
+    If the task computes results of a network, they are saved in the file `output`.
+
+    Raises RuntimeError if nnef_jax was not imported from the current folder.
     """
     import nnef_jax
 
@@ -78,13 +80,13 @@ def _step(output: str, path: str, inputs: str) -> Turn:
 def _load(output: str, path: str) -> Turn:
     import nnef_jax
 
-    return _timed(lambda: nnef_jax.load(path).params)  # what is lazy is done too
+    return _timed(lambda: nnef_jax.load(path).params)  # reads the parameters, which load does not
 
 
 def _process(output: str, task: str, path: str, cache: str = "") -> Turn:
     arguments = [task, path, *([cache] if cache else [])]
     if cache:
-        startup.probe(arguments)  # fills it
+        startup.probe(arguments)  # so that the cache is filled
     return lambda: startup.probe(arguments)
 
 
@@ -97,7 +99,10 @@ _KINDS: dict[str, Callable[..., Turn]] = {
 
 
 def _timed(call: Callable[[], Any]) -> Turn:
-    """Turns at a call: the lesser of their samples, since what disturbs a call only adds to it."""
+    """Return a function that measures a call, and returns the least of its samples.
+
+    The least sample is the best estimate, since a disturbance only makes a call slower.
+    """
     seconds = timing.settled(call)
 
     def turn() -> dict[str, float]:
