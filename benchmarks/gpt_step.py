@@ -45,7 +45,7 @@ class _Onnx(OnnxBuilder):
         self.presents: list[str] = []
 
     def read(self, table: str, name: str) -> str:
-        """Look up the row of a table at an input's index."""
+        """Look up the row of a table whose index is an input."""
         self.integers.append(name)
         return self._add("Gather", [table, name], axis=0, rank=3)
 
@@ -62,7 +62,7 @@ class _Onnx(OnnxBuilder):
         return self.spelled_attention(q, keys, values, SIZE, None)
 
     def logits(self, x: str, tokens: str) -> str:
-        """Return how well each token would follow."""
+        """Return the logit of each token as the next token."""
         return self.matmul(x, self.transpose(tokens, (1, 0)))
 
     def model(self, output: str) -> Any:
@@ -88,7 +88,7 @@ class _Torch(TorchBuilder):
         self.caches = {}
 
     def read(self, table: Any, name: str) -> Any:
-        """Look up the row of a table at an input's index."""
+        """Look up the row of a table whose index is an input."""
         return self._call(F.embedding, self.declare(name, (1, 1)), table)
 
     def attend(self, name: str, q: Any, k: Any, v: Any) -> Any:
@@ -107,7 +107,7 @@ class _Torch(TorchBuilder):
     place = 0
 
     def logits(self, x: Any, tokens: Any) -> Any:
-        """Return how well each token would follow."""
+        """Return the logit of each token as the next token."""
         return self._call(F.linear, x, tokens)
 
 

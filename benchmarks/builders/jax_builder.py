@@ -1,7 +1,7 @@
-"""Builds a function of plain jax as an expert writes inference by hand.
+"""Builds a function in plain jax, as an expert would write inference by hand.
 
-Channels are last, norms after convolutions are folded into filters, weights have the dtype that is
-computed in, and attention is `jax.nn.dot_product_attention`.
+Channels are the last axis, norms after convolutions are folded into filters, weights have the dtype
+of the computation, and attention is computed by `jax.nn.dot_product_attention`.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class _Convolution:
 
 
 class JaxBuilder(Builder[Tensor]):
-    """Computes a network while it is described, within a trace.
+    """Computes a network while it is described. The description runs in a function that jax traces.
 
     Args:
         dtype: the dtype of weights and of most computations.
@@ -84,14 +84,14 @@ class JaxBuilder(Builder[Tensor]):
         self._arrays = inputs
 
     def weight(self, name: str, value: Array) -> Any:
-        """Return the array of a weight."""
+        """Return the array of a weight, or collect its value."""
         if self._parameters is not None:
             return self._parameters[name]
         self.values[name] = value
         return jnp.zeros(value.shape, self.dtype)
 
     def input_array(self, name: str, shape: tuple[int, ...], dtype: Any) -> Any:
-        """Return the array of an input."""
+        """Return the array of an input, or collect its type."""
         if self._arrays is not None:
             return self._arrays[name]
         self.input_types[name] = jax.ShapeDtypeStruct(shape, dtype)
@@ -326,7 +326,10 @@ def _value(x: Tensor) -> Array:
 def function_of(
     describe: Describe, batch: int, dtype: str, builder: type[JaxBuilder] = JaxBuilder
 ) -> tuple[Callable[..., Any], dict[str, Array], dict[str, jax.ShapeDtypeStruct]]:
-    """Return a function of parameters and inputs by name, the parameters, and types of inputs."""
+    """Return a network as a function in plain jax, its parameters, and the types of its inputs.
+
+    The function takes dicts of parameters and of inputs by name.
+    """
     collected = builder(dtype)
     jax.eval_shape(lambda: describe(collected, batch).described)
 

@@ -1,6 +1,7 @@
-"""Builds an NNEF archive: plain NNEF 1.0 where it has the operations, else tract's dialect.
+"""Builds an NNEF archive, in plain NNEF 1.0 if possible, and otherwise in tract's dialect.
 
-What the standard lacks is written as torch_to_nnef writes it, so that tract reads every archive.
+Operations that the standard lacks are written in the way of torch_to_nnef, so tract can read every
+archive.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ fragment gru_scan_loop(
 
 
 class NnefBuilder(Builder[str]):
-    """Collects the statements and tensors of an archive; tensors go by their identifiers."""
+    """Collects the statements and files of an archive. A tensor is represented by its name."""
 
     def __init__(self, seed: int = 0) -> None:
         super().__init__(seed)
@@ -76,11 +77,13 @@ class NnefBuilder(Builder[str]):
         self._fragments: dict[str, None] = {}
 
     def write(self, path: str | os.PathLike[str], output: str) -> None:
-        """Write the network that has this output: a folder, or an archive by its suffix."""
+        """Write the network with this output to a folder, or to an archive if `path` has its
+        suffix.
+        """
         write_members(path, {"graph.nnef": self.text(output).encode(), **self._members})
 
     def text(self, output: str) -> str:
-        """The document."""
+        """Return the document of the network with this output."""
         header = ["version 1.0;", *(f"extension tract_registry {e};" for e in self._extensions)]
         fragments = [_FRAGMENTS[name] for name in self._fragments]
         body = [f"    {statement};" for statement in self._statements]
@@ -123,8 +126,8 @@ class NnefBuilder(Builder[str]):
         )
 
     def deconv(self, x: str, weight: str, bias: str, *, stride: int) -> str:
-        # tract wants the filter's outputs first, the standard its inputs: a document that both
-        # engines read must be in tract's dialect.
+        # The first axis of the filter is the outputs in tract, and the inputs in the standard. A
+        # document that both engines read must therefore be in tract's dialect.
         self._need("tract_core")
         weight = self.transpose(weight, (1, 0, 2, 3))
         return self._add(
@@ -247,7 +250,9 @@ class NnefBuilder(Builder[str]):
     def _gates(
         self, gates: str, x: str, name: str, w: Array, r: Array, b: Array
     ) -> tuple[list[str], list[str]]:
-        """What a loop's body reads item by item, and what it reads as a whole."""
+        """Return the tensors that a loop's body reads item by item, and those that it reads
+        entirely.
+        """
         hidden = r.shape[1]
         scanned: list[str] = []
         full: list[str] = []
@@ -280,11 +285,11 @@ class NnefBuilder(Builder[str]):
         return self._add(call, self._ranks[x])
 
     def _row(self, vector: str) -> str:
-        """A vector over channels, with an axis for the batch before it."""
+        """Add an axis for the batch before the axis of a vector over channels."""
         return self._expanded(vector, 2)
 
     def _expanded(self, x: str, rank: int) -> str:
-        """Leading axes added: the standard broadcasts from the left."""
+        """Add leading axes up to a rank, because the standard aligns shapes at the left."""
         missing = list(range(rank - self._ranks[x]))
         return self._add(f"unsqueeze({x}, axes = {missing})", rank) if missing else x
 

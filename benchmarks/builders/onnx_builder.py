@@ -1,4 +1,4 @@
-"""Builds an ONNX model of the operators that onnxruntime and OpenVINO have kernels for."""
+"""Builds an ONNX model from operators for which onnxruntime and OpenVINO have kernels."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from onnx import TensorProto, helper, numpy_helper
 
 from benchmarks.builders.base import Array, Builder
 
-_OPSET = 20  # Gelu is an operator since then, LayerNormalization since 17
+_OPSET = 20  # has Gelu, and LayerNormalization, which was added in 17
 
 
 class OnnxBuilder(Builder[str]):
-    """Collects nodes and initialisers; tensors go by their names."""
+    """Collects nodes and initialisers. A tensor is represented by its name."""
 
     def __init__(self, seed: int = 0) -> None:
         super().__init__(seed)
@@ -25,7 +25,7 @@ class OnnxBuilder(Builder[str]):
         self._ranks: dict[str, int] = {}
 
     def model(self, output: str) -> onnx.ModelProto:
-        """The checked model that has this output."""
+        """Return the model with this output, after a check."""
         inputs = [
             helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
             for name, shape in self.inputs.items()
@@ -119,7 +119,8 @@ class OnnxBuilder(Builder[str]):
     def dense(self, x: str, weight: str, bias: str) -> str:
         if self._ranks[x] == 2:
             return self._add("Gemm", [x, weight, bias], transB=1)
-        # Exporters store the weight of a MatMul transposed; a Transpose node is folded to that.
+        # Exporters store the weight of a MatMul transposed. The engines fold the Transpose node,
+        # which gives the same.
         return self.add(self.matmul(x, self.transpose(weight, (1, 0))), bias)
 
     def matmul(self, a: str, b: str) -> str:
@@ -171,7 +172,7 @@ class OnnxBuilder(Builder[str]):
     def _gates(
         self, name: str, order: Sequence[int], w: Array, r: Array, b: Array, of_states: Array
     ) -> list[str]:
-        """The parameters of a recurrent node, with the gates in another order."""
+        """Add the parameters of a recurrent node, with the gates in another order."""
 
         def ordered(values: Array) -> Array:
             parts = np.split(values, len(order))
@@ -184,7 +185,7 @@ class OnnxBuilder(Builder[str]):
     def _add(
         self, kind: str, inputs: Sequence[str], *, rank: int | None = None, **attributes: Any
     ) -> str:
-        """Add a node; its result has the rank of its first input unless told otherwise."""
+        """Add a node. Its result has the rank of its first input unless `rank` is given."""
         name = f"v{len(self._nodes)}"
         self._nodes.append(helper.make_node(kind, inputs, [name], **attributes))
         self._ranks[name] = self._ranks[inputs[0]] if rank is None else rank

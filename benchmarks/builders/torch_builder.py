@@ -1,4 +1,4 @@
-"""Builds a torch module: a traced graph without the tracing, so that dead tensors are freed."""
+"""Builds a torch module from a graph, which frees tensors as soon as they are not needed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class TorchBuilder(Builder[Node]):
         self._parameters: dict[str, torch.Tensor] = {}
 
     def module(self, output: Node) -> GraphModule:
-        """The module, in evaluation mode, that has this output."""
+        """Return the module with this output, in evaluation mode."""
         self._graph.output(output)
         return GraphModule(self._parameters, self._graph).eval()
 

@@ -1,4 +1,7 @@
-"""The networks, each described once for all engines; sizes can be reduced for tests."""
+"""The networks of the benchmarks. Each is described once for all engines.
+
+Tests describe smaller networks by passing other sizes.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,10 @@ T = TypeVar("T")
 
 
 class Describe(Protocol):
-    """Describes a network to a builder, for a number of items in a batch; returns its output."""
+    """A function that describes a network with a batch of this size to a builder.
+
+    It returns the output of the network.
+    """
 
     def __call__(self, b: Builder[T], batch: int, /) -> T: ...
 
@@ -54,8 +60,8 @@ NETWORKS: dict[str, Describe] = {
 
 
 def described(name: str) -> Describe:
-    """Return what describes a network, of those here or of those that `drawn` draws.
+    """Return the function that describes a network of this package, or of `drawn`.
 
-    Raises KeyError for another name.
+    Raises KeyError if there is no network of this name.
     """
     return NETWORKS[name] if name in NETWORKS else drawn.described(name)

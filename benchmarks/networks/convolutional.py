@@ -1,4 +1,4 @@
-"""Networks of convolutions."""
+"""Descriptions of convolutional networks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ _MOBILENET_STAGES = (
     (6, 320, 1, 1),
 )
 
-# Expansion, channels, blocks, stride and size of EfficientNet-B0's (Tan and Le 2019, table 1).
+# Expansion, channels, blocks, stride and window of EfficientNet-B0's stages (Tan and Le 2019, table
+# 1).
 _EFFICIENTNET_STAGES = (
     (1, 16, 1, 1, 3),
     (6, 24, 2, 2, 3),
@@ -34,7 +35,7 @@ _EFFICIENTNET_STAGES = (
 # Channels and window of the blocks of QuartzNet 5x5 (Kriman et al. 2019, table 1).
 _QUARTZNET_BLOCKS = ((256, 33), (256, 39), (512, 51), (512, 63), (512, 75))
 
-_BRANCH = 0.5  # scale of a residual branch, so that sums of many stay of order 1
+_BRANCH = 0.5  # scale of a residual branch, so that activations stay of order 1
 
 
 def mobilenet_v2(
@@ -71,17 +72,20 @@ def mobilenet_v2(
 
 
 def resnet18(b: Builder[T], batch: int) -> T:
-    """Two 3x3 convolutions a block."""
+    """Describe ResNet-18, whose blocks have two 3x3 convolutions."""
     return resnet(b, batch, (2, 2, 2, 2), bottleneck=False)
 
 
 def resnet50(b: Builder[T], batch: int) -> T:
-    """Blocks of 1x1, 3x3 and 1x1 convolutions, the 3x3 one strided (v1.5)."""
+    """Describe ResNet-50 v1.5: blocks of 1x1, 3x3 (with the stride) and 1x1 convolutions."""
     return resnet(b, batch, (3, 4, 6, 3), bottleneck=True)
 
 
 def resnext50(b: Builder[T], batch: int) -> T:
-    """Bottlenecks of 32 groups, of 4 channels in the first stage (Xie et al. 2016)."""
+    """Describe ResNeXt-50: bottlenecks of 32 groups, with 4 channels each in the first stage.
+
+    See Xie et al. 2016.
+    """
     return resnet(b, batch, (3, 4, 6, 3), bottleneck=True, groups=32, widening=2)
 
 
@@ -97,7 +101,7 @@ def resnet(
     widening: int = 1,
     classes: int = 1000,
 ) -> T:
-    """A residual network of He et al. 2015 as torchvision has it."""
+    """Describe a residual network (He et al. 2015) in the form of torchvision."""
 
     def block(name: str, x: T, inputs: int, middle: int, outputs: int, stride: int) -> T:
         y = x
@@ -136,7 +140,7 @@ def efficientnet_b0(
     last: int = 1280,
     classes: int = 1000,
 ) -> T:
-    """Inverted residuals whose channels are weighted by what is in all of the picture."""
+    """Describe EfficientNet-B0: inverted residuals with squeeze and excitation of channels."""
 
     def excited(name: str, x: T, channels: int, squeezed: int) -> T:
         y = b.silu(b.dense_layer(f"{name}.squeeze", b.global_average(x), channels, squeezed))
@@ -179,7 +183,10 @@ def densenet121(
     growth: int = 32,
     classes: int = 1000,
 ) -> T:
-    """Layers that read the results of all layers before (Huang et al. 2016)."""
+    """Describe DenseNet-121, whose layers read the results of all earlier layers of their block.
+
+    See Huang et al. 2016.
+    """
 
     def norm_conv(name: str, x: T, inputs: int, outputs: int, size: int) -> T:
         x = b.relu(b.batch_norm_layer(f"{name}.norm", x, inputs))
@@ -212,7 +219,7 @@ def convnext_t(
     blocks: Sequence[int] = (3, 3, 9, 3),
     classes: int = 1000,
 ) -> T:
-    """7x7 depthwise convolutions, each with a feed-forward layer (Liu et al. 2022)."""
+    """Describe ConvNeXt-T: 7x7 depthwise convolutions, feed-forward layers (Liu et al. 2022)."""
 
     def last(x: T) -> T:
         return b.transpose(x, (0, 2, 3, 1))
@@ -244,7 +251,7 @@ def convnext_t(
 
 
 def unet(b: Builder[T], batch: int, *, extent: int = 128, width: int = 32, depth: int = 3) -> T:
-    """A U-Net (Ronneberger et al. 2015) with batch normalisation and 2x2 deconvolutions."""
+    """Describe a U-Net (Ronneberger et al. 2015) with batch norms and 2x2 deconvolutions."""
 
     def double(name: str, x: T, inputs: int, outputs: int) -> T:
         x = b.relu(_conv_norm(b, f"{name}.0", x, inputs, outputs))
@@ -267,7 +274,7 @@ def unet(b: Builder[T], batch: int, *, extent: int = 128, width: int = 32, depth
 
 
 def unet_512(b: Builder[T], batch: int) -> T:
-    """The U-Net for larger pictures, 512x512."""
+    """Describe the U-Net for pictures of 512x512."""
     return unet(b, batch, extent=512)
 
 
@@ -282,7 +289,10 @@ def quartznet(
     last: tuple[int, int, int] = (512, 87, 1024),
     letters: int = 29,
 ) -> T:
-    """Letters of speech by separable convolutions over time (Kriman et al. 2019), 4 s of it."""
+    """Describe QuartzNet 5x5: it reads the letters of 4 s of speech by separable convolutions.
+
+    See Kriman et al. 2019.
+    """
 
     def separable(
         name: str, x: T, inputs: int, outputs: int, size: int, stride: int = 1, dilation: int = 1
@@ -345,7 +355,10 @@ def c3d(
     channels: Sequence[int] = (64, 128, 256, 256, 512, 512),
     classes: int = 101,
 ) -> T:
-    """Convolutions over time and space, a pool after every other (after Tran et al. 2015)."""
+    """Describe C3D: convolutions over time and space, with a pooling after every second one.
+
+    It follows Tran et al. 2015.
+    """
     x, inputs = b.input("volume", batch, 3, frames, extent, extent), 3
     for layer, outputs in enumerate(channels):
         x = b.conv_layer(f"layer{layer}", x, inputs, outputs, axes=3)

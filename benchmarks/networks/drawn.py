@@ -1,7 +1,8 @@
-"""Networks drawn by a seed: what nobody chose, so that nothing is tuned to it.
+"""Randomly drawn networks, which nobody has selected and to which nothing is tuned.
 
-Families come in turn. What a family leaves open is drawn: widths, windows, strides, dilations,
-groups, activations, norms, pooling, extents. A draw beyond the bounds of work is drawn again.
+The families of networks alternate. For each network, the widths, windows, strides, dilations,
+groups, activations, norms, pooling and extents are drawn. A network whose number of multiply-adds
+is outside the bounds is drawn again.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from benchmarks.networks.transformers import attend
 
 T = TypeVar("T")
 
-# Multiply-adds of one item: 0.02 to 4 GFLOP. Dense layers of the widths that people use are below.
+# The bounds of the multiply-adds for one item, which are 0.02 to 4 GFLOP. Dense networks of usual
+# widths have fewer multiply-adds.
 _FEWEST, _MOST = 10_000_000, 2_000_000_000
 _FEWEST_OF_DENSE = 50_000
 
@@ -28,10 +30,10 @@ _BRANCH = 0.5  # scale of a residual branch
 
 
 class Draw(Random):
-    """Draws what a network leaves open."""
+    """A random generator for the properties of a network."""
 
     def between(self, low: int, high: int) -> int:
-        """Return a number, small ones as likely as large ones by their logarithm."""
+        """Return a number from `low` to `high`, whose logarithm is uniformly distributed."""
         return round(math.exp(self.uniform(math.log(low), math.log(high))))
 
     def width(self, low: int, high: int) -> int:
@@ -40,12 +42,12 @@ class Draw(Random):
         return found if self.random() < 0.15 else max(8, found // 8 * 8)
 
     def is_so(self, chance: float) -> bool:
-        """Return True with this chance."""
+        """Return True with the probability `chance`."""
         return self.random() < chance
 
 
 class Field(NamedTuple, Generic[T]):
-    """A tensor of (batch, channels, extents...), and these."""
+    """A tensor of the shape (batch, channels, extents...), with its channels and extents."""
 
     tensor: T
     channels: int
@@ -53,7 +55,7 @@ class Field(NamedTuple, Generic[T]):
 
 
 class Layers(Generic[T]):
-    """Adds layers to a network, whose kind of norm and activation is drawn once."""
+    """Adds layers to a network. The kinds of norm and activation are drawn once for all layers."""
 
     def __init__(self, b: Builder[T], draw: Draw) -> None:
         self.b, self.draw = b, draw
@@ -85,7 +87,7 @@ class Layers(Generic[T]):
         groups: int = 1,
         gain: float = 1.0,
     ) -> Field[T]:
-        """Add a convolution of odd windows, with its norm or bias."""
+        """Add a convolution with a window of an odd size, and its norm or bias."""
         name, axes = self.name(), len(x.extents)
         y = self.b.conv_layer(
             name,
@@ -108,7 +110,7 @@ class Layers(Generic[T]):
         return x._replace(tensor=self.activate(x.tensor))
 
     def pool(self, x: Field[T]) -> Field[T]:
-        """Halve the extents by a pooling that is drawn."""
+        """Halve the extents by a randomly drawn kind of pooling."""
         size = self.draw.choice((2, 2, 3))
         if self.draw.is_so(0.3):
             y, extents = self.b.average_pool(x.tensor, size=2), [n // 2 for n in x.extents]
@@ -118,7 +120,7 @@ class Layers(Generic[T]):
         return Field(y, x.channels, tuple(extents))
 
     def head(self, x: Field[T]) -> T:
-        """Add means over positions and a dense layer, or nothing."""
+        """Add the mean over positions and a dense layer, or nothing, as drawn."""
         if self.draw.is_so(0.3):
             return x.tensor
         classes = self.draw.choice((10, 100, 1000))
@@ -130,13 +132,13 @@ class Layers(Generic[T]):
         return y._replace(tensor=self.b.add(x.tensor, y.tensor))
 
 
-# Lowest and highest extents, and widths of first layers, by number of axes.
+# The smallest and largest extents, and widths of first layers, by the number of axes.
 _EXTENTS = {1: (200, 4000), 2: (28, 256), 3: (10, 40)}
 _WIDTHS = {1: (8, 256), 2: (8, 96), 3: (8, 48)}
 
 
 def chain(b: Builder[T], batch: int, draw: Draw, *, axes: int) -> T:
-    """Convolutions one after the other."""
+    """Describe a chain of convolutions."""
     layers = Layers(b, draw)
     x = layers.field(batch, axes, *_EXTENTS[axes])
     width = draw.width(*_WIDTHS[axes])
@@ -154,13 +156,13 @@ def chain(b: Builder[T], batch: int, draw: Draw, *, axes: int) -> T:
 
 
 def _groups(draw: Draw, inputs: int, outputs: int) -> int:
-    """Return a number of groups: one most of the time, else a divisor, best the largest."""
+    """Return a number of groups: mostly 1, otherwise a common divisor, more often the largest."""
     divisors = [n for n in range(2, inputs + 1) if inputs % n == outputs % n == 0]
     return draw.choice([*divisors, divisors[-1]]) if divisors and draw.is_so(0.25) else 1
 
 
 def residual(b: Builder[T], batch: int, draw: Draw) -> T:
-    """Blocks that add what they compute to what they read."""
+    """Describe a residual network."""
     layers = Layers(b, draw)
     axes = draw.choice((1, 2, 2, 2, 3))
     x = layers.field(batch, axes, *_EXTENTS[axes])
@@ -184,7 +186,7 @@ def residual(b: Builder[T], batch: int, draw: Draw) -> T:
 
 
 def inverted(b: Builder[T], batch: int, draw: Draw) -> T:
-    """Blocks that are wide inside, by depthwise convolutions, with or without excitation."""
+    """Describe a network of inverted residuals, with or without squeeze and excitation."""
     layers = Layers(b, draw)
     x = layers.field(batch, 2, *_EXTENTS[2])
     width, is_excited = draw.width(8, 48), draw.is_so(0.6)
@@ -204,7 +206,7 @@ def inverted(b: Builder[T], batch: int, draw: Draw) -> T:
 
 
 def _excited(layers: Layers[T], x: Field[T], batch: int) -> Field[T]:
-    """Weight channels by what is in all of the picture."""
+    """Add squeeze and excitation: channels are weighted according to the means of all channels."""
     b, name, squeezed = layers.b, layers.name(), max(x.channels // 16, 4)
     y = b.dense_layer(f"{name}.squeeze", b.global_average(x.tensor), x.channels, squeezed)
     y = b.sigmoid(b.dense_layer(f"{name}.excite", b.relu(y), squeezed, x.channels))
@@ -213,7 +215,7 @@ def _excited(layers: Layers[T], x: Field[T], batch: int) -> Field[T]:
 
 
 def decoder(b: Builder[T], batch: int, draw: Draw) -> T:
-    """Build an encoder by pooling, and a decoder by transposed convolutions."""
+    """Describe an encoder with pooling, followed by a decoder with transposed convolutions."""
     layers = Layers(b, draw)
     depth = draw.randint(1, 4)
     unit = 2**depth
@@ -244,7 +246,7 @@ def decoder(b: Builder[T], batch: int, draw: Draw) -> T:
 
 
 def attention(b: Builder[T], batch: int, draw: Draw) -> T:
-    """An encoder on tokens already embedded, of any number."""
+    """Describe a transformer's encoder, whose input is embedded tokens."""
     layers = Layers(b, draw)
     heads, size = draw.randint(1, 12), draw.choice((16, 24, 32, 40, 64, 64, 80))
     width, tokens = heads * size, draw.between(9, 500)
@@ -277,7 +279,7 @@ def attention(b: Builder[T], batch: int, draw: Draw) -> T:
 
 
 def recurrent(b: Builder[T], batch: int, draw: Draw) -> T:
-    """One to three LSTMs or GRUs over a sequence."""
+    """Describe one to three LSTMs or GRUs over a sequence."""
     layer = draw.choice((b.lstm_layer, b.gru_layer))
     steps, inputs, hidden = draw.between(20, 300), draw.width(16, 512), draw.width(32, 512)
     x = b.input("x", steps, batch, inputs)
@@ -288,7 +290,7 @@ def recurrent(b: Builder[T], batch: int, draw: Draw) -> T:
 
 
 def dense(b: Builder[T], batch: int, draw: Draw) -> T:
-    """Dense layers, one after the other."""
+    """Describe a chain of dense layers."""
     layers = Layers(b, draw)
     inputs = draw.width(16, 2048)
     x = b.input("x", batch, inputs)
@@ -315,13 +317,16 @@ FAMILIES: Sequence[tuple[str, Callable[..., Any]]] = (
 
 
 def names(seed: int, count: int) -> list[str]:
-    """Return the names of the first networks that a seed draws."""
+    """Return the names of the first `count` networks that a seed draws."""
     families = (FAMILIES[i % len(FAMILIES)][0] for i in range(count))
     return [f"{family}-{seed}-{i}" for i, family in enumerate(families)]
 
 
 def described(name: str) -> Callable[[Builder[T], int], T]:
-    """Return what describes the network of a name. Raises KeyError for one that no seed draws."""
+    """Return the function that describes the network of a name.
+
+    Raises KeyError for a name that `names` does not return for any seed.
+    """
     family, *numbers = name.split("-")
     if len(numbers) != 2 or not all(n.isdecimal() for n in numbers):
         raise KeyError(name)
@@ -339,7 +344,7 @@ def described(name: str) -> Callable[[Builder[T], int], T]:
 
 @lru_cache(1024)
 def _attempt(network: Callable[..., Any], family: str, seed: int, index: int) -> int:
-    """Return the first of the draws whose work is within the bounds."""
+    """Return the number of the first draw whose multiply-adds are within the bounds."""
     least = _FEWEST_OF_DENSE if family == "dense" else _FEWEST
 
     def fits(attempt: int) -> bool:

@@ -1,4 +1,4 @@
-"""A step of a language model of GPT-2's shape, with a cache of keys and values."""
+"""Describes a decoding step of a language model like GPT-2, with a cache of keys and values."""
 
 from __future__ import annotations
 
@@ -36,14 +36,17 @@ def network(b: Any, layers: int) -> Any:
 
 
 class GptNnefBuilder(NnefBuilder):
-    """Keeps keys and values as states of 1024 places: inputs, each with the output that is next."""
+    """Builds the NNEF archive, with keys and values as states of 1024 positions.
+
+    `states` maps the name of each input to the output that is its next value.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.states: dict[str, str] = {}
 
     def read(self, table: str, name: str) -> str:
-        """Look up the row of a table at an input's index."""
+        """Look up the row of a table whose index is an input."""
         self._need("tract_core")
         self.inputs[name] = (1, 1)
         self._ranks[name] = 2
@@ -51,7 +54,7 @@ class GptNnefBuilder(NnefBuilder):
         return self._add(f"tract_core_gather({table}, {name}, axis = 0)", 3)
 
     def attend(self, name: str, q: str, k: str, v: str) -> str:
-        """Write the token's key and value in their place, and attend to all up to it."""
+        """Write the token's key and value to its position, and attend to all positions up to it."""
         self._need("tract_transformers")
         if name == "layer0":
             self._shared()
@@ -60,7 +63,7 @@ class GptNnefBuilder(NnefBuilder):
         return self._same(q, call + "acc_datum_type = 'f32', is_causal = false)")
 
     def logits(self, x: str, tokens: str) -> str:
-        """Return how well each token would follow."""
+        """Return the logit of each token as the next token."""
         return self._add(f"matmul({x}, unsqueeze({tokens}, axes = [0]), transposeB = true)", 3)
 
     def _shared(self) -> None:
@@ -82,9 +85,10 @@ class GptNnefBuilder(NnefBuilder):
 
 
 class GptJaxBuilder(JaxBuilder):
-    """Updates caches of keys and values in their place, and returns them in `caches`.
+    """Builds the function in plain jax, which updates the caches and collects them in `caches`.
 
-    A cache is (1, heads, places, size), an input under the layer's name and "keys" or "values".
+    A cache is an input of the shape (1, heads, positions, size). Its name is the layer's name with
+    ".keys" or ".values".
     """
 
     def __init__(self, dtype: str, parameters: Any = None, inputs: Any = None) -> None:
@@ -92,11 +96,11 @@ class GptJaxBuilder(JaxBuilder):
         self.caches: dict[str, Any] = {}
 
     def read(self, table: Tensor, name: str) -> Tensor:
-        """Look up the row of a table at an input's index."""
+        """Look up the row of a table whose index is an input."""
         return Tensor(lambda: table.array[self.input_array(name, (1, 1), "int32")])
 
     def attend(self, name: str, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Write the token's key and value in their place, and attend to all up to it."""
+        """Write the token's key and value to its position, and attend to all positions up to it."""
 
         def make() -> Any:
             place = self.input_array("place", (1, 1), "int32")[0, 0]
@@ -114,5 +118,5 @@ class GptJaxBuilder(JaxBuilder):
         return Tensor(make)
 
     def logits(self, x: Tensor, tokens: Tensor) -> Tensor:
-        """Return how well each token would follow."""
+        """Return the logit of each token as the next token."""
         return Tensor(lambda: x.array @ tokens.array.T)

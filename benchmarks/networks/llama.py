@@ -1,4 +1,4 @@
-"""Layers like those of Llama: norms by root mean squares, turned queries, and grouped queries."""
+"""Describes layers like those of Llama: RMS norms, rotary embeddings, and grouped queries."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def llama(
 ) -> Any:
     """Describe the layers for a builder that also has `rms_norm` and `attend`.
 
-    `groups` heads of keys and values are each read by `heads / groups` heads of queries. Tokens are
-    embedded already, and each reads those before it.
+    There are `groups` heads of keys and values. Each of them is read by `heads / groups` heads of
+    queries. The input is embedded tokens. Each token attends to itself and to the tokens before it.
     """
     size = width // heads
     angles = np.outer(np.arange(tokens), 10000.0 ** (-np.arange(0, size, 2) / size))
@@ -67,10 +67,10 @@ def llama(
 
 
 class LlamaNnefBuilder(NnefBuilder):
-    """Repeats keys and values for the heads of queries, as exporters do."""
+    """Builds the NNEF archive, in which keys and values are repeated, as exporters do."""
 
     def rms_norm(self, x: str, scale: str) -> str:
-        """Divide by the root of the mean square over the last axis."""
+        """Divide by the root mean square over the last axis."""
         self._need("tract_core")
         axis = self._ranks[x] - 1
         square = f"mean_reduce(sqr({x}), axes = [{axis}])"
@@ -78,7 +78,7 @@ class LlamaNnefBuilder(NnefBuilder):
         return self._same(x, f"mul(mul({x}, {root}), {self._expanded(scale, axis + 1)})")
 
     def attend(self, parts: Sequence[str], shape: tuple[int, int, int, int, int]) -> str:
-        """Attend to the tokens up to each one."""
+        """Compute attention in which each token attends to itself and the tokens before it."""
         batch, heads, groups, tokens, size = shape
         mask = self.parameter(
             f"mask{len(self._ranks)}", np.triu(np.full((1, 1, tokens, tokens), -1e9, np.float32), 1)
@@ -91,10 +91,10 @@ class LlamaNnefBuilder(NnefBuilder):
 
 
 class LlamaJaxBuilder(JaxBuilder):
-    """Has grouped queries without copies of keys and values."""
+    """Builds the function in plain jax, in which keys and values are not repeated."""
 
     def rms_norm(self, x: Tensor, scale: Tensor) -> Tensor:
-        """Divide by the root of the mean square over the last axis."""
+        """Divide by the root mean square over the last axis."""
 
         def make() -> Any:
             wide = x.array.astype(jnp.float32)
@@ -104,7 +104,7 @@ class LlamaJaxBuilder(JaxBuilder):
         return Tensor(make)
 
     def attend(self, parts: Sequence[Tensor], shape: tuple[int, int, int, int, int]) -> Tensor:
-        """Attend to the tokens up to each one."""
+        """Compute attention in which each token attends to itself and the tokens before it."""
 
         def make() -> Any:
             arrays = [jnp.swapaxes(x.array, 1, 2) for x in parts]

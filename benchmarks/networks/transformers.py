@@ -1,4 +1,4 @@
-"""Networks of attention."""
+"""Descriptions of transformers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ def vit_s(
     heads: int = 6,
     classes: int = 1000,
 ) -> T:
-    """A vision transformer (Dosovitskiy et al. 2020): attention kept whole, norms before."""
+    """Describe a vision transformer (Dosovitskiy et al. 2020), with norms before each branch.
+
+    Attention is one operation in the NNEF archive.
+    """
     count = (extent // patch) ** 2
 
     def attention(name: str, x: T) -> T:
@@ -55,7 +58,10 @@ def bert(
     layers: int = 6,
     heads: int = 6,
 ) -> T:
-    """An encoder like BERT's on tokens already embedded: attention spelled out, norms after."""
+    """Describe an encoder like BERT's, with norms after each sum. The input is embedded tokens.
+
+    Attention is several operations in the NNEF archive.
+    """
     x = b.input("embeddings", batch, tokens, width)
     for layer in range(layers):
         name = f"layer{layer}"
@@ -80,9 +86,9 @@ def swin_t(
     heads: int = 3,
     classes: int = 1000,
 ) -> T:
-    """Attention within windows, every other time shifted (Liu et al. 2021).
+    """Describe Swin-T: attention within windows, which every second layer shifts (Liu et al. 2021).
 
-    Shifts go around the border, and nothing is masked there.
+    Shifts wrap around the border of the picture. Unlike in the paper, nothing is masked there.
     """
     count = window**2
 
@@ -92,7 +98,7 @@ def swin_t(
         return x
 
     def attention(name: str, x: T, extent: int, width: int, heads: int) -> T:
-        """Of pictures (batch, height, width, channels)."""
+        """Compute attention within the windows of pictures (batch, height, width, channels)."""
         rows = extent // window
         x = b.reshape(x, (batch, rows, window, rows, window, width))
         shape = (batch * rows**2, count, width)
@@ -141,7 +147,7 @@ def attend(
     whole: bool,
     bias: T | None = None,
 ) -> T:
-    """Attention over several heads; the parts are queries, keys and values."""
+    """Compute attention with several heads, from queries, keys and values."""
     batch, tokens, width = shape
     size = width // heads
 
@@ -154,6 +160,6 @@ def attend(
 
 
 def feed_forward(b: Builder[T], name: str, x: T, width: int) -> T:
-    """A hidden layer of four times the width."""
+    """Add a feed-forward layer, whose hidden layer has four times the width."""
     x = b.gelu(b.dense_layer(f"{name}.up", x, width, 4 * width))
     return b.dense_layer(f"{name}.down", x, 4 * width, width)
