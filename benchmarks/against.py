@@ -168,9 +168,7 @@ def measure(task: Task, trees: Mapping[str, Path], rounds: int, folder: Path) ->
 def _two_rounds(
     arguments: Mapping[str, str], trees: Mapping[str, Path], order: Sequence[str], folder: Path
 ) -> list[Round]:
-    """Measure two rounds in new processes: one in the given order of roles, one in the reverse
-    order.
-    """
+    """Measure two rounds in new processes: one in the order `order`, and one in the reverse."""
     outputs = {role: folder / f"{role}.npy" for role in (THAT, THIS, TWIN)}
     with ExitStack() as stack:
         workers = {role: stack.enter_context(_worker(role, trees[role])) for role in ROLES}
@@ -229,8 +227,7 @@ class Worker:
 
 @contextmanager
 def _worker(role: str, tree: Path) -> Generator[Worker]:
-    """Start a worker in a session of its own. At the end, kill it and all processes that it
-    started.
+    """Start a worker in its own session. At the end, kill it and the processes that it started.
 
     If this process is interrupted before it knows the new process, the new process is not killed.
     It has nothing to do then, and ends when its input is closed.

@@ -70,9 +70,7 @@ class Change:
 
 
 def summarise(changes: Sequence[Change]) -> dict[str, Any]:
-    """Return geometric means of the ratios, and the numbers of changes that are larger than the
-    spread.
-    """
+    """Return geometric means of the ratios, and how many changes are larger than the spread."""
     verdicts = [change.verdict for change in changes]
     return {
         "figures": len(changes),

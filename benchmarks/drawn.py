@@ -22,8 +22,7 @@ _WORST = 10
 
 
 def report(results: Sequence[Result], console: Console) -> dict[str, Any]:
-    """Print and return the distribution of the ratios to each engine, and the networks with the
-    worst ratios.
+    """Print and return the distribution of the ratios to each engine, and the worst networks.
 
     Results that were measured while other processes used the processor are left out.
     """
@@ -55,9 +54,7 @@ def _distribution(engine: str, ratios: Sequence[float]) -> dict[str, Any]:
 
 
 def _slowest(result: Result) -> dict[str, Any]:
-    """Return the operation that takes most time in a call of a network, according to nnef_jax's
-    profile.
-    """
+    """Return the slowest operation of a network, according to nnef_jax's profile."""
     import nnef_jax
 
     with tempfile.TemporaryDirectory(prefix="benchmarks-") as folder:

@@ -57,9 +57,7 @@ def example(network: str, batch: int) -> dict[str, Array]:
 
 
 def write_nnef(network: str, batch: int, folder: Path, suffix: str = "") -> Path:
-    """Write a network as an NNEF archive into a folder, unless it is there already. Return its
-    path.
-    """
+    """Write a network as an NNEF archive into a folder, unless it is there. Return its path."""
     from benchmarks.builders.nnef_builder import NnefBuilder
 
     path = folder / f"{network}-{batch}{suffix}"

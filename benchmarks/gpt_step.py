@@ -34,9 +34,7 @@ REST = 0.02  # seconds; by then the threads of the previous engine no longer spi
 
 
 class _Onnx(OnnxBuilder):
-    """Builds the ONNX model, which takes the past keys and values, and returns them with the
-    token's.
-    """
+    """Builds the ONNX model, which takes past keys and values and returns them extended."""
 
     def __init__(self) -> None:
         super().__init__()

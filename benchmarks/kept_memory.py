@@ -101,9 +101,7 @@ def encoder(width: int, layers: int) -> _Onnx:
 
 
 def llama(width: int, layers: int) -> _Onnx:
-    """Describe a Llama that takes the past keys and values, and returns them extended by the new
-    ones.
-    """
+    """Describe a Llama that takes past keys and values and returns them extended."""
     b, heads = _Onnx(), width // HEAD
     few, hidden = max(heads // 4, 1), width * 11 // 4
 

@@ -29,8 +29,9 @@ def description() -> dict[str, Any]:
 
 
 def _processor() -> str:
-    """Return the processor's name, and its family and model number, which identify it if the name
-    does not.
+    """Return the processor's name, family and model number.
+
+    The numbers identify the processor if the name does not.
     """
     information = Path("/proc/cpuinfo")
     if not information.exists():

@@ -39,9 +39,7 @@ def document(statements: int) -> str:
 
 
 def run(rounds: int) -> list[dict[str, Any]]:
-    """Return a row for each size of document, with the milliseconds of both parsers and their
-    ratio.
-    """
+    """Return a row for each size of document, with the milliseconds of both and their ratio."""
     import nnef
 
     from nnef_jax.reading.read import network_of_text

@@ -42,9 +42,7 @@ class _Once:
 
 
 def write_quantised(network: str, batch: int, inputs: Mapping[str, Array], folder: Path) -> Path:
-    """Write the quantised ONNX model, and OpenVINO's IR of it beside it. Return the path of the
-    model.
-    """
+    """Write the quantised ONNX model, and beside it OpenVINO's IR. Return the model's path."""
     from onnxruntime import quantization as q
     from onnxruntime.quantization.shape_inference import quant_pre_process
 

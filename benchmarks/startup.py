@@ -39,9 +39,7 @@ def run(rounds: int, networks: Sequence[str], batches: Sequence[int]) -> dict[st
 
 
 def _processes(network: str, batch: int, folder: Path) -> tuple[list[Any], list[Any]]:
-    """Run each task several times, in fresh processes. Return the tables of median times and
-    memory.
-    """
+    """Run each task several times in fresh processes. Return tables of median times and memory."""
     archive = write_nnef(network, batch, folder)
     cached = ["nnef_jax run", str(archive), str(folder / "cache")]
     probe(cached)  # so that the cache is filled
@@ -97,9 +95,7 @@ def probe(arguments: list[str]) -> dict[str, Any]:
 
 
 def _times(medians: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return a row for each task: the seconds to the first result, its ratios, and the seconds by
-    part.
-    """
+    """Return a row for each task: seconds to the first result, ratios, and seconds by part."""
     rows: list[dict[str, Any]] = []
     for name in ("import jax", "nnef_jax, cold", "nnef_jax, warm", "literal, cold", "onnxruntime"):
         if name not in medians:

@@ -75,9 +75,7 @@ def _jax_step(
 
 
 def jax_step(model: Any, inputs: Mapping[str, Array], trained: set[str]) -> Callable[[], Step]:
-    """Return a function that runs a jitted training step, for the parameters with labels in
-    `trained`.
-    """
+    """Return a function that runs a jitted training step for the parameters in `trained`."""
     import jax
 
     step, arguments = jitted_step(model, inputs, trained)

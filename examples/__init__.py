@@ -1,1 +1,1 @@
-"""Show what to do with networks: each file is a script, `python -m examples` runs them all."""
+"""Examples of what to do with networks. Each file is a script. `python -m examples` runs all."""

@@ -1,4 +1,4 @@
-"""Run all examples, or those named, and tell what each has made or needs.
+"""Run all examples, or those that are named, and print what each has made or needs.
 
 python -m examples [NAME ...] [--out out] [--overwrite]
 """
@@ -17,7 +17,8 @@ from rich.markup import escape
 from rich.table import Table
 
 HERE = Path(__file__).parent
-# Each with its options; {out} is the folder that all write to, {here} that of the examples.
+# The options of each example. {out} is the folder to which all examples write, and {here} is the
+# folder of the examples.
 EXAMPLES = {
     "saliency": "--out {out}/saliency.png",
     "photograph": "--out {out}/photograph.png",
@@ -35,10 +36,10 @@ EXAMPLES = {
 
 
 def run(name: str, out: Path, overwrite: bool) -> tuple[str, str]:
-    """Return how an example ended, and the last line that it printed."""
+    """Run an example. Return its status, such as "done", and the last line that it printed."""
     command = [sys.executable, str(HERE / f"{name}.py")]
     command += [option.format(out=out, here=HERE) for option in EXAMPLES[name].split()]
-    if overwrite and name not in ("decode", "ray/predict"):  # no file; goes on where it ended
+    if overwrite and name not in ("decode", "ray/predict"):  # they have no such option
         command.append("--overwrite")
     done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8")
     *_, said = ["", *(done.stderr if done.returncode else done.stdout).strip().splitlines()]
@@ -51,7 +52,7 @@ def run(name: str, out: Path, overwrite: bool) -> tuple[str, str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run them one after the other; the status is 1 where one has failed."""
+    """Run the examples one after the other. The exit status is 1 if one of them has failed."""
     parser = argparse.ArgumentParser("python -m examples", description="Run all examples.")
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(EXAMPLES))
     parser.add_argument("--out", type=Path, default="out", help="a folder (%(default)s)")

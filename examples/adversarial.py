@@ -1,11 +1,11 @@
-"""Attack the digit classifier, and train it to withstand.
+"""Attack the digit classifier, and train it to withstand the attacks.
 
     python examples/adversarial.py [--out out/adversarial.png] [--save out/robust.nnef.tgz]
 
-Grey values of the test scans are changed by at most epsilon, in one step (FGSM) or in ten (PGD).
-Then the network goes on learning from what PGD makes of each batch (Madry et al. 2017,
-arXiv:1706.06083): the attack is a part of the jitted step, on the parameters of that moment. Last
-come the smallest changes that mislead both networks.
+The attacks change each grey value of the test scans by at most epsilon, in one step (FGSM) or in
+ten steps (PGD). Then the network is trained further, on batches that PGD has attacked (Madry et al.
+2017, arXiv:1706.06083). The jitted training step attacks its batch with the current parameters. At
+the end the smallest changes that mislead the two networks are computed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ BEFORE, AFTER = "as it was", "trained on attacks"
 
 
 def accuracies(logits: nnef_jax.Model, images: Any, labels: Any) -> dict[str, Any]:
-    """Return the share of scans that are read right after an attack, by its name and epsilon."""
+    """Return the shares of scans that are read correctly after an attack, for each of EPSILONS.
+
+    The keys of the dict are the names of the attacks.
+    """
 
     def shares(attack: Any, **options: Any) -> np.ndarray:
         options |= {"target": labels, "bounds": BOUNDS}
@@ -73,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     train, _, test = load_digits()
     model = nnef_jax.load(DIGITS / "model")
-    logits = model.cut(outputs=["logits"])  # attacks follow their gradients
+    logits = model.cut(outputs=["logits"])  # attacks follow the gradients of the logits
 
     def attacked(key: jax.Array, params: Any, images: jax.Array, labels: jax.Array) -> jax.Array:
         options = {"epsilon": TRAINED_ON, "bounds": BOUNDS, "steps": 5, "key": key}

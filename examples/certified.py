@@ -2,10 +2,12 @@
 
     python examples/certified.py [--out out/certified.png] [--save out/certified.nnef.tgz]
 
-The loss is mixed of the cross-entropy and that of the worst scores that interval bounds allow
-(Gowal et al. 2018, arXiv:1810.12715); epsilon and the share of the worst grow. Beside it stand the
-network as it is, and one that was trained on attacks alone (Madry et al. 2017, arXiv:1706.06083).
-How many scans withstand any change lies between what CROWN proves and what PGD does not mislead.
+The loss is a weighted sum of the cross-entropy of the scores, and of the cross-entropy of the worst
+scores that interval bounds allow (Gowal et al. 2018, arXiv:1810.12715). Epsilon and the weight of
+the worst scores grow during training. The trained network is compared with the original network,
+and with a network that was trained on attacks (Madry et al. 2017, arXiv:1706.06083). The number of
+scans that withstand any change lies between the number that CROWN proves and the number that PGD
+does not mislead.
 """
 
 from __future__ import annotations
@@ -25,14 +27,17 @@ from nnef_jax import analysis
 from train import cross_entropy, fit, load_digits, untrained
 
 ENDS: Any = {"bounds": (0.0, 255.0)}
-EPSILON = 16.0  # largest change of a grey value
+EPSILON = 16.0  # the largest change of a grey value
 EPSILONS = np.arange(0.0, 33, 4)
 
 
 def certified_loss(
     logits: nnef_jax.Model, params: Any, images: Any, labels: Any, done: Any
 ) -> jax.Array:
-    """Return the cross-entropy, mixed with that of the worst that intervals allow."""
+    """Return the cross-entropy, mixed with that of the worst scores that interval bounds allow.
+
+    `done` is the share of the training that is over, from 0 to 1.
+    """
     grown = jnp.clip(1.25 * done - 0.05, 0, 1)
     options = {"target": labels, "method": "interval", "params": params, **ENDS}
     margins = analysis.bounds(logits, images, epsilon=EPSILON * grown, **options).margins
@@ -42,7 +47,7 @@ def certified_loss(
 
 
 def trained(model: nnef_jax.Model, digits: Any, epochs: int) -> dict[str, nnef_jax.Model]:
-    """Return the logits of three networks by how they were trained."""
+    """Return models of the logits of three networks, by the way in which they were trained."""
     logits = model.cut(outputs=["logits"])
 
     def attacked(key: jax.Array, params: Any, images: Any, labels: Any) -> jax.Array:
@@ -59,7 +64,7 @@ def trained(model: nnef_jax.Model, digits: Any, epochs: int) -> dict[str, nnef_j
 
 
 def misled(logits: nnef_jax.Model, images: Any, labels: Any, epsilon: float) -> np.ndarray:
-    """Tell which scans PGD misleads, those read wrong from the start included."""
+    """Tell which scans are read wrongly after an attack by PGD, or already before it."""
     options: Any = {"target": labels, "steps": 10, **ENDS}
     return np.asarray(analysis.pgd(logits, images, epsilon=epsilon, **options).after) != labels
 
@@ -67,7 +72,7 @@ def misled(logits: nnef_jax.Model, images: Any, labels: Any, epsilon: float) -> 
 def proven(
     logits: nnef_jax.Model, images: Any, labels: Any, epsilon: float, method: Any = "crown-ibp"
 ) -> np.ndarray:
-    """Tell which scans no change of this size misleads."""
+    """Tell for which scans it is proven that no change of size `epsilon` misleads the network."""
     options: Any = {"target": labels, "method": method, **ENDS}
     return np.array(analysis.bounds(logits, images, epsilon=epsilon, **options).certified)
 
@@ -97,7 +102,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 plot.fill_between(EPSILONS, 100 * least, 100 * most, color=color, alpha=0.12)
             few, right = images[: args.crown], labels[: args.crown]
             sure, lost = proven(logits, few, right, EPSILON), misled(logits, few, right, EPSILON)
-            for i in np.flatnonzero(~sure & ~lost):  # one at a time: what is left is little
+            for i in np.flatnonzero(~sure & ~lost):  # one at a time: only a few are left
                 one = slice(i, i + 1)
                 sure[one] = proven(logits, few[one], right[one], EPSILON, "crown")
             (at,) = np.flatnonzero(EPSILONS == EPSILON)

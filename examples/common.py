@@ -1,4 +1,4 @@
-"""What the examples share: options, what they need, and how their pictures look."""
+"""Functions that the examples share, for options, required packages, and pictures."""
 
 from __future__ import annotations
 
@@ -30,12 +30,16 @@ STYLE = {
 
 
 class Options(argparse.ArgumentParser):
-    """The command line of an example: what it needs is there, and what it writes is not.
+    """The command line of an example.
+
+    It checks that the packages of the example are installed, and that no file would be replaced
+    without `--overwrite`.
 
     Args:
-        doc: of the example; its first line is shown as help.
-        needs: packages, by the names that pip has for them.
-        files: options that name a file to write, with their defaults in the folder `out`.
+        doc: the docstring of the example. Its first line is shown as help.
+        needs: the packages that the example needs, by their names in pip.
+        files: the options that name a file to write, each with the default name of its file in the
+            folder `out`.
     """
 
     def __init__(self, doc: str | None, needs: Sequence[str], **files: str) -> None:
@@ -49,7 +53,8 @@ class Options(argparse.ArgumentParser):
         self.add_argument("--overwrite", action="store_true", help="replace what is there")
 
     def read(self, argv: Sequence[str] | None) -> argparse.Namespace:
-        """Return the options; ends with a message where the example could not run to its end."""
+        """Return the options. Exit with a message if a package is missing or a file is in the way.
+        """
         args = self.parse_args(argv)
         missing = [name for name in self.needs if find_spec(IMPORTED.get(name, name)) is None]
         if missing:
@@ -70,7 +75,7 @@ class Options(argparse.ArgumentParser):
 
 
 def positive(text: str) -> int:
-    """Return a number that is 1 at least, of an option."""
+    """Convert the text of an option to a number that is at least 1."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is no number of 1 or more")
     return int(text)
@@ -80,10 +85,10 @@ def positive(text: str) -> int:
 def picture(
     path: Path, width: float, height: float, mosaic: Any, title: str = "", **layout: Any
 ) -> Iterator[Any]:
-    """Yield the axes of a figure by name, laid out as in the mosaic; then write it to a file."""
+    """Yield the axes of a new figure by name, in the layout `mosaic`. Then save the figure."""
     import matplotlib
     from matplotlib.figure import Figure
-    from PIL import Image  # which matplotlib needs
+    from PIL import Image  # matplotlib needs it too
 
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(width, height))  # inches
@@ -91,13 +96,13 @@ def picture(
             figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
         yield figure.subplot_mosaic(mosaic, **layout)
         figure.savefig(path)
-    with Image.open(path) as drawn:  # a third of the size, for those who put it on a page
+    with Image.open(path) as drawn:  # this makes the file smaller by two thirds
         drawn.convert("RGB").quantize(256, dither=Image.Dither.NONE).save(path, optimize=True)
     print(f"drew {path}")
 
 
 def show_scan(axes: Any, scan: Any, title: str, color: str = "black") -> None:
-    """Show a scan [8,8] as ink on paper."""
+    """Show a scan (8, 8) as dark ink on white paper."""
     axes.imshow(scan, cmap="gray_r", vmin=0, vmax=255)
     axes.set_title(title, color=color, loc="center", fontsize=10, fontweight="normal")
     axes.set(xticks=[], yticks=[])
@@ -105,7 +110,7 @@ def show_scan(axes: Any, scan: Any, title: str, color: str = "black") -> None:
 
 
 def read_scan(path: Path) -> np.ndarray:
-    """Return the grey values of a picture of 8x8 pixels as [1,8,8]."""
+    """Return the grey values of a picture of 8x8 pixels, as an array of the shape (1, 8, 8)."""
     from PIL import Image
 
     try:

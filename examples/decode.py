@@ -1,11 +1,12 @@
-"""Continue sequences of letters with a language model of OpenVINO and its cache.
+"""Continue sequences of letters by a language model in OpenVINO's format, with a cache.
 
     python examples/decode.py [PROMPT ...]
 
-The cache of keys and values grows from call to call, and a step is compiled for each length. A
-cache of fixed size is a window that moves on: it is the state of one `lax.scan`. Both give the
-letters that the network gives without a cache, reading all of them anew each time.
-tests/openvino/decoder.py has trained it.
+The cache of keys and values grows from call to call, so a step must be compiled for each length of
+the cache. Alternatively, a cache of fixed size keeps a window of the last positions. With it, all
+steps are computed by one `lax.scan`. Both ways give the same letters as the network without a
+cache, which reads all letters again for each new letter. tests/openvino/decoder.py trained the
+network.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ import numpy as np
 import nnef_jax
 
 DECODER = Path(__file__).parent / "decoder" / "decoder.xml"
-LONGEST = 24  # letters that the network has places for
+LONGEST = 24  # the most letters of a sequence
 
 
 def inputs(ids: jax.Array, before: int) -> dict[str, jax.Array]:
-    """Return what a call takes for letters [batch,time] behind so many."""
+    """Return the inputs of a call for letters (batch, time) that follow `before` other letters."""
     batch, times = ids.shape
     return {
         "input_ids": ids,
@@ -39,7 +40,11 @@ def inputs(ids: jax.Array, before: int) -> dict[str, jax.Array]:
 
 
 def anew(model: nnef_jax.Model, ids: jax.Array, count: int) -> jax.Array:
-    """Read all letters anew for each one that is added: no cache. Those behind are not seen."""
+    """Continue sequences without a cache: all letters are read again for each letter that is added.
+
+    The sequences are padded to their final length. The network does not attend to letters after the
+    current one.
+    """
     length = ids.shape[1]
     ids = jnp.pad(ids, ((0, 0), (0, count)))
     for i in range(length, length + count):
@@ -48,7 +53,7 @@ def anew(model: nnef_jax.Model, ids: jax.Array, count: int) -> jax.Array:
 
 
 def step_by_step(model: nnef_jax.Model, ids: jax.Array, count: int) -> jax.Array:
-    """Read the prompt, then a letter at a time: the cache grows."""
+    """Continue sequences with a growing cache: read the prompt, and then one letter at a time."""
     state = model.init_state(**inputs(ids, 0))
     new = ids
     for _ in range(count):
@@ -60,18 +65,19 @@ def step_by_step(model: nnef_jax.Model, ids: jax.Array, count: int) -> jax.Array
 
 @partial(jax.jit, static_argnames="count")
 def in_a_window(model: nnef_jax.Model, ids: jax.Array, count: int) -> jax.Array:
-    """Read the prompt, then a letter at a time in one loop, with a cache of fixed size.
+    """Continue sequences with a cache of fixed size: read the prompt, then letters in a loop.
 
-    What the mask leaves out has no part in the result: the cache begins with nothing there.
+    The cache is zeros at first. The attention mask hides its empty positions, so they have no
+    effect.
     """
     batch, length = ids.shape
     window = length + count
 
     def read(state: Any, new: jax.Array, before: Any) -> Any:
-        """Return the next letter, and the cache moved on by those that were read."""
+        """Read the letters `new`. Return the next letter, and the cache extended by `new`."""
         times = new.shape[1]
         given = inputs(new, 0)
-        place = jnp.arange(window + times) - window + before  # of each key, below 0 for none
+        place = jnp.arange(window + times) - window + before  # of each key; negative if it is empty
         given["attention_mask"] = jnp.broadcast_to(place >= 0, (batch, window + times)).astype(int)
         given["position_ids"] = given["position_ids"] + before
         logits, state = model.step(state, **given)
@@ -90,7 +96,7 @@ def in_a_window(model: nnef_jax.Model, ids: jax.Array, count: int) -> jax.Array:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Continue each prompt in three ways, which agree."""
+    """Continue each prompt in three ways, and check that their results agree."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("prompts", nargs="*", default=["ace", "zyx", "mpq"], metavar="PROMPT")
     prompts = parser.parse_args(argv).prompts
@@ -105,7 +111,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     found = []
     for way in (anew, step_by_step, in_a_window):
         seconds = []
-        for _ in range(2):  # what compiles, and what is compiled
+        for _ in range(2):  # the first call compiles
             begun = time.perf_counter()
             found.append(np.asarray(way(model, ids, count)))
             seconds.append(time.perf_counter() - begun)

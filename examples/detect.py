@@ -1,11 +1,11 @@
-"""Find digits in a picture by a detector in OpenVINO's format of 2019, and by the same of today.
+"""Find digits in a picture by a detector, in OpenVINO's format of 2019 and in that of today.
 
     python examples/detect.py [--seed 1] [--out out/detect.png]
 
-The networks are `examples/detector/v5.xml` and `v11.xml`: an SSD (arXiv:1512.02325), with prior
-boxes and the suppression of overlapping ones inside. They share `digits.bin`, their weights in
-float16. No program of today's OpenVINO reads the first. Both are functions of jax: their gradient
-shows which pixels the scores hang on.
+The networks are `examples/detector/v5.xml` and `v11.xml`. Both are the same SSD (single shot
+detector, arXiv:1512.02325) with prior boxes and the suppression of overlapping boxes. They share
+their weights in float16, `digits.bin`. Today's OpenVINO cannot read the first network. In jax both
+networks are differentiable functions. The gradient of the scores shows which pixels they depend on.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SIDE = 64
 
 
 class Box(NamedTuple):
-    """What was found: a digit, how sure the network is, and where, in pixels."""
+    """A detected digit, with its score (the network's probability) and its box in pixels."""
 
     digit: int
     score: float
@@ -36,7 +36,7 @@ class Box(NamedTuple):
 
 
 def page(seed: int) -> np.ndarray:
-    """Return a picture [1,1,64,64] with the scans of `examples/digits` in several sizes."""
+    """Return a picture (1, 1, 64, 64) with the scans of `examples/digits` in several sizes."""
     from PIL import Image
 
     random, image = np.random.default_rng(seed), np.zeros((SIDE, SIDE), np.float32)
@@ -52,19 +52,22 @@ def page(seed: int) -> np.ndarray:
                     ink = scan.convert("L").resize((size, size), Image.Resampling.BILINEAR)
                 image[place], taken[place] = np.asarray(ink), True
                 break
-    image += 30 * random.uniform(0, 1, image.shape)  # grain of the paper
+    image += 30 * random.uniform(0, 1, image.shape)  # the grain of the paper
     return np.clip(image, 0, 255).astype(np.float32)[None, None]
 
 
 def boxes_of(found: Any) -> list[Box]:
-    """Return the boxes of DetectionOutput: its rows [1,1,n,7] up to one that begins with -1."""
+    """Return the boxes in an output (1, 1, n, 7) of DetectionOutput.
+
+    Its rows end before the first row that begins with -1.
+    """
     rows = np.asarray(found)[0, 0]
     count = int(np.argmax(rows[:, 0] < 0)) if (rows[:, 0] < 0).any() else len(rows)
     return [Box(int(row[1]) - 1, float(row[2]), *(SIDE * row[3:])) for row in rows[:count]]
 
 
 def draw(path: Path, image: np.ndarray, found: Sequence[Box], slope: np.ndarray) -> None:
-    """Draw the picture with its boxes, and how much the scores hang on each pixel."""
+    """Draw the picture with its boxes, and the gradient of the scores for each pixel."""
     from matplotlib.patches import Rectangle
 
     limit = np.abs(slope).max()

@@ -1,10 +1,11 @@
-"""Teach the digit classifier to read rotated digits, and write it back as NNEF.
+"""Train the digit classifier to read rotated digits, and save it as NNEF.
 
     python examples/finetune.py [--out out/finetune.png] [--save out/rotated.nnef.tgz]
 
-The network was trained on upright scans. Here it goes on from its own parameters, by `jax.grad`
-through `model.apply`, on scans that each step turns by angles of up to 60 degrees either way.
-The picture shows what that does to test scans, by angle.
+The network was trained on upright scans. This script continues the training from the network's own
+parameters, by `jax.grad` through `model.apply`. In each step the scans are rotated by random angles
+of up to 60 degrees in both directions. The picture shows the accuracy on test scans before and
+after, by angle.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ import nnef_jax
 from common import BLUE, DIGITS, GREEN, GREY, RED, Options, picture, positive, show_scan
 from train import accuracy, fit, load_digits
 
-MOST = 60  # degrees
+MOST = 60  # the largest angle in degrees
 ANGLES = np.arange(-90, 91, 10)
 
 
 @jax.jit
 def rotated(images: Any, degrees: Any) -> jax.Array:
-    """Return images [n,1,8,8], each turned by an angle of its own [n], in degrees."""
+    """Rotate images (n, 1, 8, 8), each by its own angle in degrees (n)."""
     grid = jnp.stack(jnp.meshgrid(jnp.arange(8.0), jnp.arange(8.0), indexing="ij")) - 3.5
 
     def turn(image: jax.Array, angle: jax.Array) -> jax.Array:
@@ -40,14 +41,14 @@ def rotated(images: Any, degrees: Any) -> jax.Array:
 
 
 def randomly(key: jax.Array, params: Any, images: jax.Array, labels: jax.Array) -> jax.Array:
-    """Return images that are turned by random angles: what a step of training sees."""
+    """Rotate the images of a training step by random angles."""
     return rotated(images, jax.random.uniform(key, (len(images),), minval=-MOST, maxval=MOST))
 
 
 def draw(
     path: Any, curves: dict[str, Any], scans: Any, before: Any, after: Any, right: Any
 ) -> None:
-    """Draw accuracies by angle, and eight scans with what is seen in them before and after."""
+    """Draw the accuracy by angle, and eight scans with the digits read before and after."""
     with picture(path, 9, 4, "PPPPabcd;PPPPefgh") as axes:
         plot = axes.pop("P")
         for (name, values), color in zip(curves.items(), (RED, BLUE), strict=True):
@@ -72,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     *_, (params, _) = fit(model, train, randomly, epochs=args.epochs, rate=1e-3)
     tuned = model.with_params(params)
     tuned.save(args.save, overwrite=args.overwrite)
-    again = nnef_jax.load(args.save)  # what others will read is what was trained
+    again = nnef_jax.load(args.save)  # check that the saved file has the trained network
     np.testing.assert_array_equal(again(test.images), tuned(test.images))
 
     curves = {"before": [], "after": []}

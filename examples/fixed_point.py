@@ -1,11 +1,11 @@
-"""Run the digit classifier in the Q7.8 numbers of OpenVX, and train it for them.
+"""Run the digit classifier in OpenVX's fixed-point format Q7.8, and train it for this format.
 
     python examples/fixed_point.py [--semantics spec] [--save out/q78.nnef.tgz]
 
-Q7.8 ends at 127.996, grey values at 255: a third of the pixels is cut off before the first layer.
-Then the released C routines round each product. Here the network goes on from its own parameters,
-by `jax.grad` through that arithmetic (straight-through estimation). What is written is an ordinary
-network.
+The largest number in Q7.8 is 127.996, but grey values go up to 255. A third of the pixels is
+therefore cut off before the first layer. Moreover, Khronos's released C routines round each
+product. This script continues the training of the network from its own parameters, by `jax.grad`
+through this arithmetic (straight-through estimation). It saves an ordinary network.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from train import BATCH, Digits, accuracy, load_digits, shifted
 
 
 def tuned(fixed: openvx.Lowered, digits: Digits, epochs: int) -> Any:
-    """Return the parameters after training in fixed point; `fixed` returns logits."""
+    """Train a network in fixed point, whose output is logits, and return its parameters."""
     import optax
 
     images, labels = jnp.asarray(digits.images), jnp.asarray(digits.labels)

@@ -1,10 +1,11 @@
-"""Draw what in a photograph speaks for the digit that a network reads in it.
+"""Draw which parts of a photograph speak for the digit that a network reads in it.
 
     python examples/photograph.py [--out out/photograph.png]
 
-A digit is painted somewhere into a photograph. `examples/scenes` says which it is, and was never
-told where (`scenes.py` trained it, on other parts and other digits). Grad-CAM and integrated
-gradients tell where it looks: what is printed is how much of that lies in the box around the paint.
+A digit is painted at a random position into a photograph. The network of `examples/scenes` names
+the digit. During its training by `scenes.py`, on other parts of the photographs and other digits,
+it was never told where the digit is. Grad-CAM and integrated gradients show where the network
+looks. The script prints how much of each lies in the box around the digit.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ SHOWN = 4
 
 
 def explanations(model: nnef_jax.Model, scenes: Any) -> dict[str, np.ndarray]:
-    """Return what each method attributes to each place of scenes, 0 at least, [n,h,w]."""
+    """Return non-negative attributions (n, height, width) for n scenes, by method."""
     path = analysis.integrated_gradients(model, scenes, baseline=127.5, steps=20)
     return {
         "Grad-CAM": np.asarray(analysis.grad_cam(model, scenes, layer="relu5").values),
@@ -36,7 +37,7 @@ def explanations(model: nnef_jax.Model, scenes: Any) -> dict[str, np.ndarray]:
 
 
 def within(values: np.ndarray, boxes: np.ndarray) -> np.ndarray:
-    """Return the share of each item's values [n,h,w] that lies in its box [n,4]."""
+    """Return the share of each scene's values (n, height, width) that lies in its box (n, 4)."""
     down, right = (np.arange(n) + 0.5 for n in values.shape[1:])
     top, left, bottom, end = boxes.T[..., None]
     rows, columns = (top < down) & (down < bottom), (left < right) & (right < end)
@@ -45,7 +46,7 @@ def within(values: np.ndarray, boxes: np.ndarray) -> np.ndarray:
 
 
 def draw(path: Path, scenes: Any, boxes: Any, titles: Any, found: dict[str, Any]) -> None:
-    """Draw each scene with its digit in a box, and below it what each method finds."""
+    """Draw each scene with a box around its digit, and below it the attributions of each method."""
     rows = ["scene", *found]
     mosaic = [[f"{row} {i}" for i in range(len(scenes))] for row in rows]
     with picture(path, 5.6, 5.1, mosaic) as axes:
@@ -56,7 +57,7 @@ def draw(path: Path, scenes: Any, boxes: Any, titles: Any, found: dict[str, Any]
             for name, values in found.items():
                 axis = axes[f"{name} {i}"]
                 axis.imshow(photograph.mean(2) / 3, cmap="gray", vmin=0, vmax=1)
-                share = np.sqrt(values[i] / values[i].max())  # that little is seen too
+                share = np.sqrt(values[i] / values[i].max())  # so that small values are visible too
                 axis.imshow(values[i], cmap="inferno", alpha=share)
             for name in rows:
                 (top, left, bottom, right), axis = box, axes[f"{name} {i}"]

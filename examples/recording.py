@@ -1,6 +1,7 @@
-"""Make a long recording of speech, noise and music, and tell what is where.
+"""Makes a long recording of speech, noise and music, with the times of its sections.
 
-Speech is by espeak-ng where that is installed, otherwise a buzz through the formants of vowels.
+espeak-ng speaks the sentences if it is installed. Otherwise a buzzing sound that is filtered by the
+formants of vowels takes the place of speech.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import scipy
 
-RATE = 16_000  # samples a second
+RATE = 16_000  # samples per second
 SENTENCES = (
     "The quick brown fox jumps over the lazy dog.",
     "A network listens to a long recording, half a thousand samples at a time.",
@@ -27,11 +28,11 @@ SENTENCES = (
 VOICES = ("en-gb", "en-us+f3", "en-gb+m7", "en-us+f2", "en-gb+m3")
 # The first three formants of some vowels in Hz (Peterson and Barney 1952, men).
 VOWELS = ((730, 1090, 2440), (270, 2290, 3010), (300, 870, 2240), (530, 1840, 2480))
-Section = tuple[str, float, float]  # what it is, from, to, in seconds
+Section = tuple[str, float, float]  # the kinds of sound, the start and the end in seconds
 
 
 def read_wave(path: str | Path) -> np.ndarray:
-    """Return the samples of a wave file of 16 bits as one channel at 16 kHz, from -1 to 1."""
+    """Read a wave file of 16 bits. Return one channel of samples from -1 to 1, at 16 kHz."""
     try:
         with wave.open(str(path)) as file:
             data, channels = file.readframes(file.getnframes()), file.getnchannels()
@@ -46,7 +47,7 @@ def read_wave(path: str | Path) -> np.ndarray:
 
 
 def spoken(number: int, random: np.random.Generator) -> np.ndarray:
-    """Return a sentence."""
+    """Return the sound of a spoken sentence."""
     sentence, voice = SENTENCES[number % len(SENTENCES)], VOICES[number % len(VOICES)]
     if shutil.which("espeak-ng") is None:
         return buzzed(4.0, pitch=100 + 15 * number, random=random)
@@ -57,7 +58,7 @@ def spoken(number: int, random: np.random.Generator) -> np.ndarray:
 
 
 def buzzed(seconds: float, pitch: float, random: np.random.Generator) -> np.ndarray:
-    """Return what a machine takes for speech: vowels in syllables, of a falling pitch."""
+    """Return a sound that a network takes for speech: syllables of vowels with a falling pitch."""
     time = np.arange(int(seconds * RATE)) / RATE
     frequency = pitch * (1 + 0.08 * np.sin(13 * time) - 0.1 * time / seconds)
     pulses = np.diff(np.floor(np.cumsum(frequency) / RATE), prepend=0.0)
@@ -77,7 +78,7 @@ def buzzed(seconds: float, pitch: float, random: np.random.Generator) -> np.ndar
 
 
 def music(seconds: float, random: np.random.Generator) -> np.ndarray:
-    """Return chords of plucked strings (Karplus and Strong 1983), two a second."""
+    """Return music: two chords a second of plucked strings (Karplus and Strong 1983)."""
     found = np.zeros(int(seconds * RATE))
     chords = cycle(((220, 277, 330), (196, 247, 294), (175, 220, 262), (165, 208, 247)))
     for begin, chord in zip(range(0, len(found), RATE // 2), chords, strict=False):
@@ -92,7 +93,7 @@ def music(seconds: float, random: np.random.Generator) -> np.ndarray:
 
 
 def recording() -> tuple[np.ndarray, list[Section]]:
-    """Return a minute and a half of sound [samples], and its sections in order."""
+    """Return the samples of a minute and a half of sound, and its sections in order."""
     random, parts, sections, at = np.random.default_rng(0), [], [], 0.0
     order = (
         "silence speech noise speech music speech+noise silence speech+music tone speech silence"

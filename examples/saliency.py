@@ -1,9 +1,10 @@
-"""Draw which pixels of a scan speak for the digit that the network sees in it, and which against.
+"""Draw which pixels of a scan speak for the digit that the network sees, and which against it.
 
     python examples/saliency.py [SCAN.png ...] [--out out/saliency.png]
 
-Each row is a method of `nnef_jax.analysis`, run once on all scans. The network is cut before its
-softmax: where that is certain, the gradients of probabilities all but vanish.
+Each row of the picture shows a method of `nnef_jax.analysis`, which is called once for all scans.
+The network is cut before its softmax, because the gradients of probabilities that are close to 1
+almost vanish.
 """
 
 from __future__ import annotations
@@ -21,8 +22,11 @@ from nnef_jax import analysis
 
 
 def explanations(model: nnef_jax.Model, scans: np.ndarray) -> dict[str, Any]:
-    """Return what each method finds for the digits that are seen in scans [n,1,8,8]."""
-    # The noise has 0.15 of the range of a scan.
+    """Return the attributions of each method for the digits that the network sees in the scans.
+
+    The scans have the shape (n, 1, 8, 8).
+    """
+    # The standard deviation of the noise is 0.15 of the range of a scan.
     noise: Any = {"key": jax.random.key(0), "noise": 0.15 * np.ptp(scans, (1, 2, 3)), "samples": 50}
     return {
         "gradient": analysis.saliency(model, scans),
@@ -34,9 +38,9 @@ def explanations(model: nnef_jax.Model, scans: np.ndarray) -> dict[str, Any]:
 
 
 def draw(path: Path, scans: np.ndarray, seen: Any, found: dict[str, Any]) -> None:
-    """Draw the scans, and below each what the methods make of it, each in a scale of its own.
+    """Draw the scans, and below each scan its attributions, each with a scale of its own.
 
-    A line is where the ink begins.
+    Lines show where the ink of the digit begins.
     """
     rows = ["scan", *found]
     mosaic = [[f"{row} {i}" for i in range(len(scans))] for row in rows]

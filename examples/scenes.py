@@ -1,10 +1,11 @@
-"""Train the network of `photograph.py`: which digit is painted somewhere into a photograph?
+"""Train the network of `photograph.py`, which names the digit that is painted into a photograph.
 
     python examples/scenes.py [--save out/scenes.nnef.tgz]
 
-The network is the document `examples/scenes/graph.nnef`, beside it are parameters that were trained
-so. Photographs are the two of scikit-learn, digits its scans. What is trained on has the left half
-of each photograph alone, what is tested on the right half, and other scans. It takes two minutes.
+The network is the document `examples/scenes/graph.nnef`. Beside it are parameters that this script
+has trained. The two photographs and the scans of digits are those of scikit-learn. The scenes for
+training show only the left halves of the photographs. The scenes for the test show the right
+halves, and other scans. The training takes two minutes.
 """
 
 from __future__ import annotations
@@ -22,12 +23,17 @@ from common import Options, positive
 from train import accuracy, fit, load_digits, untrained
 
 NETWORK = Path(__file__).parent / "scenes"
-SIZES = 22.0, 36.0  # of digits
-STAGES = ((40, 40), (64, 30), (96, 8))  # the extent of scenes, and epochs: small ones come first
+SIZES = 22.0, 36.0  # the smallest and the largest size of digits
+# The extent of the scenes and the number of epochs of each stage. Small scenes come first.
+STAGES = ((40, 40), (64, 30), (96, 8))
 
 
 def photographs() -> tuple[np.ndarray, np.ndarray]:
-    """Return the left and right halves of photographs [2,3,213,160], in colours of 0 to 255."""
+    """Return the left and the right halves of the photographs.
+
+    Each array has the shape (photographs, colours, height, width), (2, 3, 213, 160), with values
+    from 0 to 255.
+    """
     from sklearn.datasets import load_sample_images
 
     images = np.stack(load_sample_images().images)[:, :426].astype(np.float32)
@@ -39,10 +45,11 @@ def photographs() -> tuple[np.ndarray, np.ndarray]:
 def paint(
     key: jax.Array, images: Any, scans: Any, extents: tuple[int, int]
 ) -> tuple[jax.Array, jax.Array]:
-    """Paint each scan [n,1,8,8] into a random part of a photograph.
+    """Paint each scan (n, 1, 8, 8) into a random part of a photograph.
 
-    Return scenes of these extents [n,3,h,w], and the boxes around digits [n,4]: top, left, bottom,
-    right. The paint is light where the photograph is dark, and dark where it is light.
+    Return the scenes (n, 3, height, width), whose height and width are `extents`, and the boxes
+    around the digits (n, 4): top, left, bottom, right. The paint is light on dark parts of the
+    photograph, and dark on light parts.
     """
 
     def one(key: jax.Array, scan: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -1,11 +1,12 @@
-"""Make the archive that `speech.py` takes: Silero VAD with the weights that its authors publish.
+"""Make the archive for `speech.py`: Silero VAD with the weights that its authors publish.
 
     pip install --no-deps silero-vad
     python examples/silero.py [--save out/silero_vad.nnef.tgz]
 
-The package `silero-vad` (MIT licence) holds the weights for 16 kHz as safetensors. The network is
-written below as an NNEF document. A frame of sound goes through a Fourier transform that is a
-convolution, four more convolutions and one cell of an LSTM, whose state is inputs and outputs.
+The package `silero-vad` (MIT licence) contains the weights for 16 kHz in the safetensors format.
+The network is written below as an NNEF document. A frame of sound goes through a Fourier transform,
+which is computed by a convolution, through four more convolutions, and through one cell of an LSTM,
+whose state is both inputs and outputs.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ graph silero_vad(audio, h0, c0) -> (prob, h, c)
 
 
 def published() -> dict[str, np.ndarray]:
-    """Return the weights in the package `silero-vad`, which needs torch and is not imported."""
+    """Return the weights from the package `silero-vad`, without importing it (it needs torch)."""
     found = importlib.util.find_spec("silero_vad")
     files = [Path(p, "data", WEIGHTS) for p in (found and found.submodule_search_locations) or ()]
     if not any(file.is_file() for file in files):
@@ -90,11 +91,12 @@ def published() -> dict[str, np.ndarray]:
 
 
 def make(weights: Mapping[str, Any], path: str | Path) -> None:
-    """Write the network with weights by the names that the package has for them."""
+    """Write the network to `path`. The keys of `weights` are the names in the package."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for label, array in weights.items():
-            # A bias is a row for NNEF; the last convolution has windows of one sample.
+            # A bias is a row in NNEF. The last convolution has windows of one sample, and becomes a
+            # matrix.
             shape = array.shape[:2] if label.startswith("final") else array.shape
             shaped = array.reshape((1, -1) if array.ndim == 1 else shape)
             nnef_jax.write_tensor(folder / f"{label}.dat", shaped)

@@ -1,14 +1,17 @@
-"""Find the speech in a long recording: a recurrent network over a stream, block by block.
+"""Find the speech in a long recording, by a recurrent network that reads it block by block.
 
     pip install --no-deps silero-vad          # the weights, MIT licence
     python examples/speech.py [SIGNAL.wav] [--network ARCHIVE] [--out out/speech.png]
 
-The network is Silero VAD with its state as inputs and outputs: `audio [1,576], h0 [1,128], c0
-[1,128]` to `prob [1,1], h, c`. `silero.py` writes it with the weights that its authors publish; an
-export of theirs from PyTorch by torch_to_nnef will do as well. A frame is 512 new samples at 16 kHz
-behind the last 64 of the frame before. Ten seconds are one block: a `lax.scan` over its frames,
-which goes on from the state that the block before has left. Without SIGNAL it listens to speech,
-noise and music that `recording.py` makes.
+The network is Silero VAD. Its inputs are `audio` (1, 576) and the state `h0` (1, 128) and `c0` (1,
+128). Its outputs are the probability of speech `prob` (1, 1) and the next state, `h` and `c`.
+`silero.py` writes the network with the weights that its authors publish. An archive that
+torch_to_nnef exports from their PyTorch network can be used too.
+
+A frame has 512 new samples at 16 kHz, which follow the last 64 samples of the previous frame. A
+block is ten seconds, and is computed by one `lax.scan` over its frames. The scan continues from the
+state that the previous block has left. Without SIGNAL, the script makes a recording of speech,
+noise and music by `recording.py`.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ FRAME, CONTEXT, BLOCK = 512, 64, 312  # samples, samples, frames
 
 
 def load(path: str | Path | None) -> nnef_jax.Model:
-    """Return the network with what its next call takes of this one as its state."""
+    """Load the network, with the inputs and outputs of its LSTM as its state."""
     with TemporaryDirectory() as folder:
         if path is None:
             path = Path(folder) / "silero_vad.nnef.tgz"
@@ -44,9 +47,11 @@ def load(path: str | Path | None) -> nnef_jax.Model:
 
 
 def frames(signal: np.ndarray) -> np.ndarray:
-    """Return a signal [samples] as frames [count,1,576], each with the end of the one before.
+    """Cut a signal (samples) into frames (count, 1, 576).
 
-    Silence fills the last block.
+    Each frame begins with the last 64 samples of the previous frame.
+
+    The last block is filled up with silence.
     """
     count = -(-len(signal) // (FRAME * BLOCK)) * BLOCK
     padded = np.pad(signal, (CONTEXT, count * FRAME - len(signal)))
@@ -54,7 +59,7 @@ def frames(signal: np.ndarray) -> np.ndarray:
 
 
 def listen(model: nnef_jax.Model, signal: np.ndarray) -> Iterator[np.ndarray]:
-    """Give the probability of speech in each frame [frames of a block], block by block."""
+    """Yield, for each block, an array with the probability of speech in each of its frames."""
     pieces, state = frames(signal), model.init_state()
     for start in range(0, len(pieces), BLOCK):
         found, state = model.scan(pieces[start : start + BLOCK], state=state)
@@ -62,14 +67,14 @@ def listen(model: nnef_jax.Model, signal: np.ndarray) -> Iterator[np.ndarray]:
 
 
 def stretches(found: np.ndarray, threshold: float = 0.5) -> list[tuple[float, float]]:
-    """Return where the probability is above a threshold, in seconds."""
+    """Return the starts and ends, in seconds, of parts whose probability exceeds a threshold."""
     above = np.concatenate([[False], found > threshold, [False]])
     edges = np.flatnonzero(np.diff(above.astype(int))) * FRAME / RATE
     return list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))
 
 
 def draw(path: Path, signal: Any, found: Any, sections: Sequence[Section]) -> None:
-    """Draw the signal with what it is, and below it the probability of speech."""
+    """Draw the signal with the kinds of its sections, and below it the probability of speech."""
     colors = {"speech": GREEN, "noise": GREY, "music": "#9333ea", "tone": "#ca8a04"}
     with picture(path, 10, 4, [["signal"], ["found"]], sharex=True) as axes:
         above, below = axes["signal"], axes["found"]

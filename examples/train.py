@@ -1,10 +1,11 @@
-"""Train the network of handwritten digits from scratch, and write it as NNEF.
+"""Train the network for handwritten digits from random parameters, and save it as NNEF.
 
     python examples/train.py [--save out/digits.nnef.tgz] [--scans FOLDER]
 
 The network is the document `examples/digits/model/graph.nnef`. The data are scikit-learn's 1797
-scans, 8x8 pixels each. The split is by scan, not by writer, so that the accuracy printed is that
-for hands seen in training. `examples/digits` holds parameters and ten test scans that were made so.
+scans of 8x8 pixels. They are split by scan and not by writer, so the printed accuracy is that for
+writers who also occur in the training data. `examples/digits` has parameters and ten test scans
+that this script has made.
 """
 
 from __future__ import annotations
@@ -24,7 +25,11 @@ BATCH = 64
 
 
 class Digits(NamedTuple):
-    """Scans [n,1,8,8] with grey values 0 to 255, their digits, and their places in the data set."""
+    """Scans of digits.
+
+    `images` (n, 1, 8, 8) has grey values from 0 to 255, `labels` (n) the digits, and `places` (n)
+    the positions in the data set.
+    """
 
     images: np.ndarray
     labels: np.ndarray
@@ -32,7 +37,10 @@ class Digits(NamedTuple):
 
 
 def load_digits() -> tuple[Digits, Digits, Digits]:
-    """Return 1257 scans to train on, 180 to validate on and 360 to test on, always the same."""
+    """Return 1257 scans for training, 180 for validation and 360 for testing.
+
+    The split is always the same.
+    """
     from sklearn import datasets
     from sklearn.model_selection import train_test_split
 
@@ -52,7 +60,7 @@ def load_digits() -> tuple[Digits, Digits, Digits]:
 
 
 def shifted(key: jax.Array, params: Any, images: jax.Array, labels: jax.Array) -> jax.Array:
-    """Return each image moved by -1, 0 or 1 pixels either way, blank where it has come from."""
+    """Shift each image by -1, 0 or 1 pixels along both axes. New pixels at its border are blank."""
     padded = jnp.pad(images, ((0, 0), (0, 0), (1, 1), (1, 1)))
     corners = jax.random.randint(key, (len(images), 2), 0, 3)
 
@@ -63,13 +71,13 @@ def shifted(key: jax.Array, params: Any, images: jax.Array, labels: jax.Array) -
 
 
 def cross_entropy(logits: nnef_jax.Model, params: Any, images: Any, labels: Any) -> jax.Array:
-    """Return the mean of -log p(the right digit)."""
+    """Return the mean of -log(p), where p is the probability of the correct digit."""
     log = jax.nn.log_softmax(logits.apply(params, images))
     return -jnp.take_along_axis(log, labels[:, None], axis=1).mean()
 
 
 def accuracy(model: nnef_jax.Model, images: Any, labels: Any) -> float:
-    """Return the share of scans whose most probable digit is the right one."""
+    """Return the share of scans whose most probable digit is the correct digit."""
     return float(np.mean(np.argmax(model(images), axis=1) == labels))
 
 
@@ -82,10 +90,11 @@ def fit(
     rate: float = 3e-3,
     loss: Callable[..., jax.Array] | None = None,
 ) -> Iterator[tuple[Any, float]]:
-    """Train from a model's parameters; after each epoch, give them and the mean loss over it.
+    """Train the parameters of a model. After each epoch, yield the parameters and its mean loss.
 
-    Each step sees `vary(key, params, images, labels)` of a batch. The loss is `loss(logits, params,
-    seen, labels, done)`, the last being the share of the training that is over, or cross-entropy.
+    Each step computes the loss of the images that `vary(key, params, images, labels)` returns for a
+    batch. The loss is `loss(logits, params, seen, labels, done)`, where `done` is the share of the
+    training that is over. By default it is the cross-entropy.
     """
     import optax
 
@@ -115,7 +124,10 @@ def fit(
 
 
 def untrained(network: Path = DIGITS / "model", seed: int = 0) -> nnef_jax.Model:
-    """Return a network with filters that keep the variance through a relu (He et al. 2015)."""
+    """Return a network with random parameters (He et al. 2015).
+
+    The filters keep the variance of activations through a relu.
+    """
     model, random = nnef_jax.load(network), np.random.default_rng(seed)
     scales = {
         label: (2 / array[0].size) ** 0.5 if label.endswith("filter") else 0.0
@@ -130,7 +142,7 @@ def untrained(network: Path = DIGITS / "model", seed: int = 0) -> nnef_jax.Model
 
 
 def write_scans(folder: Path, test: Digits) -> None:
-    """Write the first test scan of each digit as a PNG, named by its digit and place."""
+    """Write the first test scan of each digit as a PNG, named after its digit and its position."""
     from PIL import Image
 
     folder.mkdir(parents=True, exist_ok=True)

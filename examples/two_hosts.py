@@ -1,9 +1,9 @@
-"""Start two processes that pass for two hosts, and draw what each of them holds.
+"""Start two processes that act as two hosts, and draw the parts of arrays that each holds.
 
     python examples/two_hosts.py [--out out/two_hosts.png]
 
-Both run `multihost/classify.py`: parameters and a batch of 64 digits lie over the devices of both.
-What they find together is compared with what one process finds.
+Both processes run `multihost/classify.py`. The parameters and a batch of 64 digits are sharded over
+the devices of both. The result of both together is compared with the result of a single process.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 def on_two_hosts() -> tuple[list[Shapes], np.ndarray]:
-    """Return the shapes that each host holds, and the probabilities [64,10] of all images."""
+    """Return the shapes of the arrays that each host holds, and the probabilities (64, 10)."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         address = f"localhost:{free.getsockname()[1]}"
@@ -47,12 +47,12 @@ def on_two_hosts() -> tuple[list[Shapes], np.ndarray]:
         printed = [host.communicate()[0] for host in hosts]
         if any(host.returncode for host in hosts):
             raise SystemExit("a host failed; what it said is above")
-        held = re.findall(r"holds (.*)", "".join(printed))  # gloo prints as well
+        held = re.findall(r"holds (.*)", "".join(printed))  # other lines are printed by gloo
         return [ast.literal_eval(shapes) for shapes in held], np.load(out)
 
 
 def draw(path: Path, held: Sequence[Shapes], whole: Shapes) -> None:
-    """Draw each array as a bar, with the parts of it that the hosts hold."""
+    """Draw each array as a bar, with the parts that each host holds."""
     with picture(path, 8, 3.6, [["all"]]) as axes:
         axis = axes["all"]
         for row, (name, shape) in enumerate(whole.items()):

@@ -54,8 +54,9 @@ class Builder(ABC, Generic[T]):
 
     @abstractmethod
     def deconv(self, x: T, weight: T, bias: T, *, stride: int) -> T:
-        """Compute a transposed convolution without padding, by weights (inputs, outputs, size,
-        size).
+        """Compute a transposed convolution without padding.
+
+        The weight has the shape (inputs, outputs, size, size).
         """
 
     @abstractmethod
@@ -163,8 +164,7 @@ class Builder(ABC, Generic[T]):
 
     @abstractmethod
     def gru(self, x: T, name: str, w: Array, r: Array, b: Array, n: Array, start: Array) -> T:
-        """Compute all hidden states of a GRU, whose reset gate multiplies the product with the
-        state.
+        """Compute all hidden states of a GRU, whose reset gate scales the product with the state.
 
         The arguments are those of `lstm`, with the gates reset, update and new. `n` is the bias of
         the new gate's product with the previous state.

@@ -77,8 +77,8 @@ class NnefBuilder(Builder[str]):
         self._fragments: dict[str, None] = {}
 
     def write(self, path: str | os.PathLike[str], output: str) -> None:
-        """Write the network with this output to a folder, or to an archive if `path` has its
-        suffix.
+        """Write the network with this output to a folder, or to an archive, by the suffix of
+        `path`.
         """
         write_members(path, {"graph.nnef": self.text(output).encode(), **self._members})
 
@@ -250,9 +250,7 @@ class NnefBuilder(Builder[str]):
     def _gates(
         self, gates: str, x: str, name: str, w: Array, r: Array, b: Array
     ) -> tuple[list[str], list[str]]:
-        """Return the tensors that a loop's body reads item by item, and those that it reads
-        entirely.
-        """
+        """Return the operands that a loop reads item by item, and those that it reads entirely."""
         hidden = r.shape[1]
         scanned: list[str] = []
         full: list[str] = []

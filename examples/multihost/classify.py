@@ -1,8 +1,9 @@
-"""Classifies images on several hosts: each runs this, and gives its own part of a batch.
+"""Classifies images on several hosts. Each host runs this script with its own part of a batch.
 
     python examples/multihost/classify.py ADDRESS:PORT HOSTS HOST OUT.npy
 
-ADDRESS:PORT is of host 0, HOST counts from there. Host 0 writes the probabilities of all images.
+ADDRESS:PORT is the address of host 0, HOSTS is the number of hosts, and HOST is the number of this
+host, from 0 on. Host 0 writes the probabilities of all images.
 """
 
 import sys
@@ -20,13 +21,13 @@ jax.distributed.initialize(
     address,
     hosts,
     host,
-    initialization_timeout=30,  # seconds until a missing host is an error
-    heartbeat_timeout_seconds=10,  # and one that is gone
+    initialization_timeout=30,  # seconds until it is an error that a host has not joined
+    heartbeat_timeout_seconds=10,  # seconds until it is an error that a host is gone
 )
 
 mesh = jax.make_mesh((jax.device_count(),), ("data",))
 model = nnef_jax.load(Path(__file__).parents[1] / "digits" / "model")
-model = model.shard(mesh, batch="data", params="data")  # of each file a host reads its own part
+model = model.shard(mesh, batch="data", params="data")  # a host reads only its part of each file
 
 images = np.random.default_rng(0).random((64, 1, 8, 8), np.float32)
 probabilities = model(np.split(images, hosts)[host])  # an array over all hosts

@@ -1,9 +1,10 @@
-"""Runs a network on a folder of pictures by Ray Data, on one machine or on many.
+"""Runs a network on a folder of pictures by Ray Data, on one machine or on several machines.
 
     python predict.py NETWORK PICTURES --out RESULTS --workers 2
 
-An actor a device holds the network. The weights are in the object store of each node once: actors
-read them there. Run again with the same folder for results, it goes on where it ended.
+There is one actor with the network for each device. The weights are stored once in the object store
+of each node, from where the actors read them. If the script runs again with the same folder for
+results, it continues where it ended.
 """
 
 from __future__ import annotations
@@ -25,12 +26,15 @@ except ImportError:
 
 
 class Predictor:
-    """A network in an actor: batches of pictures and their paths to outputs and paths.
+    """A network in an actor, which maps a batch of pictures to a batch of outputs.
+
+    Pictures and outputs come with the paths of the pictures.
 
     Args:
-        model: what `ray.put` made of it.
-        batch_size: of the one shape that is compiled; smaller batches are filled, and cut again.
-        mean, scale: pixels of 0 to 255 become (pixel - mean) * scale.
+        model: the reference that `ray.put` returned for the model.
+        batch_size: the size of batches for which the network is compiled. Smaller batches are
+            filled up, and their results are cut.
+        mean, scale: the network gets (pixel - mean) * scale for pixels from 0 to 255.
     """
 
     def __init__(self, model: ray.ObjectRef, batch_size: int, mean: float, scale: float) -> None:
@@ -62,10 +66,10 @@ def predict(
     scale: float = 1.0,
     predictor: type[Predictor] = Predictor,
 ) -> None:
-    """Write the outputs for all pictures below a folder to Parquet files: a row each.
+    """Write the outputs for all pictures below a folder to Parquet files, a row for each picture.
 
-    `out` also has the paths that are done: on many machines it is a folder, or a bucket, that all
-    of them reach.
+    `out` also has the paths of the pictures that are done. If there are several machines, it must
+    be a folder or a bucket that all of them can reach.
     """
     model = nnef_jax.load(network)
     (spec,) = model.inputs
@@ -82,20 +86,20 @@ def predict(
         size=(height, width),
         include_paths=True,
     )
-    shared = ray.put(model)  # kept until the end, as actors that start again read it again
+    shared = ray.put(model)  # kept until the end, since restarted actors read it again
     gpus = ray.cluster_resources().get("GPU", 0)
     results = images.map_batches(
         predictor,
         fn_constructor_args=(shared, batch_size, mean, scale),
         batch_size=batch_size,
         compute=ray.data.ActorPoolStrategy(size=workers),
-        **({"num_gpus": 1} if gpus else {"num_cpus": 0.5}),  # the rest is for what reads
+        **({"num_gpus": 1} if gpus else {"num_cpus": 0.5}),  # other cores read pictures
     )
     results.write_parquet(f"{out}/rows")
 
 
 def main() -> None:
-    """Run it by the options of a command line."""
+    """Run `predict` with the options of the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("network")
     parser.add_argument("pictures")
@@ -106,9 +110,9 @@ def main() -> None:
     parser.add_argument("--scale", type=float, default=1.0)
     options = vars(parser.parse_args())
     for name in ("pictures", "out"):
-        if "://" not in options[name]:  # a bucket's address stays as it is
+        if "://" not in options[name]:  # the address of a bucket is not changed
             options[name] = str(Path(options[name]).absolute())
-    ray.init()  # the cluster of RAY_ADDRESS, or this machine
+    ray.init()  # connects to the cluster of RAY_ADDRESS, or starts one here
     predict(**options)
 
 

@@ -1,9 +1,10 @@
-"""Serves networks by Ray Serve, on one machine or on many: replicas that grow with the load.
+"""Serves networks by Ray Serve, on one or several machines, in replicas that follow the load.
 
     python serve_networks.py digits=examples/digits/model
 
-`http://127.0.0.1:8000/v2/models/digits/infer` speaks the Open Inference Protocol, as `nnef-jax
-serve` does. Within Ray `serve.get_app_handle("rows").remote(image)` returns the row of an item.
+The URL `http://127.0.0.1:8000/v2/models/digits/infer` answers requests of the Open Inference
+Protocol, like `nnef-jax serve`. Within Ray, `serve.get_app_handle("rows").remote(image)` returns
+the output row for an image.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ SCALING = {"min_replicas": 1, "max_replicas": 8, "target_ongoing_requests": 32}
 
 
 def protocol(sources: dict[str, str], **options: Any) -> Any:
-    """Return the application that speaks the protocol: each replica has all networks, compiled."""
+    """Return the application for the protocol. Each replica compiles all networks."""
 
     def build() -> Any:
         batchers = {name: nnef_jax.load(x).batcher() for name, x in sources.items()}
         for batcher in batchers.values():
-            batcher.compile()  # a replica gets requests when this returns
+            batcher.compile()  # a replica gets no requests before `build` returns
         return nnef_jax.serving.app(batchers)
 
     options = {"autoscaling_config": SCALING, "max_ongoing_requests": 128, **options}
@@ -35,7 +36,7 @@ def protocol(sources: dict[str, str], **options: Any) -> Any:
 
 @serve.deployment(autoscaling_config=SCALING, max_ongoing_requests=128)
 class Rows:
-    """One network for callers within Ray, whose items `serve.batch` puts together."""
+    """One network for callers within Ray. `serve.batch` joins their items to batches."""
 
     def __init__(self, source: str) -> None:
         self.batcher = nnef_jax.load(source).batcher()
