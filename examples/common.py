@@ -53,8 +53,7 @@ class Options(argparse.ArgumentParser):
         self.add_argument("--overwrite", action="store_true", help="replace what is there")
 
     def read(self, argv: Sequence[str] | None) -> argparse.Namespace:
-        """Return the options. Exit with a message if a package is missing or a file is in the way.
-        """
+        """Return the options. Exit if a package is missing, or if a file is in the way."""
         args = self.parse_args(argv)
         missing = [name for name in self.needs if find_spec(IMPORTED.get(name, name)) is None]
         if missing:

@@ -77,9 +77,7 @@ class NnefBuilder(Builder[str]):
         self._fragments: dict[str, None] = {}
 
     def write(self, path: str | os.PathLike[str], output: str) -> None:
-        """Write the network with this output to a folder, or to an archive, by the suffix of
-        `path`.
-        """
+        """Write the network with this output, to a folder or an archive by the suffix of `path`."""
         write_members(path, {"graph.nnef": self.text(output).encode(), **self._members})
 
     def text(self, output: str) -> str:
