@@ -29,7 +29,8 @@ from common import BLUE, GREEN, GREY, RED, Options, picture
 from recording import RATE, Section, read_wave, recording
 from silero import make, published
 
-FRAME, CONTEXT, BLOCK = 512, 64, 312  # samples, samples, frames
+# New samples in a frame, samples of the previous frame before them, and frames in a block.
+FRAME, CONTEXT, BLOCK = 512, 64, 312
 
 
 def load(path: str | Path | None) -> nnef_jax.Model:

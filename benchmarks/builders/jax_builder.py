@@ -25,10 +25,12 @@ class Tensor:
     """A tensor of the traced function, or a parameter.
 
     Args:
-        make: returns the array. Only tensors that are read are computed.
-        is_last: whether channels are the last axis, where the description has them second.
-        value: the value of a parameter.
-        convolution: the operands of the convolution whose result this is.
+        make: computes and returns the array. It is called only if the tensor is read.
+        is_last: whether channels are the last axis of the array. They are the second axis in the
+            description of the network.
+        value: the value of a parameter. None for other tensors.
+        convolution: the operands of the convolution that computes this tensor. None for other
+            tensors.
     """
 
     make: Callable[[], Any]
@@ -38,12 +40,12 @@ class Tensor:
 
     @cached_property
     def array(self) -> Any:
-        """Return the array; channels are last if `is_last`."""
+        """Return the array. Channels are its last axis if `is_last` is true."""
         return self.make()
 
     @property
     def described(self) -> Any:
-        """Return the array with axes in the order of the description."""
+        """Return the array with its axes in the order of the network's description."""
         return jnp.moveaxis(self.array, -1, 1) if self.is_last else self.array
 
     @property
@@ -66,8 +68,9 @@ class JaxBuilder(Builder[Tensor]):
 
     Args:
         dtype: the dtype of weights and of most computations.
-        parameters: arrays by name; None to collect them in `values`.
-        inputs: arrays by name; None to collect their types in `input_types`.
+        parameters: arrays by name. None takes the values of the description, and collects them in
+            `values`.
+        inputs: arrays by name. None makes dummy inputs, and collects their types in `input_types`.
     """
 
     def __init__(

@@ -47,7 +47,7 @@ def mobilenet_v2(
     last: int = 1280,
     classes: int = 1000,
 ) -> T:
-    """Build MobileNetV2: inverted residuals of depthwise convolutions."""
+    """Describe MobileNetV2: inverted residuals of depthwise convolutions."""
 
     def block(name: str, x: T, inputs: int, outputs: int, expansion: int, stride: int) -> T:
         hidden, y = inputs * expansion, x

@@ -69,7 +69,7 @@ class Layers(Generic[T]):
         return f"layer{next(self._names)}"
 
     def field(self, batch: int, axes: int, low: int, high: int) -> Field[T]:
-        """Declare an input."""
+        """Declare an input with random channels and extents from `low` to `high`."""
         channels = self.draw.choice((1, 3, 3, 4, 16))
         extents = [self.draw.between(low, high)] * axes
         if self.draw.is_so(0.3):
@@ -128,7 +128,7 @@ class Layers(Generic[T]):
         return self.b.dense_layer("classifier", mean, x.channels, classes)
 
     def sum(self, x: Field[T], y: Field[T]) -> Field[T]:
-        """Add a residual branch."""
+        """Return the sum of a branch `y` and its input `x`."""
         return y._replace(tensor=self.b.add(x.tensor, y.tensor))
 
 
