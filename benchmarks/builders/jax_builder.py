@@ -68,9 +68,9 @@ class JaxBuilder(Builder[Tensor]):
 
     Args:
         dtype: the dtype of weights and of most computations.
-        parameters: arrays by name. None takes the values of the description, and collects them in
+        parameters: arrays by name. None makes zeros, and collects the values of parameters in
             `values`.
-        inputs: arrays by name. None makes dummy inputs, and collects their types in `input_types`.
+        inputs: arrays by name. None makes zeros, and collects the types of inputs in `input_types`.
     """
 
     def __init__(
