@@ -23,9 +23,11 @@ from typing import Any
 import jax
 
 import nnef_jax
-from benchmarks.builders.jax_builder import function_of
+from benchmarks.builders.jax_builder import JaxBuilder, function_of
+from benchmarks.builders.nnef_builder import NnefBuilder
 from benchmarks.networks import NETWORKS, Describe, gpt
 from benchmarks.networks.convolutional import c3d
+from benchmarks.networks.detector import DetectorJaxBuilder, DetectorNnefBuilder, detector
 from benchmarks.networks.gpt import GptJaxBuilder, GptNnefBuilder
 from benchmarks.networks.llama import LlamaJaxBuilder, LlamaNnefBuilder, llama
 from nnef_jax.execution.runnable import execution_of
@@ -36,8 +38,16 @@ from nnef_jax.measure.unattached import Compiled, LoweredFunction, compile_for, 
 
 GPT = "gpt_step"
 LAYERS = 12
-DESCRIBED: dict[str, Describe] = NETWORKS | {"c3d": c3d, "llama": llama}
-ONES = ("resnet50", "mobilenet_v2", "vit_s", "bert", GPT, "llama", "lstm", "unet", "c3d")
+DESCRIBED: dict[str, Describe] = NETWORKS | {"c3d": c3d, "llama": llama, "detector": detector}
+ONES = (
+    *("resnet50", "mobilenet_v2", "vit_s", "bert", GPT, "llama", "lstm", "unet", "c3d"),
+    "detector",
+)
+# The builders of networks with operations that other builders lack.
+BUILDERS: dict[str, tuple[type[NnefBuilder], type[JaxBuilder]]] = {
+    "llama": (LlamaNnefBuilder, LlamaJaxBuilder),
+    "detector": (DetectorNnefBuilder, DetectorJaxBuilder),
+}
 TOPOLOGIES = ("v5e:1", "h100")
 DTYPES = ("float32", "bfloat16")
 _CONVOLUTION = "__cudnn$conv"
@@ -84,7 +94,7 @@ def model_of(name: str, batch: int, dtype: str, parameters: str = "arrays") -> n
             logits = gpt.network(builder, LAYERS)
             builder.write(path, ", ".join([logits, *builder.states.values()]))
             return nnef_jax.load(path, state=builder.states, donate_state=True, **options)
-        builder = LlamaNnefBuilder()
+        builder = _builders(name)[0]()
         builder.write(path, DESCRIBED[name](builder, batch))
         return nnef_jax.load(path, **options)
 
@@ -117,7 +127,7 @@ def plain(name: str, batch: int, dtype: str, platform: str) -> LoweredFunction:
 def plain_function(name: str, batch: int, dtype: str) -> Any:
     """Return a network as a function in plain jax, its parameters, and the types of its inputs."""
     if name != GPT:
-        return function_of(DESCRIBED[name], batch, dtype, LlamaJaxBuilder)
+        return function_of(DESCRIBED[name], batch, dtype, _builders(name)[1])
     collected = GptJaxBuilder(dtype)
 
     def step(builder: GptJaxBuilder) -> Any:
@@ -129,6 +139,10 @@ def plain_function(name: str, batch: int, dtype: str) -> Any:
 
     jax.eval_shape(lambda: step(collected))
     return function, collected.values, collected.input_types
+
+
+def _builders(name: str) -> tuple[type[NnefBuilder], type[JaxBuilder]]:
+    return BUILDERS.get(name, (NnefBuilder, JaxBuilder))
 
 
 def main(argv: Sequence[str] | None = None) -> None:

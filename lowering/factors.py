@@ -146,6 +146,8 @@ class FactorWalk:
         self.products: list[Product] = outer.products if outer else []
         self.times = times
         self.columns: dict[Variable, frozenset[int]] = {}  # axes of the results of products
+        # For the result of each product, the summed axes of its other operand, by operand number.
+        self.summed: dict[Variable, dict[int, frozenset[int]]] = {}
         # Maps each variable that depends only on parameters to the numbers of these parameters.
         self.origins = dict[Atom, frozenset[int]]()
         if outer is None:
@@ -211,6 +213,7 @@ class FactorWalk:
         rows = Axis()
         columns = Axis()
         result_axes: set[int] = set()
+        summed: dict[int, frozenset[int]] = {}
         kind: Literal["product", "lookup"] = "product"
         for link in table.links:
             axes = [self.of(weight)[number(x)] for x in link.operands.get(place, ())]
@@ -220,12 +223,16 @@ class FactorWalk:
                 rows += factors
                 if link.does == "lookup":
                     kind = "lookup"
+                for other, run in link.operands.items():
+                    if other != place:
+                        summed[other] = summed.get(other, frozenset()).union(map(number, run))
             elif is_of_weight_alone or (place in link.operands and link.is_of_parts):
                 columns += factors
                 result_axes.update(map(number, link.results[0]))
         product = Product(self.origin(weight), rows, columns, self.items(result), kind)
         self.products.append(product)
         self.columns[result] = frozenset(result_axes)
+        self.summed[result] = summed
 
     def _enter(self, equation: Equation, body: InnerFunction) -> None:
         """Follow an inner function. A carried value has the factors of its initial value."""

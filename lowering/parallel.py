@@ -1,4 +1,4 @@
-"""Chooses the factor of each parameter's axes that is divided over devices.
+"""Chooses the factor of each parameter's and each state's axes that is divided over devices.
 
 A divided factor is divided in every tensor that contains it: in the columns of a product, in the
 tensors that are computed from these columns item by item or head by head, and in the rows of the
@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from jax.sharding import Mesh
 
-from lowering.factors import Factor, FactorWalk, Product, leaves
+from lowering.factors import Factor, FactorWalk, Product, leaves, unite
 from lowering.program import Program
 
 # The number of times that an item moves between devices. A sum moves each item there and back.
@@ -32,7 +32,7 @@ _EACH = 1024  # the fixed cost of a collective, as a number of items
 
 @dataclass(frozen=True)
 class Division:
-    """The division of a parameter, or of an argument that holds the batch.
+    """The division of a parameter, of a state, or of an argument that holds the batch.
 
     The division of a batch argument needs only `axis`.
 
@@ -88,20 +88,36 @@ class Divided:
     batch: Along
 
 
-def divisions(program: Program, count: int, least: int = 0) -> dict[int, Division]:
-    """Choose divisions of a program's parameters into `count` parts, by parameter number.
+def divisions(
+    program: Program, count: int, least: int = 0, carried: Mapping[int, int] | None = None
+) -> dict[int, Division]:
+    """Return the divisions of arguments into `count` parts, by the number of the argument.
 
-    Parameters that cannot be divided are not in the result. Parameters with fewer than `least`
-    items stay undivided.
+    Parameters that can be divided have a division, unless they have fewer than `least` items.
+
+    A state is an argument whose next value is a result: a cache of keys. `carried` maps the number
+    of each state to the number of that result. A state is divided along a factor of the parameters,
+    if this factor is the first of an axis; it then stays divided from call to call.
     """
-    return _Choice(program, count, least).divisions()
+    return _Choice(program, count, least, carried or {}).divisions()
 
 
 class _Choice:
-    def __init__(self, program: Program, count: int, least: int) -> None:
+    def __init__(
+        self, program: Program, count: int, least: int, carried: Mapping[int, int]
+    ) -> None:
         walk = self.walk = FactorWalk(program).through()
-        for result in program.results:
-            walk.use("gather", walk.of(result), result)
+        self.states = {i: program.arguments[i] for i in carried}
+        for i, j in carried.items():
+            pairs = zip(walk.of(self.states[i]), walk.of(program.results[j]), strict=True)
+            for axis, next_axis in pairs:
+                unite(axis, next_axis)
+        next_values = {*carried.values()}
+        for j, result in enumerate(program.results):
+            axes = list(map(leaves, walk.of(result)))
+            if j in next_values:  # The first factor of an axis may stay divided.
+                axes = [axis[1:] for axis in axes]
+            walk.use("gather", axes, result)
         self.count = count
         parameters = program.arguments[: program.parameters]
         self.large = {i: v for i, v in enumerate(parameters) if math.prod(v.aval.shape) >= least}
@@ -109,14 +125,15 @@ class _Choice:
         for product in walk.products:
             for i in product.parameters & self.large.keys():
                 self.products[i].append(product)
-        # Maps each factor, and the number of each parameter that contains the factor, to `axis` and
-        # `before` of the parameter's `Division`.
+        # Maps each factor, and the number of each argument that contains the factor, to `axis` and
+        # `before` of the argument's `Division`.
         self.members: dict[Factor, dict[int, tuple[int, int]]] = {}
-        for i, variable in self.large.items():
+        for i, variable in (self.large | self.states).items():
             for axis, factors in enumerate(walk.of(variable)):
                 before = 1
                 for factor in leaves(factors):
-                    if factor.extent % count == 0 and not factor.is_blocked:
+                    is_divisible = factor.extent % count == 0 and not factor.is_blocked
+                    if is_divisible and (before == 1 or i in self.large):
                         self.members.setdefault(factor, {}).setdefault(i, (axis, before))
                     before *= factor.extent
         self.cost: dict[Factor, int] = dict.fromkeys(self.members, 0)
@@ -124,6 +141,7 @@ class _Choice:
             for factor in {*leaves(use.factors)} & self.cost.keys():
                 self.cost[factor] += _COST[use.kind] * use.items + _EACH
         self.separate = {i: self._separate(i) for i in self.large}
+        self.separate |= dict.fromkeys(self.states, (0, None))
 
     def divisions(self) -> dict[int, Division]:
         """Return the chosen divisions by parameter number."""
@@ -167,6 +185,8 @@ class _Choice:
     def _division(self, i: int, factor: Factor) -> Division:
         """Return the division of parameter `i` if `factor` is divided in all tensors."""
         axis, before = self.members[factor][i]
+        if i in self.states:
+            return Division(axis, along=axis, why="state of divided tensors")
         shape = self.large[i].aval.shape
         along: int | None = axis
         if before > 1:

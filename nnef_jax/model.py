@@ -236,7 +236,7 @@ class Model(Writable):
 
     @property
     def plan(self) -> ShardingPlan | None:
-        """Return the sharding of each parameter, or None for a model without a mesh.
+        """Return the sharding of each parameter and state, or None for a model without a mesh.
 
         The result prints as a table.
         """

@@ -48,6 +48,16 @@ def mobilenet_v2(
     classes: int = 1000,
 ) -> T:
     """Describe MobileNetV2: inverted residuals of depthwise convolutions."""
+    x = b.input("image", batch, 3, extent, extent)
+    x, channels = mobilenet_features(b, x, stages)[-1]
+    x = b.global_average(b.relu6(_conv_norm(b, "last", x, channels, last, 1)))
+    return b.dense_layer("classifier", x, last, classes)
+
+
+def mobilenet_features(
+    b: Builder[T], x: T, stages: Sequence[tuple[int, int, int, int]] = _MOBILENET_STAGES
+) -> list[tuple[T, int]]:
+    """Return the features of an image after each stage of MobileNetV2, with their channels."""
 
     def block(name: str, x: T, inputs: int, outputs: int, expansion: int, stride: int) -> T:
         hidden, y = inputs * expansion, x
@@ -59,7 +69,7 @@ def mobilenet_v2(
         y = _conv_norm(b, f"{name}.project", b.relu6(y), hidden, outputs, 1, gain=gain)
         return b.add(x, y) if keeps_shape else y
 
-    x = b.input("image", batch, 3, extent, extent)
+    features: list[tuple[T, int]] = []
     x = b.relu6(_conv_norm(b, "stem", x, 3, 32, stride=2))
     channels = 32
     for stage, (expansion, outputs, blocks, stride) in enumerate(stages):
@@ -67,8 +77,8 @@ def mobilenet_v2(
             step = stride if index == 0 else 1
             x = block(f"stage{stage}.{index}", x, channels, outputs, expansion, step)
             channels = outputs
-    x = b.global_average(b.relu6(_conv_norm(b, "last", x, channels, last, 1)))
-    return b.dense_layer("classifier", x, last, classes)
+        features.append((x, channels))
+    return features
 
 
 def resnet18(b: Builder[T], batch: int) -> T:

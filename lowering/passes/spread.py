@@ -23,7 +23,7 @@ from lowering.axes import UNLINKED, axes_of, cuts, number
 from lowering.factors import Factor, FactorWalk, leaves, unite
 from lowering.facts import renumbered, spanned
 from lowering.jaxpr_types import Atom, Equation, Variable
-from lowering.jaxprs import PRODUCT, SCAN, primitive
+from lowering.jaxprs import PRODUCT, SCAN, is_literal, primitive
 from lowering.program import Program, Rules
 from lowering.targets.target import Target
 
@@ -143,6 +143,13 @@ class _Spread:
         """
         variables = [*equation.invars, *equation.outvars]
         arrays = [_shaped(x, self.shape(v)) for v, x in zip(equation.invars, operands, strict=True)]
+        for result in equation.outvars[:1]:
+            # Without this constraint, a matrix that is sharded only along its rows would shard the
+            # tensors before the product too. Each mean over their last axis would be a collective.
+            for i, axes in self.walk.summed.get(result, {}).items():
+                operand = equation.invars[i]
+                if not is_literal(operand):
+                    arrays[i] = self.sharded(operand, arrays[i], axes)
         if primitive(equation) == SCAN:
             (body,) = self.walk.bodies[id(equation)]
             results = self._scanned(equation, body, arrays)

@@ -47,11 +47,11 @@ def mesh_target(platform: str, divided: Divided | None = None) -> Target:
     """Return the target for a mesh of devices, which `differentiable` takes.
 
     The docstring of `Divided` has an example. The resulting program must be called under `jax.jit`.
-    Choices between platforms are inlined first, since the pass `spread` cannot follow axes through
-    them.
+    Choices between platforms are inlined first, and scatters that write one slice become updates,
+    since the pass `spread` cannot follow axes through either.
     """
-    from lowering.passes import inlining, spread
+    from lowering.passes import inlining, spread, updates
 
-    passes = inlining.run, spread.run
+    passes = inlining.run, updates.run, spread.run
     count = None if divided is None else divided.mesh.size
     return Target(platform, passes, keeps_derivatives=True, devices=count, divided=divided)

@@ -47,9 +47,10 @@ class Layout:
         batch: names of the mesh axes along which a batch is sharded.
         axis: the batch axis of inputs, states and outputs. An array has a batch if its extent along
             this axis equals that of the first input that has this axis.
-        specs: shardings of parameters, by label; other parameters are replicated.
+        specs: shardings by label, of parameters, and of states along axes other than the batch.
+            Other parameters are replicated.
         along: names of the mesh axes for tensor parallelism.
-        divisions: how the axes `along` divide parameters, by label.
+        divisions: how the axes `along` divide parameters and states, by label.
     """
 
     mesh: AnyMesh
@@ -85,6 +86,18 @@ class Layout:
         axis = self.axis + time_axes
         has_batch = self.batch and shape[axis : axis + 1] == (extent,)
         axes = [None] * axis + [self.batch] if has_batch else []
+        return NamedSharding(self.mesh, PartitionSpec(*axes))
+
+    def of_state(self, label: str, extent: int | None, shape: Sequence[int]) -> NamedSharding:
+        """Return the sharding of a state in a call whose batch has this extent."""
+        sharding = self.sharding_for(extent, shape)
+        spec = self._specs.get(label)
+        if spec is None:
+            return sharding
+        axes = [*sharding.spec, *[None] * (len(shape) - len(sharding.spec))]
+        for axis, names in enumerate(spec):
+            if names is not None:
+                axes[axis] = names
         return NamedSharding(self.mesh, PartitionSpec(*axes))
 
     def of_parameter(self, label: str) -> NamedSharding:
@@ -180,7 +193,7 @@ class Layout:
         extent = self.extent(shapes)
         arrays: dict[str, Any] = {}
         for label, x in state.items():
-            sharding = self.sharding_for(extent, x.shape)
+            sharding = self.of_state(label, extent, x.shape)
             arrays[label] = self.put(f"state: '{label}'", x, sharding, stays=True)
         return arrays
 

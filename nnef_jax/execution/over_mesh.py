@@ -59,21 +59,24 @@ def over_mesh(
         divided = partial(_divided, compute, effective, time_axes, raw, prepared, *arguments)
         return or_else(divided, undivided)
 
-    def shardings(results: object, time_axes: int = time_axes) -> Any:
+    def shardings(results: object) -> Any:
         def sharding(x: Any) -> NamedSharding:
             return effective.sharding_for(extent, x.shape, time_axes)
 
         return jax.tree.map(sharding, results)
 
+    def state_shardings(states: Mapping[str, Any]) -> dict[str, NamedSharding]:
+        return {label: effective.of_state(label, extent, x.shape) for label, x in states.items()}
+
     if AxisType.Explicit not in mesh.axis_types:
         outputs, after, captures = results = run(*arguments)
-        places = shardings(outputs), shardings(after, 0), shardings(captures)
+        places = shardings(outputs), state_shardings(after), shardings(captures)
         return with_sharding_constraint(results, places)
     on_auto_axes: Any = partial(auto_axes, run, axes=mesh.explicit_axes)
     replicated = NamedSharding(mesh, PartitionSpec())
     outputs, after, captures = jax.eval_shape(on_auto_axes(out_sharding=replicated), *arguments)
     # `state` lacks the states whose initial value is computed.
-    states = shardings(after, 0)
+    states = state_shardings(after)
     for label, x in state.items():
         if label in after:
             states[label] = NamedSharding(mesh, jax.typeof(x).sharding.spec)
@@ -116,19 +119,21 @@ def _divided(
     program, arrays, tree = traced(compute_reshaped, operands, state, inputs, probe)
     if not program.has_items:  # The extents of the program are not numbers.
         return compute(params, state, inputs, probe)
-    parameters: dict[int, Division] = {}
-    for i, label in enumerate(sorted(operands)):
+    divisions: dict[int, Division] = {}
+    for i, label in enumerate([*sorted(operands), *sorted(state)]):
         division = layout.division(label, label in prepared)
         if division:
-            parameters[i] = division
+            divisions[i] = division
     extent = layout.extent([x.shape for x in inputs], time_axes)
     batch: dict[int, Division] = {}
+    first_input = len(operands) + len(state)
     for i, x in enumerate(arrays[len(operands) :], len(operands)):
-        spec = layout.sharding_for(extent, x.shape, time_axes).spec
+        axes = time_axes if i >= first_input else 0
+        spec = layout.sharding_for(extent, x.shape, axes).spec
         if spec:
             batch_axis = len(spec) - 1
             batch[i] = Division(batch_axis)
-    along_params = Along(layout.along, parameters)
+    along_params = Along(layout.along, divisions)
     along_batch = Along(layout.batch, batch)
     divided = Divided(layout.in_use(), along_params, along_batch)
     target = mesh_target(platform_of(layout.mesh), divided)

@@ -27,6 +27,9 @@ _Names = str | Sequence[str] | None  # names of mesh axes
 _Spec = list[Any]  # for each axis of a parameter its mesh axes, as in a PartitionSpec
 # Number of items. Smaller parameters are replicated, since moving them costs more than the memory.
 _SMALL = 1024
+# Number of items. Shorter vectors are not gathered for each call, but replicated. 64 KiB take 1.5
+# us over one link of a v5e, which is about the time that a collective takes to start.
+_SHORT = 16384
 
 
 def layout_of(
@@ -57,13 +60,16 @@ def layout_of(
         along = tuple(name for name in axes if name not in names)  # tensor parallelism
         fully = tuple(name for name in axes if name in names)  # fully sharded parameters
         specs: dict[str, _Spec] = {x: [None] * len(shape) for x, shape in shapes.items()}
+        states: dict[str, _Spec] = {s.label: [None] * len(s.value.type.shape) for s in graph.states}
         if along:
             count = _divisor(along, mesh)
             chosen = chosen_divisions(definition, count, platform_of(mesh), _SMALL)
         for label, division in chosen.items():
             if division.along is not None:
-                specs[label][division.along] = _joined(along)
+                spec = states[label] if label in states else specs[label]
+                spec[division.along] = _joined(along)
         _divide_fully(specs, shapes, fully, mesh)
+        specs |= states
     partitions: list[tuple[str, PartitionSpec]] = []
     for label, spec in specs.items():
         if any(name is not None for name in spec):
@@ -119,9 +125,15 @@ def _divide_fully(
     for label, spec in specs.items():
         shape = shapes[label]
         free = [axis for axis, n in enumerate(shape) if spec[axis] is None and n % count == 0]
-        if free and math.prod(shape) >= _SMALL:
+        if free and math.prod(shape) >= _least_gathered(shape):
             longest = max(free, key=shape.__getitem__)
             spec[longest] = _joined(names)
+
+
+def _least_gathered(shape: Sequence[int]) -> int:
+    """Return the least number of items with which a parameter of this rank is fully sharded."""
+    is_vector = sum(extent > 1 for extent in shape) < 2
+    return _SHORT if is_vector else _SMALL
 
 
 def _by_pattern(params: Mapping[Any, object], shapes: Shapes, mesh: AnyMesh) -> dict[str, _Spec]:
@@ -176,10 +188,11 @@ def _checked(label: str, spec: PartitionSpec, shape: Sequence[int], mesh: AnyMes
 def chosen_divisions(
     definition: Definition, count: int, platform: str, least: int = 0
 ) -> dict[str, Division]:
-    """Return how tensor parallelism divides parameters into `count` parts, by label.
+    """Return how tensor parallelism divides parameters and states into `count` parts, by label.
 
-    Parameters of fewer than `least` items are not divided. Open extents have the values of an
-    example, and a network without an example has no divisions.
+    Parameters of at least `least` items are divided, and the states that are computed from them: a
+    cache is divided by the heads of its keys. Open extents have the values of an example, and a
+    network without an example has no divisions.
     """
     network = definition.network
     try:
@@ -190,17 +203,24 @@ def chosen_divisions(
         program, _, _ = traced(partial(definition.cycle, probe=NOTHING), *types)
     except NnefError:
         return {}
+    # Arguments and results in the order in which jax flattens dicts.
+    labels = [*sorted(parameters), *sorted(states)]
+    updates = {state.label: state.update for state in graph.states}
+    carried: dict[int, int] = {}
+    for k, label in enumerate(sorted(states)):
+        if updates[label].type.shape == states[label].type.shape:
+            carried[len(parameters) + k] = len(graph.outputs) + k
 
     def by_index() -> dict[int, Division]:
-        return divisions(differentiable(program, mesh_target(platform)), count, least)
+        return divisions(differentiable(program, mesh_target(platform)), count, least, carried)
 
     with named(definition.about):
         chosen = or_else(by_index, dict[int, Division])
-    return {label: chosen[i] for i, label in enumerate(sorted(parameters)) if i in chosen}
+    return {label: chosen[i] for i, label in enumerate(labels) if i in chosen}
 
 
 class ShardedParameter(NamedTuple):
-    """The sharding of one parameter on a mesh, and the reason for it."""
+    """The sharding of one parameter or state on a mesh, and the reason for it."""
 
     parameter: str
     shape: tuple[int, ...]
@@ -210,7 +230,7 @@ class ShardedParameter(NamedTuple):
 
 
 class ShardingPlan(tuple[ShardedParameter, ...]):
-    """The shardings of a model's parameters on its mesh. The plan prints as a table."""
+    """The shardings of a model's parameters and states on its mesh. The plan prints as a table."""
 
     def __repr__(self) -> str:
         head = "parameter", "shape", "divided along", "why", "collectives a call"
@@ -234,7 +254,7 @@ def _axes(spec: PartitionSpec) -> str:
 
 
 def plan_of(definition: Definition) -> ShardingPlan | None:
-    """Return the shardings of a model's parameters, or None without a mesh."""
+    """Return the shardings of a model's parameters and states, or None without a mesh."""
     layout = definition.layout
     if layout is None:
         return None
@@ -244,15 +264,32 @@ def plan_of(definition: Definition) -> ShardingPlan | None:
         shape = definition.parameters[label].value.type.shape
         spec = layout.of_parameter(label).spec
         division = by_label.get(label)
-        why = division.why if division else ""
+        why = division.why if division else _why_replicated(layout, shape)
         moves = division.moves if division else ""
         if has_names(spec, layout.batch):
-            why = f"{why}, gathered when read" if why else "gathered when read"
+            why = f"{why}, gathered when read" if division else "gathered when read"
             moves = f"{moves}, 1 all-gather" if moves else "1 all-gather"
-        elif division is None and math.prod(shape) < _SMALL:
-            why = f"fewer than {_SMALL} items"
         rows.append(ShardedParameter(label, shape, spec, why, moves))
+    for label in definition.states:
+        shape = definition.variables[label].value.type.shape
+        division = by_label.get(label)
+        spec = layout.of_parameter(label).spec
+        rows.append(ShardedParameter(label, shape, spec, division.why if division else "", ""))
     return ShardingPlan(rows)
+
+
+def _why_replicated(layout: Layout, shape: Sequence[int]) -> str:
+    """Return the reason why no axis of a parameter is divided, "" if the choice was the user's."""
+    are_gathered = any(has_names(spec, layout.batch) for _, spec in layout.specs)
+    least = _least_gathered(shape) if are_gathered else _SMALL
+    if math.prod(shape) < least:
+        return f"fewer than {least} items"
+    if not layout.along:
+        return ""
+    count = _divisor(layout.along, layout.mesh)
+    if all(extent % count for extent in shape):
+        return f"no axis divides by {count}"
+    return "moves fewer items undivided"
 
 
 def _require_batch(layout: Layout, graph: Graph) -> None:

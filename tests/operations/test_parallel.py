@@ -101,11 +101,12 @@ def test_groups_stay_together() -> None:
 
 
 def test_recurrent_layers_are_divided_by_hidden_unit() -> None:
-    assert divided(lstm()) == {
+    weights = {
         label: axis
         for gate in "fiog"
         for label, axis in ((f"{gate}/w", COLUMNS), (f"{gate}/u", COLUMNS), (f"{gate}/b", 1))
     }
+    assert divided(lstm()) == weights | {"h": 1, "c": 1}
     found = divided(torch_networks.load("lstm"))  # its layers are loops
     assert {found[f"lstm.l0_w_{k}{gate}"] for k in "ih" for gate in "ifgo"} == {1}
     assert {found[f"lstm.l0_b_{gate}"] for gate in "ifgo"} == {2}
