@@ -265,6 +265,47 @@ def test_a_plan_says_how_parameters_lie(digits: nnef_jax.Model, mesh: Mesh) -> N
     assert digits.plan is None
 
 
+CACHED_LABELS = ("query", "key", "output")
+CACHED = """version 1.0;
+extension tract_registry tract_core;
+graph step(x, place, past) -> (y, kept)
+{
+    x = external(shape = [1,64]);
+    place = external<integer>(shape = [1,1]);
+    past = external(shape = [4,8,16]);
+    query = variable(shape = [64,64], label = 'query');
+    key = variable(shape = [64,64], label = 'key');
+    output = variable(shape = [64,64], label = 'output');
+    q = reshape(matmul(x, query), shape = [4,1,16]);
+    k = reshape(matmul(x, key), shape = [4,1,16]);
+    heads = constant<scalar>(shape = [4,1,1], value = [0.0,1.0,2.0,3.0]);
+    row = tile(unsqueeze(place, axes = [0]), repeats = [4,1,1]);
+    at = concat([tract_core_cast(heads, to = 'i64'), tract_core_cast(row, to = 'i64')], axis = 2);
+    kept = tract_core_scatter_nd(past, at, k);
+    weights = softmax(matmul(q, kept, transposeB = true), axes = [2]);
+    y = matmul(reshape(matmul(weights, kept), shape = [1,64]), output);
+}
+"""
+
+
+def test_caches_are_sharded_by_heads(mesh: Mesh) -> None:
+    data = {x: RANDOM.standard_normal((64, 64)).astype(np.float32) / 8 for x in CACHED_LABELS}
+    model = model_of(CACHED, data=data, state={"past": "kept"})
+    sharded = model.shard(mesh, params="model")
+    state, sharded_state = model.init_state(), sharded.init_state()
+    for place in range(3):
+        x = RANDOM.standard_normal((1, 64)).astype(np.float32)
+        wanted, state = model.step(state, x, [[place]])
+        y, sharded_state = sharded.step(sharded_state, x, [[place]])
+        assert_close((y, sharded_state), (wanted, state))
+        assert shard_shape(sharded_state["past"]) == (2, 8, 16)
+    with jax.set_mesh(mesh):
+        step = jax.jit(lambda state: sharded.step(state, x, [[3]]))
+        assert collectives(step, sharded_state) == {"all-reduce": 1}
+    *_, row = sharded.plan or ()
+    assert (row.parameter, row.sharding) == ("past", P("model", None, None))
+
+
 FIXED = """version 1.0;
 graph fixed(x) -> (y)
 {
