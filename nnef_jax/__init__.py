@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from lowering import Rule as Rule
     from lowering import TensorType as TensorType
     from nnef_jax import analysis as analysis
+    from nnef_jax import generation as generation
     from nnef_jax import openvx as openvx
     from nnef_jax import serving as serving
     from nnef_jax.calls.trimming import trim as trim
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from nnef_jax.errors import SemanticError as SemanticError
     from nnef_jax.errors import ShapeError as ShapeError
     from nnef_jax.errors import UnsupportedError as UnsupportedError
+    from nnef_jax.generation import decoder as decoder
     from nnef_jax.limits import Limits as Limits
     from nnef_jax.loading import load as load
     from nnef_jax.measure.benchmarking import benchmark as benchmark
@@ -70,7 +72,9 @@ _HOMES = {
     "calibrate": "nnef_jax.measure.calibration",
     "convert": "nnef_jax.saving.conversion",
     "cost": "nnef_jax.measure.costs",
+    "decoder": "nnef_jax.generation",
     "diff": "nnef_jax.measure.difference",
+    "generation": "nnef_jax",
     "load": "nnef_jax.loading",
     "openvx": "nnef_jax",
     "profile": "nnef_jax.measure.profiling",

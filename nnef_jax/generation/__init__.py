@@ -1,0 +1,70 @@
+"""Generates text by language models of any format.
+
+What makes a decoder of a model? `decoder`
+Which inputs and outputs have which role? `roles`
+How does a model with growing caches run on caches of fixed size? `frontend`
+How are prompts read and tokens generated? `decoder.Decoder`
+How is the next token chosen? `sampling`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+import numpy as np
+
+from nnef_jax.execution.runnable import execution_of
+from nnef_jax.generation.decoder import Decoder, Generated
+from nnef_jax.generation.frontend import DecoderFrontend, Step
+from nnef_jax.generation.roles import Cache, Roles, recognised
+from nnef_jax.generation.sampling import Sampling
+from nnef_jax.model import Model
+from nnef_jax.options import require
+from nnef_jax.reading.network import Network
+
+__all__ = ["Cache", "Decoder", "Generated", "Roles", "Sampling", "decoder"]
+
+
+def decoder(
+    model: Model, places: int = 1024, *, roles: Roles | None = None, **names: str | Sequence[str]
+) -> Decoder:
+    """Return a decoder of a language model, which generates text with caches of fixed size.
+
+    The model takes token numbers, and the keys and values of earlier tokens as inputs with an open
+    length, and returns these with the new ones added, as torch_to_nnef, the exporters to ONNX and
+    OpenVINO write it. Positions and masks that the network computes from the length of its caches
+    are computed from the number of positions in use.
+
+    Args:
+        model: the model, loaded without shapes for its lengths.
+        places: the positions of a cache: the most tokens of a prompt and its continuation.
+        roles: the roles of inputs and outputs. By default they are recognised; `print(decoder)`
+            shows them.
+        names: names for single roles: `tokens`, `logits`, `mask`, `positions`, `context`.
+
+    Raises InputError if a role is not recognised, UnsupportedError when a step is traced if an
+    operation cannot take a padded cache.
+
+    >>> decoder = nnef_jax.decoder(nnef_jax.load("net.nnef.tgz"), places=512)
+    >>> decoder.generate([1, 15043], steps=20).tokens
+    """
+    require("model", model, Model, "a nnef_jax.Model")
+    require("places", places, int, "a number of positions")
+    execution = execution_of(model)
+    network = execution.network
+    roles = recognised(network.graph, names) if roles is None else roles
+    step = Step(execution.definition, roles, places)
+    frontend = DecoderFrontend(step)
+    options = replace(network.options, input_shapes={}, values={}, extents={})
+    graph = frontend.flatten(options)
+    data: dict[str, Any] = {p.label: execution.arrays.stored(p.label) for p in graph.parameters}
+    are_types = any(isinstance(x, jax.ShapeDtypeStruct) for x in data.values())
+    for state in graph.states:
+        shape = (1, *state.value.type.shape[1:])
+        make = jax.ShapeDtypeStruct if are_types else np.zeros
+        data[state.label] = make(shape, state.value.type.dtype)
+    network = Network(frontend, options, graph, graph, data, {}, None, False)
+    return Decoder(Model(execution.with_network(network)), roles, places)

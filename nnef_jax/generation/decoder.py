@@ -1,0 +1,361 @@
+"""Decodes text by a language model: reads prompts, and generates tokens one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+from numpy.typing import ArrayLike, NDArray
+
+from nnef_jax.calls.arguments import Params, State
+from nnef_jax.errors import InputError
+from nnef_jax.execution.run_options import Prepared
+from nnef_jax.generation.frontend import LENGTH
+from nnef_jax.generation.roles import Roles
+from nnef_jax.generation.sampling import GREEDY, Sampling
+from nnef_jax.model import Model
+from nnef_jax.options import require, shown
+
+# Numbers of tokens by which prompts are read: prompts of any length need three programs.
+CHUNKS = (256, 16, 1)
+_BLOCK = 64  # the most tokens that one run of the compiled loop generates
+_Context = Mapping[str, ArrayLike]  # inputs that are the same for all tokens, by name
+
+
+class Generated(NamedTuple):
+    """Generated tokens.
+
+    Attributes:
+        tokens: the tokens, int32 (batch, steps). A row that has stopped repeats its stop token.
+        lengths: the number of tokens of each row, int32 (batch,). The stop token counts.
+    """
+
+    tokens: NDArray[np.int32]
+    lengths: NDArray[np.int32]
+
+
+class _Request(NamedTuple):
+    """The arguments of `Decoder.generate`, checked."""
+
+    prompts: NDArray[np.int32]  # (batch, tokens)
+    lengths: NDArray[np.int32]  # (batch,)
+    steps: int
+    sample: Sampling
+    key: Array
+    stop: tuple[int, ...]
+    params: Params | None
+    context: _Context
+
+
+class _Loop(NamedTuple):
+    """The values that the loop over generated tokens carries."""
+
+    logits: Array  # of the next token, (batch, words)
+    state: State
+    key: Array
+    seen: Array  # whether a word is in the text, (batch, words)
+    last: Array  # the last generated token, (batch,)
+    is_done: Array  # whether a row has stopped, (batch,)
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """A language model with caches of a fixed size, made by `nnef_jax.decoder`.
+
+    `prefill`, `step` and `log_probabilities` are pure functions of parameters, for programs of your
+    own. `generate` and `stream` run compiled loops over them.
+
+    Attributes:
+        model: the network of a step, whose states are the caches and the number of tokens in them.
+            It is a `Model` as any other: it can be sharded, and `nnef_jax.cost` estimates it.
+        roles: the roles of the network's inputs and outputs.
+        places: the number of tokens for which a cache has place.
+    """
+
+    model: Model
+    roles: Roles
+    places: int
+    _loops: dict[Any, Any] = field(default_factory=dict[Any, Any], compare=False, repr=False)
+
+    def __repr__(self) -> str:
+        return f"decoder of '{self.model.graph.name}', {self.places} places\n{self.roles}"
+
+    def with_model(self, model: Model) -> Decoder:
+        """Return the decoder on a model made from its `model`: a sharded or a trained one."""
+        require("model", model, Model, "a nnef_jax.Model")
+        return Decoder(model, self.roles, self.places)
+
+    def init_state(self, batch: int = 1) -> dict[str, Array]:
+        """Return the state before the first token of a batch: empty caches, and lengths of 0."""
+        require("batch", batch, int, "a number of rows")
+        state: dict[str, Array] = {}
+        for variable in self.model.graph.states:
+            type = variable.value.type
+            state[variable.label] = jnp.zeros((batch, *type.shape[1:]), type.dtype)
+        return state
+
+    def step(
+        self,
+        params: Params | Prepared | None,
+        state: State,
+        tokens: ArrayLike,
+        **context: ArrayLike,
+    ) -> tuple[Array, dict[str, Array]]:
+        """Read one token of each row. Return the logits (batch, words), and the next state.
+
+        Args:
+            params: arrays by label, or None for the model's own.
+            state: the state before the token.
+            tokens: token numbers (batch,).
+            context: the network's further inputs, by name.
+
+        A row whose cache is full overwrites its last tokens. `generate` does not let that happen.
+        """
+        logits, state = self._read(params, state, jnp.asarray(tokens)[:, None], context)
+        return _last(logits), state
+
+    def _read(
+        self, params: Params | Prepared | None, state: State, tokens: ArrayLike, context: _Context
+    ) -> tuple[Array, dict[str, Array]]:
+        """Read several tokens (batch, tokens). Return the network's logits, and the next state."""
+        inputs: dict[str, Any] = {self.roles.tokens: tokens, **context}
+        return self.model.step(state, params=params, **inputs)
+
+    def prefill(
+        self,
+        params: Params | Prepared | None,
+        tokens: ArrayLike,
+        lengths: ArrayLike | None = None,
+        **context: ArrayLike,
+    ) -> tuple[Array, dict[str, Array]]:
+        """Read prompts. Return the logits after each prompt (batch, words), and the state.
+
+        A prompt is read by chunks of 256, 16 or 1 tokens, so that three programs read prompts of
+        all lengths. The last chunk of a prompt ends with it. A token in two chunks is read twice,
+        with the same result.
+
+        Args:
+            params: arrays by label, or None for the model's own.
+            tokens: token numbers (batch, tokens).
+            lengths: the number of tokens in each prompt (batch,), by default all. They must be
+                known when the function is traced.
+            context: the network's further inputs, by name.
+
+        Raises InputError for an empty prompt, or a prompt that is longer than the caches.
+        """
+        rows, width = np.shape(tokens)
+        sizes = self._lengths(lengths, rows, width)
+        chunks = self._chunks()
+        chunk_of_row = np.array([next(x for x in chunks if x <= n) for n in sizes])
+        state: Any = self.init_state(rows)
+        logits: Any = None
+        for chunk in chunks:
+            is_read = chunk_of_row == chunk
+            longest = max(sizes[is_read], default=0)
+            for begin in range(0, longest, chunk):
+                starts = np.where(is_read, np.minimum(begin, sizes - chunk), 0).astype(np.int32)
+                part = _taken(tokens, starts[:, None] + np.arange(chunk))
+                before = {**state, LENGTH: starts}
+                chunk_logits, after = self._read(params, before, part, context)
+                state = _chosen(is_read, after, state)
+                last = _last(chunk_logits)
+                logits = last if logits is None else _chosen(is_read, last, logits)
+        return logits, {**state, LENGTH: jnp.asarray(sizes)}
+
+    def _chunks(self) -> Sequence[int]:
+        """Return the sizes of chunks that the network and the caches allow, the largest first."""
+        shape = self.model.inputs[0].shape
+        fixed = shape[1]
+        return [fixed] if fixed is not None else [x for x in CHUNKS if x <= self.places]
+
+    def _lengths(self, lengths: ArrayLike | None, rows: int, width: int) -> NDArray[np.int32]:
+        """Return the lengths of prompts. Raises InputError if they do not fit."""
+        sizes = np.full(rows, width) if lengths is None else np.asarray(lengths)
+        if sizes.shape != (rows,) or not np.all((sizes >= 1) & (sizes <= width)):
+            message = f"lengths must be {rows} numbers from 1 to {width}, they are {shown(lengths)}"
+            raise InputError(message if width else "a prompt is empty")
+        if max(sizes) > self.places:
+            message = f"a prompt has {max(sizes)} tokens, the caches have {self.places} places"
+            raise InputError(message, hint="decoder(..., places=...) sets their number")
+        return sizes.astype(np.int32)
+
+    def log_probabilities(
+        self, params: Params | Prepared | None, tokens: ArrayLike, **context: ArrayLike
+    ) -> Array:
+        """Return the log-probability of each token but the first, given the tokens before it.
+
+        The result is (batch, tokens - 1), of tokens (batch, tokens). The function is
+        differentiable in `params`: its negative mean is the loss of training.
+        """
+        array = jnp.asarray(tokens)
+        rows, width = array.shape
+        self._lengths(None, rows, width)
+        state = self.init_state(rows)
+        logits, _ = self._read(params, state, array[:, :-1], context)
+        if logits.ndim < 3 or logits.shape[1] != width - 1:  # only logits of the last token
+
+            def turn(state: Any, token: Array) -> tuple[Any, Array]:
+                logits, state = self.step(params, state, token, **context)
+                return state, logits
+
+            logits = jnp.moveaxis(lax.scan(turn, state, array[:, :-1].T)[1], 0, 1)
+        scores = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
+        return jnp.take_along_axis(scores, array[:, 1:, None], axis=-1)[..., 0]
+
+    def generate(
+        self,
+        tokens: ArrayLike,
+        steps: int,
+        *,
+        lengths: ArrayLike | None = None,
+        sample: Sampling = GREEDY,
+        key: Array | int = 0,
+        stop: int | Sequence[int] = (),
+        params: Params | None = None,
+        **context: ArrayLike,
+    ) -> Generated:
+        """Generate tokens after prompts.
+
+        Args:
+            tokens: prompts, (batch, tokens), or (tokens,) for one prompt.
+            steps: the number of tokens to generate.
+            lengths: the number of tokens in each prompt (batch,); by default all.
+            sample: how a token is chosen; by default the one with the largest logit.
+            key: a key of `jax.random`, or the seed of one.
+            stop: one token or several; a row ends after one of them.
+            params: arrays by label; by default the model's own.
+            context: the network's further inputs, by name.
+
+        Raises InputError if the prompts and `steps` tokens do not fit into the caches.
+
+        >>> decoder = nnef_jax.decoder(nnef_jax.load("net.nnef.tgz"))
+        >>> decoder.generate([1, 15043], 20).tokens
+        """
+        request = self._request(tokens, steps, lengths, sample, key, stop, params, context)
+        generated = np.concatenate([*self._blocks(request, _BLOCK)], axis=1)
+        missing = steps - generated.shape[1]  # if all rows have stopped
+        generated = np.concatenate([generated, np.repeat(generated[:, -1:], missing, 1)], axis=1)
+        is_stop = np.isin(generated, request.stop)
+        counts = np.where(is_stop.any(axis=1), is_stop.argmax(axis=1) + 1, steps)
+        return Generated(generated, counts.astype(np.int32))
+
+    def stream(
+        self,
+        tokens: ArrayLike,
+        steps: int,
+        *,
+        lengths: ArrayLike | None = None,
+        sample: Sampling = GREEDY,
+        key: Array | int = 0,
+        stop: int | Sequence[int] = (),
+        params: Params | None = None,
+        **context: ArrayLike,
+    ) -> Iterator[NDArray[np.int32]]:
+        """Yield the tokens that `generate` returns, one of each row at a time: int32 (batch,)."""
+        request = self._request(tokens, steps, lengths, sample, key, stop, params, context)
+        return (block[:, 0] for block in self._blocks(request, 1))
+
+    def _request(
+        self, tokens: ArrayLike, steps: int, lengths: ArrayLike | None, sample: Sampling,
+        key: Array | int, stop: int | Sequence[int], params: Params | None, context: _Context,
+    ) -> _Request:  # fmt: skip
+        """Return the arguments of `generate`, checked. Raises InputError or TypeError."""
+        require("steps", steps, int, "a number of tokens")
+        require("sample", sample, Sampling, "a nnef_jax.generation.Sampling")
+        prompts = np.atleast_2d(np.asarray(tokens)).astype(np.int32)
+        sizes = self._lengths(lengths, *prompts.shape)
+        needed_places = max(sizes) + steps - 1  # the last token is not read
+        if steps < 1 or needed_places > self.places:
+            raise InputError(
+                f"a prompt of {max(sizes)} tokens and {steps} further ones need {needed_places} "
+                f"places, the caches have {self.places}",
+                hint="decoder(..., places=...) sets their number",
+            )
+        stops = (stop,) if isinstance(stop, int) else tuple(stop)
+        start = jax.random.key(key) if isinstance(key, int) else key
+        return _Request(prompts, sizes, steps, sample, start, stops, params, context)
+
+    def _blocks(self, request: _Request, size: int) -> Iterator[NDArray[np.int32]]:
+        """Yield generated tokens (batch, tokens), at most `size` of each row at a time."""
+        context = dict(request.context)
+        prompts, lengths = request.prompts, request.lengths
+        rows = len(prompts)
+        logits, state = self.prefill(request.params, prompts, lengths, **context)
+        seen = np.zeros((rows, logits.shape[-1]), bool)
+        for row, length in enumerate(lengths):
+            seen[row, prompts[row, :length]] = True
+        last = jnp.zeros(rows, jnp.int32)
+        carry = _Loop(logits, state, request.key, jnp.asarray(seen), last, last > 0)
+        params = self.model.params if request.params is None else request.params
+        inputs = {self.roles.tokens: np.zeros((rows, 1), np.int32), **context}
+        prepared = self.model.prepare(params, state=state, **inputs)
+        run = self._compiled_loop(size, request.sample, request.stop)
+        for begin in range(0, request.steps, size):
+            count = min(size, request.steps - begin)
+            tokens, carry = run(prepared, carry, np.int32(count), context)
+            yield np.asarray(tokens)[:, :count]
+            if np.all(carry.is_done):
+                return
+
+    def _compiled_loop(self, size: int, sample: Sampling, stop: tuple[int, ...]) -> Any:
+        key = size, sample, stop
+        if key not in self._loops:
+            self._loops[key] = self.model.jit(partial(self._run_loop, size, sample, stop))
+        return self._loops[key]
+
+    def _run_loop(
+        self, size: int, sample: Sampling, stop: tuple[int, ...], params: Params | Prepared,
+        start: _Loop, count: Array, context: _Context,
+    ) -> tuple[Array, _Loop]:  # fmt: skip
+        """Generate `count` tokens of each row. Return them (batch, size), and the next carry."""
+        rows = start.last.shape[0]
+
+        def has_more(values: tuple[Array, Array, _Loop]) -> Array:
+            i, _, loop = values
+            return (i < count) & ~jnp.all(loop.is_done)
+
+        def generate_token(values: tuple[Array, Array, _Loop]) -> tuple[Array, Array, _Loop]:
+            i, tokens, loop = values
+            key, drawn = jax.random.split(loop.key)
+            chosen = sample.choose(sample.penalised(loop.logits, loop.seen), drawn)
+            token = jnp.where(loop.is_done, loop.last, chosen)
+            is_done = loop.is_done | jnp.isin(token, jnp.asarray(stop, jnp.int32))
+            seen = loop.seen.at[jnp.arange(rows), token].set(True)
+            logits, state = self.step(params, loop.state, token, **context)
+            tokens = lax.dynamic_update_slice_in_dim(tokens, token[:, None], i, 1)
+            return i + 1, tokens, _Loop(logits, state, key, seen, token, is_done)
+
+        empty = jnp.zeros((rows, size), jnp.int32)
+        end, tokens, loop = lax.while_loop(has_more, generate_token, (jnp.int32(0), empty, start))
+        is_generated = jnp.arange(size) < end
+        return jnp.where(is_generated, tokens, loop.last[:, None]), loop
+
+
+def _taken(tokens: ArrayLike, positions: NDArray[np.int64]) -> Any:
+    """Return the tokens at positions (batch, chunk). Those of the host stay there."""
+    if isinstance(tokens, Array):
+        return jnp.take_along_axis(tokens, positions, axis=1, mode="clip")
+    array = np.asarray(tokens)
+    return np.take_along_axis(array, np.minimum(positions, array.shape[1] - 1), axis=1)
+
+
+def _chosen(is_read: NDArray[np.bool_], after: Any, before: Any) -> Any:
+    """Return the arrays `after` for the rows that were read, and `before` for other rows."""
+    if is_read.all():
+        return after
+
+    def select(x: Array, y: Array) -> Array:
+        return jnp.where(is_read.reshape(-1, *[1] * (x.ndim - 1)), x, y)
+
+    return jax.tree.map(select, after, before)
+
+
+def _last(logits: Array) -> Array:
+    """Return the logits of the last token, (batch, words)."""
+    return logits if logits.ndim == 2 else logits[:, -1]

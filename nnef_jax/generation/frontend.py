@@ -1,0 +1,225 @@
+"""Offers a language model with caches of fixed size as a network of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from lowering import GraphBuilder
+from lowering.extents import UNKNOWN, Shape
+from lowering.graph import Graph, Rule, TensorType, Value
+from lowering.jaxprs import make_jaxpr_and_types
+from lowering.padding import Extents, padded
+from lowering.program import Program
+from nnef_jax.execution.definition import Definition
+from nnef_jax.execution.probe import NOTHING
+from nnef_jax.formats.base import Frontend, Options, Stored
+from nnef_jax.generation.roles import Roles
+
+LENGTH = "length"  # the label of the state with the number of positions in use
+_SYMBOL = "P"
+_KIND = "decode"
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step of a language model on caches of `places` positions, of which the first are in use.
+
+    The network is traced with the number of positions in use as a symbolic extent, and evaluated on
+    padded caches. Rows of a batch may have different lengths.
+    """
+
+    definition: Definition
+    roles: Roles
+    places: int
+
+    @cached_property
+    def graph(self) -> Graph:
+        """Return the graph of the model, with open extents."""
+        return self.definition.network.graph
+
+    @cached_property
+    def cache_types(self) -> list[TensorType]:
+        """Return the types of the padded caches, whose batch is open."""
+        types: list[TensorType] = []
+        values = {x.name: x for x in self.graph.inputs}
+        values |= {state.label: state.value for state in self.graph.states}
+        for cache in self.roles.caches:
+            shape = list(values[cache.before].type.shape)
+            shape[0] = UNKNOWN
+            shape[cache.axis] = self.places
+            types.append(TensorType(tuple(shape), values[cache.before].type.dtype))
+        return types
+
+    def infer(
+        self, tokens: TensorType, length: TensorType, params: list[TensorType],
+        caches: list[TensorType], context: list[TensorType],
+    ) -> tuple[TensorType, TensorType, list[TensorType]]:  # fmt: skip
+        """Return the types of logits, the next length and the next caches."""
+        outputs = dict(zip(self.graph.output_names, self.graph.outputs, strict=True))
+        logits = outputs[self.roles.logits].type
+        rows = tokens.shape[0]
+        shape = (rows, *(UNKNOWN for _ in logits.shape[1:-1]), logits.shape[-1])
+        return TensorType(shape, logits.dtype), length, list(caches)
+
+    def lower(
+        self, tokens: Array, length: Array, params: list[Array], caches: list[Array],
+        context: list[Array],
+    ) -> tuple[Array, Array, list[Array]]:  # fmt: skip
+        """Return logits, the next length [batch], and the next caches."""
+        by_label = dict(zip(sorted(self.definition.labels), params, strict=True))
+        rows, count = tokens.shape
+        program, tree = self._program(count, by_label, caches, context)
+
+        def row(tokens: Array, length: Array, caches: list[Array], context: list[Array]) -> Any:
+            most = {_SYMBOL: self.places - count}
+            inputs = by_label, [x[None] for x in caches], tokens[None], [x[None] for x in context]
+            leaves = jax.tree.leaves(inputs)
+            first = len(by_label)
+            finite = range(first, first + len(caches))
+            results = padded(program, leaves, Extents(most, {_SYMBOL: length}), finite)
+            logits, *after = jax.tree.unflatten(tree, results)
+            pairs = enumerate(zip(caches, after, strict=True))
+            return logits[0], [self._kept(i, x, y, length) for i, (x, y) in pairs]
+
+        if rows == 1:
+            logits, after = row(
+                tokens[0], length[0], [x[0] for x in caches], [x[0] for x in context]
+            )
+            logits, after = logits[None], [x[None] for x in after]
+        else:
+            logits, after = jax.vmap(row)(tokens, length, caches, context)
+        return logits, length + count, after
+
+    def _kept(self, i: int, before: Array, after: Array, length: Array) -> Array:
+        """Return a cache after a step. Some models return the keys of the new tokens alone."""
+        x = after[0]
+        axis = self.roles.caches[i].axis - 1
+        if x.shape[axis] == self.places:
+            return x
+        return lax.dynamic_update_slice_in_dim(before, x, length, axis)
+
+    def _program(
+        self, count: int, params: Mapping[str, Array], caches: Sequence[Array],
+        context: Sequence[Array],
+    ) -> tuple[Program, Any]:  # fmt: skip
+        """Trace the model for one row of `count` tokens, with a symbol for the positions in use."""
+        constraints = [f"{_SYMBOL} <= {self.places - count}"]
+        (length,) = jax.export.symbolic_shape(_SYMBOL, constraints=constraints)
+        cache_types: list[jax.ShapeDtypeStruct] = []
+        for cache, x in zip(self.roles.caches, caches, strict=True):
+            shape: list[Any] = [1, *x.shape[1:]]
+            shape[cache.axis] = length
+            cache_types.append(jax.ShapeDtypeStruct(shape, x.dtype))
+        one_row = [jax.ShapeDtypeStruct((1, *x.shape[1:]), x.dtype) for x in context]
+        tokens = jax.ShapeDtypeStruct((1, count), self._input(self.roles.tokens).type.dtype)
+        types_by_label = {label: jax.ShapeDtypeStruct(x.shape, x.dtype) for label, x in params.items()}
+        arguments = types_by_label, cache_types, tokens, one_row
+        closed, types = make_jaxpr_and_types(self._cycle, *arguments)
+        return Program(closed).low_level(), jax.tree.structure(types)
+
+    def _input(self, name: str) -> Value:
+        return next(x for x in self.graph.inputs if x.name == name)
+
+    def _cycle(
+        self, params: Mapping[str, Array], caches: list[Array], tokens: Array, context: list[Array]
+    ) -> list[Array]:
+        """Compute logits and the next caches of the model, with a growing cache."""
+        roles = self.roles
+        axis = roles.caches[0].axis
+        before = caches[0].shape[axis]
+        count = tokens.shape[1]
+        arrays: dict[str, Any] = {roles.tokens: tokens}
+        arrays |= dict(zip(roles.context, context, strict=True))
+        states = {state.label for state in self.graph.states}
+        state: dict[str, Array] = {}
+        for cache, x in zip(roles.caches, caches, strict=True):
+            (state if cache.before in states else arrays)[cache.before] = x
+        if roles.mask:
+            dtype = self._input(roles.mask).type.dtype
+            arrays[roles.mask] = jnp.ones((1, before + count), dtype)
+        if roles.positions:
+            value = self._input(roles.positions)
+            positions = jnp.arange(count) + jnp.asarray(before, "int32")
+            positions = positions.astype(value.type.dtype)
+            arrays[roles.positions] = positions if len(value.type.shape) == 1 else positions[None]
+        inputs = [arrays[x.name] for x in self.graph.inputs]
+        outputs, after, _ = self.definition.cycle(params, state, inputs, NOTHING)
+        results = dict(zip(self.graph.output_names, outputs, strict=True)) | after
+        return [results[roles.logits], *(results[cache.after] for cache in roles.caches)]
+
+
+class DecoderFrontend(Frontend):
+    """The front end of a language model with padded caches.
+
+    Inputs are tokens [batch,tokens] and the context. The state has the caches, and the number of
+    positions in use [batch].
+    """
+
+    def __init__(self, step: Step) -> None:
+        roles = step.roles
+        self.step = step
+        self.inputs: Sequence[str] = [roles.tokens, *roles.context]
+        self.outputs: Sequence[str] = [roles.logits]
+        self.describe_as(step.definition.network.frontend)
+
+    def flatten(self, options: Options) -> Graph:
+        """Return the graph: one operation that computes a step."""
+        step, roles = self.step, self.step.roles
+        builder = GraphBuilder(real=options.real, integer=self.integer)
+        inner = {x.name: x for x in step.graph.inputs}
+        shape = options.shape(roles.tokens, (None, None))
+        dtype = inner[roles.tokens].type.dtype
+        tokens = builder.input(roles.tokens, TensorType(shape, dtype))
+        context: list[Value] = []
+        for name in roles.context:
+            type = inner[name].type
+            declared = [None if n is UNKNOWN else n for n in type.shape]
+            extents = options.shape(name, declared)
+            context.append(builder.input(name, TensorType(extents, type.dtype)))
+        parameters = {p.label: p for p in step.graph.parameters}
+        params: list[Value] = []
+        for label in sorted(step.definition.labels):
+            p = parameters[label]
+            params.append(builder.variable(p.value.name, label, p.value.type, p.span))
+        rows = shape[:1]
+        length = builder.variable(LENGTH, LENGTH, TensorType(rows, "int32"), None)
+        caches: list[Value] = []
+        for cache, type in zip(roles.caches, step.cache_types, strict=True):
+            extents: Shape = (*rows, *type.shape[1:])
+            type = TensorType(extents, type.dtype)
+            caches.append(builder.variable(cache.before, cache.before, type, None))
+        operands = {
+            "tokens": tokens, "length": length, "params": tuple(params), "caches": tuple(caches),
+            "context": tuple(context),
+        }  # fmt: skip
+        rule = Rule(_KIND, step.infer, step.lower, tuple(operands), wants_context=False)
+        names = [roles.logits, f"next_{LENGTH}", *(x.after for x in roles.caches)]
+        results: Any = builder.operation(_KIND, operands, {}, names, rule=rule)
+        logits, next_length, after = results
+        builder.update(length, next_length)
+        for cache, value in zip(caches, after, strict=True):
+            builder.update(cache, value)
+        return builder.graph(step.graph.name, [logits], [roles.logits])
+
+    def stored(self, graph: Graph) -> Stored:
+        """Return no data: the decoder takes the arrays of the model."""
+        return Stored({}, self)
+
+    def state_shapes(self) -> Mapping[str, Sequence[int | None]]:
+        """Return the shapes of caches and of the length, whose batch is open."""
+        shapes: dict[str, Sequence[int | None]] = {LENGTH: (None,)}
+        for cache, type in zip(self.step.roles.caches, self.step.cache_types, strict=True):
+            shapes[cache.before] = [None, *type.shape[1:]]
+        return shapes
+
+    def content(self) -> Iterable[object]:
+        """Return the content of the model, the roles and the number of positions."""
+        network = self.step.definition.network
+        return [*network.frontend.content(), repr((self.step.roles, self.step.places))]

@@ -1,0 +1,152 @@
+"""Recognises which inputs and outputs of a language model are tokens, logits, caches and masks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from lowering.extents import UNKNOWN
+from lowering.graph import Graph, Value, is_float, is_integer
+from nnef_jax.errors import InputError
+from nnef_jax.wording.similar import listed
+
+_MASKS = ("attention_mask", "mask", "decoder_attention_mask")
+_POSITIONS = ("position_ids", "positions", "cache_position", "decoder_position_ids")
+_TOKENS = ("input_ids", "tokens", "decoder_input_ids")
+# Parts of names that tell a cache before a step from the cache after it.
+_SIDES = re.compile(r"past_key_values?|present_key_values?|past|present|cache|in|out|new|old")
+
+
+@dataclass(frozen=True)
+class Cache:
+    """A tensor of keys or values that a step extends.
+
+    Args:
+        before: the name of the input, or of the state.
+        after: the name of the output, or of the state.
+        axis: the axis of positions.
+    """
+
+    before: str
+    after: str
+    axis: int
+
+
+@dataclass(frozen=True)
+class Roles:
+    """The roles of a network's inputs and outputs, by name.
+
+    Args:
+        tokens: the input of token numbers, [batch,tokens].
+        logits: the output of logits, [batch,tokens,words], or of the last token's.
+        caches: the caches of keys and values.
+        mask: the input that is 1 for each position that is attended to, [batch,positions]; "" if
+            there is none.
+        positions: the input of the tokens' positions, [batch,tokens] or [tokens]; "" if there is
+            none.
+        context: inputs that stay the same for all tokens of a text: an encoder's states.
+    """
+
+    tokens: str
+    logits: str
+    caches: tuple[Cache, ...]
+    mask: str = ""
+    positions: str = ""
+    context: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        names = [f"{x.before} -> {x.after}" for x in self.caches]
+        shown = [*names[:2], "..."] if len(names) > 2 else names
+        rows = {
+            "tokens": self.tokens,
+            "logits": self.logits,
+            f"{len(names)} caches": ", ".join(shown),
+            "mask": self.mask,
+            "positions": self.positions,
+            "context": ", ".join(self.context),
+        }
+        return "\n".join(f"{role:12}{name}" for role, name in rows.items() if name)
+
+
+def recognised(graph: Graph, names: Mapping[str, str | Sequence[str]]) -> Roles:
+    """Return the roles in a network, from names and shapes.
+
+    `names` are a user's: `tokens`, `logits`, `mask`, `positions`, `context`, as in `Roles`. Raises
+    InputError, which says what is missing or has no role.
+    """
+    inputs = {value.name: value for value in graph.inputs}
+    outputs = dict(zip(graph.output_names, graph.outputs, strict=True))
+    pairs = _pairs(inputs, outputs)
+    caches = [
+        Cache(before, after, _positions_of(inputs[before])) for before, after in pairs.items()
+    ]
+    for state in graph.states:
+        if UNKNOWN in state.value.type.shape[1:]:
+            caches.append(Cache(state.label, state.label, _positions_of(state.value)))
+    others = [name for name in inputs if name not in pairs]
+    integers = [name for name in others if not is_float(inputs[name].type.dtype)]
+    mask = str(names.get("mask", "")) or _first(_MASKS, others)
+    positions = str(names.get("positions", "")) or _first(_POSITIONS, integers)
+    free = [x for x in integers if x not in (mask, positions) and is_integer(inputs[x].type.dtype)]
+    tokens = str(names.get("tokens", "")) or _first(_TOKENS, free) or (free[0] if free else "")
+    results = [name for name in outputs if name not in pairs.values()]
+    logits = str(names.get("logits", "")) or _first(("logits",), results)
+    if not logits and results:
+        logits = results[0]
+    _require(tokens in inputs, "tokens", "input", inputs)
+    _require(logits in outputs, "logits", "output", outputs)
+    if not caches:
+        raise InputError(
+            "the network has no cache: no input is continued by an output",
+            hint="export it with its keys and values as inputs and outputs (use_cache=True)",
+        )
+    context = names.get("context")
+    if context is None:
+        context = [x for x in others if x not in (tokens, mask, positions)]
+    return Roles(tokens, logits, tuple(caches), mask, positions, tuple(context))
+
+
+def _require(holds: bool, role: str, kind: str, names: Iterable[str]) -> None:
+    if not holds:
+        message = f"no {kind} of the network is the {role}"
+        raise InputError(message, hint=f"decoder(..., {role}=NAME), of {listed([*names])}")
+
+
+def _first(names: Sequence[str], among: Sequence[str]) -> str:
+    return next((name for name in names if name in among), "")
+
+
+def _pairs(inputs: Mapping[str, Value], outputs: Mapping[str, Value]) -> dict[str, str]:
+    """Map the names of caches before a step to their names after it."""
+    after: dict[tuple[str, ...], str] = {}
+    for name, value in outputs.items():
+        if len(value.type.shape) >= 3:
+            after.setdefault(_parts(name), name)
+    pairs: dict[str, str] = {}
+    for name, value in inputs.items():
+        output = after.get(_parts(name))
+        if is_float(value.type.dtype) and len(value.type.shape) >= 3 and output is not None:
+            pairs[name] = output
+    return pairs
+
+
+def _parts(name: str) -> tuple[str, ...]:
+    """Return the parts of a cache's name that are the same before and after a step.
+
+    ("0", "key") are those of past_key_values.0.key, present.0.key, in_cache_key_0, out_cache_key_0.
+    """
+    parts = re.split(r"[^A-Za-z0-9]+", _SIDES.sub(" ", name.lower()))
+    return tuple(sorted(filter(None, parts)))
+
+
+def _positions_of(value: Value) -> int:
+    """Return the axis of positions of a cache: its open axis after the batch."""
+    shape = value.type.shape
+    axes = [axis for axis in range(1, len(shape)) if shape[axis] is UNKNOWN]
+    if len(axes) != 1:
+        raise InputError(
+            f"'{value.name}' has {len(axes)} open axes after the batch, a cache has one",
+            hint="load the network with open lengths: without input_shapes for them",
+        )
+    return axes[0]

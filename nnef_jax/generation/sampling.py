@@ -1,0 +1,73 @@
+"""Chooses the next token from logits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from nnef_jax.errors import InputError
+from nnef_jax.options import shown
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """The rule by which a token is chosen. The default is greedy: the token of largest logit.
+
+    Args:
+        temperature: divides the logits before a token is drawn; 0 is greedy.
+        top_k: only this many tokens of largest logits are drawn; 0 for all.
+        top_p: only the most probable tokens are drawn whose probabilities before the last one sum
+            to less than this; 1 for all (Holtzman et al. 2019, nucleus sampling).
+        repetition_penalty: the logit of a token that is in the text already is divided by this
+            number if it is positive, and multiplied if it is negative (Keskar et al. 2019); 1 for
+            none.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    repetition_penalty: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name, holds, expected in (
+            ("temperature", self.temperature >= 0, "at least 0"),
+            ("top_k", self.top_k >= 0 and self.top_k == int(self.top_k), "a number of tokens"),
+            ("top_p", 0 < self.top_p <= 1, "more than 0 and at most 1"),
+            ("repetition_penalty", self.repetition_penalty > 0, "more than 0"),
+        ):
+            if not holds:
+                message = f"{name} must be {expected}, it is {shown(getattr(self, name))}"
+                raise InputError(message)
+
+    def penalised(self, logits: Array, seen: Array) -> Array:
+        """Return logits [batch,words], penalised where a word is `seen` [batch,words]."""
+        if self.repetition_penalty == 1:
+            return logits
+        lower = jnp.where(
+            logits > 0, logits / self.repetition_penalty, logits * self.repetition_penalty
+        )
+        return jnp.where(seen, lower, logits)
+
+    def choose(self, logits: Array, key: Array) -> Array:
+        """Return a token [batch] for each row of logits [batch,words]."""
+        if not self.temperature:
+            return jnp.argmax(logits, axis=-1).astype(jnp.int32)
+        logits = logits.astype(jnp.float32) / self.temperature
+        if self.top_k and self.top_k < logits.shape[-1]:
+            least = jax.lax.top_k(logits, self.top_k)[0][:, -1:]
+            logits = jnp.where(logits < least, -jnp.inf, logits)
+        if self.top_p < 1:
+            ordered = -jnp.sort(-logits, axis=-1)
+            probabilities = jax.nn.softmax(ordered, axis=-1)
+            before = jnp.cumsum(probabilities, axis=-1) - probabilities
+            least = jnp.min(
+                jnp.where(before < self.top_p, ordered, jnp.inf), axis=-1, keepdims=True
+            )
+            logits = jnp.where(logits < least, -jnp.inf, logits)
+        return jax.random.categorical(key, logits, axis=-1).astype(jnp.int32)
+
+
+GREEDY = Sampling()

@@ -1,0 +1,99 @@
+"""Makes the language models of `tests/generation/networks`, and the tokens that torch generates.
+
+    python -m tests.generation.make_networks FOLDER
+
+The models are small and random. Each is written as its users write it: by torch_to_nnef's own
+command (0.24.12, with transformers 4.57.6), and by optimum (optimum-onnx 0.1.0, optimum 2.1.0).
+torch is 2.13.0. No test runs this script: the files that it makes are part of the tests.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from optimum.exporters.onnx import main_export
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    LlamaConfig,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+)
+
+WORDS, WIDTH, LAYERS, HEADS, STEPS = 96, 16, 2, 4, 200
+TEXT = "".join(map(chr, range(32, 127)))
+PROMPT = "a small model"
+
+
+def tokenizer() -> PreTrainedTokenizerFast:
+    """Return a tokenizer of single letters."""
+    letters = Tokenizer(models.BPE(unk_token="<s>"))
+    letters.pre_tokenizer = pre_tokenizers.ByteLevel()
+    trainer = trainers.BpeTrainer(vocab_size=WORDS, special_tokens=["<s>", "</s>"])
+    letters.train_from_iterator([TEXT], trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=letters, unk_token="<s>", bos_token="<s>", eos_token="</s>"
+    )
+
+
+def configuration(kind: str, words: int) -> Any:
+    """Return the configuration of a small model."""
+    if kind == "gpt2":
+        return GPT2Config(
+            vocab_size=words,
+            n_embd=WIDTH,
+            n_layer=LAYERS,
+            n_head=HEADS,
+            n_positions=256,
+            initializer_range=0.3,
+        )
+    make = {"llama": LlamaConfig, "qwen3": Qwen3Config}[kind]
+    return make(
+        vocab_size=words, hidden_size=WIDTH, intermediate_size=2 * WIDTH, head_dim=WIDTH // HEADS,
+        num_hidden_layers=LAYERS, num_attention_heads=HEADS, num_key_value_heads=2,
+        initializer_range=0.3,
+    )  # fmt: skip
+
+
+def make(kind: str, folder: Path, out: Path) -> None:
+    """Write a model in all formats, a prompt, and the tokens that torch generates greedily."""
+    torch.manual_seed(0)
+    words = tokenizer()
+    model = AutoModelForCausalLM.from_config(configuration(kind, len(words))).eval()
+    source = folder / kind
+    model.save_pretrained(source)
+    words.save_pretrained(source)
+    prompt = torch.tensor([words.encode(PROMPT)])
+    text = model.generate(
+        prompt, max_new_tokens=STEPS, do_sample=False, pad_token_id=0, eos_token_id=None
+    )
+    np.savez_compressed(
+        out / f"{kind}.npz", prompt=prompt.numpy(), tokens=text[:, len(prompt[0]) :]
+    )
+    main_export(
+        str(source), str(folder / f"{kind}-onnx"), task="text-generation-with-past",
+        do_validation=False, no_post_process=True,
+    )  # fmt: skip
+    shutil.copy(folder / f"{kind}-onnx" / "model.onnx", out / f"{kind}.onnx")
+    if kind == "gpt2":
+        return  # torch_to_nnef's command does not take its configuration
+    tract = folder / "tract"  # otherwise the command downloads tract
+    tract.write_text("#!/bin/sh\necho tract 0.22.1\n")
+    tract.chmod(0o755)
+    archive = folder / f"{kind}-nnef"
+    command = [sys.executable, "-m", "torch_to_nnef_llm.cli", "-d", source, "-e", archive]
+    command += ["--tract-specific-path", tract, "-dt", "f32", "-dwtac", "-nv"]
+    subprocess.run(command, check=True)
+    shutil.copy(archive / "model" / "model.nnef.tgz", out / f"{kind}.nnef.tgz")
+
+
+if __name__ == "__main__":
+    for name in ("llama", "qwen3", "gpt2"):
+        make(name, Path(sys.argv[1]), Path(__file__).parent / "networks")

@@ -1,0 +1,182 @@
+"""Language models of torch_to_nnef and optimum generate the tokens that torch generates."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import nnef_jax
+from nnef_jax.errors import InputError
+from nnef_jax.generation import Decoder, Roles, Sampling
+from nnef_jax.generation.roles import Cache
+
+NETWORKS = Path(__file__).parent / "networks"
+FILES = ("llama.nnef.tgz", "qwen3.nnef.tgz", "llama.onnx", "gpt2.onnx")
+PLACES = 256
+
+
+def reference(file: str) -> tuple[Any, Any]:
+    """Return the prompt and the tokens after it, by torch."""
+    with np.load(NETWORKS / f"{file.partition('.')[0]}.npz") as arrays:
+        return arrays["prompt"], arrays["tokens"]
+
+
+def decoder_of(file: str, **options: Any) -> Decoder:
+    return nnef_jax.decoder(nnef_jax.load(NETWORKS / file, **options), PLACES)
+
+
+@pytest.fixture(scope="module", params=FILES)
+def file(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def decoder(file: str) -> Decoder:
+    return decoder_of(file)
+
+
+@pytest.fixture(scope="module")
+def llama() -> Decoder:
+    return decoder_of("llama.nnef.tgz")
+
+
+def test_tokens_are_those_of_torch(file: str, decoder: Decoder) -> None:
+    prompt, tokens = reference(file)
+    steps = tokens.shape[1]
+    generated = decoder.generate(prompt, steps)
+    assert generated.tokens.tolist() == tokens.tolist()
+    assert generated.lengths.tolist() == [steps]
+
+
+def test_rows_of_different_lengths(file: str, decoder: Decoder) -> None:
+    prompt, tokens = reference(file)
+    text = np.concatenate([prompt, tokens], axis=1)[0]
+    lengths = np.array([14, 40, 23])
+    rows = np.stack([np.pad(text[:n], (0, 40 - n)) for n in lengths])
+    generated = decoder.generate(rows, 20, lengths=lengths)
+    assert generated.tokens.tolist() == [text[n : n + 20].tolist() for n in lengths]
+
+
+def test_a_stream_has_the_same_tokens(llama: Decoder) -> None:
+    prompt, tokens = reference("llama")
+    sample = Sampling(temperature=0.7, top_k=20, top_p=0.9)
+    assert [int(x[0]) for x in llama.stream(prompt, 20)] == tokens[0, :20].tolist()
+    streamed = [int(x[0]) for x in llama.stream(prompt, 20, sample=sample, key=5)]
+    assert streamed == llama.generate(prompt, 20, sample=sample, key=5).tokens[0].tolist()
+
+
+def test_a_row_ends_after_a_stop_token(llama: Decoder) -> None:
+    prompt, tokens = reference("llama")
+    stop = int(tokens[0, 9])
+    end = tokens[0].tolist().index(stop) + 1
+    generated = llama.generate(np.repeat(prompt, 2, 0), 30, stop=[stop, 10**6])
+    assert generated.lengths.tolist() == [end, end]
+    assert generated.tokens[0].tolist() == tokens[0, :end].tolist() + [stop] * (30 - end)
+
+
+def test_probabilities_are_those_of_the_tokens(llama: Decoder) -> None:
+    """Differences of the sum of log-probabilities are its derivative."""
+    _, tokens = reference("llama")
+    text = jnp.asarray(tokens[:, :12])
+    scores = llama.log_probabilities(None, text)
+    logits, state = llama.prefill(None, text[:, :7])
+    expected = jax.nn.log_softmax(logits)[0, text[0, 7]]
+    np.testing.assert_allclose(scores[0, 6], expected, rtol=1e-4)
+    np.testing.assert_allclose(state["length"], [7])
+
+    def total(params: Any) -> Any:
+        return llama.log_probabilities(params, text).sum()
+
+    params = dict(llama.model.params)
+    gradient = jax.jit(jax.grad(total))(params)
+    label = next(x for x, g in gradient.items() if g.ndim == 2)
+    direction = np.random.default_rng(0).standard_normal(params[label].shape).astype(np.float32)
+    step = 1e-3
+    ends = [total({**params, label: params[label] + sign * step * direction}) for sign in (1, -1)]
+    slope = (ends[0] - ends[1]) / (2 * step)
+    np.testing.assert_allclose(slope, (gradient[label] * direction).sum(), rtol=2e-2)
+
+
+def test_steps_within_programs_of_ones_own(llama: Decoder) -> None:
+    """The loop of a user, under jit, and over different texts, under vmap."""
+    prompt, tokens = reference("llama")
+    params = llama.model.params
+
+    def generate(params: Any, prompt: jax.Array) -> jax.Array:
+        logits, state = llama.prefill(params, prompt)
+
+        def turn(carry: Any, _: None) -> tuple[Any, jax.Array]:
+            logits, state = carry
+            token = jnp.argmax(logits, -1)
+            return llama.step(params, state, token), token
+
+        return jax.lax.scan(turn, (logits, dict(state)), None, length=10)[1][:, 0]
+
+    assert jax.jit(generate)(params, prompt).tolist() == tokens[0, :10].tolist()
+    prompts = np.stack([prompt, prompt[:, ::-1]])
+    rows = jax.jit(jax.vmap(generate, (None, 0)))(params, prompts)
+    assert rows.tolist() == [generate(params, x).tolist() for x in prompts]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_few_bits(dtype: str) -> None:
+    """Logits after a prompt differ by few parts in a thousand of the largest one."""
+    prompt, _ = reference("llama")
+    wide, _ = decoder_of("llama.onnx").prefill(None, prompt)
+    narrow, _ = decoder_of("llama.onnx", dtype=dtype).prefill(None, prompt)
+    assert narrow.dtype == dtype
+    tolerance = {"bfloat16": 0.05, "float16": 0.01}[dtype] * np.abs(wide).max()
+    np.testing.assert_allclose(narrow.astype(jnp.float32), wide, atol=tolerance, rtol=0)
+
+
+def test_roles_are_shown(llama: Decoder) -> None:
+    assert str(llama.roles).splitlines()[0].split() == ["tokens", "input_ids"]
+    assert llama.roles.caches[0] == Cache("in_cache_key_0", "out_cache_key_0", 2)
+    assert "256 places" in repr(llama)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (([1] * 250, 10), "need 259 places, the caches have 256"),
+        (([1] * 257, 1), "a prompt has 257 tokens"),
+        (([], 5), "a prompt is empty"),
+        (([1, 2], 0), "0 further ones"),
+    ],
+)
+def test_prompts_that_cannot_be(llama: Decoder, arguments: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        llama.generate(*arguments)
+
+
+def test_lengths_that_cannot_be(llama: Decoder) -> None:
+    with pytest.raises(InputError, match="lengths must be 1 numbers from 1 to 2"):
+        llama.generate([1, 2], 3, lengths=[3])
+
+
+def test_networks_that_are_no_decoders() -> None:
+    model = nnef_jax.load(Path(__file__).parents[2] / "examples" / "digits" / "model")
+    with pytest.raises(InputError, match="no input of the network is the tokens"):
+        nnef_jax.decoder(model)
+    fixed = nnef_jax.load(NETWORKS / "gpt2.onnx", input_shapes={"past_sequence_length": 8})
+    with pytest.raises(InputError, match="0 open axes after the batch"):
+        nnef_jax.decoder(fixed)
+    with pytest.raises(InputError, match=r"decoder\(\.\.\., tokens=NAME\)"):
+        nnef_jax.decoder(nnef_jax.load(NETWORKS / "gpt2.onnx"), tokens="words")
+
+
+def test_roles_by_the_user() -> None:
+    prompt, tokens = reference("gpt2")
+    model = nnef_jax.load(NETWORKS / "gpt2.onnx")
+    recognised = nnef_jax.decoder(model, PLACES).roles
+    roles = Roles(
+        tokens="input_ids", logits="logits", caches=recognised.caches, mask="attention_mask",
+        positions="position_ids",
+    )  # fmt: skip
+    decoder = nnef_jax.decoder(model, PLACES, roles=roles)
+    assert decoder.generate(prompt, 5).tokens.tolist() == tokens[:, :5].tolist()

@@ -1,0 +1,57 @@
+"""How the next token is chosen."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from nnef_jax.errors import InputError
+from nnef_jax.generation import Sampling
+
+
+def test_the_repetition_penalty() -> None:
+    logits = jnp.asarray([[2.0, -1.0, 1.5]])
+    seen = jnp.asarray([[True, True, False]])
+    penalised = Sampling(repetition_penalty=2.0).penalised(logits, seen)
+    np.testing.assert_allclose(penalised, [[1.0, -2.0, 1.5]])
+
+
+@pytest.mark.parametrize(
+    ("sample", "words"),
+    [
+        (Sampling(1.0, top_k=2), {0, 2}),
+        (Sampling(1.0, top_p=0.6), {2}),
+        (Sampling(1.0, top_p=0.8), {0, 2}),
+        (Sampling(0.01), {2}),
+        (Sampling(), {2}),
+    ],
+)
+def test_words_that_can_be_drawn(sample: Sampling, words: set[int]) -> None:
+    probabilities = jnp.log(jnp.asarray([[0.2, 0.05, 0.65, 0.1]]))
+    keys = jax.random.split(jax.random.key(0), 100)
+    assert {int(sample.choose(probabilities, key)[0]) for key in keys} == words
+
+
+def test_frequencies_are_those_of_the_probabilities() -> None:
+    logits = jnp.log(jnp.asarray([0.1, 0.2, 0.7]))
+    drawn = Sampling(1.0).choose(jnp.tile(logits, (20_000, 1)), jax.random.key(1))
+    frequencies = np.bincount(drawn, minlength=3) / 20_000
+    np.testing.assert_allclose(frequencies, [0.1, 0.2, 0.7], atol=0.015)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"temperature": -1.0},
+        {"top_k": -1},
+        {"top_p": 0.0},
+        {"top_p": 1.5},
+        {"repetition_penalty": 0},
+    ],
+)
+def test_numbers_that_cannot_be(options: dict[str, float]) -> None:
+    (name,) = options
+    with pytest.raises(InputError, match=f"{name} must be"):
+        Sampling(**options)

@@ -1,0 +1,154 @@
+"""Programs with symbolic extents compute on padded arrays what they compute on the items alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from lowering.jaxprs import make_jaxpr
+from lowering.padding import Extents, NotPaddableError, padded
+from lowering.program import Program
+
+MOST = 9
+P = "P"  # stands for the symbolic extent in a shape
+Shapes = Sequence[tuple[Any, ...]]
+
+
+def with_extent(shape: tuple[Any, ...], extent: Any) -> tuple[Any, ...]:
+    return tuple(extent if n == P else n for n in shape)
+
+
+def traced(function: Callable[..., Any], shapes: Shapes) -> Program:
+    (extent,) = jax.export.symbolic_shape(P, constraints=[f"{P} <= {MOST}"])
+    types = [jax.ShapeDtypeStruct(with_extent(x, extent), "float32") for x in shapes]
+    return Program(make_jaxpr(function, *types)).low_level()
+
+
+def attend(q: Any, k: Any, v: Any) -> Any:
+    """Causal attention of the last two tokens, by softmax, as exporters spell it."""
+    positions = jnp.arange(k.shape[0])
+    seen = positions[None] <= k.shape[0] - 2 + jnp.arange(2)[:, None]
+    return jax.nn.softmax(jnp.where(seen, q @ k.T, -1e9)) @ v
+
+
+FUNCTIONS: dict[str, tuple[Callable[..., Any], Shapes]] = {
+    "softmax": (lambda x: jax.nn.softmax(x, -1) @ jnp.ones((x.shape[-1], 3)), [(4, P)]),
+    "attention": (attend, [(2, 3), (P, 3), (P, 2)]),
+    "concatenate": (lambda x, y: jnp.concatenate([x, y], 0).mean(0), [(P, 3), (2, 3)]),
+    "three parts": (lambda x, y: jnp.concatenate([y, x, y, x], 0), [(P, 3), (2, 3)]),
+    "reshape": (lambda x: x.reshape(-1).max(), [(P, 3)]),
+    "last item": (lambda x: x[-1], [(P, 3)]),
+    "first items": (lambda x, y: jnp.concatenate([x, y], 0)[: x.shape[0]], [(P, 3), (2, 3)]),
+    "items after": (lambda x, y: jnp.concatenate([x, y], 0)[x.shape[0] :], [(P, 3), (2, 3)]),
+    "reverse": (lambda x: x[::-1].argmin(0), [(P, 3)]),
+    "sort": (lambda x: jnp.sort(x, 0), [(P, 3)]),
+    "order": (lambda x: jnp.argsort(x, 0), [(P, 3)]),
+    "cumsum": (lambda x: jnp.cumsum(x, 0), [(P, 3)]),
+    "cumsum from the end": (lambda x: lax.cumsum(x, 0, reverse=True), [(P, 3)]),
+    "arange": (lambda x: jnp.arange(x.shape[0], dtype="float32") * 2 + x.sum(), [(P, 3)]),
+    "extent": (lambda x: x / x.shape[0], [(P, 3)]),
+    "pad": (lambda x: jnp.pad(x, ((1, 2), (0, 0)), constant_values=7.0), [(P, 3)]),
+    "top_k": (lambda x: lax.top_k(x.T, 1), [(P, 3)]),
+    "gather": (lambda x: x[jnp.array([0, -1])], [(P, 3)]),
+    "einsum": (lambda x: jnp.einsum("pd,pe->de", x, x), [(P, 3)]),
+    "outer product": (lambda x: (x @ x.T).sum(), [(P, 3)]),
+    "variance": (lambda x: jnp.var(x, 0), [(P, 3)]),
+    "logsumexp": (lambda x: jax.nn.logsumexp(x, 0), [(P, 3)]),
+    "product": (lambda x: x.prod(0), [(P, 3)]),
+    "any": (lambda x: ((x > 1).any(0), (x > 1).all(0)), [(P, 3)]),
+    "split": (lambda x: jnp.split(x, [1], 0), [(P, 3)]),
+    "roll": (lambda x: jnp.roll(x, 1, 0), [(P, 3)]),
+    "tile": (lambda x, y: jnp.tile(y, (x.shape[0], 1)) + x[:, :1], [(P, 3), (1, 3)]),
+    "where": (lambda x: jnp.where(x > 0, x, 0).sum(0), [(P, 3)]),
+    "convolution": (
+        lambda x, f: lax.conv(x.T[None], f, (1,), "SAME"),
+        [(P, 3), (2, 3, 3)],
+    ),
+    "scan": (
+        lambda x, y: lax.scan(lambda carry, row: (carry + row[None], carry.max()), x, y),
+        [(P, 3), (4, 3)],
+    ),
+    "branches": (
+        lambda x: lax.cond(jnp.asarray(x.shape[0]) > 2, lambda x: x.sum(0), lambda x: x.max(0), x),
+        [(P, 3)],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_padding_is_not_read(name: str) -> None:
+    function, shapes = FUNCTIONS[name]
+    program = traced(function, shapes)
+    random = np.random.default_rng(0)
+
+    @jax.jit
+    def run(count: jax.Array, *arrays: jax.Array) -> list[jax.Array]:
+        return padded(program, arrays, Extents({P: MOST}, {P: count}))
+
+    for count in (1, 2, 5, MOST):
+        arrays = [random.standard_normal(with_extent(x, count), np.float32) for x in shapes]
+        expected = jax.tree.leaves(function(*map(jnp.asarray, arrays)))
+        results = run(jnp.int32(count), *map(with_padding, arrays, shapes))
+        for x, y in zip(results, expected, strict=True):
+            items = x[tuple(slice(0, n) for n in y.shape)]
+            np.testing.assert_allclose(items, y, rtol=1e-5, atol=1e-5)
+
+
+def with_padding(x: np.ndarray, shape: tuple[Any, ...]) -> np.ndarray:
+    """Return an array with NaN behind its items."""
+    y = np.full(with_extent(shape, MOST), np.nan, np.float32)
+    y[tuple(slice(0, n) for n in x.shape)] = x
+    return y
+
+
+def test_derivatives_and_batches() -> None:
+    """Derivatives of padded arrays are those of the items, and 0 for padding; rows have counts."""
+    function, shapes = FUNCTIONS["attention"]
+    program = traced(function, shapes)
+    random = np.random.default_rng(0)
+
+    def run(count: jax.Array, *arrays: jax.Array) -> jax.Array:
+        return padded(program, arrays, Extents({P: MOST}, {P: count}), range(3))[0].sum()
+
+    counts = (2, 6)
+    rows = [[random.standard_normal(with_extent(x, n), np.float32) for x in shapes] for n in counts]
+    stacked = [
+        jnp.stack([np.nan_to_num(with_padding(row[i], shapes[i])) for row in rows])
+        for i in range(3)
+    ]
+    gradients = jax.vmap(jax.grad(run, (1, 2, 3)))(jnp.asarray(counts), *stacked)
+    for k, row in enumerate(rows):
+        expected = jax.grad(lambda *x: function(*x).sum(), (0, 1, 2))(*map(jnp.asarray, row))
+        for gradient, y in zip(gradients, expected, strict=True):
+            items = tuple(slice(0, n) for n in y.shape)
+            np.testing.assert_allclose(gradient[k][items], y, rtol=1e-4, atol=1e-5)
+            assert not np.asarray(gradient[k]).copy()[y.shape[0] :].any()
+
+
+def test_what_has_no_rule_is_refused() -> None:
+    program = traced(lambda x: jnp.linalg.qr(x)[0], [(P, 3)])
+    with pytest.raises(NotPaddableError):
+        padded(program, [jnp.ones((MOST, 3))], Extents({P: MOST}, {P: jnp.int32(2)}))
+    merged = traced(lambda x: x.reshape(-1), [(3, P)])  # padding would stand between items
+    with pytest.raises(NotPaddableError):
+        padded(merged, [jnp.ones((3, MOST))], Extents({P: MOST}, {P: jnp.int32(2)}))
+
+
+def test_bounds_and_values_of_expressions() -> None:
+    a, b = jax.export.symbolic_shape("a, b")
+    extents = Extents({"a": 5, "b": 3}, {"a": jnp.int32(4), "b": jnp.int32(2)})
+    for extent, bound, value in (
+        (2 * a + b + 1, 14, 11),
+        (a * a + b, 28, 18),
+        (a // 2, 2, 2),
+        (a % 3, 2, 1),
+        (jax.numpy.int32(7), 7, 7),
+        (a - b + 3, 8, 5),
+    ):
+        assert (extents.bound(extent), int(extents.value(extent))) == (bound, value)
