@@ -25,11 +25,11 @@ REDUCTIONS: Mapping[str, tuple[str, str, str]] = {
     "SumSquare": ("sqr", "sum_reduce", ""), "LogSum": ("", "sum_reduce", "log"),
     "LogSumExp": ("exp", "sum_reduce", "log"),
 }  # fmt: skip
-Part = tuple[int | None, int | None, int]  # begin, end and step of a Python slice
+SliceBounds = tuple[int | None, int | None, int]  # begin, end and step of a Python slice
 
 
 def sliced(
-    site: Site[TensorGraph], x: Tensor, parts: Mapping[int, Part], *, final: bool = True
+    site: Site[TensorGraph], x: Tensor, parts: Mapping[int, SliceBounds], *, final: bool = True
 ) -> Any:
     """Slice a tensor along the axes that are keys of `parts`.
 
@@ -41,9 +41,8 @@ def sliced(
         every_item = (None, None, 1)
         slices = [slice(*parts.get(axis, every_item)) for axis in range(site.rank(x))]
         return Constant(x.array[tuple(slices)], x.type, derived=True)
-    axes: list[int] = []
-    bounds: list[tuple[int, int, int]] = []
-    lengths: dict[int, int] = {}
+    bounds_by_axis: dict[int, tuple[int, int, int]] = {}  # only of axes that the slice changes
+    lengths: dict[int, int] = {}  # the extents of the result that are known, by axis
     for axis, (begin, end, step) in sorted(parts.items()):
         if step == 0:
             raise InvalidOperation("a step is 0")
@@ -52,34 +51,45 @@ def sliced(
             site.graph.require_items(x, [axis])
         extent = site.shape(x)[axis]
         if extent is UNKNOWN or is_symbolic(begin) or is_symbolic(end):
-            begin = 0 if begin is None else begin
-            is_number = end is not None and not is_symbolic(end)
-            if is_number and end == 0 and step > 0:
+            is_empty = _is_number(end) and end == 0 and step > 0
+            if is_empty:
                 lengths[axis] = 0
-                continue
-            begins_inside = is_symbolic(begin) or begin >= 0
-            if step < 0 or not begins_inside:
-                site.known_shape(x)  # raises ExtentNeeded for an open extent
-            if end is None or (is_number and end >= FAR):
-                end = 0  # the end of the axis
-            bounds.append((begin, end, step))
-        else:
-            items = range(extent)[begin:end:step]
-            lengths[axis] = len(items)
-            if items == range(extent):
-                continue
+            else:
+                bounds_by_axis[axis] = _open_bounds(site, x, begin, end, step)
+            continue
+        items = range(extent)[begin:end:step]
+        lengths[axis] = len(items)
+        if items != range(extent):
             # A negative end would count from the end of the axis.
             stop = items.stop if items.stop >= 0 else -FAR - 1
-            bounds.append((items.start, stop, step))
-        axes.append(axis)
+            bounds_by_axis[axis] = (items.start, stop, step)
     add = site.step_or_last(final)
     if 0 in lengths.values():
         shape = [lengths.get(i, n) for i, n in enumerate(site.known_shape(x))]
         return add.constant(shape=shape, value=(), dtype=site.dtype_of(x))
-    if not axes:
+    if not bounds_by_axis:
         return add.copy(x) if final else x
-    begins, ends, steps = zip(*bounds, strict=True)
-    return add.slice(x, axes=axes, begin=begins, end=ends, stride=steps)
+    begins, ends, steps = zip(*bounds_by_axis.values(), strict=True)
+    return add.slice(x, axes=[*bounds_by_axis], begin=begins, end=ends, stride=steps)
+
+
+def _open_bounds(
+    site: Site[TensorGraph], x: Tensor, begin: int | None, end: int | None, step: int
+) -> tuple[int, int, int]:
+    """Return begin, end and stride of a slice along an axis whose extent or bounds are open.
+
+    The end 0 stands for the end of the axis.
+    """
+    start = 0 if begin is None else begin
+    if step < 0 or _counts_from_end(start):
+        site.known_shape(x)  # raises ExtentNeeded for an open extent
+    if end is None or (_is_number(end) and end >= FAR):
+        return start, 0, step
+    return start, end, step
+
+
+def _is_number(bound: int | None) -> bool:
+    return bound is not None and not is_symbolic(bound)
 
 
 def _counts_from_end(bound: int | None) -> bool:
@@ -91,7 +101,7 @@ def cropped(site: Site[TensorGraph], x: Tensor, around: Mapping[int, Sequence[in
 
     `around` maps an axis to its padding (before, after). Positive numbers are ignored here.
     """
-    parts: dict[int, Part] = {}
+    parts: dict[int, SliceBounds] = {}
     for axis, (before, after) in around.items():
         if before < 0 or after < 0:
             end = after if after < 0 else None
@@ -99,7 +109,9 @@ def cropped(site: Site[TensorGraph], x: Tensor, around: Mapping[int, Sequence[in
     return sliced(site, x, parts, final=False) if parts else x
 
 
-def cut(site: Site[TensorGraph], x: Tensor, axis: int, lengths: Sequence[int]) -> list[Any]:
+def split_by_lengths(
+    site: Site[TensorGraph], x: Tensor, axis: int, lengths: Sequence[int]
+) -> list[Any]:
     """Split a tensor along an axis into consecutive parts, one for each item of `lengths`."""
     total = site.shape(x)[axis]
     if min(lengths, default=0) < 0:
@@ -109,9 +121,10 @@ def cut(site: Site[TensorGraph], x: Tensor, axis: int, lengths: Sequence[int]) -
         raise InvalidShape(message)
     if len(lengths) == 1:
         return [site.last.copy(x)]
-    if 0 not in lengths and len(lengths) > 1 and not isinstance(x, Constant):
-        common = math.gcd(*lengths)
-        return site.last.split(x, axis=axis, ratios=[n // common for n in lengths])
+    has_empty_part = 0 in lengths
+    if len(lengths) > 1 and not has_empty_part and not isinstance(x, Constant):
+        divisor = math.gcd(*lengths)
+        return site.last.split(x, axis=axis, ratios=[n // divisor for n in lengths])
     parts: list[Any] = []
     start = 0
     for length in lengths:
@@ -126,16 +139,17 @@ def cut(site: Site[TensorGraph], x: Tensor, axis: int, lengths: Sequence[int]) -
     return parts
 
 
-def divided(site: Site[TensorGraph], x: Tensor, axis: int, count: int) -> list[Any]:
+def split_evenly(site: Site[TensorGraph], x: Tensor, axis: int, count: int) -> list[Any]:
     """Split a tensor along an axis into `count` equal parts."""
     extent = site.shape(x)[axis]
-    if count < 1 or (extent is not UNKNOWN and extent % count):
+    is_divisible = count >= 1 and (extent is UNKNOWN or extent % count == 0)
+    if not is_divisible:
         raise InvalidShape(f"{count} parts do not divide the {extent} items of axis {axis}")
     if count == 1:
         return [site.last.copy(x)]
     if extent is UNKNOWN:
         return site.last.split(x, axis=axis, ratios=[1] * count)
-    return cut(site, x, axis, [extent // count] * count)
+    return split_by_lengths(site, x, axis, [extent // count] * count)
 
 
 def reduced(
@@ -144,13 +158,14 @@ def reduced(
     axes: Sequence[int],
     steps: tuple[str, str, str],
     *,
-    keeps: bool,
-    back: str = "",
+    keeps_axes: bool,
+    result_dtype: str = "",
 ) -> Any:
     """Add the operations of a reduction, of which the last one is the operation of the site.
 
-    `steps` is an item of `REDUCTIONS`. If `back` is not "", the result is cast to this dtype. The
-    reduced axes have extent 1 in the result if `keeps` is set; otherwise they are removed.
+    `steps` is an item of `REDUCTIONS`. If `result_dtype` is not "", the result is cast to this
+    dtype. The reduced axes have extent 1 in the result if `keeps_axes` is set; otherwise they are
+    removed.
     """
     before, kind, after = steps
     attributes: dict[str, Any] = {"axes": axes}
@@ -158,10 +173,11 @@ def reduced(
     if kind == "sum_reduce" or is_mean_of_integers:
         kind = "sum_reduce"
         attributes["normalize"] = is_mean_of_integers
-    last_steps: list[Any] = [("cast", [], {"dtype": back})] if back else []
-    if not keeps:
+    last_steps: list[Any] = [("cast", [], {"dtype": result_dtype})] if result_dtype else []
+    if not keeps_axes:
         last_steps.append(("squeeze", [], {"axes": axes}))
-    if before == "exp" and not any(site.shape(x)[a] == 0 for a in axes):
+    is_empty = any(site.shape(x)[axis] == 0 for axis in axes)
+    if before == "exp" and not is_empty:
         # Overflow is avoided by log(sum(exp(x))) = log(sum(exp(x - m))) + m, where m is the largest
         # item, or the nearest finite number if that item is infinite.
         largest = site.step.max_reduce(x, axes=axes)

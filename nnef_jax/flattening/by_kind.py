@@ -29,6 +29,7 @@ class ByKind:
         names = rule.parameters
 
         def add(*operands: object, **attributes: object) -> Any:
+            # The last operands of a kind may be left out.
             return self._add(kind, dict(zip(names, operands, strict=False)), **attributes)
 
         return add

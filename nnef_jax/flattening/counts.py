@@ -22,12 +22,13 @@ class Count:
     Args:
         axis: the padded axis.
         items: a tensor of integers of shape (1,) that has the number of items.
-        marked: whether the padding has values that no item can have, such as -1 for an index.
+        has_marked_padding: whether the padding has values that no item can have, such as -1 for an
+            index.
     """
 
     axis: int
     items: Value
-    marked: bool = False
+    has_marked_padding: bool = False
 
 
 def refusal(name: str, count: Count, reader: str) -> InvalidOperation:
@@ -69,7 +70,7 @@ class PaddedOperation:
                     self.counts[key] = counts[tensor]
 
     @property
-    def first(self) -> Count:
+    def first_count(self) -> Count:
         """Return the count of the first padded operand."""
         return next(iter(self.counts.values()))
 
@@ -77,7 +78,7 @@ class PaddedOperation:
         """Return the error that this operation would take padding for items."""
         return refusal(*next(iter(self.counts.items())), f"'{self.kind}'")
 
-    def only(self, *names: str) -> Count:
+    def require_only(self, *names: str) -> Count:
         """Return the count of the first of the named operands.
 
         Raises InvalidOperation unless the named operands are padded and no other operand is.
@@ -111,7 +112,7 @@ class PaddedOperation:
         if extent is UNKNOWN:
             if self.graph.symbolic is None:
                 raise ExtentNeeded
-            extent = self.graph.symbolic.of(x)[axis]
+            extent = self.graph.symbolic.shape_of(x)[axis]
         numbers = {"start": 0, "end": extent, "step": 1, "dtype": count.items.type.dtype}
         indices = self.insert("range", {}, **numbers)
         new_axes = tuple(i for i in range(rank) if i != axis)

@@ -29,7 +29,7 @@ _MOST_RESULTS = 4
 _NARROW = {"int64": "int32", "uint64": "uint32", "complex128": "complex64"}
 
 
-def computed(dtype: str, real: str) -> str:
+def computation_dtype(dtype: str, real: str) -> str:
     """Return the dtype in which the network computes tensors that are stored in `dtype`.
 
     `real` is the dtype that the user chose for real numbers; float32 becomes `real`. If jax's x64
@@ -59,7 +59,7 @@ class Emission:
     def __init__(self, options: Options, integer: str = "int32") -> None:
         self.options = options
         self.builder: GraphBuilder = GraphBuilder(real=options.real, integer=integer)
-        self._most = float(jnp.finfo(options.real).max)
+        self._largest_real = float(jnp.finfo(options.real).max)
         self.meter: Meter = options.meter
         self.limits: Limits = options.meter.limits
         # The symbolic shapes of tensors if `jax.export` has extents as symbols, otherwise None.
@@ -67,7 +67,7 @@ class Emission:
             SymbolicShapes(self.builder) if options.symbolic_shapes else None
         )
         self.is_body = False  # True for the body of a loop, scan or branch
-        self._within: set[Shape] = set()  # shapes that were already compared with the limits
+        self._checked_shapes = set[Shape]()  # shapes that were already compared with the limits
 
     def add(
         self,
@@ -92,34 +92,34 @@ class Emission:
         if len(self.builder.operations) >= self.limits.operations:
             message = f"the flat graph has more than {self.limits.operations} operations"
             raise self.beyond(message, "operations", span, calls)
-        arrays = [len(x) for x in attributes.values() if type(x) in _SEQUENCES]
-        arrays += [_extents(x) for x in operands.values() if type(x) in _SEQUENCES]
-        self.meter.spend(OPERATION + sum(arrays), "the network", span, calls)
-        operands = {k: self._checked(x) for k, x in operands.items()}
-        attributes = {k: _plain(x) for k, x in attributes.items()}
+        lengths = [len(x) for x in attributes.values() if type(x) in _SEQUENCES]
+        lengths += [_extents(x) for x in operands.values() if type(x) in _SEQUENCES]
+        self.meter.spend(OPERATION + sum(lengths), "the network", span, calls)
+        operands = {k: self._hashable_operand(x) for k, x in operands.items()}
+        attributes = {k: _hashable_attribute(x) for k, x in attributes.items()}
         results = self.builder.operation(
             kind, operands, attributes, names, span, calls, rule=rule, inserted=inserted
         )
-        listed: list[Any] = []
+        outputs: list[Any] = []
         for result in results:
             values = result if isinstance(result, tuple) else (result,)
             for value in values:
                 self.require_bounds(value, span, calls)
             is_array = isinstance(result, tuple)
-            listed.append(list(values) if is_array else result)
-        return tuple(listed)
+            outputs.append(list(values) if is_array else result)
+        return tuple(outputs)
 
-    def _checked(self, x: Any) -> Any:
+    def _hashable_operand(self, x: Any) -> Any:
         """Return an operand in a hashable form: lists become tuples.
 
         A finite number that exceeds the range of the dtype of real numbers becomes the nearest
         number in the range.
         """
         if type(x) is float:
-            is_beyond = self._most < abs(x) < math.inf
-            return math.copysign(self._most, x) if is_beyond else x
+            is_beyond = self._largest_real < abs(x) < math.inf
+            return math.copysign(self._largest_real, x) if is_beyond else x
         if type(x) in _ARRAYS:
-            return tuple([self._checked(item) for item in x])
+            return tuple([self._hashable_operand(item) for item in x])
         return x
 
     def require_bounds(self, value: Value, span: Span | None, calls: tuple[Call, ...] = ()) -> None:
@@ -130,16 +130,17 @@ class Emission:
         shape = value.type.shape
         rank = len(shape)
         self.meter.steps += EXTENT * rank
-        if shape in self._within:
+        if shape in self._checked_shapes:
             return
         if rank > MAX_RANK:
             message = f"'{value.name}' has {rank} axes, arrays have at most {MAX_RANK}"
             raise UnsupportedError(message, span=span, calls=calls)
-        items = volume([extent for extent in shape if extent is not UNKNOWN and extent != 0])
-        if items > self.limits.tensor_items:
-            message = f"'{value.name}' has {items} items, more than {self.limits.tensor_items}"
+        counted_extents = [n for n in shape if n is not UNKNOWN and n != 0]
+        item_count = volume(counted_extents)
+        if item_count > self.limits.tensor_items:
+            message = f"'{value.name}' has {item_count} items, more than {self.limits.tensor_items}"
             raise self.beyond(message, "tensor_items", span, calls)
-        self._within.add(shape)
+        self._checked_shapes.add(shape)
 
     def fold(
         self, constants: Iterable[str], steps: Iterable[tuple[Iterable[str], Sequence[str]]]
@@ -157,16 +158,17 @@ class Emission:
                     readers[name] += results[:_MOST_RESULTS]
         self.builder.folded.update((name, tuple(x)) for name, x in readers.items())
 
-    def fixing(self, *values: Value) -> str:
+    def hint_to_fix(self, *values: Value) -> str:
         """Return a hint that says which input of the network to fix so that `values` become known.
 
         The hint is "" in a body. The hint is also "" unless the tensors are computed only from
         inputs with at most one axis, or are inputs themselves.
         """
         origins = self.origins(values)
-        inputs = (x for x in origins if self.builder.is_input(x))
+        inputs = [x for x in origins if self.builder.is_input(x)]
         names = sorted(x.name for x in inputs if x in values or len(x.type.shape) < 2)
-        if self.is_body or not names or len(names) < len(origins):
+        are_all_fixable = len(names) == len(origins)
+        if self.is_body or not names or not are_all_fixable:
             return ""
         return f"load(..., values={{{names[0]!r}: ...}}) makes it known"
 
@@ -192,14 +194,14 @@ def located(
     span: Span | None,
     calls: tuple[Call, ...] = (),
     translate: Callable[[str], str] = str,
-    more: str = "",
+    suffix: str = "",
 ) -> NnefError:
     """Return an error with its place in the source, for an operation or an input.
 
     `what` describes the operation or input and begins the message. `translate` replaces the names
-    in the message and in the hint by the words of the document. The message ends with `more`.
+    in the message and in the hint by the words of the document. The message ends with `suffix`.
     """
-    message = f"{what}: {translate(error.message)}{more}"
+    message = f"{what}: {translate(error.message)}{suffix}"
     return family_of(error)(message, span=span, calls=calls, hint=translate(error.hint))
 
 
@@ -231,7 +233,8 @@ def show_operand(operand: object) -> str:
             return repr(operand)
 
 
-class placed:  # a class takes a quarter of the time of a context manager made from a generator
+# A class takes a quarter of the time of a context manager made from a generator.
+class locating_errors:
     """A context that locates errors of a layer, a node or an input in the source.
 
     A Python error, such as a TypeError, counts as an error of the file. The reason is that meanings
@@ -272,13 +275,13 @@ def _extents(operands: Sequence[object]) -> int:
     return len(operands) + sum([EXTENT * len(x.type.shape) for x in tensors])
 
 
-def _plain(attribute: Any) -> Any:
+def _hashable_attribute(attribute: Any) -> Any:
     """Return an attribute in a hashable form, of Python's types.
 
     Lists become tuples, and numpy's scalars become Python's.
     """
     if type(attribute) in _ARRAYS:
-        return tuple([_plain(x) for x in attribute])
+        return tuple([_hashable_attribute(x) for x in attribute])
     if isinstance(attribute, np.generic):
         return attribute.item()
     return attribute

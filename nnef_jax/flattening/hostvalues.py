@@ -32,7 +32,7 @@ Host = NDArray[Any]
 Ints = Sequence[int]
 # The largest number of items that the host computes; the compiled network computes larger results.
 LARGEST = 1 << 16
-WEIGHTY = frozenset({list, tuple, str, np.ndarray})  # types whose `weight` is not 0
+COSTLY_TYPES = frozenset({list, tuple, str, np.ndarray})  # types whose `weight` is not 0
 _DEEPEST = 32  # the deepest nesting of lists that is read
 _BEYOND = 1 << 64  # larger than all 64-bit integers, signed or unsigned
 
@@ -53,7 +53,7 @@ def host(value: Any) -> Host:
     if isinstance(value, bool | np.bool_):
         return np.array(bool(value))
     if isinstance(value, int) or is_symbolic(value):
-        return boxes([value], ())
+        return integer_array([value], ())
     if isinstance(value, float):
         return np.array(value, np.float64)
     if isinstance(value, list | tuple):
@@ -101,7 +101,7 @@ def integers(value: Host) -> list[int]:
     return items
 
 
-def boxes(items: Sequence[int], shape: Sequence[int] = (-1,)) -> Host:
+def integer_array(items: Sequence[int], shape: Sequence[int] = (-1,)) -> Host:
     """Return integers as a host value with the given shape."""
     array = np.empty(len(items), object)
     array[:] = items
@@ -129,7 +129,7 @@ def weight(value: object) -> int:
         return len(value) // LETTERS_PER_STEP
     if not isinstance(value, list | tuple):
         return 0
-    return len(value) + sum([weight(x) for x in value if type(x) in WEIGHTY])
+    return len(value) + sum([weight(x) for x in value if type(x) in COSTLY_TYPES])
 
 
 def to_float(value: Host) -> Host:
@@ -155,11 +155,11 @@ def to_integer(value: Host) -> Host:
     bound = 2.0**63
     items: list[int] = []
     for item in value.ravel().tolist():
-        if item != item:  # NaN
+        if math.isnan(item):
             items.append(UNKNOWN)
         else:
             items.append(int(max(min(item, bound), -bound)))
-    return boxes(items, value.shape)
+    return integer_array(items, value.shape)
 
 
 def cast(value: Host, kind: str) -> Host:
@@ -170,7 +170,7 @@ def cast(value: Host, kind: str) -> Host:
         return to_float(value)
     if is_integer(value) and is_open(value.ravel()):
         items = [x if x is UNKNOWN else int(x != 0) for x in value.ravel()]
-        return boxes(items, value.shape)
+        return integer_array(items, value.shape)
     return value.astype(bool)
 
 
@@ -233,7 +233,7 @@ def _absorbing(function: Callable[..., int]) -> Callable[..., int]:
 
 def _each(function: Callable[..., int], *operands: Host) -> Host:
     result: Any = np.frompyfunc(_absorbing(function), len(operands), 1)(*operands)
-    return result if isinstance(result, np.ndarray) else boxes([result], ())
+    return result if isinstance(result, np.ndarray) else integer_array([result], ())
 
 
 def _decided(function: Callable[..., bool], *operands: Host) -> Host:
@@ -267,14 +267,20 @@ def _unified(*operands: Host) -> list[Host]:
     if len(kinds) == 1:
         return list(operands)
     reals = [x for x in operands if x.dtype.kind == "f"]
-    are_integers = not reals or ("O" in kinds and all(map(_is_whole, reals)))
-    convert = to_integer if are_integers else to_float
+    has_integers = "O" in kinds
+    become_integers = not reals or (has_integers and all(map(_is_whole, reals)))
+    convert = to_integer if become_integers else to_float
     return [convert(x) for x in operands]
 
 
 def _is_whole(x: Host) -> bool:
     """Tell whether all real numbers are finite and have no fraction."""
     return bool(np.all(np.isfinite(x) & (x == np.trunc(x))))
+
+
+def ceil_div(dividend: int, divisor: int) -> int:
+    """Return the quotient, rounded up. The dividend may be a symbolic extent."""
+    return -(-dividend // divisor)
 
 
 def truncated(a: int, b: int) -> int:
@@ -286,7 +292,8 @@ def truncated(a: int, b: int) -> int:
 
 
 def _power(a: int, b: int) -> int:
-    if not 0 <= b <= 64 or abs(a) > 1 << 31:
+    may_fit = 0 <= b <= 64 and abs(a) <= 1 << 31
+    if not may_fit:
         raise InvalidOperation(f"{a} to the power {b} is not an integer of 64 bits")
     return int(a**b)
 
@@ -398,9 +405,9 @@ def _gather(input: Host, indices: Host, axis: int) -> Host:
     for position in positions:
         if not -extent <= position < extent:
             raise InvalidShape(f"index {position} is not in the {extent} items of axis {axis}")
-    taken = np.take(input, np.array(positions, np.intp), axis=axis)
+    items = np.take(input, np.array(positions, np.intp), axis=axis)
     axis %= input.ndim
-    return taken.reshape(input.shape[:axis] + indices.shape + input.shape[axis + 1 :])
+    return items.reshape(input.shape[:axis] + indices.shape + input.shape[axis + 1 :])
 
 
 def _joined(join: Callable[..., Host]) -> Callable[..., Host]:
@@ -430,7 +437,7 @@ _sum = _reduced(operator.add, np.add)
 
 def _mean(input: Host, axes: Ints) -> Host:
     count = math.prod(input.shape[axis] for axis in axes)
-    return binary(truncated, np.divide)(_sum(input, axes), boxes([count], ()))
+    return binary(truncated, np.divide)(_sum(input, axes), integer_array([count], ()))
 
 
 def _reshape(input: Host, shape: Ints, axis_start: int = 0, axis_count: int = -1) -> Host:

@@ -24,7 +24,7 @@ from lowering.location import Span
 from nnef_jax.calls.trimming import length_name
 from nnef_jax.flattening.counts import Count, PaddedOperation, refusal
 from nnef_jax.flattening.emission import ByName, Emission
-from nnef_jax.flattening.padded_kinds import TABLE, followed
+from nnef_jax.flattening.padded_kinds import TRACE_RULE, followed
 from nnef_jax.formats.base import Options
 
 _DIVISIBLE = 5040  # an extent that is divisible by all numbers up to 10
@@ -50,16 +50,16 @@ class CountedEmission(Emission):
         if not self.counts:
             return add(kind, operands, attributes, names, span)
         step = PaddedOperation(self, self.counts, kind, dict(operands), attributes, span)
-        axis = followed(step) if step.counts else None
+        result_count = followed(step) if step.counts else None
         results = add(kind, step.operands, attributes, names, span)
-        if axis == TABLE:
-            self._pass(step, self.builder.operations[-1])
-        elif axis is not None:
+        if result_count == TRACE_RULE:
+            self._trace_padding(step, self.builder.operations[-1])
+        elif result_count is not None:
             for result in results:
-                self.counts.update(dict.fromkeys(_listed(result), axis))
+                self.counts.update(dict.fromkeys(_listed(result), result_count))
         return results
 
-    def _pass(self, step: PaddedOperation, operation: Operation) -> None:
+    def _trace_padding(self, step: PaddedOperation, operation: Operation) -> None:
         """Trace the rule of an operation to find the padded axes of its results, and note them.
 
         The trace takes `_DIVISIBLE` for an open extent.
@@ -67,24 +67,27 @@ class CountedEmission(Emission):
         from lowering import Context, NotSeparableError, Program, batch_axes, compute
         from lowering.jaxprs import is_literal, make_jaxpr
 
-        reads = list(dict.fromkeys(operation.reads()))
+        operands = list(dict.fromkeys(operation.reads()))
 
         def results(*arrays: jax.Array) -> list[jax.Array]:
-            values = compute(operation, Context(), dict(zip(reads, arrays, strict=True)))
+            values = compute(operation, Context(), dict(zip(operands, arrays, strict=True)))
             return jax.tree.leaves(values)
 
-        types = [jax.ShapeDtypeStruct(self._shape(x), jnp.dtype(x.type.dtype)) for x in reads]
+        types = [jax.ShapeDtypeStruct(self._shape(x), jnp.dtype(x.type.dtype)) for x in operands]
         program = Program(make_jaxpr(results, *types))
-        pairs = zip(program.arguments, reads, strict=True)
-        padded = {v: self.counts[x].axis for v, x in pairs if x in self.counts}
+        padded_axes = {
+            variable: self.counts[x].axis
+            for variable, x in zip(program.arguments, operands, strict=True)
+            if x in self.counts
+        }
         try:
-            axes = batch_axes(program, padded, resizes=False)
+            axes = batch_axes(program, padded_axes, resizes=False)
         except NotSeparableError:
             raise step.refusal() from None
-        for x, v in zip(operation.writes(), program.results, strict=True):
-            if is_literal(v) or v not in axes:  # computed from the padded extent
+        for result, variable in zip(operation.writes(), program.results, strict=True):
+            if is_literal(variable) or variable not in axes:  # computed from the padded extent
                 raise step.refusal()
-            self.counts[x] = Count(axes[v], step.first.items)
+            self.counts[result] = Count(axes[variable], step.first_count.items)
 
     def require_items(self, x: object, axes: Collection[int]) -> None:
         """Raise InvalidOperation if `x` is a tensor that is padded along one of `axes`."""
@@ -94,10 +97,10 @@ class CountedEmission(Emission):
 
     def _shape(self, x: Value) -> Sequence[int]:
         if self.symbolic is not None:
-            return self.symbolic.of(x)
+            return self.symbolic.shape_of(x)
         return [_DIVISIBLE if n is UNKNOWN else n for n in x.type.shape]
 
-    def ended(self, x: Value, name: str, span: Span) -> Value:
+    def with_defined_padding(self, x: Value, name: str, span: Span) -> Value:
         """Return an output of the network with defined values in its padding.
 
         The padding is NaN for real numbers, -1 for signed integers and 0 for other dtypes. A run
@@ -107,7 +110,7 @@ class CountedEmission(Emission):
         if count is None:
             return x
         self.builder.aliases[length_name(name, count.axis)] = count.items
-        if count.marked:
+        if count.has_marked_padding:
             return x
         dtype = x.type.dtype
         padding = 0
@@ -119,7 +122,7 @@ class CountedEmission(Emission):
         self.builder.aliases[name] = output = step.masked("x", padding)
         return output
 
-    def items_of(self, x: Value) -> list[int | Value]:
+    def unpadded_shape(self, x: Value) -> list[int | Value]:
         """Return the shape that a padded tensor has without its padding.
 
         The extent of the padded axis is a tensor of shape (1,), all others are integers.

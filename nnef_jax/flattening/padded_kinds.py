@@ -15,32 +15,32 @@ from lowering.extents import UNKNOWN, volume
 from lowering.graph import Value
 from nnef_jax.flattening.counts import Count, PaddedOperation
 
-TABLE: Final = "table"  # says that `batch_axes` must follow the axis
-Place = Count | Literal["table"] | None
+TRACE_RULE: Final = "table"  # says that `batch_axes` must follow the axis
+ResultPadding = Count | Literal["table"] | None
 _FAR = 2**31 - 1  # an index that is beyond every axis
 
 
-def followed(step: PaddedOperation) -> Place:
+def followed(step: PaddedOperation) -> ResultPadding:
     """Return the count of an operation's results, or None if the results are not padded.
 
-    `TABLE` is returned if the operation's rule must be traced instead. Operands in `step` may be
-    replaced, for example by operands with other padding.
+    `TRACE_RULE` is returned if the operation's rule must be traced instead. Operands in `step` may
+    be replaced, for example by operands with other padding.
 
     Raises InvalidOperation if the operation would take padding for items.
     """
     follow = _FOLLOWED.get(step.kind)
-    counts_differ = any(count.items is not step.first.items for count in step.counts.values())
+    counts_differ = any(count.items is not step.first_count.items for count in step.counts.values())
     if counts_differ and follow is not _gathered:
         raise step.refusal()
-    return follow(step) if follow else TABLE
+    return follow(step) if follow else TRACE_RULE
 
 
-def _sliced(step: PaddedOperation) -> Place:
+def _sliced(step: PaddedOperation) -> ResultPadding:
     """Follow a slice of the padded axis, which must begin with the first item and have stride 1."""
-    count = step.only("input")
+    count = step.require_only("input")
     axes = list(step.attributes["axes"])
     if count.axis not in axes:
-        return TABLE
+        return TRACE_RULE
     i = axes.index(count.axis)
     extent = step.shape("input")[count.axis]
     begin, end, stride = (step.attributes[n][i] for n in ("begin", "end", "stride"))
@@ -53,7 +53,7 @@ def _sliced(step: PaddedOperation) -> Place:
     return step.at_most(count.axis, count, end)
 
 
-def _gathered(step: PaddedOperation) -> Place:
+def _gathered(step: PaddedOperation) -> ResultPadding:
     """Follow a padded axis of the indices or of the input to the result of a gather."""
     axis = step.attributes["axis"]
     source = step.counts.get("input")
@@ -63,11 +63,12 @@ def _gathered(step: PaddedOperation) -> Place:
     if source is None or indices:
         raise step.refusal()
     if source.axis != axis:
-        return TABLE
+        return TRACE_RULE
     constant = _constant(step, step.operands["indices"])
     if constant is None:
         return None  # computed indices refer to items, never to padding
-    if len(constant.shape) != 1 or not np.array_equal(constant, np.arange(len(constant))):
+    takes_first_items = constant.ndim == 1 and np.array_equal(constant, np.arange(len(constant)))
+    if not takes_first_items:
         raise step.refusal()
     return step.at_most(axis, source, len(constant))
 
@@ -83,7 +84,7 @@ def _constant(step: PaddedOperation, x: Value) -> Any:
 
 def _gathered_at(step: PaddedOperation) -> Count:
     """Follow a padded axis of the indices. Along it the result has an item for each index."""
-    count = step.only("indices")
+    count = step.require_only("indices")
     if _is_within_index(step, count.axis) or step.attributes.get("batch_dims", 0):
         raise step.refusal()
     return count
@@ -97,21 +98,21 @@ def _is_within_index(step: PaddedOperation, axis: int) -> bool:
 
 def _scattered(step: PaddedOperation) -> None:
     """Replace the padding of indices by an index beyond the axis, where nothing is written."""
-    counts = {**step.counts}
-    count = counts.pop("indices", None)
-    updates = counts.pop("updates", count)
-    if count is None or updates is None or counts:
+    other_counts = {**step.counts}
+    indices = other_counts.pop("indices", None)
+    updates = other_counts.pop("updates", indices)
+    if indices is None or updates is None or other_counts:
         raise step.refusal()
-    if _is_within_index(step, count.axis) or updates.axis != count.axis:
+    if _is_within_index(step, indices.axis) or updates.axis != indices.axis:
         raise step.refusal()
     step.mask("indices", _FAR)
 
 
-def _reduced(step: PaddedOperation) -> Place:
+def _reduced(step: PaddedOperation) -> ResultPadding:
     """Set the padding of the reduced axis to the neutral value of the reduction, as 0 for sums."""
-    count = step.only("input")
+    count = step.require_only("input")
     if count.axis not in step.attributes["axes"]:
-        return TABLE
+        return TRACE_RULE
     if step.attributes.get("normalize") or step.attributes.get("last"):
         raise step.refusal()
     least, most = step.ends("input")
@@ -131,11 +132,11 @@ def _reduced(step: PaddedOperation) -> Place:
     return None
 
 
-def _best(step: PaddedOperation) -> Place:
+def _best(step: PaddedOperation) -> ResultPadding:
     """Set the padding along the axis of a top-k operation to the value that is chosen last."""
-    count = step.only("input")
+    count = step.require_only("input")
     if count.axis != step.attributes["axis"]:
-        return TABLE
+        return TRACE_RULE
     least, most = step.ends("input")
     chosen_last = least if step.attributes["largest"] else most
     step.mask("input", chosen_last)
@@ -144,30 +145,30 @@ def _best(step: PaddedOperation) -> Place:
 
 def _regions(step: PaddedOperation) -> Count:
     """Follow the padded axis of regions. Along it the result has an item for each region."""
-    if step.only("rois", "batch_index").axis or step.counts["batch_index"].axis:
+    if step.require_only("rois", "batch_index").axis or step.counts["batch_index"].axis:
         raise step.refusal()
-    return step.first
+    return step.first_count
 
 
 def _nonzero(step: PaddedOperation) -> None:
     """Set the padding to 0 in a tensor that is searched for nonzero items."""
-    step.only("input")
+    step.require_only("input")
     step.mask("input", 0)
 
 
-def _adapted(step: PaddedOperation) -> Place:
+def _adapted(step: PaddedOperation) -> ResultPadding:
     """Refuse padding along an adaptively pooled axis, since all its items are in windows."""
-    if step.first.axis > 1:
+    if step.first_count.axis > 1:
         raise step.refusal()
-    return TABLE
+    return TRACE_RULE
 
 
-def _entered(step: PaddedOperation) -> Place:
+def _entered(step: PaddedOperation) -> ResultPadding:
     """Refuse an operation with a body, because the body is built for the padded extent."""
     raise step.refusal()
 
 
-_FOLLOWED: dict[str, Callable[[PaddedOperation], Place]] = {
+_FOLLOWED: dict[str, Callable[[PaddedOperation], ResultPadding]] = {
     **dict.fromkeys((
         "all_reduce", "any_reduce", "argmax_reduce", "argmin_reduce", "max_reduce", "mean_reduce",
         "min_reduce", "product_reduce", "sum_reduce",

@@ -26,12 +26,13 @@ DEFAULTS: Mapping[str, tuple[str, ...]] = {
     "rnn": ("tanh",),
 }
 _GATES = {"lstm": 4, "gru": 3, "rnn": 1}
+_REQUIRED = math.nan  # stands for a parameter without a default
 # The defaults of alpha and beta for each activation. None says that the activation has no such
-# parameter, and NaN that the parameter is required.
+# parameter.
 PARAMETERS: Mapping[str, tuple[float | None, float | None]] = {
     "relu": (None, None), "tanh": (None, None), "sigmoid": (None, None), "softsign": (None, None),
     "softplus": (None, None), "affine": (1.0, 0.0), "leakyrelu": (0.01, None),
-    "thresholdedrelu": (1.0, None), "scaledtanh": (math.nan, math.nan), "hardsigmoid": (0.2, 0.5),
+    "thresholdedrelu": (1.0, None), "scaledtanh": (_REQUIRED, _REQUIRED), "hardsigmoid": (0.2, 0.5),
     "elu": (1.0, None),
 }  # fmt: skip
 
@@ -44,9 +45,10 @@ def activation(name: str, alpha: float | None = None, beta: float | None = None)
     """
     if name not in PARAMETERS:
         raise InvalidOperation(f"the activation {name[:40]!r} is not supported")
-    pairs = zip((alpha, beta), PARAMETERS[name], strict=True)
-    a, b = (default if parameter is None else parameter for parameter, default in pairs)
-    if math.nan in (a, b):
+    default_alpha, default_beta = PARAMETERS[name]
+    a = default_alpha if alpha is None else alpha
+    b = default_beta if beta is None else beta
+    if a is _REQUIRED or b is _REQUIRED:
         raise InvalidOperation(f"the activation '{name}' needs an alpha and a beta")
 
     def apply(at: Site[TensorGraph], x: Tensor) -> Any:
@@ -133,15 +135,15 @@ class Cell:
         self, at: Site[TensorGraph], x: Tensor, state: Tensor, product: Product
     ) -> Any:  # fmt: skip
         step = at.step
-        xz, xr, xh = _split(at, x, 3)
-        rz, rr = _split(at, product(state, 0, 2), 2)
-        update = self._activated(at, 0, step.add(xz, rz))
-        reset = self._activated(at, 0, step.add(xr, rr))
+        update_input, reset_input, candidate_input = _split(at, x, 3)
+        update_state, reset_state = _split(at, product(state, 0, 2), 2)
+        update = self._activated(at, 0, step.add(update_input, update_state))
+        reset = self._activated(at, 0, step.add(reset_input, reset_state))
         if self.resets_after:
-            rh = step.mul(reset, product(state, 2, 3))
+            candidate_state = step.mul(reset, product(state, 2, 3))
         else:
-            rh = product(step.mul(reset, state), 2, 3)
-        candidate = self._activated(at, 1, step.add(xh, rh))
+            candidate_state = product(step.mul(reset, state), 2, 3)
+        candidate = self._activated(at, 1, step.add(candidate_input, candidate_state))
         difference = step.sub(state, candidate)
         return step.add(candidate, step.mul(update, difference))
 
@@ -152,19 +154,19 @@ class Cell:
         step = at.step
         by_letter = dict(zip(self.order, _split(at, gates, 4), strict=True))
 
-        def opened(letter: str, memory: Tensor) -> Any:
+        def activated_gate(letter: str, memory: Tensor) -> Any:
             gate = by_letter[letter]
             if letter in peepholes:
                 gate = step.add(gate, step.mul(memory, peepholes[letter]))
             return self._activated(at, 0, gate)
 
-        i = opened("i", before)
-        f = step.sub(1.0, i) if self.couples else opened("f", before)
-        remembered = step.mul(f, before)
+        input_gate = activated_gate("i", before)
+        forget_gate = step.sub(1.0, input_gate) if self.couples else activated_gate("f", before)
+        remembered = step.mul(forget_gate, before)
         candidate = self._activated(at, 1, by_letter["c"])
-        memory = step.add(remembered, step.mul(i, candidate))
-        o = opened("o", memory)
-        return [step.mul(o, self.activations[2](at, memory)), memory]
+        memory = step.add(remembered, step.mul(input_gate, candidate))
+        output_gate = activated_gate("o", memory)
+        return [step.mul(output_gate, self.activations[2](at, memory)), memory]
 
     def _activated(self, at: Site[TensorGraph], i: int, gate: Tensor) -> Any:
         """Clip a gate if the cell has a bound, and apply the activation with index `i`."""
@@ -192,24 +194,27 @@ class Cell:
         """
         body = RepeatedBody(site)
         step = body.at.step
-        now = body.item(x, axis, reverse=reverse)
-        before = [body.state(s) for s in states]
-        factors = {name: body.seen(part) for name, part in (peepholes or {}).items()}
-        after = self.next(body.at, now, before, partial(product, body), factors)
+        gates = body.item(x, axis, reverse=reverse)
+        before = [body.state(state) for state in states]
+        factors = {letter: body.outer_input(x) for letter, x in (peepholes or {}).items()}
+        after = self.next(body.at, gates, before, partial(product, body), factors)
         output = after[0]
         if mask is not None:
             is_within = body.item(mask, axis, reverse=reverse)
             output = step.select(is_within, output, 0.0)
-            after = [step.select(is_within, a, b) for a, b in zip(after, before, strict=True)]
+            pairs = zip(after, before, strict=True)
+            after = [step.select(is_within, new, old) for new, old in pairs]
         chunk = -1 if reverse else 1
-        how = [("full", axis, chunk), *[LAST] * len(after)]
+        last_states = [LAST] * len(after)
+        output_modes = [("full", axis, chunk), *last_states]
         output = step.unsqueeze(output, axes=(axis,))
-        return body.add(site.insert, [], after, [output, *after], how)
+        return body.add(site.insert, [], after, [output, *after], output_modes)
 
 
 def _split(at: Site[TensorGraph], gates: Tensor, count: int) -> list[Any]:
     """Split the tensor of gates, (batch, count * hidden), into `count` of shape (batch, hidden)."""
-    return list(at.step.split(gates, axis=at.rank(gates) - 1, ratios=(1,) * count))
+    last_axis = at.rank(gates) - 1
+    return list(at.step.split(gates, axis=last_axis, ratios=[1] * count))
 
 
 def steps_within(site: Site[TensorGraph], time: int, lengths: Tensor | None, axis: int) -> Any:
@@ -222,5 +227,5 @@ def steps_within(site: Site[TensorGraph], time: int, lengths: Tensor | None, axi
         return None
     ends = site.cast(site.tensor(lengths), site.graph.builder.integer)
     ends = site.step.unsqueeze(ends, axes=(axis,))
-    is_within = site.step.lt(site.places(time, axis, 2), ends)
+    is_within = site.step.lt(site.positions(time, axis, 2), ends)
     return site.step.unsqueeze(is_within, axes=(2,))

@@ -31,18 +31,20 @@ class RepeatedBody:
         self.graph: TensorGraph = site.graph.body()
         self.at: Any = replace(cast("Any", site), graph=self.graph)  # of the class of `site`
         # Inputs for slices of outer tensors, and for the number of the iteration.
-        self.heads: list[Value] = []
-        self.before: list[Value] = []  # inputs for the states
-        self.initial: list[Value] = []  # outer tensors: the states before the first iteration
+        self.loop_inputs: list[Value] = []
+        self.inner_states: list[Value] = []  # inputs for the states
+        self.initial_states: list[
+            Value
+        ] = []  # outer tensors: the states before the first iteration
         # Outer tensor, axis and chunk of each slice.
         self.scanned: list[tuple[Value, int, int]] = []
 
-    def _enter(self, name: str, shape: Sequence[int], dtype: str) -> Value:
+    def _new_input(self, name: str, shape: Sequence[int], dtype: str) -> Value:
         return self.graph.builder.input(name, TensorType(tuple(shape), dtype))
 
-    def seen(self, x: Operand | None) -> Any:
+    def outer_input(self, x: Operand | None) -> Any:
         """Return the body's input for a tensor of the outer graph; constants are unchanged."""
-        return self.graph.entered(x) if isinstance(x, Value) else x
+        return self.graph.input_for(x) if isinstance(x, Value) else x
 
     def part(self, x: Tensor, axis: int, chunk: int, name: str = "") -> Value:
         """Cut a tensor of the outer graph into slices; return the slice of the current iteration.
@@ -54,9 +56,9 @@ class RepeatedBody:
         shape = list(value.type.shape)
         shape[axis] = abs(chunk)
         self.scanned.append((value, axis, chunk))
-        name = name or f"part_{len(self.heads)}"
-        self.heads.append(self._enter(name, shape, value.type.dtype))
-        return self.heads[-1]
+        name = name or f"part_{len(self.loop_inputs)}"
+        self.loop_inputs.append(self._new_input(name, shape, value.type.dtype))
+        return self.loop_inputs[-1]
 
     def item(self, x: Tensor, axis: int, *, reverse: bool = False) -> Value:
         """Cut a tensor along an axis into items; return the item of the current iteration.
@@ -67,14 +69,14 @@ class RepeatedBody:
         part = self.part(x, axis, chunk)
         return self.at.insert("squeeze", {"input": part}, axes=(axis,))
 
-    def turn(self, count: int | None) -> Value:
+    def iteration(self, count: int | None) -> Value:
         """Return the number of the current iteration, counted from 0.
 
         `count` is the number of iterations of a scan. For a loop, `count` is None.
         """
         if count is None:
-            self.heads.append(self._enter("turn", (), self.graph.builder.integer))
-            return self.heads[-1]
+            self.loop_inputs.append(self._new_input("turn", (), self.graph.builder.integer))
+            return self.loop_inputs[-1]
         self.site.spend(count)
         numbers = Constant(np.arange(count, dtype=np.int64), self.graph.TYPES["i"], derived=True)
         return self.item(numbers, 0)
@@ -82,64 +84,70 @@ class RepeatedBody:
     def state(self, x: Tensor) -> Value:
         """Return the state before the current iteration. `x` is the state before the first."""
         value = self.site.tensor(x)
-        self.initial.append(value)
-        name = f"state_{len(self.before)}"
-        self.before.append(self._enter(name, value.type.shape, value.type.dtype))
-        return self.before[-1]
+        self.initial_states.append(value)
+        name = f"state_{len(self.inner_states)}"
+        self.inner_states.append(self._new_input(name, value.type.shape, value.type.dtype))
+        return self.inner_states[-1]
 
-    def scan(self, after: Sequence[Tensor], values: Sequence[Tensor], how: Outputs) -> list[Value]:
+    def scan(
+        self, after: Sequence[Tensor], values: Sequence[Tensor], output_modes: Outputs
+    ) -> list[Value]:
         """Add a scan; return the last states, followed by the outputs of `values`.
 
-        `after` are the states after an iteration. `how` says for each of `values` how its outputs
-        are made.
+        `after` are the states after an iteration. `output_modes` says for each of `values` how its
+        outputs are made.
         """
         last_states = [LAST] * len(after)
-        return self.add(self.site.emit, [], after, [*after, *values], [*last_states, *how])
+        return self.add(self.site.emit, [], after, [*after, *values], [*last_states, *output_modes])
 
     def add(
         self,
-        add: Callable[..., Any],
-        going: Sequence[Tensor],
+        add_operation: Callable[..., Any],
+        continue_condition: Sequence[Tensor],
         after: Sequence[Tensor],
         values: Sequence[Tensor],
-        how: Outputs,
+        output_modes: Outputs,
         start: ByName | None = None,
         limit: int = -1,
     ) -> list[Value]:
         """Add a scan or a loop; return the outputs of `values`.
 
         Args:
-            add: adds the operation, as `site.emit` does.
-            going: the condition of a loop after an iteration, as a logical scalar. Empty for a
-                scan.
+            add_operation: adds the operation, as `site.emit` does.
+            continue_condition: the condition of a loop after an iteration, as a logical scalar.
+                Empty for a scan.
             after: the states after an iteration.
             values: the tensors of the body whose values are outputs.
-            how: for each of `values`, how its outputs are made: an item of the attribute `outputs`.
+            output_modes: for each of `values`, how its outputs are made: an item of the attribute
+                `outputs`.
             start: the operands "count" and "condition" of a loop. None for a scan.
             limit: the largest number of iterations of a loop. -1 stands for no limit.
         """
-        ends = [self.at.tensor(x) for x in (*going, *after, *values)]
+        body_outputs = [self.at.tensor(x) for x in (*continue_condition, *after, *values)]
         captured = self.graph.captured
-        body = closed(self.graph, [*self.heads, *captured, *self.before], ends)
+        body_inputs = [*self.loop_inputs, *captured, *self.inner_states]
+        body = finished_body(self.graph, body_inputs, body_outputs)
         if start is None:
             kind = "scan"
             scanned, axes, chunks = zip(*self.scanned, strict=True)
-            start = {"scanned": scanned}
+            operands: dict[str, Any] = {"scanned": scanned}
             attributes = {"axes": axes, "chunks": chunks, "skip": 0}
         else:
             kind = "loop"
+            operands = {**start}
             attributes = {"limit": limit}
-        operands = {**start, "full": [*captured.values()], "initial": self.initial}
-        outputs = add(kind, operands, **attributes, body=body, outputs=tuple(how))
+        operands |= {"full": [*captured.values()], "initial": self.initial_states}
+        attributes |= {"body": body, "outputs": tuple(output_modes)}
+        outputs = add_operation(kind, operands, **attributes)
         return list(outputs) if isinstance(outputs, list | tuple) else [outputs]
 
 
-def flattened_branches(flatteners: Sequence[Callable[[], _Body]], fixing: str) -> list[_Body]:
+def flattened_branches(flatteners: Sequence[Callable[[], _Body]], hint_to_fix: str) -> list[_Body]:
     """Flatten both branches of a choice and return the results.
 
     `flatteners` has a function for each branch, which flattens the branch and returns its result.
-    If only one branch can be flattened, the error of the other branch has the hint `fixing`, which
-    says how to make the condition known.
+    If only one branch can be flattened, the error of the other branch has the hint `hint_to_fix`,
+    which says how to make the condition known.
 
     Raises InvalidOperation, NnefError.
     """
@@ -152,8 +160,9 @@ def flattened_branches(flatteners: Sequence[Callable[[], _Body]], fixing: str) -
             raise
         except (InvalidOperation, NnefError) as error:
             errors.append(error)
-    if bodies and errors and fixing:
-        why = f"the other branch fits, and the condition is computed: {fixing}"
+    only_one_fits = bodies and errors
+    if only_one_fits and hint_to_fix:
+        why = f"the other branch fits, and the condition is computed: {hint_to_fix}"
         errors[0].hint = f"{why}; {errors[0].hint}" if errors[0].hint else why
     if errors:
         raise errors[0]
@@ -161,7 +170,7 @@ def flattened_branches(flatteners: Sequence[Callable[[], _Body]], fixing: str) -
 
 
 def add_choice(
-    add: Callable[..., Any],
+    add_operation: Callable[..., Any],
     condition: Value,
     graphs: Sequence[TensorGraph],
     results: Sequence[Sequence[Value]],
@@ -172,23 +181,23 @@ def add_choice(
     body.
     """
     captured = [value for graph in graphs for value in graph.captured.values()]
-    read = list(dict.fromkeys(captured))
+    outer_values = list(dict.fromkeys(captured))
     bodies: list[Graph] = []
     for graph, outputs in zip(graphs, results, strict=True):
-        inputs = [graph.entered(value, value.name) for value in read]
-        bodies.append(closed(graph, inputs, outputs))
+        inputs = [graph.input_for(value, value.name) for value in outer_values]
+        bodies.append(finished_body(graph, inputs, outputs))
     then_body, else_body = bodies
-    operands = {"condition": condition, "operands": read}
+    operands = {"condition": condition, "operands": outer_values}
     try:
-        return add("branch", operands, then_body=then_body, else_body=else_body)
+        return add_operation("branch", operands, then_body=then_body, else_body=else_body)
     except InvalidOperation as error:
         outer = graphs[0].outer
         if outer and not error.hint:
-            error.hint = outer.fixing(condition)
+            error.hint = outer.hint_to_fix(condition)
         raise
 
 
-def closed(graph: TensorGraph, inputs: Sequence[Value], outputs: Sequence[Value]) -> Graph:
+def finished_body(graph: TensorGraph, inputs: Sequence[Value], outputs: Sequence[Value]) -> Graph:
     """Finish the graph of a body with these inputs and outputs, and return it."""
     names = [f"{i}_{value.name}" for i, value in enumerate(outputs)]
     return graph.builder.graph("body", outputs, names, [value.name for value in inputs])

@@ -78,4 +78,4 @@ def note_count(site: Site[TensorGraph], count: Tensor, *lists: Value) -> None:
     The padding of the lists must have values that no box has.
     """
     items = site.cast(count, site.graph.builder.integer)
-    site.graph.counts.update(dict.fromkeys(lists, Count(0, items, marked=True)))
+    site.graph.counts.update(dict.fromkeys(lists, Count(0, items, has_marked_padding=True)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, TypeGuard, TypeVar, cast
 
 import ml_dtypes
 import numpy as np
@@ -25,7 +25,7 @@ Operand = Tensor | float  # a number becomes a literal of the operation
 Operands = Iterable[Operand | Sequence[Operand] | None]  # a sequence is an operand array
 _Graph = TypeVar("_Graph", bound=TensorGraph, covariant=True)
 _FEW = 64  # the largest number of items of a stored integer tensor that is folded
-_KINDS = "iufbO"  # numpy's codes for the kinds of arrays that are folded
+_FOLDED_KINDS = "iufbO"  # numpy's codes for the kinds of arrays that are folded
 
 
 class Site(OperatorSite[_Graph]):
@@ -69,7 +69,7 @@ class Site(OperatorSite[_Graph]):
         title = self.input_title(x) if isinstance(x, int) else f"'{operand.name}'"
         raise InvalidOperation(
             f"{title} is computed by the network, it must be known when the network is read",
-            self.graph.fixing(operand),
+            self.graph.hint_to_fix(operand),
         )
 
     def input_title(self, i: int) -> str:
@@ -107,7 +107,7 @@ class Site(OperatorSite[_Graph]):
             return shape
         if self.graph.symbolic is None or isinstance(operand, Constant):
             raise ExtentNeeded
-        return self.graph.symbolic.of(operand)
+        return self.graph.symbolic.shape_of(operand)
 
     def dtype_of(self, x: int | Tensor = 0) -> str:
         """Return the dtype in which the network computes an operand.
@@ -115,15 +115,15 @@ class Site(OperatorSite[_Graph]):
         `x` is the operand itself or the index of an input.
         """
         x = self._operand(x)
-        return x.type.dtype if isinstance(x, Value) else self.graph.computed(x.type)
+        return x.type.dtype if isinstance(x, Value) else self.graph.computation_dtype(x.type)
 
     def _emit(self, kind: str, operands: ByName, attributes: ByName, inserted: bool) -> Any:
-        def placed(x: Any) -> Any:
+        def in_graph(x: Any) -> Any:
             if isinstance(x, list | tuple):
-                return tuple(placed(item) for item in cast("list[Any]", x))
+                return tuple(in_graph(item) for item in cast("list[Any]", x))
             return self.tensor(x) if isinstance(x, Constant) else x
 
-        operands = {key: placed(x) for key, x in operands.items()}
+        operands = {key: in_graph(x) for key, x in operands.items()}
         builder = self.graph.builder
         name = f"{self.name}.{kind}" if inserted else self.name
         if inserted or builder.is_taken(name):
@@ -151,14 +151,15 @@ class Site(OperatorSite[_Graph]):
         Raises NotFolded if the function does.
         """
         operands = list(operands)
-        constants = [x for x in _listed(operands) if isinstance(x, Constant)]
+        constants = [x for x in _flat(operands) if isinstance(x, Constant)]
         self.spend(sum(x.array.size for x in constants))
-        values = function(*map(_exact, operands))
+        values = function(*map(_host_value, operands))
         is_list = isinstance(values, list)
         logical = self.graph.TYPES["b"]
-        type = next((x.type for x in constants if x.type != logical), logical)
+        other_types = [x.type for x in constants if x.type != logical]
+        type = other_types[0] if other_types else logical
         arrays = cast("list[Any]", values) if is_list else [values]
-        results = [_derived(self.graph, x, type) for x in arrays]
+        results = [_as_constant(self.graph, x, type) for x in arrays]
         self.spend(sum(x.array.size for x in results))
         return results if is_list else results[0]
 
@@ -167,7 +168,7 @@ class Site(OperatorSite[_Graph]):
 
         Raises NotFolded if the tensor has symbolic extents and the type is no signed integer.
         """
-        dtype = self.graph.held(type)
+        dtype = self.graph.array_dtype(type)
         if x.array.dtype == object and any(map(is_symbolic, x.array.ravel())):
             if dtype.kind == "i":
                 return Constant(x.array, type, derived=True)
@@ -186,11 +187,13 @@ class Site(OperatorSite[_Graph]):
 
         By default `shape` replaces all extents.
         """
-        if (first, count) != (0, -1):
+        replaces_all = (first, count) == (0, -1)
+        if not replaces_all:
             return self.step.reshape(x, shape=tuple(shape), axis_start=first, axis_count=count)
         if tuple(shape) == self.shape(x):
             return x
-        if isinstance(x, Constant) and not x.label and 0 not in shape and -1 not in shape:
+        has_placeholder = 0 in shape or -1 in shape  # an extent that the operand decides
+        if isinstance(x, Constant) and not x.label and not has_placeholder:
             return Constant(x.array.reshape(tuple(shape)), x.type, derived=x.derived)
         return self.insert("reshape", {"input": x}, shape=tuple(shape), axis_start=0, axis_count=-1)
 
@@ -207,21 +210,25 @@ class Site(OperatorSite[_Graph]):
         tensors = [x for x in operands if isinstance(x, Value | Constant)]
         rank = max(map(self.rank, tensors), default=0)
 
+        # A literal leaves the rank of the result to the other operands.
+        has_full_value = any(isinstance(x, Value) and self.rank(x) == rank for x in tensors)
+
         def align(x: Operand) -> Operand:
             if not isinstance(x, Value | Constant):
                 return x
-            if isinstance(x, Constant) and x.array.size == 1 and self.graph.is_literal(x):
-                computed = (y for y in tensors if y is not x and isinstance(y, Value))
-                if any(self.rank(y) == rank for y in computed):
-                    return x.array.reshape(-1)[0].item()
+            if has_full_value and self._is_literal(x):
+                return x.array.reshape(-1)[0].item()
             if self.rank(x) in (0, rank):
                 return x
             missing = rank - self.rank(x)
             if isinstance(x, Constant) and not x.label:
-                return self.reshaped(x, (1,) * missing + self.shape(x))
+                return self.reshaped(x, [*[1] * missing, *self.shape(x)])
             return self.insert("unsqueeze", {"input": x}, axes=tuple(range(missing)))
 
         return [align(x) for x in operands]
+
+    def _is_literal(self, x: Tensor) -> TypeGuard[Constant]:
+        return isinstance(x, Constant) and x.array.size == 1 and self.graph.is_literal(x)
 
     def transposed(self, x: Tensor, axes: Sequence[int]) -> Any:
         """Permute the axes of a tensor."""
@@ -261,7 +268,7 @@ class Site(OperatorSite[_Graph]):
             return x
         return self.step.slice(x, axes=(axis,), begin=(first,), end=(last,), stride=(step,))
 
-    def fitted(self, x: Tensor, axis: int, size: int, value: float = 0.0) -> Any:
+    def cut_or_padded(self, x: Tensor, axis: int, size: int, value: float = 0.0) -> Any:
         """Cut a tensor to `size` items along an axis, or pad the axis with `value`."""
         axis = self.axis(axis, self.rank(x))
         missing = size - self.known_shape(x)[axis]
@@ -271,7 +278,7 @@ class Site(OperatorSite[_Graph]):
         padding[axis] = (0, missing)
         return self.step.pad(x, padding=padding, border="constant", value=value)
 
-    def places(self, count: int, axis: int = 0, rank: int = 1) -> Value:
+    def positions(self, count: int, axis: int = 0, rank: int = 1) -> Value:
         """Make a tensor of the integers 0 to count - 1, which lie along one axis.
 
         The tensor has `rank` axes, and all axes but `axis` have extent 1.
@@ -282,60 +289,66 @@ class Site(OperatorSite[_Graph]):
         return self.insert("unsqueeze", {"input": indices}, axes=axes) if axes else indices
 
 
-def decides(operands: Operands, reals: int = 1) -> bool:
+def is_folded(operands: Operands, reals: int = 1) -> bool:
     """Tell whether an operation is folded: its operands are known and are likely parts of a shape.
 
     The operation is folded if an operand is derived from shapes or from other known tensors. The
     operation is also folded if each operand has few integers, or at most `reals` real numbers. All
     other operations on weights stay in the graph.
     """
-    flat = [*_listed(operands)]
+    flat = [*_flat(operands)]
     constants = [x for x in flat if isinstance(x, Constant)]
-    if not constants or any(isinstance(x, Value) for x in flat):
+    are_known = not any(isinstance(x, Value) for x in flat)
+    if not constants or not are_known:
         return False
-    if any(x.array.size > LARGEST or x.array.dtype.kind not in _KINDS for x in constants):
+    if not all(_is_foldable(x) for x in constants):
         return False
-    return any(x.derived for x in constants) or all(_is_few(x, reals) for x in constants)
+    return any(x.derived for x in constants) or all(_has_few_items(x, reals) for x in constants)
 
 
-def _is_few(x: Constant, reals: int) -> bool:
+def _is_foldable(x: Constant) -> bool:
+    return x.array.size <= LARGEST and x.array.dtype.kind in _FOLDED_KINDS
+
+
+def _has_few_items(x: Constant, reals: int) -> bool:
     """Tell whether a tensor has few items. A matrix of quantised weights never counts as few."""
-    is_codes = x.array.ndim > 1 and x.type not in ("int32", "int64", "bool")
-    most = 1 if is_codes else _FEW
-    if x.array.dtype.kind == "f":
-        most = reals
+    is_real = x.array.dtype.kind == "f"
+    if is_real:
+        return x.array.size <= reals
+    is_quantised_matrix = x.array.ndim > 1 and x.type not in ("int32", "int64", "bool")
+    most = 1 if is_quantised_matrix else _FEW
     return x.array.size <= most
 
 
-def _listed(operands: Operands) -> Iterator[Operand | None]:
+def _flat(operands: Operands) -> Iterator[Operand | None]:
     for x in operands:
         yield from x if isinstance(x, list | tuple) else [cast("Operand | None", x)]
 
 
-def _exact(x: Operand | Sequence[Operand] | None) -> Any:
+def _host_value(x: Operand | Sequence[Operand] | None) -> Any:
     """Convert an operand to a host value, and an operand array to a list of host values."""
     if isinstance(x, list | tuple):
-        return [_exact(item) for item in x]
+        return [_host_value(item) for item in x]
     array = x.array if isinstance(x, Constant) else np.asarray(x)
     return array.astype(object) if array.dtype.kind in "iu" else array
 
 
-def _derived(graph: TensorGraph, x: NDArray[Any], type: str) -> Constant:
+def _as_constant(graph: TensorGraph, x: NDArray[Any], type: str) -> Constant:
     """Convert a host value to a known tensor of the element type `type`.
 
     If the items are of another kind (bool, integer or real) than `type`, the tensor has the type
     that the graph uses for that kind.
     """
     kind = {"b": "b", "O": "i"}.get(x.dtype.kind, "f")
-    held = graph.held(type)
-    held_kind = "i" if held.kind == "u" else held.kind
-    if kind != held_kind:
+    dtype = graph.array_dtype(type)
+    dtype_kind = "i" if dtype.kind == "u" else dtype.kind
+    if kind != dtype_kind:
         type = graph.TYPES[kind]
-        held = graph.held(type)
+        dtype = graph.array_dtype(type)
     if kind == "i":
-        array = x if any(map(is_symbolic, x.ravel())) else _wrapped(x, held)
+        array = x if any(map(is_symbolic, x.ravel())) else _wrapped(x, dtype)
         return Constant(array, type, derived=True)
-    return Constant(x.astype(held), type, derived=True)
+    return Constant(x.astype(dtype), type, derived=True)
 
 
 def _wrapped(x: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:

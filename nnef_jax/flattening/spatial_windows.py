@@ -9,6 +9,7 @@ from typing import Any
 from lowering import windows
 from lowering.errors import InvalidShape
 from lowering.extents import UNKNOWN, show
+from nnef_jax.flattening.hostvalues import ceil_div
 from nnef_jax.flattening.site import Operand, Site, Tensor
 from nnef_jax.flattening.tensor_graph import TensorGraph
 
@@ -42,14 +43,14 @@ def same_padding(
     for extent, span, stride in zip(shape, reach, strides, strict=True):
         total = span - 1
         if extent is not UNKNOWN:
-            count = -(-extent // stride)  # rounded up
+            count = ceil_div(extent, stride)
             last_start = (count - 1) * stride
             total = max(last_start + span - extent, 0)
         padding.append(halves(total, more_behind=more_behind))
     return padding
 
 
-def _read_behind(
+def _padding_to_round_up(
     site: Site[TensorGraph],
     kernel: Sequence[int],
     window: Mapping[str, Any],
@@ -67,24 +68,24 @@ def _read_behind(
         shape = site.known_shape()[2:]
     reach = windows.spans(kernel, window["dilation"])
     more: list[int] = []
-    for n, (p, q), span, s in zip(shape, window["padding"], reach, strides, strict=True):
-        if s == 1:
+    axes = zip(shape, window["padding"], reach, strides, strict=True)
+    for extent, (before, behind), span, stride in axes:
+        if stride == 1:
             more.append(0)
             continue
-        bound = (
-            n + p + q - span
-        )  # the last start of a window that does not reach beyond the padding
-        last_start = -(-bound // s) * s  # `bound`, rounded up to a multiple of the stride
-        if begins_inside and last_start >= n + p:
-            last_start -= s
+        # The last start of a window that does not reach beyond the padding.
+        bound = before + extent + behind - span
+        last_start = ceil_div(bound, stride) * stride
+        if begins_inside and last_start >= before + extent:
+            last_start -= stride
         more.append(max(last_start - bound, 0))
     return more
 
 
 def pooled(
     site: Site[TensorGraph], x: Tensor, add: Callable[..., object], kernel: Sequence[int],
-    window: Mapping[str, Any], rounding: str, *, includes: bool = False, counts_more: bool = False,
-    **attributes: object,
+    window: Mapping[str, Any], rounding: str, *, includes_padding: bool = False,
+    includes_round_up: bool = False, **attributes: object,
 ) -> Any:  # fmt: skip
     """Add a pool of windows on spatial axes.
 
@@ -97,25 +98,31 @@ def pooled(
         rounding: how the number of windows is rounded. "floor" and "ceil" round down and up.
             "ceil_torch" rounds up too, but without windows that begin in the padding behind an
             axis.
-        includes: whether means include the padding.
-        counts_more: whether means also include the items that rounding up adds to the padding.
+        includes_padding: whether means include the padding.
+        includes_round_up: whether means also include the items that rounding up adds to the
+            padding.
         attributes: further attributes of the operation.
     """
     padding = window["padding"]
     border = "ignore"
-    more = [0] * len(kernel)
+    round_up = [0] * len(kernel)  # the items that rounding up adds behind each axis
     if rounding != "floor":
-        more = _read_behind(site, kernel, window, begins_inside=rounding == "ceil_torch")
-    if includes and any(map(any, padding)):
-        if any(more) and not counts_more:
+        begins_inside = rounding == "ceil_torch"
+        round_up = _padding_to_round_up(site, kernel, window, begins_inside=begins_inside)
+    has_padding = any(map(any, padding))
+    if includes_padding and has_padding:
+        if any(round_up) and not includes_round_up:
             around = [(0, 0), (0, 0), *padding]
             x = site.step.pad(x, padding=around, border="constant", value=0.0)
             padding = [(0, 0)] * len(kernel)
         else:
             border = "constant"
-    padding = [(0, 0), (0, 0), *((p, q + n) for (p, q), n in zip(padding, more, strict=True))]
-    steps = {name: [1, 1, *window[name]] for name in ("stride", "dilation")}
-    return add(x, size=[1, 1, *kernel], padding=padding, border=border, **steps, **attributes)
+    pairs = zip(padding, round_up, strict=True)
+    spatial = [(before, behind + added) for (before, behind), added in pairs]
+    return add(
+        x, size=[1, 1, *kernel], border=border, padding=[(0, 0), (0, 0), *spatial],
+        stride=[1, 1, *window["stride"]], dilation=[1, 1, *window["dilation"]], **attributes,
+    )  # fmt: skip
 
 
 def add_patches(
@@ -134,13 +141,17 @@ def add_patches(
     *batch, channels, patches = site.known_shape()
     reach = windows.spans(kernel, window["dilation"])
     axes = zip(size, window["padding"], reach, window["stride"], strict=True)
-    counts = [(n + p + q - span) // s + 1 for n, (p, q), span, s in axes]
+    counts = [
+        (before + extent + behind - span) // stride + 1
+        for extent, (before, behind), span, stride in axes
+    ]
     cells = math.prod(kernel)
-    if len(batch) > 1 or channels % cells or math.prod(counts) != patches:
+    has_all_cells = channels % cells == 0 and math.prod(counts) == patches
+    if len(batch) > 1 or not has_all_cells:
         due = f"{cells} cells a channel, {math.prod(counts)} patches"
         raise InvalidShape(f"{show(site.shape())} does not have {due}")
     planes = math.prod(batch) * channels // cells
-    rows, columns = (site.places(cells, axis, 2) for axis in (0, 1))
+    rows, columns = (site.positions(cells, axis, 2) for axis in (0, 1))
     identity = site.insert("eq", {"x": rows, "y": columns})
     operands = {
         "input": site.reshaped(site.operand(0), (planes, cells, *counts)),

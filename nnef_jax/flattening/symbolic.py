@@ -32,7 +32,7 @@ class SymbolicShapes:
         """Set the shape of an input or a variable."""
         self._structs[value] = _struct(value, shape)
 
-    def of(self, value: Value) -> Shape:
+    def shape_of(self, value: Value) -> Shape:
         """Return the shape of a tensor. Operations are traced up to the one that computes it."""
         while value not in self._structs and self._traced < len(self.builder.operations):
             self._trace(self.builder.operations[self._traced])
@@ -70,7 +70,7 @@ def _struct(value: Value, shape: Sequence[int]) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(tuple(shape), jnp.dtype(value.type.dtype))
 
 
-def opened(shape: Sequence[int], dtype: str) -> TensorType:
+def open_type(shape: Sequence[int], dtype: str) -> TensorType:
     """Return the type of a tensor, with UNKNOWN in the place of each symbolic extent."""
     return TensorType(tuple(UNKNOWN if is_symbolic(n) else n for n in shape), dtype)
 

@@ -23,7 +23,7 @@ from nnef_jax.flattening.symbolic import SymbolicShapes
 from nnef_jax.formats.base import Options
 
 # The largest number of items of integer weights that are constants; larger weights are variables.
-_MOST = 4096
+_MOST_CONSTANT_ITEMS = 4096
 _ITEMS_PER_STEP = 4  # the number of items of a constant that count as one step of the meter
 _INDICES = frozenset({"int32", "int64", "uint32", "uint64", "bool"})
 
@@ -58,27 +58,27 @@ class TensorGraph(CountedEmission, ABC):
     def __init__(
         self, options: Options, data: dict[str, NDArray[Any]], outer: TensorGraph | None = None
     ) -> None:
-        super().__init__(options, self.computed_in(options, self.TYPES["i"]))
+        super().__init__(options, self.computation_dtype_with(options, self.TYPES["i"]))
         self.data = data
         self.outer = outer
         self.tensors: dict[Constant, Value] = {}
         # Maps an input of this graph to the outer tensor that it stands for.
         self.captured: dict[Value, Value] = {}
-        self._entered: dict[Value, Value] = {}  # the inverse of `captured`
+        self._input_by_outer: dict[Value, Value] = {}  # the inverse of `captured`
         if outer is not None:
             self.is_body = True
             self.symbolic: SymbolicShapes | None = None  # a body is built for known extents
 
     @staticmethod
     @abstractmethod
-    def computed_in(options: Options, type: str) -> str:
+    def computation_dtype_with(options: Options, type: str) -> str:
         """Return the dtype in which the network computes tensors of an element type."""
 
     @abstractmethod
     def variable(self, constant: Constant, name: str, span: Span) -> Value:
         """Add weights and their data as a variable; return it in the dtype of computation."""
 
-    def held(self, type: str) -> np.dtype[Any]:
+    def array_dtype(self, type: str) -> np.dtype[Any]:
         """Return the dtype of the arrays that hold known tensors of an element type."""
         return np.dtype(type)
 
@@ -86,13 +86,17 @@ class TensorGraph(CountedEmission, ABC):
         """Return the element type that corresponds to a dtype."""
         return dtype
 
-    def computed(self, type: str) -> str:
+    def computation_dtype(self, type: str) -> str:
         """Return the dtype in which this graph computes tensors of an element type."""
-        return self.computed_in(self.options, type)
+        return self.computation_dtype_with(self.options, type)
 
     def is_literal(self, constant: Constant) -> bool:
         """Tell whether a known tensor with one item may be a literal of an operation."""
-        return self.computed(constant.type) in (self.builder.real, self.builder.integer, "bool")
+        return self.computation_dtype(constant.type) in (
+            self.builder.real,
+            self.builder.integer,
+            "bool",
+        )
 
     def body(self) -> Self:
         """Return an empty graph for a body."""
@@ -126,26 +130,26 @@ class TensorGraph(CountedEmission, ABC):
             raise InvalidOperation(f"it has {len(shape)} axes, arrays have at most {MAX_RANK}")
         if any(n is not UNKNOWN and n < 0 for n in shape):
             raise InvalidShape(f"its shape {show(shape)} has a negative extent")
-        value = self.builder.input(name, TensorType(shape, self.computed(type)))
+        value = self.builder.input(name, TensorType(shape, self.computation_dtype(type)))
         self.require_bounds(value, span)
         if self.symbolic is not None:
             self.symbolic.declare(value, options.symbolic_shapes.get(name, shape))
         return value
 
-    def fixing(self, *values: Value) -> str:
+    def hint_to_fix(self, *values: Value) -> str:
         """Return a hint that says which inputs of the network to fix so that `values` become known.
 
         In a body the hint is "" unless the tensors are computed only from tensors of the outer
         graph.
         """
         if self.outer is None:
-            return super().fixing(*values)
+            return super().hint_to_fix(*values)
         origins = self.origins(values)
         if not origins <= self.captured.keys():
             return ""
-        return self.outer.fixing(*(self.captured[x] for x in origins))
+        return self.outer.hint_to_fix(*(self.captured[x] for x in origins))
 
-    def entered(self, value: Value, name: str = "") -> Value:
+    def input_for(self, value: Value, name: str = "") -> Value:
         """Return the input of this graph that stands for a tensor of the outer graph.
 
         `name` is the input's name if the tensor is one that an operation passes to its body.
@@ -157,10 +161,10 @@ class TensorGraph(CountedEmission, ABC):
                 "cannot take it",
                 "cut the network before it",
             )
-        inner = self._entered.get(value)
+        inner = self._input_by_outer.get(value)
         if inner is None:
             inner = self.builder.input(self.builder.unreserved(name or value.name), value.type)
-            self._entered[value] = inner
+            self._input_by_outer[value] = inner
             self.captured[inner] = value
         return inner
 
@@ -168,15 +172,15 @@ class TensorGraph(CountedEmission, ABC):
         """Return a known tensor as a tensor of the graph. Weights become a variable."""
         value = self.tensors.get(constant)
         if value is None:
-            value = self.tensors[constant] = self._tensor(constant, name, span)
+            value = self.tensors[constant] = self._new_tensor(constant, name, span)
         return value
 
-    def _tensor(self, constant: Constant, name: str, span: Span) -> Value:
+    def _new_tensor(self, constant: Constant, name: str, span: Span) -> Value:
         array = constant.array
-        type = TensorType(array.shape, self.computed(constant.type))
+        type = TensorType(array.shape, self.computation_dtype(constant.type))
         labels = self.options.labels
         is_weight = bool(constant.label) and (labels is None or constant.label in labels)
-        is_short_index = type.dtype in _INDICES and array.size <= _MOST
+        is_short_index = type.dtype in _INDICES and array.size <= _MOST_CONSTANT_ITEMS
         if is_short_index or not is_weight:
             self.meter.spend(array.size // _ITEMS_PER_STEP, f"'{name}'", span)
             items = tuple(narrowed(array, type.dtype).ravel().tolist())
@@ -184,7 +188,7 @@ class TensorGraph(CountedEmission, ABC):
             names = [self.builder.unreserved(name)]
             return self.add("constant", {}, attributes, names, span, inserted=True)[0]
         if self.outer is not None:
-            return self.entered(self.outer.tensor(constant, name, span))
+            return self.input_for(self.outer.tensor(constant, name, span))
         name = name if self.builder.is_taken(name) else self.builder.unreserved(name)
         return self.variable(constant, name, span)
 

@@ -59,8 +59,11 @@ def sole_member(start: bytes) -> str:
 
     `start` has the first bytes of the file. The result is '' if no format recognises them.
     """
-    patterns = (alone for name in FORMATS for alone in _format(name).ALONE.items())
-    return next((member for member, pattern in patterns if re.match(pattern, start)), "")
+    for name in FORMATS:
+        for member, pattern in _format(name).ALONE.items():
+            if re.match(pattern, start):
+                return member
+    return ""
 
 
 def format_of(archive: Archive, name: str = "auto") -> Format:

@@ -52,12 +52,8 @@ class Options:
     The keys of mappings are names of inputs, if no comment says otherwise.
     """
 
-    rules: Registry = (
-        NO_RULES  # the user's rules, by the names that the document has for operations
-    )
-    format: str = (
-        "auto"  # the name of a format, or "auto" for the format that recognises the document
-    )
+    rules: Registry = NO_RULES  # the user's rules, by the document's names of operations
+    format: str = "auto"  # a format's name, or "auto" for the format that recognises the document
     expand: Expand = "auto"
     real: str = "float32"
     input_shapes: Shapes = field(default_factory=dict[str, Sequence[int | None]])
@@ -98,9 +94,7 @@ class Options:
         array = self.values[name]
         declared_dtype = np.dtype(dtype)
         declared = array.shape if shape is None else shape
-        pairs = zip(declared, array.shape, strict=False)
-        differ = any(isinstance(n, int) and n is not UNKNOWN and n != m for n, m in pairs)
-        if len(declared) != array.ndim or differ:
+        if not _fits(array.shape, declared):
             extents = ",".join("?" if n is None else str(n) for n in declared)
             message = f"its value has the shape {show(array.shape)}, it must have [{extents}]"
             raise InvalidShape(message)
@@ -119,6 +113,17 @@ class Options:
             extent = self.extents.get(n) if isinstance(n, str) else n
             extents.append(self.open_extent if extent is None else extent)
         return tuple(extents)
+
+
+def _fits(shape: Shape, declared: Sequence[Any]) -> bool:
+    # Whether a shape is equal to a declared shape, in which any extent but a number is open.
+    if len(shape) != len(declared):
+        return False
+    for extent, declared_extent in zip(shape, declared, strict=True):
+        is_open = declared_extent is UNKNOWN or not isinstance(declared_extent, int)
+        if not is_open and extent != declared_extent:
+            return False
+    return True
 
 
 class Format(Protocol):
@@ -208,7 +213,7 @@ class Frontend(ABC):
         """Return the names of the extents of inputs and outputs, "" for an unnamed extent."""
         return {}
 
-    def closing(self, function: str = "load") -> str:
+    def call_with_extents(self, function: str = "load") -> str:
         """Return Python code that calls a function with values for the open extents.
 
         Hints of errors show this code.
@@ -285,7 +290,7 @@ class Written:
     members: Mapping[str, Member]
     # Whether `load` is certain to make the same graph from this archive. Otherwise the archive is
     # read back and the graphs are compared.
-    reads_alike: bool = False
+    loads_same_graph: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from lowering.extents import UNKNOWN, Shape, is_known
 from lowering.graph import Graph, Operation, TensorType, Value, substituted
 from lowering.location import Span
 from nnef_jax.errors import InputError, UnsupportedError
-from nnef_jax.flattening.emission import Emission, placed, refused
+from nnef_jax.flattening.emission import Emission, locating_errors, refused
 from nnef_jax.formats.base import ExtentNeeded, Frontend, Options, Stored, Written
 from nnef_jax.limits import Meter
 from nnef_jax.reading.network import Network
@@ -218,7 +218,7 @@ def _retyped(graph: Graph, options: Options, integer: str) -> Graph:
             ) from None
         retyped.update(zip(results, builder.operations[-1].writes(), strict=True))
     for state in graph.states:
-        with placed("'update'", state.span):
+        with locating_errors("'update'", state.span):
             builder.update(retyped[state.value], retyped[state.update])
     builder.aliases.update({name: retyped[value] for name, value in graph.aliases.items()})
     builder.folded.update(graph.folded)

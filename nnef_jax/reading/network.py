@@ -248,7 +248,7 @@ class Network:
         for variable in (*graph.parameters, *graph.states):
             if types.get(variable.label) != variable.value.type:
                 message = f"variable '{variable.label}' depends on an open extent of an input"
-                hint = f"give the extent by {self.frontend.closing()}"
+                hint = f"give the extent by {self.frontend.call_with_extents()}"
                 errors.append(SemanticError(message, span=variable.span, hint=hint))
         raise_all(errors)
 
@@ -304,7 +304,7 @@ def _flatten_or_guess(frontend: Frontend, options: Options) -> tuple[Graph, bool
     if any((x.message, x.span) != (first.message, first.span) for x in errors):
         hint = (
             f"this error is for open extents of {_GUESSES[0]}, and {_GUESSES[1]} does not fit "
-            f"either: give them by {frontend.closing()}"
+            f"either: give them by {frontend.call_with_extents()}"
         )
         first.hint = f"{first.hint}; {hint}" if first.hint else hint
     raise first

@@ -106,10 +106,10 @@ def write_network(
 def require_readable(network: Network, written: Written) -> None:
     """Raise UnsupportedError or DataError if `load` would refuse the archive of a network.
 
-    For this check the archive is read, unless `reads_alike` is set. A document that is unchanged is
-    read with the same input shapes as before.
+    The archive is read here, unless `loads_same_graph` is set. An unchanged document is read with
+    the same input shapes as before.
     """
-    if written.reads_alike:
+    if written.loads_same_graph:
         return
     members = written.members
     name, text = next(iter(members.items()))
@@ -194,7 +194,7 @@ def written(network: Network, arrays: Mapping[str, Any], quantization: str | Non
     if network.is_guessed:
         raise UnsupportedError(
             "the graph depends on open extents of inputs, which NNEF cannot express",
-            hint=f"close them by {frontend.closing()}",
+            hint=f"close them by {frontend.call_with_extents()}",
         )
     options = replace(network.options, meter=Meter(network.options.meter.limits))
 

@@ -64,7 +64,7 @@ def convert(
         if network.is_guessed:
             raise UnsupportedError(
                 "the text depends on an extent that is left open",
-                hint=f"give it by {network.frontend.closing('convert')}, or --shape",
+                hint=f"give it by {network.frontend.call_with_extents('convert')}, or --shape",
             )
         data = network.data if stores else None
         is_flat = flat or options.expand == "all" or bool(options.input_shapes)

@@ -90,7 +90,7 @@ def test_label_that_names_no_member(label: str, tmp_path: Path) -> None:
     with open_archive(folder) as archive:
         data = Unit(archive, Meter())
         asked: list[Callable[[], Any]] = [
-            lambda: data.get(label), lambda: data.json(label, "a"), lambda: data.within(label)
+            lambda: data.get(label), lambda: data.json(label, "a"), lambda: data.nested(label)
         ]  # fmt: skip
         for ask in asked:
             with pytest.raises(ArchiveError, match="label '"):
@@ -357,8 +357,8 @@ def test_submodel(mode: str, suffix: str) -> None:
     else:
         members = {f"parts/sub{suffix}": tar(INNER, mode)}
     data = resources({"a/w.dat": floats(1), **members})
-    inner = data.within("parts/sub")
-    assert data.within("parts/sub") is inner
+    inner = data.nested("parts/sub")
+    assert data.nested("parts/sub") is inner
     assert inner.document.source.text.endswith("# inner")
     assert inner.document.source.name.startswith("the archive/parts/sub")
     assert inner.quantizers.keys() == {"y"}
@@ -379,11 +379,11 @@ def test_submodel_of_a_folder(tmp_path: Path) -> None:
     (tmp_path / "graph.nnef").write_bytes(GRAPH)
     (inner / "loop").symlink_to(tmp_path)
     with open_archive(tmp_path) as archive:
-        data = Unit(archive, Meter()).within("sub")
+        data = Unit(archive, Meter()).nested("sub")
         assert data.get("a/w").array.tolist() == [5]
         with pytest.raises(LimitError, match="nested more than 16 deep"):
             while True:
-                data = data.within("loop/sub")
+                data = data.nested("loop/sub")
 
 
 def test_networks_are_nested_to_a_depth() -> None:
@@ -393,17 +393,17 @@ def test_networks_are_nested_to_a_depth() -> None:
     data = Unit(open_archive(content), Meter())
     with pytest.raises(LimitError, match="nested more than 16 deep"):
         for _ in range(20):
-            data = data.within("m")
+            data = data.nested("m")
 
 
 def test_missing_submodel() -> None:
     message = r"no network 'm': no m.nnef.tgz, no m.nnef.tar, no m/graph.nnef"
     with pytest.raises(ArchiveError, match=message):
-        resources({"m/w.dat": b""}).within("m")
+        resources({"m/w.dat": b""}).nested("m")
     with pytest.raises(ArchiveError, match=r"archive/m.nnef.tgz has no graph.nnef"):
-        resources({"m.nnef.tgz": tar({"w.dat": b""})}).within("m")
+        resources({"m.nnef.tgz": tar({"w.dat": b""})}).nested("m")
     with pytest.raises(ArchiveError, match=r"archive/m.nnef.tar is not a tar archive"):
-        resources({"m.nnef.tar": b"x" * 1000}).within("m")
+        resources({"m.nnef.tar": b"x" * 1000}).nested("m")
 
 
 # Dtypes

@@ -96,7 +96,7 @@ def test_what_saving_does_not_read_to_check_it_is_read_alike(
     unread: list[Network] = []
 
     def checked(network: Network, written: Written) -> None:
-        unread.extend([network] * written.reads_alike)
+        unread.extend([network] * written.loads_same_graph)
 
     monkeypatch.setattr(archives, "require_readable", checked)
     every = cases()

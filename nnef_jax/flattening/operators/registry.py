@@ -112,7 +112,7 @@ class Operators:
 
         def register(function: _Function) -> _Function:
             readers = (getattr(function, "__kwdefaults__", None) or {}) | attributes
-            run = _run(function, readers)
+            run = _calling(function, readers)
             for name in names:
                 self._add(Operator(name, domain, since, until, run, function, readers))
             return function
@@ -166,7 +166,7 @@ def inputs_of(meaning: Meaning) -> tuple[str, ...]:
     return code.co_varnames[1 : code.co_argcount] if code else ()
 
 
-def _run(meaning: Meaning, attributes: Mapping[str, Any]) -> Callable[[_Site], Any]:
+def _calling(meaning: Meaning, attributes: Mapping[str, Any]) -> Callable[[_Site], Any]:
     """Return a function of a site that calls a meaning with the site's inputs and attributes."""
     code = getattr(meaning, "__code__", None)
     # A meaning without code is an `OperatorRow`, which holds its attributes itself.
@@ -193,12 +193,12 @@ def _run(meaning: Meaning, attributes: Mapping[str, Any]) -> Callable[[_Site], A
         for i in range(required_inputs, last):
             optional = site.input(i) if site.has(i) else None
             inputs.append(optional)
-        return meaning(site, *inputs, **_read(attributes, site))
+        return meaning(site, *inputs, **_evaluated(attributes, site))
 
     return run
 
 
-def _read(attributes: Mapping[str, Any], site: _Site) -> dict[str, Any]:
+def _evaluated(attributes: Mapping[str, Any], site: _Site) -> dict[str, Any]:
     values = dict(attributes)
     for name, x in attributes.items():
         if callable(x):
@@ -224,7 +224,7 @@ class OperatorRow:
         """Add the operation at a site and return the operation's results."""
         operands = [x(site) if callable(x) else site.operand(x) for x in self.inputs]
         add = getattr(site.last, self.kind)
-        return add(*operands, **_read(self.attributes, site))
+        return add(*operands, **_evaluated(self.attributes, site))
 
 
 def operation(kind: str, *inputs: int | Callable[..., object], **attributes: object) -> OperatorRow:

@@ -63,13 +63,13 @@ class ExpressionTypes:
         """Return a declared type in the form that messages show."""
         return str(formal)
 
-    def _wrong(self, message: str, node: s.SyntaxNode, hint: str = "") -> t.Type:
+    def _report_error(self, message: str, node: s.SyntaxNode, hint: str = "") -> t.Type:
         self.scope.meter.spend(ERROR + len(message) // LETTERS_PER_STEP, "the text")
         span = s.span_in(self.source, node)
         self.errors.append(SemanticError(message, span=span, hint=hint))
         return t.ANY
 
-    def of(self, expression: s.Expression) -> t.Type:
+    def type_of(self, expression: s.Expression) -> t.Type:
         """Return the type of an expression.
 
         If it has an error, report the error and return `ANY`.
@@ -81,52 +81,61 @@ class ExpressionTypes:
                 type = self._loops.get(name) or self.types.get(name)
                 if isinstance(type, t.Tensor):
                     return type
-                return self._counted(type) if type else self._not_defined(expression)
+                return self._counted(type) if type else self._report_undefined(expression)
             case s.Array(items=items):
                 return self._array(items)
-            case s.Tuple(items=items):
-                types = tuple([self.of(item) for item in items])
-                type = self._tuples.get(types)
-                if type is None:
-                    type = self._tuples[types] = t.TupleOf(types)
-                if type.size <= _LARGEST_TUPLE:  # tuples of names can grow exponentially
-                    return type
-                message = f"tuples within tuples have over {_LARGEST_TUPLE} items here"
-                return self._wrong(message, expression)
+            case s.Tuple():
+                return self._tuple(expression)
             case s.Invocation():
                 return self._invocation(expression)
             case s.Unary(operator=operator, operand=operand):
-                type = self.of(operand)
+                type = self.type_of(operand)
                 result = _unary(operator, type)
                 if result is not None:
                     return result
                 message = f"operator '{operator}' does not take a value of type {type}"
-                return self._wrong(message, expression)
+                return self._report_error(message, expression)
             case s.Binary():
                 return self._binary(expression)
-            case s.Select(condition=condition, true_value=left, false_value=right):
-                self._expect(condition, t.LOGICAL, "the condition of 'if'")
-                left_type = self.of(left)
-                right_type = self.of(right)
-                type = self._common(left_type, right_type)
-                if type is not None:
-                    return type
-                message = f"the two sides of 'if' have types {left_type} and {right_type}"
-                return self._wrong(message, expression)
+            case s.Select():
+                return self._select(expression)
             case s.Subscript():
                 return self._subscript(expression)
-            case s.Subrange(sequence=sequence, begin=begin, end=end):
-                for bound in (begin, end):
-                    if bound is not None:
-                        self._expect(bound, t.INTEGER, "a bound of a range")
-                type = self.of(sequence)
-                if isinstance(type, t.ArrayOf | t.Anything) or type == t.STRING:
-                    return type
-                return self._wrong(f"a value of type {type} has no ranges", expression)
+            case s.Subrange():
+                return self._subrange(expression)
             case s.Comprehension():
                 return self._comprehension(expression)
             case s.Builtin(function=function, argument=argument):
-                return self._builtin(function, self.of(argument), expression)
+                return self._builtin(function, self.type_of(argument), expression)
+
+    def _tuple(self, expression: s.Tuple) -> t.Type:
+        types = tuple([self.type_of(item) for item in expression.items])
+        type = self._tuples.get(types)
+        if type is None:
+            type = self._tuples[types] = t.TupleOf(types)
+        if type.size <= _LARGEST_TUPLE:  # tuples of names can grow exponentially
+            return type
+        message = f"tuples within tuples have over {_LARGEST_TUPLE} items here"
+        return self._report_error(message, expression)
+
+    def _select(self, expression: s.Select) -> t.Type:
+        self._expect(expression.condition, t.LOGICAL, "the condition of 'if'")
+        left_type = self.type_of(expression.true_value)
+        right_type = self.type_of(expression.false_value)
+        type = self._common(left_type, right_type)
+        if type is not None:
+            return type
+        message = f"the two sides of 'if' have types {left_type} and {right_type}"
+        return self._report_error(message, expression)
+
+    def _subrange(self, expression: s.Subrange) -> t.Type:
+        for bound in (expression.begin, expression.end):
+            if bound is not None:
+                self._expect(bound, t.INTEGER, "a bound of a range")
+        type = self.type_of(expression.sequence)
+        if isinstance(type, t.ArrayOf | t.Anything) or type == t.STRING:
+            return type
+        return self._report_error(f"a value of type {type} has no ranges", expression)
 
     def _counted(self, type: t.Type) -> t.Type:
         """Return a type, and count the steps that it takes to compare a large type."""
@@ -134,11 +143,13 @@ class ExpressionTypes:
             self.scope.meter.spend(t.weight(type), "the text")
         return type
 
-    def _not_defined(self, node: s.Identifier) -> t.Type:
+    def _report_undefined(self, node: s.Identifier) -> t.Type:
         """Report an undefined name. Only its first use is reported."""
         if node.name not in self._undefined:
             self._undefined.add(node.name)
-            self._wrong(f"'{node.name}' is not defined here", node, self.how_to_define(node.name))
+            self._report_error(
+                f"'{node.name}' is not defined here", node, self.how_to_define(node.name)
+            )
         return t.ANY
 
     def how_to_define(self, name: str) -> str:
@@ -171,9 +182,9 @@ class ExpressionTypes:
 
         `title` names it in the error.
         """
-        actual = self.of(expression)
+        actual = self.type_of(expression)
         if not t.fits(actual, expected) or isinstance(actual, t.Tensor):
-            self._wrong(f"{title} must be of type {expected}, this is {actual}", expression)
+            self._report_error(f"{title} must be of type {expected}, this is {actual}", expression)
 
     def _array(self, items: Sequence[s.Expression]) -> t.Type:
         item: t.Type = t.ANY
@@ -181,20 +192,20 @@ class ExpressionTypes:
             if isinstance(expression, s.Literal):  # most items are literals
                 type = t.LITERALS[expression.value.__class__]
             else:
-                type = self.of(expression)
+                type = self.type_of(expression)
             if type is item or type == item:
                 continue
             unified = self._common(item, type)
             if unified is None:
                 message = f"item {position} has type {type}, the items before it {item}"
-                return self._wrong(message, expression)
+                return self._report_error(message, expression)
             item = unified
         return t.ArrayOf(item)
 
     def _binary(self, node: s.Binary) -> t.Type:
         operator = node.operator
-        left = self.of(node.left)
-        right = self.of(node.right)
+        left = self.type_of(node.left)
+        right = self.type_of(node.right)
         are_mixed = {left, right} == _NUMBERS
         if are_mixed and self.provisional:
             left = right = t.SCALAR
@@ -216,10 +227,10 @@ class ExpressionTypes:
             if are_mixed:
                 hint = "integers and scalars do not mix: write scalar(...) or a number with a point"
         message = f"operator '{operator}' does not take types {left} and {right}"
-        return self._wrong(message, node, hint)
+        return self._report_error(message, node, hint)
 
     def _subscript(self, node: s.Subscript) -> t.Type:
-        type = self.of(node.sequence)
+        type = self.type_of(node.sequence)
         if isinstance(type, t.TupleOf):
             match node.index:
                 case s.Literal(value=int(index)) if 0 <= index < len(type.items):
@@ -227,28 +238,32 @@ class ExpressionTypes:
                 case _:
                     last = len(type.items) - 1
                     message = f"the index into a tuple must be a literal from 0 to {last}"
-                    return self._wrong(message, node)
+                    return self._report_error(message, node)
         item = _item(type)
         if item is None:
-            return self._wrong(f"a value of type {type} has no items", node)
+            return self._report_error(f"a value of type {type} has no items", node)
         self._expect(node.index, t.INTEGER, "an index")
         return item
 
     def _comprehension(self, node: s.Comprehension) -> t.Type:
         bound: dict[str, t.Type] = {}
         for loop in node.loops:
-            type = self.of(loop.iterable)
+            type = self.type_of(loop.iterable)
             item = _item(type)
             if item is None:
-                item = self._wrong(f"a value of type {type} cannot be iterated", loop.iterable)
+                item = self._report_error(
+                    f"a value of type {type} cannot be iterated", loop.iterable
+                )
             if loop.name in self.types or loop.name in self._loops or loop.name in bound:
-                self._wrong(f"'{loop.name}' is already defined", loop, "give the loop another name")
+                self._report_error(
+                    f"'{loop.name}' is already defined", loop, "give the loop another name"
+                )
             bound[loop.name] = item
         hidden = {name: self._loops[name] for name in bound if name in self._loops}
         self._loops |= bound
         if node.condition is not None:
             self._expect(node.condition, t.LOGICAL, "the condition of a comprehension")
-        item = self.of(node.item)
+        item = self.type_of(node.item)
         for name in bound:
             del self._loops[name]
         self._loops |= hidden
@@ -266,7 +281,7 @@ class ExpressionTypes:
                 takes = "a primitive value"
                 fits = isinstance(type, t.Primitive)
         if not fits and not isinstance(type, t.Anything):
-            return self._wrong(f"'{function}' takes {takes}, this is {type}", node)
+            return self._report_error(f"'{function}' takes {takes}, this is {type}", node)
         return _BUILTIN_RESULTS[function]
 
     def _invocation(self, node: s.Invocation) -> t.Type:
@@ -274,19 +289,19 @@ class ExpressionTypes:
         fragment = self.scope.lookup(node.operation, self.fragment)
         if fragment is None:
             for argument in node.arguments:
-                self.of(argument.value)
+                self.type_of(argument.value)
             return t.ANY
         if node.operation == "external" and self.fragment is not None:
             hint = "pass the tensor as an argument"
-            self._wrong("'external' is not allowed in a fragment", node, hint)
+            self._report_error("'external' is not allowed in a fragment", node, hint)
         try:
             form = self.scope.form(fragment, node)
         except InvalidInvocation as error:
             for argument in node.arguments:
-                self.of(argument.value)
-            return self._wrong(error.message, error.node, error.hint)
+                self.type_of(argument.value)
+            return self._report_error(error.message, error.node, error.hint)
         arguments = node.arguments
-        types = [(name, self.of(arguments[at].value)) for name, at in form.positions.items()]
+        types = [(name, self.type_of(arguments[at].value)) for name, at in form.positions.items()]
         key = (node.operation, node.generic, *types)
         result = self._results.get(key)
         if result is None:
@@ -317,16 +332,16 @@ class ExpressionTypes:
                 formal = concrete
             if not self.fits(actual, concrete):
                 name = f"'{parameter.name}' of '{fragment.name}'"
-                self._wrong(
+                self._report_error(
                     f"{name} must be of type {self.shown(formal)}, this is {actual}",
                     node.arguments[positions[parameter.name]].value,
                     self.how_to_write(formal, actual),
                 )
-        results = tuple(t.substitute(result.type, generic) for result in fragment.results)
+        results = [t.substitute(result.type, generic) for result in fragment.results]
         if any(t.holds(result, t.Tensor("string")) for result in results):
-            self._wrong("a tensor cannot hold strings", node)
-            results = (t.ANY,) * len(results)
-        return results[0] if len(results) == 1 else t.TupleOf(results)
+            self._report_error("a tensor cannot hold strings", node)
+            results = [t.ANY] * len(results)
+        return results[0] if len(results) == 1 else t.TupleOf(tuple(results))
 
     def how_to_write(self, formal: t.Type, actual: t.Type) -> str:
         """Return a hint how to write an argument of the formal type, or '' for no hint."""
@@ -350,10 +365,12 @@ class ExpressionTypes:
         """
         if node.generic is not None:
             if not fragment.generic:
-                self._wrong(f"'{fragment.name}' is not generic, it takes no <{node.generic}>", node)
+                self._report_error(
+                    f"'{fragment.name}' is not generic, it takes no <{node.generic}>", node
+                )
             is_within_generic = self.fragment is not None and self.fragment.generic
             if node.generic == "?" and not is_within_generic:
-                self._wrong("'?' stands for nothing here", node)
+                self._report_error("'?' stands for nothing here", node)
             return node.generic
         if not fragment.generic:
             return None
@@ -370,7 +387,7 @@ class ExpressionTypes:
             name = fragment.name
             hint = f"write {name}<scalar>(...), {name}<integer>(...) or {name}<logical>(...)"
             message = f"the arguments of '{name}' do not tell what its '?' stands for"
-            self._wrong(message, node, hint)
+            self._report_error(message, node, hint)
         return fragment.generic_default
 
 

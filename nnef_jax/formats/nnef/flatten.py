@@ -21,7 +21,7 @@ from nnef_jax.formats.nnef.expressions import Calls
 from nnef_jax.formats.nnef.scope import Scope
 from nnef_jax.formats.nnef.semantics import calls_of, refuse_unsupported, unsupported
 from nnef_jax.formats.syntax import tree as s
-from nnef_jax.formats.syntax.custom_operations import is_body, kept_kind, types_of
+from nnef_jax.formats.syntax.custom_operations import custom_kind, is_body, types_of
 from nnef_jax.formats.syntax.declared_tensors import (
     dtype_of,
     external_type,
@@ -30,7 +30,7 @@ from nnef_jax.formats.syntax.declared_tensors import (
 )
 from nnef_jax.formats.syntax.emitter import CallPlace, Frame, Poisoned
 from nnef_jax.formats.syntax.invocation import Form
-from nnef_jax.formats.syntax.outline import callers_of, shown
+from nnef_jax.formats.syntax.outline import add_if_unsupported, callers_of
 from nnef_jax.formats.syntax.quantizer import Quantizer
 from nnef_jax.formats.syntax.standard import GENERIC_RESULT, INTRODUCING, standard
 from nnef_jax.limits import CALL, CALLS_PER_STEP, ERROR, EVALUATION, within_memory
@@ -95,7 +95,7 @@ class _Flattener(Evaluator):
         targets = [_names(assignment) for assignment in graph.body]
         self.builder.reserve(chain(*targets))
         for assignment, names in zip(graph.body, targets, strict=True):
-            if refused and shown(self, assignment, frame.values, refused, source):
+            if refused and add_if_unsupported(self, assignment, frame.values, refused, source):
                 continue
             try:
                 value = self.run(assignment.value, frame, names)
@@ -226,6 +226,7 @@ class _Flattener(Evaluator):
             raise self.beyond(message, "call_depth", s.span_in(frame.source, node), calls[:-1])
         work = CALL + EVALUATION * len(fragment.body or ()) + len(fragment.results)
         self.spend(work + len(calls) // CALLS_PER_STEP, node, frame)
+        # A call may name fewer results than the fragment has.
         result_names = dict(zip([r.name for r in fragment.results], names, strict=False))
         call_name = names[0] if names else frame.prefix + fragment.name
         prefix = f"{call_name}_"
@@ -251,7 +252,7 @@ class _Flattener(Evaluator):
         """Return the kind that a custom operation stands for, or '' for any other operation."""
         if fragment.source is not self.document.source or fragment.name in self.options.rules:
             return ""
-        return kept_kind(fragment)
+        return custom_kind(fragment)
 
     def _emit_custom(
         self, kind: str, operands: ByName, attributes: ByName, place: CallPlace
@@ -315,34 +316,42 @@ class _Flattener(Evaluator):
         try:
             dtype = dtype_of(generic, self.builder)
             if kind == "external":
-                # An extent of 0 is open in the document (spec 4.1.1), but an empty axis in a call.
-                declared = [extent or None for extent in arguments["shape"]]
-                if name in self.options.values:
-                    array = self.options.value(name, declared, dtype)
-                    items = array.ravel().tolist()
-                    constant = {"shape": array.shape, "value": items, "dtype": dtype}
-                    return self.emit("constant", {}, constant, place)[0]
-                shape = self.options.input_shapes.get(name, declared)
-                type = external_type(shape, dtype, self.options.open_extent)
-                return self.bound(self.builder.input(name, type), node, frame)
+                return self._external(name, arguments["shape"], dtype, place)
             if kind == "variable":
-                label = arguments["label"]
-                self.spend(len(label) // ITEMS_PER_STEP, node, frame)
-                type = variable_type(arguments["shape"], label, dtype)
-                span = s.span_in(frame.source, node)
-                variable = self.builder.variable(name, label, type, span)
-                self.variables.add(variable)
-                return self.bound(variable, node, frame)
-            variable = arguments["variable"]
-            value = arguments["value"]
-            if not isinstance(value, Value):
-                rank = len(variable.type.shape) if isinstance(variable, Value) else 1
-                value = self._constant(value, rank, place)
-            if isinstance(variable, Value):
-                variable = self.unquantized.get(variable, variable)
-            return self.builder.update(variable, value)
+                return self._variable(name, arguments["shape"], arguments["label"], dtype, place)
+            return self._update(arguments["variable"], arguments["value"], place)
         except InvalidOperation as error:
             raise self.invalid(error, kind, {}, node, frame) from None
+
+    def _external(self, name: str, shape: Sequence[int], dtype: str, place: CallPlace) -> Value:
+        # An extent of 0 is open in the document (spec 4.1.1), but an empty axis in a call.
+        declared = [extent or None for extent in shape]
+        if name in self.options.values:
+            array = self.options.value(name, declared, dtype)
+            items = array.ravel().tolist()
+            constant = {"shape": array.shape, "value": items, "dtype": dtype}
+            return self.emit("constant", {}, constant, place)[0]
+        input_shape = self.options.input_shapes.get(name, declared)
+        type = external_type(input_shape, dtype, self.options.open_extent)
+        return self.bound(self.builder.input(name, type), place.node, place.frame)
+
+    def _variable(
+        self, name: str, shape: Sequence[int], label: str, dtype: str, place: CallPlace
+    ) -> Value:
+        node, frame, _ = place
+        self.spend(len(label) // ITEMS_PER_STEP, node, frame)
+        type = variable_type(shape, label, dtype)
+        variable = self.builder.variable(name, label, type, s.span_in(frame.source, node))
+        self.variables.add(variable)
+        return self.bound(variable, node, frame)
+
+    def _update(self, variable: Any, value: Any, place: CallPlace) -> Value:
+        if not isinstance(value, Value):
+            rank = len(variable.type.shape) if isinstance(variable, Value) else 1
+            value = self._constant(value, rank, place)
+        if isinstance(variable, Value):
+            variable = self.unquantized.get(variable, variable)
+        return self.builder.update(variable, value)
 
     # What can be run
 

@@ -50,7 +50,8 @@ class StandardFrontend(TextFrontend):
         self.extensions: Sequence[str] = document.extensions
         self.reader: QuantizationReader = QuantizationReader(self.scope, options)
         self._entries = self.quantizers(self.quantization) if self.quantization else {}
-        self.dialect: str = f"NNEF {document.version}{' provisional' * document.provisional}"
+        suffix = " provisional" if document.provisional else ""
+        self.dialect: str = f"NNEF {document.version}{suffix}"
         self._rounding: Mapping[str, Quantizer] = {}
         self._labels = frozenset[str]()  # labels of variables that have data
 
@@ -94,21 +95,22 @@ class StandardFrontend(TextFrontend):
         data: dict[str, NDArray[Any]] = {}
         rounding = dict(self._entries)
         errors: list[NnefError] = []
-        entries: dict[Value | None, str] = {}
+        entry_names: dict[Value | None, str] = {}
         for name in self._entries:
-            entries.setdefault(graph.values.get(name), name)
+            entry_names.setdefault(graph.values.get(name), name)
         variables = (*graph.parameters, *graph.states)
         for position, variable in enumerate(variables):
             if self.options.progress is not None:
                 self.options.progress(position, len(variables))
             try:
-                name = entries.get(variable.value, "")
+                name = entry_names.get(variable.value, "")
                 data[variable.label] = self._read(variable, name, rounding)
             except NnefError as error:
                 error.span = error.span or variable.span
                 errors += error.errors
         raise_all(errors)
-        if not (rounding and self.options.rounds):
+        rounds_tensors = self.options.rounds and len(rounding) > 0
+        if not rounds_tensors:
             return Stored(data, self)
         frontend = copy(self)
         frontend._rounding = rounding
@@ -153,7 +155,7 @@ class StandardFrontend(TextFrontend):
 
     def members(self, arrays: Arrays, quantization: str | None) -> Written:
         """Return the archive of the document with new data. The data do not change the graph."""
-        return replace(super().members(arrays, quantization), reads_alike=True)
+        return replace(super().members(arrays, quantization), loads_same_graph=True)
 
     def flat_text(self, graph: Graph, options: Options, cut: Cut) -> str:
         """Return the flat text of a part of the graph, in 1.0 final."""
@@ -188,9 +190,9 @@ class StandardFrontend(TextFrontend):
                 entries.append(conversion.entry(name, variable.value, quantizer))
             elif data is not None:
                 members[member] = data[variable.label]
-        quantization = "\n".join(filter(None, entries))
-        if quantization:
-            members[QUANTIZATION] = quantization.encode()
+        all_entries = "\n".join([entry for entry in entries if entry])
+        if all_entries:
+            members[QUANTIZATION] = all_entries.encode()
         return Written(members)
 
     def _file(self, member: str) -> TensorFile:
@@ -213,7 +215,9 @@ class _Conversion:
     @property
     def names(self) -> Mapping[Value, str]:
         """Return the names that values have in the document before it is flattened."""
-        return {value: name for name, value in self.graph.values.items() if name in self._beside}
+        return {
+            value: name for name, value in self.graph.values.items() if name in self._same_target
+        }
 
     def flat(self, meter: Meter) -> tuple[str, Mapping[Value, str], str]:
         """Return a flat document, the names of its values, and its graph.quant, in 1.0 final."""
@@ -259,7 +263,7 @@ class _Conversion:
         if name in aliases:
             return value.name
         if value not in self._variables:
-            aliases = aliases & self._beside[name]
+            aliases = aliases & self._same_target[name]
         return min(aliases, default=None)
 
     @cached_property
@@ -271,7 +275,7 @@ class _Conversion:
         return aliases
 
     @cached_property
-    def _beside(self) -> Mapping[str, Set[str]]:
+    def _same_target(self) -> Mapping[str, Set[str]]:
         """For each assigned name, return all names in the target of the same assignment."""
         targets: dict[str, Set[str]] = {}
         for assignment in self.document.graph.body:

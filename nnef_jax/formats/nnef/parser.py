@@ -140,15 +140,15 @@ def end_statements(text: str) -> tuple[str, str]:
     tokens = _tokens(text)
     without_comments = TOKEN.sub(_blank_comment, text)
     spaced = ""
-    ended = ""
+    with_semicolons = ""
     offset = 0  # the end of the part of the text that both results already have
     for index in _statement_ends(tokens):
         end = tokens[index - 1][2]
         begin = tokens[index][1]
         spaced += text[offset:end] + (text[end:begin] or " ")
-        ended += without_comments[offset:end] + ";" + without_comments[end + 1 : begin]
+        with_semicolons += without_comments[offset:end] + ";" + without_comments[end + 1 : begin]
         offset = begin
-    return spaced + text[offset:], ended + without_comments[offset:]
+    return spaced + text[offset:], with_semicolons + without_comments[offset:]
 
 
 def _blank_comment(token: re.Match[str]) -> str:

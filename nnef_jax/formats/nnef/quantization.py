@@ -128,7 +128,7 @@ class QuantizationReader:
         call = replace(node, operation=fragment.name, arguments=(tensor_argument, *node.arguments))
         errors: list[NnefError] = []
         types = {_TENSOR: tensor.type}
-        _ArgumentTypes(self._scope, source, provisional, errors, None, types).of(call)
+        _ArgumentTypes(self._scope, source, provisional, errors, None, types).type_of(call)
         raise_all(errors)
         values: dict[str, ArgumentValue] = {}
         positions = self._scope.form(fragment, call).positions
@@ -161,7 +161,8 @@ class QuantizationReader:
             if not hint:
                 hint = f"there are {', '.join(ALGORITHMS)}, and the document's own fragments"
             raise SemanticError(message, span=span, hint=hint)
-        types = [*(p.type for p in fragment.parameters[:1]), *(r.type for r in fragment.results)]
+        types = [parameter.type for parameter in fragment.parameters[:1]]
+        types += [result.type for result in fragment.results]
         if len(types) != 2 or any(type not in _SCALARS for type in types):
             message = f"fragment '{name}' cannot quantise a tensor"
             hint = "its first parameter and its only result must be of type tensor<scalar>"

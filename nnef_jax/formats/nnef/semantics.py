@@ -108,7 +108,7 @@ class _Checker:
             return
         declared = parameter.type
         expressions = self.types(fragment, {})
-        actual = expressions.of(default)
+        actual = expressions.type_of(default)
         formal = t.substitute(declared, fragment.generic_default)
         if not expressions.fits(actual, formal):
             message = f"the default of '{parameter.name}' has type {actual}, declared is {declared}"
@@ -131,7 +131,7 @@ class _Checker:
         assigned: set[str] = set()
         expressions = self.types(fragment, types, body)
         for assignment in body:
-            actual = expressions.of(assignment.value)
+            actual = expressions.type_of(assignment.value)
             for identifier, type in self._unpack(assignment.target, actual):
                 name = identifier.name
                 if name in parameters:
@@ -292,7 +292,7 @@ def unsupported(
     The search is that of `refuse_unsupported`.
     """
     uses: defaultdict[str, list[Span]] = defaultdict(list)
-    seen: set[int] = set()
+    visited: set[int] = set()
     # Each item has the fragment, the calls in its body, and the source of the body. In the body of
     # a library's fragment, the last item is the span of the call in the document, else None.
     pending: list[tuple[s.Fragment | None, Calls, Source, Span | None]]
@@ -302,12 +302,12 @@ def unsupported(
         caller, calls, source, span = pending.pop()
         for operation, nodes in calls.items():
             fragment = scope.lookup(operation, caller)
-            if fragment is None or fragment.name in INTRODUCING or id(fragment) in seen:
+            if fragment is None or fragment.name in INTRODUCING or id(fragment) in visited:
                 continue
             if fragment.body is None and not has_rule(fragment):
                 uses[fragment.name] += [span or s.span_in(source, node) for node in nodes]
             elif fragment.body is not None and not is_atomic(fragment):
-                seen.add(id(fragment))
+                visited.add(id(fragment))
                 inner_span = None
                 if fragment.source not in sources:  # the fragment is from a library
                     inner_span = span or s.span_in(source, nodes[0])

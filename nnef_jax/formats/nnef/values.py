@@ -91,9 +91,10 @@ def binary(symbol: str, left: Known, right: Known, meter: Meter) -> Known:
         return _RELATIONS[symbol](left, right)
     if isinstance(left, list | str):
         return _joined(symbol, left, right, meter.limits.array_items)
-    if UNKNOWN is left or UNKNOWN is right:
+    if left is UNKNOWN or right is UNKNOWN:
         return UNKNOWN
-    if isinstance(left, int) != isinstance(right, int):  # provisional texts may mix numbers
+    are_mixed = isinstance(left, int) != isinstance(right, int)  # in a provisional text
+    if are_mixed:
         left, right = float(left), float(right)
     result = _ARITHMETIC[symbol](left, right)
     return _checked(result) if isinstance(result, int) else result
@@ -144,7 +145,8 @@ def require_known(values: Iterable[Known], meter: Meter) -> None:
 def item(sequence: Known, index: int) -> Known:
     """Return `sequence[index]`. Raises InvalidValue for a negative index, too."""
     _require_extent(index)
-    if not 0 <= index < len(sequence):
+    has_item = 0 <= index < len(sequence)
+    if not has_item:
         raise InvalidValue(f"index {index} is out of range, the length is {len(sequence)}")
     return sequence[index]
 

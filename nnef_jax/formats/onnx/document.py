@@ -44,7 +44,7 @@ _ATTRIBUTES = {
     1: "f", 2: "i", 3: "s", 4: "t", 5: "g", 6: "floats", 7: "ints", 8: "strings", 9: "tensors",
     10: "graphs",
 }  # fmt: skip
-_SPARSE = 11  # AttributeProto.AttributeType
+_SPARSE, _SPARSE_LIST = 11, 12  # AttributeProto.AttributeType
 _DEFAULT_DOMAIN = ("", "ai.onnx")  # the two names of the standard's domain
 
 
@@ -197,15 +197,15 @@ class Reader:
         """Make the listing, which has a line for each node in the order in which nodes are read."""
         lines: list[str] = []
 
-        def add(nodes: Iterable[NodeProto]) -> None:
+        def add_lines(nodes: Iterable[NodeProto]) -> None:
             for node in nodes:
                 lines.append(_line(node))
                 for attribute in node.attribute:
                     for graph in (attribute.g, *attribute.graphs):
-                        add(graph.node)
+                        add_lines(graph.node)
 
         for nodes in groups:
-            add(nodes)
+            add_lines(nodes)
         source = Source(self.name, "\n".join(lines) or "(no nodes)")
         start = 0
         lines.append("")  # this line is the place of the graph itself
@@ -227,14 +227,15 @@ class Reader:
         for name, (_, read) in zip(labels, readers, strict=True):
             with self.located(f"initializer '{name}'", span):
                 tensors[name] = read(label=name)
-        self.distinct(_texts(x.name for x in proto.input), span)
+        self.check_distinct(_texts(x.name for x in proto.input), span)
         inputs = [self.port(x) for x in proto.input if _decoded(x.name) not in tensors]
         outputs = [self.port(x) for x in proto.output]
         nodes = [self.node(x) for x in proto.node]
-        defined = [*(x.name for x in inputs), *labels, *(n for x in nodes for n in x.outputs)]
-        self.distinct(defined, span)
-        names = {x.name for x in outputs}.union(*(x.reads for x in nodes))
-        reads = frozenset(names.difference(defined))
+        input_names = [x.name for x in inputs]
+        defined = [*input_names, *labels, *_outputs_of(nodes)]
+        self.check_distinct(defined, span)
+        read_names = {x.name for x in outputs}.union(*(x.reads for x in nodes))
+        reads = frozenset(read_names.difference(defined))
         name = _decoded(proto.name)
         return ModelGraph(name, tuple(nodes), tuple(inputs), tuple(outputs), tensors, span, reads)
 
@@ -245,18 +246,20 @@ class Reader:
             defaults[_decoded(attribute.name)] = self.attribute(attribute)
         span = self._place()
         nodes = tuple(self.node(x) for x in proto.node)
-        self.distinct([*_texts(proto.input), *(n for x in nodes for n in x.outputs)], span)
+        inputs = _texts(proto.input)
+        self.check_distinct([*inputs, *_outputs_of(nodes)], span)
         versions = {self._domain(x.domain): x.version for x in proto.opset_import}
-        return Function(_texts(proto.input), _texts(proto.output), nodes, defaults, versions)
+        return Function(inputs, _texts(proto.output), nodes, defaults, versions)
 
-    def distinct(self, names: Sequence[str], span: Span) -> None:
+    def check_distinct(self, names: Sequence[str], span: Span) -> None:
         """Append an error to `errors` for the first name that occurs twice."""
-        seen = set[str]()
-        for name in filter(None, names):
-            if name in seen:
+        earlier_names = set[str]()
+        for name in names:
+            if name in earlier_names:
                 self.errors.append(SemanticError(f"'{name}' is given twice", span=span))
                 return
-            seen.add(name)
+            if name:
+                earlier_names.add(name)
 
     def node(self, proto: NodeProto) -> Node:
         """Read a NodeProto, with the graphs in its attributes."""
@@ -264,7 +267,7 @@ class Reader:
         self._count += 1
         attributes: dict[str, Any] = {}
         references: dict[str, str] = {}
-        self.distinct(_texts(x.name for x in proto.attribute), span)
+        self.check_distinct(_texts(x.name for x in proto.attribute), span)
         name = _decoded(proto.name)
         operator = _decoded(proto.op_type)
         title = _titled(name, operator)
@@ -276,18 +279,21 @@ class Reader:
             with self.located(f"{title}: attribute '{key[:_LONGEST]}'", span):
                 attributes[key] = self.attribute(attribute)
         inputs = _texts(proto.input)
-        inner = (graph.reads for value in attributes.values() for graph in graphs_in(value))
+        reads = set(inputs)
+        for value in attributes.values():
+            for graph in graphs_in(value):
+                reads |= graph.reads
         return Node(
             name,
             operator,
             self._domain(proto.domain),
             inputs,
-            _texts(proto.output),
-            attributes,
-            references,
-            span,
-            frozenset(inputs).union(*inner),
-            _decoded(proto.overload),
+            outputs=_texts(proto.output),
+            attributes=attributes,
+            references=references,
+            span=span,
+            reads=frozenset(reads),
+            overload=_decoded(proto.overload),
         )
 
     def attribute(self, proto: AttributeProto) -> Any:
@@ -295,16 +301,22 @@ class Reader:
 
         The value is a number, a string, a `Constant`, a `ModelGraph`, or a tuple of these.
         """
+        if proto.type == _SPARSE:
+            return self.sparse(proto.sparse_tensor)
+        if proto.type == _SPARSE_LIST:
+            return None
         field = _ATTRIBUTES.get(proto.type)
-        if field is None and proto.type in (_SPARSE, _SPARSE + 1):
-            return self.sparse(proto.sparse_tensor) if proto.type == _SPARSE else None
         # Old files do not store the type of an attribute. The type follows from the field that is
         # set.
         if field is None:
-            field = next((n for n in _ATTRIBUTES.values() if _is_set(proto, n)), "ints")
+            fields = [name for name in _ATTRIBUTES.values() if _is_set(proto, name)]
+            field = fields[0] if fields else "ints"
         value = getattr(proto, field)
-        readers: dict[str, Any] = {"s": _decoded, "t": self.tensor, "g": self.graph}
-        read = readers.get(field[0], _same)
+        readers: dict[str, Any] = {
+            "s": _decoded, "strings": _decoded, "t": self.tensor, "tensors": self.tensor,
+            "g": self.graph, "graphs": self.graph,
+        }  # fmt: skip
+        read = readers.get(field, _unchanged)
         is_list = len(field) > 1
         return tuple(map(read, value)) if is_list else read(value)
 
@@ -355,7 +367,7 @@ class Reader:
         except ValueError:
             raise InvalidOperation("its offset or length in another file is no number") from None
         if location in self._unreadable:
-            raise _Repeated
+            raise _AlreadyReported
         try:
             data = self.open(location)
         except (ArchiveError, OSError) as error:
@@ -363,7 +375,8 @@ class Reader:
             hint = getattr(error, "hint", "") or "the model needs that file beside it"
             message = getattr(error, "message", error)
             raise InvalidOperation(f"its data are in '{location}': {message}", hint) from None
-        if offset < 0 or length < 0 or offset + length > len(data):
+        is_inside = offset >= 0 and length >= 0 and offset + length <= len(data)
+        if not is_inside:
             self._unreadable.add(location)
             raise InvalidOperation(
                 f"its data are {length} bytes at {offset} of '{location}', which has {len(data)}",
@@ -379,24 +392,24 @@ class Reader:
             "float32": "float", "complex64": "float", "float64": "double", "complex128": "double",
             "int64": "int64", "uint32": "uint64", "uint64": "uint64",
         }.get(dtype, "int32")  # fmt: skip
-        exact = "float32" if field == "float" else field
-        stored = np.array(getattr(proto, f"{field}_data"), exact)
-        kind = np.dtype(dtype)
-        if kind.kind == "c":
-            array = stored.view(kind)
+        stored_dtype = "float32" if field == "float" else field
+        stored = np.array(getattr(proto, f"{field}_data"), stored_dtype)
+        tensor_dtype = np.dtype(dtype)
+        if tensor_dtype.kind == "c":
+            array = stored.view(tensor_dtype)
         else:
-            item: Any = kind
-            if field == "int32" and kind.kind in "fV":
-                item = f"u{kind.itemsize}"  # the items are stored as their bits, in integers
-            array = stored.astype(item, copy=False)
-            wrong = stored[stored != array]
-            if wrong.size and stored.dtype.kind in "iu":
-                raise InvalidOperation(f"it has {wrong[0]}, which is no {dtype}")
+            item_dtype: Any = tensor_dtype
+            if field == "int32" and tensor_dtype.kind in "fV":
+                item_dtype = f"u{tensor_dtype.itemsize}"  # the items are stored as their bits
+            array = stored.astype(item_dtype, copy=False)
+            changed = stored[stored != array]
+            if changed.size and stored.dtype.kind in "iu":
+                raise InvalidOperation(f"it has {changed[0]}, which is no {dtype}")
         if dtype in BITS:
             return unpacked(memoryview(array.tobytes()), dtype, shape)
         if array.size != items:
             raise InvalidOperation(f"it has {array.size} items, its shape is {list(shape)}")
-        return array.view(kind).reshape(shape)
+        return array.view(tensor_dtype).reshape(shape)
 
     def sparse(self, proto: SparseTensorProto, label: str = "") -> Constant:
         """Read a SparseTensorProto as a dense tensor."""
@@ -405,8 +418,9 @@ class Reader:
         shape = _shape(proto)
         count = values.array.size
         size = size_of(values.type, volume(shape))
-        shapes = {(count,), (count, len(shape))}
-        if indices.dtype.kind not in "iu" or indices.shape not in shapes or np.any(indices < 0):
+        are_integers = indices.dtype.kind in "iu"
+        is_one_per_value = indices.shape in {(count,), (count, len(shape))}
+        if not are_integers or not is_one_per_value or np.any(indices < 0):
             raise InvalidOperation("its indices are no list of places, one for each value")
         self.meter.expand(size, f"tensor '{label}'")
         array = np.zeros(shape, values.array.dtype)
@@ -424,7 +438,7 @@ class Reader:
             yield
         except NnefError:
             raise
-        except _Repeated:
+        except _AlreadyReported:
             pass
         except (ValueError, OverflowError) as error:
             message = getattr(error, "message", error)
@@ -436,7 +450,7 @@ class Reader:
         return "" if name in _DEFAULT_DOMAIN else _decoded(name)
 
 
-class _Repeated(ValueError):
+class _AlreadyReported(ValueError):
     """A file cannot be read, and the error was already noted for an earlier tensor."""
 
 
@@ -482,8 +496,12 @@ def _extent(proto: TensorShapeProto.Dimension) -> int | str | None:
     return None if proto.dim_value == -1 else proto.dim_value
 
 
-def _same(value: object) -> object:
+def _unchanged(value: object) -> object:
     return value
+
+
+def _outputs_of(nodes: Iterable[Node]) -> list[str]:
+    return [name for node in nodes for name in node.outputs]
 
 
 def _texts(values: Iterable[str | bytes]) -> tuple[str, ...]:

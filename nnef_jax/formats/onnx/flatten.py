@@ -12,7 +12,7 @@ from lowering.errors import InvalidOperation
 from lowering.graph import Graph as FlatGraph
 from lowering.graph import Value
 from nnef_jax.errors import SemanticError, UnsupportedError, raise_all
-from nnef_jax.flattening.emission import placed
+from nnef_jax.flattening.emission import locating_errors
 from nnef_jax.flattening.operators.registry import Operator
 from nnef_jax.flattening.outline import add_untyped, has_untyped, unknown
 from nnef_jax.flattening.site import Tensor
@@ -49,7 +49,8 @@ def flatten(document: ModelDocument, options: Options, data: dict[str, NDArray[A
         graph = NodeGraph(options, data)
         top = document.graph
         names = [port.name for port in top.inputs]
-        graph.builder.reserve([*names, *(x for node in top.nodes for x in node.outputs if x)])
+        result_names = [name for node in top.nodes for name in node.outputs if name]
+        graph.builder.reserve([*names, *result_names])
         flattener = NodeFlattener(document, graph, document.versions)
         tensors: dict[str, NodeOperand] = dict(top.tensors)
         for port in top.inputs:
@@ -85,7 +86,7 @@ class NodeFlattener:
 
     def input(self, port: ModelPort, top: ModelGraph) -> Tensor:
         """Add an input of the model and return its tensor."""
-        with placed(f"input '{port.name}'", top.span):
+        with locating_errors(f"input '{port.name}'", top.span):
             if not port.is_tensor or port.dtype == "string":
                 kind = "strings" if port.dtype == "string" else "a sequence or an optional"
                 raise InvalidOperation(f"it is {kind}, of which there are no arrays in JAX")
@@ -103,10 +104,10 @@ class NodeFlattener:
             raise UnsupportedError(message, span=top.span)
         if value is None:
             raise SemanticError(f"nothing gives output '{port.name}'", span=top.span)
-        with placed(f"output '{port.name}'", top.span):
+        with locating_errors(f"output '{port.name}'", top.span):
             if isinstance(value, Constant):
                 return self.graph.tensor(value, port.name, top.span)
-            return self.graph.ended(value, port.name, top.span)
+            return self.graph.with_defined_padding(value, port.name, top.span)
 
     def run(
         self, nodes: Sequence[Node], tensors: dict[str, NodeOperand], outputs: Sequence[str]
@@ -121,8 +122,9 @@ class NodeFlattener:
         letters = len(needed) * len(self.prefix) // LETTERS_PER_STEP
         self.graph.meter.spend(_NODE * len(needed) + letters, "the network")
         flatten = self._flattened
-        if self.graph.options.outline and not self.depth:
-            flatten = self._shown
+        is_for_show = self.graph.options.outline and not self.depth
+        if is_for_show:
+            flatten = self._flattened_for_show
         else:
             raise_all([self._unsupported(x) for x in needed if not self._is_known(x)])
         for node in needed:
@@ -133,7 +135,8 @@ class NodeFlattener:
                     raise SemanticError(message, span=node.span)
                 operand = tensors[name] if name else None
                 operands.append(operand)
-            results = flatten(self._filled(node), operands, tensors)
+            results = flatten(self._with_references_resolved(node), operands, tensors)
+            # The node may leave out its last outputs, and a meaning its last results.
             for name, value in zip(node.outputs, results, strict=False):
                 if name:
                     tensors[name] = value
@@ -141,13 +144,13 @@ class NodeFlattener:
 
     def _unsupported(self, node: Node) -> UnsupportedError:
         domain = f"domain '{node.domain}'" if node.domain else "ONNX"
-        version = self._named(node)[2]
+        version = self._version(node)
         message = (
             f"{node.title}: '{node.operator}' of {domain}, version {version}, is not supported"
         )
         return UnsupportedError(message, span=node.span, hint=_HINTS.get(node.domain, ""))
 
-    def _shown(
+    def _flattened_for_show(
         self, node: Node, operands: list[NodeOperand], tensors: Mapping[str, NodeOperand]
     ) -> Sequence[NodeOperand]:
         """Flatten a node of a network that is only shown.
@@ -167,26 +170,29 @@ class NodeFlattener:
         results = iter(add_untyped(self.graph, kind, operands, names, node.span))
         return [next(results) if name else None for name in node.outputs]
 
-    def _named(self, node: Node) -> tuple[str, str, int]:
+    def _operator_key(self, node: Node) -> tuple[str, str, int]:
         """Return the domain, name and version of a node's operator."""
-        return node.domain, node.operator, self.versions.get(node.domain, 1)
+        return node.domain, node.operator, self._version(node)
+
+    def _version(self, node: Node) -> int:
+        return self.versions.get(node.domain, 1)
 
     def _operator(self, node: Node) -> Operator | None:
         if _key(node) in self.document.functions:
             return None
-        domain, name, version = self._named(node)
+        domain, name, version = self._operator_key(node)
         return OPERATORS.get(name, version, domain)
 
     def _is_known(self, node: Node) -> bool:
         if _key(node) in self.document.functions:
             return True
-        return bool(self._operator(node) or is_defined(*self._named(node)))
+        return bool(self._operator(node) or is_defined(*self._operator_key(node)))
 
     def _function(self, node: Node, operands: Sequence[NodeOperand]) -> Function:
-        function = self.document.functions.get(_key(node)) or defined(*self._named(node))
-        return function or specialised(node, self._named(node)[2], operands)
+        function = self.document.functions.get(_key(node)) or defined(*self._operator_key(node))
+        return function or specialised(node, self._version(node), operands)
 
-    def _filled(self, node: Node) -> Node:
+    def _with_references_resolved(self, node: Node) -> Node:
         """Replace a node's references to attributes of the function around it by the values."""
         if not node.references:
             return node
@@ -204,19 +210,19 @@ class NodeFlattener:
         self, node: Node, operands: list[NodeOperand], tensors: Mapping[str, NodeOperand]
     ) -> Sequence[NodeOperand]:
         operator = self._operator(node)
-        with placed(node.title, node.span):
-            version = self._named(node)[2]
+        with locating_errors(node.title, node.span):
+            version = self._version(node)
             if _key(node) not in self.document.functions:
                 require_declared(node, version)
             if operator is None:
                 return self._called(node, self._function(node, operands), operands)
 
-            def within(
+            def flatten_subgraph(
                 graph: ModelGraph, inner: NodeGraph, inputs: Mapping[str, NodeOperand]
             ) -> list[NodeOperand]:
-                return self.within(node, graph, inner, tensors, inputs)
+                return self.flatten_subgraph(node, graph, inner, tensors, inputs)
 
-            site = NodeSite(node, version, self.graph, operands, within, self.prefix)
+            site = NodeSite(node, version, self.graph, operands, flatten_subgraph, self.prefix)
             results = operator.run(site)
             return results if isinstance(results, tuple) else (results,)
 
@@ -227,7 +233,8 @@ class NodeFlattener:
         """
         if self.depth >= _DEEPEST:
             raise InvalidOperation(f"{nesting} without end")
-        name = next(filter(None, node.outputs), node.operator)
+        names = [name for name in node.outputs if name]
+        name = names[0] if names else node.operator
         return replace(self, prefix=f"{self.prefix}{name}.", depth=self.depth + 1, **changes)
 
     def _called(
@@ -239,17 +246,17 @@ class NodeFlattener:
             versions={**self.versions, **function.versions},
             attributes={**function.defaults, **node.attributes},
         )  # fmt: skip
-        if any(x is not None for x in operands[len(function.inputs) :]):
-            most = len(function.inputs)
+        most = len(function.inputs)
+        if any(x is not None for x in operands[most:]):
             raise InvalidOperation(f"it has {len(operands)} inputs, the function has {most}")
         steps = CALL + len(function.nodes) + len(inner.versions)
         self.graph.meter.spend(steps, node.title, node.span)
-        inputs = dict(zip(function.inputs, operands, strict=False))
+        inputs = dict(zip(function.inputs, operands, strict=False))  # the last may be left out
         tensors = {name: inputs.get(name) for name in function.inputs}
         inner.run(function.nodes, tensors, function.outputs)
         return [tensors.get(name) for name in function.outputs]
 
-    def within(
+    def flatten_subgraph(
         self,
         node: Node,
         graph: ModelGraph,
@@ -263,7 +270,7 @@ class NodeFlattener:
         inputs of `inner`.
         """
         outer = {k: around[k] for k in sorted(graph.reads) if k in around}
-        tensors = {k: _entered(inner, self.graph, x) for k, x in outer.items()}
+        tensors = {k: _operand_inside(inner, self.graph, x) for k, x in outer.items()}
         tensors |= {**graph.tensors, **inputs}
         outputs = [port.name for port in graph.outputs]
         self._inside(node, "graphs are nested", graph=inner).run(graph.nodes, tensors, outputs)
@@ -278,13 +285,13 @@ def _key(node: Node) -> tuple[str, str, str]:
     return node.domain, node.operator, node.overload
 
 
-def _entered(inner: NodeGraph, outer: NodeGraph, x: NodeOperand) -> Any:
+def _operand_inside(inner: NodeGraph, outer: NodeGraph, x: NodeOperand) -> Any:
     """Return an operand of the graph `outer` as an operand in `inner`, the graph of a node."""
     if isinstance(x, list):
-        return [_entered(inner, outer, item) for item in x]
+        return [_operand_inside(inner, outer, item) for item in x]
     if not isinstance(x, Value) or inner is outer:
         return x
-    return inner.entered(x)
+    return inner.input_for(x)
 
 
 def _needed(nodes: Sequence[Node], outputs: Sequence[str]) -> Iterable[Node]:
@@ -297,22 +304,23 @@ def _needed(nodes: Sequence[Node], outputs: Sequence[str]) -> Iterable[Node]:
     waiting = list(outputs)
     needed: set[Node] = set()
     while waiting:
-        node = by_output.get(waiting.pop())
-        if node is not None and node not in needed:
-            needed.add(node)
-            waiting += node.reads
-    opened: set[Node] = set()
+        producer = by_output.get(waiting.pop())
+        if producer is not None and producer not in needed:
+            needed.add(producer)
+            waiting += producer.reads
+    visited: set[Node] = set()
     ordered: dict[Node, None] = {}
-    for node in nodes:
-        stack = [node] if node in needed else []
+    for start in nodes:
+        # A depth-first search, in which a node is ordered after the nodes whose results it reads.
+        stack = [start] if start in needed else []
         while stack:
             node = stack[-1]
-            opened.add(node)
-            unopened: list[Node] = []
+            visited.add(node)
+            unvisited: list[Node] = []
             if node not in ordered:
                 producers = [by_output.get(name) for name in node.reads]
-                unopened = [x for x in producers if x is not None and x not in opened]
-            if not unopened:
+                unvisited = [x for x in producers if x is not None and x not in visited]
+            if not unvisited:
                 ordered[stack.pop()] = None
-            stack += unopened
+            stack += unvisited
     return ordered

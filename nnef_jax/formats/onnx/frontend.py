@@ -8,7 +8,7 @@ from typing import Any
 from lowering.graph import Graph
 from lowering.location import Span
 from nnef_jax.errors import ArchiveError
-from nnef_jax.flattening.emission import computed
+from nnef_jax.flattening.emission import computation_dtype
 from nnef_jax.formats.base import Options, Shapes
 from nnef_jax.formats.onnx.document import Reader, all_nodes
 from nnef_jax.formats.onnx.flatten import flatten
@@ -25,21 +25,22 @@ class OnnxFrontend(GraphFrontend):
         super().__init__(options)
         name = archive.location(archive.graph)
 
-        def beside(location: str) -> memoryview:
+        def open_beside(location: str) -> memoryview:
             reason = refusal(location)
             if reason:
                 raise ArchiveError(f"the name {reason}")
             return archive.open_tensor(location)
 
         model, raw = parse(archive.open_tensor(archive.graph), name, options.meter)
-        self._document = Reader(name, raw, options.meter, beside).document(model)
+        self._document = Reader(name, raw, options.meter, open_beside).document(model)
         self._text = model.SerializeToString(deterministic=True)
         self.inputs: Sequence[str] = [port.name for port in self._document.graph.inputs]
         self.outputs: Sequence[str] = [port.name for port in self._document.graph.outputs]
-        extents = (n for port in self._document.graph.inputs for n in port.shape or ())
-        self.symbols: Sequence[str] = list(dict.fromkeys(n for n in extents if isinstance(n, str)))
+        extents = [n for port in self._document.graph.inputs for n in port.shape or ()]
+        extent_names = [n for n in extents if isinstance(n, str)]
+        self.symbols: Sequence[str] = list(dict.fromkeys(extent_names))
         self.dialect: str = f"ONNX, operator set {self._document.versions.get('', 1)}"
-        self.integer: str = computed("int64", options.real)
+        self.integer: str = computation_dtype("int64", options.real)
 
     def flatten(self, options: Options) -> Graph:
         """Return the flat graph for `options.input_shapes`, or else the shapes in the model."""
@@ -48,11 +49,11 @@ class OnnxFrontend(GraphFrontend):
     def declared_shapes(self, options: Options) -> Shapes:
         """Return the declared shapes of the inputs. Inputs with an open rank are left out."""
 
-        def extent(n: int | str | None) -> int | None:
+        def known_extent(n: int | str | None) -> int | None:
             return n if isinstance(n, int) else options.extents.get(n or "")
 
         inputs = self._document.graph.inputs
-        return {x.name: list(map(extent, x.shape)) for x in inputs if x.shape is not None}
+        return {x.name: list(map(known_extent, x.shape)) for x in inputs if x.shape is not None}
 
     def symbolic_shapes(self, symbol: Callable[[str], Any]) -> Mapping[str, Sequence[Any]]:
         """Return shapes with symbolic extents, of the inputs whose open extents all have names."""

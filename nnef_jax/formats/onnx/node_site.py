@@ -19,10 +19,10 @@ from lowering.errors import InvalidOperation
 from lowering.extents import UNKNOWN, is_symbolic
 from lowering.graph import TensorType, Value, is_float
 from lowering.location import Span
-from nnef_jax.flattening.emission import ByName, computed
+from nnef_jax.flattening.emission import ByName, computation_dtype
 from nnef_jax.flattening.hostvalues import NotFolded
 from nnef_jax.flattening.operators.site import ON_ITEMS
-from nnef_jax.flattening.site import Operand, Operands, Site, Tensor, decides
+from nnef_jax.flattening.site import Operand, Operands, Site, Tensor, is_folded
 from nnef_jax.flattening.tensor_graph import Constant, TensorGraph
 from nnef_jax.formats.base import Options
 from nnef_jax.formats.onnx.document import ModelGraph, Node
@@ -53,9 +53,9 @@ class NodeGraph(TensorGraph):
         self.nonzero_indices: dict[Value, Value] = {}
 
     @staticmethod
-    def computed_in(options: Options, type: str) -> str:
+    def computation_dtype_with(options: Options, type: str) -> str:
         """Return the dtype in which the network computes tensors of a dtype of the file."""
-        return computed(type, options.real)
+        return computation_dtype(type, options.real)
 
     def is_literal(self, constant: Constant) -> bool:
         """Tell whether a known tensor with a single item may become a literal of operations."""
@@ -69,7 +69,7 @@ class NodeGraph(TensorGraph):
             self._copies[constant.label] = self._copies.get(constant.label, 0) + 1
             label = f"{constant.label}_{self._copies[constant.label]}"
         self.data[label] = array
-        type = TensorType(array.shape, self.computed(constant.type))
+        type = TensorType(array.shape, self.computation_dtype(constant.type))
         return self.builder.variable(name, label, type, span)
 
 
@@ -83,8 +83,8 @@ class NodeSite(Site[NodeGraph]):
         graph: the graph that operations are added to.
         operands: an item for each input. A tensor is an operand itself, a sequence is a list of
             tensors, and an input that is left out is None.
-        within: a function that flattens a graph in the node and returns its outputs. Its arguments
-            are that graph, the graph to add operations to, and the inputs by name.
+        flatten_subgraph: a function that flattens a graph in the node and returns its outputs. Its
+            arguments are that graph, the graph to add operations to, and the inputs by name.
         prefix: in a graph of a node, the beginning of the names of tensors.
     """
 
@@ -92,7 +92,7 @@ class NodeSite(Site[NodeGraph]):
     version: int
     graph: NodeGraph
     operands: Sequence[Any]
-    within: Callable[..., Any]
+    flatten_subgraph: Callable[..., Any]
     prefix: str = ""
 
     # Operands
@@ -149,9 +149,9 @@ class NodeSite(Site[NodeGraph]):
             return None
         return tuple(self.axis(a) for a in axes)
 
-    def computed(self, dtype: str) -> str:
+    def computation_dtype(self, dtype: str) -> str:
         """Return the dtype in which the network computes tensors of a dtype of the file."""
-        return self.graph.computed(dtype)
+        return self.graph.computation_dtype(dtype)
 
     # Attributes
 
@@ -206,7 +206,7 @@ class NodeSite(Site[NodeGraph]):
 
         By default all items are `default`.
         """
-        default_items = None if default is None else (default,) * rank
+        default_items = None if default is None else [default] * rank
         items = self.ints(name, default_items)
         if len(items) != rank:
             raise InvalidOperation(f"'{name}' must have {rank} items, it has {len(items)}")
@@ -243,7 +243,8 @@ class NodeSite(Site[NodeGraph]):
     @property
     def name(self) -> str:
         """Return the name of the first output."""
-        first = next(filter(None, self.node.outputs), self.node.name or self.node.operator)
+        names = [name for name in self.node.outputs if name]
+        first = names[0] if names else self.node.name or self.node.operator
         return self.prefix + first
 
     # Operations
@@ -256,26 +257,26 @@ class NodeSite(Site[NodeGraph]):
         """
         if kind in ON_ITEMS or "y" in operands:
             tensors = [x for x in operands.values() if isinstance(x, Tensor)]
-            typed = list(operands.values())
+            typed_operands = list(operands.values())
             if tensors:
-                typed = [self.item(x, tensors[-1]) for x in typed]
-            operands = dict(zip(operands, self.aligned(*typed), strict=True))
-        if self.decides(kind, operands.values()):
+                typed_operands = [self.item(x, tensors[-1]) for x in typed_operands]
+            operands = dict(zip(operands, self.aligned(*typed_operands), strict=True))
+        if self.is_folded(kind, operands.values()):
             with suppress(NotFolded):
                 return self.folded(kind, operands.values(), attributes)
         # A dataclass with slots is a new class, for which `super()` without arguments fails.
         return Site._emit(self, kind, operands, attributes, inserted)
 
-    def decides(self, kind: str, operands: Operands) -> bool:
+    def is_folded(self, kind: str, operands: Operands) -> bool:
         """Tell whether an operation of the kind `kind` on these operands is folded."""
         reals = _SCALES if kind == "cast" else 1
-        return decides(operands, reals)
+        return is_folded(operands, reals)
 
     # Shorthands
 
     def cast(self, x: Tensor, dtype: str) -> Any:
         """Cast a tensor to a dtype, which may be wider than the network's dtypes of computation."""
-        if isinstance(x, Constant) and is_float(dtype) and self.computed(dtype) != dtype:
+        if isinstance(x, Constant) and is_float(dtype) and self.computation_dtype(dtype) != dtype:
             x = self.tensor(x)  # a constant would be narrowed to the dtype of computation again
         return Site.cast(self, x, dtype)
 
@@ -295,14 +296,14 @@ class NodeSite(Site[NodeGraph]):
         """
         return self.cast(self._operand(x), self.graph.builder.integer)
 
-    def wide(self, x: Tensor) -> Any:
+    def widened(self, x: Tensor) -> Any:
         """Cast a tensor to float32 if its dtype has 16 bits. Return other tensors unchanged."""
         return self.cast(x, "float32") if self.dtype_of(x) in rounding.HALVES else x
 
     def filled(self, number: float, dtype: str, shape: Sequence[int]) -> Any:
         """Make a tensor whose items are all the same number."""
-        one = self.constant(np.full((1,) * len(shape), number), dtype)
-        return self.step.broadcast(one, shape=tuple(shape)) if shape else one
+        item = self.constant(np.full([1] * len(shape), number), dtype)
+        return self.step.broadcast(item, shape=tuple(shape)) if shape else item
 
     def unsqueezed(self, x: Tensor, axes: Sequence[int]) -> Any:
         """Insert axes of extent 1 into a tensor. `axes` are their indices in the result."""

@@ -14,6 +14,8 @@ from nnef_jax.formats.openvino.element_types import element_type
 from nnef_jax.formats.openvino.xml import Element
 from nnef_jax.limits import COMPARISONS_PER_STEP, OPERATION, Meter
 
+_VISITING, _DONE = 1, 2  # states of a layer while layers are ordered
+_MOST_DIGITS = 20  # of a number in an attribute
 OLDEST, NEWEST = 2, 11
 FIRST_OF_OPSETS = 10  # the first version in which weights are layers
 CONSTANTS = ("const", "constant")  # types of layers that hold weights, in lower case
@@ -90,7 +92,7 @@ class NetLayer:
         return [(f"{self.name}.{i}", port) for i, port in enumerate(ports)]
 
 
-End = tuple[int, int]  # the ids of a layer and of its port
+PortRef = tuple[int, int]  # a reference to a port: the ids of its layer and of the port
 
 
 @dataclass(eq=False)
@@ -100,7 +102,8 @@ class Net:
     name: str
     version: int
     layers: Sequence[NetLayer]
-    sources: Mapping[End, End]  # maps each input port that is read to the output port that it reads
+    # Maps each input port that is connected to the output port that it reads.
+    sources: Mapping[PortRef, PortRef]
     element: Element
     source: Source
 
@@ -122,7 +125,7 @@ class Net:
                 yield from body.net.all_layers()
 
     @cached_property
-    def read(self) -> frozenset[End]:
+    def read(self) -> frozenset[PortRef]:
         """Return the output ports that some input port reads."""
         return frozenset(self.sources.values())
 
@@ -134,7 +137,7 @@ class Body:
     net: Net
     # For each line of the port map, whether it is for an input, and the attributes.
     ports: Sequence[tuple[bool, Mapping[str, str]]]
-    back: Sequence[tuple[End, End]]  # pairs of ports (from, to)
+    back_edges: Sequence[tuple[PortRef, PortRef]]  # pairs of ports (from, to)
 
 
 def read_net(root: Element, source: Source, meter: Meter) -> Net:
@@ -175,7 +178,7 @@ class _NetReader:
             if first is not layer:
                 message = f"layers '{first.name}' and '{layer.name}' have the same id"
                 self._error(message, layer.element)
-        sources: dict[End, End] = {}
+        sources: dict[PortRef, PortRef] = {}
         for edge in element.below("edges"):
             self.meter.spend(4, self.source.name)
             self._edge(edge, by_id, sources)
@@ -219,15 +222,15 @@ class _NetReader:
             id,
             name or f"{type.lower()}_{id}",
             type,
-            e.attributes.get("version", ""),
-            _data(e, type).attributes,
-            sorted(inputs, key=lambda port: port.id),
-            sorted(outputs, key=lambda port: port.id),
-            blobs,
-            bodies,
-            precision,
-            e.span(self.source),
-            e,
+            opset=e.attributes.get("version", ""),
+            attributes=_data(e, type).attributes,
+            inputs=sorted(inputs, key=lambda port: port.id),
+            outputs=sorted(outputs, key=lambda port: port.id),
+            blobs=blobs,
+            bodies=bodies,
+            precision=precision,
+            span=e.span(self.source),
+            element=e,
         )
 
     def _port(self, e: Element) -> Port:
@@ -241,15 +244,17 @@ class _NetReader:
         prefix = tag.removesuffix("body")
         net = _NetReader(self.source, self.meter, self.version).net(body)
         ports = [(p.tag == "input", p.attributes) for p in e.below(f"{prefix}port_map", "port_map")]
-        back: list[tuple[End, End]] = []
+        back_edges: list[tuple[PortRef, PortRef]] = []
         for edge in e.below("back_edges"):
             try:
-                back.append((_end(edge, "from"), _end(edge, "to")))
+                back_edges.append((_end(edge, "from"), _end(edge, "to")))
             except InvalidOperation as error:
                 self._error(error.message, edge)
-        return Body(net, ports, back)
+        return Body(net, ports, back_edges)
 
-    def _edge(self, e: Element, layers: Mapping[int, NetLayer], sources: dict[End, End]) -> None:
+    def _edge(
+        self, e: Element, layers: Mapping[int, NetLayer], sources: dict[PortRef, PortRef]
+    ) -> None:
         """Add an edge to `sources`.
 
         An error is noted if an end of the edge does not exist, or if another edge leads to the same
@@ -273,33 +278,36 @@ class _NetReader:
             self._error(error.message, e)
 
     def _ordered(
-        self, layers: Sequence[NetLayer], by_id: Mapping[int, NetLayer], sources: Mapping[End, End]
+        self,
+        layers: Sequence[NetLayer],
+        by_id: Mapping[int, NetLayer],
+        sources: Mapping[PortRef, PortRef],
     ) -> Iterator[NetLayer]:
         """Yield each layer after the layers whose results it reads.
 
         Otherwise the layers keep the order of the document.
         """
-        # The state of a layer by its id: 1 while its predecessors are visited, 2 afterwards.
+        # The state of a layer by its id: it is visited while its predecessors are.
         state = dict[int, int]()
         for start in layers:
             stack = [start]
             while stack:
                 layer = stack[-1]
-                if state.get(layer.id) == 2:
+                if state.get(layer.id) == _DONE:
                     stack.pop()
                     continue
                 ends = [sources.get((layer.id, port.id)) for port in layer.inputs]
-                pending = [by_id[end[0]] for end in ends if end and state.get(end[0]) != 2]
+                pending = [by_id[end[0]] for end in ends if end and state.get(end[0]) != _DONE]
                 if not pending:
-                    state[layer.id] = 2
+                    state[layer.id] = _DONE
                     yield stack.pop()
                     continue
-                if state.get(layer.id) == 1:
+                if state.get(layer.id) == _VISITING:
                     raise SemanticError(
                         f"layer '{layer.name}' depends on itself, through '{pending[0].name}'",
                         span=layer.span,
                     )
-                state[layer.id] = 1
+                state[layer.id] = _VISITING
                 stack += reversed(pending)
 
 
@@ -333,7 +341,7 @@ def _type(attributes: Mapping[str, str]) -> str:
     return element_type(type) if type else ""
 
 
-def _end(e: Element, side: str) -> End:
+def _end(e: Element, side: str) -> PortRef:
     layer = whole_number(e.attributes, f"{side}-layer")
     return layer, whole_number(e.attributes, f"{side}-port", 0)
 
@@ -345,7 +353,7 @@ def whole_number(attributes: Mapping[str, str], name: str, default: int | None =
         if default is None:
             raise InvalidOperation(f"'{name}' is missing")
         return default
-    if not text.strip().isdecimal() or len(text) > 20:
+    if not text.strip().isdecimal() or len(text) > _MOST_DIGITS:
         raise InvalidOperation(f"'{name}' must be a whole number of 0 or more, it is {text[:40]!r}")
     return int(text)
 
@@ -354,7 +362,8 @@ def _extent(text: str) -> int:
     digits = text.strip()
     if digits == "-1":
         return -1
-    if not digits.isdecimal() or len(digits) > 20 or int(digits) > _LARGEST:
+    is_number = digits.isdecimal() and len(digits) <= _MOST_DIGITS
+    if not is_number or int(digits) > _LARGEST:
         hint = "an open extent is ? or -1"
         raise InvalidOperation(f"a shape has the extent {digits[:40]!r}", hint)
     return int(digits)

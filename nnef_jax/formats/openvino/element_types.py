@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowering.errors import InvalidOperation
-from nnef_jax.flattening.emission import computed as computed_in
+from nnef_jax.flattening import emission
 from nnef_jax.storage.bitstream import codes_of, packed_size
 
 # The dtypes by the name that versions 10 and 11 have for an element type. The keys of `_ALIASES`
@@ -35,6 +35,7 @@ _ALIASES = {
     "float": "f32", "double": "f64", "half": "f16",
 }  # fmt: skip
 _NAMES = {type: np.dtype(dtype).name for type, dtype in _DTYPES.items()}
+# The first element type of each dtype.
 BY_DTYPE = {name: type for type, name in reversed(_NAMES.items())}
 _BITS = {"u1": 1, "bin": 1, "u2": 2, "i4": 4, "u4": 4, "nf4": 4, "f4e2m1": 4}
 # The 16 numbers of nf4, which are quantiles of the normal distribution (Dettmers et al. 2023,
@@ -120,11 +121,11 @@ def stored(type: str, real: str) -> str:
     All other weights are held in the dtype of the file.
     """
     if type in ("i64", "u64", "f64"):
-        return computed(type, real)
+        return computation_dtype(type, real)
     return real if type == "f32" else _NAMES[type]
 
 
-def computed(type: str, real: str) -> str:
+def computation_dtype(type: str, real: str) -> str:
     """Return the dtype in which tensors of an element type are computed.
 
     The dtype is `real` for f32. The dtype is `real` for f16, too, because OpenVINO's runtime
@@ -135,4 +136,4 @@ def computed(type: str, real: str) -> str:
         return real
     if type not in _DTYPES:  # strings
         raise InvalidOperation(f"there are no tensors of type '{type}'")
-    return computed_in(_NAMES[type], real)
+    return emission.computation_dtype(_NAMES[type], real)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from itertools import chain, filterfalse
 from typing import Any
 
 from numpy.typing import NDArray
@@ -13,12 +11,12 @@ from numpy.typing import NDArray
 from lowering.errors import InvalidOperation
 from lowering.graph import Graph, Value
 from nnef_jax.errors import UnsupportedError, raise_all
-from nnef_jax.flattening.emission import placed
+from nnef_jax.flattening.emission import locating_errors
 from nnef_jax.flattening.outline import add_untyped, has_untyped, unknown
 from nnef_jax.flattening.site import Tensor
 from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.base import Options
-from nnef_jax.formats.openvino.document import CONSTANTS, Body, End, Net, NetLayer, Port
+from nnef_jax.formats.openvino.document import CONSTANTS, Body, Net, NetLayer, Port, PortRef
 from nnef_jax.formats.openvino.element_types import Weights, element_type
 from nnef_jax.formats.openvino.layer_graph import LayerGraph
 from nnef_jax.formats.openvino.layer_site import LayerSite, stored
@@ -47,16 +45,19 @@ def flatten(
     with within_memory("the flat graph"):
         graph = LayerGraph(options, data)
         graph.variables = ends.variables
-        ports = (port for layer in net.layers for port in layer.outputs)
-        names = chain((layer.name for layer in net.layers), *(port.names for port in ports))
-        graph.builder.reserve([*ends.inputs, *names])
+        names = [*ends.inputs]
+        for layer in net.layers:
+            names.append(layer.name)
+            for port in layer.outputs:
+                names += port.names
+        graph.builder.reserve(names)
         flattener = Flattener(graph, weights)
-        feeds: dict[End, Tensor] = {}
+        feeds: dict[PortRef, Tensor] = {}
         for name, (layer, port) in ends.inputs.items():
             feeds[layer.id, port.id] = flattener.input(name, layer, port, net)
         feeds = pre_processed(net, feeds, flattener.site)
         tensors = flattener.run(net, feeds, [*ends.outputs.values()])
-        outputs = [flattener.value(net, *output, tensors) for output in ends.outputs.items()]
+        outputs = [flattener.output(net, *output, tensors) for output in ends.outputs.items()]
         flattener.note_folded(net, tensors)
         return graph.builder.graph(net.name, outputs, [*ends.outputs], options.unfixed(ends.inputs))
 
@@ -72,13 +73,15 @@ class Flattener:
     def input(self, name: str, layer: NetLayer, port: Port, net: Net) -> Tensor:
         """Add an input of the network and return its tensor."""
         declared = layer.attributes.get("element_type", "") or port.type or layer.precision
-        with placed(f"input '{name}'", layer.span):
+        with locating_errors(f"input '{name}'", layer.span):
             type = element_type(declared or "f32")
             shape = declared_shape(layer, port)
             if net.is_legacy and type not in ("i32", "i64"):
                 type = "f32"  # the runtime converts inputs of all other types to f32
             require_bounds(self.graph.options.input_shapes.get(name, ()), layer)
-            value = self.graph.input(name, shape, type, self.graph.computed(type), layer.span)
+            value = self.graph.input(
+                name, shape, type, self.graph.computation_dtype(type), layer.span
+            )
         if isinstance(value, Value) and layer.kind in INPUTS:
             self._add_aliases(value, *port.names, layer.name)
         return value
@@ -86,22 +89,29 @@ class Flattener:
     def site(self, layer: NetLayer, net: Net, operands: Sequence[Tensor | None]) -> LayerSite:
         """Make the site of a layer with these operands."""
         return LayerSite(
-            layer, net, net.version, self.graph, self.weights, operands, self.body, self.prefix
+            layer,
+            net,
+            net.version,
+            self.graph,
+            self.weights,
+            operands,
+            self.flatten_body,
+            self.prefix,
         )
 
     def run(
-        self, net: Net, feeds: Mapping[End, Tensor], outputs: Sequence[End]
-    ) -> dict[End, Tensor]:
+        self, net: Net, feeds: Mapping[PortRef, Tensor], outputs: Sequence[PortRef]
+    ) -> dict[PortRef, Tensor]:
         """Flatten the layers that the outputs and the states depend on.
 
         `feeds` are the inputs of the network or body, as tensors by port. Return all tensors by
         port, including `feeds`.
         """
-        tensors: dict[End, Tensor] = dict(feeds)
+        tensors: dict[PortRef, Tensor] = dict(feeds)
         layers = _needed(net, feeds, outputs)
         is_shown = self.graph.options.outline and not self.prefix
         if not is_shown:
-            unsupported = filterfalse(partial(_is_supported, net), layers)
+            unsupported = [layer for layer in layers if not _is_supported(net, layer)]
             raise_all([_unsupported(layer, net.version) for layer in unsupported])
         for layer in layers:
             if layer.kind in INPUTS or layer.kind == "result":
@@ -117,19 +127,19 @@ class Flattener:
                 else:
                     operands.append(tensors.get(source))
             if is_shown and (has_untyped(operands) or not _is_supported(net, layer)):
-                tensors.update(self._shown(layer, operands))
+                tensors.update(self._flattened_for_show(layer, operands))
                 continue
             try:
                 tensors.update(self._flattened(layer, net, operands))
             except UnsupportedError:  # raised in a body
                 if not is_shown:
                     raise
-                tensors.update(self._shown(layer, operands))
+                tensors.update(self._flattened_for_show(layer, operands))
         return tensors
 
-    def _shown(
+    def _flattened_for_show(
         self, layer: NetLayer, operands: Sequence[Tensor | None]
-    ) -> Iterator[tuple[End, Tensor]]:
+    ) -> Iterator[tuple[PortRef, Tensor]]:
         """Add an unsupported layer to a network that is only shown.
 
         The layer's tensors have no types.
@@ -142,16 +152,16 @@ class Flattener:
             if variable is not None:
                 # The variable remains a state. It is updated by itself, since the layer's tensor
                 # has no type.
-                with placed(str(layer), layer.span):
+                with locating_errors(str(layer), layer.span):
                     self.graph.builder.update(variable, variable)
         for port, value in zip(layer.outputs, results, strict=True):
             yield (layer.id, port.id), value
 
     def _flattened(
         self, layer: NetLayer, net: Net, operands: Sequence[Tensor | None]
-    ) -> Iterator[tuple[End, Tensor]]:
+    ) -> Iterator[tuple[PortRef, Tensor]]:
         site = self.site(layer, net, operands)
-        with placed(str(layer), layer.span, "ports"):
+        with locating_errors(str(layer), layer.span, "ports"):
             if layer.kind in CONSTANTS:
                 results: Any = stored(site)
             else:
@@ -161,6 +171,7 @@ class Flattener:
             values: Sequence[Any] = results if isinstance(results, list | tuple) else [results]
             if len(values) < len(layer.outputs) and layer.kind not in _SINKS:
                 raise InvalidOperation(f"it has {len(layer.outputs)} outputs, not {len(values)}")
+        # A meaning may return more results than the layer has outputs.
         for (output, port), value in zip(layer.named(layer.outputs), values, strict=False):
             name = self.prefix + output
             if isinstance(value, Value) and value.name != name:
@@ -176,19 +187,19 @@ class Flattener:
             if name != value.name and not builder.is_taken(name):
                 builder.aliases.setdefault(name, value)
 
-    def value(self, net: Net, name: str, end: End, tensors: Mapping[End, Tensor]) -> Value:
+    def output(self, net: Net, name: str, end: PortRef, tensors: Mapping[PortRef, Tensor]) -> Value:
         """Return the tensor of an output port as the output `name` of the graph."""
         layer = net.by_id[end[0]]
         tensor = tensors.get(end)
         site = self.site(layer, net, ())
-        with placed(str(layer), layer.span):
+        with locating_errors(str(layer), layer.span):
             if tensor is None:
                 raise InvalidOperation(f"output port {end[1]} has no value")
-            return self.graph.ended(site.tensor(tensor), name, layer.span)
+            return self.graph.with_defined_padding(site.tensor(tensor), name, layer.span)
 
-    def note_folded(self, net: Net, tensors: Mapping[End, Tensor]) -> None:
+    def note_folded(self, net: Net, tensors: Mapping[PortRef, Tensor]) -> None:
         """Note the names of known tensors, each with the layers that read it."""
-        names: dict[End, list[str]] = {}
+        names: dict[PortRef, list[str]] = {}
         for layer in net.layers:
             for name, port in layer.named(layer.outputs):
                 names[layer.id, port.id] = [name, *port.names]
@@ -206,14 +217,14 @@ class Flattener:
             steps.append((reads, [name for name, _ in layer.named(layer.outputs)]))
         self.graph.fold(constants, steps)
 
-    def body(
+    def flatten_body(
         self,
         body: Body,
         graph: LayerGraph,
-        feeds: Mapping[End, Tensor],
-        outputs: Sequence[End],
+        feeds: Mapping[PortRef, Tensor],
+        outputs: Sequence[PortRef],
         name: str,
-    ) -> dict[End, Tensor]:
+    ) -> dict[PortRef, Tensor]:
         """Flatten a body into `graph`; return the body's tensors by port.
 
         `feeds` are the inputs of the body, by port.
@@ -240,7 +251,9 @@ def _unsupported(layer: NetLayer, version: int) -> UnsupportedError:
     return UnsupportedError(message, span=layer.span)
 
 
-def _needed(net: Net, feeds: Mapping[End, Tensor], outputs: Sequence[End]) -> list[NetLayer]:
+def _needed(
+    net: Net, feeds: Mapping[PortRef, Tensor], outputs: Sequence[PortRef]
+) -> list[NetLayer]:
     """Return the layers that outputs and states depend on, in an order in which they can run."""
     waiting = [end[0] for end in outputs]
     waiting += [layer.id for layer in net.layers if layer.kind in _STATEFUL]
@@ -263,4 +276,8 @@ def _needed(net: Net, feeds: Mapping[End, Tensor], outputs: Sequence[End]) -> li
         if layer.kind != "result":
             ends = [(layer.id, port.id) for port in layer.inputs]
             read.update(net.sources[end][0] for end in ends if end in net.sources)
-    return sorted(layers, key=lambda layer: layer.kind == "assign" and layer.id not in read)
+
+    def comes_last(layer: NetLayer) -> bool:
+        return layer.kind == "assign" and layer.id not in read
+
+    return sorted(layers, key=comes_last)

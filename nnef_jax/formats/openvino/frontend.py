@@ -12,7 +12,7 @@ from lowering.location import Span
 from nnef_jax.errors import NnefError, UnsupportedError
 from nnef_jax.formats.base import Options, Shapes
 from nnef_jax.formats.openvino.document import CONSTANTS, Net, read_net
-from nnef_jax.formats.openvino.element_types import Weights, computed
+from nnef_jax.formats.openvino.element_types import Weights, computation_dtype
 from nnef_jax.formats.openvino.flatten import flatten
 from nnef_jax.formats.openvino.network_ends import declared_shape, ends_of
 from nnef_jax.formats.openvino.xml import parse
@@ -37,7 +37,7 @@ class OpenvinoFrontend(GraphFrontend):
         self.outputs: Sequence[str] = list(self._ends.outputs)
         self.synonyms: Mapping[str, str] = self._ends.synonyms(self._net)
         self.dialect: str = f"OpenVINO IR {self._net.version}"
-        self.integer: str = computed("i64", options.real)
+        self.integer: str = computation_dtype("i64", options.real)
 
     def flatten(self, options: Options) -> Graph:
         """Return the flat graph for `options.input_shapes`, or else the declared shapes."""
@@ -54,7 +54,7 @@ class OpenvinoFrontend(GraphFrontend):
     def state_shapes(self) -> Shapes:
         """Return the shapes of the variables whose shape or initial value depends on a call."""
         variables = self._ends.variables.items()
-        return {label: variable.shape for label, variable in variables if variable.changes}
+        return {label: variable.shape for label, variable in variables if variable.depends_on_call}
 
     def content(self) -> Iterable[object]:
         """Return the text of the document and all small constants.
@@ -77,7 +77,7 @@ class OpenvinoFrontend(GraphFrontend):
         reason = "starts with a computed value or has an open shape, which NNEF cannot express"
         errors: list[NnefError] = []
         for label, variable in self._ends.variables.items():
-            if variable.changes:
+            if variable.depends_on_call:
                 message = f"variable '{label}' {reason}"
                 errors.append(UnsupportedError(message, span=variable.span))
         return errors

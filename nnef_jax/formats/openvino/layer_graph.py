@@ -12,7 +12,7 @@ from lowering.graph import Attribute, TensorType, Value
 from lowering.location import Span
 from nnef_jax.flattening.tensor_graph import Constant, TensorGraph
 from nnef_jax.formats.base import Options
-from nnef_jax.formats.openvino.element_types import BY_DTYPE, NF4, computed, stored
+from nnef_jax.formats.openvino.element_types import BY_DTYPE, NF4, computation_dtype, stored
 from nnef_jax.formats.openvino.network_ends import Variable
 
 
@@ -28,11 +28,11 @@ class LayerGraph(TensorGraph):
         self.variables: Mapping[str, Variable] = {}
 
     @staticmethod
-    def computed_in(options: Options, type: str) -> str:
+    def computation_dtype_with(options: Options, type: str) -> str:
         """Return the dtype in which tensors of an element type are computed."""
-        return computed(type, options.real)
+        return computation_dtype(type, options.real)
 
-    def held(self, type: str) -> np.dtype[Any]:
+    def array_dtype(self, type: str) -> np.dtype[Any]:
         """Return the dtype of the arrays that hold known tensors of an element type.
 
         Arrays of numbers have 32 or 64 bits even if the type has fewer, since they may be computed
@@ -58,7 +58,7 @@ class LayerGraph(TensorGraph):
         value = self.builder.variable(name, constant.label, type, span)
         if constant.type == "nf4":
             return self._looked_up(value, name, span)
-        dtype = self.computed(constant.type)
+        dtype = self.computation_dtype(constant.type)
         if type.dtype == dtype:
             return value
         names = [self.builder.unreserved(f"{name}.{dtype}")]

@@ -15,12 +15,12 @@ from lowering.graph import TensorType, Value, is_float
 from lowering.location import Span
 from nnef_jax.flattening.emission import ByName
 from nnef_jax.flattening.hostvalues import NotFolded
-from nnef_jax.flattening.site import Site, Tensor, decides
+from nnef_jax.flattening.site import Site, Tensor, is_folded
 from nnef_jax.flattening.tensor_graph import Constant
-from nnef_jax.formats.openvino.document import Blob, Body, End, Net, NetLayer
+from nnef_jax.formats.openvino.document import Blob, Body, Net, NetLayer, PortRef
 from nnef_jax.formats.openvino.element_types import (
     Weights,
-    computed,
+    computation_dtype,
     element_type,
     size_of,
     unpacked,
@@ -46,7 +46,7 @@ _TRUE, _FALSE = ("1", "true", "yes"), ("0", "false", "no", "")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Known(Value):
+class _FoldedTensor(Value):
     """A known tensor in the form of a tensor of the graph, while its layer is folded."""
 
     constant: Constant = field(kw_only=True)
@@ -62,7 +62,7 @@ class LayerSite(Site[LayerGraph]):
     graph: LayerGraph
     weights: Weights
     operands: Sequence[Tensor | None]
-    flatten: Callable[..., dict[End, Tensor]]  # `Flattener.body`, which flattens a body
+    flatten: Callable[..., dict[PortRef, Tensor]]  # `Flattener.body`, which flattens a body
     prefix: str = ""  # in a body, the beginning of labels and names
     # Whether operations are computed at once instead of being added to the graph.
     folds: bool = False
@@ -93,7 +93,7 @@ class LayerSite(Site[LayerGraph]):
         While a layer is folded, no constant is added to the graph.
         """
         operand = self.operand(x) if isinstance(x, int) else x
-        return self._placed(operand) if self.folds else Site.tensor(self, operand)
+        return self._wrapped(operand) if self.folds else Site.tensor(self, operand)
 
     def body(self, name: str) -> Body:
         """Return the body with this name. Raises InvalidOperation if there is none."""
@@ -159,7 +159,7 @@ class LayerSite(Site[LayerGraph]):
 
     def dtype(self, name: str, default: str | None = None) -> str:
         """Return the dtype in which tensors of the element type in an attribute are computed."""
-        return computed(element_type(self.text(name, default)), self.graph.options.real)
+        return computation_dtype(element_type(self.text(name, default)), self.graph.options.real)
 
     # Operations
 
@@ -171,34 +171,36 @@ class LayerSite(Site[LayerGraph]):
         kind = self.layer.kind
         folded_kinds = _FOLDED_OLD if self.net.is_legacy else _FOLDED
         operands = [x for x in self.operands if x is not None]
-        folds = kind in folded_kinds and decides(operands)
+        folds = kind in folded_kinds and is_folded(operands)
         if kind in _CONVERSIONS:
             folds = folds and any(x.derived for x in operands if isinstance(x, Constant))
         if folds:
             with suppress(NotFolded):
-                return _unplaced(run(replace(self, folds=True)))
+                return _unwrapped(run(replace(self, folds=True)))
         return run(self)
 
     def _emit(self, kind: str, operands: ByName, attributes: ByName, inserted: bool) -> Any:
         """Add an operation. If the layer is folded, compute the operation instead."""
         if self.folds:
-            return self._placed(self.folded(kind, _unplaced([*operands.values()]), attributes))
+            return self._wrapped(self.folded(kind, _unwrapped([*operands.values()]), attributes))
         return Site._emit(self, kind, operands, attributes, inserted)
 
     def evaluate(self, function: Callable[..., Any], *operands: Tensor | float) -> Value:
         """Apply a function of host values to known tensors. The layer must be folded."""
-        return self._placed(self.evaluated(function, _unplaced(operands)))
+        return self._wrapped(self.evaluated(function, _unwrapped(operands)))
 
-    def _placed(self, x: Any) -> Any:
-        """Return known tensors as `_Known`, also within lists.
+    def _wrapped(self, x: Any) -> Any:
+        """Return known tensors as `_FoldedTensor`, also within lists.
 
         Anything else is returned unchanged.
         """
         if isinstance(x, list):
-            return [self._placed(item) for item in cast("list[Any]", x)]
+            return [self._wrapped(item) for item in cast("list[Any]", x)]
         if not isinstance(x, Constant):
             return x
-        return _Known("", TensorType(x.array.shape, self.graph.computed(x.type)), constant=x)
+        return _FoldedTensor(
+            "", TensorType(x.array.shape, self.graph.computation_dtype(x.type)), constant=x
+        )
 
     @property
     def span(self) -> Span:
@@ -269,7 +271,7 @@ class LayerSite(Site[LayerGraph]):
         """Return the declared shape of the first output, or () if its rank is open."""
         return self.layer.outputs[0].shape or ()
 
-    def first(self, count: int) -> list[Value]:
+    def first_inputs(self, count: int) -> list[Value]:
         """Return the first `count` inputs as tensors of the graph."""
         return [self.tensor(i) for i in range(count)]
 
@@ -292,7 +294,7 @@ class LayerSite(Site[LayerGraph]):
         """Return the axes of input 0 that the known input `i` lists."""
         return [self.axis(axis) for axis in self.integers(i)]
 
-    def needed(self, tag: str, shape: Sequence[int], type: str = "") -> Constant:
+    def required_weights(self, tag: str, shape: Sequence[int], type: str = "") -> Constant:
         """Return weights of the layer in a shape. Raises InvalidOperation if the layer has none."""
         weights = self.blob(tag, shape, type)
         if weights is None:
@@ -329,7 +331,7 @@ class LayerSite(Site[LayerGraph]):
         items = (item if is_float(dtype) else int(item),)
         return self.step.constant(shape=shape, value=items, dtype=dtype)
 
-    def beside(self, x: Value, item: float) -> Value | float:
+    def number_like(self, x: Value, item: float) -> Value | float:
         """Return a number as an operand in the dtype of `x`.
 
         The operand is a literal if possible.
@@ -349,7 +351,7 @@ class LayerSite(Site[LayerGraph]):
         """Return a tensor of bool that is true where `x` is not 0."""
         if x.type.dtype == "bool":
             return x
-        return self.step.ne(x, self.beside(x, 0))
+        return self.step.ne(x, self.number_like(x, 0))
 
     def count(self, x: Value, axis: int, dtype: str = "") -> Value:
         """Count the true items along an axis. The axis remains in the result, with extent 1."""
@@ -357,11 +359,11 @@ class LayerSite(Site[LayerGraph]):
         return self.step.sum_reduce(numbers, axes=(axis,), normalize=False)
 
 
-def _unplaced(x: Any) -> Any:
-    """Return the constants of `_Known` tensors. Anything else is returned unchanged."""
+def _unwrapped(x: Any) -> Any:
+    """Return the constants of `_FoldedTensor` tensors. Anything else is returned unchanged."""
     if isinstance(x, list | tuple):
-        return [_unplaced(item) for item in cast("Sequence[Any]", x)]
-    return x.constant if isinstance(x, _Known) else x
+        return [_unwrapped(item) for item in cast("Sequence[Any]", x)]
+    return x.constant if isinstance(x, _FoldedTensor) else x
 
 
 def derived(array: Any) -> Constant:

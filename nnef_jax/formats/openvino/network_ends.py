@@ -14,7 +14,15 @@ from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import UNKNOWN, Shape, is_known
 from lowering.location import Span
 from nnef_jax.errors import SemanticError
-from nnef_jax.formats.openvino.document import BOUNDS, OPEN_RANK, End, Net, NetLayer, Port, extents
+from nnef_jax.formats.openvino.document import (
+    BOUNDS,
+    OPEN_RANK,
+    Net,
+    NetLayer,
+    Port,
+    PortRef,
+    extents,
+)
 
 INPUTS = ("input", "parameter")  # types of layers that are inputs
 _T = TypeVar("_T")
@@ -24,18 +32,18 @@ _T = TypeVar("_T")
 class Variable:
     """A variable of a network.
 
-    `follows` tells whether the initial value is computed from inputs. Extents of `shape` that may
-    change are UNKNOWN.
+    `starts_from_inputs` tells whether the initial value is computed from inputs. Extents of `shape`
+    that may change are UNKNOWN.
     """
 
     shape: Shape
-    follows: bool
+    starts_from_inputs: bool
     span: Span
 
     @property
-    def changes(self) -> bool:
+    def depends_on_call(self) -> bool:
         """Tell whether the initial value or the shape of the variable is unknown before a call."""
-        return self.follows or not is_known(self.shape)
+        return self.starts_from_inputs or not is_known(self.shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +51,7 @@ class Ends:
     """The inputs and outputs of a network by name, with their ports, and the variables by label."""
 
     inputs: Mapping[str, tuple[NetLayer, Port]]
-    outputs: Mapping[str, End]
+    outputs: Mapping[str, PortRef]
     variables: Mapping[str, Variable]
 
     def synonyms(self, net: Net) -> dict[str, str]:
@@ -64,7 +72,7 @@ def ends_of(net: Net) -> Ends:
     Before version 10, ports without an edge are inputs and outputs too.
     """
     inputs: list[tuple[str, tuple[NetLayer, Port]]] = []
-    outputs: list[tuple[str, End]] = []
+    outputs: list[tuple[str, PortRef]] = []
     for layer in sorted(net.layers, key=lambda layer: layer.span.offset):
         if layer.kind in INPUTS and layer.outputs:
             name, port = layer.named(layer.outputs)[0]
@@ -84,14 +92,16 @@ def ends_of(net: Net) -> Ends:
     return Ends(_by_name(inputs), _by_name(outputs), variables_of(net))
 
 
-def _output_of(result: NetLayer, net: Net) -> tuple[str, End]:
+def _output_of(result: NetLayer, net: Net) -> tuple[str, PortRef]:
     """Return the name of the output that a Result declares, and the port with its value."""
     end = net.sources.get((result.id, result.inputs[0].id)) if result.inputs else None
     if end is None:
         message = f"layer '{result.name}' (Result) has no input"
         raise SemanticError(message, span=result.span)
-    producer = net.by_id[end[0]]
-    name, port = next(x for x in producer.named(producer.outputs) if x[1].id == end[1])
+    layer_id, port_id = end
+    producer = net.by_id[layer_id]
+    named_ports = {port.id: (name, port) for name, port in producer.named(producer.outputs)}
+    name, port = named_ports[port_id]
     names = port.names or result.inputs[0].names or (name,)
     return names[0], end
 
@@ -123,6 +133,7 @@ def declared_shape(layer: NetLayer, port: Port) -> list[int | None] | None:
 def require_bounds(shape: Sequence[int | None], layer: NetLayer) -> None:
     """Raise InvalidShape if an extent is outside its bounds, as `1..8`, `2..` or `..8`."""
     texts = layer.attributes.get("shape", "").split(",")
+    # The user's shape may have another rank, which is refused later.
     for axis, (extent, text) in enumerate(zip(shape, texts, strict=False)):
         bounds = BOUNDS.fullmatch(text.strip())
         if bounds and extent is not None:
@@ -149,16 +160,16 @@ def variables_of(net: Net) -> Mapping[str, Variable]:
     dependents = set[int]()  # ids of layers that depend on inputs
     for layer in net.layers:
         ends = [net.sources.get((layer.id, port.id)) for port in layer.inputs]
-        depends = any(end is not None and end[0] in dependents for end in ends)
-        if depends or layer.kind == "parameter":
+        depends_on_inputs = any(end is not None and end[0] in dependents for end in ends)
+        if depends_on_inputs or layer.kind == "parameter":
             dependents.add(layer.id)
         label = label_of(layer)
-        is_left_out = depends and label not in written
+        is_left_out = depends_on_inputs and label not in written
         if layer.kind == "readvalue" and layer.outputs and not is_left_out:
             shape = _shape(layer)
             if label not in written:  # the state keeps its initial shape
                 shape = tuple(0 if n is UNKNOWN else n for n in shape)
-            variables.setdefault(label, Variable(shape, depends, layer.span))
+            variables.setdefault(label, Variable(shape, depends_on_inputs, layer.span))
     return variables
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from lowering.errors import InvalidOperation
-from nnef_jax.formats.openvino.document import Body, End, NetLayer
+from nnef_jax.formats.openvino.document import Body, NetLayer, PortRef
 
 
 @dataclass(slots=True, eq=False)
@@ -24,7 +24,7 @@ class Link:
     """
 
     port: int
-    end: End
+    end: PortRef
     axis: int | None
     start: int
     stop: int
@@ -49,11 +49,11 @@ def _link(body: Body, attributes: Mapping[str, str]) -> Link:
         port,
         (layer.id, inner_port),
         axis,
-        _number(attributes, "start", 0),
-        _number(attributes, "end", -1),
-        _number(attributes, "stride", 1),
-        _number(attributes, "part_size", 1),
-        attributes.get("purpose", ""),
+        start=_number(attributes, "start", 0),
+        stop=_number(attributes, "end", -1),
+        stride=_number(attributes, "stride", 1),
+        size=_number(attributes, "part_size", 1),
+        purpose=attributes.get("purpose", ""),
     )
 
 
@@ -72,14 +72,14 @@ def _port_of(layer: NetLayer) -> int:
     return ports[0].id if ports else 0
 
 
-def back_edges(body: Body) -> dict[End, End]:
+def back_edges(body: Body) -> dict[PortRef, PortRef]:
     """Return the back edges of a body.
 
     A port that reads a state is mapped to the port that computes the state for the next iteration.
     """
     by_id = body.net.by_id
-    edges: dict[End, End] = {}
-    for source, target in body.back:
+    edges: dict[PortRef, PortRef] = {}
+    for source, target in body.back_edges:
         if source[0] not in by_id or target[0] not in by_id:
             raise InvalidOperation("a back edge leads from or to a missing layer")
         if not body.net.is_legacy:
@@ -89,7 +89,7 @@ def back_edges(body: Body) -> dict[End, End]:
     return edges
 
 
-def source_of(body: Body, end: End) -> End:
+def source_of(body: Body, end: PortRef) -> PortRef:
     """Return the output port that has the value of a port of the body.
 
     For a Result, it is the output port that the Result reads.

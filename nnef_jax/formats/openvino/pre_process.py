@@ -11,18 +11,18 @@ from numpy.typing import NDArray
 from lowering.errors import InvalidOperation
 from lowering.extents import Shape, show, volume
 from lowering.graph import Value
-from nnef_jax.flattening.emission import placed
+from nnef_jax.flattening.emission import locating_errors
 from nnef_jax.flattening.site import Tensor
 from nnef_jax.flattening.tensor_graph import Constant
-from nnef_jax.formats.openvino.document import End, Net, NetLayer, whole_number
+from nnef_jax.formats.openvino.document import Net, NetLayer, PortRef, whole_number
 from nnef_jax.formats.openvino.element_types import element_type, size_of, unpacked
 from nnef_jax.formats.openvino.layer_site import LayerSite
 from nnef_jax.formats.openvino.xml import Element
 
 
 def pre_processed(
-    net: Net, feeds: Mapping[End, Tensor], site: Callable[..., LayerSite]
-) -> dict[End, Tensor]:
+    net: Net, feeds: Mapping[PortRef, Tensor], site: Callable[..., LayerSite]
+) -> dict[PortRef, Tensor]:
     """Return `feeds` with normalised inputs.
 
     An input that a `<pre-process>` element names is replaced by (x - mean) / scale.
@@ -30,13 +30,15 @@ def pre_processed(
     inputs = dict(feeds)
     for element in net.element.children:
         if element.tag == "pre-process":
-            with placed("pre-process", element.span(net.source)):
+            with locating_errors("pre-process", element.span(net.source)):
                 layer, end, value = _input(net, inputs, element)
                 inputs[end] = _processed(element, value, site(layer, net, ()))
     return inputs
 
 
-def _input(net: Net, inputs: Mapping[End, Tensor], element: Element) -> tuple[NetLayer, End, Value]:
+def _input(
+    net: Net, inputs: Mapping[PortRef, Tensor], element: Element
+) -> tuple[NetLayer, PortRef, Value]:
     """Return the input that an element names.
 
     Without a name, it is the first input with four axes.

@@ -38,20 +38,24 @@ _FORMER = {"tract.tree_ensemble": "tree_ensemble"}
 _Declared = Sequence[tuple[str, t.Type]]  # pairs (name, type)
 
 
-def kept_kind(fragment: s.Fragment) -> str:
+def custom_kind(fragment: s.Fragment) -> str:
     """Return the kind that a custom operation stands for, or '' for any other fragment."""
     if fragment.body is not None or not fragment.name.startswith(_PREFIX):
         return ""
     name = fragment.name.removeprefix(_PREFIX).replace("__", ".")
-    kinds = (_FORMER.get(kind, kind) for kind in (name, _NUMBER.sub("", name)))
-    return next((kind for kind in kinds if kind in rules), "")
+    for candidate in (name, _NUMBER.sub("", name)):
+        kind = _FORMER.get(candidate, candidate)
+        if kind in rules:
+            return kind
+    return ""
 
 
 def is_body(value: object) -> bool:
     """Tell whether an argument is the tuple that stands for a graph."""
     if not isinstance(value, tuple | list):
         return False
-    return str(next(iter(cast("Sequence[object]", value)), "")).startswith(_BODY)
+    items = cast("Sequence[object]", value)
+    return bool(items) and str(items[0]).startswith(_BODY)
 
 
 class KeepingWriter(FlatWriter):
@@ -95,13 +99,17 @@ class KeepingWriter(FlatWriter):
     def _customised(self, operation: Operation) -> Invoked:
         kind = operation.kind
         operands = dict(operation.operands)
-        arguments = {n: self._argument(x) for n, x in (*operands.items(), *operation.attributes)}
-        parameters = tuple((n, _type(x, is_tensor=n in operands)) for n, x in arguments.items())
+        arguments: dict[str, object] = {}
+        for name, x in (*operands.items(), *operation.attributes):
+            arguments[name] = self._argument(x)
+        parameters = tuple(
+            (name, _type(x, is_tensor=name in operands)) for name, x in arguments.items()
+        )
         results = tuple((f"y{i}", _type(x)) for i, x in enumerate(operation.results))
         key = (kind, parameters, results)
         if key not in self._custom:
-            name = self._fresh(f"{_PREFIX}{kind.replace('.', '__')}")
-            self._custom[key] = _fragment(name, parameters, results)
+            fragment_name = self._fresh(f"{_PREFIX}{kind.replace('.', '__')}")
+            self._custom[key] = _fragment(fragment_name, parameters, results)
         return Invoked(self._custom[key], arguments)
 
     def _fresh(self, name: str) -> str:

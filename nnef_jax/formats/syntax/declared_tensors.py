@@ -92,8 +92,11 @@ def generic_of(
         return None
     if node.generic is not None:
         return outer if node.generic == "?" else node.generic
-    deduced = (deduce(_type_of(arguments[p.name]), p.type) for p in fragment.parameters)
-    return next(filter(None, deduced), fragment.generic_default)
+    for parameter in fragment.parameters:
+        deduced = deduce(_type_of(arguments[parameter.name]), parameter.type)
+        if deduced:
+            return deduced
+    return fragment.generic_default
 
 
 def result_count(
@@ -151,7 +154,8 @@ def check_shape(stored: Shape, declared: Shape, label: str, member: str) -> None
 
     See section 4.1.3 of the specification.
     """
-    if any(a != b for a, b in zip_longest(stored, declared, fillvalue=1)):
+    pairs = zip_longest(stored, declared, fillvalue=1)
+    if any(extent != declared_extent for extent, declared_extent in pairs):
         raise DataError(
             f"{member} has shape {show(stored)}, variable '{label}' is declared "
             f"with {show(declared)}",

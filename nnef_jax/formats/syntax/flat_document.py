@@ -48,9 +48,9 @@ class Names:
         while name in self.taken:
             self._suffixes[base] = self._suffixes.get(base, 0) + 1
             name = f"{base}_{self._suffixes[base]}"
-        return self.take(name)
+        return self.reserve(name)
 
-    def take(self, name: str) -> str:
+    def reserve(self, name: str) -> str:
         """Reserve a name, and return it."""
         self.taken.add(name)
         return name
@@ -92,9 +92,9 @@ class FlatWriter:
         depend on unknown extents.
         """
         graph = self.graph
-        for side, values in (("inputs", graph.inputs), ("outputs", graph.outputs)):
+        for ports, values in (("inputs", graph.inputs), ("outputs", graph.outputs)):
             if not values:
-                self.refuse(f"a graph without {side} cannot be written")
+                self.refuse(f"a graph without {ports} cannot be written")
         names = self._identifiers = self.identifiers()
         self.names.update((value, names.fresh(value.name)) for value in graph.inputs)
         results, copies = self._results(names)
@@ -104,12 +104,14 @@ class FlatWriter:
         inputs = tuple(map(self._tensor, graph.inputs))
         body = [_assign(self.names[value], self.external(value)) for value in graph.inputs]
         body += self._variables()
-        declared = len(body)
+        declaration_count = len(body)
         for operation in graph.operations:
             body += self._operation(operation)
-        body[declared:declared] = self._infinities.values()
+        # The operations that compute infinities come before all others.
+        body[declaration_count:declaration_count] = self._infinities.values()
         updates = list(self._updates(names, copies))
-        body += [_assign(x, invocation("copy", self._tensor(v))) for x, v in copies.items()]
+        for name, value in copies.items():
+            body.append(_assign(name, invocation("copy", self._tensor(value))))
         body += updates
         raise_all(self.errors)
         graph_name = Names({*KEYWORDS, *standard()}).fresh(graph.name)
@@ -223,7 +225,7 @@ class FlatWriter:
                 break
         if kind == "constant" and 0 in arguments["shape"]:
             self.refuse("a tensor without items is not NNEF", operation)
-        if kind == "cast" and not _holds(arguments["dtype"], arguments["input"]):
+        if kind == "cast" and not _is_exact_cast(arguments["dtype"], arguments["input"]):
             reason = "limits the range of numbers, but integers of NNEF have 32 bits"
             self.refuse(f"a cast to {arguments['dtype']} {reason}", operation)
         generic = item_of(arguments["dtype"]) if kind in GENERIC_RESULT else None
@@ -296,9 +298,10 @@ class FlatWriter:
             )
         elif type in (t.SCALAR, t.Tensor("scalar")):
             item = float(item)
-        if isinstance(item, float) and math.isinf(item) and isinstance(type, t.Tensor):
+        is_finite = not isinstance(item, float) or math.isfinite(item)
+        if not is_finite and math.isinf(item) and isinstance(type, t.Tensor):
             return self._infinity(item > 0)
-        if isinstance(item, float) and not math.isfinite(item):
+        if not is_finite:
             self.refuse(
                 f"an argument of '{operation.kind}' is {item}, for which NNEF has no literal",
                 operation,
@@ -324,7 +327,7 @@ class FlatWriter:
         self.errors.append(UnsupportedError(message, span=span, calls=calls, hint=hint))
 
 
-def _holds(dtype: str, x: object) -> bool:
+def _is_exact_cast(dtype: str, x: object) -> bool:
     """Tell whether NNEF can express a cast to a dtype, or the cast keeps all values anyway."""
     if not is_integer(dtype) or dtype in _INTEGERS:
         return True

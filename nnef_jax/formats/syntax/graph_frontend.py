@@ -95,7 +95,7 @@ class GraphFrontend(Frontend):
         text = print_document(_TitledWriter(part, self.titles, options).write())
         members = _members(text, arrays)
         if quantization is None:
-            return Written(members, _reads_alike(part, text, options))
+            return Written(members, _loads_same_graph(part, text, options))
         return Written(members | {QUANTIZATION: quantization.encode()})
 
     def converted(self, graph: Graph, data: Arrays | None, *, flat: bool, keep: bool) -> Written:
@@ -114,7 +114,7 @@ def _members(text: str, arrays: Arrays) -> dict[str, Member]:
     return {GRAPH: text.encode()} | stored
 
 
-def _reads_alike(graph: Graph, text: str, options: Options) -> bool:
+def _loads_same_graph(graph: Graph, text: str, options: Options) -> bool:
     """Tell whether `load` is certain to make this graph from the graph's flat document.
 
     This is so if a document can declare the type of each tensor: items are real numbers, int32 or

@@ -29,7 +29,7 @@ def callers_of(names: Iterable[str], fragments: Mapping[str, s.Fragment]) -> fro
     return frozenset(reached)
 
 
-def shown(
+def add_if_unsupported(
     graph: Emission,
     assignment: s.Assignment,
     values: MutableMapping[str, object],

@@ -56,7 +56,7 @@ class Parser:
             reader.expect("")
         except (NotUnderstood, NnefError, RecursionError):
             return None
-        meter.spend(TOKEN * (most - reader.left), builder.source.name)
+        meter.spend(TOKEN * (most - reader.tokens_left), builder.source.name)
         return tree
 
     def by_grammar(self, start: str, text: str, builder: TreeBuilder, meter: Meter) -> Any:

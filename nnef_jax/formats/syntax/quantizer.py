@@ -40,8 +40,8 @@ ALGORITHMS = (
 )
 SCALARS = ("bits", "signed", "symmetric")  # arguments that have the same value for all channels
 _NUMBERS = ("min", "max", "zero_point", "scale")
-# The largest scalar, and the largest integer.
-_LARGEST = (float(np.finfo(np.float32).max), 2**31 - 1)
+_LARGEST_SCALAR = float(np.finfo(np.float32).max)
+_LARGEST_INTEGER = 2**31 - 1
 _MOST_BITS = 64
 _BYTES = 24  # bytes of memory for each number: three arrays of float64
 
@@ -69,8 +69,10 @@ class Quantizer:
 
     def span(self, argument: str = "") -> Span:
         """Return the place of an argument, or of the invocation if there is no such argument."""
-        arguments = (a for a in self.node.arguments if a.name == argument)
-        return s.span_in(self.source, next(arguments, self.node))
+        for node in self.node.arguments:
+            if node.name == argument:
+                return s.span_in(self.source, node)
+        return s.span_in(self.source, self.node)
 
     def value(self, argument: str, shape: Shape, *, variable: bool) -> ArgumentValue:
         """Return an argument for a tensor of a shape. A list becomes an array that broadcasts.
@@ -85,7 +87,7 @@ class Quantizer:
         axes = (0, 1) if variable or len(shape) < 2 else (1,)
         for axis in axes:
             if axis < len(shape) and shape[axis] in (len(value), UNKNOWN):
-                return np.array(value).reshape((1,) * axis + (-1,))
+                return np.array(value).reshape(*[1] * axis, -1)
         raise ShapeError(
             f"'{argument}' has {len(value)} values, the tensor has shape {show(shape)}",
             span=self.span(argument),
@@ -130,13 +132,14 @@ class Quantizer:
         if arrays:
             return
         bits = arguments["bits"]
-        least = 2 if arguments.get("signed") and arguments.get("symmetric") else 1
+        is_symmetric = arguments.get("signed") and arguments.get("symmetric")
+        least = 2 if is_symmetric else 1
         if not least <= bits <= _MOST_BITS:
             message = f"'bits' must be at least {least} and at most {_MOST_BITS}, it is {bits}"
             yield self._error(message, "bits")
         numbers = {name: np.asarray(arguments[name]) for name in _NUMBERS if name in arguments}
         for name, array in numbers.items():
-            bound = _LARGEST[array.dtype.kind == "i"]
+            bound = _LARGEST_INTEGER if array.dtype.kind == "i" else _LARGEST_SCALAR
             if not array.size:
                 yield self._error(f"'{name}' is empty", name)
                 return
@@ -214,23 +217,26 @@ def dequantize(stored: TensorFile, quantizer: Quantizer, member: str, meter: Met
     signed = arguments.get("signed", stored.signed)
     symmetric = arguments.get("symmetric", False)
     _check_codes(codes, bits, signed, quantizer, member)
-    q = codes.astype(np.float64)
+    numbers = codes.astype(np.float64)
     match quantizer.operation:
         case "zero_point_linear_quantize":
-            return (q - arguments["zero_point"]) * arguments["scale"]
+            return (numbers - arguments["zero_point"]) * arguments["scale"]
         case "logarithmic_quantize":
-            top = np.ceil(np.log2(arguments["max"])) - (2.0 ** (bits - signed) - 1)
-            sign = np.sign(q) if signed else 1.0
-            np.abs(q, out=q)
-            np.add(q, top, out=q)
-            np.exp2(q, out=q)
-            return np.multiply(q, sign, out=q)
+            magnitude_bits = bits - 1 if signed else bits
+            least_exponent = np.ceil(np.log2(arguments["max"])) - (2.0**magnitude_bits - 1)
+            sign = np.sign(numbers) if signed else 1.0
+            # The results overwrite the array, which takes less memory.
+            np.abs(numbers, out=numbers)
+            np.add(numbers, least_exponent, out=numbers)
+            np.exp2(numbers, out=numbers)
+            return np.multiply(numbers, sign, out=numbers)
         case _:
-            lowest = 2.0 ** (bits - 1) - symmetric if signed else 0.0
-            steps = 2.0**bits - 1 - (signed and symmetric)
+            is_symmetric = bool(signed and symmetric)
+            offset = 2.0 ** (bits - 1) - is_symmetric if signed else 0.0
+            steps = 2.0**bits - 1 - is_symmetric
             low = arguments["min"]
             span = arguments["max"] - low
-            return (q + lowest) / steps * span + low
+            return (numbers + offset) / steps * span + low
 
 
 def _argument(quantizer: Quantizer, name: str, shape: tuple[int, ...]) -> Any:
@@ -238,8 +244,9 @@ def _argument(quantizer: Quantizer, name: str, shape: tuple[int, ...]) -> Any:
     if not isinstance(value, np.ndarray):
         return value
     value = broadcast.expand(value, len(shape))
-    pairs = zip(value.shape, shape, strict=False)
-    if value.ndim != len(shape) or any(a not in (1, b) for a, b in pairs):
+    pairs = zip(value.shape, shape, strict=False)  # the ranks may differ
+    fits = all(extent in (1, stored_extent) for extent, stored_extent in pairs)
+    if value.ndim != len(shape) or not fits:
         message = f"'{name}' of shape {show(value.shape)} does not broadcast to shape {show(shape)}"
         raise DataError(message, span=quantizer.span(name))
     return value

@@ -51,7 +51,7 @@ class FastReader:
 
     reserved: Collection[str]
     match: Callable[..., re.Match[str] | None]
-    left: int
+    tokens_left: int
     kind: int
     token: str
     start: int
@@ -64,14 +64,14 @@ class FastReader:
         self.loose: bool = language.loose
         self.reserved = _LOGICAL.keys() if self.loose else builder.keywords | BUILTINS
         self.match = language.token.match
-        self.left = most
-        self.go(0)
+        self.tokens_left = most
+        self.advance(0)
 
-    def go(self, at: int) -> None:
+    def advance(self, at: int) -> None:
         """Read the token at a position, and make it the next token."""
-        self.left -= 1
+        self.tokens_left -= 1
         match = self.match(self.text, at)
-        if match is None or self.left < 0:
+        if match is None or self.tokens_left < 0:
             raise NotUnderstood
         self.kind = kind = match.lastindex or 0
         self.token = match[kind]
@@ -85,20 +85,20 @@ class FastReader:
         if token is not None and token != self.token:
             raise NotUnderstood
         result = _placed(self.token, self.start)
-        self.go(self.stop)
+        self.advance(self.stop)
         return result
 
     def expect(self, token: str) -> None:
         """Step over the next token, which must be `token`."""
         if token != self.token:
             raise NotUnderstood
-        self.go(self.stop)
+        self.advance(self.stop)
 
     def accept(self, token: str) -> bool:
         """Step over the next token if it is `token`; tell whether it is."""
         is_next = token == self.token
         if is_next:
-            self.go(self.stop)
+            self.advance(self.stop)
         return is_next
 
     def name(self) -> Token:
@@ -135,7 +135,7 @@ class FastReader:
             items.append(item())
             if self.token != ",":
                 break
-            self.go(self.stop)
+            self.advance(self.stop)
             _require(self.loose or self.token != closing)
         _require(len(items) >= least)
         self.expect(closing)
@@ -187,7 +187,7 @@ class FastReader:
             if line is None:
                 raise NotUnderstood
             definitions.append(self.build.extension(_token(line, 1), None))
-            self.go(line.end())
+            self.advance(line.end())
         while self.accept("fragment"):
             definitions.append(self.fragment())
         return definitions
@@ -213,7 +213,7 @@ class FastReader:
     def declared(self, typed: bool = True) -> tuple[Token, Any]:
         match = self.language.declared.match(self.text, self.start)
         if match is not None:
-            self.go(match.end())
+            self.advance(match.end())
             generic = _token(match, 3) if match[3] else None
             return _token(match, 1), self.arrays(self.build.named_type(_token(match, 2), generic))
         name = self.name()
@@ -249,7 +249,7 @@ class FastReader:
             if match and match[1] not in self.reserved and match[2] not in self.reserved:
                 statement, at = self.flat(match)
             else:
-                self.go(at)
+                self.advance(at)
                 if self.token == "}" and (items or self.loose):
                     break
                 targets = self.several(self.target)
@@ -257,7 +257,7 @@ class FastReader:
                 statement = self.assignment(targets)
                 at = self.stop
             items.append(statement)
-        self.go(self.stop)
+        self.advance(self.stop)
         return tuple(items)
 
     def assignment(
@@ -285,17 +285,18 @@ class FastReader:
 
         `start` is the match of `name = operation<generic>(`.
         """
-        left = self.left
+        tokens_left = self.tokens_left
         arguments, at = self.arguments(start.end())
         name, operation, generic = start.groups()
         if self.loose:
             name = self.build.name(_token(start, 1))
         target = s.Identifier(start.start(1), name)
         end = _SEMICOLON.match(self.text, at)
-        if end is None or self.left < left or self.build.nesting < _FLAT_LEVELS:
+        is_flat = self.tokens_left == tokens_left  # no token was read one by one
+        if end is None or not is_flat or self.build.nesting < _FLAT_LEVELS:
             type = _token(start, 3) if generic else None
             value = self.build.invocation(_token(start, 2), type, None, *arguments)
-            self.go(at)
+            self.advance(at)
             return self.assignment([target], value), self.stop
         if self.loose:
             operation = self.build.name(_token(start, 2))
@@ -332,7 +333,7 @@ class FastReader:
                 elif string.isprintable() and "\\" not in string:
                     value = s.Literal(part.start(5), string[1:-1])
             if part is None or value is None:
-                self.go(at)
+                self.advance(at)
                 if self.token == ")" and (loose or not items):
                     return items, self.stop
                 items.append(self.argument())
@@ -434,7 +435,7 @@ class FastReader:
         generic = self.generic()
         _require(self.token == "(")
         arguments, at = self.arguments(self.stop)
-        self.go(at)
+        self.advance(at)
         return self.build.invocation(name, generic, None, *arguments)
 
     def argument(self) -> s.Argument:
@@ -442,7 +443,7 @@ class FastReader:
             equals = _EQUALS.match(self.text, self.stop)
             if equals is not None:
                 name = self.take()
-                self.go(equals.end())
+                self.advance(equals.end())
                 return self.build.named_argument(name, self.expression())
         return self.build.argument(self.expression())
 
@@ -477,5 +478,5 @@ def _numbers(text: str, offset: int) -> s.Array | s.Tuple:
         pairs = zip(_OPENING.finditer(text), items[::2], items[1::2], strict=True)
         items = [s.Tuple(offset + m.start(), (a, b)) for m, a, b in pairs]
     node = s.Array(offset, tuple(items)) if text[0] == "[" else s.Tuple(offset, tuple(items))
-    node.depth = 2
+    node.depth = 2  # that of an array of pairs, which is 1 too many for plain numbers
     return node

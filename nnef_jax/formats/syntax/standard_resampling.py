@@ -67,29 +67,32 @@ def standard_resampling(operation: Operation) -> Resampling | None:
     is_linear = mode == "linear"
     coordinates = attributes["coordinate_transformation_mode"]
     rounding = attributes["nearest_mode"]
-    ups = _factors(lengths, shape)
-    downs = _factors(shape, lengths)
+    upscaling = _factors(lengths, shape)
+    downscaling = _factors(shape, lengths)
     if rounding == "simple":
-        rounding = "floor" if ups else "ceil"
+        rounding = "floor" if upscaling else "ceil"
     key = coordinates, rounding
-    if ups and mode == "nearest" and max(ups) <= _REPEATS.get(key, 0):
-        return "nearest_upsample", {"input": x, "factor": ups}
-    if ups and is_linear and coordinates in _METHODS:
+    if upscaling and mode == "nearest" and max(upscaling) <= _REPEATS.get(key, 0):
+        return "nearest_upsample", {"input": x, "factor": upscaling}
+    if upscaling and is_linear and coordinates in _METHODS:
         method = {"method": _METHODS[coordinates], "border": "replicate"}
-        return "multilinear_upsample", {"input": x, "factor": ups, **method}
-    if not downs or attributes["antialias"]:
+        return "multilinear_upsample", {"input": x, "factor": upscaling, **method}
+    if not downscaling or attributes["antialias"]:
         return None
-    shrinking = [axis for axis, factor in enumerate(downs, 2) if factor > 1]
-    if any(x.type.shape[axis] is UNKNOWN for axis in shrinking):
+    shrunk_axes = [axis for axis, factor in enumerate(downscaling, 2) if factor > 1]
+    if any(x.type.shape[axis] is UNKNOWN for axis in shrunk_axes):
         return None
-    takes_first = coordinates == "asymmetric"
     if mode == "nearest":
-        takes_first = max(downs) <= _FIRSTS.get(key, 0)
+        takes_first = max(downscaling) <= _FIRSTS.get(key, 0)
+    else:
+        takes_first = coordinates == "asymmetric"
     if takes_first:
-        return "nearest_downsample", {"input": x, "factor": downs}
-    is_single = coordinates == "pytorch_half_pixel" and any(lengths[a] == 1 for a in shrinking)
-    if is_linear and coordinates in _MEANS and max(downs) <= 2 and not is_single:
-        return "area_downsample", {"input": x, "factor": downs}
+        return "nearest_downsample", {"input": x, "factor": downscaling}
+    has_single_item = coordinates == "pytorch_half_pixel" and any(
+        lengths[a] == 1 for a in shrunk_axes
+    )
+    if is_linear and coordinates in _MEANS and max(downscaling) <= 2 and not has_single_item:
+        return "area_downsample", {"input": x, "factor": downscaling}
     return None
 
 
@@ -99,9 +102,9 @@ def _factors(larger: Sequence[float], smaller: Sequence[float]) -> tuple[int, ..
     The result is () unless all ratios are integers, and the ratios of batch and channels are 1.
     """
     factors: list[int] = []
-    for n, m in zip(larger, smaller, strict=True):
-        if m == 0 or n == 0 or n % m:
+    for large, small in zip(larger, smaller, strict=True):
+        if large == 0 or small == 0 or large % small:
             return ()
-        factors.append(int(n // m))
+        factors.append(int(large // small))
     batch_and_channels = factors[:2]
     return tuple(factors[2:]) if batch_and_channels == [1, 1] else ()

@@ -126,8 +126,9 @@ def fits(actual: Type, formal: Type, *, mixed: bool = False) -> bool:
         case ArrayOf(a), ArrayOf(b):
             return fits(a, b, mixed=mixed)
         case TupleOf(a), TupleOf(b):
-            pairs = zip(a, b, strict=False)
-            return len(a) == len(b) and all(fits(x, y, mixed=mixed) for x, y in pairs)
+            if len(a) != len(b):
+                return False
+            return all(fits(x, y, mixed=mixed) for x, y in zip(a, b, strict=True))
         case _:
             return False
 
@@ -164,7 +165,11 @@ def deduce(actual: Type, formal: Type) -> str | None:
         case ArrayOf(a), ArrayOf(b):
             return deduce(a, b)
         case TupleOf(a), TupleOf(b) if len(a) == len(b):
-            return next((d for d in map(deduce, a, b) if d), None)
+            for x, y in zip(a, b, strict=True):
+                deduced = deduce(x, y)
+                if deduced:
+                    return deduced
+            return None
         case _:
             return None
 

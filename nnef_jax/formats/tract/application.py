@@ -18,7 +18,7 @@ from nnef_jax.formats.syntax.types import ArrayOf
 from nnef_jax.formats.tract import declarations
 from nnef_jax.formats.tract.attributes import attribute, is_attribute
 from nnef_jax.formats.tract.call_site import CallSite, TractOperand
-from nnef_jax.formats.tract.dtypes import DATUM_PARAMETERS, common_dtypes, dtype_of, own_dtype
+from nnef_jax.formats.tract.dtypes import DATUM_PARAMETERS, common_dtypes, default_dtype, dtype_of
 from nnef_jax.formats.tract.operations import words
 from nnef_jax.formats.tract.operators import OPERATORS
 from nnef_jax.limits import RESULT
@@ -100,7 +100,7 @@ def apply_fragment(site: CallSite, kind: str, rule: Rule) -> Any:
         if _holds_tensors([x]):
             operands[name] = x
         else:
-            attributes[name] = _plain(x)
+            attributes[name] = _without_arrays(x)
     return Results.of(site.add(kind, operands, attributes, site.names, rule=rule))
 
 
@@ -156,7 +156,7 @@ def _one_operand(site: CallSite, value: object, name: str) -> Value | h.Host:
 def _folded(site: CallSite, kind: str, operands: ByName, attributes: ByName) -> Any:
     # Next to a known operand, a parameter may be a shape. The array of such a parameter is read.
     if any(map(_is_known, operands.values())):
-        operands = {name: site.graph.known(x, shapes=True) for name, x in operands.items()}
+        operands = {name: site.graph.known(x, only_shapes=True) for name, x in operands.items()}
     if not all(map(_is_known, operands.values())):
         raise h.NotFolded
     operator = OPERATORS.get(kind)
@@ -223,9 +223,9 @@ def _unified(
         if isinstance(x, Value):
             return site.cast(x, dtype) if dtype else x
         if item == "integer":
-            x = h.boxes(h.integers(x), x.shape)
+            x = h.integer_array(h.integers(x), x.shape)
             graph.require_known(x.ravel().tolist())
-        dtype = dtype or own_dtype(x, graph.defaults, item)
+        dtype = dtype or default_dtype(x, graph.defaults, item)
         if x.ndim == 0 and h.is_plain(x.ravel()):
             return graph.literal(x, dtype)
         return site.constant(x, dtype)
@@ -261,9 +261,9 @@ def _is_known(operand: object) -> bool:
     return isinstance(operand, np.ndarray)
 
 
-def _plain(value: object) -> Any:
+def _without_arrays(value: object) -> Any:
     if isinstance(value, list | tuple):
-        return tuple(map(_plain, cast(list[Any], value)))
+        return tuple(map(_without_arrays, cast(list[Any], value)))
     return value.tolist() if isinstance(value, np.ndarray) else value
 
 

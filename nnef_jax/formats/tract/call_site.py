@@ -29,7 +29,7 @@ from nnef_jax.formats.syntax.emitter import Frame
 from nnef_jax.formats.syntax.types import INTEGER, LOGICAL, SCALAR, STRING, ArrayOf, Type
 from nnef_jax.formats.tract import declarations
 from nnef_jax.formats.tract.attributes import attribute, known_integer
-from nnef_jax.formats.tract.dtypes import converted, dtype_of, own_dtype
+from nnef_jax.formats.tract.dtypes import converted, default_dtype, dtype_of
 from nnef_jax.formats.tract.flat_graph import FlatGraph
 from nnef_jax.formats.tract.tensor_file import LARGEST_ATTRIBUTE
 from nnef_jax.formats.tract.unit import Unit
@@ -307,11 +307,11 @@ class CallSite(OperatorSite[FlatGraph]):
         numbers = {n: as_item(x) for n, x in operands.items() if type(x) in (int, float)}
         return {**operands, **numbers}
 
-    def _insert(self, kind: str, operands: ByName, attributes: ByName, part: str) -> Any:
+    def _insert(self, kind: str, operands: ByName, attributes: ByName, suffix: str) -> Any:
         if self.folds:
             return self._folded(kind, operands, attributes)
         operands = self._typed(kind, operands)
-        names = [self.graph.builder.unreserved(f"{self.name}.{part}")]
+        names = [self.graph.builder.unreserved(f"{self.name}.{suffix}")]
         results = self.add(kind, operands, attributes, names, inserted=True)
         return results[0] if len(results) == 1 else results
 
@@ -368,7 +368,7 @@ class CallSite(OperatorSite[FlatGraph]):
         graph = self.graph
         try:
             array = host(value)
-            dtype = dtype or own_dtype(array, graph.defaults)
+            dtype = dtype or default_dtype(array, graph.defaults)
             items = tuple(array.ravel().tolist())
             graph.require_known(items)
             if is_plain(items):

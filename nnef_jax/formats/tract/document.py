@@ -58,7 +58,7 @@ class TractDocument:
         return sum(node.operation == "variable" for node in nodes)
 
     @property
-    def pulsed(self) -> bool:
+    def is_pulsed(self) -> bool:
         """Tell whether the network reads a stream, of which each call takes the next piece."""
         if "tract_pulse" in self.registries or "pulse" in self.registries:
             return True

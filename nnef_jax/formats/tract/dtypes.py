@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from lowering.errors import InvalidOperation
 from lowering.graph import Value
-from nnef_jax.flattening.emission import ByName, computed
+from nnef_jax.flattening.emission import ByName, computation_dtype
 from nnef_jax.flattening.hostvalues import Host
 
 DATUM_TYPES = {
@@ -43,6 +43,8 @@ DATUM_PARAMETERS = frozenset(
     }
 )  # fmt: skip
 _QUANTISED = re.compile(r"q(u8|i8|i32)\s*\(")
+# The kinds of dtypes. Numbers of a kind may become numbers of each later kind.
+_BOOL, _INTEGER, _REAL, _COMPLEX = range(4)
 
 
 def dtype_of(name: str, real: str) -> str:
@@ -58,7 +60,7 @@ def dtype_of(name: str, real: str) -> str:
         is_of_tract = key in ("string", "blob") or "complexi" in key
         reason = "cannot be computed with" if is_of_tract else "is not one of tract's"
         raise InvalidOperation(f"datum type '{name}' {reason}", hint=f"there are {names}")
-    return computed(DATUM_TYPES[key], real)
+    return computation_dtype(DATUM_TYPES[key], real)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,22 +106,23 @@ def _common_dtype(
     are all whole counts as an integer, unless `exact` is set.
     """
     parameters = defaults.parameters
-    strong = [x.type.dtype for x in operands if isinstance(x, Value) and x not in parameters]
-    weak = [x for x in operands if not isinstance(x, Value) or x in parameters]
-    if not strong:
-        strong = [x.type.dtype for x in weak if isinstance(x, Value)]
-        weak = [x for x in weak if not isinstance(x, Value)]
-    dtype = _promoted(strong) if strong else ""
-    for constant in weak:
-        alone = own_dtype(constant, defaults)
+    deciding = [x.type.dtype for x in operands if isinstance(x, Value) and x not in parameters]
+    adapting = [x for x in operands if not isinstance(x, Value) or x in parameters]
+    if not deciding:
+        deciding = [x.type.dtype for x in adapting if isinstance(x, Value)]
+        adapting = [x for x in adapting if not isinstance(x, Value)]
+    dtype = _promoted(deciding) if deciding else ""
+    for constant in adapting:
+        constant_dtype = default_dtype(constant, defaults)
         if not dtype:
-            dtype = alone
+            dtype = constant_dtype
             continue
         counts_as_integer = not exact and _is_integral(constant, dtype)
-        if _kind(alone) > _kind(dtype) and not counts_as_integer:
-            replaces = isinstance(constant, Value) or _kind(dtype) < 2
-            dtype = alone if replaces else _promoted([dtype, alone])
-    if item == "scalar" and _kind(dtype) < 2:
+        has_later_kind = _kind(constant_dtype) > _kind(dtype)
+        if has_later_kind and not counts_as_integer:
+            replaces = isinstance(constant, Value) or _kind(dtype) < _REAL
+            dtype = constant_dtype if replaces else _promoted([dtype, constant_dtype])
+    if item == "scalar" and _kind(dtype) < _REAL:
         return defaults.real
     return dtype
 
@@ -131,14 +134,15 @@ def converted(stored: NDArray[Any], dtype: str) -> NDArray[Any]:
     """
     before = _kind(stored.dtype.name)
     after = _kind(dtype)
-    if after == 0:
+    if after == _BOOL:
         return stored != 0
-    if after == 1 and before == 2:
+    if after == _INTEGER and before == _REAL:
         return np.trunc(np.nan_to_num(stored.astype(np.float64)))
-    return stored.astype(np.float64) if after == 2 and before < 2 else stored
+    becomes_real = after == _REAL and before < _REAL
+    return stored.astype(np.float64) if becomes_real else stored
 
 
-def own_dtype(value: Value | Host, defaults: Defaults, item: str | None = None) -> str:
+def default_dtype(value: Value | Host, defaults: Defaults, item: str | None = None) -> str:
     """Return the dtype of a tensor, or the dtype of a literal that has no tensors beside it.
 
     `item` is the declared item type.
@@ -146,9 +150,10 @@ def own_dtype(value: Value | Host, defaults: Defaults, item: str | None = None) 
     if isinstance(value, Value):
         return value.type.dtype
     if item not in ("integer", "logical", "scalar"):
-        kinds = {"O": "integer", "b": "logical"}
-        item = kinds.get(value.dtype.kind)
-    return {"integer": defaults.integer, "logical": "bool"}.get(item or "", defaults.real)
+        item = {"O": "integer", "b": "logical"}.get(value.dtype.kind, "scalar")
+    if item == "integer":
+        return defaults.integer
+    return "bool" if item == "logical" else defaults.real
 
 
 def _promoted(dtypes: list[str]) -> str:
@@ -163,15 +168,18 @@ def _promoted(dtypes: list[str]) -> str:
 
 @cache
 def _kind(dtype: str) -> int:
-    """Return the kind of a dtype: 0 for bool, 1 for integer, 2 for real and 3 for complex."""
-    for kind, family in enumerate((jnp.bool_, jnp.integer, jnp.floating)):
+    """Return the kind of a dtype."""
+    families = {_BOOL: jnp.bool_, _INTEGER: jnp.integer, _REAL: jnp.floating}
+    for kind, family in families.items():
         if jnp.issubdtype(jnp.dtype(dtype), family):
             return kind
-    return 3
+    return _COMPLEX
 
 
 def _is_integral(constant: Value | Host, dtype: str) -> bool:
     """Tell whether `dtype` is an integer's, and all numbers of a real constant are whole."""
-    if isinstance(constant, Value) or _kind(dtype) != 1 or constant.dtype.kind != "f":
+    if isinstance(constant, Value) or _kind(dtype) != _INTEGER:
+        return False
+    if constant.dtype.kind != "f":
         return False
     return bool(np.all(constant == np.trunc(constant)) and np.all(np.isfinite(constant)))

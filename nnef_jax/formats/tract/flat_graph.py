@@ -15,7 +15,7 @@ from lowering.extents import UNKNOWN, Shape, is_known, show, volume
 from lowering.graph import TensorType, Value, is_float
 from lowering.location import Span
 from nnef_jax.errors import LimitError
-from nnef_jax.flattening.emission import computed
+from nnef_jax.flattening.emission import computation_dtype
 from nnef_jax.flattening.hostvalues import Host, host
 from nnef_jax.formats.base import GIVE_SHAPES, Options
 from nnef_jax.formats.syntax.emitter import Emitter
@@ -43,7 +43,7 @@ class FlatGraph(Emitter):
     """
 
     def __init__(self, options: Options, data: dict[str, Stored | None], *, is_open: bool) -> None:
-        integer = computed("int64", options.real)
+        integer = computation_dtype("int64", options.real)
         super().__init__(options, integer)
         self.data = data
         self.is_open = is_open
@@ -128,22 +128,22 @@ class FlatGraph(Emitter):
         """Return the shape of a tensor. Extents may be symbolic extents of `jax.export`."""
         if is_known(value.type.shape) or self.symbolic is None:
             return value.type.shape
-        return self.symbolic.of(value)
+        return self.symbolic.shape_of(value)
 
     # Known values
 
-    def known(self, value: Any, *, shapes: bool = False) -> Any:
+    def known(self, value: Any, *, only_shapes: bool = False) -> Any:
         """Replace each small parameter in a value by its stored array.
 
-        If `shapes`, only parameters that may be shapes are replaced.
+        If `only_shapes`, only parameters that may be shapes are replaced.
         """
         if isinstance(value, list | tuple):
-            return type(value)(self.known(item, shapes=shapes) for item in value)  # pyright: ignore[reportUnknownArgumentType]
+            return type(value)(self.known(item, only_shapes=only_shapes) for item in value)  # pyright: ignore[reportUnknownArgumentType]
         stored = self.constants.get(value) if isinstance(value, Value) else None
-        most = _LARGEST_SHAPE if shapes else LARGEST_ATTRIBUTE
+        most = _LARGEST_SHAPE if only_shapes else LARGEST_ATTRIBUTE
         if stored is None or stored.size > most:
             return value
-        if shapes and stored.dtype.name not in ("int32", "int64"):
+        if only_shapes and stored.dtype.name not in ("int32", "int64"):
             return value
         self.meter.spend(stored.size // _STORED_PER_STEP)
         return host(stored)

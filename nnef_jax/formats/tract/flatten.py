@@ -21,12 +21,12 @@ from lowering.graph import Call, Graph, Value
 from nnef_jax.calls.trimming import length_name
 from nnef_jax.errors import LimitError, NnefError, raise_all, without_frames
 from nnef_jax.flattening.emission import ByName
-from nnef_jax.flattening.hostvalues import WEIGHTY, weight
+from nnef_jax.flattening.hostvalues import COSTLY_TYPES, weight
 from nnef_jax.formats.base import GIVE_SHAPES, Options
 from nnef_jax.formats.syntax import tree as s
 from nnef_jax.formats.syntax.emitter import Frame, Poisoned
 from nnef_jax.formats.syntax.invocation import InvalidInvocation, bind
-from nnef_jax.formats.syntax.outline import callers_of, shown
+from nnef_jax.formats.syntax.outline import add_if_unsupported, callers_of
 from nnef_jax.formats.syntax.standard import OPERATORS
 from nnef_jax.formats.syntax.types import INTEGER
 from nnef_jax.formats.tract import unsupported
@@ -112,7 +112,8 @@ class _UnitFlattener:
     graph: FlatGraph
     extents: ByName
     inputs: ByName
-    shown: Set[str] = frozenset()  # the unsupported operations of a network that is only shown
+    # The unsupported operations of a network that is only shown.
+    unsupported_names: Set[str] = frozenset()
 
     def into(self, graph: FlatGraph) -> _UnitFlattener:
         return replace(self, graph=graph)
@@ -124,13 +125,13 @@ class _UnitFlattener:
 
     def outputs(self, frame: Frame) -> list[Value]:
         document = self.unit.document
-        if not self.shown:
+        if not self.unsupported_names:
             unsupported.refuse_unsupported(document, self.graph.options.rules, self.graph.meter)
         self._refuse_undeclared_inputs(frame)
         errors: list[NnefError] = []
         for assignment in document.graph.body:
-            if self.shown and shown(
-                self.graph, assignment, frame.values, self.shown, document.source
+            if self.unsupported_names and add_if_unsupported(
+                self.graph, assignment, frame.values, self.unsupported_names, document.source
             ):
                 continue
             targets = _targets(assignment)
@@ -188,7 +189,7 @@ class _UnitFlattener:
             case s.Identifier():
                 value = self.lookup(node, frame)
                 # Each time that a name is read counts against the limits.
-                if type(value) in WEIGHTY:
+                if type(value) in COSTLY_TYPES:
                     self.graph.meter.spend(_ITEM * weight(value))
                 return value
             case s.Array(items=items) | s.Tuple(items=items):
@@ -235,7 +236,7 @@ class _UnitFlattener:
             return frame.values[name]
         if name in self.extents:
             # Only the length of a stream may be open here.
-            may_be_open = self.graph.is_open or self.unit.document.pulsed
+            may_be_open = self.graph.is_open or self.unit.document.is_pulsed
             if self.extents[name] is UNKNOWN and not may_be_open:
                 message = f"symbol '{name}' does not follow from the shapes of the inputs"
                 raise self.graph.error(message, node, frame)
@@ -256,7 +257,8 @@ class _UnitFlattener:
         index = attribute(graph.known(position), INTEGER)
         if index is UNKNOWN:
             raise site.error("the index of the item depends on an open extent", GIVE_SHAPES)
-        if not -len(values) <= index < len(values):
+        has_item = -len(values) <= index < len(values)
+        if not has_item:
             raise site.error(f"there is no item {index} among {len(values)}")
         item: Any = values[index]
         return np.asarray(item, values.dtype) if is_host else graph.known(item)
@@ -354,6 +356,7 @@ class _UnitFlattener:
         call_name = names[0] if names else site.frame.prefix + fragment.name
         prefix = f"{call_name}_"[-_LONGEST_PREFIX:]
         inner = Frame(fragment, fragment.source, dict(arguments), prefix, calls)
+        # A call may name fewer results than the fragment has.
         result_names = dict(zip([r.name for r in fragment.results], names, strict=False))
         for assignment in fragment.body or ():
             targets = _targets(assignment)

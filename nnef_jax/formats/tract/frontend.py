@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from lowering.extents import UNKNOWN, is_known
 from lowering.graph import Graph, Operation, Value
 from lowering.location import Source
-from nnef_jax.flattening.emission import computed
+from nnef_jax.flattening.emission import computation_dtype
 from nnef_jax.formats.base import Arrays, Cut, Options, Stored, Written
 from nnef_jax.formats.syntax import tree as s
 from nnef_jax.formats.syntax.declared_tensors import item_of
@@ -62,7 +62,7 @@ class TractFrontend(TextFrontend):
         registries = ", ".join(self.document.registries) or "tract_nnef"
         self.dialect: str = f"NNEF 1.0 of tract ({registries})"
         self._data: dict[str, NDArray[Any] | None] = {}
-        self.integer: str = computed("int64", options.real)
+        self.integer: str = computation_dtype("int64", options.real)
         self.symbols: Sequence[str] = list(symbols.solve(document, {}, options.meter))
 
     def flatten(self, options: Options) -> Graph:
@@ -162,8 +162,10 @@ class TractFrontend(TextFrontend):
         writer.replaced.update((new, old) for old, new in inputs.items())
         flat = writer.write()
         registries = [*self.document.registries, "tract_core", *writer.registries]
-        named = dict.fromkeys(name for name in registries if name not in ("", "tract_nnef"))
-        lines = [f"tract_registry {name}" for name in named]
+        registry_names = dict.fromkeys(
+            name for name in registries if name not in ("", "tract_nnef")
+        )
+        lines = [f"tract_registry {name}" for name in registry_names]
         lines += [f"tract_symbol {name}" for name in writer.symbols]
         lines += [x for x in self.document.extensions if not x.startswith("tract_registry")]
         version, _, text = print_document(flat).partition("\n")
@@ -179,7 +181,7 @@ class _QuotedNames(Names):
         can_be_quoted = re.fullmatch(r'[^"\\\n]+', name) and quoted not in self.taken
         if _IDENTIFIER.fullmatch(name) or not can_be_quoted:
             return super().fresh(name)
-        return self.take(quoted)
+        return self.reserve(quoted)
 
 
 class _DialectWriter(FlatWriter):
@@ -215,14 +217,14 @@ class _DialectWriter(FlatWriter):
             self.names[self.replaced[value]] = self.names[value]
         declared = self._document_read.inputs.get(value.name)
         if declared is not None:
-            return self._closed(declared, value)
+            return self._with_known_shape(declared, value)
         self.registries["tract_core"] = None
         shape = [self._symbol() if n is UNKNOWN else s.Literal(0, n) for n in value.type.shape]
         datum_type = s.Literal(0, self._datum(value.type.dtype))
         extents = s.Array(0, tuple(shape))
         return invocation("tract_core_external", shape=extents, datum_type=datum_type)
 
-    def _closed(self, declared: s.Invocation, value: Value) -> s.Invocation:
+    def _with_known_shape(self, declared: s.Invocation, value: Value) -> s.Invocation:
         """Replace the symbols in a declaration by integers, if all extents are known."""
         read = self._document_read.input_shapes[value.name]
         if not is_known(value.type.shape) or all(isinstance(n, s.Literal) for n in read):

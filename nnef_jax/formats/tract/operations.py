@@ -42,6 +42,7 @@ def words(name: str) -> Mapping[str, str]:
         attributes = operator.attributes
         inputs = tensors
     names = {key: x.name for key, x in attributes.items() if isinstance(x, Attribute)}
+    # A meaning may take only the first operands, and a kind may have further parameters.
     return {**dict(zip(parameters, inputs, strict=False)), **names}
 
 

@@ -68,17 +68,17 @@ def parse(source: Source, meter: Meter) -> TractDocument:
     def values(kind: str) -> tuple[str, ...]:
         return tuple(line.value for line in lines if line.kind == kind)
 
-    streaming = ("S",) if values("tract_pulse_streaming_symbol") else ()
+    streaming_symbols = ("S",) if values("tract_pulse_streaming_symbol") else ()
     assertions = [line for line in lines if line.kind == "tract_assert"]
     return TractDocument(
         source,
-        tuple(f"{line.kind} {line.value}".strip() for line in lines),
-        values("tract_registry"),
-        values("tract_symbol") + streaming,
-        tuple(_assertion(source, line, meter) for line in assertions),
-        properties,
-        by_name,
-        graph,
+        extensions=tuple(f"{line.kind} {line.value}".strip() for line in lines),
+        registries=values("tract_registry"),
+        symbols=(*values("tract_symbol"), *streaming_symbols),
+        assertions=tuple(_assertion(source, line, meter) for line in assertions),
+        properties=properties,
+        fragments=by_name,
+        graph=graph,
     )
 
 
@@ -87,12 +87,18 @@ def without_properties(text: str) -> tuple[str, dict[str, str]]:
 
     tract does not escape quotes in properties, so the grammar cannot read properties.
     """
-    start = next((x.start() for x in tract.signs(text) if x[1].startswith("fragment")), None)
-    match = _PROPERTIES.match(text, start) if start is not None else None
+    match = _properties_in(text)
     if match is None:
         return text, {}
     blank = re.sub(r"[^\n]", " ", match[0])
     return text[: match.start()] + blank + text[match.end() :], dict(_pairs(match[0]))
+
+
+def _properties_in(text: str) -> re.Match[str] | None:
+    for sign in tract.signs(text):
+        if sign[1].startswith("fragment"):
+            return _PROPERTIES.match(text, sign.start())
+    return None
 
 
 def _pairs(text: str) -> Iterator[tuple[str, str]]:

@@ -36,11 +36,13 @@ def _averages(x: Array, state: Array, alpha: float, skip: int) -> Array:
     first `skip` items do not change it.
     """
     items = x[skip:] * (1 - alpha)
-    decays = jnp.full((items.shape[0],) + (1,) * (x.ndim - 1), alpha, x.dtype)
+    decays = jnp.full((items.shape[0], *[1] * (x.ndim - 1)), alpha, x.dtype)
 
     # A pair (a, b) stands for the step that replaces s by a s + b.
     def composed(first: tuple[Array, Array], second: tuple[Array, Array]) -> tuple[Array, Array]:
-        return first[0] * second[0], second[0] * first[1] + second[1]
+        first_factor, first_term = first
+        second_factor, second_term = second
+        return first_factor * second_factor, second_factor * first_term + second_term
 
     decays, sums = lax.associative_scan(composed, (decays, items))
     start = jnp.asarray(state, x.dtype)[None]
@@ -69,8 +71,8 @@ def exp_unit_norm(
         squares = jnp.sum(jnp.square(x), axis=-1)
         # The derivative of sqrt is infinite at 0, which would make the derivative NaN even where
         # the root is not selected.
-        small = squares <= epsilon * epsilon
-        sizes = jnp.where(small, epsilon, jnp.sqrt(jnp.where(small, 1.0, squares)))
+        is_small = squares <= epsilon * epsilon
+        sizes = jnp.where(is_small, epsilon, jnp.sqrt(jnp.where(is_small, 1.0, squares)))
     else:
         sizes = jnp.maximum(jnp.abs(x), epsilon)
     roots = jnp.sqrt(_averages(sizes, state, alpha, skip))

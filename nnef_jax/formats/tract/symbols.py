@@ -82,7 +82,7 @@ def _equations(document: TractDocument, shapes: Shapes, meter: Meter) -> list[_E
     """
     equations: list[_Equation] = []
     for name, shape in document.input_shapes.items():
-        extents = shapes.get(name, ())
+        extents = shapes.get(name, ())  # of another rank in a wrong call, or empty
         for axis, (expression, extent) in enumerate(zip(shape, extents, strict=False)):
             if extent is None or extent is UNKNOWN:
                 continue
@@ -136,24 +136,24 @@ class _Equation:
             return self.extent
         solved = {name: values[name] for name in self.names if name in values}
 
-        def at(value: int) -> int:
+        def value_at(value: int) -> int:
             self.meter.spend(self.size, "a symbol")
             return evaluate(self.expression, {**solved, free[0]: value})
 
-        at_0 = at(0)
-        at_1 = at(1)
-        if at_0 is UNKNOWN or at_1 is UNKNOWN:
+        value_at_0 = value_at(0)
+        value_at_1 = value_at(1)
+        if value_at_0 is UNKNOWN or value_at_1 is UNKNOWN:
             return None
-        if at_1 != at_0:  # a linear expression has the solution `guess`
-            guess = (self.extent - at_0) // (at_1 - at_0)
+        if value_at_1 != value_at_0:  # a linear expression has the solution `guess`
+            guess = (self.extent - value_at_0) // (value_at_1 - value_at_0)
             is_extent = is_symbolic(guess) or guess >= 0
-            if is_extent and at(guess) == self.extent:
+            if is_extent and value_at(guess) == self.extent:
                 return guess
         if is_symbolic(self.extent):
             return None
         # If the expression grows with the symbol, this is the smallest solution.
-        value = bisect_left(range(_LARGEST), self.extent, key=at)
-        return value if at(value) == self.extent else None
+        value = bisect_left(range(_LARGEST), self.extent, key=value_at)
+        return value if value_at(value) == self.extent else None
 
     def check(self, document: TractDocument, values: Mapping[str, int]) -> None:
         if is_symbolic(self.extent):

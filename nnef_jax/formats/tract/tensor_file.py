@@ -55,7 +55,7 @@ def _scales(blocks: _Codes) -> _Reals:
     return blocks[:, :2].copy().view("<f2").astype(np.float32)
 
 
-def _q4_0(blocks: _Codes) -> _Reals:
+def _numbers_of_q4_0(blocks: _Codes) -> _Reals:
     pairs = blocks[:, 2:]
     codes = np.concatenate([pairs & 15, pairs >> 4], 1).astype(np.float32)
     codes -= 8
@@ -63,11 +63,11 @@ def _q4_0(blocks: _Codes) -> _Reals:
     return codes
 
 
-def _old_q4_0(blocks: _Codes) -> _Reals:
-    return _q4_0(blocks).reshape(-1, 2, _BLOCK // 2).swapaxes(1, 2).reshape(-1, _BLOCK)
+def _numbers_of_old_q4_0(blocks: _Codes) -> _Reals:
+    return _numbers_of_q4_0(blocks).reshape(-1, 2, _BLOCK // 2).swapaxes(1, 2).reshape(-1, _BLOCK)
 
 
-def _q8_1(blocks: _Codes) -> _Reals:
+def _numbers_of_q8_1(blocks: _Codes) -> _Reals:
     return blocks[:, 4:].view(np.int8) * _scales(blocks)
 
 
@@ -75,8 +75,11 @@ def _q8_1(blocks: _Codes) -> _Reals:
 # bytes) to numbers of shape (n, 32).
 _Format = tuple[int, Callable[[_Codes], _Reals]]
 _FORMATS: dict[int, _Format] = {
-    0x3040: (18, _q4_0), 0x2040: (18, _old_q4_0), 0x3080: (36, _q8_1), 0x3081: (36, _q8_1),
-}  # fmt: skip
+    0x3040: (18, _numbers_of_q4_0),
+    0x2040: (18, _numbers_of_old_q4_0),
+    0x3080: (36, _numbers_of_q8_1),
+    0x3081: (36, _numbers_of_q8_1),
+}
 
 
 @dataclass(frozen=True, slots=True, eq=False)

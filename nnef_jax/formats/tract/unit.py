@@ -43,7 +43,7 @@ class Unit:
         self._depth = depth
         self._tensors: dict[str, StoredTensor] = {}
         self._documents: dict[str, Any] = {}
-        self._within: dict[str, Unit] = {}
+        self._nested: dict[str, Unit] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: x for name, x in self.__dict__.items() if name != "_safetensors"}
@@ -53,7 +53,7 @@ class Unit:
         yield from chain.from_iterable(sorted(self._archive.texts.items()))
         for label, tensor in sorted(self._tensors.items()):
             yield from (label, *tensor.content())
-        for label, unit in sorted(self._within.items()):
+        for label, unit in sorted(self._nested.items()):
             yield from (label, *unit.content())
 
     def texts(self) -> dict[str, bytes]:
@@ -62,7 +62,7 @@ class Unit:
         The texts of a nested network are in a folder.
         """
         texts = {name: text.encode() for name, text in self._archive.texts.items()}
-        for label, unit in self._within.items():
+        for label, unit in self._nested.items():
             folder = _member(label, "")
             texts |= {f"{folder}/{name}": text for name, text in unit.texts().items()}
         return texts
@@ -120,21 +120,21 @@ class Unit:
             self._documents[member] = read_json(self._archive.read_text(member), self._meter)
         return value_at(self._documents[member], key, member, self._meter)
 
-    def within(self, label: str) -> Unit:
+    def nested(self, label: str) -> Unit:
         """Return the network in LABEL.nnef.tgz, LABEL.nnef.tar or the folder LABEL.
 
         Raises ArchiveError if there is no such network, and LimitError if networks are nested too
         deeply.
         """
-        if label not in self._within:
+        if label not in self._nested:
             self._meter.spend(len(label), "the label of a network")
             if self._depth == _MAX_DEPTH:
                 message = f"{self._archive.name}: networks are nested more than {_MAX_DEPTH} deep"
                 raise LimitError(message)
             archive = self._open(label)
             labels = f"{self.labels}{label}/"
-            self._within[label] = Unit(archive, self._meter, labels, self._depth + 1)
-        return self._within[label]
+            self._nested[label] = Unit(archive, self._meter, labels, self._depth + 1)
+        return self._nested[label]
 
     def _open(self, label: str) -> Archive:
         outer = self._archive

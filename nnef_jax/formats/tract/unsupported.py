@@ -80,15 +80,15 @@ def _in_bodies(graph: Graph) -> Iterator[Operation]:
 
 def _reached(document: TractDocument, rules: Registry) -> Iterator[s.Invocation]:
     """Yield the invocations in the graph's body and in all fragments that they call."""
-    seen: set[str] = set()
+    visited: set[str] = set()
     pending = [[assignment.value for assignment in document.graph.body]]
     while pending:
         for node in s.invocations(pending.pop()):
             yield node
             for name in (node.operation, repeated_by(node)):
                 fragment = document.fragments.get(name)
-                if fragment is not None and name not in seen and name not in rules:
-                    seen.add(name)
+                if fragment is not None and name not in visited and name not in rules:
+                    visited.add(name)
                     defaults = [p.default for p in fragment.parameters if p.default is not None]
                     pending.append([*defaults, *(a.value for a in fragment.body or ())])
 

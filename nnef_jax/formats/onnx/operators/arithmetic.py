@@ -54,7 +54,7 @@ def _power(site: NodeSite, x: Tensor, y: Tensor) -> Any:
     if dtype == site.dtype_of(y):
         return site.last.pow(x, y)
     is_integer_to_real = site.is_real(y) and not site.is_real(x)
-    wide = site.computed("float64") if is_integer_to_real else dtype
+    wide = site.computation_dtype("float64") if is_integer_to_real else dtype
     power = site.step.pow(site.cast(x, wide), site.cast(y, wide))
     return site.cast(power, dtype)
 

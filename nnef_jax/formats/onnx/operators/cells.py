@@ -26,7 +26,8 @@ from nnef_jax.formats.onnx.operators.registry import operator
 
 # The weights of a layer: a tensor of shape (gates * hidden, items). Quantised weights are a tuple
 # of the levels (items, gates * hidden), the scale and the zero point.
-_Filter = Tensor | tuple[Tensor, Tensor, Tensor | None]
+_Weights = Tensor | tuple[Tensor, Tensor, Tensor | None]
+_FIRST_STATE = 5  # the index of the input with the first state of a layer
 _DIRECTIONS = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}
 _ATTRIBUTES: dict[str, Any] = {
     "direction": word("direction", *_DIRECTIONS),
@@ -37,34 +38,32 @@ _ATTRIBUTES: dict[str, Any] = {
 
 
 def _activations(
-    site: NodeSite, kind: str, ways: int, *parameters: Sequence[float]
+    site: NodeSite, kind: str, direction_count: int, *parameters: Sequence[float]
 ) -> list[Activation]:
     """Return the activations of all directions.
 
     `parameters` are two lists, the alphas and the betas. Each activation takes the next item of a
     list if it has that parameter.
     """
-    names = site.attribute("activations", tuple, DEFAULTS[kind] * ways)
-    if len(names) != ways * len(DEFAULTS[kind]):
-        raise InvalidOperation(f"it has {len(names)} activations for {ways} directions")
-    values = [*map(iter, parameters)]
+    names = site.attribute("activations", tuple, DEFAULTS[kind] * direction_count)
+    if len(names) != direction_count * len(DEFAULTS[kind]):
+        raise InvalidOperation(f"it has {len(names)} activations for {direction_count} directions")
+    alphas, betas = map(iter, parameters)
     activations: list[Activation] = []
     for name in map(str.lower, names):
-        defaults = PARAMETERS.get(name, (None, None))
-        pair: list[float | None] = []
-        for items, default in zip(values, defaults, strict=True):
-            parameter = None if default is None else next(items, None)
-            pair.append(parameter)
-        activations.append(activation(name, *pair))
+        default_alpha, default_beta = PARAMETERS.get(name, (None, None))
+        alpha = None if default_alpha is None else next(alphas, None)
+        beta = None if default_beta is None else next(betas, None)
+        activations.append(activation(name, alpha, beta))
     return activations
 
 
-def _product(at: NodeSite, x: Tensor, filter: _Filter, bias: Tensor | None = None) -> Any:
+def _product(at: NodeSite, x: Tensor, weights: _Weights, bias: Tensor | None = None) -> Any:
     """Multiply x of shape (batch, items) by weights, and add the bias if there is one."""
-    if isinstance(filter, tuple):
-        result = dynamic_product(at, x, *filter)
+    if isinstance(weights, tuple):
+        result = dynamic_product(at, x, *weights)
     else:
-        a, b = at.aligned(at.tensor(x), at.tensor(filter))
+        a, b = at.aligned(at.tensor(x), at.tensor(weights))
         result = at.product(a, b, flips=True)
     return result if bias is None else at.step.add(result, bias)
 
@@ -77,7 +76,7 @@ def _layer(
 
     `fields` are further fields of the `Cell`.
     """
-    ways = _DIRECTIONS[direction]
+    reversals = _DIRECTIONS[direction]
     x = site.tensor(0)
     if batch_first:
         x = site.transposed(x, (1, 0, 2))
@@ -85,34 +84,34 @@ def _layer(
     hidden = site.shape(2)[hidden_axis]
     if site.int("hidden_size", hidden) != hidden:
         raise InvalidOperation(f"'hidden_size' must be {hidden}, as in the shape of input 2")
-    if site.shape(1)[0] != len(ways):
-        raise InvalidShape(f"it has {len(ways)} directions, input 1 is {show(site.shape(1))}")
-    activations = _activations(site, kind, len(ways), alphas, betas)
+    if site.shape(1)[0] != len(reversals):
+        raise InvalidShape(f"it has {len(reversals)} directions, input 1 is {show(site.shape(1))}")
+    activations = _activations(site, kind, len(reversals), alphas, betas)
     count = len(DEFAULTS[kind])
-    filter_of = _levels if is_quantized else _of_way
+    weights_of = _levels if is_quantized else _of_direction
     runs: list[list[Any]] = []
-    for way, reverse in enumerate(ways):
+    for way, reverse in enumerate(reversals):
         functions = activations[way * count : (way + 1) * count]
         cell = Cell(kind, "iofc", functions, **fields)
-        initial: list[Tensor] = []
-        for i in range(5, 5 + cell.states):
+        states: list[Tensor] = []
+        for i in range(_FIRST_STATE, _FIRST_STATE + cell.states):
             if site.has(i):
-                initial.append(_of_way(site, i, way, int(batch_first)))
+                states.append(_of_direction(site, i, way, int(batch_first)))
             else:
                 shape = (site.extent(x, 1), hidden)
-                initial.append(site.filled(0, x.type.dtype, shape))
-        filters = filter_of(site, 1, way), filter_of(site, 2, way)
-        runs.append(_run(site, cell, x, initial, filters, way, reverse=reverse))
-    outputs, *states = (list(items) for items in zip(*runs, strict=True))
-    results = [site.step.stack(outputs, axis=1)]
-    results += [site.step.stack(state, axis=0) for state in states]
+                states.append(site.filled(0, x.type.dtype, shape))
+        weights = weights_of(site, 1, way), weights_of(site, 2, way)
+        runs.append(_run(site, cell, x, states, weights, way, reverse=reverse))
+    outputs, *last_states = (list(items) for items in zip(*runs, strict=True))
+    output = site.step.stack(outputs, axis=1)
+    stacked_states = [site.step.stack(state, axis=0) for state in last_states]
     if batch_first:  # to (batch, time, directions, hidden) and (batch, directions, hidden)
-        orders = ((2, 0, 1, 3), (1, 0, 2), (1, 0, 2))
-        results = [site.transposed(y, order) for y, order in zip(results, orders, strict=False)]
-    return tuple(results)
+        output = site.transposed(output, (2, 0, 1, 3))
+        stacked_states = [site.transposed(state, (1, 0, 2)) for state in stacked_states]
+    return (output, *stacked_states)
 
 
-def _of_way(site: NodeSite, i: int, way: int, axis: int = 0) -> Any:
+def _of_direction(site: NodeSite, i: int, way: int, axis: int = 0) -> Any:
     """Return the item of input `i` for the direction with index `way`.
 
     `axis` is the axis of directions.
@@ -129,52 +128,52 @@ def _levels(site: NodeSite, i: int, way: int) -> tuple[Any, Any, Any]:
     zero_input = scale_input + 1
     zero_point = None
     if not is_zero(site.optional(zero_input)):
-        zero_point = _of_way(site, zero_input, way)
-    return _of_way(site, i, way), _of_way(site, scale_input, way), zero_point
+        zero_point = _of_direction(site, zero_input, way)
+    return _of_direction(site, i, way), _of_direction(site, scale_input, way), zero_point
 
 
 def _run(
     site: NodeSite, cell: Cell, x: Value, states: Sequence[Tensor],
-    filters: tuple[_Filter, _Filter], way: int, *, reverse: bool,
+    weights: tuple[_Weights, _Weights], way: int, *, reverse: bool,
 ) -> list[Any]:  # fmt: skip
     """Run a cell over the time steps of a sequence; return the outputs and the last states.
 
-    `x` has shape (time, batch, items), and the outputs have shape (time, batch, hidden). `filters`
-    are the weights of the input and those of the state.
+    `x` has shape (time, batch, items), and the outputs have shape (time, batch, hidden). `weights`
+    are those of the input and those of the state.
     """
     hidden = site.shape(states[0])[-1]
     items = hidden * cell.gates
-    input_filter, state_filter = filters
+    input_weights, state_weights = weights
     # The bias of the state is added to the product with the input. The exception is a GRU that
     # applies its reset gate after the product with the state: the last part of the bias,
     # `candidate_bias`, is then added to that product.
     bias = None
     candidate_bias = None
     if site.has(3):
-        biases = _of_way(site, 3, way)
+        biases = _of_direction(site, 3, way)
         bias = site.part(biases, 0, 0, items)
         state_bias = site.part(biases, 0, items, 2 * items)
         if cell.kind == "gru" and cell.resets_after:
             candidate_bias = site.part(state_bias, 0, 2 * hidden, items)
-            state_bias = site.fitted(site.part(state_bias, 0, 0, 2 * hidden), 0, items)
+            state_bias = site.cut_or_padded(site.part(state_bias, 0, 0, 2 * hidden), 0, items)
         bias = site.step.add(bias, state_bias)
     peepholes: dict[str, Any] = {}
     if cell.kind == "lstm" and site.has(7):
-        parts = site.step.split(_of_way(site, 7, way), axis=0, ratios=(1, 1, 1))
+        parts = site.step.split(_of_direction(site, 7, way), axis=0, ratios=(1, 1, 1))
         for letter, part in zip("iof", parts, strict=True):
             peepholes[letter] = site.unsqueezed(part, (0,))
 
     def product(body: RepeatedBody, state: Tensor, first: int, last: int) -> Any:
-        if isinstance(state_filter, tuple):
-            filter = tuple(map(body.seen, state_filter))
+        if isinstance(state_weights, tuple):
+            gate_weights = tuple(map(body.outer_input, state_weights))
         else:
-            filter = body.seen(state_filter)
+            gate_weights = body.outer_input(state_weights)
         if last - first < cell.gates:
-            filter = body.at.part(filter, 0, first * hidden, last * hidden)
-        state_bias = body.seen(candidate_bias) if first else None
-        return _product(body.at, state, filter, state_bias)
+            gate_weights = body.at.part(gate_weights, 0, first * hidden, last * hidden)
+        gate_bias = body.outer_input(candidate_bias) if first else None
+        return _product(body.at, state, gate_weights, gate_bias)
 
-    products = _product(site, x, input_filter, bias)
+    products = _product(site, x, input_weights, bias)
     mask = None
     if site.has(4):
         mask = steps_within(site, site.extent(x, 0), site.operand(4), 0)

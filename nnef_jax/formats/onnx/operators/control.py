@@ -40,13 +40,13 @@ def _if(
     """Compute one of two graphs, which a condition chooses."""
     if isinstance(condition, Constant):
         graph = then if condition.array.any() else otherwise
-        return tuple(site.within(graph, site.graph, {}))
+        return tuple(site.flatten_subgraph(graph, site.graph, {}))
     bodies = [site.graph.body() for _ in range(2)]
     pairs = zip((then, otherwise), bodies, strict=True)
-    flatteners = [partial(site.within, graph, body, {}) for graph, body in pairs]
-    then_outputs, else_outputs = flattened_branches(flatteners, site.graph.fixing(condition))
-    lengths = list(map(_length, then_outputs))
-    if lengths != list(map(_length, else_outputs)):
+    flatteners = [partial(site.flatten_subgraph, graph, body, {}) for graph, body in pairs]
+    then_outputs, else_outputs = flattened_branches(flatteners, site.graph.hint_to_fix(condition))
+    lengths = [_length(x) for x in then_outputs]
+    if lengths != [_length(x) for x in else_outputs]:
         site.known(0)  # This raises an error, since the condition is computed.
     body_outputs: list[list[Value]] = []
     for body, outputs in zip(bodies, (then_outputs, else_outputs), strict=True):
@@ -104,7 +104,8 @@ def _loop(
     `begins` is the condition before the first iteration.
     """
     states = list(site.operands[2:])
-    if len(body.inputs) != 2 + len(states) or len(body.outputs) < 1 + len(states):
+    has_all_states = len(body.inputs) == 2 + len(states) and len(body.outputs) > len(states)
+    if not has_all_states:
         raise InvalidOperation(
             f"its body has {len(body.inputs)} inputs and {len(body.outputs)} outputs for "
             f"{len(states)} states"
@@ -115,13 +116,16 @@ def _loop(
             limit = 0
         begins = None
     continues = _continues(site, body, states)
-    if continues is False and (limit == 0 or not isinstance(count, Value)):
+    has_known_limit = limit == 0 or not isinstance(count, Value)
+    if continues is False and has_known_limit:
         limit = min(limit, 1)  # a single iteration, after which the condition is not read
         continues = True
     if begins is None and continues and limit < math.inf:
         return _counted(site, body, states, int(limit))
     tensors = [x for x in states if not isinstance(x, list)]
-    if len(tensors) < len(states) or len(body.outputs) > 1 + len(states):
+    has_sequences = len(tensors) < len(states)
+    stacks_outputs = len(body.outputs) > 1 + len(states)
+    if has_sequences or stacks_outputs:
         for i in (0, 1):
             if site.has(i):
                 # Raises InvalidOperation for a computed input, with a hint how to fix the input.
@@ -142,8 +146,8 @@ def _as_loop(
     """
     repetition = RepeatedBody(site)
     inside = [repetition.state(x) for x in states]
-    inputs = _inputs(site, body, repetition.turn(None), inside)
-    condition, *after = site.within(body, repetition.graph, inputs)
+    inputs = _inputs(site, body, repetition.iteration(None), inside)
+    condition, *after = site.flatten_subgraph(body, repetition.graph, inputs)
     integer = site.graph.builder.integer
     most: Any = int(np.iinfo(integer).max) if limit == math.inf else int(limit)
     if isinstance(count, Value):
@@ -152,20 +156,20 @@ def _as_loop(
     start = {"count": most, "condition": first}
     after = [_result(repetition.at, x) for x in after]
     bound = int(limit) if limit <= _MOST_UNROLLED else -1
-    going = [repetition.at.cast(condition, "bool")]
+    continue_condition = [repetition.at.cast(condition, "bool")]
     modes = [LAST] * len(after)
-    return tuple(repetition.add(site.emit, going, after, after, modes, start, bound))
+    return tuple(repetition.add(site.emit, continue_condition, after, after, modes, start, bound))
 
 
 def _inputs(
-    site: NodeSite, body: ModelGraph, turn: Tensor, states: Sequence[_State]
+    site: NodeSite, body: ModelGraph, iteration: Tensor, states: Sequence[_State]
 ) -> dict[str, Any]:
     """Return the inputs of a body by name.
 
     The inputs are the number of the iteration, the condition True, and the states.
     """
     names = [port.name for port in body.inputs]
-    return dict(zip(names, [turn, site.constant(True, "bool"), *states], strict=True))
+    return dict(zip(names, [iteration, site.constant(True, "bool"), *states], strict=True))
 
 
 def _continues(site: NodeSite, body: ModelGraph, states: Sequence[_State]) -> bool | None:
@@ -173,20 +177,22 @@ def _continues(site: NodeSite, body: ModelGraph, states: Sequence[_State]) -> bo
     trial = RepeatedBody(site)
     inside: list[Any] = []
     for x in states:
-        state = trial.seen(x) if isinstance(x, Value) else _opened(trial, x)
+        state = trial.outer_input(x) if isinstance(x, Value) else _as_state(trial, x)
         inside.append(state)
-    inputs = _inputs(site, body, trial.turn(None), inside)
-    (condition,) = site.within(replace(body, outputs=body.outputs[:1]), trial.graph, inputs)
+    inputs = _inputs(site, body, trial.iteration(None), inside)
+    (condition,) = site.flatten_subgraph(
+        replace(body, outputs=body.outputs[:1]), trial.graph, inputs
+    )
     return bool(condition.array.any()) if isinstance(condition, Constant) else None
 
 
-def _opened(trial: RepeatedBody, x: _State) -> Any:
+def _as_state(trial: RepeatedBody, x: _State) -> Any:
     """Return a state as a computed tensor of a body, even if it is known before the loop.
 
     Iterations may change the state.
     """
     if isinstance(x, list):
-        return [_opened(trial, item) for item in x]
+        return [_as_state(trial, item) for item in x]
     return trial.state(x)
 
 
@@ -201,10 +207,13 @@ def _counted(
     tensors = [x for x in states if not isinstance(x, list)]
     if len(tensors) == len(states):
         try:
-            return _as_scan(site, body, tensors, count) or _unrolled(site, body, states, count)
+            results = _as_scan(site, body, tensors, count)
         except (SemanticError, ShapeError):
             if count > _MOST_RETRIED:
                 raise
+            results = None
+        if results:
+            return results
     return _unrolled(site, body, states, count)
 
 
@@ -217,14 +226,14 @@ def _as_scan(
     """
     repetition = RepeatedBody(site)
     inside = [repetition.state(x) for x in states]
-    inputs = _inputs(site, body, repetition.turn(count), inside)
-    _, *results = site.within(body, repetition.graph, inputs)
+    inputs = _inputs(site, body, repetition.iteration(count), inside)
+    _, *results = site.flatten_subgraph(body, repetition.graph, inputs)
     if any(isinstance(x, list) for x in results):
         return None
     values = [_result(repetition.at, x) for x in results]
     after = values[: len(states)]
     outputs = values[len(states) :]
-    pairs = zip(after, repetition.before, strict=True)
+    pairs = zip(after, repetition.inner_states, strict=True)
     if any(shapes_differ(x.type.shape, y.type.shape) for x, y in pairs):
         return None
     stacked = [repetition.at.unsqueezed(x, (0,)) for x in outputs]
@@ -243,8 +252,10 @@ def _unrolled(
     if outputs and not count:
         raise InvalidOperation("it has no iterations, from which a result would have its shape")
     for i in range(count):
-        turn = site.constant(i, "int64")
-        _, *results = site.within(body, site.graph, _inputs(site, body, turn, states))
+        iteration = site.constant(i, "int64")
+        _, *results = site.flatten_subgraph(
+            body, site.graph, _inputs(site, body, iteration, states)
+        )
         states = results[: len(states)]
         for values, x in zip(outputs, results[len(states) :], strict=True):
             values.append(x)
@@ -267,13 +278,13 @@ def _scan(
     states = tensors[:state_count]
     scanned = tensors[state_count:]
 
-    def axes_and_directions(side: str, items: int) -> list[tuple[int, int]]:
+    def axes_and_directions(direction_of_data: str, items: int) -> list[tuple[int, int]]:
         """Return the pairs (axis, direction) of the scanned inputs or outputs.
 
-        `side` is "input" or "output", and `items` is the number of pairs.
+        `direction_of_data` is "input" or "output", and `items` is the number of pairs.
         """
-        axes = site.ints(f"scan_{side}_axes", [0] * items)
-        directions = site.ints(f"scan_{side}_directions", [0] * items)
+        axes = site.ints(f"scan_{direction_of_data}_axes", [0] * items)
+        directions = site.ints(f"scan_{direction_of_data}_directions", [0] * items)
         return list(zip(axes, directions, strict=True))
 
     cuts = axes_and_directions("input", count)
@@ -296,7 +307,7 @@ def _scanned(
         axis = site.axis(axis, site.rank(x))
         inside.append(body.item(x, axis, reverse=bool(direction)))
     names = [port.name for port in graph.inputs]
-    results = site.within(graph, body.graph, dict(zip(names, inside, strict=True)))
+    results = site.flatten_subgraph(graph, body.graph, dict(zip(names, inside, strict=True)))
     values = [_result(body.at, x) for x in results]
     after = values[: len(states)]
     outputs = values[len(states) :]

@@ -5,6 +5,7 @@ This module has scaling, encoding and linear models.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -33,9 +34,9 @@ def parameter(site: NodeSite, name: str, items: ArrayLike, dtype: str = "float32
     return Constant(np.asarray(items, dtype), dtype, f"{site.name}.{name}")
 
 
-def rows(site: NodeSite) -> Any:
+def feature_rows(site: NodeSite) -> Any:
     """Return input 0 as real numbers of shape (samples, features)."""
-    x = site.cast(site.operand(0), site.computed("float32"))
+    x = site.cast(site.operand(0), site.computation_dtype("float32"))
     if site.rank() not in (1, 2):
         raise InvalidShape(f"its input {show(site.shape())} must have one axis or two")
     return site.unsqueezed(x, (0,)) if site.rank() == 1 else x
@@ -83,11 +84,11 @@ def labelled(site: NodeSite, labels: NDArray[np.int64], index: Tensor) -> Any:
     If there are no labels, the indices are returned.
     """
     if not len(labels):
-        return site.cast(index, site.computed("int64"))
+        return site.cast(index, site.computation_dtype("int64"))
     return site.last.gather(site.constant(labels, "int64"), index, axis=0)
 
 
-def best(site: NodeSite, scores: Tensor) -> Any:
+def best_class(site: NodeSite, scores: Tensor) -> Any:
     """Return the index of the highest score of each row."""
     return site.squeezed(site.step.argmax_reduce(scores, axes=(1,)), 1)
 
@@ -108,7 +109,9 @@ def _scaler(
     offset: Sequence[float] = numbers("offset", (0.0,)),
     scale: Sequence[float] = numbers("scale", (1.0,)),
 ) -> Any:
-    x = site.step.sub(site.cast(x, site.computed("float32")), parameter(site, "offset", offset))
+    x = site.step.sub(
+        site.cast(x, site.computation_dtype("float32")), parameter(site, "offset", offset)
+    )
     return site.step.mul(x, parameter(site, "scale", scale))
 
 
@@ -121,7 +124,7 @@ operator("Binarizer", domain=DOMAIN, threshold=number("threshold", 0))(
 def _normalizer(site: NodeSite, x: Tensor, *, norm: str = word("norm", "MAX", "L1", "L2")) -> Any:
     """Divide each row by its largest item or by its norm. A row of zeros is not changed."""
     axes = (site.rank() - 1,)
-    x = site.cast(x, site.computed("float32"))
+    x = site.cast(x, site.computation_dtype("float32"))
     if norm != "MAX":
         divide = site.last.l1_normalization if norm == "L1" else site.last.l2_normalization
         return divide(x, axes=axes, bias=0.0, epsilon=0.0)
@@ -151,7 +154,7 @@ def _array_feature_extractor(site: NodeSite, x: Tensor, indices: Tensor) -> Any:
 
 @operator("FeatureVectorizer", domain=DOMAIN)
 def _feature_vectorizer(site: NodeSite, *inputs: Tensor) -> Any:
-    parts = [site.cast(site.tensor(x), site.computed("float32")) for x in inputs]
+    parts = [site.cast(site.tensor(x), site.computation_dtype("float32")) for x in inputs]
     for i, x in enumerate(parts):
         if site.rank(x) == 1:
             parts[i] = site.unsqueezed(x, (0,))
@@ -173,7 +176,7 @@ def _one_hot_encoder(site: NodeSite, x: Tensor, *, zeros: bool = flag("zeros", T
     axis = site.rank()
     categories = site.constant(site.ints("cats_int64s"), "int64")
     is_equal = site.step.eq(site.unsqueezed(x, (axis,)), site.cast(categories, site.dtype_of()))
-    marks = site.cast(is_equal, site.computed("float32"))
+    marks = site.cast(is_equal, site.computation_dtype("float32"))
     if zeros:
         return marks
     has_category = site.step.any_reduce(is_equal, axes=(axis,))
@@ -203,12 +206,11 @@ def _label_encoder(
     last_indices: dict[float, int] = {}  # maps each key except NaN to its last index
     nan_index: int | None = None
     for i, key in enumerate(keys.tolist()):
-        is_nan = key != key
-        if is_nan:
+        if math.isnan(key):
             nan_index = i
         else:
             last_indices[key] = i
-    x = site.cast(x, site.computed(key_dtype))
+    x = site.cast(x, site.computation_dtype(key_dtype))
     # A table must not be empty. If all keys are NaN, the table has one NaN, to which no item is
     # equal.
     table_rows = list(last_indices.values()) or [0]
@@ -260,7 +262,7 @@ def _linear(
     The result has shape (samples, count). If `count` is None, it is the number of coefficients
     divided by the number of features.
     """
-    x = rows(site)
+    x = feature_rows(site)
     features = site.known_shape(x)[1]
     if count is None:
         count = len(coefficients) // features
@@ -295,7 +297,7 @@ def _linear_classifier(
     labels = classes(site, names)
     scores = _linear(site, None, **linear)
     if site.shape(scores)[1] > 1:
-        label = labelled(site, labels, best(site, scores))
+        label = labelled(site, labels, best_class(site, scores))
         return label, transformed(site, scores, transform)
     index = is_above(site, scores, 0.0)
     if len(labels) != 2:

@@ -70,12 +70,12 @@ def windows_of(
     return {"stride": strides, "dilation": dilations, "padding": padding}
 
 
-def _bias(site: NodeSite, bias: Tensor | None) -> Any:
+def _bias_operand(site: NodeSite, bias: Tensor | None) -> Any:
     """Return a bias of shape (channels,) in the shape (1, channels), or 0 if the bias is None."""
     return site.item(0, site.operand(0)) if bias is None else site.unsqueezed(bias, (0,))
 
 
-def _plus(site: NodeSite, x: Tensor, bias: Tensor | None) -> Any:
+def _with_bias(site: NodeSite, x: Tensor, bias: Tensor | None) -> Any:
     """Add a bias of shape (channels,) to x. If the bias is None, return x."""
     if bias is None:
         return x
@@ -88,7 +88,7 @@ def _conv(
     site: NodeSite, x: Tensor, filter: Tensor, bias: Tensor | None = None, *, groups: int = GROUPS
 ) -> Any:
     window = windows_of(site, kernel_of(site))
-    bias = _bias(site, bias)
+    bias = _bias_operand(site, bias)
     return site.last.conv(x, filter, bias, groups=groups, border="constant", **window)
 
 
@@ -107,38 +107,49 @@ def _conv_transpose(
     rank = len(kernel)
     strides = site.spatial("strides", rank)
     dilations = site.spatial("dilations", rank)
-    more = site.spatial("output_padding", rank, 0)
     reach = windows.spans(kernel, dilations)
-
-    def before(total: int) -> int:
-        return halves(max(total, 0), more_behind=mode == "SAME_UPPER")[0]
-
-    # `begins` and `ends` are the padding before and after each axis. `surplus` is the number of
-    # items by which the windows reach beyond the output.
-    if site.has_attribute("output_shape") or mode.startswith("SAME"):
-        if site.has_attribute("output_shape"):
-            outputs = site.ints("output_shape")[-rank:]
-            axes = zip(site.known_shape()[2:], strides, reach, outputs, strict=True)
-            surplus = [(n - 1) * s + span - out for n, s, span, out in axes]
-        else:  # output extent = stride * input extent
-            surplus = [span - s for s, span in zip(strides, reach, strict=True)]
-        begins = [before(n + m) for n, m in zip(surplus, more, strict=True)]
-        ends = [n - p for n, p in zip(surplus, begins, strict=True)]
-    else:
-        padding = _padding(site, site.shape()[2:], reach, strides)
-        begins = [p for p, _ in padding]
-        ends = [q - m for (_, q), m in zip(padding, more, strict=True)]
+    padding = _transposed_padding(site, mode, reach, strides)
     window = {
-        "padding": [(p, max(q, 0)) for p, q in zip(begins, ends, strict=True)],
+        "padding": [(before, max(after, 0)) for before, after in padding],
         "stride": strides, "dilation": dilations, "output_shape": (), "groups": groups,
         "border": "constant",
     }  # fmt: skip
-    if min(ends) >= 0:
-        return site.last.deconv(x, filter, _bias(site, bias), **window)
-    result = site.step.deconv(x, filter, _bias(site, None), **window)
-    unreached = [(0, 0), (0, 0), *((0, max(-q, 0)) for q in ends)]
-    result = site.step.pad(result, padding=unreached, border="constant", value=0.0)
-    return _plus(site, result, bias)
+    if all(after >= 0 for _, after in padding):
+        return site.last.deconv(x, filter, _bias_operand(site, bias), **window)
+    result = site.step.deconv(x, filter, _bias_operand(site, None), **window)
+    unreached = [(0, max(-after, 0)) for _, after in padding]
+    result = site.step.pad(
+        result, padding=[(0, 0), (0, 0), *unreached], border="constant", value=0.0
+    )
+    return _with_bias(site, result, bias)
+
+
+def _transposed_padding(
+    site: NodeSite, mode: str, reach: Sequence[int], strides: Sequence[int]
+) -> Pairs:
+    """Return the padding (before, after) of each spatial axis of a transposed convolution.
+
+    If the padding after an axis is negative, it is the number of items that no window reaches.
+    """
+    rank = len(reach)
+    more_behind = site.spatial("output_padding", rank, 0)
+    has_output_shape = site.has_attribute("output_shape")
+    if not has_output_shape and not mode.startswith("SAME"):
+        padding = _padding(site, site.shape()[2:], reach, strides)
+        pairs = zip(padding, more_behind, strict=True)
+        return [(before, after - more) for (before, after), more in pairs]
+    # The number of items by which the windows reach beyond the output.
+    if has_output_shape:
+        outputs = site.ints("output_shape")[-rank:]
+        axes = zip(site.known_shape()[2:], strides, reach, outputs, strict=True)
+        surplus = [(extent - 1) * stride + span - output for extent, stride, span, output in axes]
+    else:  # output extent = stride * input extent
+        surplus = [span - stride for stride, span in zip(strides, reach, strict=True)]
+    result: Pairs = []
+    for total, more in zip(surplus, more_behind, strict=True):
+        before, _ = halves(max(total + more, 0), more_behind=mode == "SAME_UPPER")
+        result.append((before, total - before))
+    return result
 
 
 @operator("DeformConv")
@@ -158,7 +169,7 @@ def _deform_conv(
         x, offsets, filter, weights, groups=groups, offset_groups=offset_groups,
         padded_bilinear=True, **windows_of(site, kernel_of(site)),
     )  # fmt: skip
-    return _plus(site, result, bias)
+    return _with_bias(site, result, bias)
 
 
 @operator("Col2Im")
@@ -170,4 +181,6 @@ def _col_to_im(site: NodeSite) -> Any:
     """
     size = site.integers(1)
     kernel = site.integers(2)
-    return add_patches(site, size, kernel, _bias(site, None), **windows_of(site, kernel, size))
+    return add_patches(
+        site, size, kernel, _bias_operand(site, None), **windows_of(site, kernel, size)
+    )

@@ -16,9 +16,14 @@ from nnef_jax.flattening.site import Tensor
 from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators.products import dynamic_product, product
-from nnef_jax.formats.onnx.operators.quantizers import MICROSOFT, dequantized, quantized, spread
+from nnef_jax.formats.onnx.operators.quantizers import (
+    MICROSOFT,
+    broadcastable,
+    dequantized,
+    quantized,
+)
 from nnef_jax.formats.onnx.operators.registry import OPERATORS, operator
-from nnef_jax.formats.onnx.operators.transformers import only
+from nnef_jax.formats.onnx.operators.transformers import require_supported
 from nnef_jax.formats.onnx.tensor_types import unpacked
 
 _VERSION = 21  # the version of the standard's operators that these compositions apply
@@ -36,7 +41,7 @@ def _applied(site: NodeSite, name: str, operands: Sequence[Any], **attributes: A
     return results[0] if isinstance(results, tuple) else results
 
 
-def _real(site: NodeSite, i: int) -> Any:
+def _dequantized_input(site: NodeSite, i: int) -> Any:
     """Dequantise the levels in input `i`. The next two inputs are the scale and the zero point."""
     return dequantized(site, site.operand(i), site.operand(i + 1), site.optional(i + 2))
 
@@ -46,12 +51,12 @@ def _as_quantized(site: NodeSite, x: Tensor, i: int, dtype: str) -> Any:
     return quantized(site, x, site.reshaped(site.operand(i), ()), site.optional(i + 1), dtype)
 
 
-def _on_levels(name: str, count: int, triples: Sequence[int], end: int) -> Meaning:
+def _on_levels(name: str, count: int, triples: Sequence[int], output_scale: int) -> Meaning:
     """Make the meaning of an operator on levels from the standard's operator on real numbers.
 
     The first `count` inputs are passed to the standard's operator unchanged. `triples` are the
-    indices of the inputs that are levels; each is followed by its scale and zero point. Input `end`
-    is the scale of the result.
+    indices of the inputs that are levels; each is followed by its scale and zero point. Input
+    `output_scale` is the scale of the result.
     """
 
     def meaning(site: NodeSite, *, channels_last: bool) -> Any:
@@ -59,14 +64,17 @@ def _on_levels(name: str, count: int, triples: Sequence[int], end: int) -> Meani
         # The standard's operator has neither of these attributes.
         for key in ("opset", "channels_last"):
             attributes.pop(key, None)
-        operands = [*map(site.operand, range(count)), *(_real(site, i) for i in triples)]
+        operands = [
+            *map(site.operand, range(count)),
+            *(_dequantized_input(site, i) for i in triples),
+        ]
         rank = site.rank(operands[0])
         if channels_last:
             operands[0] = site.transposed(operands[0], (0, rank - 1, *range(1, rank - 1)))
         result = _applied(site, name, operands, **attributes)
         if channels_last:
             result = site.transposed(result, (0, *range(2, rank), 1))
-        return _as_quantized(site, result, end, site.dtype_of(triples[0]))
+        return _as_quantized(site, result, output_scale, site.dtype_of(triples[0]))
 
     return meaning
 
@@ -83,7 +91,7 @@ for _name, _count, _triples, _end in (
 
 @operator("QLinearConcat", domain=MICROSOFT)
 def _qlinear_concat(site: NodeSite, *, axis: int = integer("axis")) -> Any:
-    parts = [_real(site, i) for i in range(2, len(site.operands), 3)]
+    parts = [_dequantized_input(site, i) for i in range(2, len(site.operands), 3)]
     joined = site.step.concat(parts, axis=site.axis(axis, site.rank(2)))
     return _as_quantized(site, joined, 0, site.dtype_of(2))
 
@@ -98,8 +106,8 @@ def _qgemm(
 ) -> Any:
     step = site.step
     zero_points = site.optional(2), site.optional(5)
-    flags = flips_a, flips_b
-    total = product(site, site.operand(0), site.operand(3), zero_points, flags=flags)
+    transposes = flips_a, flips_b
+    total = product(site, site.operand(0), site.operand(3), zero_points, transposes=transposes)
     if site.has(6):
         total = step.add(total, site.operand(6))
     scale = step.mul(step.mul(site.operand(1), site.operand(4)), alpha)
@@ -151,7 +159,7 @@ def _matmul_n_bits(
     """
     if site.has(4):
         raise InvalidOperation("'g_idx' is not supported")
-    only(site, 6, weight_prepacked=0)
+    require_supported(site, 6, weight_prepacked=0)
     if bits not in (2, 4, 8) or size < 1:
         raise InvalidOperation(f"blocks of {size} weights of {bits} bits are not supported")
     blocks = math.ceil(inputs / size)
@@ -165,9 +173,9 @@ def _matmul_n_bits(
         zero = site.cast(zero, "uint8")
     elif site.has(3):
         zero = site.reshaped(site.operand(3), (outputs, blocks))
-    scale = spread(site, levels, scale, 1, size)
+    scale = broadcastable(site, levels, scale, 1, size)
     if site.rank(zero):
-        zero = spread(site, levels, zero, 1, size)
+        zero = broadcastable(site, levels, zero, 1, size)
     if site.dtype_of(zero).startswith("uint"):
         weights = dequantized(site, levels, scale, zero)
     else:

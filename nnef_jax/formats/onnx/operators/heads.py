@@ -19,15 +19,16 @@ from nnef_jax.formats.onnx.operators.registry import operator
 from nnef_jax.formats.onnx.tensor_types import dtype_of
 
 
-def heads(site: NodeSite, x: Tensor, count: int) -> Any:
+def split_heads(site: NodeSite, x: Tensor, count: int) -> Any:
     """Split a tensor of shape (batch, time, heads * items) into heads."""
     items = site.shape(x)[-1]
-    if count < 1 or (items is not UNKNOWN and items % count):
+    is_divisible = count >= 1 and (items is UNKNOWN or items % count == 0)
+    if not is_divisible:
         raise InvalidShape(f"{show(site.shape(x))} cannot be divided into {count} equal heads")
     return site.transposed(site.reshaped(x, (0, 0, count, -1)), (0, 2, 1, 3))
 
 
-def joined(site: NodeSite, x: Tensor) -> Any:
+def joined_heads(site: NodeSite, x: Tensor) -> Any:
     """Join heads to a tensor of shape (batch, time, heads * items)."""
     return site.reshaped(site.transposed(x, (0, 2, 1, 3)), (0, 0, -1))
 
@@ -56,7 +57,7 @@ class Mask:
             bias = self.site.step.add(self.bias, bias)
         self.bias = bias
 
-    def take(self, mask: Tensor, keys: int) -> None:
+    def apply(self, mask: Tensor, keys: int) -> None:
         """Apply a mask of truth values or of biases.
 
         Keys beyond the extent of the mask do not count.
@@ -64,28 +65,27 @@ class Mask:
         is_logical = self.site.dtype_of(mask) == "bool"
         if keys is not UNKNOWN and keys > self.site.extent(mask, -1):
             masked = 0.0 if is_logical else -math.inf
-            mask = self.site.fitted(mask, -1, keys, masked)
+            mask = self.site.cut_or_padded(mask, -1, keys, masked)
         if is_logical:
             self.restrict(mask)
         else:
             self.add(mask)
 
-    def within(
-        self, times: int, keys: int, before: Operand, left: int = -1, right: int = -1
+    def restrict_to_window(
+        self, query_count: int, key_count: int, before: Operand, left: int = -1, right: int = -1
     ) -> None:
         """Restrict attention to a window of `left` keys before and `right` keys after each query.
 
-        `times` and `keys` are the numbers of queries and keys. Query i is at the position `before +
-        i` among the keys. `before` broadcasts to (batch, heads, time, keys). A negative `left` or
-        `right` stands for no bound.
+        Query i is at the position `before + i` among the keys. `before` broadcasts to (batch,
+        heads, time, keys). A negative `left` or `right` stands for no bound.
         """
         step = self.site.step
-        query = step.add(self.site.places(times, 0, 2), before)
-        ahead = step.sub(self.site.places(keys, 1, 2), query)
+        query_positions = step.add(self.site.positions(query_count, 0, 2), before)
+        distances = step.sub(self.site.positions(key_count, 1, 2), query_positions)
         if right >= 0:
-            self.restrict(step.le(ahead, right))
+            self.restrict(step.le(distances, right))
         if left >= 0:
-            self.restrict(step.ge(ahead, -left))
+            self.restrict(step.ge(distances, -left))
 
     def combined(self, dtype: str) -> Any:
         """Return a single mask for scores of a dtype.
@@ -150,9 +150,11 @@ def attended(
     bias = mask.combined(dtype)
     scale = scale or 1 / math.sqrt(site.extent(query, -1))
     wide = "float32" if dtype in rounding.HALVES else dtype
-    if softcap == 0 and stage is None and precision in ("", dtype, wide) and sink is None:
-        operand = False if bias is None else bias
-        return step.attention(query, key, value, operand, scale=scale, is_causal=False), None
+    changes_scores = softcap != 0 or sink is not None
+    has_default_precision = precision in ("", dtype, wide)
+    if stage is None and has_default_precision and not changes_scores:
+        mask_operand = False if bias is None else bias
+        return step.attention(query, key, value, mask_operand, scale=scale, is_causal=False), None
     scores, value = _scores(site, query, key, value, scale)
     stages = [scores]
     if softcap:
@@ -166,16 +168,21 @@ def attended(
     scores = site.cast(scores, precision or dtype)
     keys = site.extent(scores, -1)
     if sink is not None:
-        shape = (*site.known_shape(scores)[:-1], 1)
-        sink_score = site.cast(site.tensor(sink), site.dtype_of(scores))
-        _, sink_score = site.aligned(scores, sink_score)
-        sink_scores = step.broadcast(sink_score, shape=shape)
-        scores = step.concat([scores, sink_scores], axis=3)
+        scores = _with_sink(site, scores, sink)
     weights = step.masked_softmax(scores, True, scale=1.0)
     weights = site.cast(site.part(weights, 3, 0, keys), dtype)
     stages.append(weights)
     result = site.product(weights, value)
     return result, None if stage is None else stages[stage]
+
+
+def _with_sink(site: NodeSite, scores: Tensor, sink: Tensor) -> Any:
+    """Append the score of an additional key to the scores of all queries."""
+    shape = (*site.known_shape(scores)[:-1], 1)
+    sink_score = site.cast(site.tensor(sink), site.dtype_of(scores))
+    _, sink_score = site.aligned(scores, sink_score)
+    sink_scores = site.step.broadcast(sink_score, shape=shape)
+    return site.step.concat([scores, sink_scores], axis=3)
 
 
 @operator("Attention", since=23, scale=number("scale", 0), softcap=number("softcap", 0))
@@ -193,38 +200,40 @@ def _attention(
 ) -> tuple[Any, ...]:
     """Attend to past and new keys, within windows and up to the length of each sequence."""
     query, key, value = _heads_of_inputs(site, query_heads, key_heads)
-    before: Any = 0  # the number of past keys
-    if site.has(4) != site.has(5) or (site.has(4) and site.has(6)):
+    past_count: Any = 0
+    has_past = site.has(4)
+    has_lengths = site.has(6)
+    if site.has(5) != has_past or (has_past and has_lengths):
         raise InvalidOperation(
             "past keys and past values go together, and exclude 'nonpad_kv_seqlen'"
         )
-    if site.has(4):
-        before = site.extent(4, 2)
+    if has_past:
+        past_count = site.extent(4, 2)
         key = site.step.concat([site.tensor(4), key], axis=2)
         value = site.step.concat([site.tensor(5), value], axis=2)
-    times = site.extent(query, 2)
-    keys = site.extent(key, 2)
+    query_count = site.extent(query, 2)
+    key_count = site.extent(key, 2)
     mask = Mask(site)
     if site.has(3):
-        mask.take(site.operand(3), keys)
-    if site.has(6):
+        mask.apply(site.operand(3), key_count)
+    if has_lengths:
         lengths = site.unsqueezed(site.as_integer(6), (1, 2, 3))
-        mask.restrict(site.step.lt(site.places(keys, 3, 4), lengths))
-        before = site.step.sub(lengths, times)
+        mask.restrict(site.step.lt(site.positions(key_count, 3, 4), lengths))
+        past_count = site.step.sub(lengths, query_count)
     if min(left, right) < -1:
         raise InvalidOperation("window sizes must be 0 or more, or -1 for no bound")
     if is_causal:
         right = 0
     if max(left, right) >= 0:
-        mask.within(times, keys, before, left, right)
+        mask.restrict_to_window(query_count, key_count, past_count, left, right)
     read_stage = stage if site.is_read(3) else None
-    precision = site.computed(dtype_of(code)) if code else ""
+    precision = site.computation_dtype(dtype_of(code)) if code else ""
     result, scores = attended(
         mask, query, key, site.cast(value, site.dtype_of(query)), stage=read_stage,
         precision=precision, **scaling,
     )  # fmt: skip
     if site.rank() == 3:
-        result = joined(site, result)
+        result = joined_heads(site, result)
     return result, key, value, scores
 
 
@@ -234,9 +243,9 @@ def _heads_of_inputs(site: NodeSite, query_heads: int, key_heads: int) -> tuple[
         if (query_heads or key_heads) and site.version >= 25:
             raise InvalidOperation("'q_num_heads' and 'kv_num_heads' are for inputs of 3 axes")
         return site.tensor(0), site.tensor(1), site.tensor(2)
-    query = heads(site, site.tensor(0), query_heads)
-    key = heads(site, site.tensor(1), key_heads)
-    value = heads(site, site.tensor(2), key_heads)
+    query = split_heads(site, site.tensor(0), query_heads)
+    key = split_heads(site, site.tensor(1), key_heads)
+    value = split_heads(site, site.tensor(2), key_heads)
     return query, key, value
 
 
@@ -251,18 +260,19 @@ def _flex_attention(
     scale: float = number("scale", 0),
 ) -> Any:
     """Compute attention. Graphs of the node may change the scores before and after the softmax."""
-    dtype = wide = site.dtype_of(query)
+    dtype = site.dtype_of(query)
+    wide_dtype = dtype
     # The graphs have dtypes of the file, whereas `load(dtype=)` decides how float32 is computed.
     if code:
-        wide = site.computed(dtype_of(code))
+        wide_dtype = site.computation_dtype(dtype_of(code))
     elif dtype in rounding.HALVES:
-        wide = site.computed("float32")
+        wide_dtype = site.computation_dtype("float32")
     scale = scale or 1 / math.sqrt(site.extent(query, -1))
     scores, value = _scores(site, query, key, value, scale)
-    scores = _changed(site, "score_mod", site.cast(scores, wide))
+    scores = _changed(site, "score_mod", site.cast(scores, wide_dtype))
     weights = site.step.masked_softmax(scores, True, scale=1.0)
     weights = _changed(site, "prob_mod", weights)
-    return site.cast(site.product(weights, site.cast(value, wide)), dtype)
+    return site.cast(site.product(weights, site.cast(value, wide_dtype)), dtype)
 
 
 def _changed(site: NodeSite, name: str, x: Tensor) -> Any:
@@ -275,12 +285,13 @@ def _changed(site: NodeSite, name: str, x: Tensor) -> Any:
     graph = site.subgraph(name)
     if len(graph.inputs) != 1 or len(graph.outputs) != 1:
         raise InvalidOperation(f"'{name}' must have one input and one output")
-    (result,) = site.within(graph, site.graph, {graph.inputs[0].name: x})
+    (result,) = site.flatten_subgraph(graph, site.graph, {graph.inputs[0].name: x})
     result = site.tensor(result)
-    shapes = site.shape(result), site.shape(x)
-    if site.dtype_of(result) != site.dtype_of(x) or shapes_differ(*shapes):
+    old_shape = site.shape(x)
+    new_shape = site.shape(result)
+    if site.dtype_of(result) != site.dtype_of(x) or shapes_differ(new_shape, old_shape):
         raise InvalidShape(
-            f"'{name}' must keep shape and dtype, it maps {show(shapes[1])} to {show(shapes[0])}"
+            f"'{name}' must keep shape and dtype, it maps {show(old_shape)} to {show(new_shape)}"
         )
     return result
 
@@ -293,18 +304,22 @@ def rotated(site: NodeSite, x: Tensor, cos: Tensor, sin: Tensor, *, interleaved:
     """
     size = site.extent(x, 3)
     half = site.extent(cos, -1)
-    if not 0 < 2 * half <= size:
+    rotated_size = 2 * half
+    if not 0 < rotated_size <= size:
         raise InvalidShape(f"{half} angles do not fit heads of {size} items")
-    part = site.part(x, 3, 0, 2 * half)
-    fixed = site.part(x, 3, 2 * half, size)
-    cos, sin = (site.unsqueezed(site.cast(v, site.dtype_of(x)), (1,)) for v in (cos, sin))
-    cos, sin = (site.step.concat([v, v], axis=3) for v in (cos, sin))
+    part = site.part(x, 3, 0, rotated_size)
+    fixed = site.part(x, 3, rotated_size, size)
+    # The functions of each angle are repeated for both items of its pair.
+    functions: list[Any] = []
+    for function in (cos, sin):
+        by_head = site.unsqueezed(site.cast(function, site.dtype_of(x)), (1,))
+        functions.append(site.step.concat([by_head, by_head], axis=3))
     if interleaved:
         part = _regrouped(site, part, (half, 2))
-    part = site.step.rotary_embedding(part, cos, sin)
+    part = site.step.rotary_embedding(part, *functions)
     if interleaved:
         part = _regrouped(site, part, (2, half))
-    return site.step.concat([part, fixed], axis=3) if 2 * half < size else part
+    return site.step.concat([part, fixed], axis=3) if rotated_size < size else part
 
 
 def _regrouped(site: NodeSite, x: Tensor, shape: tuple[int, int]) -> Any:
@@ -339,11 +354,11 @@ def _rotary_embedding(
     is_flat = site.rank() == 3
     x = site.tensor(x)
     if is_flat:
-        x = heads(site, x, site.int("num_heads"))
+        x = split_heads(site, x, site.int("num_heads"))
     if positions is not None:
         cos, sin = angles(site, positions, (1, 2))
     half = site.extent(cos, -1)
     if 2 * half != (size or site.extent(x, -1)):
         raise InvalidShape(f"'cos_cache' has {half} angles, it must have half of the rotated items")
     x = rotated(site, x, cos, sin, interleaved=interleaved)
-    return joined(site, x) if is_flat else x
+    return joined_heads(site, x) if is_flat else x

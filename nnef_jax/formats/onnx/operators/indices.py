@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -85,28 +86,41 @@ def _padded(
     First, the items that negative pads cut off are removed.
     """
     x = cropped(site, x, dict(enumerate(around)))
-    around = [(max(p, 0), max(q, 0)) for p, q in around]
+    padding = [(max(before, 0), max(after, 0)) for before, after in around]
     if mode == "wrap":
-        shape = site.known_shape(x)
-        for i, (p, q) in enumerate(around):
-            if p or q:
-                site.spend(p + q + shape[i])
-                indices = np.arange(-p, shape[i] + q) % max(shape[i], 1)
-                x = site.step.gather(x, site.constant(indices, "int64"), axis=i)
-        return site.last.copy(x)
-    border = _BORDERS[mode]
+        return site.last.copy(_wrapped(site, x, padding))
+    if mode != "constant":
+        return site.last.pad(x, padding=padding, border=_BORDERS[mode], value=0.0)
+    literal = _as_literal(value)
+    if not isinstance(literal, Tensor):
+        return site.last.pad(x, padding=padding, border="constant", value=literal)
+    zeros = {"padding": padding, "border": "constant", "value": 0.0}
+    is_inside = site.step.constant(shape=site.known_shape(x), value=(True,), dtype="bool")
+    is_inside = site.step.pad(is_inside, **zeros)
+    x = site.step.pad(x, **zeros)
+    return site.last.select(is_inside, x, site.reshaped(literal, ()))
+
+
+def _wrapped(site: NodeSite, x: Tensor, padding: Sequence[tuple[int, int]]) -> Any:
+    """Pad a tensor by items from the other end of each axis."""
+    shape = site.known_shape(x)
+    for i, (before, after) in enumerate(padding):
+        if before or after:
+            extent = shape[i]
+            site.spend(before + after + extent)
+            indices = np.arange(-before, extent + after) % max(extent, 1)
+            x = site.step.gather(x, site.constant(indices, "int64"), axis=i)
+    return x
+
+
+def _as_literal(value: Operand) -> Operand:
+    """Return a known tensor with a single item as a number, if float32 has the number."""
     if isinstance(value, Constant) and value.array.size == 1:
         number = value.array.reshape(-1)[0].item()
-        if float(rounding.saturated(number, np.float32)) == number or number != number:
-            value = float(number)
-    if not isinstance(value, Tensor) or mode != "constant":
-        item = value if mode == "constant" else 0.0
-        return site.last.pad(x, padding=around, border=border, value=item)
-    window = {"padding": around, "border": border, "value": 0.0}
-    inside = site.step.constant(shape=site.known_shape(x), value=(True,), dtype="bool")
-    inside = site.step.pad(inside, **window)
-    x = site.step.pad(x, **window)
-    return site.last.select(inside, x, site.reshaped(value, ()))
+        is_exact = float(rounding.saturated(number, np.float32)) == number
+        if is_exact or math.isnan(number):
+            return float(number)
+    return value
 
 
 @operator("TensorScatter")
@@ -132,7 +146,7 @@ def _tensor_scatter(
     # `index` has shape (batch, positions). For each position of the cache along the axis, it is the
     # index of the item of the update that is written there. Where the update has no such item, the
     # cache keeps its value.
-    index: Any = site.places(shape[axis], 1, 2)
+    index: Any = site.positions(shape[axis], 1, 2)
     if starts is not None:
         index = step.sub(index, site.unsqueezed(site.as_integer(starts), (1,)))
         if mode == "circular":
@@ -153,7 +167,7 @@ def _one_hot(site: NodeSite, indices: Tensor, *, axis: int = integer("axis", -1)
     axis = site.axis(axis, rank)
     indices = site.unsqueezed(site.as_integer(site.tensor(indices)), (axis,))
     indices = step.select(step.lt(indices, 0), step.add(indices, depth), indices)
-    is_hot = step.eq(indices, site.places(depth, axis, rank))
+    is_hot = step.eq(indices, site.positions(depth, axis, rank))
     values: list[Tensor] = []
     for i in range(2):
         value = sliced(site, site.operand(2), {0: (i, i + 1, 1)}, final=False)

@@ -7,7 +7,8 @@ from typing import Any
 
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import UNKNOWN, show
-from nnef_jax.flattening.along_axes import cut, divided
+from nnef_jax.flattening.along_axes import split_by_lengths, split_evenly
+from nnef_jax.flattening.hostvalues import ceil_div
 from nnef_jax.flattening.operators.attributes import axis, flag, integer, integers, word
 from nnef_jax.flattening.operators.registry import Meaning
 from nnef_jax.flattening.site import Tensor
@@ -23,8 +24,10 @@ def _reshape(site: NodeSite, x: Tensor, *, allows_zero: bool = flag("allowzero")
     An extent of 0 stands for the input's extent along that axis, unless `allowzero` is set.
     """
     shape = site.integers(1)
-    if allows_zero and any(n is not UNKNOWN and n == 0 for n in shape):
-        if 0 not in site.known_shape() or -1 in shape:
+    has_zero = any(n is not UNKNOWN and n == 0 for n in shape)
+    if allows_zero and has_zero:
+        is_empty = 0 in site.known_shape()
+        if not is_empty or -1 in shape:
             raise InvalidShape(f"{show(site.shape())} cannot be reshaped to {shape}")
         return site.last.constant(shape=shape, value=(), dtype=site.dtype_of())
     return site.last_reshape(x, shape)
@@ -91,15 +94,16 @@ def _split(site: NodeSite, x: Tensor, *, axis: int = axis("axis", 0)) -> tuple[A
     Without input 1, all parts have the same length, except for the last one, which may be shorter.
     """
     if site.has(1):
-        return tuple(cut(site, x, axis, site.integers(1)))
+        return tuple(split_by_lengths(site, x, axis, site.integers(1)))
     count = len(site.node.outputs)
     parts = site.int("num_outputs", count)
     if parts != count:
         raise InvalidOperation(f"'num_outputs' is {parts}, it has {count} outputs")
     extent = site.known_shape()[axis]
-    length = -(-extent // count)  # rounded up
-    first_lengths = [length] * (count - 1)
-    return tuple(cut(site, x, axis, [*first_lengths, extent - sum(first_lengths)]))
+    length = ceil_div(extent, count)
+    lengths = [length] * (count - 1)
+    lengths.append(extent - sum(lengths))
+    return tuple(split_by_lengths(site, x, axis, lengths))
 
 
 @operator("Split")
@@ -111,10 +115,10 @@ def _split_by_attribute(
     Without either, all parts have the same length.
     """
     if site.has(1):
-        return tuple(cut(site, x, axis, site.integers(1)))
+        return tuple(split_by_lengths(site, x, axis, site.integers(1)))
     if site.has_attribute("split"):
-        return tuple(cut(site, x, axis, site.ints("split")))
-    return tuple(divided(site, x, axis, len(site.node.outputs)))
+        return tuple(split_by_lengths(site, x, axis, site.ints("split")))
+    return tuple(split_evenly(site, x, axis, len(site.node.outputs)))
 
 
 @operator("Tile", since=6)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from lowering.errors import InvalidOperation, InvalidShape
-from nnef_jax.flattening.along_axes import cut
+from nnef_jax.flattening.along_axes import split_by_lengths
 from nnef_jax.flattening.operators.attributes import attribute, axis, flag, integer
 from nnef_jax.flattening.site import Tensor
 from nnef_jax.formats.onnx.document import ModelGraph
@@ -72,7 +72,11 @@ def _erase(site: NodeSite) -> Any:
 
 @operator("SplitToSequence")
 def _split_to_sequence(
-    site: NodeSite, x: Tensor, *, axis: int = axis("axis", 0), keeps: bool = flag("keepdims", True)
+    site: NodeSite,
+    x: Tensor,
+    *,
+    axis: int = axis("axis", 0),
+    keeps_axes: bool = flag("keepdims", True),
 ) -> Any:
     """Split a tensor along an axis into a sequence of parts.
 
@@ -80,7 +84,7 @@ def _split_to_sequence(
     parts have this length, except for the last one, which may be shorter.
     """
     if site.has(1) and site.rank(1):
-        return cut(site, x, axis, site.integers(1))
+        return split_by_lengths(site, x, axis, site.integers(1))
     extent = site.known_shape()[axis]
     length = site.integer(1, 1)
     if length < 1:
@@ -88,8 +92,8 @@ def _split_to_sequence(
     starts = range(0, extent, length)
     site.spend(_PART * len(starts))
     lengths = [min(length, extent - start) for start in starts]
-    parts = cut(site, x, axis, lengths)
-    if site.has(1) or keeps:
+    parts = split_by_lengths(site, x, axis, lengths)
+    if site.has(1) or keeps_axes:
         return parts
     return [site.squeezed(part, axis) for part in parts]
 
@@ -121,7 +125,7 @@ def _map(site: NodeSite, *, body: ModelGraph = attribute("body", "subgraph")) ->
         site.spend(len(body.nodes))
         operands = [x[i] if isinstance(x, list) else x for x in site.operands]
         inputs = dict(zip([port.name for port in body.inputs], operands, strict=True))
-        outputs = site.within(body, site.graph, inputs)
+        outputs = site.flatten_subgraph(body, site.graph, inputs)
         for result, item in zip(results, outputs, strict=True):
             result.append(item)
     return tuple(results)

@@ -64,34 +64,39 @@ def _tf_idf_vectorizer(
     if site.has_attribute("pool_strings"):
         raise InvalidOperation("its tokens are strings, of which there are no arrays in JAX")
     pool = np.array(site.ints("pool_int64s"))
-    if not columns or len({*columns}) != len(columns) or min(columns) < 0:
+    are_distinct = len({*columns}) == len(columns)
+    if not columns or not are_distinct or min(columns) < 0:
         raise InvalidOperation("'ngram_indexes' must be different numbers from 0")
     site.spend(len(pool) * (max(skips, 0) + 1) + max(columns))
     rank = site.rank()
     if rank == 1:
         x = site.unsqueezed(x, (0,))
     parts: list[Any] = []
+    # For each column of the result, the index of its sequence in `parts`, or -1.
     order = np.full(max(columns) + 1, -1)
-    # The number of shorter sequences: in the pool, and of these the number in `parts`.
-    first = counted = 0
+    pool_count = 0  # the number of shorter sequences in the pool
+    part_count = 0  # the number of shorter sequences in `parts`
     ends = [*starts[1:], len(pool)]
     for length, (start, end) in enumerate(zip(starts, ends, strict=True), 1):
         grams = pool[start:end].reshape(-1, length)
         if len(grams) and shortest <= length <= longest:
             parts.append(_counted(site, x, grams, skips))
-            order[list(columns[first : first + len(grams)])] = range(counted, counted + len(grams))
-            counted += len(grams)
-        first += len(grams)
-    if not parts or first != len(columns):
-        raise InvalidOperation(f"it has {first} sequences, and {len(columns)} 'ngram_indexes'")
+            gram_columns = list(columns[pool_count : pool_count + len(grams)])
+            order[gram_columns] = range(part_count, part_count + len(grams))
+            part_count += len(grams)
+        pool_count += len(grams)
+    if not parts or pool_count != len(columns):
+        raise InvalidOperation(f"it has {pool_count} sequences, and {len(columns)} 'ngram_indexes'")
     step = site.step
     counts = step.concat([site.tensor(part) for part in parts], axis=1)
-    counts = site.fitted(counts, 1, counted + 1)  # a column of zeros for uncounted sequences
-    indices = site.constant(np.where(order < 0, counted, order), "int64")
+    # Sequences that are not counted read a column of zeros.
+    zero_column = part_count
+    counts = site.cut_or_padded(counts, 1, zero_column + 1)
+    indices = site.constant(np.where(order < 0, zero_column, order), "int64")
     counts = step.gather(counts, indices, axis=1)
     if mode == "IDF":
         counts = step.min(counts, 1)
-    counts = site.cast(counts, site.computed("float32"))
+    counts = site.cast(counts, site.computation_dtype("float32"))
     if mode != "TF":
         weights = np.zeros(len(order), np.float32)
         weights[list(columns)] = site.numbers("weights", (1.0,) * len(columns))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import show
@@ -24,10 +24,18 @@ def _with_last_axes(site: NodeSite, i: int, axes: int) -> Any:
     return site.unsqueezed(site.operand(i), tuple(range(rank, rank + axes)))
 
 
+class _Standardized(NamedTuple):
+    """A standardised tensor, with the mean and 1 / deviation of the original items."""
+
+    items: Any
+    mean: Any
+    inverse: Any
+
+
 def _standardized(
     site: NodeSite, x: Tensor, axes: Sequence[int], epsilon: float, *, centred: bool = True
-) -> tuple[Any, Any, Any]:
-    """Standardise x along axes; return the result, the mean, and 1 / deviation.
+) -> _Standardized:
+    """Standardise x along axes.
 
     The result is (x - mean) / deviation, where deviation is sqrt(variance + epsilon). If `centred`
     is False, the result is x / root, where root is sqrt(mean(x^2) + epsilon). The other two results
@@ -42,7 +50,7 @@ def _standardized(
     else:
         mean_square = step.mean_reduce(step.sqr(x), axes=axes)
     inverse = step.rsqrt(step.add(mean_square, epsilon))
-    return step.mul(x, inverse), mean, inverse
+    return _Standardized(step.mul(x, inverse), mean, inverse)
 
 
 def _scaled(site: NodeSite, x: Tensor, scale: Tensor, bias: Tensor | None, dtype: str = "") -> Any:
@@ -89,7 +97,7 @@ def _moments_of_batch(site: NodeSite, x: Tensor, dtype: str) -> list[Any]:
     If the attribute `spatial` is 0, return them for each item of a sample.
     """
     spatial = range(2, site.rank()) if site.flag("spatial", True) else ()
-    moments = site.step.moments(site.wide(x), axes=(0, *spatial))
+    moments = site.step.moments(site.widened(x), axes=(0, *spatial))
     return [site.cast(site.squeezed(moment, *spatial), dtype) for moment in moments]
 
 
@@ -121,7 +129,7 @@ def _old_batch_normalization(
 @operator("InstanceNormalization")
 def _instance_normalization(site: NodeSite, x: Tensor, *, epsilon: float = _EPSILON) -> Any:
     plane = site.rank() - 2
-    normal = _standardized(site, site.wide(x), range(2, plane + 2), epsilon)[0]
+    normal = _standardized(site, site.widened(x), range(2, plane + 2), epsilon).items
     return _scaled(site, normal, _with_last_axes(site, 1, plane), _with_last_axes(site, 2, plane))
 
 
@@ -137,7 +145,7 @@ def _layer_normalization(
     stash: str = _STASH,
 ) -> Any:
     """Normalise over `axis` and all later axes; return also the mean and 1 / deviation."""
-    x = site.cast(x, site.computed(stash))
+    x = site.cast(x, site.computation_dtype(stash))
     x, mean, inverse = _standardized(site, x, range(axis, site.rank()), epsilon)
     return _scaled(site, x, scale, bias), mean, inverse
 
@@ -152,8 +160,8 @@ def _rms_normalization(
     epsilon: float = _EPSILON,
     stash: str = _STASH,
 ) -> Any:
-    x = site.cast(x, site.computed(stash))
-    return _of_mean_square(site, x, scale, axis=axis, epsilon=epsilon)
+    x = site.cast(x, site.computation_dtype(stash))
+    return _normalized_by_mean_square(site, x, scale, axis=axis, epsilon=epsilon)
 
 
 @operator("SimplifiedLayerNormalization")
@@ -166,10 +174,12 @@ def _simplified_layer_normalization(
     axis: int = axis("axis", -1),
     epsilon: float = _EPSILON,
 ) -> Any:
-    return _of_mean_square(site, site.wide(x), scale, axis=axis, epsilon=epsilon)
+    return _normalized_by_mean_square(site, site.widened(x), scale, axis=axis, epsilon=epsilon)
 
 
-def _of_mean_square(site: NodeSite, x: Tensor, scale: Tensor, *, axis: int, epsilon: float) -> Any:
+def _normalized_by_mean_square(
+    site: NodeSite, x: Tensor, scale: Tensor, *, axis: int, epsilon: float
+) -> Any:
     """Divide x by the root of the mean square over `axis` and all later axes.
 
     Return also 1 / root.
@@ -179,7 +189,7 @@ def _of_mean_square(site: NodeSite, x: Tensor, scale: Tensor, *, axis: int, epsi
     return _scaled(site, x, scale, None), inverse
 
 
-def _of_sum(
+def _normalized_sum(
     site: NodeSite,
     x: Tensor,
     scale: Tensor,
@@ -190,7 +200,7 @@ def _of_sum(
 ) -> Any:
     """Normalise a sum over its last axis; return also the mean and 1 / deviation."""
     axes = (site.rank(x) - 1,)
-    normal, mean, inverse = _standardized(site, site.wide(x), axes, epsilon, centred=centred)
+    normal, mean, inverse = _standardized(site, site.widened(x), axes, epsilon, centred=centred)
     return _scaled(site, normal, scale, bias, site.dtype_of(x)), mean, inverse
 
 
@@ -211,7 +221,7 @@ def _skip_layer_normalization(
     epsilon: float = _EPSILON_OF_SUMS,
 ) -> Any:
     total = _sum(site, x, y, bias)
-    return (*_of_sum(site, total, scale, beta, epsilon), total)
+    return (*_normalized_sum(site, total, scale, beta, epsilon), total)
 
 
 @operator("SkipSimplifiedLayerNormalization", domain=MICROSOFT)
@@ -225,7 +235,7 @@ def _skip_simplified_layer_normalization(
     epsilon: float = _EPSILON_OF_SUMS,
 ) -> Any:
     total = _sum(site, x, y, bias)
-    return (*_of_sum(site, total, scale, None, epsilon, centred=False), total)
+    return (*_normalized_sum(site, total, scale, None, epsilon, centred=False), total)
 
 
 @operator("EmbedLayerNormalization", domain=MICROSOFT)
@@ -237,7 +247,7 @@ def _embed_layer_normalization(
     Return also the lengths of the sequences, which follow from the mask, and the sums.
     """
     batch, times = site.known_shape()
-    positions = site.operand(8) if site.has(8) else site.places(times, 1, 2)
+    positions = site.operand(8) if site.has(8) else site.positions(times, 1, 2)
     embeddings = [
         site.step.gather(site.operand(2), words, axis=0),
         site.step.gather(site.operand(3), positions, axis=0),
@@ -252,7 +262,7 @@ def _embed_layer_normalization(
         lengths = site.reshaped(site.total(mask, (1,)), (batch,))
     else:
         lengths = site.filled(0, "int32", (batch,))
-    normal, _, _ = _of_sum(site, total, site.operand(5), site.optional(6), epsilon)
+    normal, _, _ = _normalized_sum(site, total, site.operand(5), site.optional(6), epsilon)
     return normal, lengths, total
 
 
@@ -275,7 +285,7 @@ def _grouped(
                 f"{groups} groups of {show(site.shape())}"
             )
     x = site.reshaped(x, (groups, channels // groups), 1, 1)
-    return _standardized(site, x, range(2, site.rank() + 1), epsilon)[0], channels
+    return _standardized(site, x, range(2, site.rank() + 1), epsilon).items, channels
 
 
 @operator("GroupNormalization", since=21)
@@ -287,7 +297,7 @@ def _group_normalization(
     epsilon: float = _EPSILON,
     stash: str = _STASH,
 ) -> Any:
-    x = site.cast(x, site.computed(stash))
+    x = site.cast(x, site.computation_dtype(stash))
     normal, channels = _grouped(site, x, groups, epsilon, by_channel=True)
     scale, bias = (_with_last_axes(site, i, site.rank() - 2) for i in (1, 2))
     return _scaled(site, site.reshaped(normal, (channels,), 1, 2), scale, bias)
@@ -297,7 +307,7 @@ def _group_normalization(
 def _group_normalization_by_group(
     site: NodeSite, x: Tensor, *, groups: int = integer("num_groups"), epsilon: float = _EPSILON
 ) -> Any:
-    normal, channels = _grouped(site, site.wide(x), groups, epsilon, by_channel=False)
+    normal, channels = _grouped(site, site.widened(x), groups, epsilon, by_channel=False)
     scale, bias = (_with_last_axes(site, i, site.rank() - 1) for i in (1, 2))
     return site.reshaped(_scaled(site, normal, scale, bias), (channels,), 1, 2)
 
@@ -307,7 +317,7 @@ def _mean_variance_normalization(
     site: NodeSite, x: Tensor, *, axes: Sequence[int] = integers("axes", (0, 2, 3))
 ) -> Any:
     step = site.step
-    x = site.wide(x)
+    x = site.widened(x)
     mean, variance = step.moments(x, axes=tuple(map(site.axis, axes)))
     deviation = step.add(site.root(variance), 1e-9)
     return site.cast(step.div(step.sub(x, mean), deviation), site.dtype_of())

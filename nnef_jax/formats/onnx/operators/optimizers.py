@@ -27,17 +27,21 @@ def _updated(site: NodeSite, update: Callable[..., tuple[Tensor, ...]], shrink: 
     number of the step, the tensor, its gradient and its states. `shrink` is the factor of L2
     regularisation.
     """
-    count = update.__code__.co_argcount - 2
-    tensors, remainder = divmod(len(site.operands) - 2, count)
-    if tensors < 1 or remainder:
+    count = update.__code__.co_argcount - 2  # the number of inputs for each tensor
+    tensor_count, remainder = divmod(len(site.operands) - 2, count)
+    if tensor_count < 1 or remainder:
         raise InvalidOperation(f"it must have 2 inputs, and {count} inputs for each tensor")
-    results: list[tuple[Any, ...]] = []
-    for j in range(tensors):
-        x, gradient, *states = (site.operand(2 + i * tensors + j) for i in range(count))
-        rate, step = (site.cast(site.operand(i), site.dtype_of(x)) for i in (0, 1))
+    updates: list[tuple[Any, ...]] = []
+    for j in range(tensor_count):
+        x, gradient, *states = [site.operand(2 + i * tensor_count + j) for i in range(count)]
+        rate = site.cast(site.operand(0), site.dtype_of(x))
+        time = site.cast(site.operand(1), site.dtype_of(x))
         gradient = site.step.add(site.step.mul(x, shrink), gradient)
-        results.append(update(rate, step, x, gradient, *states))
-    return tuple(x for part in zip(*results, strict=True) for x in part)
+        updates.append(update(rate, time, x, gradient, *states))
+    results: list[Any] = []
+    for tensors in zip(*updates, strict=True):
+        results += tensors
+    return tuple(results)
 
 
 def _mixed(site: NodeSite, old: Tensor, new: Tensor, a: float, b: Operand) -> Any:
@@ -59,13 +63,13 @@ def _adagrad(
     decay: float = number("decay_factor", 0),
 ) -> Any:
     """Divide gradients by the root of the sum of all their squares so far."""
-    make = site.step
+    step = site.step
 
-    def update(rate: Tensor, step: Tensor, x: Tensor, gradient: Tensor, squares: Tensor) -> Any:
-        decayed = make.add(make.mul(step, decay), 1.0)
-        rate = make.div(rate, decayed)
-        squares = make.add(squares, make.sqr(gradient))
-        return make.sub(x, _divided(site, make.mul(gradient, rate), squares, epsilon)), squares
+    def update(rate: Tensor, time: Tensor, x: Tensor, gradient: Tensor, squares: Tensor) -> Any:
+        decayed = step.add(step.mul(time, decay), 1.0)
+        rate = step.div(rate, decayed)
+        squares = step.add(squares, step.sqr(gradient))
+        return step.sub(x, _divided(site, step.mul(gradient, rate), squares, epsilon)), squares
 
     return _updated(site, update, shrink)
 
@@ -84,20 +88,20 @@ def _adam(
 
     Both running means start with zeros. Corrections make up for this.
     """
-    make = site.step
+    step = site.step
 
     def update(
-        rate: Tensor, step: Tensor, x: Tensor, gradient: Tensor, mean: Tensor, squares: Tensor
+        rate: Tensor, time: Tensor, x: Tensor, gradient: Tensor, mean: Tensor, squares: Tensor
     ) -> Any:
         # The corrections a and b are 1 at step 0.
-        is_later = site.cast(make.gt(step, 0.0), site.dtype_of(x))
-        a = make.sub(1.0, make.mul(is_later, make.pow(alpha, step)))
-        b = make.sub(1.0, make.mul(is_later, make.pow(beta, step)))
-        rate = make.div(make.mul(rate, make.sqrt(b)), a)
+        is_later = site.cast(step.gt(time, 0.0), site.dtype_of(x))
+        a = step.sub(1.0, step.mul(is_later, step.pow(alpha, time)))
+        b = step.sub(1.0, step.mul(is_later, step.pow(beta, time)))
+        rate = step.div(step.mul(rate, step.sqrt(b)), a)
         mean = _mixed(site, mean, gradient, alpha, 1 - alpha)
-        squares = _mixed(site, squares, make.sqr(gradient), beta, 1 - beta)
-        moved = make.sub(x, _divided(site, make.mul(mean, rate), squares, epsilon))
-        return make.mul(moved, 1 - shrink_after), mean, squares
+        squares = _mixed(site, squares, step.sqr(gradient), beta, 1 - beta)
+        moved = step.sub(x, _divided(site, step.mul(mean, rate), squares, epsilon))
+        return step.mul(moved, 1 - shrink_after), mean, squares
 
     return _updated(site, update, shrink)
 
@@ -115,14 +119,14 @@ def _momentum(
 
     In Nesterov's mode the tensors move along the velocity of the next step.
     """
-    make = site.step
+    step = site.step
 
-    def update(rate: Tensor, step: Tensor, x: Tensor, gradient: Tensor, velocity: Tensor) -> Any:
-        is_later = site.cast(make.gt(step, 0.0), site.dtype_of(x))
-        weight = make.add(make.mul(is_later, beta - 1), 1.0)  # 1 at step 0, then beta
+    def update(rate: Tensor, time: Tensor, x: Tensor, gradient: Tensor, velocity: Tensor) -> Any:
+        is_later = site.cast(step.gt(time, 0.0), site.dtype_of(x))
+        weight = step.add(step.mul(is_later, beta - 1), 1.0)  # 1 at step 0, then beta
         velocity = direction = _mixed(site, velocity, gradient, alpha, weight)
         if mode == "nesterov":
-            direction = make.add(gradient, make.mul(velocity, alpha))
-        return make.sub(x, make.mul(direction, rate)), velocity
+            direction = step.add(gradient, step.mul(velocity, alpha))
+        return step.sub(x, step.mul(direction, rate)), velocity
 
     return _updated(site, update, shrink)

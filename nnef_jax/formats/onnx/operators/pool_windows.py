@@ -46,7 +46,7 @@ def _max_pool(
         return _pooled(site, x, site.last.max_pool, rounds_up=rounds_up)
     add = site.last.max_pool_with_index
     maxima, indices = _pooled(site, x, add, rounds_up=rounds_up, first_axis=0)
-    indices = site.cast(indices, site.computed("int64"))
+    indices = site.cast(indices, site.computation_dtype("int64"))
     if order:
         indices = _by_columns(site, indices, site.known_shape()[2:])
     return maxima, indices
@@ -74,7 +74,7 @@ def _average_pool(
     site: NodeSite,
     x: Tensor,
     *,
-    includes: bool = flag("count_include_pad"),
+    includes_padding: bool = flag("count_include_pad"),
     rounds_up: bool = _ROUNDS_UP,
 ) -> Any:
     """Compute the mean of each window.
@@ -82,7 +82,8 @@ def _average_pool(
     The mean includes padding if `count_include_pad` is set. Items that `ceil_mode` adds behind an
     axis are never included.
     """
-    return _pooled(site, x, site.last.avg_pool, rounds_up=rounds_up, includes=includes)
+    add = site.last.avg_pool
+    return _pooled(site, x, add, rounds_up=rounds_up, includes_padding=includes_padding)
 
 
 def _norm(site: NodeSite, x: Tensor, power: float, total: Callable[[Tensor], Tensor]) -> Any:
@@ -123,7 +124,10 @@ def _max_unpool(site: NodeSite, items: Tensor, indices: Tensor) -> Any:
     strides = site.spatial("strides", rank)
     pads = site.spatial("pads", 2 * rank, 0)
     axes = zip(shape[2:], strides, kernel, pads[:rank], pads[rank:], strict=True)
-    plane = [(n - 1) * s + k - p - q for n, s, k, p, q in axes]
+    plane = [
+        (extent - 1) * stride + size - before - after
+        for extent, stride, size, before, after in axes
+    ]
     extents = (*shape[:2], *plane)
     items, indices = (site.reshaped(x, (math.prod(shape),)) for x in (items, indices))
     zeros = site.filled(0, site.dtype_of(), (math.prod(extents),))
@@ -131,7 +135,8 @@ def _max_unpool(site: NodeSite, items: Tensor, indices: Tensor) -> Any:
     result = site.reshaped(result, extents)
     if not site.has(2) or tuple(site.integers(2)) == extents:
         return result
-    behind = [(0, n - m) for n, m in zip(site.integers(2), extents, strict=True)]
+    pairs = zip(site.integers(2), extents, strict=True)
+    behind = [(0, output - extent) for output, extent in pairs]
     if any(added < 0 for _, added in behind):
         raise InvalidOperation(f"'output_shape' {site.integers(2)} must be {list(extents)} or more")
     return site.last.pad(result, padding=behind, border="constant", value=0.0)

@@ -14,7 +14,7 @@ from nnef_jax.flattening.operators.attributes import flag, number, text
 from nnef_jax.flattening.site import Operand, Tensor
 from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators.filters import GROUPS, kernel_of, windows_of
-from nnef_jax.formats.onnx.operators.quantizers import MICROSOFT, dynamically, is_zero
+from nnef_jax.formats.onnx.operators.quantizers import MICROSOFT, dynamically_quantized, is_zero
 from nnef_jax.formats.onnx.operators.registry import operator
 
 _CHANNELS_LAST = flag("channels_last")
@@ -82,12 +82,13 @@ def _einsum(site: NodeSite, *inputs: Tensor, equation: str = text("equation")) -
     expr = equation.replace(" ", "")
     if "->" not in expr:
         counts = Counter(re.sub(r"\.\.\.|,", "", expr))
-        once = "".join(sorted(x for x, count in counts.items() if count == 1))
+        unrepeated = sorted(letter for letter, count in counts.items() if count == 1)
         batch = "..." if "..." in expr else ""
-        expr = f"{expr}->{batch}{once}"
+        expr = f"{expr}->{batch}{''.join(unrepeated)}"
+    operands = [site.tensor(x) for x in inputs]
     dtype = site.dtype_of()
-    wide = "float32" if is_float(dtype) else dtype
-    return site.last.einsum([*map(site.tensor, inputs)], expr=expr, accumulator=wide, dtype=dtype)
+    accumulator = "float32" if is_float(dtype) else dtype
+    return site.last.einsum(operands, expr=expr, accumulator=accumulator, dtype=dtype)
 
 
 # Quantised products
@@ -102,7 +103,7 @@ def product(
     output: tuple[Operand, Operand] = (0, 1.0),
     dtype: str = "int32",
     *,
-    flags: tuple[bool, bool] = (False, False),
+    transposes: tuple[bool, bool] = (False, False),
 ) -> Any:
     """Multiply matrices of levels. Batch axes broadcast as in numpy.
 
@@ -115,7 +116,7 @@ def product(
         scales: the scales of a and b, with shapes as for the zero points.
         output: the zero point and the scale of the result.
         dtype: the dtype of the result.
-        flags: whether a is transposed, and whether b is.
+        transposes: whether a is transposed, and whether b is.
     """
     is_row = site.rank(a) == 1
     is_column = site.rank(b) == 1
@@ -129,13 +130,13 @@ def product(
     # Letters of the equation: z for rows, x for the axis of the sum, y for columns. A parameter
     # that is a single number has no letter.
     batch = ascii_lowercase[: site.rank(a) - 2]
-    left = "xz" if flags[0] else "zx"
-    right = "yx" if flags[1] else "xy"
+    left = "xz" if transposes[0] else "zx"
+    right = "yx" if transposes[1] else "xy"
     parameters = (zero_a, scales[0], zero_b, scales[1], *output)
     terms: list[str] = []
-    for x, letter in zip(parameters, "zzyyyy", strict=True):
-        varies = isinstance(x, Tensor) and any(differ(n, 1) for n in site.shape(x))
-        term = letter if varies else ""
+    for parameter, letter in zip(parameters, "zzyyyy", strict=True):
+        is_single = not isinstance(parameter, Tensor) or _varying_axes(site, parameter) == 0
+        term = "" if is_single else letter
         terms.append(term)
     expr = f"{batch}{left},{batch}{right},,{','.join(terms)}->{batch}zy"
     result = site.step.quantized_einsum(a, b, 0, *parameters, expr=expr, dtype=dtype)
@@ -147,6 +148,11 @@ def product(
     return site.squeezed(result, *dropped)
 
 
+def _varying_axes(site: NodeSite, x: Tensor) -> int:
+    """Return the number of axes whose extent differs from 1."""
+    return sum(differ(n, 1) for n in site.shape(x))
+
+
 def _centred(site: NodeSite, x: Tensor, zero: Tensor | None) -> tuple[Any, Any]:
     """Return levels and a zero point that is constant or varies along a single axis.
 
@@ -155,7 +161,7 @@ def _centred(site: NodeSite, x: Tensor, zero: Tensor | None) -> tuple[Any, Any]:
     """
     if zero is None or is_zero(zero):
         return x, 0
-    if sum(differ(n, 1) for n in site.shape(zero)) < 2:
+    if _varying_axes(site, zero) < 2:
         return x, zero
     centred = site.step.sub(site.cast(x, "int32"), site.cast(zero, "int32"))
     return centred, 0
@@ -169,7 +175,7 @@ def dynamic_product(
     `scale` and `zero` are the scale and zero point of the levels. Each has one number, or one for
     each column.
     """
-    x, x_scale, x_zero = dynamically(site, x)
+    x, x_scale, x_zero = dynamically_quantized(site, x)
     total = site.cast(product(site, x, levels, (x_zero, zero)), site.dtype_of(scale))
     return site.step.mul(total, site.step.mul(x_scale, scale))
 
@@ -184,8 +190,10 @@ def _matmul_integer(
 @operator("QLinearMatMul")
 def _qlinear_matmul(site: NodeSite) -> Any:
     a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero = map(site.operand, range(8))
-    scales = a_scale, b_scale
-    return product(site, a, b, (a_zero, b_zero), scales, (y_zero, y_scale), site.dtype_of(7))
+    return product(
+        site, a, b, zero_points=(a_zero, b_zero), scales=(a_scale, b_scale),
+        output=(y_zero, y_scale), dtype=site.dtype_of(7),
+    )  # fmt: skip
 
 
 @operator("ConvInteger")

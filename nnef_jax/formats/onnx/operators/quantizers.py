@@ -28,7 +28,7 @@ def is_zero(x: object) -> bool:
     return x is None or (isinstance(x, Constant) and not np.any(x.array.astype(np.float32)))
 
 
-def spread(site: NodeSite, x: Tensor, parameter: Tensor, axis: int, block: int = 0) -> Any:
+def broadcastable(site: NodeSite, x: Tensor, parameter: Tensor, axis: int, block: int = 0) -> Any:
     """Return a scale or zero point in a shape that broadcasts to x.
 
     The parameter has one item, or one for each item of x along `axis`. If `block` is not 0, the
@@ -53,7 +53,8 @@ def spread(site: NodeSite, x: Tensor, parameter: Tensor, axis: int, block: int =
     unsqueezed = site.unsqueezed(parameter, (axis + 1,))
     repeated = site.reshaped(site.step.tile(unsqueezed, repeats=repeats), extents)
     items = site.extent(x, axis)
-    if not extents[axis] - block < items <= extents[axis]:
+    fits = extents[axis] - block < items <= extents[axis]
+    if not fits:
         raise InvalidShape(f"{items} items do not fit {extents[axis] // block} blocks of {block}")
     return site.part(repeated, axis, 0, items)
 
@@ -97,27 +98,27 @@ def dequantized(
     32-bit integers. A difference of 8-bit levels is also exact in the 16-bit floats, and longer
     levels are scaled in float32 at least.
     """
-    real = site.dtype_of(scale)
-    codes = site.dtype_of(x)
-    dtype = dtype or real
-    wide = real
-    if dtype != real or codes in _LONG:
-        wide = "float64" if "float64" in (real, dtype) else "float32"
-    exact = "int32" if codes.startswith(_INTEGERS) else wide
+    scale_dtype = site.dtype_of(scale)
+    level_dtype = site.dtype_of(x)
+    dtype = dtype or scale_dtype
+    product_dtype = scale_dtype
+    if dtype != scale_dtype or level_dtype in _LONG:
+        product_dtype = "float64" if "float64" in (scale_dtype, dtype) else "float32"
+    difference_dtype = "int32" if level_dtype.startswith(_INTEGERS) else product_dtype
     if zero_point is not None and not is_zero(zero_point):
-        x = site.step.sub(site.cast(x, exact), site.cast(zero_point, exact))
-    product = site.step.mul(site.cast(x, wide), site.cast(scale, wide))
+        x = site.step.sub(site.cast(x, difference_dtype), site.cast(zero_point, difference_dtype))
+    product = site.step.mul(site.cast(x, product_dtype), site.cast(scale, product_dtype))
     return site.cast(product, dtype)
 
 
-def _spread_all(
+def _broadcastable_parameters(
     site: NodeSite, x: Tensor, scale: Tensor, zero_point: Tensor | None, axis: int, block: int
 ) -> tuple[Any, Any]:
     if site.dtype_of(scale).startswith(_SMALL_FLOATS):
         scale = site.cast(scale, site.graph.builder.real)
-    scale = spread(site, x, scale, axis, block)
+    scale = broadcastable(site, x, scale, axis, block)
     if zero_point is not None:
-        zero_point = spread(site, x, zero_point, axis, block)
+        zero_point = broadcastable(site, x, zero_point, axis, block)
     return scale, zero_point
 
 
@@ -125,7 +126,7 @@ def _quantize_linear(
     site: NodeSite, x: Tensor, scale: Tensor, zero_point: Tensor | None = None, *,
     axis: int, block: int, code: int, precision: int, saturates: bool,
 ) -> Any:  # fmt: skip
-    scale, zero_point = _spread_all(site, x, scale, zero_point, axis, block)
+    scale, zero_point = _broadcastable_parameters(site, x, scale, zero_point, axis, block)
     dtype = dtype_of(code) if code else ""
     if site.has(2):
         zero_dtype = site.dtype_of(2)
@@ -133,7 +134,7 @@ def _quantize_linear(
         if dtype != zero_dtype:
             raise InvalidOperation(f"'output_dtype' must be {zero_dtype}, the dtype of input 2")
     dtype = dtype or "uint8"
-    wide = site.computed(dtype_of(precision)) if precision else site.dtype_of(scale)
+    wide = site.computation_dtype(dtype_of(precision)) if precision else site.dtype_of(scale)
     x = site.cast(x, wide)
     scale = site.cast(scale, wide)
     return quantized(site, x, scale, zero_point, dtype, saturates=saturates)
@@ -149,8 +150,8 @@ def _dequantize_linear(
     block: int,
     code: int,
 ) -> Any:
-    dtype = site.computed(dtype_of(code)) if code else ""
-    scale, zero_point = _spread_all(site, x, scale, zero_point, axis, block)
+    dtype = site.computation_dtype(dtype_of(code)) if code else ""
+    scale, zero_point = _broadcastable_parameters(site, x, scale, zero_point, axis, block)
     return dequantized(site, x, scale, zero_point, dtype)
 
 
@@ -167,7 +168,7 @@ for _domain in ("", MICROSOFT):
 
 
 @operator("DynamicQuantizeLinear")
-def dynamically(site: NodeSite, x: Tensor) -> tuple[Any, Any, Any]:
+def dynamically_quantized(site: NodeSite, x: Tensor) -> tuple[Any, Any, Any]:
     """Quantise real numbers to uint8; return the levels, the scale and the zero point.
 
     The range of the levels includes all the numbers and 0.
@@ -175,12 +176,12 @@ def dynamically(site: NodeSite, x: Tensor) -> tuple[Any, Any, Any]:
     step = site.step
     axes = tuple(range(site.rank(x)))
 
-    def end(reduce: Callable[..., Tensor], bound: Callable[..., Tensor]) -> Tensor:
+    def range_end(reduce: Callable[..., Tensor], bound: Callable[..., Tensor]) -> Tensor:
         extreme = reduce(x, axes=axes) if axes else x
         return bound(site.reshaped(extreme, ()), 0)
 
-    low = end(step.min_reduce, step.min)
-    high = end(step.max_reduce, step.max)
+    low = range_end(step.min_reduce, step.min)
+    high = range_end(step.max_reduce, step.max)
     scale = step.div(step.sub(high, low), 255)
     zero_point = quantized(site, step.neg(low), scale, None, "uint8")
     return quantized(site, x, scale, zero_point, "uint8"), scale, zero_point

@@ -21,34 +21,37 @@ def _axes(site: NodeSite) -> tuple[int, ...]:
 
     An empty list stands for all axes, or for no axis if `noop_with_empty_axes` is set.
     """
-    axes = site.axes("axes", 1)
-    if not axes and not site.flag("noop_with_empty_axes"):
-        return tuple(range(site.rank()))
-    return tuple(sorted(set(axes or ())))
+    axes = site.axes("axes", 1) or ()
+    reduces_all = not axes and not site.flag("noop_with_empty_axes")
+    return tuple(range(site.rank())) if reduces_all else tuple(sorted(set(axes)))
 
 
 def _reduced(steps: tuple[str, str, str]) -> Meaning:
     _, kind, after = steps
 
-    def meaning(site: NodeSite, x: Tensor, *, keeps: bool) -> Any:
+    def meaning(site: NodeSite, x: Tensor, *, keeps_axes: bool) -> Any:
         axes = _axes(site)
         is_empty = any(site.shape()[axis] == 0 for axis in axes)
         if is_empty and kind in ("max_reduce", "min_reduce"):
-            return _extreme_of_empty(site, axes, largest=kind == "max_reduce", keeps=keeps)
+            return _extreme_of_empty(
+                site, axes, largest=kind == "max_reduce", keeps_axes=keeps_axes
+            )
         dtype = site.dtype_of()
-        if not after or not is_integer(dtype):
-            return reduced(site, x, axes, steps, keeps=keeps)
-        x = site.cast(x, site.computed("float64"))
-        return reduced(site, x, axes, steps, keeps=keeps, back=dtype)
+        if after and is_integer(dtype):  # a root or logarithm of integers
+            x = site.cast(x, site.computation_dtype("float64"))
+            return reduced(site, x, axes, steps, keeps_axes=keeps_axes, result_dtype=dtype)
+        return reduced(site, x, axes, steps, keeps_axes=keeps_axes)
 
     return meaning
 
 
 for _name, _steps in REDUCTIONS.items():
-    operator(f"Reduce{_name}", keeps=flag("keepdims", True))(_reduced(_steps))
+    operator(f"Reduce{_name}", keeps_axes=flag("keepdims", True))(_reduced(_steps))
 
 
-def _extreme_of_empty(site: NodeSite, axes: tuple[int, ...], *, largest: bool, keeps: bool) -> Any:
+def _extreme_of_empty(
+    site: NodeSite, axes: tuple[int, ...], *, largest: bool, keeps_axes: bool
+) -> Any:
     """Return the extreme along axes without items.
 
     For example, the maximum is the dtype's least number.
@@ -60,7 +63,7 @@ def _extreme_of_empty(site: NodeSite, axes: tuple[int, ...], *, largest: bool, k
     for i, extent in enumerate(site.known_shape()):
         if i not in axes:
             shape.append(extent)
-        elif keeps:
+        elif keeps_axes:
             shape.append(1)
     return site.last.constant(shape=shape, value=(item,), dtype=dtype)
 
@@ -68,12 +71,12 @@ def _extreme_of_empty(site: NodeSite, axes: tuple[int, ...], *, largest: bool, k
 def _index(kind: str) -> Meaning:
     """Make the meaning of an operator that returns the index of the extreme item along an axis."""
 
-    def meaning(site: NodeSite, x: Tensor, *, axis: int, last: bool, keeps: bool) -> Any:
+    def meaning(site: NodeSite, x: Tensor, *, axis: int, last: bool, keeps_axes: bool) -> Any:
         steps: list[Any] = [
             (kind, [], {"axes": (axis,), "last": last}),
             ("cast", [], {"dtype": site.graph.builder.integer}),
         ]
-        if not keeps:
+        if not keeps_axes:
             steps.append(("squeeze", [], {"axes": (axis,)}))
         return site.chain(x, *steps)
 
@@ -82,7 +85,10 @@ def _index(kind: str) -> Meaning:
 
 for _name, _kind in (("ArgMax", "argmax_reduce"), ("ArgMin", "argmin_reduce")):
     operator(
-        _name, axis=axis("axis", 0), last=flag("select_last_index"), keeps=flag("keepdims", True)
+        _name,
+        axis=axis("axis", 0),
+        last=flag("select_last_index"),
+        keeps_axes=flag("keepdims", True),
     )(_index(_kind))
 
 
@@ -101,7 +107,7 @@ def _first_largest(site: NodeSite, x: Tensor, axes: Sequence[int]) -> Any:
     site.graph.require_items(x, axes)
     shape = site.known_shape()
     extents = [n if i in axes else 1 for i, n in enumerate(shape)]
-    indices: Any = site.places(site.volume(extents))
+    indices: Any = site.positions(site.volume(extents))
     indices = site.reshaped(indices, extents)
     first = site.as_integer(site.step.argmax_reduce(x, axes=tuple(axes)))
     return site.last.cast(site.step.eq(indices, first), dtype=site.dtype_of())

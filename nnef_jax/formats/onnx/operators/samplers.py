@@ -215,6 +215,6 @@ def _non_max_suppression(
     rows, _, count = suppressed(
         site, boxes, scores, score=lowest, center_point_box=centred, sorts=False
     )
-    rows = site.cast(rows, site.computed("int64"))
+    rows = site.cast(rows, site.computation_dtype("int64"))
     note_count(site, count, rows)
     return rows

@@ -39,12 +39,12 @@ def require_declared(node: Node, version: int) -> None:
     schema = _schema(node.domain, node.operator, version)
     if schema is None:
         return
-    for side, names, most in (
+    for ports, names, most in (
         ("inputs", node.inputs, schema.max_input),
         ("outputs", node.outputs, schema.max_output),
     ):
         if any(names[most:]):
-            raise InvalidOperation(f"it has {len(names)} {side}, the operator has at most {most}")
+            raise InvalidOperation(f"it has {len(names)} {ports}, the operator has at most {most}")
     for name in (*node.attributes, *node.references):
         if name not in schema.attributes:
             hint = did_you_mean(name, schema.attributes)
@@ -80,7 +80,7 @@ def specialised(node: Node, version: int, operands: Sequence[object]) -> Functio
     """
     from onnx import FunctionProto, TypeProto, helper
 
-    def type_of(x: object) -> bytes:
+    def type_message(x: object) -> bytes:
         if not isinstance(x, Value | Constant):
             return TypeProto().SerializeToString()
         if isinstance(x, Constant):
@@ -98,7 +98,7 @@ def specialised(node: Node, version: int, operands: Sequence[object]) -> Functio
         if isinstance(x, int | float | str | tuple):
             proto.attribute.append(helper.make_attribute(name, x))
     schema = _schema(node.domain, node.operator, version)
-    types = [type_of(x) for x in operands]
+    types = [type_message(x) for x in operands]
     message = schema.get_context_dependent_function(proto.SerializeToString(), types)
     body = FunctionProto()
     body.ParseFromString(message)

@@ -25,7 +25,9 @@ _MELS = 2595
 _CORNER = 700  # in hertz
 _ZERO = Constant(np.zeros(1, np.float32), "float32", derived=True)
 _ALL = 2**63 - 1  # an end that is beyond all axes
-_LEAST = {"up": 1, "down": 1 << 23, "nearest": 1 << 22}  # the smallest mantissa that is rounded up
+_MANTISSA_BITS = 23  # of float32
+# The smallest mantissa that is rounded up.
+_LEAST = {"up": 1, "down": 1 << _MANTISSA_BITS, "nearest": 1 << _MANTISSA_BITS - 1}
 _SATURATES = flag("saturate", True)
 _ROUNDING = word("round_mode", *_LEAST)
 _WRAPPED = ("int2", "uint2", "int4", "uint4", "int8", "uint8", "int16", "uint16")
@@ -71,7 +73,7 @@ def _shape(
     """
     shape: list[Any] = list(site.known_shape())
     if isinstance(x, Value) and x in site.graph.counts:
-        shape = site.graph.items_of(x)
+        shape = site.graph.unpadded_shape(x)
     shape = shape[start:end]
     if not any(isinstance(n, Value) for n in shape):
         return site.numbers_of(shape)
@@ -94,18 +96,19 @@ def _cast(
     site: NodeSite, x: Tensor, *, dtype: str = dtype("to"), saturates: bool = _SATURATES
 ) -> Any:
     """Cast the input to a dtype. If `saturates`, numbers beyond the range of float8 are clipped."""
-    source = site.dtype_of(0)
-    result = dtype if site.decides("cast", [x]) else site.computed(dtype)
+    source_dtype = site.dtype_of(0)
+    result_dtype = dtype if site.is_folded("cast", [x]) else site.computation_dtype(dtype)
     if dtype == "float8_e8m0fnu":
         return _power_of_two(site, x, saturates=saturates)
-    if dtype.startswith("float8") and source != dtype and saturates:
-        if not is_float(source) or source.startswith("float8"):
+    becomes_float8 = dtype.startswith("float8") and source_dtype != dtype
+    if becomes_float8 and saturates:
+        if not is_float(source_dtype) or source_dtype.startswith("float8"):
             x = site.cast(x, site.graph.builder.real)
         most = float(jnp.finfo(dtype).max)
         x = site.step.clamp(x, -most, most)
-    if is_float(source) and dtype in _WRAPPED:
+    if is_float(source_dtype) and dtype in _WRAPPED:
         x = site.cast(x, "int32")
-    return site.last.cast(x, dtype=result)
+    return site.last.cast(x, dtype=result_dtype)
 
 
 @operator("Cast")
@@ -134,25 +137,25 @@ def _power_of_two(site: NodeSite, x: Tensor, *, saturates: bool) -> Any:
     least = _LEAST[_ROUNDING(site)]
     x = step.abs(site.cast(site.tensor(x), "float32"))
     bits = step.bitcast(x, dtype="int32")
-    mantissa = step.bitwise_and(bits, (1 << 23) - 1)
+    mantissa = step.bitwise_and(bits, (1 << _MANTISSA_BITS) - 1)
     rounds_up = step.ge(mantissa, least)
-    exponent = step.shift_right(bits, 23)
+    exponent = step.shift_right(bits, _MANTISSA_BITS)
     code = step.add(exponent, step.cast(rounds_up, dtype="int32"))
     if saturates:
         code = step.min(code, _NAN - 1)
         is_nan = step.is_nan(x)
     else:
         code = step.min(code, _NAN)
-        is_nan = step.lt(bits, 1 << 22)  # less than 2^-127
+        is_nan = step.lt(bits, 1 << _MANTISSA_BITS - 1)  # less than 2^-127
     code = step.cast(step.select(is_nan, _NAN, code), dtype="uint8")
     return site.last.bitcast(code, dtype="float8_e8m0fnu")
 
 
 @operator("BitCast")
 def _bit_cast(site: NodeSite, x: Tensor, *, dtype: str = dtype("to")) -> Any:
-    if site.computed(dtype) != dtype:
+    if site.computation_dtype(dtype) != dtype:
         raise InvalidOperation(
-            f"it must give {dtype}, but {dtype} is computed in {site.computed(dtype)}",
+            f"it must give {dtype}, but {dtype} is computed in {site.computation_dtype(dtype)}",
             "jax's x64 mode keeps 64 bits: jax.config.update('jax_enable_x64', True)",
         )
     return site.last.bitcast(x, dtype=dtype)
@@ -171,7 +174,7 @@ def _range(site: NodeSite, first: Tensor) -> Any:
         count = max(math.ceil((limit - start) / delta), 0)
         if count <= LARGEST:
             return site.constant(start + delta * np.arange(count), dtype)
-    return site.last.range(start=start, end=limit, step=delta, dtype=site.computed(dtype))
+    return site.last.range(start=start, end=limit, step=delta, dtype=site.computation_dtype(dtype))
 
 
 @operator("EyeLike")
@@ -182,11 +185,11 @@ def _eye_like(site: NodeSite, x: Tensor, *, diagonal: int = integer("k", 0)) -> 
     site.graph.require_items(x, (0, 1))
     rows, columns = site.known_shape()
     dtype = site.dtype("dtype") if site.has_attribute("dtype") else site.dtype_of()
-    row = site.places(rows, 0, 2)
-    column = site.places(columns, 1, 2)
+    row = site.positions(rows, 0, 2)
+    column = site.positions(columns, 1, 2)
     if diagonal:
         row = site.step.add(row, diagonal)
-    return site.last.cast(site.step.eq(row, column), dtype=site.computed(dtype))
+    return site.last.cast(site.step.eq(row, column), dtype=site.computation_dtype(dtype))
 
 
 @operator("MelWeightMatrix")

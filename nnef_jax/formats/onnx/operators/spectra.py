@@ -43,7 +43,8 @@ def _along_axis(
     is_real = _is_real(site)
     if site.axis(axis) == rank - 1:
         raise InvalidOperation(f"'axis' must not be {axis}, the axis of [re] or [re,im]")
-    if onesided and is_real == inverse:
+    needs_real = not inverse  # half a spectrum is made from a real signal, or becomes one
+    if onesided and is_real != needs_real:
         signal = "complex" if inverse else "real"
         raise InvalidOperation(f"the signal must be {signal} if 'onesided' is 1")
     axis = site.axis(axis)
@@ -55,13 +56,13 @@ def _along_axis(
     site.spend(count)
     if onesided and inverse:
         x = _weighted_half(site, x, axis, count)
-    x = site.fitted(x, axis, count)
+    x = site.cut_or_padded(x, axis, count)
     if is_real and not inverse:
         return _of_real(site, site.squeezed(x, rank - 1), axis, count, onesided=onesided)
-    x = site.step.fft(site.fitted(x, rank - 1, 2), axis=axis, inverse=inverse)
+    x = site.step.fft(site.cut_or_padded(x, rank - 1, 2), axis=axis, inverse=inverse)
     if inverse:
         x = site.step.div(x, float(count))
-    return site.fitted(x, rank - 1, 1) if onesided else x
+    return site.cut_or_padded(x, rank - 1, 1) if onesided else x
 
 
 def _weighted_half(site: NodeSite, x: Tensor, axis: int, count: int) -> Any:
@@ -78,7 +79,7 @@ def _weighted_half(site: NodeSite, x: Tensor, axis: int, count: int) -> Any:
     shape = [1] * site.rank()
     shape[axis] = half
     weights = site.constant(twice.reshape(shape), site.dtype_of())
-    return site.step.mul(site.fitted(x, axis, half), weights)
+    return site.step.mul(site.cut_or_padded(x, axis, half), weights)
 
 
 def _of_real(site: NodeSite, x: Tensor, axis: int, count: int, *, onesided: bool) -> Any:
@@ -114,8 +115,8 @@ def _stft(site: NodeSite, x: Tensor, *, onesided: bool = flag("onesided", True))
     window = site.operand(2) if site.has(2) else False
     if is_flat:
         x = site.unsqueezed(x, (2,))
-    pairs = site.fitted(x, 2, 2)  # [re,im]
+    pairs = site.cut_or_padded(x, 2, 2)  # [re,im]
     frequencies = site.step_or_last(not onesided).stft(
         pairs, window, axis=1, frame_length=size, frame_step=step
     )
-    return site.fitted(frequencies, 2, size // 2 + 1) if onesided else frequencies
+    return site.cut_or_padded(frequencies, 2, size // 2 + 1) if onesided else frequencies

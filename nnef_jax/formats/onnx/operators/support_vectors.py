@@ -16,11 +16,11 @@ from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators.estimators import (
     DOMAIN,
     TRANSFORM,
-    best,
+    best_class,
     classes,
+    feature_rows,
     labelled,
     parameter,
-    rows,
     transformed,
 )
 from nnef_jax.formats.onnx.operators.registry import operator
@@ -47,7 +47,7 @@ def _products(
 def _kernels(site: NodeSite, count: int) -> Any:
     """Compute the kernel of each row and each support vector, of shape (samples, count)."""
     step = site.step
-    x = rows(site)
+    x = feature_rows(site)
     vectors = _matrix("support_vectors", site.numbers("support_vectors"), count)
     gamma, offset, degree = site.numbers("kernel_params", (0.0, 0.0, 0.0))
     kind = site.choice("kernel_type", "LINEAR", "POLY", "RBF", "SIGMOID", default="LINEAR")
@@ -72,7 +72,7 @@ def _regressor(
     coefficients: Sequence[float],
 ) -> Any:
     """Return the sum for each row. With `one_class`, return 1 if the sum is above 0, else -1."""
-    x = _kernels(site, count) if count else rows(site)
+    x = _kernels(site, count) if count else feature_rows(site)
     filter = _matrix("coefficients", coefficients, 1)
     sums = _products(site, x, filter, [rho[0]], "coefficients")
     if one_class:
@@ -100,12 +100,13 @@ def _classifier(
     """
     labels = classes(site, names)
     count = len(labels)
-    if count == 2 and np.min(coefficients, initial=0) >= 0 and not slopes:
+    are_all_positive = np.min(coefficients, initial=0) >= 0
+    if count == 2 and not slopes and are_all_positive:
         raise InvalidOperation("a coefficient must be below 0, else the label is not defined")
     if not sum(sizes):
         filter = _matrix("coefficients", coefficients, max(count, 1))
-        scores = _products(site, rows(site), filter, [rho[0]] * count, "coefficients")
-        label = labelled(site, labels, best(site, scores))
+        scores = _products(site, feature_rows(site), filter, [rho[0]] * count, "coefficients")
+        label = labelled(site, labels, best_class(site, scores))
         return label, transformed(site, scores, transform)
     if len(sizes) != count:
         raise InvalidShape(f"it has {count} labels and vectors of {len(sizes)} classes")
@@ -115,7 +116,7 @@ def _classifier(
     kernels = _kernels(site, sum(sizes))
     scores = _products(site, kernels, filter, rho[: len(pairs)], "coefficients")
     votes = _votes(site, scores, count, pairs)
-    label = labelled(site, labels, best(site, votes))
+    label = labelled(site, labels, best_class(site, votes))
     if slopes:
         scores = _probabilities(site, scores, count, slopes, site.numbers("prob_b"))
     elif count <= 2:
@@ -135,11 +136,11 @@ def _weights_of_pairs(
     # row j - 1 if i < j, otherwise in row j.
     weights = np.array(coefficients, np.float32).reshape(len(sizes) - 1, ends[-1])
     filter = np.zeros((len(pairs), ends[-1]), np.float32)
-    for p, (i, j) in enumerate(pairs):
+    for row, (i, j) in zip(filter, pairs, strict=True):
         vectors_i = slice(ends[i], ends[i + 1])
         vectors_j = slice(ends[j], ends[j + 1])
-        filter[p, vectors_i] = weights[j - 1, vectors_i]
-        filter[p, vectors_j] = weights[i, vectors_j]
+        row[vectors_i] = weights[j - 1, vectors_i]
+        row[vectors_j] = weights[i, vectors_j]
     return filter
 
 
@@ -148,12 +149,17 @@ def _votes(site: NodeSite, scores: Tensor, count: int, pairs: Sequence[tuple[int
 
     If a pair's score is above 0, the pair votes for its first class, otherwise for its second.
     """
-    wins = np.zeros((count, len(pairs)), np.float32)
-    wins[[i for i, _ in pairs], range(len(pairs))] = 1
-    losses = np.zeros_like(wins)
-    losses[[j for _, j in pairs], range(len(pairs))] = 1
-    is_first = site.cast(site.step.gt(scores, 0.0), site.dtype_of(scores))
-    return _products(site, is_first, wins - losses, losses.sum(1).tolist(), "votes")
+    # Rows are classes, and columns are pairs.
+    is_first_of_pair = np.zeros((count, len(pairs)), np.float32)
+    is_second_of_pair = np.zeros_like(is_first_of_pair)
+    for column, (i, j) in enumerate(pairs):
+        is_first_of_pair[i, column] = 1
+        is_second_of_pair[j, column] = 1
+    # The votes for the second classes, and what changes where a pair votes for its first class.
+    votes_for_second = is_second_of_pair.sum(1).tolist()
+    changes = is_first_of_pair - is_second_of_pair
+    first_wins = site.cast(site.step.gt(scores, 0.0), site.dtype_of(scores))
+    return _products(site, first_wins, changes, votes_for_second, "votes")
 
 
 def _probabilities(

@@ -17,7 +17,14 @@ from nnef_jax.flattening.operators.attributes import flag, integer, number
 from nnef_jax.flattening.site import Tensor
 from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.onnx.node_site import NodeSite
-from nnef_jax.formats.onnx.operators.heads import Mask, angles, attended, heads, joined, rotated
+from nnef_jax.formats.onnx.operators.heads import (
+    Mask,
+    angles,
+    attended,
+    joined_heads,
+    rotated,
+    split_heads,
+)
 from nnef_jax.formats.onnx.operators.quantizers import MICROSOFT
 from nnef_jax.formats.onnx.operators.registry import operator
 
@@ -29,7 +36,7 @@ _ATTENTION: dict[str, Any] = {
 }
 
 
-def only(site: NodeSite, inputs: int, outputs: int = 99, **attributes: object) -> None:
+def require_supported(site: NodeSite, inputs: int, outputs: int = 99, **attributes: object) -> None:
     """Raise InvalidOperation for inputs, outputs and values of attributes that are not supported.
 
     `inputs` and `outputs` are the numbers of supported inputs and outputs. `attributes` has the
@@ -68,7 +75,7 @@ def _mask_padding(
         count = site.extent(i, 0)
         if count not in (batch, 2 * batch):
             raise InvalidShape(f"a mask {show(site.shape(i))} is not supported for {batch} samples")
-        index = site.places(keys, 3, 4)
+        index = site.positions(keys, 3, 4)
         parts = [site.part(numbers, 0, k, k + batch) for k in range(0, count, batch)]
         end, *starts = (site.unsqueezed(x, (1, 2, 3)) for x in parts)
         is_item = step.lt(index, end)
@@ -95,7 +102,7 @@ def _unpacked(site: NodeSite, x: Tensor, axis: int) -> list[Any]:
     return [site.squeezed(part, axis) for part in parts]
 
 
-def _appended(site: NodeSite, past: Tensor | None, x: Tensor) -> Any:
+def _with_past(site: NodeSite, past: Tensor | None, x: Tensor) -> Any:
     return x if past is None else site.step.concat([past, x], axis=2)
 
 
@@ -113,8 +120,8 @@ def _attended(
     if site.has(bias):
         mask.add(site.operand(bias))
     if is_causal:
-        mask.within(times, keys, keys - times, right=0)
-    return joined(site, attended(mask, q, k, v, scale=scale)[0])
+        mask.restrict_to_window(times, keys, keys - times, right=0)
+    return joined_heads(site, attended(mask, q, k, v, scale=scale)[0])
 
 
 @operator("Attention", domain=MICROSOFT, **_ATTENTION)
@@ -127,16 +134,16 @@ def _attention(
     count: int,
     **attributes: Any,
 ) -> tuple[Any, ...]:
-    only(site, 6, do_rotary=0, past_present_share_buffer=0)
+    require_supported(site, 6, do_rotary=0, past_present_share_buffer=0)
     x = site.product(x, site.unsqueezed(weights, (0,)))
     if bias is not None:
         x = site.step.add(x, bias)
     sizes = site.ints("qkv_hidden_sizes", [site.extent(x, 2) // 3] * 3)
-    q, k, v = (heads(site, part, count) for part in _split(site, x, sizes, 2))
+    q, k, v = (split_heads(site, part, count) for part in _split(site, x, sizes, 2))
     if site.has(4):
         past_k, past_v = _unpacked(site, site.tensor(4), 0)
-        k = _appended(site, past_k, k)
-        v = _appended(site, past_v, v)
+        k = _with_past(site, past_k, k)
+        v = _with_past(site, past_v, v)
     result = _attended(site, q, k, v, 3, 5, **attributes)
     present = site.step.stack([k, v], axis=0) if site.is_read(1) else None
     return result, present
@@ -147,7 +154,7 @@ def _multi_head_attention(
     site: NodeSite, x: Tensor, *, count: int, **attributes: Any
 ) -> tuple[Any, ...]:
     """Compute attention. Queries, keys and values may be packed in one tensor."""
-    only(site, 8, 3)
+    require_supported(site, 8, 3)
     x = site.tensor(x)
     parts: list[Any]
     if site.rank(x) == 5:
@@ -159,21 +166,23 @@ def _multi_head_attention(
     # The parts have shape (batch, time, heads * items), or (batch, time, heads, items) if they were
     # unpacked. In cross-attention, keys and values may already be heads of shape (batch, heads,
     # time, items); then they have no bias.
-    end = 1 if site.rank(x) == 3 and site.rank(1) == 4 else 3
-    for i, part in enumerate(parts[:end]):
+    are_heads = site.rank(x) == 3 and site.rank(1) == 4
+    flat_count = 1 if are_heads else 3  # the number of parts that are no heads
+    for i, part in enumerate(parts[:flat_count]):
         if site.rank(part) == 4:
             parts[i] = site.reshaped(part, (0, 0, -1))
     if site.has(3):
         width = site.extent(parts[0], 2)
         sizes = [width, width, site.extent(3, 0) - 2 * width]
         biases = _split(site, site.tensor(3), sizes, 0)
-        parts[:end] = [site.step.add(p, b) for p, b in zip(parts[:end], biases, strict=False)]
+        for i, bias in enumerate(biases[:flat_count]):
+            parts[i] = site.step.add(parts[i], bias)
     for i, part in enumerate(parts):
         if site.rank(part) != 4:
-            parts[i] = heads(site, part, count)
+            parts[i] = split_heads(site, part, count)
     q, k, v = parts
-    k = _appended(site, site.optional(6), k)
-    v = _appended(site, site.optional(7), v)
+    k = _with_past(site, site.optional(6), k)
+    v = _with_past(site, site.optional(7), v)
     return _attended(site, q, k, v, 4, 5, **attributes), k, v
 
 
@@ -185,18 +194,18 @@ def _rotary_embedding(
     count: int = integer("num_heads", 0),
     interleaved: bool = flag("interleaved"),
 ) -> Any:
-    only(site, 4, scale=1.0, is_packed_batching=0)
+    require_supported(site, 4, scale=1.0, is_packed_batching=0)
     x = site.tensor(x)
     is_flat = site.rank() == 3
     if is_flat:
         if count == 0:
             count = site.extent(0, 2) // (2 * site.extent(2, 1))
-        x = heads(site, x, count)
+        x = split_heads(site, x, count)
     positions = site.as_integer(1)
     if site.rank(1) == 1:  # input 1 is the position of the first item
-        positions = site.step.add(site.places(site.extent(x, 2), 1, 2), positions)
+        positions = site.step.add(site.positions(site.extent(x, 2), 1, 2), positions)
     x = rotated(site, x, *angles(site, positions, (2, 3)), interleaved=interleaved)
-    return joined(site, x) if is_flat else x
+    return joined_heads(site, x) if is_flat else x
 
 
 @operator(
@@ -220,50 +229,52 @@ def _group_query_attention(
     its length, and the result is NaN for a sequence that does not fit. A runtime makes a longer
     buffer instead.
     """
-    only(site, 12, 3, sliding_window_cache=0, k_quant_type="NONE", v_quant_type="NONE", causal=1)
+    require_supported(
+        site, 12, 3, sliding_window_cache=0, k_quant_type="NONE", v_quant_type="NONE", causal=1
+    )
     step = site.step
     q, k, v = _packed_heads(site, (query_heads, key_heads, key_heads))
-    batch, _, times, _ = site.known_shape(q)
-    size = site.extent(3, 2) if site.has(3) else 0  # the length of the buffers
-    before: Any = 0
-    if size:
+    batch, _, query_count, _ = site.known_shape(q)
+    buffer_length = site.extent(3, 2) if site.has(3) else 0
+    past_count: Any = 0
+    if buffer_length:
         lengths = site.reshaped(site.as_integer(5), (batch, 1))
-        before = step.max(step.sub(lengths, times - 1), 0)  # of shape (batch, 1)
+        past_count = step.max(step.sub(lengths, query_count - 1), 0)  # of shape (batch, 1)
     if rotates:
         if site.has(9):
             positions = site.as_integer(9)
         else:
-            positions = step.add(site.places(times, 1, 2), before)
-        q, k = (
-            rotated(site, x, *angles(site, positions, (7, 8)), interleaved=interleaved)
-            for x in (q, k)
-        )
-    keys = max(size, times)
+            positions = step.add(site.positions(query_count, 1, 2), past_count)
+        q = rotated(site, q, *angles(site, positions, (7, 8)), interleaved=interleaved)
+        k = rotated(site, k, *angles(site, positions, (7, 8)), interleaved=interleaved)
     total = site.operand(6)
-    if isinstance(total, Constant):
-        keys = max(int(total.array.reshape(-1)[0]), size)
-    if size:
-        k = _placed(site, site.tensor(3), k, before, keys)
-        v = _placed(site, site.tensor(4), v, before, keys)
-        before = site.unsqueezed(before, (2, 3))
-    elif keys > times:
-        k = site.fitted(k, 2, keys)
-        v = site.fitted(v, 2, keys)
+    is_total_known = isinstance(total, Constant)
+    if is_total_known:
+        key_count = max(int(total.array.reshape(-1)[0]), buffer_length)
+    else:
+        key_count = max(query_count, buffer_length)
+    if buffer_length:
+        k = _buffer_with_new(site, site.tensor(3), k, past_count, key_count)
+        v = _buffer_with_new(site, site.tensor(4), v, past_count, key_count)
+        past_count = site.unsqueezed(past_count, (2, 3))
+    elif key_count > query_count:
+        k = site.cut_or_padded(k, 2, key_count)
+        v = site.cut_or_padded(v, 2, key_count)
     mask = Mask(site)
     left = window - 1 if window > 0 else -1  # the window includes the key of the query itself
-    mask.within(times, keys, before, left=left, right=0)
+    mask.restrict_to_window(query_count, key_count, past_count, left=left, right=0)
     if site.has(10):
-        mask.add(site.part(site.tensor(10), 3, 0, keys))
+        mask.add(site.part(site.tensor(10), 3, 0, key_count))
     sink = site.reshaped(site.tensor(11), (-1, 1, 1)) if site.has(11) else None
     if is_smooth and sink is None:
         sink = site.constant([[[0]]], site.dtype_of(q))
     result, _ = attended(mask, q, k, v, sink=sink, **scaling)
-    if size and not isinstance(total, Constant):
-        fits = step.lt(site.reshaped(site.as_integer(5), (batch, 1, 1, 1)), keys)
-        one = site.cast(fits, site.dtype_of(q))
+    if buffer_length and not is_total_known:
+        fits = step.lt(site.reshaped(site.as_integer(5), (batch, 1, 1, 1)), key_count)
+        fits_as_number = site.cast(fits, site.dtype_of(q))
         # Where the sequence does not fit, 0 / 0 is NaN, for which NNEF has no literal.
-        result = step.mul(result, step.div(one, one))
-    return joined(site, result), k, v
+        result = step.mul(result, step.div(fits_as_number, fits_as_number))
+    return joined_heads(site, result), k, v
 
 
 def _packed_heads(site: NodeSite, counts: tuple[int, int, int]) -> list[Any]:
@@ -276,24 +287,28 @@ def _packed_heads(site: NodeSite, counts: tuple[int, int, int]) -> list[Any]:
     else:
         items = site.extent(0, 2) // sum(counts)
         parts = _split(site, site.tensor(0), [n * items for n in counts], 2)
-    return [heads(site, x, n) for x, n in zip(parts, counts, strict=True)]
+    return [split_heads(site, x, n) for x, n in zip(parts, counts, strict=True)]
 
 
-def _placed(site: NodeSite, past: Tensor, new: Tensor, before: Tensor, keys: int) -> Any:
-    """Make a buffer of `keys` keys: past keys, followed by the new keys and by zeros.
+def _buffer_with_new(
+    site: NodeSite, past: Tensor, new: Tensor, past_count: Tensor, length: int
+) -> Any:
+    """Make a buffer of `length` keys: past keys, followed by the new keys and by zeros.
 
-    `before` has shape (batch, 1): the number of past keys of each sequence.
+    `past_count` has shape (batch, 1): the number of past keys of each sequence.
     """
     step = site.step
-    batch, heads, times, items = site.known_shape(new)
-    size = site.extent(past, 2)
+    batch, heads, new_count, items = site.known_shape(new)
+    past_length = site.extent(past, 2)
     zero = site.filled(0, site.dtype_of(new), (batch, heads, 1, items))
     parts = step.concat([past, new, zero], axis=2)
     # For each key of the buffer, its index in `parts`.
-    past_index = site.places(keys, 1, 2)
-    new_index = step.sub(past_index, before)
-    is_new = step.and_(step.ge(new_index, 0), step.lt(new_index, times))
-    index = step.select(is_new, step.add(new_index, size), size + times)
-    index = step.select(step.lt(new_index, 0), past_index, index)
+    past_index = site.positions(length, 1, 2)
+    new_index = step.sub(past_index, past_count)
+    is_past = step.lt(new_index, 0)
+    is_new = step.and_(step.ge(new_index, 0), step.lt(new_index, new_count))
+    zero_index = past_length + new_count
+    index = step.select(is_new, step.add(new_index, past_length), zero_index)
+    index = step.select(is_past, past_index, index)
     index = step.tile(site.unsqueezed(index, (1,)), repeats=(1, heads, 1))
     return step.gather_in_batches(parts, index, axis=2, batch_dims=2)

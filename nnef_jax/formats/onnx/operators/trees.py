@@ -5,6 +5,7 @@ The operands of this kind are tables of nodes and leaves.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,12 +23,12 @@ from nnef_jax.formats.onnx.operators.estimators import (
     DOMAIN,
     TRANSFORM,
     TRANSFORMS,
-    best,
+    best_class,
     classes,
+    feature_rows,
     is_above,
     labelled,
     parameter,
-    rows,
     transformed,
 )  # fmt: skip
 from nnef_jax.formats.onnx.operators.registry import operator
@@ -51,7 +52,7 @@ def _numbers(site: NodeSite, name: str) -> NDArray[Any]:
     return np.array(site.numbers(name, ())) if tensor is None else tensor.array.reshape(-1)
 
 
-def _bits(x: ArrayLike) -> NDArray[np.int32]:
+def _float_bits(x: ArrayLike) -> NDArray[np.int32]:
     return np.asarray(x, np.float32).view(np.int32)
 
 
@@ -71,27 +72,32 @@ def _scores(
         count: the number of classes.
         aggregate: how the weights of all trees are combined; one of `_AGGREGATES`.
     """
-    x = rows(site)
+    x = feature_rows(site)
     width = site.shape(x)[1]
-    features = nodes[nodes[:, 4] != 0, 0]
+    is_branch = nodes[:, 4] != 0
+    features = nodes[is_branch, 0]
     read_width = features.max(initial=-1) + 1
-    if differ(min(width, read_width), read_width):
+    if differ(min(width, read_width), read_width):  # an open width does not differ from any
         raise InvalidShape(
             f"it reads feature {features.max()}, the input has only {width} features"
         )
-    if features.min(initial=0) < 0 or not 0 <= min(roots) <= max(roots) < len(nodes):
+    are_roots_nodes = 0 <= min(roots) <= max(roots) < len(nodes)
+    if features.min(initial=0) < 0 or not are_roots_nodes:
         raise InvalidOperation("a feature is below 0, or a root is not the index of a node")
-    if len(leaves) and not 0 <= leaves[:, 0].min() <= leaves[:, 0].max() < count:
+    are_classes_known = not len(leaves) or 0 <= leaves[:, 0].min() <= leaves[:, 0].max() < count
+    if not are_classes_known:
         raise InvalidOperation(f"the classes of its leaves must be 0 to {count - 1}")
-    tables = {"trees": np.asarray(roots), "nodes": nodes, "leaves": leaves}
-    operands = {name: parameter(site, name, table, "int32") for name, table in tables.items()}
+    operands = {
+        "input": x,
+        "trees": parameter(site, "trees", np.asarray(roots), "int32"),
+        "nodes": parameter(site, "nodes", nodes, "int32"),
+        "leaves": parameter(site, "leaves", leaves, "int32"),
+    }
     # An average is computed as the sum, divided by the number of trees below.
     is_mean = aggregate == "AVERAGE"
-    if is_mean:
-        aggregate = "SUM"
-    operands = {"input": x, **operands}
-    scores = site.insert("tree_ensemble", operands, classes=count, aggregate=aggregate)
-    scores = site.cast(scores, site.computed("float32"))
+    kind_of_sum = "SUM" if is_mean else aggregate
+    scores = site.insert("tree_ensemble", operands, classes=count, aggregate=kind_of_sum)
+    scores = site.cast(scores, site.computation_dtype("float32"))
     return site.step.div(scores, float(len(roots))) if is_mean else scores
 
 
@@ -107,11 +113,11 @@ class _Trees:
     true: Sequence[int]
     false: Sequence[int]
     tracks: Sequence[int]
-    # These sequences have an item for each vote: node `voting` of tree `voters` votes for class
-    # `voted`.
-    voters: Sequence[int]
-    voting: Sequence[int]
-    voted: Sequence[int]
+    # These sequences have an item for each vote: node `vote_nodes` of tree `vote_trees` votes for
+    # class `vote_classes`.
+    vote_trees: Sequence[int]
+    vote_nodes: Sequence[int]
+    vote_classes: Sequence[int]
 
 
 def _attributes(votes: str) -> dict[str, Any]:
@@ -123,9 +129,9 @@ def _attributes(votes: str) -> dict[str, Any]:
         "true": integers("nodes_truenodeids"),
         "false": integers("nodes_falsenodeids"),
         "tracks": _TRACKS,
-        "voters": integers(f"{votes}_treeids"),
-        "voting": integers(f"{votes}_nodeids"),
-        "voted": integers(f"{votes}_ids"),
+        "vote_trees": integers(f"{votes}_treeids"),
+        "vote_nodes": integers(f"{votes}_nodeids"),
+        "vote_classes": integers(f"{votes}_ids"),
     }
 
 
@@ -138,21 +144,22 @@ def _ensemble(
     """
     trees = ensemble.trees
     site.spend(_NODE * len(trees))
-    unknown = sorted({*ensemble.modes} - {*_COMPARISONS})
-    if unknown:
-        raise InvalidOperation(f"there is no mode {unknown[0]!r}")
+    unknown_modes = sorted({*ensemble.modes} - {*_COMPARISONS})
+    if unknown_modes:
+        raise InvalidOperation(f"there is no mode {unknown_modes[0]!r}")
     index_of = {node: i for i, node in enumerate(zip(trees, ensemble.numbers, strict=True))}
     if len(index_of) != len(trees):
         raise InvalidOperation("a tree has two nodes with the same number")
     # The votes are sorted by their nodes, so that node i has the leaves `ends[i] : ends[i + 1]`.
-    voters = zip(ensemble.voters, ensemble.voting, strict=True)
-    owners = np.array([index_of[node] for node in voters], np.int64)
-    order = np.argsort(owners, kind="stable")
-    leaves = np.stack([np.asarray(ensemble.voted, np.int32), _bits(weights)], 1)[order]
-    ends = np.searchsorted(owners[order], np.arange(len(trees) + 1))
+    vote_trees = zip(ensemble.vote_trees, ensemble.vote_nodes, strict=True)
+    voter_indices = np.array([index_of[node] for node in vote_trees], np.int64)
+    order = np.argsort(voter_indices, kind="stable")
+    votes = np.stack([np.asarray(ensemble.vote_classes, np.int32), _float_bits(weights)], 1)
+    leaves = votes[order]
+    ends = np.searchsorted(voter_indices[order], np.arange(len(trees) + 1))
     nodes = np.zeros((len(trees), 5), np.int32)
-    thresholds = _bits(_numbers(site, "nodes_values"))
-    tracks = ensemble.tracks or (0,) * len(trees)
+    thresholds = _float_bits(_numbers(site, "nodes_values"))
+    tracks = ensemble.tracks or [0] * len(trees)
     for i, (tree, mode) in enumerate(zip(trees, ensemble.modes, strict=True)):
         if mode == "LEAF":
             nodes[i, :2] = ends[i], ends[i + 1]
@@ -170,7 +177,7 @@ def _ensemble(
     return _scores(site, list(roots.values()), nodes, leaves, count, aggregate)
 
 
-def _based(site: NodeSite, scores: Tensor, count: int) -> Any:
+def _with_base_values(site: NodeSite, scores: Tensor, count: int) -> Any:
     base = _numbers(site, "base_values")
     if base.size not in (0, count):
         raise InvalidShape(f"'base_values' must have {count} items, it has {base.size}")
@@ -184,7 +191,7 @@ def _regressor(
     aggregate = site.choice("aggregate_function", *_AGGREGATES, default="SUM")
     weights = _numbers(site, "target_weights")
     scores = _ensemble(site, _Trees(**trees), count, weights, aggregate)
-    return transformed(site, _based(site, scores, count), transform)
+    return transformed(site, _with_base_values(site, scores, count), transform)
 
 
 @operator("TreeEnsembleClassifier", domain=DOMAIN, **_attributes("class"))
@@ -193,7 +200,7 @@ def _classifier(
     *,
     names: Sequence[int] = integers("classlabels_int64s", ()),
     transform: str = TRANSFORM,
-    voted: Sequence[int],
+    vote_classes: Sequence[int],
     **trees: Any,
 ) -> Any:
     """Return the label with the highest score, and the scores.
@@ -201,19 +208,20 @@ def _classifier(
     If there are two classes and all votes are for the same class, ONNX Runtime takes them as votes
     for the second class, and so does this function. The second class wins if its score is above
     0.5, or above 0 if a weight is negative.
-    Trees in which nodes and leaves are identified by their indices.
     """
     labels = classes(site, names)
     weights = _numbers(site, "class_weights")
     if len(labels) < 2:
         raise InvalidOperation("it must have two labels or more")
-    count = 1 if len(labels) == 2 and {*voted} == {0} else len(labels)
-    scores = _ensemble(site, _Trees(voted=voted, **trees), len(labels), weights)
-    scores = _based(site, scores, count)
-    if len(labels) != 2 or len({*voted}) != 1:
-        label = labelled(site, labels, best(site, scores))
+    distinct_votes = {*vote_classes}
+    base_count = 1 if len(labels) == 2 and distinct_votes == {0} else len(labels)
+    scores = _ensemble(site, _Trees(vote_classes=vote_classes, **trees), len(labels), weights)
+    scores = _with_base_values(site, scores, base_count)
+    has_single_score = len(labels) == 2 and len(distinct_votes) == 1
+    if not has_single_score:
+        label = labelled(site, labels, best_class(site, scores))
         return label, transformed(site, scores, transform)
-    only = voted[0]
+    only = vote_classes[0]
     score = site.part(scores, 1, only, only + 1)
     is_probability = bool((weights >= 0).all())
     threshold = 0.5 if is_probability else 0.0
@@ -247,7 +255,7 @@ class _Tables:
     false: Sequence[int]
     false_leafs: Sequence[int]
     # These have an item for each leaf.
-    voted: Sequence[int]
+    vote_classes: Sequence[int]
     weights: Constant
     # Sets of numbers. Each set ends with NaN.
     members: Constant
@@ -258,7 +266,7 @@ class _Tables:
         `leafs` tells which of `indices` are indices of leaves.
         """
         nodes = self.modes.array.size
-        leaves = len(self.voted)
+        leaves = len(self.vote_classes)
         children: list[int] = []
         for i, is_leaf in zip(indices, leafs, strict=True):
             count = leaves if is_leaf else nodes
@@ -280,7 +288,7 @@ class _Tables:
     true_leafs=integers("nodes_trueleafs"),
     false=integers("nodes_falsenodeids"),
     false_leafs=integers("nodes_falseleafs"),
-    voted=integers("leaf_targetids"),
+    vote_classes=integers("leaf_targetids"),
     weights=_tensor("leaf_weights"),
     members=_tensor("membership_values", _NO_MEMBERS),
 )
@@ -299,31 +307,33 @@ def _tree_ensemble(
     count = ensemble.modes.array.size
     site.spend(_NODE * count)
     sets = _sets(ensemble.members)
-    tracks = ensemble.tracks or (0,) * count
+    tracks = ensemble.tracks or [0] * count
     true = ensemble.children("true", ensemble.true, ensemble.true_leafs)
     false = ensemble.children("false", ensemble.false, ensemble.false_leafs)
-    thresholds = _bits(ensemble.splits.array.reshape(-1))
+    thresholds = _float_bits(ensemble.splits.array.reshape(-1))
     table = [[0] * 5 for _ in range(count)]
-    table += [[i, i + 1, 0, 0, 0] for i in range(len(ensemble.voted))]
+    table += [[i, i + 1, 0, 0, 0] for i in range(len(ensemble.vote_classes))]
     for i, mode in enumerate(ensemble.modes.array.reshape(-1).tolist()):
         holds_for_nan = bool(tracks[i]) or mode == _MODES.index("NEQ")
-        nan = _NAN if holds_for_nan else 0
+        nan_code = _NAN if holds_for_nan else 0
         if mode < len(_MODES):
-            code = _COMPARISONS[f"BRANCH_{_MODES[mode]}"] + nan
+            code = _COMPARISONS[f"BRANCH_{_MODES[mode]}"] + nan_code
             table[i] = [features[i], true[i], false[i], int(thresholds[i]), code]
             continue
         if mode > len(_MODES) or not sets:
             raise InvalidOperation(f"node {i} has the unknown mode {mode}, or no set of members")
         # A membership test becomes a chain of nodes, one for each member. An item that differs from
         # a member goes on to the node of the next member.
-        members = _bits(sets.pop(0)).tolist()
-        chain = [i, *range(len(table), len(table) + len(members) - 1)]
-        table += [[0] * 5 for _ in chain[1:]]
-        for node, member, following in zip(chain, members, [*chain[1:], false[i]], strict=True):
-            code = _COMPARISONS["BRANCH_EQ"] + nan
-            table[node] = [features[i], true[i], following, member, code]
-    weights = _bits(ensemble.weights.array.reshape(-1))
-    leaves = np.stack([np.asarray(ensemble.voted, np.int32), weights], 1)
+        members = _float_bits(sets.pop(0)).tolist()
+        code = _COMPARISONS["BRANCH_EQ"] + nan_code
+        further_nodes = range(len(table), len(table) + len(members) - 1)
+        chain = [i, *further_nodes]
+        next_nodes = [*further_nodes, false[i]]
+        table += [[0] * 5 for _ in further_nodes]
+        for node, member, next_node in zip(chain, members, next_nodes, strict=True):
+            table[node] = [features[i], true[i], next_node, member, code]
+    weights = _float_bits(ensemble.weights.array.reshape(-1))
+    leaves = np.stack([np.asarray(ensemble.vote_classes, np.int32), weights], 1)
     nodes = np.array(table, np.int32).reshape(-1, 5)
     function = _named("aggregate_function", aggregate, _AGGREGATES)
     scores = _scores(site, roots, nodes, leaves, targets, function)
@@ -341,8 +351,8 @@ def _sets(members: Constant) -> list[list[float]]:
     """Split numbers into sets of members. In `members`, each set ends with NaN."""
     sets: list[list[float]] = [[]]
     for item in members.array.reshape(-1).tolist():
-        if item == item:
-            sets[-1].append(item)
-        else:
+        if math.isnan(item):
             sets.append([])
-    return [x for x in sets if x]
+        else:
+            sets[-1].append(item)
+    return [members_of_set for members_of_set in sets if members_of_set]

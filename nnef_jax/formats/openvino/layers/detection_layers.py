@@ -70,7 +70,9 @@ def _priors(
     if len(variance) not in (1, 4):
         raise InvalidOperation(f"'variance' must have 1 or 4 items, it has {len(variance)}")
     site.spend(_BOX * height * width * max(len(shapes), 1))
-    rows, columns = ((np.arange(n) + offset) * s for n, s in zip(sizes[0], steps, strict=True))
+    step_h, step_w = steps
+    rows = (np.arange(height) + offset) * step_h
+    columns = (np.arange(width) + offset) * step_w
     half_w, half_h, right, down, clips = np.asarray(shapes, float).reshape(-1, 5).T
     with np.errstate(all="ignore"):
         x = columns[None, :, None] + right
@@ -81,8 +83,8 @@ def _priors(
         flat = np.where(clips[:, None], inside, boxes).astype(np.float32).reshape(-1)
     if site.flag("clip"):
         flat = np.clip(flat, 0, 1)
-    of_box = np.asarray(variance * (4 // len(variance)), np.float32)
-    variances = np.tile(of_box, flat.size // 4)
+    box_variance = variance if len(variance) == 4 else variance * 4
+    variances = np.tile(np.asarray(box_variance, np.float32), flat.size // 4)
     priors = np.stack([flat, variances])
     if site.net.is_legacy:
         priors = priors[None]
@@ -134,7 +136,7 @@ def _prior_box(
         step = image[0] / feature[0] if step == -1 else step * image[0]
         smallest = [size * image[0] for size in smallest]
     shapes: list[_Shape] = []
-    for size, per_side in zip(fixed, density, strict=False):
+    for size, per_side in zip(fixed, density, strict=False):  # further items are ignored
         halves = [] if fixed_ratios else [(int(size) / 2, int(size) / 2)]
         halves += _halves(size, fixed_ratios or ratios[1:])
         shapes += _dense(site, size, int(per_side), halves)
@@ -386,7 +388,7 @@ def _proposals_of_image(site: LayerSite, *, limits: dict[str, Any]) -> Any:
 
     Both are padded with zeros.
     """
-    operands = site.first(4)
+    operands = site.first_inputs(4)
     count, height, width = site.known_shape(operands[3])
     shapes = [
         [1, *operands[0].type.shape],
@@ -414,6 +416,6 @@ def _proposals(
     offset = 0.0 if is_normal else 1.0
     offsets = {"pixel_offset": offset, "overlap_offset": offset}
     regions, scores, count = site.last.anchored_proposals(
-        *site.first(4), scales=True, **offsets, **limits
+        *site.first_inputs(4), scales=True, **offsets, **limits
     )
     return [regions, scores, site.cast(count, dtype)]

@@ -17,7 +17,7 @@ from nnef_jax.flattening.hostvalues import binary
 from nnef_jax.flattening.operators.attributes import integer, number, numbers, one_of, text, word
 from nnef_jax.flattening.site import Tensor
 from nnef_jax.flattening.tensor_graph import Constant
-from nnef_jax.formats.openvino.element_types import computed
+from nnef_jax.formats.openvino.element_types import computation_dtype
 from nnef_jax.formats.openvino.layer_site import LayerSite
 from nnef_jax.formats.openvino.layers.registry import (
     LEGACY,
@@ -63,7 +63,7 @@ def _legacy_prelu(site: LayerSite, x: Value) -> Value:
     The number of stored slopes decides which. The attribute `channel_shared` is ignored.
     """
     slopes = 1 if site.has_one_weight() else x.type.shape[1]
-    return site.last.prelu(x, site.needed("weights", (1, slopes)))
+    return site.last.prelu(x, site.required_weights("weights", (1, slopes)))
 
 
 @opsets("PReLU")
@@ -139,7 +139,7 @@ def _converted(site: LayerSite, x: Value, *, type: str = element("precision", "F
 
     Real numbers outside the range of an integer of 8 or 16 bits, or uint32, wrap.
     """
-    dtype = site.graph.computed(type)
+    dtype = site.graph.computation_dtype(type)
     if is_float(x.type.dtype) and dtype in _WRAPPED:
         x = site.step.cast(x, dtype="int32")
     return site.last.cast(x, dtype=dtype)
@@ -154,7 +154,7 @@ def _type_of_second(site: LayerSite) -> str:
 @opsets("ConvertLike", type=_type_of_second)
 def _convert(site: LayerSite, *, type: str) -> Value | Constant:
     x = site.operand(0)
-    dtype = site.graph.computed(type)
+    dtype = site.graph.computation_dtype(type)
     if isinstance(x, Constant):
         if is_float(dtype) and site.dtype_of(0) == dtype:
             return x  # the graph widens stored weights of 16 bits when the weights are read
@@ -169,20 +169,21 @@ def _promoted(site: LayerSite) -> list[Value]:
     types = [port.type for port in site.layer.outputs]
     if len(types) != 2 or "" in types:
         raise InvalidOperation("its output ports do not declare their types")
-    dtypes = (computed(type, site.real) for type in types)
-    return [site.last.cast(x, dtype=y) for x, y in zip(site.first(2), dtypes, strict=True)]
+    pairs = zip(site.first_inputs(2), types, strict=True)
+    return [site.last.cast(x, dtype=computation_dtype(type, site.real)) for x, type in pairs]
 
 
 @opsets("FakeConvert")
 def _fake_convert(site: LayerSite, *, type: str = one_of("destination_type", *_LARGEST)) -> Value:
     """Round x * scale - shift to 8-bit floats, then undo the shift and the scale."""
     step = site.step
-    x, scale, *shift = site.aligned(*(site.operand(i) for i in range(3) if site.has(i)))
+    operands = [site.operand(i) for i in range(3) if site.has(i)]
+    x, scale, *shift = site.aligned(*operands)
     scaled = step.mul(x, scale)
     if shift:
         scaled = step.sub(scaled, shift[0])
     scaled = step.clamp(scaled, -_LARGEST[type], _LARGEST[type])
-    codes = step.cast(scaled, dtype=computed(type, site.real))
+    codes = step.cast(scaled, dtype=computation_dtype(type, site.real))
     rounded = step.cast(codes, dtype=scaled.type.dtype)
     if shift:
         rounded = step.add(rounded, shift[0])
@@ -201,8 +202,9 @@ def _fake_quantize(site: LayerSite, x: Value, *, levels: int = integer("levels")
     ends = [site.operand(i) for i in range(1, 5)]
     arrays = [end.array for end in ends if isinstance(end, Constant)]
     bits = levels.bit_length() - 1
-    is_same = len(arrays) == 4 and all(map(np.array_equal, arrays[:2], arrays[2:]))
-    if is_same and 2**bits == levels and np.all(arrays[0] < arrays[1]):
+    has_equal_ends = len(arrays) == 4 and all(map(np.array_equal, arrays[:2], arrays[2:]))
+    is_power_of_2 = 2**bits == levels
+    if has_equal_ends and is_power_of_2 and np.all(arrays[0] < arrays[1]):
         operands = site.aligned(x, ends[0], ends[1])
         return site.last.min_max_linear_quantize(
             *operands, bits=bits, signed=False, symmetric=False, ties="even"
@@ -234,7 +236,7 @@ def _floored_mod(site: LayerSite, x: Tensor | float, y: Tensor | float) -> Value
         return site.last.sub(x, step.mul(step.floor(quotient), y))
     remainder = step.rem(x, y)
     product = step.mul(step.sign(remainder), y)
-    signs_differ = step.lt(product, site.beside(product, 0))
+    signs_differ = step.lt(product, site.number_like(product, 0))
     return site.last.add(remainder, step.mul(step.cast(signs_differ, dtype=dtype), y))
 
 

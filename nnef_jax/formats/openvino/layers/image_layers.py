@@ -118,8 +118,8 @@ def _interpolated(
     if scales and coordinates != "align_corners":
         exact_scales = tuple(scales.get(axis, 1.0) for axis in range(len(shape)))
         triples = zip(shape, exact_scales, extents, strict=True)
-        if any(n * scale != extent for n, scale, extent in triples):
-            # The extents were rounded down, so coordinates must follow from the exact scales.
+        are_rounded = any(n * scale != extent for n, scale, extent in triples)
+        if are_rounded:  # coordinates must follow from the exact scales
             attributes["scales"] = exact_scales
     if kernel == "nearest":
         attributes["nearest_mode"] = nearest
@@ -219,20 +219,22 @@ def _coloured(
     step = site.step
     brightness, chroma = _planes(site, interleaved=interleaved)
     batch, height, width, _ = site.known_shape(brightness)
-    is_odd = height % 2 or width % 2
-    if chroma.type.shape != (batch, height // 2, width // 2, 2) or is_odd:
+    is_even = height % 2 == 0 and width % 2 == 0
+    is_half_size = chroma.type.shape == (batch, height // 2, width // 2, 2)
+    if not is_even or not is_half_size:
         message = f"colours {show(chroma.type.shape)} do not fit {show(brightness.type.shape)}"
         raise InvalidShape(message)
     y = step.mul(step.sub(brightness, 16.0), _BRIGHTNESS)
     u, v = (_colour(site, chroma, i, (batch, height, width)) for i in range(2))
-    parts: list[Value] = []
+    planes: list[Value] = []
     for by_u, by_v in colours:
-        part = y
-        for x, factor in ((u, by_u), (v, by_v)):
-            if factor:
-                part = step.add(part, step.mul(x, factor))
-        parts.append(part)
-    pixels = step.clamp(step.concat(parts, axis=3), 0.0, 255.0)
+        plane = y
+        if by_u:
+            plane = step.add(plane, step.mul(u, by_u))
+        if by_v:
+            plane = step.add(plane, step.mul(v, by_v))
+        planes.append(plane)
+    pixels = step.clamp(step.concat(planes, axis=3), 0.0, 255.0)
     dtype = site.dtype_of(0)
     if is_float(dtype):
         return site.last.copy(pixels)

@@ -20,7 +20,7 @@ from nnef_jax.flattening.counts import Count
 from nnef_jax.flattening.emission import ends_of
 from nnef_jax.flattening.operators.attributes import dtype, flag, integer, number, text, word
 from nnef_jax.flattening.tensor_graph import Constant
-from nnef_jax.formats.openvino.element_types import computed, element_type
+from nnef_jax.formats.openvino.element_types import computation_dtype, element_type
 from nnef_jax.formats.openvino.layer_site import LayerSite, derived
 from nnef_jax.formats.openvino.layers.registry import (
     axis_at,
@@ -54,15 +54,18 @@ def _legacy_gather(site: LayerSite, *, axis: int = integer("axis", 0)) -> Value:
     the result decides which input is taken for the indices.
     """
 
-    def result(data: int, indices: int) -> tuple[int, ...]:
+    def result_shape(data: int, indices: int) -> tuple[int, ...]:
         shape = site.shape(data)
-        if not -len(shape) <= axis < len(shape):
+        has_axis = -len(shape) <= axis < len(shape)
+        if not has_axis:
             return ()
         k = axis % len(shape)
         return (*shape[:k], *site.shape(indices), *shape[k + 1 :])
 
-    is_data_first = result(0, 1) == site.declared or result(1, 0) != site.declared
-    data, indices = (0, 1) if is_data_first else (1, 0)
+    fits_data_first = result_shape(0, 1) == site.declared
+    fits_indices_first = result_shape(1, 0) == site.declared
+    are_indices_first = fits_indices_first and not fits_data_first
+    data, indices = (1, 0) if are_indices_first else (0, 1)
     axis = site.axis(axis, len(site.shape(data)))
     return site.last.gather(site.tensor(data), site.indices(indices), axis=axis)
 
@@ -83,7 +86,7 @@ _NEW_AXIS: dict[str, Any] = {
 }
 
 
-def _hot(
+def _one_hot_result(
     site: LayerSite, indices: Value, values: Sequence[float], dtype: str, **attributes: int
 ) -> Value:
     """Put the value `on` at indices along a new axis and `off` elsewhere, as the layer's result.
@@ -98,13 +101,13 @@ def _hot(
     return hot if is_last else site.last.cast(hot, dtype=dtype)
 
 
-def _unsigned(site: LayerSite, depth: int, negative: str) -> Value:
+def _non_negative_indices(site: LayerSite, depth: int, negative: str) -> Value:
     """Return the indices. If the layer ignores negative indices, `depth` replaces them."""
     step = site.step
     indices = site.indices(0)
     if negative == "normalize" or isinstance(site.operand(0), Constant):
         return indices
-    is_negative = step.lt(indices, site.beside(indices, 0))
+    is_negative = step.lt(indices, site.number_like(indices, 0))
     outside = step.constant(shape=(), value=(depth,), dtype=indices.type.dtype)
     return step.select(is_negative, outside, indices)
 
@@ -120,23 +123,26 @@ def _legacy_one_hot(
     negative: str,
 ) -> Value:
     """Put the value `on` at indices along a new axis, and `off` elsewhere."""
-    indices = _unsigned(site, depth, negative)
+    indices = _non_negative_indices(site, depth, negative)
     axis = site.axis(axis, site.rank() + 1)
-    return _hot(site, indices, (off, on), site.real, axis=axis, depth=depth)
+    return _one_hot_result(site, indices, (off, on), site.real, axis=axis, depth=depth)
 
 
 @opsets("OneHot", **_NEW_AXIS)
 def _one_hot(site: LayerSite, *, depth: int = integer_at(1), axis: int, negative: str) -> Value:
     """Put the value of input 2 at indices along a new axis, and the value of input 3 elsewhere."""
     step = site.step
-    indices = _unsigned(site, depth, negative)
+    indices = _non_negative_indices(site, depth, negative)
     rank = site.rank() + 1
     axis = site.axis(axis, rank)
-    if not any(isinstance(site.operand(i), Value) for i in (2, 3)):
+    has_known_values = isinstance(site.operand(2), Constant) and isinstance(
+        site.operand(3), Constant
+    )
+    if has_known_values:
         values = site.scalar(3), site.scalar(2)
-        return _hot(site, indices, values, site.dtype_of(2), axis=axis, depth=depth)
+        return _one_hot_result(site, indices, values, site.dtype_of(2), axis=axis, depth=depth)
     hot = step.one_hot(indices, axis=axis, depth=depth, on_value=1.0, off_value=0.0)
-    on, off = (site.reshaped(site.tensor(i), (1,) * rank) for i in (2, 3))
+    on, off = (site.reshaped(site.tensor(i), [1] * rank) for i in (2, 3))
     return site.last.select(step.ne(hot, 0.0), on, off)
 
 
@@ -150,7 +156,9 @@ def _range(site: LayerSite) -> Constant | Value:
     if step == 0:
         raise InvalidOperation("the step of a range must not be 0")
     if any(map(is_symbolic, (start, stop, step))):
-        return site.last.range(start=start, end=stop, step=step, dtype=computed(type, site.real))
+        return site.last.range(
+            start=start, end=stop, step=step, dtype=computation_dtype(type, site.real)
+        )
     if abs((stop - start) / step) > site.graph.options.meter.limits.array_items:
         raise InvalidOperation("the range has too many items")
     dtype = np.int64 if type[0] in "iu" else np.float32
@@ -289,9 +297,10 @@ def _slice_scatter(
     """Put updates into the region that the layer `Slice` would cut out."""
     shape = site.known_shape()
     axes = site.axes(5) if site.has(5) else list(range(len(start)))
-    site.spend(sum(shape[a] for a in axes))
-    bounds = zip(axes, start, stop, step, strict=True)
-    indices = [(a, np.arange(shape[a])[b:e:s]) for a, b, e, s in bounds]
+    site.spend(sum(shape[axis] for axis in axes))
+    indices: list[tuple[int, NDArray[np.int64]]] = []
+    for axis, first, last, stride in zip(axes, start, stop, step, strict=True):
+        indices.append((axis, np.arange(shape[axis])[first:last:stride]))
     return _updated(site, x, updates, indices)
 
 
@@ -409,15 +418,15 @@ def _filled_rows(site: LayerSite, values: Value, *, rows: int = integer_at(1)) -
     indices = site.integer_tensor(2)
     count = site.known_shape(values)[0]
     row = site.part(indices, 1, 0, 1)  # of shape (items, 1)
-    sizes = site.count(step.eq(row, site.places(rows, 1, 2)), 0)
+    sizes = site.count(step.eq(row, site.positions(rows, 1, 2)), 0)
     is_empty = step.eq(site.reshaped(sizes, (rows,)), 0)
     # All items, and a default for each row, are sorted by row. A default that is not needed gets
     # the key `rows`, so that it comes last.
-    keys = step.select(is_empty, site.places(rows), rows)
+    keys = step.select(is_empty, site.positions(rows), rows)
     keys = step.concat([site.reshaped(row, (count,)), keys], axis=0)
     _, order = step.topk(keys, k=count + rows, axis=0, largest=False)
     total = step.add(_total(site, is_empty), count)
-    added = site.padded(site.places(rows, 0, 2), {1: (0, 1)})
+    added = site.padded(site.positions(rows, 0, 2), {1: (0, 1)})
     defaults = step.broadcast(site.reshaped(site.tensor(3), (1,)), shape=(rows,))
     indices = step.concat([indices, added], axis=0)
     values = step.concat([values, defaults], axis=0)

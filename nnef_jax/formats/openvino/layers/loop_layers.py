@@ -16,10 +16,11 @@ from lowering.errors import InvalidOperation
 from lowering.graph import Value
 from nnef_jax.flattening.counts import Count
 from nnef_jax.flattening.emission import ByName
+from nnef_jax.flattening.hostvalues import ceil_div
 from nnef_jax.flattening.repetition import LAST, RepeatedBody, add_choice, flattened_branches
 from nnef_jax.flattening.site import Tensor
 from nnef_jax.flattening.tensor_graph import Constant
-from nnef_jax.formats.openvino.document import CONSTANTS, Body, End
+from nnef_jax.formats.openvino.document import CONSTANTS, Body, PortRef
 from nnef_jax.formats.openvino.layer_graph import LayerGraph
 from nnef_jax.formats.openvino.layer_site import LayerSite, derived, stored
 from nnef_jax.formats.openvino.layers.registry import operator, opsets
@@ -42,18 +43,19 @@ def _loop(site: LayerSite) -> list[Any]:
     if isinstance(begins, Constant):
         begins = bool(begins.array.any())
     condition = repetition.condition()
-    if isinstance(count, Constant):
-        number = int(count.array.reshape(-1)[0])
-        count = number if number >= 0 else None
-        if condition is None and begins is True:
-            parts = repetition.parts()
-            if count is None and parts is None:
-                raise InvalidOperation("nothing ends it: it has no count, condition or parts")
-            # A scan has one number of iterations, so the count and the number of parts must agree.
-            is_scan = count is None or parts is None or count == parts
-            if is_scan:
-                return repetition.scanned(count)
-    return repetition.until(condition, count, begins)
+    if not isinstance(count, Constant):
+        return repetition.until(condition, count, begins)
+    number = int(count.array.reshape(-1)[0])
+    limit = number if number >= 0 else None
+    if condition is None and begins is True:
+        parts = repetition.parts()
+        if limit is None and parts is None:
+            raise InvalidOperation("nothing ends it: it has no count, condition or parts")
+        # A scan has one number of iterations, so the limit and the number of parts must agree.
+        is_scan = limit is None or parts is None or limit == parts
+        if is_scan:
+            return repetition.scanned(limit)
+    return repetition.until(condition, limit, begins)
 
 
 class _Repetition:
@@ -65,12 +67,12 @@ class _Repetition:
         self.repeated = RepeatedBody(site)
         self.inputs = links(self.body, inputs=True)
         self.outputs = links(self.body, inputs=False)
-        self.back = back_edges(self.body)
-        self.feeds: dict[End, Tensor] = {}
+        self.next_states = back_edges(self.body)
+        self.feeds: dict[PortRef, Tensor] = {}
 
     # The port maps
 
-    def condition(self) -> End | None:
+    def condition(self) -> PortRef | None:
         """Return the port of the body that has the condition, or None if it is always true."""
         for link in self.outputs:
             if link.purpose == "execution_condition":
@@ -78,7 +80,7 @@ class _Repetition:
                 layer = self.body.net.by_id[end[0]]
                 if layer.kind == "parameter":
                     # A condition that the body passes on unchanged stays true.
-                    next_end = self.back.get(end)
+                    next_end = self.next_states.get(end)
                     is_true = next_end is None or source_of(self.body, next_end) == end
                 else:
                     site = replace(self.site, layer=layer, net=self.body.net, operands=())
@@ -86,11 +88,11 @@ class _Repetition:
                 return None if is_true else end
         return None
 
-    def _is_turn(self, link: Link) -> bool:
+    def _reads_iteration(self, link: Link) -> bool:
         return link.purpose == "current_iteration" or link.port < 0
 
     @property
-    def _cut(self) -> list[Link]:
+    def _cut_inputs(self) -> list[Link]:
         return [x for x in self.inputs if x.axis is not None]
 
     def parts(self) -> int | None:
@@ -98,50 +100,50 @@ class _Repetition:
 
         Each iteration reads one part.
         """
-        for link in self._cut:
+        for link in self._cut_inputs:
             shape = self.site.known_shape(_outer(self.site, link))
             axis = self.site.axis(link.axis or 0, len(shape))
             low, high, _ = _range(link, shape[axis])
-            return -(-(high - low) // link.size)  # rounded up
+            return ceil_div(high - low, link.size)
         return None
 
-    def _hold(self, value: Value) -> Value:
+    def _input_for(self, value: Value) -> Value:
         """Return the body's input for a tensor that is read as a whole in each iteration."""
         graph = self.repeated.graph
-        return graph.entered(value, f"full_{len(graph.captured) + 1}")
+        return graph.input_for(value, f"full_{len(graph.captured) + 1}")
 
-    def _feed_turn(self, turn: Value) -> None:
+    def _feed_iteration(self, iteration: Value) -> None:
         """Feed the number of the iteration to the ports of the body that read it.
 
         The number is a tensor with a single item.
         """
         for link in self.inputs:
-            if self._is_turn(link):
+            if self._reads_iteration(link):
                 rank = len(self.body.net.by_id[link.end[0]].outputs[0].shape or ())
-                self.feeds[link.end] = self.repeated.at.reshaped(turn, (1,) * rank)
+                self.feeds[link.end] = self.repeated.at.reshaped(iteration, [1] * rank)
 
     # The operations
 
-    def scanned(self, turns: int | None) -> list[Any]:
+    def scanned(self, iterations: int | None) -> list[Any]:
         """Add a scan over the parts of the cut inputs, or over a number of iterations.
 
-        `turns` is the number of iterations, which is needed if no input is cut. None stands for the
-        number of parts.
+        `iterations` is the number of iterations, which is needed if no input is cut. None stands
+        for the number of parts.
         """
         site, repeated = self.site, self.repeated
-        for link in self._cut:
-            value, sign, axis = _cut(site, site.tensor(_outer(site, link)), link)
+        for link in self._cut_inputs:
+            value, sign, axis = _parts_of(site, site.tensor(_outer(site, link)), link)
             self.feeds[link.end] = repeated.part(value, axis, sign * link.size)
-        reads_turn = any(map(self._is_turn, self.inputs))
-        if not self._cut or reads_turn:
-            count = self.parts() if turns is None else turns
+        reads_iteration = any(map(self._reads_iteration, self.inputs))
+        if not self._cut_inputs or reads_iteration:
+            count = self.parts() if iterations is None else iterations
             if count is None:
                 raise InvalidOperation("it has no input that is cut into parts")
-            self._feed_turn(repeated.turn(count))
+            self._feed_iteration(repeated.iteration(count))
         return self._emit()
 
     def until(
-        self, condition: End | None, count: Tensor | int | None, begins: Tensor | bool
+        self, condition: PortRef | None, count: Tensor | int | None, begins: Tensor | bool
     ) -> list[Any]:
         """Add a loop that ends by its condition or after a computed number of iterations.
 
@@ -156,18 +158,18 @@ class _Repetition:
         if limit > _MOST:
             limit = -1
         integer = site.integer
-        turn = self.repeated.turn(None)
-        self._feed_turn(turn)
-        for link in self._cut:
-            value, sign, axis = _cut(site, site.tensor(_outer(self.site, link)), link)
-            start: Value = turn
+        iteration = self.repeated.iteration(None)
+        self._feed_iteration(iteration)
+        for link in self._cut_inputs:
+            value, sign, axis = _parts_of(site, site.tensor(_outer(self.site, link)), link)
+            start: Value = iteration
             if link.size > 1:
                 start = inner.step.mul(start, link.size)
             if sign < 0:
                 last = value.type.shape[axis] - link.size
                 start = inner.step.sub(last, start)
             self.feeds[link.end] = inner.step.dynamic_slice(
-                self._hold(value), start, length=link.size, axis=axis
+                self._input_for(value), start, length=link.size, axis=axis
             )
         if isinstance(count, Value):
             most: Value | int = site.reshaped(site.cast(count, integer), ())
@@ -179,7 +181,7 @@ class _Repetition:
         return self._emit(condition, {"count": most, "condition": first}, limit)
 
     def _emit(
-        self, condition: End | None = None, start: ByName | None = None, limit: int = -1
+        self, condition: PortRef | None = None, start: ByName | None = None, limit: int = -1
     ) -> list[Any]:
         """Add the operation and return the tensors of the layer's output ports.
 
@@ -189,29 +191,33 @@ class _Repetition:
         inner = self.repeated.at
         states = self._feed_uncut()
         before = [self.feeds[link.end] for link in states]
-        nexts = [source_of(self.body, self.back[link.end]) for link in states]
-        shown = [link for link in self.outputs if link.port >= 0]
-        results = [source_of(self.body, link.end) for link in shown]
-        ends = [*nexts, *results]
+        next_ends = [source_of(self.body, self.next_states[link.end]) for link in states]
+        connected = [link for link in self.outputs if link.port >= 0]
+        results = [source_of(self.body, link.end) for link in connected]
+        ends = [*next_ends, *results]
         if condition is not None:
             ends.append(condition)
         tensors = site.flatten(self.body, self.repeated.graph, self.feeds, ends, site.layer.name)
         after: list[Tensor] = []
-        for end, state in zip(nexts, before, strict=True):
+        for end, state in zip(next_ends, before, strict=True):
             after.append(inner.cast(inner.tensor(tensors[end]), inner.dtype_of(state)))
         values = [inner.tensor(tensors[end]) for end in results]
-        going: list[Value] = []
-        if start is not None:
+        modes = [self._mode(link, x) for link, x in zip(connected, values, strict=True)]
+        is_loop = start is not None
+        continue_condition: list[Value] = []
+        if is_loop:
             continues = True if condition is None else tensors[condition]
-            going.append(_truth(inner, continues))
-        modes = [self._mode(link, x) for link, x in zip(shown, values, strict=True)]
-        if start is not None:  # the last result is the number of iterations
-            values.append(inner.step.add(self.repeated.heads[0], 1))
+            continue_condition.append(_truth(inner, continues))
+            # The last result is the number of iterations.
+            values.append(inner.step.add(self.repeated.loop_inputs[0], 1))
             modes.append(LAST)
-        outputs = self.repeated.add(site.insert, going, after, values, modes, start, limit)
-        if start is not None:
-            self._note_counts(shown, outputs)
-        by_port = dict(zip([link.port for link in shown], outputs, strict=False))
+        outputs = self.repeated.add(
+            site.insert, continue_condition, after, values, modes, start, limit
+        )
+        if is_loop:
+            self._note_counts(connected, outputs)
+        # No port has the last output of a loop, the number of iterations.
+        by_port = dict(zip([link.port for link in connected], outputs, strict=False))
         return [by_port.get(port.id) for port in site.layer.outputs]
 
     def _feed_uncut(self) -> list[Link]:
@@ -220,12 +226,14 @@ class _Repetition:
         These inputs are states, and tensors that each iteration reads as a whole. Return the links
         of the states.
         """
-        uncut = [x for x in self.inputs if x.axis is None and not self._is_turn(x)]
-        states = [link for link in uncut if link.end in self.back]
+        uncut = [x for x in self.inputs if x.axis is None and not self._reads_iteration(x)]
+        states = [link for link in uncut if link.end in self.next_states]
         for link in uncut:
-            if link.end not in self.back:
+            if link.end not in self.next_states:
                 value = _outer(self.site, link)
-                self.feeds[link.end] = value if isinstance(value, Constant) else self._hold(value)
+                if isinstance(value, Value):
+                    value = self._input_for(value)
+                self.feeds[link.end] = value
         for link in states:
             self.feeds[link.end] = self.repeated.state(_outer(self.site, link))
         return states
@@ -237,9 +245,9 @@ class _Repetition:
         direction = 1 if link.stride > 0 else -1
         return "full", self.site.axis(link.axis, len(x.type.shape)), direction
 
-    def _note_counts(self, shown: Sequence[Link], outputs: Sequence[Value]) -> None:
+    def _note_counts(self, connected: Sequence[Link], outputs: Sequence[Value]) -> None:
         """Note the number of items of each joined result, given the number of iterations."""
-        for link, value in zip(shown, outputs, strict=False):
+        for link, value in zip(connected, outputs[:-1], strict=True):
             if link.axis is None:
                 continue
             if link.stride < 0:
@@ -274,7 +282,7 @@ def _if(site: LayerSite) -> list[Any]:
         partial(_flattened, site, then_body, then_graph),
         partial(_flattened, site, else_body, else_graph),
     ]
-    body_outputs = flattened_branches(flatteners, site.graph.fixing(condition))
+    body_outputs = flattened_branches(flatteners, site.graph.hint_to_fix(condition))
     truth = _truth(site, condition)
     outputs = add_choice(site.insert, truth, [then_graph, else_graph], body_outputs)
     return outputs if isinstance(outputs, list) else [outputs]
@@ -282,18 +290,18 @@ def _if(site: LayerSite) -> list[Any]:
 
 def _flattened(site: LayerSite, body: Body, graph: LayerGraph) -> list[Value]:
     """Flatten a body into `graph`; return the tensors of the layer's output ports in that graph."""
-    feeds = dict[End, Tensor]()
+    feeds = dict[PortRef, Tensor]()
     for link in links(body, inputs=True):
         value = _outer(site, link)
         if isinstance(value, Value):
-            value = graph.entered(value, f"given_{len(graph.captured)}")
+            value = graph.input_for(value, f"given_{len(graph.captured)}")
         feeds[link.end] = value
     inner = replace(site, graph=graph)
     return [inner.tensor(x) for x in _results(site, body, graph, feeds)]
 
 
 def _results(
-    site: LayerSite, body: Body, graph: LayerGraph, feeds: dict[End, Tensor]
+    site: LayerSite, body: Body, graph: LayerGraph, feeds: dict[PortRef, Tensor]
 ) -> list[Tensor]:
     """Flatten a body; return the tensors of the layer's output ports."""
     outputs = links(body, inputs=False)
@@ -330,14 +338,15 @@ def _range(link: Link, extent: int) -> tuple[int, int, int]:
         raise InvalidOperation("parts that overlap or leave items out are not supported")
     first = link.start if link.start >= 0 else link.start + extent + 1
     last = link.stop if link.stop >= 0 else link.stop + extent + 1
-    if not (0 <= first <= extent and 0 <= last <= extent):
+    are_inside = 0 <= first <= extent and 0 <= last <= extent
+    if not are_inside:
         raise InvalidOperation(
             f"its parts from {link.start} to {link.stop} do not fit {extent} items"
         )
     return (first, last, 1) if link.stride > 0 else (last, first, -1)
 
 
-def _cut(site: LayerSite, value: Value, link: Link) -> tuple[Value, int, int]:
+def _parts_of(site: LayerSite, value: Value, link: Link) -> tuple[Value, int, int]:
     """Return the items that are cut into parts, the direction (1 or -1), and the axis."""
     axis = site.axis(link.axis or 0, len(value.type.shape))
     extent = site.known_shape(value)[axis]

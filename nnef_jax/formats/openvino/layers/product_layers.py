@@ -64,7 +64,7 @@ def _fully_connected(
         bias_shape = (1, outputs)
         if len(shape) != 2:
             x = site.reshaped(x, (shape[0], items))
-    filter = site.needed("weights", filter_shape)
+    filter = site.required_weights("weights", filter_shape)
     bias = site.blob("biases", bias_shape) or 0.0
     return site.last.linear(x, filter, bias)
 
@@ -101,8 +101,8 @@ def _einsum(site: LayerSite) -> Value:
         raise InvalidOperation("an equation with an ellipsis is not supported")
     if "->" not in expression:
         letters = expression.replace(",", "")
-        once = [x for x in sorted(set(letters)) if letters.count(x) == 1]
-        expression = f"{expression}->{''.join(once)}"
+        unrepeated = [x for x in sorted(set(letters)) if letters.count(x) == 1]
+        expression = f"{expression}->{''.join(unrepeated)}"
     dtype = inputs[0].type.dtype
     return site.last.einsum(inputs, expr=expression, accumulator=dtype, dtype=dtype)
 

@@ -22,7 +22,7 @@ from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.openvino.layer_site import LayerSite, derived
 from nnef_jax.formats.openvino.layers.registry import legacy, opsets
 
-_WAYS = {  # for each direction, the runs of the cell, and whether each run is backward
+_REVERSALS = {  # for each direction, the runs of the cell, and whether each run is backward
     "forward": [False], "reverse": [True], "backward": [True], "bidirectional": [False, True],
 }  # fmt: skip
 
@@ -130,7 +130,7 @@ def _joined_weights(
 
     w has shape (gates * hidden, items), and r has shape (gates * hidden, hidden).
     """
-    stored = site.needed("weights", (cell.gates * hidden, items + hidden))
+    stored = site.required_weights("weights", (cell.gates * hidden, items + hidden))
     bias = site.blob("biases", (1, (cell.gates + cell.resets_after) * hidden))
     joined = site.tensor(stored)
     return site.part(joined, 1, 0, items), site.part(joined, 1, items, items + hidden), bias
@@ -153,7 +153,9 @@ def _run(
         products = site.step.add(products, site.unsqueezed(input_bias, (0,)))
 
     def product(body: RepeatedBody, state: Value, first: int, last: int) -> Value:
-        return _product(body.at, cell, state, first, last, body.seen(r), body.seen(state_bias))
+        return _product(
+            body.at, cell, state, first, last, body.outer_input(r), body.outer_input(state_bias)
+        )
 
     return cell.run(site, products, states, product, mask, axis=1, reverse=reverse)
 
@@ -167,26 +169,26 @@ def _sequence(
     States have shape (batch, directions, hidden).
     """
     count = cell.states
-    starts = [site.tensor(1 + i) for i in range(count)]
+    initial_states = [site.tensor(1 + i) for i in range(count)]
     lengths = site.operand(1 + count) if site.has(1 + count) else None
-    w, r, b = (site.tensor(i + 2 + count) for i in range(3))
-    ways = _WAYS.get(direction)
-    if ways is None:
+    w, r, biases = [site.tensor(2 + count + i) for i in range(3)]
+    reversals = _REVERSALS.get(direction)
+    if reversals is None:
         raise InvalidOperation(f"there is no direction '{direction}'")
     mask = steps_within(site, x.type.shape[1], lengths, 1)
 
-    def part(value: Value, i: int, axis: int) -> Value:
+    def of_direction(value: Value, i: int, axis: int) -> Value:
         if value.type.shape[axis] != 1:
             value = site.part(value, axis, i, i + 1)
         return site.step.squeeze(value, axes=(axis,))
 
     runs: list[list[Value]] = []
-    for i, reverse in enumerate(ways):
-        states = [part(s, i, 1) for s in starts]
-        bias = site.unsqueezed(part(b, i, 0), (0,))
-        weights = part(w, i, 0), part(r, i, 0)
-        run = _run(site, cell, x, states, *weights, bias, mask, reverse=reverse)
-        runs.append([site.unsqueezed(v, (1,)) for v in run])
+    for i, reverse in enumerate(reversals):
+        states = [of_direction(state, i, 1) for state in initial_states]
+        bias = site.unsqueezed(of_direction(biases, i, 0), (0,))
+        weights = of_direction(w, i, 0), of_direction(r, i, 0)
+        results = _run(site, cell, x, states, *weights, bias, mask, reverse=reverse)
+        runs.append([site.unsqueezed(result, (1,)) for result in results])
     if len(runs) == 1:
         return runs[0]
     return [site.step.concat([*parts], axis=1) for parts in zip(*runs, strict=True)]

@@ -28,29 +28,29 @@ _STEPS = {
 
 
 def _reduced(
-    site: LayerSite, x: Value, *, axes: Sequence[int], steps: tuple[str, str, str], keeps: bool
+    site: LayerSite, x: Value, *, axes: Sequence[int], steps: tuple[str, str, str], keeps_axes: bool
 ) -> Value:
     axes = tuple(sorted(set(axes)))
     if not axes:
         return site.last.copy(x)
     dtype = x.type.dtype
     _, kind, after = steps
-    back = ""  # the dtype of a final cast, or "" for no cast
+    result_dtype = ""  # the dtype of a final cast, or "" for no cast
     is_logical = kind in ("all_reduce", "any_reduce")
     is_real = kind == "mean_reduce" or after != ""
     if is_logical and dtype != "bool":
         x = site.truths(x)
-        back = dtype
+        result_dtype = dtype
     elif is_real and is_integer(dtype):
         x = site.step.cast(x, dtype=site.real)
-        back = dtype
-    return reduced(site, x, axes, steps, keeps=keeps, back=back)
+        result_dtype = dtype
+    return reduced(site, x, axes, steps, keeps_axes=keeps_axes, result_dtype=result_dtype)
 
 
 for _name, _steps in _STEPS.items():
     for _versions, _keeps in ((legacy, True), (opsets, False)):
         _keeps_axes = flag("keep_dims", _keeps)
-        _versions(f"Reduce{_name}", axes=axes_at(1), steps=_steps, keeps=_keeps_axes)(_reduced)
+        _versions(f"Reduce{_name}", axes=axes_at(1), steps=_steps, keeps_axes=_keeps_axes)(_reduced)
 
 
 @legacy("ArgMax")
@@ -68,13 +68,13 @@ def _arg_max(
     """
     step = site.step
     if site.has_attribute("axis"):
-        values, places = step.topk(x, k=count, axis=site.axis_of("axis"), largest=True)
-        return site.last.copy(values) if with_values else site.last.cast(places, dtype=site.real)
+        values, indices = step.topk(x, k=count, axis=site.axis_of("axis"), largest=True)
+        return site.last.copy(values) if with_values else site.last.cast(indices, dtype=site.real)
     shape = x.type.shape
     flat = site.reshaped(x, (shape[0], 1, volume(shape[1:])))
-    values, places = step.topk(flat, k=count, axis=2, largest=True)
-    places = step.cast(places, dtype=site.real)
-    return site.last.concat([places, values], axis=1) if with_values else site.last.copy(places)
+    values, indices = step.topk(flat, k=count, axis=2, largest=True)
+    indices = step.cast(indices, dtype=site.real)
+    return site.last.concat([indices, values], axis=1) if with_values else site.last.copy(indices)
 
 
 @operator("TopK")
@@ -93,14 +93,14 @@ def _top_k(
         raise InvalidOperation("'k' must be one number")
     extent = x.type.shape[axis]
     k = counts[0] if extent is UNKNOWN else min(counts[0], extent)
-    values, places = site.last.topk(x, k=k, axis=axis, largest=mode == "max")
+    values, indices = site.last.topk(x, k=k, axis=axis, largest=mode == "max")
     if sort == "index":
-        _, order = site.step.topk(places, k=k, axis=axis, largest=False)
+        _, order = site.step.topk(indices, k=k, axis=axis, largest=False)
         values = site.step.gather_elements(values, order, axis=axis)
-        places = site.step.gather_elements(places, order, axis=axis)
+        indices = site.step.gather_elements(indices, order, axis=axis)
     if type == "i64":
-        places = site.cast(places, site.integer)
-    return [values, places]
+        indices = site.cast(indices, site.integer)
+    return [values, indices]
 
 
 # Normalisation

@@ -64,7 +64,7 @@ def _suppression(
         site, boxes, scores, score=0, center_point_box=is_centre, sorts=sorts, **kind
     )
     if site.net.is_legacy and site.declared and site.declared[0] > 0:
-        indices = site.fitted(indices, 0, site.declared[0], -1.0)
+        indices = site.cut_or_padded(indices, 0, site.declared[0], -1.0)
     indices, count = _typed(site, indices, count)
     if has_count:  # without a count, later layers take padding for boxes
         note_count(site, count, indices, values)
@@ -207,7 +207,13 @@ def _roi_align(
         raise InvalidOperation(f"'aligned_mode' must be one of {', '.join(shifts)}")
     least = 1.0 if corners == "asymmetric" else 0.0
     return roi_aligned(
-        site, *site.first(3), scale=scale, shift=shifts[corners], mode=mode, least=least, **samples
+        site,
+        *site.first_inputs(3),
+        scale=scale,
+        shift=shifts[corners],
+        mode=mode,
+        least=least,
+        **samples,
     )
 
 

@@ -22,8 +22,8 @@ def _greedy_decoder(
     x: Value,
     *,
     merges: bool = flag("merge_repeated", True),
-    index: str = dtype("classes_index_type", "i32"),
-    number: str = dtype("sequence_length_type", "i32"),
+    class_dtype: str = dtype("classes_index_type", "i32"),
+    count_dtype: str = dtype("sequence_length_type", "i32"),
 ) -> list[Value]:
     """Return the classes of the best path without blanks, and their number.
 
@@ -35,19 +35,20 @@ def _greedy_decoder(
     best = step.squeeze(step.argmax_reduce(x, axes=(2,)), axes=(2,))
     best = site.cast(best, site.integer)
     lengths = site.unsqueezed(site.integer_tensor(1), (1,))
-    times = site.places(steps, 1, 2)
+    times = site.positions(steps, 1, 2)
     blank = site.integers(2)[0] if site.has(2) else classes - 1
-    stays = step.and_(step.ne(best, blank), step.lt(times, lengths))
+    is_in_path = step.and_(step.ne(best, blank), step.lt(times, lengths))
     if merges:
         previous = site.part(site.padded(best, {1: (1, 0)}, -1.0), 1, 0, steps)
-        stays = step.and_(stays, step.ne(best, previous))
-    keys = step.select(stays, times, steps)
-    _, order = step.topk(keys, k=steps, axis=1, largest=False)
+        is_in_path = step.and_(is_in_path, step.ne(best, previous))
+    # The classes of the path come first, in order of time.
+    sort_keys = step.select(is_in_path, times, steps)
+    _, order = step.topk(sort_keys, k=steps, axis=1, largest=False)
     packed = step.gather_elements(best, order, axis=1)
-    count = site.count(stays, 1)
+    count = site.count(is_in_path, 1)
     path = site.last.select(step.lt(times, count), packed, -1)
     count = site.last.squeeze(count, axes=(1,))
-    return [site.cast(path, index), site.cast(count, number)]
+    return [site.cast(path, class_dtype), site.cast(count, count_dtype)]
 
 
 @operator("GatherTree")
@@ -67,7 +68,7 @@ def _gather_tree(site: LayerSite) -> Value:
 # Bags of embeddings; sums and maxima of segments
 
 
-def _rows(site: LayerSite, weights: int | None = None, indices: Value | None = None) -> Value:
+def _table_rows(site: LayerSite, weights: int | None = None, indices: Value | None = None) -> Value:
     """Gather rows of input 0 at `indices`, and multiply them by weights if there are any.
 
     The default for `indices` is input 1. `weights` is the index of an input.
@@ -76,17 +77,17 @@ def _rows(site: LayerSite, weights: int | None = None, indices: Value | None = N
     rows = site.step.gather(site.tensor(0), indices or site.integer_tensor(1), axis=0)
     if factors is None:
         return rows
-    return site.step.mul(rows, _of_rank(site, factors, len(rows.type.shape)))
+    return site.step.mul(rows, _with_rank(site, factors, len(rows.type.shape)))
 
 
-def _of_rank(site: LayerSite, x: Value, rank: int) -> Value:
+def _with_rank(site: LayerSite, x: Value, rank: int) -> Value:
     """Append axes of extent 1 to a tensor, up to the rank `rank`."""
     return site.unsqueezed(x, range(len(x.type.shape), rank))
 
 
 def _counts(site: LayerSite, segments: Value, count: int, dtype: str = "") -> Value:
     """Count the items of each segment. The result has shape (count,)."""
-    is_member = site.step.eq(site.places(count, 0, 2), site.unsqueezed(segments, (0,)))
+    is_member = site.step.eq(site.positions(count, 0, 2), site.unsqueezed(segments, (0,)))
     return site.step.squeeze(site.count(is_member, 1, dtype), axes=(1,))
 
 
@@ -96,15 +97,20 @@ def _are_empty(site: LayerSite, segments: Value, count: int, rank: int) -> Value
     The result has shape (count, 1, ...) and the rank `rank`.
     """
     is_empty = site.step.eq(_counts(site, segments, count), 0)
-    return _of_rank(site, is_empty, rank)
+    return _with_rank(site, is_empty, rank)
 
 
 def _bags(
-    site: LayerSite, rows: Value, segments: Value, count: int, over: str, default: int | None = None
+    site: LayerSite,
+    rows: Value,
+    segments: Value,
+    count: int,
+    reduction: str,
+    default: int | None = None,
 ) -> Value:
-    """Sum the rows of each segment, and divide the sums if `over` says so.
+    """Sum the rows of each segment, and divide the sums if `reduction` says so.
 
-    If `over` is "mean", the sums are divided by the number of rows. If it is "sqrtn", they are
+    If `reduction` is "mean", the sums are divided by the number of rows. If it is "sqrtn", they are
     divided by the root of that number.
 
     Input `default` has the index of the table's row that a segment without rows gets. If the input
@@ -114,12 +120,12 @@ def _bags(
     cells = rows.type.shape[1:]
     start = site.filled(0, dtype, (count, *cells))
     total = site.step.scatter_nd(start, site.unsqueezed(segments, (1,)), rows, reduction="add")
-    if over != "sum":
+    if reduction != "sum":
         sizes = _counts(site, segments, count, dtype)
         sizes = site.step.max(sizes, site.filled(1, dtype, (1,)))
-        if over == "sqrtn":
+        if reduction == "sqrtn":
             sizes = site.step.sqrt(sizes)
-        total = site.step.div(total, _of_rank(site, sizes, 1 + len(cells)))
+        total = site.step.div(total, _with_rank(site, sizes, 1 + len(cells)))
     if default is None or not site.has(default):
         return site.last.copy(total)
     row_index = site.operand(default)
@@ -141,19 +147,19 @@ def _offset_bags(site: LayerSite, *, reduction: str = _REDUCTION) -> Value:
     step = site.step
     indices = site.integer_tensor(1)
     offsets = site.integer_tensor(2)
-    positions = site.places(site.known_shape(indices)[0], 0, 2)
+    positions = site.positions(site.known_shape(indices)[0], 0, 2)
     is_in_or_after = step.ge(positions, site.unsqueezed(offsets, (0,)))
     started_bags = site.count(is_in_or_after, 1)
     segments = step.sub(step.squeeze(started_bags, axes=(1,)), 1)
     count = site.known_shape(offsets)[0]
-    return _bags(site, _rows(site, 4, indices), segments, count, reduction, 3)
+    return _bags(site, _table_rows(site, 4, indices), segments, count, reduction, 3)
 
 
 @operator("EmbeddingBagPackedSum")
 @opsets("EmbeddingBagPacked")
 def _packed_bags(site: LayerSite, *, reduction: str = _REDUCTION) -> Value:
     """Sum or average rows of a table for each bag. The indices have shape (bags, rows)."""
-    rows = _rows(site, 2)
+    rows = _table_rows(site, 2)
     if reduction == "mean":
         total = site.step.mean_reduce(rows, axes=(1,))
     else:
@@ -164,7 +170,7 @@ def _packed_bags(site: LayerSite, *, reduction: str = _REDUCTION) -> Value:
 @operator("EmbeddingSegmentsSum")
 def _segments(site: LayerSite, *, count: int = integer_at(3)) -> Value:
     """Sum rows of a table for each segment."""
-    return _bags(site, _rows(site, 5), site.integer_tensor(2), count, "sum", 4)
+    return _bags(site, _table_rows(site, 5), site.integer_tensor(2), count, "sum", 4)
 
 
 @opsets("SegmentMax")
@@ -196,13 +202,13 @@ def _segment_max(
     return site.last.select(is_empty, site.filled(0, dtype, (1,) * rank), most)
 
 
-@legacy("SparseSegmentSum", over="sum")
-@legacy("SparseSegmentMean", over="mean")
-@legacy("SparseSegmentSqrtN", over="sqrtn")
-def _sparse_segments(site: LayerSite, *, over: str) -> Value:
-    """Sum rows of a table for each segment, and divide the sums as `over` says."""
+@legacy("SparseSegmentSum", reduction="sum")
+@legacy("SparseSegmentMean", reduction="mean")
+@legacy("SparseSegmentSqrtN", reduction="sqrtn")
+def _sparse_segments(site: LayerSite, *, reduction: str) -> Value:
+    """Sum rows of a table for each segment, and divide the sums as `reduction` says."""
     count = site.declared[0] if site.declared else 0
-    return _bags(site, _rows(site), site.integer_tensor(2), count, over)
+    return _bags(site, _table_rows(site), site.integer_tensor(2), count, reduction)
 
 
 @legacy("SparseToDense")

@@ -11,7 +11,7 @@ import numpy as np
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import UNKNOWN, show, volume
 from lowering.graph import Value
-from nnef_jax.flattening.along_axes import cut, divided
+from nnef_jax.flattening.along_axes import split_by_lengths, split_evenly
 from nnef_jax.flattening.operators.attributes import axis, integer, integers, word
 from nnef_jax.flattening.spatial_windows import depth_to_space, space_to_depth
 from nnef_jax.flattening.symbolic import numbers
@@ -39,7 +39,7 @@ def _shape_of(site: LayerSite, *, default: str) -> Constant | Value:
     if isinstance(x, Value) and x in site.graph.counts:
         site.known_shape()
         parts: list[Any] = []
-        for extent in site.graph.items_of(x):
+        for extent in site.graph.unpadded_shape(x):
             part = extent if isinstance(extent, Value) else derived([extent])
             parts.append(part)
         return parts[0] if len(parts) == 1 else site.last.concat(parts, axis=0)
@@ -75,9 +75,8 @@ def _rebatched(result: Sequence[int], declared: Sequence[int], actual: Sequence[
     if result[0] == declared[0] and result[0] != actual[0]:
         return [0, *result[1:]]  # 0 stands for the extent of the input
     items = math.prod(result[1:])
-    if UNKNOWN in actual or (items and math.prod(actual) % items == 0):
-        return [-1, *result[1:]]
-    return result
+    may_fit = UNKNOWN in actual or (items != 0 and math.prod(actual) % items == 0)
+    return [-1, *result[1:]] if may_fit else result
 
 
 @operator("Squeeze")
@@ -124,7 +123,7 @@ def _split(
 ) -> Sequence[Value]:
     if count != len(site.layer.outputs):
         raise InvalidOperation(f"'num_splits' is {count}, it has {len(site.layer.outputs)} outputs")
-    return divided(site, site.tensor(0), axis, count)
+    return split_evenly(site, site.tensor(0), axis, count)
 
 
 @opsets("VariadicSplit")
@@ -134,7 +133,7 @@ def _variadic_split(
     if -1 in lengths:
         declared = sum(n for n in lengths if n != -1)
         lengths[lengths.index(-1)] = site.known_shape()[axis] - declared
-    return cut(site, site.tensor(0), axis, lengths)
+    return split_by_lengths(site, site.tensor(0), axis, lengths)
 
 
 @legacy("Split", "Slice")
@@ -143,7 +142,7 @@ def _legacy_split(site: LayerSite, *, axis: int = axis("axis", 1)) -> Sequence[V
     shapes = [port.shape or () for port in site.layer.outputs]
     if any(len(shape) <= axis for shape in shapes):
         raise InvalidShape(f"an output has no axis {axis}")
-    return cut(site, site.tensor(0), axis, [shape[axis] for shape in shapes])
+    return split_by_lengths(site, site.tensor(0), axis, [shape[axis] for shape in shapes])
 
 
 @legacy("Tile")
@@ -217,8 +216,8 @@ def _roll(
     for i, (shift, along) in enumerate(zip(shifts, axes, strict=True), 1):
         extent = site.known_shape(x)[along]
         first = (-shift) % extent if extent else 0
-        ranges = [(begin, end) for begin, end in ((first, extent), (0, first)) if begin != end]
-        parts = [site.part(x, along, begin, end) for begin, end in ranges]
+        ranges = [(first, extent), (0, first)]
+        parts = [site.part(x, along, begin, end) for begin, end in ranges if begin != end]
         if len(parts) > 1:
             x = site.step_or_last(i == len(axes)).concat(parts, axis=along)
         else:
@@ -264,7 +263,9 @@ def _space_to_batch(
         parts += pair
     split = site.reshaped(x, parts)
     rank = len(shape)
-    moved = site.transposed(split, [*range(1, 2 * rank, 2), *range(0, 2 * rank, 2)])
+    count_axes = range(0, 2 * rank, 2)
+    block_axes = range(1, 2 * rank, 2)
+    moved = site.transposed(split, [*block_axes, *count_axes])
     return site.last_reshape(moved, [math.prod(block) * counts[0], *counts[1:]])
 
 
@@ -308,7 +309,9 @@ def _reorg_yolo(site: LayerSite, x: Value, *, strides: Sequence[int] = integers(
     """
     stride = strides[0]
     batch, channels, height, width = site.known_shape()
-    if stride < 1 or channels % stride**2 or height % stride or width % stride:
+    divisors = ((channels, stride**2), (height, stride), (width, stride))
+    is_divisible = stride >= 1 and all(extent % divisor == 0 for extent, divisor in divisors)
+    if not is_divisible:
         raise InvalidShape(f"a stride of {stride} does not divide {show(site.shape())}")
     if stride == 1:
         return site.last.copy(x)

@@ -23,8 +23,8 @@ from nnef_jax.formats.openvino.window_attributes import padding_of
 
 def _diagonal(site: LayerSite, rows: int, columns: int, offset: Value | int, dtype: str) -> Value:
     """Return a matrix with ones where column - row is `offset`, and with zeros elsewhere."""
-    row = site.places(rows, 0, 2)
-    column = site.places(columns, 1, 2)
+    row = site.positions(rows, 0, 2)
+    column = site.positions(columns, 1, 2)
     is_diagonal = site.step.eq(site.step.sub(column, row), offset)
     return site.step.cast(is_diagonal, dtype=dtype)
 
@@ -108,7 +108,8 @@ def _axes(site: LayerSite, rank: int) -> tuple[list[int], list[int]]:
     """
     axes = [site.axis(a, rank) for a in site.integers(1)]
     sizes = site.integers(2) if site.has(2) else [-1] * len(axes)
-    if len(sizes) != len(axes) or len(set(axes)) != len(axes):
+    are_distinct = len(set(axes)) == len(axes)
+    if len(sizes) != len(axes) or not are_distinct:
         raise InvalidOperation(f"axes {axes} must be different and fit lengths {sizes}")
     return axes, sizes
 
@@ -118,7 +119,7 @@ def _transformed(
 ) -> Value:
     for axis, size in zip(axes, sizes, strict=True):
         length = x.type.shape[axis] if size < 0 else size
-        x = site.fitted(x, axis, length)
+        x = site.cut_or_padded(x, axis, length)
         x = site.step.fft(x, axis=axis, inverse=inverse)
     return x
 
@@ -141,7 +142,7 @@ def _complex_transform(site: LayerSite, *, inverse: bool) -> Value:
 def _pairs(site: LayerSite, x: Value) -> Value:
     """Return real numbers as pairs [re, im]."""
     rank = len(x.type.shape)
-    return site.fitted(site.unsqueezed(x, (rank,)), rank, 2)
+    return site.cut_or_padded(site.unsqueezed(x, (rank,)), rank, 2)
 
 
 @opsets("RDFT")
@@ -162,12 +163,13 @@ def _halved(site: LayerSite, x: Value, axis: int) -> Value:
 
 def _real_signal(site: LayerSite, x: Value, axis: int, size: int) -> Value:
     """Compute `size` times the real signal of `size` items with the frequencies 0 to size // 2."""
-    x = site.fitted(x, axis, size // 2 + 1)
+    x = site.cut_or_padded(x, axis, size // 2 + 1)
     # The number of upper frequencies, which are conjugates of lower frequencies.
     count = (size - 1) // 2
     if count:
         upper = site.part(x, axis, count, 0, -1)
-        shape = (1,) * (len(x.type.shape) - 1) + (2,)
+        shape = [1] * len(x.type.shape)
+        shape[-1] = 2
         signs = derived(np.array([1, -1], np.float32).reshape(shape))
         upper = site.step.mul(upper, signs)
         x = site.step.concat([x, upper], axis=axis)
@@ -255,7 +257,7 @@ def _istft(
     edge = size // 2 if is_centred else 0
     if site.has(4):
         signal = site.part(signal, 1, edge, extent)
-        signal = site.fitted(signal, 1, site.integers(4)[0])
+        signal = site.cut_or_padded(signal, 1, site.integers(4)[0])
     else:
         signal = site.part(signal, 1, edge, extent - edge)
     return site.reshaped(signal, signal.type.shape[1:]) if len(shape) == 3 else signal

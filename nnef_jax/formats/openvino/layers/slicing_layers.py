@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.graph import Value
-from nnef_jax.flattening.along_axes import Part, cropped, sliced
+from nnef_jax.flattening.along_axes import SliceBounds, cropped, sliced
 from nnef_jax.flattening.operators.attributes import integers, number, text
 from nnef_jax.formats.openvino.layer_site import LayerSite
 from nnef_jax.formats.openvino.layers.registry import (
@@ -38,13 +38,13 @@ def _mask(site: LayerSite, name: str, count: int, default: bool) -> list[bool]:
     return items + [default] * missing
 
 
-@legacy("StridedSlice", bounds=True)
-@opsets("StridedSlice", bounds=False)
-def _strided_slice(site: LayerSite, x: Value, *, bounds: bool) -> Value:
+@legacy("StridedSlice", with_bound=True)
+@opsets("StridedSlice", with_bound=False)
+def _strided_slice(site: LayerSite, x: Value, *, with_bound: bool) -> Value:
     """Slice a tensor as TensorFlow's strided_slice does.
 
     Masks may replace bounds: they take all items of an axis, add an axis, take one item and drop
-    the axis, or skip axes. `bounds` is the value in `begin_mask` and `end_mask` with which the
+    the axis, or skip axes. `with_bound` is the value in `begin_mask` and `end_mask` with which the
     bound is used: 1 before version 10, and 0 since then.
     """
     begin = site.integers(1)
@@ -52,39 +52,39 @@ def _strided_slice(site: LayerSite, x: Value, *, bounds: bool) -> Value:
     count = max(len(begin), len(end))
     steps = site.integers(3) if site.has(3) else []
     steps += [1] * (count - len(steps))
-    begins = _mask(site, "begin_mask", count, bounds)
-    ends = _mask(site, "end_mask", count, bounds)
-    adds = _mask(site, "new_axis_mask", count, False)
-    takes = _mask(site, "shrink_axis_mask", count, False)
-    skips = _mask(site, "ellipsis_mask", count, False)
+    begin_mask = _mask(site, "begin_mask", count, with_bound)
+    end_mask = _mask(site, "end_mask", count, with_bound)
+    adds_axis = _mask(site, "new_axis_mask", count, False)
+    takes_item = _mask(site, "shrink_axis_mask", count, False)
+    skips_axes = _mask(site, "ellipsis_mask", count, False)
     rank = len(x.type.shape)
-    parts: dict[int, Part] = {}
+    parts: dict[int, SliceBounds] = {}
     axis = 0  # the next axis of the input
-    out = 0  # the next axis of the result
+    result_axis = 0  # the next axis of the result
     added: list[int] = []
     dropped: list[int] = []
     for i in range(count):
-        if skips[i]:
-            skipped = rank - axis - adds[i + 1 :].count(False)
+        if skips_axes[i]:
+            skipped = rank - axis - adds_axis[i + 1 :].count(False)
             axis += skipped
-            out += skipped
+            result_axis += skipped
             continue
-        if adds[i]:
-            added.append(out)
-            out += 1
+        if adds_axis[i]:
+            added.append(result_axis)
+            result_axis += 1
             continue
         if axis >= rank:
             raise InvalidShape(f"it has more bounds than the {rank} axes of its input")
-        first = begin[i] if begins[i] == bounds else None
-        if takes[i]:
+        first = begin[i] if begin_mask[i] == with_bound else None
+        if takes_item[i]:
             index = 0 if first is None else first
-            following = index + 1 if index != -1 else None
-            parts[axis] = (index, following, 1)
+            next_index = None if index == -1 else index + 1
+            parts[axis] = (index, next_index, 1)
             dropped.append(axis)
         else:
-            last = end[i] if ends[i] == bounds else None
+            last = end[i] if end_mask[i] == with_bound else None
             parts[axis] = (first, last, steps[i])
-            out += 1
+            result_axis += 1
         axis += 1
     x = sliced(site, x, parts, final=not dropped and not added)
     if dropped:
@@ -111,13 +111,17 @@ def _crop(
     if site.has_attribute("crop_begin"):
         offsets = site.ints("crop_begin")
         crops_behind = site.ints("crop_end")
-        ends = [x.type.shape[a] - n for a, n in zip(axes, crops_behind, strict=True)]
+        pairs = zip(axes, crops_behind, strict=True)
+        ends = [x.type.shape[axis] - count for axis, count in pairs]
     elif site.has_attribute("dim"):
-        ends = [o + d for o, d in zip(offsets, site.ints("dim"), strict=True)]
+        pairs = zip(offsets, site.ints("dim"), strict=True)
+        ends = [offset + extent for offset, extent in pairs]
     else:
         shape = site.shape(1) if site.has(1) else site.declared
-        ends = [o + shape[a] for a, o in zip(axes, offsets, strict=True)]
-    parts: dict[int, Part] = {a: (o, e, 1) for a, o, e in zip(axes, offsets, ends, strict=True)}
+        ends = [offset + shape[axis] for axis, offset in zip(axes, offsets, strict=True)]
+    parts: dict[int, SliceBounds] = {}
+    for axis, offset, end in zip(axes, offsets, ends, strict=True):
+        parts[axis] = (offset, end, 1)
     return sliced(site, x, parts)
 
 
@@ -144,5 +148,5 @@ def _pad(
         raise InvalidOperation(f"there is no pad_mode '{mode}'")
     around = list(zip(begin, end, strict=True))
     x = cropped(site, x, dict(enumerate(around)))
-    around = [(max(p, 0), max(q, 0)) for p, q in around]
-    return site.last.pad(x, padding=around, border=_MODES[mode], value=value)
+    padding = [(max(before, 0), max(after, 0)) for before, after in around]
+    return site.last.pad(x, padding=padding, border=_MODES[mode], value=value)

@@ -14,9 +14,9 @@ from lowering.extents import UNKNOWN, volume
 from lowering.graph import TensorType, Value
 from nnef_jax.flattening.operators.attributes import integer
 from nnef_jax.flattening.site import Tensor
-from nnef_jax.flattening.symbolic import opened
+from nnef_jax.flattening.symbolic import open_type
 from nnef_jax.flattening.tensor_graph import Constant
-from nnef_jax.formats.openvino.element_types import computed, element_type
+from nnef_jax.formats.openvino.element_types import computation_dtype, element_type
 from nnef_jax.formats.openvino.layer_site import LayerSite
 from nnef_jax.formats.openvino.layers.registry import legacy, opsets
 from nnef_jax.formats.openvino.network_ends import label_of
@@ -81,7 +81,7 @@ def _read_value(site: LayerSite) -> Value:
     variable = graph.variables.get(label)
     if variable is None:  # no layer writes the variable
         return site.last.copy(site.tensor(0))
-    if start is not None and variable.follows and options.starts:
+    if start is not None and variable.starts_from_inputs and options.starts:
         value = site.last.copy(site.tensor(start))
         graph.builder.starting(label, value, value, site.layer.span)
         return value
@@ -89,18 +89,18 @@ def _read_value(site: LayerSite) -> Value:
     extents = tuple(options.open_extent if n is UNKNOWN else n for n in shape)
     if start is None:
         declared = site.layer.attributes.get("variable_type") or site.layer.outputs[0].type
-        dtype = computed(element_type(declared or "f32"), site.real)
+        dtype = computation_dtype(element_type(declared or "f32"), site.real)
     else:
         dtype = site.dtype_of(0)
-    if start is None or variable.follows:
+    if start is None or variable.starts_from_inputs:
         closed_shape = [0 if n is UNKNOWN else n for n in variable.shape]
         initial = _zeros(site, closed_shape, dtype)
     else:
         initial = _array(site, start)
-    value = _variable(site, label, opened(extents, dtype), initial)
+    value = _variable(site, label, open_type(extents, dtype), initial)
     if graph.symbolic is not None:
         graph.symbolic.declare(value, extents)
-    if start is not None and variable.follows:
+    if start is not None and variable.starts_from_inputs:
         graph.data.pop(label)
         graph.builder.starting(label, value, site.tensor(start), site.layer.span)
     return value

@@ -71,8 +71,11 @@ def _old_filter(*, is_transposed: bool = False, may_be_input: bool = False) -> R
         groups = site.int("group", 1)
         outputs = site.int("output")
         kernel = kernel_of(site)
-        first, second = (channels, outputs) if is_transposed else (outputs, channels)
-        shape = (first, second // max(groups, 1), *kernel)
+        shape: tuple[int, ...]
+        if is_transposed:
+            shape = (channels, outputs // max(groups, 1), *kernel)
+        else:
+            shape = (outputs, channels // max(groups, 1), *kernel)
         items = site.blob("weights", shape)
         bias: Tensor | float = site.blob("biases", (1, outputs)) or 0.0
         if items is not None:
@@ -105,25 +108,29 @@ def _declared_extents(site: LayerSite) -> Sequence[int] | None:
     return site.declared[2:] if auto_pad(site) in SAME else None
 
 
-_NEW: dict[str, Any] = {"extents": _input_extents, "mode": auto_pad, "cuts_end": "same_lower"}
+_NEW: dict[str, Any] = {
+    "extents": _input_extents,
+    "mode": auto_pad,
+    "mode_padding_end": "same_lower",
+}
 
 
 @legacy(
     "Deconvolution", filter=_old_filter(is_transposed=True), extents=_declared_extents,
-    mode=auto_pad, cuts_end="same_upper",
+    mode=auto_pad, mode_padding_end="same_upper",
 )  # fmt: skip
 @opsets("ConvolutionBackpropData", filter=_filter(), **_NEW)
 @opsets("GroupConvolutionBackpropData", filter=_grouped, **_NEW)
 def _transposed(
     site: LayerSite, x: Value, *, filter: _Filter, extents: Sequence[int] | None, mode: str,
-    cuts_end: str,
+    mode_padding_end: str,
 ) -> Value:  # fmt: skip
     """Add a transposed convolution.
 
     The result has (in - 1) * stride + span - padding + output_padding items along an axis, where
     `in` is the extent of the input and `span` that of a dilated window. If `extents` has the
-    extents of the result, the padding follows from them. `cuts_end` is the mode in which the
-    padding at the end is the larger one: `same_upper` before version 10, and `same_lower` since
+    extents of the result, the padding follows from them. `mode_padding_end` is the mode in which
+    the padding at the end is the larger one: `same_upper` before version 10, and `same_lower` since
     then.
     """
     rank = len(filter.kernel)
@@ -136,34 +143,35 @@ def _transposed(
         reach = windows.spans(filter.kernel, dilations)
         axes = zip(shape, strides, reach, more, extents, begin, strict=True)
         padding: Pairs = []
-        for n, s, span, m, extent, first in axes:
-            excess = (n - 1) * s + span + m - extent
-            padding.append(_cut_off(mode, excess, first, cuts_end=cuts_end))
+        for extent, stride, span, surplus, result_extent, first in axes:
+            excess = (extent - 1) * stride + span + surplus - result_extent
+            padding.append(_cut_off(mode, excess, first, mode_padding_end=mode_padding_end))
     elif mode == "valid":
         padding = [(0, 0)] * rank
     else:
         padding = pads_of(site, rank)
-    # Items at the end of an axis that no window reaches are zeros. `cut` has the number of items
-    # that are cut off at both ends of each axis.
-    zeros = [max(m - q, 0) for (_, q), m in zip(padding, more, strict=True)]
-    cut = [(p, max(q - m, 0)) for (p, q), m in zip(padding, more, strict=True)]
-    result = site.step_or_last(not any(zeros)).deconv(
-        x, filter.items, filter.bias, output_shape=(), groups=filter.groups, padding=cut,
+    zeros: list[tuple[int, int]] = []  # for items at the end of an axis that no window reaches
+    cut_off: list[tuple[int, int]] = []  # the numbers of items to cut off at both ends of each axis
+    for (before, after), surplus in zip(padding, more, strict=True):
+        zeros.append((0, max(surplus - after, 0)))
+        cut_off.append((before, max(after - surplus, 0)))
+    has_zeros = any(map(any, zeros))
+    result = site.step_or_last(not has_zeros).deconv(
+        x, filter.items, filter.bias, output_shape=(), groups=filter.groups, padding=cut_off,
         stride=strides, dilation=dilations, border="constant",
     )  # fmt: skip
-    if not any(zeros):
+    if not has_zeros:
         return result
-    around = [(0, 0), (0, 0), *((0, n) for n in zeros)]
-    return site.last.pad(result, padding=around, border="constant", value=0.0)
+    return site.last.pad(result, padding=[(0, 0), (0, 0), *zeros], border="constant", value=0.0)
 
 
-def _cut_off(mode: str, excess: int, begin: int, *, cuts_end: str) -> tuple[int, int]:
+def _cut_off(mode: str, excess: int, begin: int, *, mode_padding_end: str) -> tuple[int, int]:
     """Return the numbers of items to cut off at both ends of an axis.
 
     A negative number says how many zeros are added instead.
     """
     if mode in SAME:
-        begin, _ = halves(max(excess, 0), more_behind=mode == cuts_end)
+        begin, _ = halves(max(excess, 0), more_behind=mode == mode_padding_end)
     elif mode == "valid":
         begin = 0
     return begin, excess - begin
@@ -171,11 +179,12 @@ def _cut_off(mode: str, excess: int, begin: int, *, cuts_end: str) -> tuple[int,
 
 def _old_bits(site: LayerSite) -> Constant:
     inputs = site.shape()[1] // site.int("group", 1)
-    return site.needed("weights", (site.int("output"), inputs, *kernel_of(site)), "bin")
+    return site.required_weights("weights", (site.int("output"), inputs, *kernel_of(site)), "bin")
 
 
 def _bits(site: LayerSite) -> Constant:
-    layer = site.net.by_id[site.net.sources[site.layer.id, site.layer.inputs[1].id][0]]
+    source_id, _ = site.net.sources[site.layer.id, site.layer.inputs[1].id]
+    layer = site.net.by_id[source_id]
     if layer.kind not in CONSTANTS:
         raise InvalidOperation("its filter must be stored")
     return stored(replace(site, layer=layer, operands=()), "bin")
@@ -217,7 +226,7 @@ _DEFORMABLE: dict[str, Any] = {
 def _deformable(
     site: LayerSite, *, filter: _Filter, mask: Value | bool, groups: int, pads_bilinear: bool
 ) -> Value:
-    x, offsets = site.first(2)
+    x, offsets = site.first_inputs(2)
     return site.last.deformable_conv(
         x, offsets, filter.items, mask, **window_of(site, x.type.shape[2:], filter.kernel),
         groups=groups, padded_bilinear=pads_bilinear,
@@ -246,7 +255,10 @@ def _pool(
 def _avg_pool(
     site: LayerSite, x: Value, *, rounding: str = _ROUNDING, leaves_out: bool = _LEAVES_OUT
 ) -> Value:
-    return _pool(site, x, "avg_pool", rounding=rounding, includes=not leaves_out, counts_more=True)
+    return _pool(
+        site, x, "avg_pool", rounding=rounding, includes_padding=not leaves_out,
+        includes_round_up=True,
+    )  # fmt: skip
 
 
 @legacy("Pooling")
@@ -259,9 +271,12 @@ def _pooling(
 ) -> Value:
     if method not in ("max", "avg"):
         raise InvalidOperation(f"there is no pool-method '{method}'")
-    includes = method == "avg" and not _LEAVES_OUT(site)
-    kind = "max_pool" if method == "max" else "avg_pool"
-    return _pool(site, x, kind, rounding=rounding, dilated=False, includes=includes)
+    if method == "max":
+        return _pool(site, x, "max_pool", rounding=rounding, dilated=False)
+    includes_padding = not _LEAVES_OUT(site)
+    return _pool(
+        site, x, "avg_pool", rounding=rounding, dilated=False, includes_padding=includes_padding
+    )
 
 
 @opsets("MaxPool")

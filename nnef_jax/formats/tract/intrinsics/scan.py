@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from lowering.errors import InvalidOperation
 from lowering.graph import Graph, TensorType, Value
@@ -29,9 +29,32 @@ _ENTRIES: dict[str, tuple[Sequence[int], Sequence[int]]] = {
     "state": ((3,), (0, 2)),
     "output": ((3, 4), (0, 1)),
 }
-# A state: the parameter of the body, the state's first value, and the result of the body that is
-# the state's next value.
-_State = tuple[str, Value, str]
+
+
+class _Scanned(NamedTuple):
+    """A parameter of the body, and the tensor of whose slices it is one in each iteration."""
+
+    parameter: str
+    tensor: Value
+    axis: int
+    chunk: int
+
+
+class _State(NamedTuple):
+    """A state: a parameter of the body, its first value, and the result that is its next value."""
+
+    parameter: str
+    first: Value
+    result: str
+
+
+class _Output(NamedTuple):
+    """A result of the body, and how its values become an output."""
+
+    result: str
+    mode: str
+    axis: int
+    chunk: int
 
 
 @intrinsic(SCAN, name=text("body"), skip=fixed("skip"), resets=flag("reset_every_turn"))
@@ -47,29 +70,34 @@ def scan(site: CallSite, *, name: str, skip: int, resets: bool) -> Any:
     if fragment is None:
         raise InvalidOperation(f"the document has no fragment '{name}' for 'body'")
     site.graph.meter.spend(_STEPS)
-    parts = {key: _entries(site.arguments[key], key) for key in _ENTRIES}
-    changes_state = bool(parts["state"]) or skip != 0
-    keeps_state = document.pulsed and site.graph.outer is None and not resets and changes_state
-    scanned = [(n, tensor(site, x), *_axis_and_chunk(place)) for n, x, *place in parts["scan"]]
-    states = [(n, tensor(site, x), result) for n, x, result in parts["state"]]
-    outputs = [(n, mode, *_axis_and_chunk(place)) for n, mode, *place in parts["output"]]
-    results = [entry[0] for entry in outputs]
-    skipped_turns = skip if keeps_state else 0
-    body = _Body(site, fragment, scanned, parts["full"], results, skipped_turns)
+    entries = {key: _entries(site.arguments[key], key) for key in _ENTRIES}
+    changes_state = bool(entries["state"]) or skip != 0
+    is_in_stream = document.is_pulsed and site.graph.outer is None
+    keeps_state = is_in_stream and changes_state and not resets
+    scanned: list[_Scanned] = []
+    for parameter, x, *place in entries["scan"]:
+        scanned.append(_Scanned(parameter, tensor(site, x), *_axis_and_chunk(place)))
+    states = [_State(parameter, tensor(site, x), y) for parameter, x, y in entries["state"]]
+    outputs: list[_Output] = []
+    for result, mode, *place in entries["output"]:
+        outputs.append(_Output(result, mode, *_axis_and_chunk(place)))
+    results = [output.result for output in outputs]
+    skipped_iterations = skip if keeps_state else 0
+    body = _Body(site, fragment, scanned, entries["full"], results, skipped_iterations)
     graph, full, states = body.flatten(states)
-    initial = [value for _, value, _ in states]
+    initial = [state.first for state in states]
     if keeps_state:
         prefix = site.names[0] if site.names else f"{site.frame.prefix}{name}"
-        initial = body.variables([entry[1] for entry in parts["state"]], states, prefix)
+        initial = body.variables([first for _, first, _ in entries["state"]], states, prefix)
         skip = 0  # the body counts the iterations itself
-        outputs += [("", "last", 0, 1)] * len(initial)
+        outputs += [_Output("", "last", 0, 1)] * len(initial)
         graph = replace(graph, outputs=(*graph.outputs, *graph.outputs[: len(initial)]))
-    operands = {"scanned": [x for _, x, *_ in scanned], "full": full, "initial": initial}
+    operands = {"scanned": [x.tensor for x in scanned], "full": full, "initial": initial}
     attributes = {
         "body": graph,
-        "axes": [axis for *_, axis, _ in scanned],
-        "chunks": [chunk for *_, chunk in scanned],
-        "outputs": [output[1:] for output in outputs],
+        "axes": [x.axis for x in scanned],
+        "chunks": [x.chunk for x in scanned],
+        "outputs": [(output.mode, output.axis, output.chunk) for output in outputs],
         "skip": skip,
     }
     (tensors,) = site.add("scan", operands, attributes, site.names)
@@ -100,14 +128,17 @@ def _axis_and_chunk(values: Sequence[Any]) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class _Body:
-    """The body of a scan. In the first `skipped` iterations of a stream, states do not change."""
+    """The body of a scan.
+
+    In the first `skipped_iterations` iterations of a stream, states do not change.
+    """
 
     site: CallSite
     fragment: s.Fragment
-    scanned: Sequence[tuple[str, Value, int, int]]
+    scanned: Sequence[_Scanned]
     full: Sequence[tuple[Any, ...]]
     outputs: Sequence[str]
-    skipped: int
+    skipped_iterations: int
 
     def flatten(
         self, states: list[_State], *, again: bool = False
@@ -125,28 +156,29 @@ class _Body:
         state_inputs = [bound.bind(name, value) for name, value, _ in states]
         bound.refuse_missing()
         inner = site.evaluator.enter(self.fragment, bound.values, site.named())
-        identifier = _finder(inner.values)
+        identifier = _identifier_finder(inner.values)
         inner_site = replace(site, frame=inner)
 
         def result(name: str) -> Value:
             node = s.Identifier(site.node.offset, identifier(name) or name)
             return tensor(inner_site, site.evaluator.lookup(node, inner))
 
-        nexts = [result(name) for _, _, name in states]
+        next_states = [result(name) for _, _, name in states]
         results = [result(name) for name in self.outputs]
         if not again:
             cast_states: list[_State] = []
-            for (name, value, result_name), after in zip(states, nexts, strict=True):
-                value = self.site.cast(value, after.type.dtype)
-                cast_states.append((name, value, result_name))
+            for state, after in zip(states, next_states, strict=True):
+                first = self.site.cast(state.first, after.type.dtype)
+                cast_states.append(state._replace(first=first))
             if cast_states != states:
                 return self.flatten(cast_states, again=True)
         tensors = [(inner, outer) for inner, outer in full if isinstance(inner, Value)]
         tensors += [(inner, outer) for outer, inner in graph.captured.items()]
-        inputs = [*slices, *(inner for inner, _ in tensors), *state_inputs]
-        if self.skipped:
-            inputs, nexts = self._counted(site, inputs, nexts)
-        outputs = [*nexts, *results]
+        full_inputs = [inner for inner, _ in tensors]
+        inputs = [*slices, *full_inputs, *state_inputs]
+        if self.skipped_iterations:
+            inputs, next_states = self._counted(site, inputs, next_states)
+        outputs = [*next_states, *results]
         names = [value.name for value in outputs]
         order = [value.name for value in inputs]
         flat = graph.builder.graph(self.fragment.name, outputs, names, order)
@@ -155,22 +187,22 @@ class _Body:
         return flat, [outer for inner, outer in tensors if inner not in unused], states
 
     def _counted(
-        self, site: CallSite, inputs: Sequence[Value], nexts: Sequence[Value]
+        self, site: CallSite, inputs: Sequence[Value], next_states: Sequence[Value]
     ) -> tuple[list[Value], list[Value]]:
         """Add a counter of iterations to the inputs and to the next states of the body.
 
-        States change only from iteration `skipped` on.
+        States change only from iteration `skipped_iterations` on.
         """
         builder = site.graph.builder
-        turn = builder.input(builder.unreserved("turn"), TensorType((), builder.integer))
-        changes = apply(site, "ge", x=turn, y=self.skipped)
-        states = inputs[len(inputs) - len(nexts) :]
+        iteration = builder.input(builder.unreserved("turn"), TensorType((), builder.integer))
+        changes = apply(site, "ge", x=iteration, y=self.skipped_iterations)
+        states = inputs[len(inputs) - len(next_states) :]
         delayed = [
             apply(site, "select", condition=changes, true_value=after, false_value=before)
-            for before, after in zip(states, nexts, strict=True)
+            for before, after in zip(states, next_states, strict=True)
         ]
-        next_turn = apply(site, "add", x=turn, y=1)
-        return [*inputs, turn], [*delayed, next_turn]
+        next_iteration = apply(site, "add", x=iteration, y=1)
+        return [*inputs, iteration], [*delayed, next_iteration]
 
     def variables(
         self, starts: Sequence[object], states: Sequence[_State], prefix: str
@@ -183,7 +215,7 @@ class _Body:
             if initial is None:
                 raise self.site.error(f"state '{name}' of a stream must start as a constant")
             variables.append(self.site.state(value.type, f"{prefix}_{_escape(name)}", initial))
-        if self.skipped:
+        if self.skipped_iterations:
             type = TensorType((), graph.builder.integer)
             variables.append(self.site.state(type, f"{prefix}_turn"))
         return variables
@@ -197,7 +229,7 @@ class _Bound:
         self._site = site
         self._outer = outer
         self._fragment = fragment
-        self._parameter = _finder(parameter.name for parameter in fragment.parameters)
+        self._parameter = _identifier_finder(parameter.name for parameter in fragment.parameters)
 
     def bind(self, name: str, value: object, axis: int | None = None, chunk: int = 1) -> Any:
         """Bind a parameter to a value from outside the body, or to slices of it along an axis.
@@ -212,7 +244,8 @@ class _Bound:
         symbolic = list(self._outer.shape_of(value))
         stored = self._outer.constants.get(value)
         if axis is not None:
-            if not -len(shape) <= axis < len(shape) or chunk == 0:
+            has_axis = -len(shape) <= axis < len(shape)
+            if not has_axis or chunk == 0:
                 message = f"'scan' cannot cut a tensor {value.type} along axis {axis} by {chunk}"
                 raise self._site.error(message)
             shape[axis] = symbolic[axis] = abs(chunk)
@@ -243,7 +276,7 @@ class _Bound:
         return parameter
 
 
-def _finder(identifiers: Iterable[str]) -> Callable[[str], str | None]:
+def _identifier_finder(identifiers: Iterable[str]) -> Callable[[str], str | None]:
     """Make a function that finds the identifier for a string. It returns None if there is none.
 
     The identifier is equal to the string or to the escaped string. If there is no such identifier,

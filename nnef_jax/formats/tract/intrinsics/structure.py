@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 from typing import cast as cast_type
@@ -14,7 +15,7 @@ from lowering.extents import UNKNOWN, Shape, shapes_differ, show
 from lowering.graph import Call, TensorType, Value, is_integer
 from nnef_jax.errors import LimitError
 from nnef_jax.flattening import hostvalues as h
-from nnef_jax.flattening.emission import computed
+from nnef_jax.flattening.emission import computation_dtype
 from nnef_jax.flattening.operators.attributes import integers, text
 from nnef_jax.formats.syntax.declared_tensors import external_type
 from nnef_jax.formats.syntax.emitter import Frame
@@ -76,17 +77,18 @@ def external(site: CallSite, *, shape: Sequence[int]) -> Any:
 def variable(site: CallSite, *, label: str, shape: Sequence[int]) -> Value:
     """Declare a parameter. It has the dtype of its file, or real numbers if codes are decoded."""
     graph = site.graph
-    unique = site.unit.labels + label
+    unique_label = site.unit.labels + label
     if graph.outer is not None:  # the body of a scan reads the variable of the outer graph
         outer_variable = variable(site.into(graph.outer), label=label, shape=shape)
         return graph.capture(outer_variable)
-    if unique not in graph.data:
+    if unique_label not in graph.data:
         graph.report()
     stored, is_decoded = _stored(site, label, tuple(shape))
-    dtype = computed(stored.dtype.name, graph.builder.real)
-    if unique not in graph.data:
-        graph.data[unique] = as_dtype(stored, dtype, f"{label}.dat", graph.meter)
-    value = graph.builder.variable(site.name, unique, TensorType(stored.shape, dtype), site.span)
+    dtype = computation_dtype(stored.dtype.name, graph.builder.real)
+    if unique_label not in graph.data:
+        graph.data[unique_label] = as_dtype(stored, dtype, f"{label}.dat", graph.meter)
+    type = TensorType(stored.shape, dtype)
+    value = graph.builder.variable(site.name, unique_label, type, site.span)
     graph.constants[value] = stored
     if is_decoded:
         graph.decoded.add(value)
@@ -119,7 +121,7 @@ def submodel(site: CallSite, input: object, *, label: str) -> Any:
     if graph.outer is not None:
         raise InvalidOperation("the body of a scan cannot have another network in it")
     graph.meter.spend(_NETWORK)
-    unit = site.unit.within(label)
+    unit = site.unit.nested(label)
     parameters = [parameter.name for parameter in unit.document.graph.parameters]
     if len(parameters) != len(operands):
         message = f"network '{label}' takes {len(parameters)} inputs, it is given {len(operands)}"
@@ -184,7 +186,7 @@ def shape_of(site: CallSite, value: object) -> h.Host:
     """Return the shape of a tensor or of a known value, as a host value."""
     is_tensor = isinstance(value, Value)
     shape = site.graph.shape_of(value) if is_tensor else h.host(value).shape
-    return h.boxes(shape)
+    return h.integer_array(shape)
 
 
 @intrinsic("tract_core_range")
@@ -201,10 +203,10 @@ def range_of(site: CallSite) -> Any:
     if step == 0:
         raise InvalidOperation("'step' must not be 0")
     if h.is_plain((start, end, step)):
-        count = -((start - end) // step)  # (end - start) / step, rounded up
+        count = h.ceil_div(end - start, step)
         if count <= h.LARGEST and not is_real:
             graph.meter.spend(max(0, count))
-            return h.boxes(range(start, end, step))
+            return h.integer_array(range(start, end, step))
         if count > graph.limits.array_items:
             raise LimitError(f"a range of {count} items", hint=raising("array_items"))
         for bound in bounds:
@@ -215,7 +217,8 @@ def range_of(site: CallSite) -> Any:
 
 def _item_of(number: h.Host) -> Any:
     item = number.item()
-    is_nan = item != item  # a real number that depends on an open extent is NaN
+    # A real number that depends on an open extent is NaN.
+    is_nan = isinstance(item, float) and math.isnan(item)
     return UNKNOWN if is_nan else item
 
 

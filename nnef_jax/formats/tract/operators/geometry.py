@@ -36,7 +36,7 @@ def channels(site: CallSite) -> tuple[int, ...]:
     shape = site.shape()
     if len(shape) < 2:
         raise InvalidShape(f"'input' {show(shape)} must have channels along its second axis")
-    return (1, site.int("size")) + (1,) * (len(shape) - 2)
+    return (1, site.int("size"), *[1] * (len(shape) - 2))
 
 
 @operator("slice")
@@ -69,11 +69,13 @@ def sliced(
 def _bounds(shape: Shape, axis: int, begin: int, end: int, step: int) -> tuple[int, int]:
     """Return the bounds as the kind `slice` takes them: from the first item that is taken."""
     extent = shape[axis]
-    if extent is UNKNOWN or not is_plain((begin, end, step)):
-        if not is_plain([step]) or step > 0:
+    are_known = extent is not UNKNOWN and is_plain((begin, end, step))
+    if not are_known:
+        is_backward = is_plain([step]) and step < 0
+        if not is_backward:
             return begin, end
-        last = _LOWEST if begin == 0 else begin - 1
-        return end - 1, last
+        before_first = _LOWEST if begin == 0 else begin - 1
+        return end - 1, before_first
     stop = None if end == 0 else end
     first, last, _ = slice(begin, stop).indices(extent)
     if step < 0 and first > last:

@@ -138,7 +138,8 @@ def _terms(site: CallSite, axes: Sequence[int]) -> tuple[str, str, str]:
         )
     if axes:
         require.length("axes", axes, 6, "axes a_m, a_k, b_k, b_n, c_m and c_n")
-    a_m, a_k, b_k, b_n, c_m, c_n = axes or (rank - 2, rank - 1) * 3
+    last_axes = (rank - 2, rank - 1)
+    a_m, a_k, b_k, b_n, c_m, c_n = axes or (*last_axes, *last_axes, *last_axes)
 
     def term(axes: Sequence[int], letters: str) -> str:
         named = dict(zip(normal_axes(axes, rank), letters, strict=True))

@@ -47,9 +47,9 @@ def channel_plane(site: CallSite) -> int:
     The result is axis 2, or the first axis of the window if that axis is lower.
     """
     size = site.ints("size")
-    strides = site.ints("stride") or (1,) * len(size)
-    window = [axis for axis, n in enumerate(size) if (n, strides[axis]) != (1, 1)]
-    return min([2, *window])
+    strides = site.ints("stride") or [1] * len(size)
+    window_axes = [axis for axis, n in enumerate(size) if n != 1 or strides[axis] != 1]
+    return min([2, *window_axes])
 
 
 def factors(site: CallSite) -> list[int]:
@@ -69,7 +69,7 @@ def conv(
     groups: int = integer("groups"),
 ) -> TractOperand:
     """Convolve. The bias is moved to axis 1, and only the padding of spatial axes is used."""
-    groups, padding = _checked(site, groups)
+    groups, padding = _checked_windows(site, groups)
     return site.last.conv(input, filter, _bias(site), groups=groups, padding=padding)
 
 
@@ -88,7 +88,7 @@ def deconv(
     The filter is converted from (outputs, inputs / groups, *spatial) to the shape (inputs, outputs
     / groups, *spatial).
     """
-    groups, padding = _checked(site, groups)
+    groups, padding = _checked_windows(site, groups)
     bias = _bias(site)
     rank = site.rank()
     outputs, inputs = site.shape(filter)[:2]
@@ -136,7 +136,7 @@ def quantized_conv(
     """
     if groups == 1:
         groups = group
-    groups, padding = _checked(site, groups)
+    groups, padding = _checked_windows(site, groups)
     return site.last.quantized_conv(
         input, filter, _bias(site), input_zero_point, input_scale, filter_zero_point, filter_scale,
         output_zero_point, output_scale, groups=groups, padding=padding,
@@ -144,7 +144,7 @@ def quantized_conv(
     )  # fmt: skip
 
 
-def _checked(site: CallSite, groups: int) -> tuple[int, Sequence[tuple[int, int]]]:
+def _checked_windows(site: CallSite, groups: int) -> tuple[int, Sequence[tuple[int, int]]]:
     """Check the operands; return the number of groups and the padding of spatial axes.
 
     Raises InvalidShape.
