@@ -136,7 +136,8 @@ def family_of(error: InvalidOperation, family: type[NnefError] = SemanticError) 
     """
     # The error may be an InvalidComputation, which wraps the error of a rule as its cause.
     causes = error, error.__cause__
-    return ShapeError if any(isinstance(x, InvalidShape) for x in causes) else family
+    is_about_shapes = any(isinstance(cause, InvalidShape) for cause in causes)
+    return ShapeError if is_about_shapes else family
 
 
 def at_operation(error: InvalidComputation, family: type[NnefError] = SemanticError) -> NnefError:
@@ -175,14 +176,15 @@ def without_frames(error: NnefError) -> tuple[NnefError, ...]:
 
     The frames of a traceback would keep their local variables in memory.
     """
-    for sibling in error.errors:
-        sibling.__traceback__ = sibling.__context__ = None
+    for each in error.errors:
+        each.__traceback__ = None
+        each.__context__ = None
     return error.errors
 
 
 def raise_all(errors: Sequence[NnefError]) -> None:
     """Raise the first error with the others as its siblings; do nothing if there are no errors."""
     if errors:
-        first = errors[0]
-        first.siblings = tuple(errors[1:])
-        raise first
+        first_error = errors[0]
+        first_error.siblings = tuple(errors[1:])
+        raise first_error

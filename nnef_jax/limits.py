@@ -13,17 +13,17 @@ from lowering.location import Span
 from nnef_jax.errors import LimitError
 
 # Costs in steps. A step is about half a microsecond on a server of 2024.
-OPERATION = 40  # steps to put an operation into a graph
-TOKEN = 15  # steps to read a token by a grammar
-MEMBER = 20  # steps to list a member of an archive
-PIECE = 5  # steps to read a piece of a compressed file
-EVALUATION = 2  # steps to evaluate an operator in a fragment; each operand adds 1 step
-CALL = 10  # steps to call a fragment
-ERROR = 60  # steps to record one of several errors
-BINDING = 4  # steps to bind an argument to its parameter
-RESULT = 3  # steps to add a result to an operation with several results
-ROW = 10  # steps to make a row of a summary
-EXTENT = 4  # steps to compute an extent of a tensor
+OPERATION_STEPS = 40  # steps to put an operation into a graph
+TOKEN_STEPS = 15  # steps to read a token by a grammar
+MEMBER_STEPS = 20  # steps to list a member of an archive
+PIECE_STEPS = 5  # steps to read a piece of a compressed file
+EVALUATION_STEPS = 2  # steps to evaluate an operator in a fragment; each operand adds 1 step
+CALL_STEPS = 10  # steps to call a fragment
+ERROR_STEPS = 60  # steps to record one of several errors
+BINDING_STEPS = 4  # steps to bind an argument to its parameter
+RESULT_STEPS = 3  # steps to add a result to an operation with several results
+ROW_STEPS = 10  # steps to make a row of a summary
+EXTENT_STEPS = 4  # steps to compute an extent of a tensor
 # Amounts of work that take one step.
 CALLS_PER_STEP = 8  # fragment calls in the chain of calls that each operation stores
 LETTERS_PER_STEP = 8  # characters of a message, or of a name that is checked
@@ -94,7 +94,7 @@ class Meter:
                 hint=raising("steps"),
             )
 
-    def affords(self, steps: int) -> bool:
+    def try_spend(self, steps: int) -> bool:
         """Count the steps of optional work if the limit allows them, and tell whether it does.
 
         If the limit does not allow the steps, none of them is counted.

@@ -146,8 +146,8 @@ def load(
         "donate_state": donate_state, "cache_dir": cache_dir, "measure": measure,
         "max_executables": max_executables,
     }  # fmt: skip
-    before = RunOptions(unused=unused, straight_through=quantization == "ste")
-    run = run_options(before, keywords, has_rules=rules is not None)
+    fixed = RunOptions(unused=unused, straight_through=quantization == "ste")
+    options = run_options(fixed, keywords, has_rules=rules is not None)
     reading = ReadingOptions(
         input_shapes,
         values,
@@ -161,6 +161,8 @@ def load(
         progress,
         weights,
     )
-    has_arrays = parameters == "arrays"
-    execution = Execution.loaded if has_arrays else Execution.abstract
-    return with_network(source, reading, lambda x: Model(execution(x, run)), data=has_arrays)
+    reads_arrays = parameters == "arrays"
+    execution = Execution.loaded if reads_arrays else Execution.abstract
+    return with_network(
+        source, reading, lambda read: Model(execution(read, options)), data=reads_arrays
+    )

@@ -99,9 +99,10 @@ class Model(Writable):
         from nnef_jax.parameters.trainable import trained_labels
 
         params, state = self._execution.arrays.leaves()
-        labels = trained_labels(self.graph)
-        booleans = {label: label in labels for label in params}, dict.fromkeys(state, False)
-        return Model(self._execution.on(booleans))
+        trained = trained_labels(self.graph)
+        params_trained = {label: label in trained for label in params}
+        states_trained = dict.fromkeys(state, False)
+        return Model(self._execution.with_leaves((params_trained, states_trained)))
 
     def with_params(self, params: Params, *, state: State | None = None) -> Model:
         """Return a model of the same network with other arrays, which stay on their devices.
@@ -121,19 +122,23 @@ class Model(Writable):
                 but not with respect to the default.
         """
         definition = self._execution.definition
-        before, initial = self._execution.arrays.leaves()
+        current_params, current_state = self._execution.arrays.leaves()
         checked = definition.check_params(params, all=True)
-        if state is not None:
-            state = definition.check_state(state, definition.states)
-        arrays = {label: checked.get(label, before[label]) for label in definition.labels}
+        if state is None:
+            initial_state = current_state
+        else:
+            initial_state = definition.check_state(state, definition.states)
+        arrays = {label: checked.get(label, current_params[label]) for label in definition.labels}
         # Unread arrays are static, and static parts are compared by value. A traced array has no
         # value, and is therefore left out.
         unread: dict[str, Any] = {}
-        for label, x in checked.items():
-            if label not in arrays and not isinstance(x, Tracer):
-                unread[label] = x
-        leaves = arrays, initial if state is None else state
-        return Model(self._execution.on(leaves, unread, state_from_user=state is not None))
+        for label, array in checked.items():
+            if label not in arrays and not isinstance(array, Tracer):
+                unread[label] = array
+        execution = self._execution.with_leaves(
+            (arrays, initial_state), unread, state_from_user=state is not None
+        )
+        return Model(execution)
 
     def with_options(self, **options: Unpack[RunKeywords]) -> Model:
         """Return a model of the same network that runs with other options of `load`.
@@ -149,13 +154,14 @@ class Model(Writable):
         >>> exact = model.with_options(precision="highest", optimize=False)
         """
         for name in options:
-            if name == "unused" or name in ReadingOptions.__dataclass_fields__:
+            decides_reading = name == "unused" or name in ReadingOptions.__dataclass_fields__
+            if decides_reading:
                 raise TypeError(f"'{name}' decides what is read: give it to load")
         require_keywords("with_options", options, RunKeywords.__annotations__)
         execution = self._execution
         has_rules = bool([*execution.network.options.rules])
-        run = run_options(execution.definition.options, options, has_rules=has_rules)
-        return Model(execution.with_options(run))
+        changed = run_options(execution.definition.options, options, has_rules=has_rules)
+        return Model(execution.with_options(changed))
 
     def with_state_dict(self, state_dict: Mapping[str, ArrayLike], *, strict: bool = True) -> Model:
         """Return a model with the weights of a PyTorch module, of the class that was exported.
@@ -216,7 +222,7 @@ class Model(Writable):
         from nnef_jax.parameters.sharding import layout_of
 
         layout = layout_of(self._execution.definition, mesh, batch, params, batch_axis)
-        return Model(self._execution.over(layout))
+        return Model(self._execution.with_layout(layout))
 
     def batcher(self, sizes: Sequence[int] = (1, 2, 4, 8, 16, 32)) -> Batcher:
         """Return a function of batches of any size, which compiles programs for these sizes only.

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from nnef_jax.errors import InputError, NnefError
 
+_NOT_NUMBERS = "USOmM"  # kinds of numpy's dtypes: texts, bytes, objects, durations and dates
 _RUN_FLAGS = ("optimize", "autotune", "donate_state", "measure")
 
 
@@ -42,22 +43,24 @@ def require_keywords(
     `hints` maps the keywords of a related function to their names in this function.
     """
     for name in keywords:
-        if name not in accepted:
-            message = f"{function}() got an unexpected keyword argument '{name}'"
-            if name in hints:
-                message += f", it is {hints[name]} here"
-            raise TypeError(message)
+        if name in accepted:
+            continue
+        message = f"{function}() got an unexpected keyword argument '{name}'"
+        if name in hints:
+            message += f", it is {hints[name]} here"
+        raise TypeError(message)
 
 
 def require_choice(name: str, value: object, choices: Iterable[str]) -> None:
     """Raise ValueError unless the value is one of the choices."""
-    choices = tuple(choices)
-    if not isinstance(value, str) or value not in choices:
-        if len(choices) < 3:
-            expected = " or ".join(map(repr, choices))
-        else:
-            expected = f"one of {', '.join(choices)}"
-        raise ValueError(f"{name} must be {expected}, it is {shown(value)}")
+    accepted = tuple(choices)
+    if isinstance(value, str) and value in accepted:
+        return
+    if len(accepted) < 3:
+        expected = " or ".join(map(repr, accepted))
+    else:
+        expected = f"one of {', '.join(accepted)}"
+    raise ValueError(f"{name} must be {expected}, it is {shown(value)}")
 
 
 def require_path(name: str, value: Any) -> None:
@@ -72,7 +75,9 @@ def require_readable(name: str, value: Any) -> None:
     """Raise TypeError unless the value is a path, bytes or a binary file."""
     if isinstance(value, io.TextIOBase):
         raise TypeError(f"{name} reads text: open it in binary mode")
-    if isinstance(value, str | os.PathLike) or callable(getattr(value, "read", None)):
+    is_path = isinstance(value, str | os.PathLike)
+    is_file = callable(getattr(value, "read", None))
+    if is_path or is_file:
         return
     try:
         memoryview(value).cast("B")
@@ -85,12 +90,13 @@ def require_samples(name: str, value: Any) -> None:
     """Raise TypeError unless the value is an iterable of sample inputs."""
     # The items of an array of samples would lack the batch axis.
     is_array = hasattr(value, "shape")
+    is_single = isinstance(value, str | bytes | Mapping)
     try:
         iter(value)
         is_iterable = True
     except TypeError:
         is_iterable = False
-    if is_array or isinstance(value, str | bytes | Mapping) or not is_iterable:
+    if is_array or is_single or not is_iterable:
         expected = "a list of samples: arrays, tuples of arrays, or dicts of arrays by input name"
         raise TypeError(f"{name} must be {expected}; it is {shown(value)}")
 
@@ -137,10 +143,12 @@ def shapes_by_name(name: str, value: Any) -> dict[str, tuple[int | None, ...]]:
             raise TypeError(f"{name} of '{key}' must be a list or tuple, it is {shown(shape)}")
         extents: tuple[Any, ...] = tuple(shape)  # pyright: ignore[reportUnknownArgumentType]
         for extent in extents:
+            if extent is None:
+                continue
             is_number = isinstance(extent, int | np.integer) and not isinstance(extent, bool)
-            if extent is not None and not is_number:
+            if not is_number:
                 raise TypeError(f"{name} of '{key}' must hold integers or None, not {extent!r:.40}")
-            if extent is not None and extent < 0:
+            if extent < 0:
                 message = f"{name} of '{key}' has the negative extent {extent}"
                 raise InputError(message, hint="None is an extent that each call may choose")
         shapes[key] = tuple(None if extent is None else int(extent) for extent in extents)
@@ -159,14 +167,14 @@ def extents_by_name(name: str, value: Any) -> tuple[dict[str, Any], dict[str, in
     items: dict[Any, Any] = dict(value)  # pyright: ignore[reportUnknownArgumentType]
     shapes: dict[Any, Any] = {}
     extents: dict[str, int] = {}
-    for key, x in items.items():
-        is_integer = isinstance(x, int | np.integer) and not isinstance(x, bool)
-        if not isinstance(key, str) or not is_integer:
-            shapes[key] = x
-        elif x < 0:
-            raise InputError(f"{name} has the negative extent {x} for '{key}'")
+    for key, item in items.items():
+        is_extent = isinstance(item, int | np.integer) and not isinstance(item, bool)
+        if not isinstance(key, str) or not is_extent:
+            shapes[key] = item
+        elif item < 0:
+            raise InputError(f"{name} has the negative extent {item} for '{key}'")
         else:
-            extents[key] = int(x)
+            extents[key] = int(item)
     return shapes, extents
 
 
@@ -182,7 +190,7 @@ def arrays_by_name(name: str, value: Any) -> dict[str, NDArray[Any]]:
         if not isinstance(key, str):
             raise TypeError(f"{name} must be {expected}, {shown(key)} is a key of it")
         array = numpy_of(item, InputError, f"{name} of '{key}' is no array")
-        if array.dtype == object or array.dtype.kind in "USOmM":
+        if array.dtype.kind in _NOT_NUMBERS:
             raise InputError(f"{name} of '{key}' must be numbers, it is {shown(item)}")
         arrays[key] = array
     return arrays
@@ -215,8 +223,10 @@ def checked_run(keywords: Mapping[str, Any], *, has_rules: bool) -> dict[str, An
     Raises TypeError or ValueError for a wrong value, and for `cache_dir` if the user has rules.
     """
     checked = dict(keywords)
-    flags = {name: x for name, x in checked.items() if name in _RUN_FLAGS}
-    if isinstance(flags.get("optimize"), str) and flags["optimize"] == "strict":
+    flags = {name: value for name, value in checked.items() if name in _RUN_FLAGS}
+    optimize = flags.get("optimize")
+    is_strict = isinstance(optimize, str) and optimize == "strict"  # An array has no truth value.
+    if is_strict:
         del flags["optimize"]
     require_flags(**flags)
     if "max_executables" in checked:

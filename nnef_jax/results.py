@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from rich.table import Table
 else:
-    Axes = Table = Any  # matplotlib and rich are imported when a result is shown
+    # matplotlib and rich are imported when a result is shown.
+    Axes = Any
+    Table = Any
 
 _NOT_FINITE = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 _R = TypeVar("_R", bound="Result")
@@ -68,7 +70,7 @@ class Result:
 
         Arrays become lists, and NaN becomes the string "NaN".
         """
-        return {f.name: plain(getattr(self, f.name)) for f in _fields(self)}
+        return {field.name: plain(getattr(self, field.name)) for field in _fields(self)}
 
     def table(self) -> Table:
         """Return the result as a table of the package `rich`."""
@@ -84,7 +86,7 @@ class Result:
         return html_of(self.table())
 
     def __repr__(self) -> str:
-        shown = [f"{f.name}={_short(getattr(self, f.name))}" for f in _fields(self)]
+        shown = [f"{field.name}={_short(getattr(self, field.name))}" for field in _fields(self)]
         return f"{type(self).__name__}({', '.join(shown)})"
 
 
@@ -173,7 +175,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, Result):
         return value.to_dict()
     if is_dataclass(value):
-        return {f.name: plain(getattr(value, f.name)) for f in _fields(value)}
+        return {field.name: plain(getattr(value, field.name)) for field in _fields(value)}
     if isinstance(value, Mapping):
         return {str(name): plain(x) for name, x in value.items()}
     if isinstance(value, list | tuple):

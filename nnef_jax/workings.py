@@ -100,9 +100,9 @@ def layout_of(model: Runnable) -> Layout | None:
     return execution_of(model).definition.layout
 
 
-def over(model: _Model, layout: Layout) -> _Model:
+def with_layout(model: _Model, layout: Layout) -> _Model:
     """Return the model on the mesh of a layout."""
-    return type(model)(execution_of(model).over(layout))
+    return type(model)(execution_of(model).with_layout(layout))
 
 
 def without_mesh(model: _Model) -> _Model:
@@ -129,7 +129,7 @@ def program_on(model: Runnable, inputs: Inputs, platform: str) -> tuple[Any, tup
     return execution.program(execution.outputs, inputs, platform)
 
 
-def inside(
+def call_with_probe(
     model: Runnable, args: Sequence[object], kwargs: Mapping[str, object], probe: Probe
 ) -> Any:
     """Call the model with a probe, and return the result."""

@@ -84,7 +84,7 @@ def moved(name: str, dtype: str) -> str:
         for x, spec in zip(inputs, model.inputs, strict=True)
     ]
     layout = layout_of(execution_of(model).definition, mesh, "data", "model", 0)
-    definition = execution_of(model).definition.over(layout)
+    definition = execution_of(model).definition.with_layout(layout)
 
     def typed(arrays: Mapping[str, Any], place: Callable[[str], NamedSharding]) -> Any:
         pairs = ((label, x, place(label)) for label, x in arrays.items())

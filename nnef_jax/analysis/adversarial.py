@@ -97,12 +97,13 @@ class Adversarial(Result):
         before = [""] * len(x)
         after = [""] * len(x)
         if self.before is not None and self.after is not None:
-            before = [str(n) for n in np.asarray(self.before[:items])]
-            after = [str(n) for n in np.asarray(self.after[:items])]
+            before = [str(class_) for class_ in np.asarray(self.before[:items])]
+            after = [str(class_) for class_ in np.asarray(self.after[:items])]
         for item, succeeded in enumerate(np.asarray(self.found[:items])):
             if not succeeded:
                 after[item] += " (not found)"
-        lengths = [f"{_NORMS[self.norm]} {n:.3g}" for n in np.asarray(self.distance[:items])]
+        norm = _NORMS[self.norm]
+        lengths = [f"{norm} {distance:.3g}" for distance in np.asarray(self.distance[:items])]
         tiles = [
             [picture(item, low, high) for item in original],
             [signed(item) for item in x - original],
@@ -149,9 +150,9 @@ def fgsm(
 
 @jax.jit
 def _fgsm(attack: Attack, epsilon: Array) -> Adversarial:
-    attack = attack.begun()
+    attack = attack.with_original()
     gradient, _ = attack.gradient(attack.original)
-    x = attack.moved(attack.original, gradient, attack.sizes(epsilon))
+    x = attack.after_step(attack.original, gradient, attack.sizes(epsilon))
     return _result(attack, "FGSM", x)
 
 
@@ -197,10 +198,10 @@ def pgd(
 def _pgd(
     attack: Attack, epsilon: Array, step_size: Array, key: Array | None, steps: int
 ) -> Adversarial:
-    attack = attack.begun()
+    attack = attack.with_original()
     size = attack.sizes(epsilon)
     start = attack.original if key is None else attack.random(key, size)
-    return _result(attack, "PGD", attack.descended(start, size, attack.sizes(step_size), steps))
+    return _result(attack, "PGD", attack.after_descent(start, size, attack.sizes(step_size), steps))
 
 
 def smallest_perturbation(
@@ -242,10 +243,11 @@ def smallest_perturbation(
 
 @partial(jax.jit, static_argnames=("steps", "classes"))
 def _smallest(attack: Attack, steps: int, classes: int) -> Adversarial:
-    attack = attack.begun()
+    attack = attack.with_original()
     best = attack.nearest(steps, classes)
-    succeeds = attack.reached(best)[1]
-    best = jnp.where(attack.spread(succeeds), attack.drawn_back(best, _HALVINGS), best)
+    _, succeeds = attack.margins_and_success(best)
+    boundary = attack.drawn_back(best, _HALVINGS)
+    best = jnp.where(attack.broadcast_items(succeeds), boundary, best)
     result = _result(attack, "smallest perturbation", best)
     distance = jnp.where(succeeds, result.distance, inf)
     return replace(result, found=succeeds, distance=distance)
@@ -253,7 +255,7 @@ def _smallest(attack: Attack, steps: int, classes: int) -> Adversarial:
 
 def _result(attack: Attack, method: str, x: Array) -> Adversarial:
     question = attack.question
-    margin, succeeds = attack.reached(x)
+    margin, succeeds = attack.margins_and_success(x)
 
     def classes_of(x: Array) -> Array | None:
         if question.score is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +26,32 @@ class AttackOptions(QuestionOptions, total=False):
     bounds: Bounds | None
 
 
+class _Plane(NamedTuple):
+    """The points whose margin over one other class is 0 to first order, for each item.
+
+    Args:
+        margin: the margin over that class at the current point.
+        normal: the gradient of the margin.
+        succeeds: whether the attack succeeds at the current point.
+    """
+
+    margin: Array
+    normal: Array
+    succeeds: Array
+
+
+class _Verdict(NamedTuple):
+    """Margins [batch], whether the attack succeeds, bool [batch], and a mask of the other classes.
+
+    The attack succeeds if the margin is below 0 by more than the rounding error of equal scores.
+    The mask is bool [batch, class], or None if the target is a function.
+    """
+
+    margin: Array
+    succeeds: Array
+    is_other: Array | None
+
+
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Attack:
@@ -41,10 +67,10 @@ class Attack:
     norm: Norm = field(metadata={"static": True})
     start: Array | None = None
 
-    def begun(self) -> Attack:
+    def with_original(self) -> Attack:
         """Compute the original tensor and its classes, and return an attack with these."""
         x = self.question.value()
-        return replace(self, question=self.question.settled(x), start=x)
+        return replace(self, question=self.question.with_classes(x), start=x)
 
     @property
     def original(self) -> Array:
@@ -55,9 +81,10 @@ class Attack:
     def sizes(self, numbers: Array) -> Array:
         """Return a number, or an array [batch], as an array [batch, 1, ...]."""
         batch = self.original.shape[:1]
-        return self.spread(jnp.broadcast_to(jnp.asarray(numbers, self.original.dtype), batch))
+        items = jnp.broadcast_to(jnp.asarray(numbers, self.original.dtype), batch)
+        return self.broadcast_items(items)
 
-    def spread(self, items: Array) -> Array:
+    def broadcast_items(self, items: Array) -> Array:
         """Return an array [batch] as [batch, 1, ...]."""
         return items.reshape(-1, *[1] * (self.original.ndim - 1))
 
@@ -67,12 +94,13 @@ class Attack:
             return jnp.abs(change).max(tuple(range(1, change.ndim)), keepdims=True, initial=0)
         return _euclidean(change)
 
-    def reached(self, x: Array) -> tuple[Array, Array]:
+    def margins_and_success(self, x: Array) -> tuple[Array, Array]:
         """Return the margins at a point, [batch], and whether the attack succeeds, bool [batch]."""
-        return self._judged(self.question.run(x)[0])[:2]
+        verdict = self._judged(self.question.run(x)[0])
+        return verdict.margin, verdict.succeeds
 
     def gradient(self, x: Array) -> tuple[Array, tuple[Array, Array]]:
-        """Return the gradient along which the attack succeeds, and the result of `reached`.
+        """Return the gradient along which the attack succeeds, and `margins_and_success`.
 
         It is the gradient of the log-odds against the class. Its direction is that of the gradient
         of the cross-entropy, but it does not vanish where the network is certain.
@@ -94,25 +122,22 @@ class Attack:
     def _sign(self) -> int:
         return -1 if self.targeted else 1
 
-    def _judged(self, outputs: Any) -> tuple[Array, Array, Array | None]:
-        """Return margins [batch], whether the attack succeeds, and the mask of the other classes.
-
-        The attack succeeds if the margin is below 0 by more than the rounding error of equal
-        scores. The mask is bool [batch, class], or None if the target is a function.
-        """
+    def _judged(self, outputs: Any) -> _Verdict:
+        """Return the margins that outputs give, and whether the attack succeeds."""
         question = self.question
         scores = question.scores(outputs)
         if question.score is not None:
-            return self._sign * scores, self._sign * scores < 0, None
+            margin = self._sign * scores
+            return _Verdict(margin, margin < 0, None)
         entries = question.entries(outputs)
         classes = question.classes
         assert classes is not None
         is_other = jnp.arange(entries.shape[1])[None] != classes[:, None]
         margin = self._sign * (scores - jnp.where(is_other, entries, -jnp.inf).max(1))
         rounding = _ROUNDING * float(jnp.finfo(entries.dtype).eps) * jnp.abs(scores)
-        return margin, margin < -rounding, is_other
+        return _Verdict(margin, margin < -rounding, is_other)
 
-    def moved(self, x: Array, gradient: Array, length: Array) -> Array:
+    def after_step(self, x: Array, gradient: Array, length: Array) -> Array:
         """Take a step of a length in the direction of steepest ascent, within the bounds."""
         if self.norm == "linf":
             step = jnp.sign(gradient)
@@ -121,7 +146,7 @@ class Attack:
             step = gradient / jnp.where(norm > 0, norm, 1)
         return self._within(x + length * step)
 
-    def near(self, x: Array, size: Array) -> Array:
+    def projected(self, x: Array, size: Array) -> Array:
         """Move a point to within a distance `size` of the original, and within bounds."""
         change = x - self.original
         if self.norm == "linf":
@@ -144,22 +169,22 @@ class Attack:
         radius = jax.random.uniform(for_radius, size.shape, x.dtype) ** (1 / dimensions)
         return self._within(x + size * radius * direction / self.length(direction))
 
-    def descended(self, x: Array, size: Array, step_size: Array, steps: int) -> Array:
+    def after_descent(self, x: Array, size: Array, step_size: Array, steps: int) -> Array:
         """Return the point with the smallest margin during projected gradient descent from `x`.
 
         All points of the descent are within a distance `size` of the original.
         """
 
-        def move(state: tuple[Array, ...], __: None) -> tuple[tuple[Array, ...], None]:
+        def move(state: tuple[Array, ...], _: None) -> tuple[tuple[Array, ...], None]:
             x, best, best_margin = state
-            gradient, (margin, _) = self.gradient(x)
+            gradient, (margin, _succeeds) = self.gradient(x)
             best, best_margin = self._better(x, margin, best, best_margin)
-            x = self.near(self.moved(x, gradient, step_size), size)
+            x = self.projected(self.after_step(x, gradient, step_size), size)
             return (x, best, best_margin), None
 
         start = x, x, jnp.full(x.shape[:1], jnp.inf)
         (x, best, best_margin), _ = lax.scan(move, start, None, length=steps)
-        margin, _ = self.reached(x)
+        margin, _ = self.margins_and_success(x)
         return self._better(x, margin, best, best_margin)[0]
 
     def _better(
@@ -167,7 +192,7 @@ class Attack:
     ) -> tuple[Array, Array]:
         """Return, for each item, the point with the smaller margin, and this margin."""
         margin = margin.astype(best_margin.dtype)
-        is_better = self.spread(margin < best_margin)
+        is_better = self.broadcast_items(margin < best_margin)
         return jnp.where(is_better, x, best), jnp.minimum(margin, best_margin)
 
     def nearest(self, steps: int, classes: int) -> Array:
@@ -181,31 +206,28 @@ class Attack:
 
         def move(state: tuple[Array, ...], _: None) -> tuple[tuple[Array, ...], None]:
             x, best, best_distance = state
-            margin, normal, succeeds = self._plane(x, classes)
+            margin, normal, succeeds = self._nearest_plane(x, classes)
             distance = self.length(x - original)
-            is_best = self.spread(succeeds) & (distance < best_distance)
+            is_best = self.broadcast_items(succeeds) & (distance < best_distance)
             best = jnp.where(is_best, x, best)
             best_distance = jnp.where(is_best, distance, best_distance)
             beyond = margin + _OVERSHOOT * jnp.abs(margin)
-            from_here = self._onto(x, beyond, normal)
+            from_here = self._nearest_on_plane(x, beyond, normal)
             axes = tuple(range(1, x.ndim))
             change = (normal * (original - x)).sum(axes, keepdims=True)
-            from_original = self._onto(original, beyond + change, normal)
-            x = jnp.where(self.spread(succeeds), (from_here + from_original) / 2, from_here)
+            from_original = self._nearest_on_plane(original, beyond + change, normal)
+            half_way = (from_here + from_original) / 2
+            x = jnp.where(self.broadcast_items(succeeds), half_way, from_here)
             return (x, best, best_distance), None
 
         start = original, original, jnp.full_like(self.length(original), jnp.inf)
         (x, best, best_distance), _ = lax.scan(move, start, None, length=steps)
-        _, succeeds = self.reached(x)
-        is_best = self.spread(succeeds) & (self.length(x - original) < best_distance)
+        _, succeeds = self.margins_and_success(x)
+        is_best = self.broadcast_items(succeeds) & (self.length(x - original) < best_distance)
         return jnp.where(is_best, x, best)
 
-    def _plane(self, x: Array, classes: int) -> tuple[Array, Array, Array]:
-        """Return the margin over one other class, its gradient, and whether the attack succeeds.
-
-        The other class is the one with the nearest plane. On that plane the margin is 0 to first
-        order.
-        """
+    def _nearest_plane(self, x: Array, classes: int) -> _Plane:
+        """Return the plane of the other class whose plane is nearest."""
         question = self.question
 
         def margins_at(x: Array) -> tuple[Array, Array]:
@@ -217,24 +239,26 @@ class Attack:
             highest = lax.top_k(entries, min(classes, entries.shape[1] - 1))[0]
             return question.scores(outputs)[:, None] - highest, succeeds
 
-        margins, pull, succeeds = jax.vjp(margins_at, x, has_aux=True)
-        units = jnp.eye(margins.shape[1], dtype=margins.dtype)[:, None]
-        normals = jax.vmap(lambda unit: pull(jnp.broadcast_to(unit, margins.shape))[0])(units)
-        margins = jax.vmap(self.spread)(margins.T).astype(x.dtype)  # (class, batch, 1, ...)
-        lengths = jax.vmap(self._dual)(normals)
+        class_margins, pull, succeeds = jax.vjp(margins_at, x, has_aux=True)
+        shape = class_margins.shape
+        units = jnp.eye(shape[1], dtype=class_margins.dtype)[:, None]
+        normals = jax.vmap(lambda unit: pull(jnp.broadcast_to(unit, shape))[0])(units)
+        # (class, batch, 1, ...)
+        margins = jax.vmap(self.broadcast_items)(class_margins.T).astype(x.dtype)
+        lengths = jax.vmap(self._dual_norm)(normals)
         distances = jnp.abs(margins) / jnp.where(lengths > 0, lengths, 1)
         nearest = jnp.where(lengths > 0, distances, jnp.inf).argmin(0)[None]
         margin = jnp.take_along_axis(margins, nearest, 0)[0]
         normal = jnp.take_along_axis(normals, nearest, 0)[0]
-        return margin, normal, succeeds
+        return _Plane(margin, normal, succeeds)
 
-    def _dual(self, normal: Array) -> Array:
+    def _dual_norm(self, normal: Array) -> Array:
         """Return the dual norm of each item. A margin divided by it is the distance to margin 0."""
         if self.norm == "linf":
             return jnp.abs(normal).sum(tuple(range(1, normal.ndim)), keepdims=True)
         return _euclidean(normal)
 
-    def _onto(self, x: Array, margin: Array, normal: Array) -> Array:
+    def _nearest_on_plane(self, x: Array, margin: Array, normal: Array) -> Array:
         """Return the nearest point within bounds where a linear margin with this gradient is 0.
 
         The point is clip(x - t * direction) for some number t. The decrease of the margin is a
@@ -251,7 +275,7 @@ class Attack:
         def newton(_: int, t: Array) -> Array:
             point = at(t)
             remaining = margin + (normal * (point - x)).sum(axes, keepdims=True)
-            slope = jnp.where(self._moves(point, direction), normal * direction, 0)
+            slope = jnp.where(self._can_move(point, direction), normal * direction, 0)
             slope = jnp.abs(slope.sum(axes, keepdims=True))
             return t + jnp.abs(remaining) / jnp.where(slope > 0, slope, jnp.inf)
 
@@ -270,10 +294,11 @@ class Attack:
         def halve(ends: tuple[Array, Array], _: None) -> tuple[tuple[Array, Array], None]:
             low, high = ends
             middle = (low + high) / 2
-            succeeds = self.spread(self.reached(self.original + middle * change)[1])
+            items_succeed = self.margins_and_success(self.original + middle * change)[1]
+            succeeds = self.broadcast_items(items_succeed)
             return (jnp.where(succeeds, low, middle), jnp.where(succeeds, middle, high)), None
 
-        zero = self.spread(jnp.zeros(x.shape[:1], x.dtype))
+        zero = self.broadcast_items(jnp.zeros(x.shape[:1], x.dtype))
         (_, share), _ = lax.scan(halve, (zero, zero + 1), None, length=rounds)
         return self.original + share * change
 
@@ -283,7 +308,7 @@ class Attack:
         low, high = (jnp.asarray(bound, x.dtype) for bound in self.bounds)
         return jnp.clip(x, low, high)
 
-    def _moves(self, x: Array, direction: Array) -> Array:
+    def _can_move(self, x: Array, direction: Array) -> Array:
         """Return the mask of the entries that a step against the direction can still move."""
         if self.bounds is None:
             return jnp.ones(x.shape, bool)

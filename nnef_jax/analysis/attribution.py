@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -78,9 +78,10 @@ class Attribution(Result):
         """
         from nnef_jax.analysis.tiles import heat_maps
 
-        titles = [f"{s:.3g}" for s in np.asarray(self.scores[:items], np.float64)]
+        titles = [f"{score:.3g}" for score in np.asarray(self.scores[:items], np.float64)]
         if self.classes is not None:
-            titles = [f"{c}: {s}" for c, s in zip(np.asarray(self.classes), titles, strict=False)]
+            classes = np.asarray(self.classes[:items])
+            titles = [f"{class_}: {text}" for class_, text in zip(classes, titles, strict=True)]
         return heat_maps(ax, self.values[:items], self.x[:items], titles)
 
 
@@ -106,10 +107,24 @@ def attributed(
     )
 
 
-def line_from(question: Question, baseline: Array) -> tuple[Array, Question, Array]:
-    """Return the tensor `wrt`, the question with its classes, and the tensor at the baseline."""
+class Line(NamedTuple):
+    """A line between two values of the tensor `wrt` of a question.
+
+    Args:
+        x: the value at the inputs.
+        question: the question, with the classes at `x`.
+        x0: the value at the baseline.
+    """
+
+    x: Array
+    question: Question
+    x0: Array
+
+
+def line_from(question: Question, baseline: Array) -> Line:
+    """Return the line from a baseline to the tensor `wrt` of a question."""
     x = question.value()
-    return x, question.settled(x), question.start(baseline)
+    return Line(x, question.with_classes(x), question.start(baseline))
 
 
 METHODS = ("riemann_left", "riemann_middle", "riemann_right", "riemann_trapezoid", "gausslegendre")
@@ -156,7 +171,8 @@ def array_of(name: str, value: object) -> Any:
     """Return an argument as an array of numbers. Raises InputError for any other value."""
     message = f"{name} must be a number or an array"
     array = value if isinstance(value, jax.Array) else numpy_of(value, InputError, message)
-    if not (is_float(str(array.dtype)) or array.dtype.kind in "iu"):
+    is_number = is_float(str(array.dtype)) or array.dtype.kind in "iu"
+    if not is_number:
         raise InputError(f"{message}, it is {shown(value)}")
     return array
 

@@ -130,66 +130,83 @@ def bounds(
 @partial(jax.jit, static_argnames="method")
 def _bounds(question: Question, epsilon: Array, ends: Ends | None, *, method: Method) -> Bounds:
     x = question.value()
-    question = question.settled(x)
+    question = question.with_classes(x)
     question = replace(question, model=question.model.with_options(optimize=False))
-    epsilon = jnp.broadcast_to(jnp.asarray(epsilon, x.dtype), x.shape[:1])
-    epsilon = epsilon.reshape(-1, *[1] * (x.ndim - 1))
-    low = x - epsilon
-    high = x + epsilon
-    if ends is not None:
-        low = jnp.clip(low, *(jnp.asarray(end, x.dtype) for end in ends))
-        high = jnp.clip(high, *(jnp.asarray(end, x.dtype) for end in ends))
+    changed = _changed_inputs(x, epsilon, ends)
     # Each item is bounded separately, in a batch of one. If the network has a fixed batch size, the
     # item is repeated.
-    is_batched = [v.ndim > 0 and v.shape[0] == len(x) for v in question.inputs]
-    batched_indices = [index for index, batched in enumerate(is_batched) if batched]
+    batched_indices: list[int] = []
+    for index, input in enumerate(question.inputs):
+        if input.ndim > 0 and input.shape[0] == len(x):
+            batched_indices.append(index)
     count = 1 if _takes_one(question, batched_indices) else len(x)
 
     def bounds_of(item: tuple[Any, ...]) -> tuple[Any, Interval]:
-        """Return the intervals of the outputs, and of the margins, for one item."""
-        batched_inputs, low, high, item_class = item
+        batched_inputs, item_low, item_high, item_class = item
         inputs = list(question.inputs)
         for index, item_input in zip(batched_indices, batched_inputs, strict=True):
             inputs[index] = jnp.repeat(item_input[None], count, 0)
         classes = None if item_class is None else jnp.full(count, item_class)
         single = replace(question, inputs=tuple(inputs), classes=classes)
-
-        def outputs_and_margins(x: Array) -> tuple[Any, Array]:
-            outputs = single.run(jnp.repeat(x, count, 0))[0]
-            scores = single.scores(outputs)
-            first_outputs = jax.tree.map(lambda y: y[:1], outputs)
-            if classes is None:
-                return first_outputs, scores[:1]
-            return first_outputs, scores[:1, None] - single.entries(outputs)[:1]
-
-        closed, shapes = jaxprs.make_jaxpr_and_types(outputs_and_margins, low)
-        flags = {"linear": method != "interval", "sharp": method == "crown"}
-        results = Walk(jaxprs.inlined(closed), [Interval(low, high)], **flags).results
-        intervals = [jax.tree.map(lambda y: y[0], interval(y)) for y in results]
-        return jax.tree.unflatten(jax.tree.structure(shapes), intervals)
+        return _item_bounds(single, Interval(item_low, item_high), count, method)
 
     batched = [question.inputs[index] for index in batched_indices]
-    items = batched, low[:, None], high[:, None], question.classes
+    items = batched, changed.low[:, None], changed.high[:, None], question.classes
     if method == "crown":
         outputs, margins = lax.map(bounds_of, items)
     else:
         outputs, margins = jax.vmap(bounds_of)(items)
 
-    def ends_of(side: str) -> Any:
-        return jax.tree.map(lambda y: getattr(y, side), outputs, is_leaf=_is_interval)
-
+    lower = jax.tree.map(lambda y: y.low, outputs, is_leaf=_is_interval)
+    upper = jax.tree.map(lambda y: y.high, outputs, is_leaf=_is_interval)
     lowest = margins.low
     if question.classes is not None:
         lowest = jnp.where(_is_class(lowest, question.classes), 0, lowest)
     return Bounds(
-        lower=ends_of("low"),
-        upper=ends_of("high"),
+        lower=lower,
+        upper=upper,
         margins=lowest,
         classes=question.classes,
         method=method,
         output=question.output or "outputs",
         of=question.wrt,
     )
+
+
+def _changed_inputs(x: Array, epsilon: Array, ends: Ends | None) -> Interval:
+    """Return the interval of the changed tensor, which is clipped to `ends`."""
+    by_item = jnp.broadcast_to(jnp.asarray(epsilon, x.dtype), x.shape[:1])
+    change = by_item.reshape(-1, *[1] * (x.ndim - 1))
+    low = x - change
+    high = x + change
+    if ends is None:
+        return Interval(low, high)
+    lowest, highest = (jnp.asarray(end, x.dtype) for end in ends)
+    return Interval(jnp.clip(low, lowest, highest), jnp.clip(high, lowest, highest))
+
+
+def _item_bounds(
+    question: Question, item: Interval, count: int, method: Method
+) -> tuple[Any, Interval]:
+    """Return the intervals of the outputs, and of the margins, for one item.
+
+    The network runs on a batch in which the item is repeated `count` times.
+    """
+
+    def outputs_and_margins(x: Array) -> tuple[Any, Array]:
+        outputs = question.run(jnp.repeat(x, count, 0))[0]
+        scores = question.scores(outputs)
+        first_outputs = jax.tree.map(lambda y: y[:1], outputs)
+        if question.classes is None:
+            return first_outputs, scores[:1]
+        return first_outputs, scores[:1, None] - question.entries(outputs)[:1]
+
+    closed, shapes = jaxprs.make_jaxpr_and_types(outputs_and_margins, item.low)
+    has_backward_bounds = method != "interval"
+    is_sharp = method == "crown"
+    walk = Walk(jaxprs.inlined(closed), [item], linear=has_backward_bounds, sharp=is_sharp)
+    intervals = [jax.tree.map(lambda y: y[0], interval(y)) for y in walk.results]
+    return jax.tree.unflatten(jax.tree.structure(shapes), intervals)
 
 
 def _is_class(margins: Array, classes: Array) -> Array:

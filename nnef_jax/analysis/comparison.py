@@ -27,6 +27,7 @@ from nnef_jax.workings import arrays_read, cycle_of, graph_for, without_mesh
 # A model, a dict of recorded tensors by name, or a function of the inputs.
 Run = Model | Mapping[str, ArrayLike] | Callable[..., object]
 _NONE = float("nan")
+_MOST_LABELLED = 40  # the largest number of tensors whose names are shown in a picture
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,14 +126,14 @@ class Comparison(Result):
         rows = list(self.tensors.values())
         errors = [_relative_error(x.snr) for x in rows]
         isolated = [_relative_error(x.own_snr) for x in rows]
-        drawable = [e for e in (*errors, *isolated) if 0 < e < np.inf]
+        drawable = [error for error in (*errors, *isolated) if 0 < error < np.inf]
         low = min(drawable, default=1e-8) / 3
         positions = np.arange(len(rows))
         if self.isolated:
             heights = np.fmax(isolated, low)  # NaN becomes the lower end.
             colours = ["#e8b4ad" if x.own else "#c9d3df" for x in rows]
             ax.bar(positions, heights, color=colours, label="made here", width=0.8)
-        heights = [max(e, low) for e in errors]  # NaN stays NaN, which is not drawn.
+        heights = [max(error, low) for error in errors]  # NaN stays NaN, which is not drawn.
         style: Any = {"color": "#1f4e79", "marker": "o", "markersize": 3, "lw": 1.2}
         ax.plot(positions, heights, label="error", **style)
         if first := self.first:
@@ -143,7 +144,7 @@ class Comparison(Result):
         ax.set_ylim(low)
         ax.set_ylabel("error / root mean square")
         ax.margins(x=0.01)
-        if len(rows) <= 40:
+        if len(rows) <= _MOST_LABELLED:
             names = [literally(x.a) for x in rows]
             ax.set_xticks(positions, names, rotation=60, ha="right", fontsize=8)
         else:
@@ -210,22 +211,16 @@ def compare(
     """
     require("rtol", rtol, int | float, "a number")
     require("atol", atol, int | float, "a number")
-    if not (rtol >= 0 and atol >= 0 and rtol + atol > 0):
+    are_tolerances = rtol >= 0 and atol >= 0 and rtol + atol > 0
+    if not are_tolerances:
         raise ValueError(f"rtol and atol must not be negative nor both 0: {rtol}, {atol}")
     require_flags(isolate=isolate)
-    names = word_pairs("names", names or {}, "names in b by names in a")
+    given_pairs = word_pairs("names", names or {}, "names in b by names in a")
     if isolate and not isinstance(b, Model):
         raise TypeError(f"isolate runs layers of b, a nnef_jax.Model, it is {shown(b)}")
-    sides: dict[str, tuple[dict[str, Array], dict[str, TensorKind]]] = {}
-    for side, source, other in (("a", a, b), ("b", b, a)):
-        try:
-            sides[side] = _tensors(side, source, other, inputs)
-        except NnefError as error:
-            if isinstance(source, Model):
-                error.message = f"{side}: {error.message}"
-            raise
-    (arrays_a, kinds_a), (arrays_b, kinds_b) = sides["a"], sides["b"]
-    pairs = match(kinds_a, kinds_b, names)
+    arrays_a, kinds_a = _tensors("a", a, b, inputs)
+    arrays_b, kinds_b = _tensors("b", b, a, inputs)
+    pairs = match(kinds_a, kinds_b, given_pairs)
     if not pairs:
         hint = "give names={name in a: name in b}"
         raise InputError("no tensor of a is found in b", hint=hint)
@@ -239,8 +234,9 @@ def compare(
         reason, figures = difference(y, x, rtol, atol)
         fields: dict[str, Any] = {**figures}
         if pair.b in isolated:
-            own, figures = difference(isolated[pair.b], x, rtol, atol)
-            fields |= {"own": own, "own_excess": figures["excess"], "own_snr": figures["snr"]}
+            isolated_reason, figures = difference(isolated[pair.b], x, rtol, atol)
+            fields["own"] = isolated_reason
+            fields |= {"own_excess": figures["excess"], "own_snr": figures["snr"]}
         return TensorDifference(
             a=pair.a,
             b=pair.b,
@@ -277,7 +273,11 @@ def _tensors(
     outputs.
     """
     if isinstance(source, Model):
-        return _tensors_of_model(source, inputs)
+        try:
+            return _tensors_of_model(source, inputs)
+        except NnefError as error:
+            error.message = f"{side}: {error.message}"
+            raise
     returned: Any = source
     output_names = [spec.name for spec in other.outputs] if isinstance(other, Model) else []
     if not isinstance(source, Mapping):
@@ -287,24 +287,30 @@ def _tensors(
         args, kwargs = arguments_of(inputs)
         returned = source(*args, **kwargs)
     if not isinstance(returned, Mapping):
-        outputs: list[Any] = [*returned] if isinstance(returned, tuple | list) else [returned]
-        if len(output_names) != len(outputs):
-            output_names = [f"output{i}" for i in range(len(outputs))]
-        fields = getattr(returned, "_fields", output_names)
-        returned = dict(zip(fields, outputs, strict=True))
+        returned = _outputs_by_name(returned, output_names)
         output_names = list(returned)
     positions = {name: index for index, name in enumerate(output_names)}
     try:
-        returned = dict(returned)
+        items: dict[Any, Any] = dict(returned)
     except Exception as reason:  # A .npz is read here, which may raise any exception.
         raise InputError(f"{side}: its arrays cannot be read: {reason}") from None
     arrays: dict[str, Array] = {}
-    for name, x in returned.items():
-        arrays[str(name)] = array = numpy_of(x, InputError, f"{side}: '{name}' is not an array")
+    for name, x in items.items():
+        array = numpy_of(x, InputError, f"{side}: '{name}' is not an array")
         if kind_of(array) not in "bifc":
             raise InputError(f"{side}: '{name}' holds no numbers, its dtype is {array.dtype}")
+        arrays[str(name)] = array
     kinds = {name: TensorKind("", x.shape, positions.get(name)) for name, x in arrays.items()}
     return arrays, kinds
+
+
+def _outputs_by_name(returned: Any, names: list[str]) -> dict[str, Any]:
+    """Return the outputs of a function by name: its own names, or `names` if there are as many."""
+    outputs: list[Any] = [*returned] if isinstance(returned, tuple | list) else [returned]
+    if len(names) != len(outputs):
+        names = [f"output{i}" for i in range(len(outputs))]
+    fields = getattr(returned, "_fields", names)
+    return dict(zip(fields, outputs, strict=True))
 
 
 def _tensors_of_model(

@@ -78,7 +78,7 @@ class Statistics(Result):
             rows.append(row)
         columns = ["name", "operation", "shape", "mean", "std", "min", "max", "zeros", "NaN", "Inf"]
         columns += ["dead units", "effective rank"]
-        batches = f"{self.batches} batch{'es' * (self.batches > 1)}"
+        batches = f"{self.batches} batches" if self.batches > 1 else f"{self.batches} batch"
         return table_of(f"{self.of} of {batches}", columns, rows)
 
     def plot(self, ax: Axes | None = None) -> Axes:
@@ -151,7 +151,7 @@ def activation_statistics(
     def of_batch(values: list[Any], layers: Mapping[str, LayerTensor]) -> dict[str, Any]:
         return model.intermediates(*values, names=list(layers))
 
-    return _over(model, "activations", batches, names, of_batch, rank)
+    return _statistics_over(model, "activations", batches, names, of_batch, rank)
 
 
 def gradient_statistics(
@@ -205,13 +205,13 @@ def gradient_statistics(
         require_gradients(model, graph_for(model, values), layers, chosen)
         zeros = zeros_at(model, values, list(layers))
         gradients, of_params = _gradients(model, chosen, values, target, zeros, loss=loss)
-        names_inside = set(gradients)
+        tensor_names = set(gradients)
         for label, gradient in of_params.items():
-            is_ambiguous = label in names_inside  # A label may also be the name of a tensor.
+            is_ambiguous = label in tensor_names  # A label may also be the name of a tensor.
             gradients[f"{label} (parameter)" if is_ambiguous else label] = gradient
         return gradients
 
-    return _over(model, "gradients", batches, names, of_batch, rank)
+    return _statistics_over(model, "gradients", batches, names, of_batch, rank)
 
 
 @partial(jax.jit, static_argnames="loss")
@@ -233,7 +233,7 @@ def _gradients(
     return jax.grad(loss_at, (0, 1))(zeros, chosen)
 
 
-def _over(
+def _statistics_over(
     model: Model,
     of: Literal["activations", "gradients"],
     batches: Iterable[Sample],

@@ -42,22 +42,22 @@ def difference(
     if kind_of(array) != kind_of(reference):
         return "dtype", {}
     ulps = _ulps(array, reference) if kind_of(array) == "f" else float("nan")
-    x = _wide(array)
-    y = _wide(reference)
+    x = _in_64_bits(array)
+    y = _in_64_bits(reference)
     with np.errstate(all="ignore"):
         is_finite = np.isfinite(x) & np.isfinite(y)
         error = np.where(is_finite, np.abs(x - y), 0.0)
         size = np.where(is_finite, np.abs(y), 0.0)
         rms = np.sqrt(np.mean(size**2)) if size.size else 0.0
         excess = np.where(error > 0, error / (atol + rtol * np.maximum(size, rms)), 0.0)
-        wrong = excess > 1
+        is_wrong = excess > 1
         error_power = float(np.sum(error**2))
         snr = float("inf")
         if error_power:
             snr = 10 * float(np.log10(np.sum(size**2) / error_power))
         saturated = 0.0
-        if wrong.any():
-            saturated = float(np.mean(_saturated(x, y)[wrong]))
+        if is_wrong.any():
+            saturated = float(np.mean(_saturated(x, y)[is_wrong]))
         figures = {
             "absolute": _largest(error),
             "relative": _largest(error[size > 0] / size[size > 0]),
@@ -71,7 +71,7 @@ def difference(
     infinite = np.isinf(x) | np.isinf(y)
     if not np.array_equal(x[infinite], y[infinite], equal_nan=True):
         return "inf", figures
-    if not wrong.any():
+    if not is_wrong.any():
         return "", figures
     return "saturation" if figures["saturated"] > 0.5 else "values", figures
 
@@ -90,7 +90,7 @@ def kind_of(x: Array) -> str:
     return "f"  # bfloat16 and float8
 
 
-def _wide(x: Array) -> Array:
+def _in_64_bits(x: Array) -> Array:
     """Convert an array to 64 bits.
 
     A complex array gets a first axis of real and imaginary parts.
@@ -107,14 +107,15 @@ def _largest(x: Array) -> float:
 def _saturated(x: Array, y: Array) -> Array:
     """Return the mask of saturated items, which `difference` defines."""
     mask = np.zeros(x.shape, bool)
+    if not x.size:
+        return mask
     for clipped, other in ((x, y), (y, x)):
-        if clipped.size:
-            high = np.nanmax(clipped)
-            top = clipped == high
-            mask |= (top.sum() > 1) & top & (other > high)
-            low = np.nanmin(clipped)
-            bottom = clipped == low
-            mask |= (bottom.sum() > 1) & bottom & (other < low)
+        high = np.nanmax(clipped)
+        is_high = clipped == high
+        mask |= (is_high.sum() > 1) & is_high & (other > high)
+        low = np.nanmin(clipped)
+        is_low = clipped == low
+        mask |= (is_low.sum() > 1) & is_low & (other < low)
     return mask
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Unpack
+from typing import Any, NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +29,7 @@ from nnef_jax.model import Model
 
 Sampled = tuple[Array, int] | None  # a key of `jax.random`, and the number of samples
 # the largest number of features whose coalitions are all computed; 16 features have 65536
-_MOST = 16
+_MOST_FEATURES = 16
 _SWEEPS = 200  # the number of rounds of coordinate descent, each over all coefficients
 
 
@@ -38,6 +38,19 @@ class FeatureOptions(QuestionOptions, total=False):
 
     mask: ArrayLike | None
     baseline: ArrayLike
+
+
+class _Start(NamedTuple):
+    """The fields of a `Line`, and the score as a function of a coalition.
+
+    A coalition is the mask of the features that keep their values, bool [count]. The score is an
+    array [batch].
+    """
+
+    x: Array
+    question: Question
+    x0: Array
+    score: Callable[[Array], Array]
 
 
 @jax.tree_util.register_dataclass
@@ -57,18 +70,14 @@ class _Features:
     groups: Array
     count: int = field(metadata={"static": True})
 
-    def begun(self) -> tuple[Array, Question, Array, Callable[[Array], Array]]:
-        """Return the results of `line_from`, and the score as a function of a coalition.
-
-        A coalition is the mask of the features that keep their values, bool [count]. The score is
-        an array [batch].
-        """
+    def line_and_score(self) -> _Start:
+        """Return the line from the baseline, and the score as a function of a coalition."""
         x, question, x0 = line_from(self.question, self.baseline)
 
         def score(coalition: Array) -> Array:
-            return question.at(jnp.where(coalition[self.groups][None], x, x0))
+            return question.scores_at(jnp.where(coalition[self.groups][None], x, x0))
 
-        return x, question, x0, score
+        return _Start(x, question, x0, score)
 
     def attributed(
         self, question: Question, method: str, values: Array, scores: Array, x: Array
@@ -139,9 +148,9 @@ def shapley_values(
     """
     features = _features("shapley_values", model, inputs, options)
     if sampled is not None:
-        key, samples = _drawn(sampled)
+        key, samples = _key_and_count(sampled)
         return _orders(features, key, samples=samples)
-    if features.count > _MOST:
+    if features.count > _MOST_FEATURES:
         message = f"{features.count} features have too many coalitions to compute all"
         hint = "give sampled=(jax.random.key(0), 25), or a mask with fewer features"
         raise InputError(message, hint=hint)
@@ -162,7 +171,7 @@ def kernel_shap(
 
     The other arguments, and the errors, are those of `feature_ablation`.
     """
-    key, samples = _drawn(sampled)
+    key, samples = _key_and_count(sampled)
     return _kernel_shap(_features("kernel_shap", model, inputs, options), key, samples=samples)
 
 
@@ -185,7 +194,7 @@ def lime(
 
     The other arguments, and the errors, are those of `feature_ablation`.
     """
-    key, samples = _drawn(sampled)
+    key, samples = _key_and_count(sampled)
     penalty = require_real("penalty", penalty)
     features = _features("lime", model, inputs, options)
     drawn = jax.random.bernoulli(key, 0.5, (samples, features.count))
@@ -200,7 +209,7 @@ def _features(
     mask = keywords.pop("mask", None)
     baseline = array_of("baseline", keywords.pop("baseline", 0.0))
     question = ask(function, model, inputs, keywords)
-    shape = [int(n) for n in question.graph.values[question.wrt].type.shape[1:]]
+    shape = [int(extent) for extent in question.graph.values[question.wrt].type.shape[1:]]
     if mask is None:
         count = int(np.prod(shape))
         return _Features(question, baseline, jnp.arange(count).reshape(shape), count)
@@ -216,8 +225,9 @@ def _features(
     return _Features(question, baseline, jnp.asarray(groups.reshape(shape)), len(features))
 
 
-def _drawn(sampled: Any) -> tuple[Array, int]:
-    if not isinstance(sampled, tuple | list) or len(sampled) != 2:  # pyright: ignore[reportUnknownArgumentType]
+def _key_and_count(sampled: Any) -> tuple[Array, int]:
+    is_pair = isinstance(sampled, tuple | list) and len(sampled) == 2  # pyright: ignore[reportUnknownArgumentType]
+    if not is_pair:
         raise TypeError("sampled must be a pair of a key of jax.random and a number")
     key, samples = sampled
     require_key(key)
@@ -226,14 +236,14 @@ def _drawn(sampled: Any) -> tuple[Array, int]:
 
 @jax.jit
 def _ablation(features: _Features, key: Array | None) -> Attribution:
-    x, question, x0, _ = features.begun()
-    scores = question.at(x)
+    x, question, x0, _ = features.line_and_score()
+    scores = question.scores_at(x)
 
     def score_without(feature: Array) -> Array:
         replacement = x0
         if key is not None:
             replacement = jax.random.permutation(jax.random.fold_in(key, feature), x)
-        return question.at(jnp.where((features.groups == feature)[None], replacement, x))
+        return question.scores_at(jnp.where((features.groups == feature)[None], replacement, x))
 
     falls = scores[None] - lax.map(score_without, jnp.arange(features.count))
     method = "feature ablation" if key is None else "feature permutation"
@@ -242,11 +252,12 @@ def _ablation(features: _Features, key: Array | None) -> Attribution:
 
 @jax.jit
 def _exact(features: _Features) -> Attribution:
-    x, question, _, score = features.begun()
+    x, question, _, score = features.line_and_score()
     count = features.count
     # Row i is the coalition of the features whose bit is set in i.
-    bits = (np.arange(2**count)[:, None] >> np.arange(count)) & 1
-    coalitions = bits > 0
+    rows = np.arange(2**count)[:, None]
+    bits = (rows >> np.arange(count)) & 1
+    coalitions = bits.astype(bool)
     sizes = coalitions.sum(1)
     # The share of orders in which a feature is the last of its coalition, or the next feature to
     # join it.
@@ -261,7 +272,7 @@ def _exact(features: _Features) -> Attribution:
 
 @partial(jax.jit, static_argnames="samples")
 def _orders(features: _Features, key: Array, *, samples: int) -> Attribution:
-    x, question, _, score = features.begun()
+    x, question, _, score = features.line_and_score()
     empty = jnp.zeros(features.count, bool)
     empty_score = score(empty)
 
@@ -269,10 +280,11 @@ def _orders(features: _Features, key: Array, *, samples: int) -> Attribution:
         """Add up the changes of the score by each feature if features join in a random order."""
 
         def add_feature(carry: tuple[Array, Array, Array], feature: Array) -> Any:
-            coalition, before, total = carry
-            coalition = coalition.at[feature].set(True)
-            after = score(coalition)
-            return (coalition, after, total.at[:, feature].add(after - before)), None
+            coalition, score_without, total = carry
+            larger_coalition = coalition.at[feature].set(True)
+            score_with = score(larger_coalition)
+            total = total.at[:, feature].add(score_with - score_without)
+            return (larger_coalition, score_with, total), None
 
         order = jax.random.permutation(key, features.count)
         (_, _, total), _ = lax.scan(add_feature, (empty, empty_score, total), order)
@@ -281,12 +293,12 @@ def _orders(features: _Features, key: Array, *, samples: int) -> Attribution:
     start = jnp.zeros((x.shape[0], features.count), empty_score.dtype)
     total, _ = lax.scan(add_order, start, jax.random.split(key, samples))
     values = total / samples
-    return features.attributed(question, "Shapley sampling", values, question.at(x), x)
+    return features.attributed(question, "Shapley sampling", values, question.scores_at(x), x)
 
 
 @partial(jax.jit, static_argnames="samples")
 def _kernel_shap(features: _Features, key: Array, *, samples: int) -> Attribution:
-    x, question, _, score = features.begun()
+    x, question, _, score = features.line_and_score()
     count = features.count
     full_score = score(jnp.full(count, True))
     empty_score = score(jnp.full(count, False))
@@ -294,9 +306,10 @@ def _kernel_shap(features: _Features, key: Array, *, samples: int) -> Attributio
     values = change[:, None]
     if count > 1:
         for_sizes, for_ranks = jax.random.split(key)
-        k = np.arange(1, count)
-        probabilities = jnp.asarray(1 / (k * (count - k)))  # choice() normalises the probabilities.
-        sizes = jax.random.choice(for_sizes, k, (samples,), p=probabilities)
+        all_sizes = np.arange(1, count)
+        # `choice` normalises the probabilities.
+        probabilities = jnp.asarray(1 / (all_sizes * (count - all_sizes)))
+        sizes = jax.random.choice(for_sizes, all_sizes, (samples,), p=probabilities)
         ranks = jax.random.uniform(for_ranks, (samples, count)).argsort(1).argsort(1)
         coalitions = ranks < sizes[:, None]
         gains = lax.map(score, coalitions) - empty_score[None]
@@ -312,27 +325,27 @@ def _kernel_shap(features: _Features, key: Array, *, samples: int) -> Attributio
 
 @jax.jit
 def _lime(features: _Features, drawn: Array, penalty: Array) -> Attribution:
-    x, question, x0, _ = features.begun()
+    x, question, x0, _ = features.line_and_score()
 
     def sample(coalition: Array) -> tuple[Array, Array]:
         near = jnp.where(coalition[features.groups][None], x, x0)
         size = jnp.sqrt(sums(near * near) * sums(x * x))
         distance = 1 - sums(near * x) / jnp.maximum(size, 1e-8)
-        return question.at(near), jnp.exp(-(distance**2) / 2)
+        return question.scores_at(near), jnp.exp(-(distance**2) / 2)
 
     scores, weights = lax.map(sample, drawn)
     fit = jax.vmap(partial(_lasso, drawn.astype(x.dtype), penalty), in_axes=1)
-    return features.attributed(question, "LIME", fit(scores, weights), question.at(x), x)
+    return features.attributed(question, "LIME", fit(scores, weights), question.scores_at(x), x)
 
 
 def _lasso(rows: Array, penalty: Array, y: Array, weights: Array) -> Array:
     """Return the coefficients of a weighted lasso regression, computed by coordinate descent."""
-    weights = weights / weights.sum()
-    rows = rows - (weights @ rows)[None]
-    y = y - weights @ y
-    weighted = rows.T * weights[None]
-    squares = weighted @ rows
-    products = weighted @ y
+    shares = weights / weights.sum()
+    centred_rows = rows - (shares @ rows)[None]
+    centred_y = y - shares @ y
+    weighted = centred_rows.T * shares[None]
+    squares = weighted @ centred_rows
+    products = weighted @ centred_y
 
     def improve(step: Array, coefficients: Array) -> Array:
         i = step % len(coefficients)

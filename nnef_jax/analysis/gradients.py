@@ -71,7 +71,7 @@ def saliency(
 @partial(jax.jit, static_argnames="times_input")
 def _saliency(question: Question, *, times_input: bool) -> Attribution:
     x = question.value()
-    question = question.settled(x)
+    question = question.with_classes(x)
     scores, gradient = question.gradient(x)
     if times_input:
         return attributed(question, "saliency times input", gradient * x, scores, x)
@@ -115,13 +115,13 @@ def _integrated_gradients(
 ) -> Attribution:
     x, question, x0 = line_from(question, baseline)
 
-    def add(total: Array, step: tuple[Array, Array]) -> tuple[Array, None]:
+    def add_gradient(total: Array, step: tuple[Array, Array]) -> tuple[Array, None]:
         share, weight = step
         gradient = question.gradient(x0 + share * (x - x0))[1]
         return total + weight * gradient.astype(total.dtype), None
 
-    total, _ = lax.scan(add, zeros(x), quadrature(method, steps, x))
+    total, _ = lax.scan(add_gradient, zeros(x), quadrature(method, steps, x))
     values = total * (x - x0).astype(total.dtype)
-    scores = question.at(x)
-    gap = sums(values) - (scores - question.at(x0)).astype(values.dtype)
+    scores = question.scores_at(x)
+    gap = sums(values) - (scores - question.scores_at(x0)).astype(values.dtype)
     return attributed(question, "integrated gradients", values, scores, x, gap)

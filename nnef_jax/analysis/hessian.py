@@ -188,8 +188,7 @@ def hessian_eigenvalues(
     k = require_count("k", k)
     steps = require_count("steps", steps)
     arguments = _arguments(model, inputs, loss, labels, params, key)
-    values, residuals, vectors = _eigenvalues(*arguments, loss=loss, k=k, steps=steps)
-    return HessianEigenvalues(values=values, residuals=residuals, vectors=vectors)
+    return _eigenvalues(*arguments, loss=loss, k=k, steps=steps)
 
 
 def _arguments(
@@ -236,9 +235,11 @@ def _trace(
 
     def sample(key: Array) -> dict[str, Array]:
         keys = dict(zip(chosen, jax.random.split(key, len(chosen)), strict=True))
-        signs = {k: jax.random.rademacher(keys[k], x.shape, x.dtype) for k, x in chosen.items()}
-        products = product(signs)
-        return {k: jnp.sum((signs[k] * products[k]).astype(jnp.float32)) for k in chosen}
+        signs: dict[str, Array] = {}
+        for label, x in chosen.items():
+            signs[label] = jax.random.rademacher(keys[label], x.shape, x.dtype)
+        terms = jax.tree.map(jnp.multiply, signs, product(signs))
+        return {label: jnp.sum(x.astype(jnp.float32)) for label, x in terms.items()}
 
     return jax.lax.map(sample, jax.random.split(key, samples))
 
@@ -253,21 +254,22 @@ def _eigenvalues(
     loss: Loss,
     k: int,
     steps: int,
-) -> tuple[Array, Array, dict[str, Array]]:
+) -> HessianEigenvalues:
     _, product = jax.linearize(_gradient(model, inputs, loss), chosen)
     wide = {label: x.astype(jnp.float32) for label, x in chosen.items()}
     flat, unravel = ravel_pytree(wide)
 
     def vector_product(vector: Array) -> Array:
         tangents = {label: x.astype(chosen[label].dtype) for label, x in unravel(vector).items()}
-        return ravel_pytree({n: x.astype(jnp.float32) for n, x in product(tangents).items()})[0]
+        products = {label: x.astype(jnp.float32) for label, x in product(tangents).items()}
+        return ravel_pytree(products)[0]
 
     def block_product(block: Array) -> Array:  # (1, size, columns)
         return jax.vmap(vector_product, 1, 1)(block[0])[None]
 
-    k = min(k, flat.size)
-    values, vectors, residuals = eigenpairs(block_product, key, flat.size, k, steps)
-    return values, residuals, jax.vmap(unravel, 1)(vectors)
+    pairs = eigenpairs(block_product, key, flat.size, min(k, flat.size), steps)
+    vectors = jax.vmap(unravel, 1)(pairs.vectors)
+    return HessianEigenvalues(values=pairs.values, residuals=pairs.residuals, vectors=vectors)
 
 
 def _error(samples: Array) -> Array:

@@ -149,9 +149,10 @@ def _items(argument: str, pair: Any) -> tuple[tuple[Array, ...], Array]:
     require(argument, pair, tuple | list, "a pair of inputs and answers")
     if len(pair) != 2:
         raise InputError(f"{argument} must be a pair, it has {len(pair)} parts")
-    inputs, answers = pair
-    inputs = tuple(map(jnp.asarray, inputs if isinstance(inputs, tuple) else (inputs,)))
-    answers = jnp.asarray(answers)
+    inputs_or_input, all_answers = pair
+    is_tuple = isinstance(inputs_or_input, tuple)
+    inputs = tuple(map(jnp.asarray, inputs_or_input if is_tuple else (inputs_or_input,)))
+    answers = jnp.asarray(all_answers)
     counts = {x.shape[0] if x.ndim else 0 for x in (*inputs, answers)}
     if len(counts) != 1:
         listed = ", ".join(map(str, sorted(counts)))
@@ -249,17 +250,20 @@ def _layer_at(model: Model, layer: str, inputs: Input) -> Array:
 @jax.jit
 def _tcav(question: Question, concept: Array, counterexamples: Array) -> Concept:
     x = question.value()
-    question = question.settled(x)
-    sizes = len(concept), len(counterexamples)
-    rows = jnp.concatenate([concept, counterexamples]).reshape(sum(sizes), -1)
-    signs = jnp.concatenate([jnp.ones(sizes[0]), -jnp.ones(sizes[1])]).astype(rows.dtype)
-    rows = rows - rows.mean(0, keepdims=True)
+    question = question.with_classes(x)
+    examples = jnp.concatenate([concept, counterexamples])
+    activations = examples.reshape(len(examples), -1)
+    signs = jnp.concatenate([jnp.ones(len(concept)), -jnp.ones(len(counterexamples))])
+    signs = signs.astype(activations.dtype)
+    rows = activations - activations.mean(0, keepdims=True)
     products = jnp.matmul(rows, rows.T, precision="highest")
     ridge = _RIDGE * jnp.trace(products) / len(rows) + jnp.finfo(rows.dtype).tiny
     weights = jnp.linalg.solve(products + ridge * jnp.eye(len(rows)), signs - signs.mean())
-    vector = weights @ rows
-    vector = (vector / jnp.linalg.norm(vector)).reshape(x.shape[1:])
+    normal = weights @ rows
+    vector = (normal / jnp.linalg.norm(normal)).reshape(x.shape[1:])
     scores, gradient = question.gradient(x)
-    along = sums(gradient * vector[None])
-    share = (along > 0).mean()
-    return Concept(vector=vector, derivatives=along, share=share, scores=scores, layer=question.wrt)
+    derivatives = sums(gradient * vector[None])
+    share = (derivatives > 0).mean()
+    return Concept(
+        vector=vector, derivatives=derivatives, share=share, scores=scores, layer=question.wrt
+    )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any, TypeGuard
 
 import jax
@@ -102,8 +103,9 @@ def widened(x: Interval, error: Array | float) -> Interval:
     margin = error + jnp.finfo(x.low.dtype).tiny  # Smaller numbers may be flushed to 0.
     low = x.low - margin
     high = x.high + margin
-    low = jnp.where(jnp.isnan(low), -jnp.inf, low)
-    return Interval(low, jnp.where(jnp.isnan(high), jnp.inf, high))
+    return Interval(
+        jnp.where(jnp.isnan(low), -jnp.inf, low), jnp.where(jnp.isnan(high), jnp.inf, high)
+    )
 
 
 # Monotone primitives, with 1 for each operand in which they rise, and -1 for each operand in which
@@ -132,6 +134,7 @@ _FUNCTIONS: dict[str, tuple[int, ...]] = {
     **dict.fromkeys(("acos", "rsqrt", "erfc"), (-1,)),
 }
 _POSITIVE = {"exp", "exp2", "logistic", "sqrt", "rsqrt"}
+_ALL = 99  # more operands than an equation has
 _ULPS = 16  # the largest error of a library function, in epsilons
 _SUMS = {"reduce_sum", "cumsum", "reduce_window_sum", "scatter-add"}
 _PRODUCTS = {jaxprs.PRODUCT, jaxprs.CONVOLUTION}
@@ -140,7 +143,7 @@ _PRODUCTS = {jaxprs.PRODUCT, jaxprs.CONVOLUTION}
 def is_affine(equation: Equation, operands: Sequence[Bounded]) -> bool:
     """Tell whether an equation is affine in its varying operands, and these are floating-point."""
     name = primitive(equation)
-    varying = _varying(operands)
+    varying = _varying_operands(operands)
     avals = [equation.outvars[0].aval, *(x.low for x in varying.values())]
     if not all(map(epsilon, avals)):
         return False
@@ -152,7 +155,7 @@ def is_affine(equation: Equation, operands: Sequence[Bounded]) -> bool:
     return (is_sum or facts(equation).moves) and not _has_indices(equation, varying)
 
 
-def _varying(operands: Sequence[Bounded]) -> dict[int, Interval]:
+def _varying_operands(operands: Sequence[Bounded]) -> dict[int, Interval]:
     """Return the operands that are intervals, by position."""
     return {i: x for i, x in enumerate(operands) if varies(x)}
 
@@ -161,24 +164,25 @@ def _indices(name: str) -> range:
     """Return the positions of operands that select or index. These operands must be known."""
     first, last = {
         "gather": (1, 2), "scatter": (1, 2), "scatter-add": (1, 2), "select_n": (0, 1),
-        "dynamic_slice": (1, 99), "dynamic_update_slice": (2, 99),
+        "dynamic_slice": (1, _ALL), "dynamic_update_slice": (2, _ALL),
     }.get(name, (0, 0))  # fmt: skip
     return range(first, last)
 
 
 def _has_indices(equation: Equation, varying: Iterable[int]) -> bool:
     """Tell whether one of the operands that vary selects or indexes."""
-    return not set(varying).isdisjoint(_indices(primitive(equation)))
+    positions = _indices(primitive(equation))
+    return any(position in positions for position in varying)
 
 
-def terms(equation: Equation) -> tuple[int, int]:
+def term_counts(equation: Equation) -> tuple[int, int]:
     """Return the number of terms in a sum: in an item of the result, and in one of the transpose.
 
     The rounding error of a sum is proportional to its number of terms.
     """
     name = primitive(equation)
     params = equation.params
-    sizes = [math.prod(v.aval.shape) for v in equation.invars]
+    sizes = [math.prod(variable.aval.shape) for variable in equation.invars]
     first_size = max(1, sizes[0])
     if name == jaxprs.PRODUCT:
         (axes, _), (batch_axes, _) = params["dimension_numbers"]
@@ -220,7 +224,7 @@ def bounded(equation: Equation, operands: Sequence[Bounded]) -> list[Interval]:
     name = primitive(equation)
     if name in _RULES:
         return [_RULES[name](equation, *operands)]
-    if _has_indices(equation, _varying(operands)):
+    if _has_indices(equation, _varying_operands(operands)):
         raise NoBounds
     if name == "top_k":
         values, _ = _between(equation, operands, (1,))
@@ -230,7 +234,7 @@ def bounded(equation: Equation, operands: Sequence[Bounded]) -> list[Interval]:
         return [values, Interval(indices, indices + max(0, last))]
     if name in _SUMS:
         (result,) = _between(equation, operands, (1, 1, 1))
-        share = (terms(equation)[0] + 4) * epsilon(result.low)
+        share = (term_counts(equation)[0] + 4) * epsilon(result.low)
         error = share * magnitude(equation, operands) if share else 0
         return [widened(result, error)]
     if name in _ROUNDED or name in _FUNCTIONS:
@@ -240,7 +244,7 @@ def bounded(equation: Equation, operands: Sequence[Bounded]) -> list[Interval]:
         if name in _POSITIVE:
             return [Interval(jnp.maximum(result.low, 0), result.high)]
         return [result]
-    is_bool = all(v.aval.dtype == bool for v in equation.invars)
+    is_bool = all(variable.aval.dtype == bool for variable in equation.invars)
     if name == "not" and is_bool:
         return _between(equation, operands, (-1,))
     sorts_by_keys = name == "sort" and len(operands) > 1
@@ -258,7 +262,7 @@ def _between(
     """Bound a function that is monotone in each operand. A sign is 1 for rising, -1 for falling."""
     lows: list[Array] = []
     highs: list[Array] = []
-    for x, sign in zip(operands, signs, strict=False):
+    for x, sign in zip(operands, signs, strict=False):  # There may be more signs than operands.
         low, high = ends(x)
         lows.append(low if sign == 1 else high)
         highs.append(high if sign == 1 else low)
@@ -268,11 +272,7 @@ def _between(
 
 def _hull(values: Sequence[Array]) -> Interval:
     """Return the smallest interval that contains all values. A NaN makes its ends NaN."""
-    low = high = values[0]
-    for x in values[1:]:
-        low = jnp.minimum(low, x)
-        high = jnp.maximum(high, x)
-    return Interval(low, high)
+    return Interval(reduce(jnp.minimum, values), reduce(jnp.maximum, values))
 
 
 def _corners(equation: Equation, x: Bounded, y: Bounded) -> Interval:
@@ -290,10 +290,10 @@ def _mul(equation: Equation, x: Bounded, y: Bounded) -> Interval:
 
 
 def _div(equation: Equation, x: Bounded, y: Bounded) -> Interval:
-    return _where(ends(y)[0] * ends(y)[1] > 0, _corners(equation, x, y))
+    return _bounded_where(ends(y)[0] * ends(y)[1] > 0, _corners(equation, x, y))
 
 
-def related(equation: Equation, x: Interval, y: Interval, result: Interval) -> Interval:
+def related_bounds(equation: Equation, x: Interval, y: Interval, result: Interval) -> Interval:
     """Return tighter bounds for x minus its maximum y, or x divided by its sum y (a softmax).
 
     The quotient x / y is x / (x + z), where z is the sum of the other items. If x is positive, the
@@ -301,7 +301,8 @@ def related(equation: Equation, x: Interval, y: Interval, result: Interval) -> I
     """
     if primitive(equation) == "sub":
         return Interval(result.low, jnp.minimum(result.high, 0))
-    error = (terms(equation)[0] + 8) * epsilon(y.low) * y.size
+    # Besides the terms of the sum, a few more operations are rounded.
+    error = (term_counts(equation)[0] + 8) * epsilon(y.low) * y.size
     z_low = jnp.maximum(y.low - x.low - error, 0)
     z_high = jnp.maximum(y.high - x.high + error, 0)
     quotient = Interval(x.low / (x.low + z_high), x.high / (x.high + z_low))
@@ -314,7 +315,7 @@ def related(equation: Equation, x: Interval, y: Interval, result: Interval) -> I
     )
 
 
-def _where(condition: Array, x: Interval) -> Interval:
+def _bounded_where(condition: Array, x: Interval) -> Interval:
     """Return an interval that is unbounded where the condition is False."""
     return Interval(jnp.where(condition, x.low, -jnp.inf), jnp.where(condition, x.high, jnp.inf))
 
@@ -330,22 +331,24 @@ def _product(equation: Equation, x: Bounded, y: Bounded) -> Interval:
     def times(x: Array, y: Array) -> Array:
         return apply(equation, [x, y])[0]
 
-    a, p = centre_and_radius(x)
-    b, q = centre_and_radius(y)
+    centre_x, radius_x = centre_and_radius(x)
+    centre_y, radius_y = centre_and_radius(y)
+    size_x = jnp.abs(centre_x)
+    size_y = jnp.abs(centre_y)
     result = equation.outvars[0].aval
     if not epsilon(result):
         raise NoBounds
-    rounding = (terms(equation)[0] + 4) * epsilon(result)
-    centre = times(a, b)
-    if p is not None and q is not None:
+    rounding = (term_counts(equation)[0] + 4) * epsilon(result)
+    centre = times(centre_x, centre_y)
+    if radius_x is not None and radius_y is not None:
         # With centres a, b and radii p, q, the radius of the product is |a| q + p |b| + p q.
-        radius = times(jnp.abs(a), q) + times(p, jnp.abs(b) + q)
-        radius = radius + rounding * times(jnp.abs(a) + p, jnp.abs(b) + q)
-    elif p is not None:
-        radius = times(p + rounding * (jnp.abs(a) + p), jnp.abs(b))
+        radius = times(size_x, radius_y) + times(radius_x, size_y + radius_y)
+        radius = radius + rounding * times(size_x + radius_x, size_y + radius_y)
+    elif radius_x is not None:
+        radius = times(radius_x + rounding * (size_x + radius_x), size_y)
     else:
-        q = jnp.zeros_like(b) if q is None else q
-        radius = times(jnp.abs(a), q + rounding * (jnp.abs(b) + q))
+        radius_y = jnp.zeros_like(centre_y) if radius_y is None else radius_y
+        radius = times(size_x, radius_y + rounding * (size_y + radius_y))
     return widened(Interval(centre - radius, centre + radius), 0)
 
 
@@ -368,7 +371,7 @@ def _integer_pow(equation: Equation, x: Interval) -> Interval:
         return _valley_rule(equation, x)
     result = _hull([apply(equation, [end])[0] for end in ends(x)])
     result = widened(result, _ULPS * epsilon(result.low) * result.size)
-    return result if exponent > 0 else _where(x.low * x.high > 0, result)
+    return result if exponent > 0 else _bounded_where(x.low * x.high > 0, result)
 
 
 def _pow(equation: Equation, x: Bounded, y: Bounded) -> Interval:
@@ -376,7 +379,7 @@ def _pow(equation: Equation, x: Bounded, y: Bounded) -> Interval:
     result = widened(result, _ULPS * epsilon(result.low) * result.size)
     low_x, _ = ends(x)
     low_y, _ = ends(y)
-    return _where((low_x > 0) | ((low_x >= 0) & (low_y > 0)), result)
+    return _bounded_where((low_x > 0) | ((low_x >= 0) & (low_y > 0)), result)
 
 
 def _waves(shift: float) -> Callable[[Equation, Interval], Interval]:
@@ -386,8 +389,9 @@ def _waves(shift: float) -> Callable[[Equation, Interval], Interval]:
         def contains(angle: float) -> Array:
             """Tell whether x - shift is an angle plus a multiple of 2 pi in the interval."""
             margin = _ULPS * epsilon(x.low) * (1 + x.size)
-            first = jnp.ceil((x.low - margin - shift - angle) / (2 * np.pi)) * (2 * np.pi)
-            return first + shift + angle <= x.high + margin
+            turns = jnp.ceil((x.low - margin - shift - angle) / (2 * np.pi))
+            first_angle = turns * (2 * np.pi) + shift + angle
+            return first_angle <= x.high + margin
 
         result = _hull([apply(equation, [end])[0] for end in ends(x)])
         low = jnp.where(contains(np.pi), -1, result.low)
@@ -405,7 +409,7 @@ def _tan(equation: Equation, x: Interval) -> Interval:
     last_branch = jnp.floor((outer.high + np.pi / 2) / np.pi)
     (result,) = _between(equation, [x], (1,))
     slopes = jnp.square(result.size) + 1
-    return _where(first_branch == last_branch, widened(result, margin * slopes))
+    return _bounded_where(first_branch == last_branch, widened(result, margin * slopes))
 
 
 def _rem(_: Equation, x: Bounded, y: Bounded) -> Interval:
@@ -421,13 +425,15 @@ def _equal(equation: Equation, x: Bounded, y: Bounded) -> Interval:
     low_x, high_x = ends(x)
     low_y, high_y = ends(y)
     if equation.invars[0] is equation.invars[1]:
-        possible = certain = jnp.ones(equation.outvars[0].aval.shape, bool)
+        possibly_equal = jnp.ones(equation.outvars[0].aval.shape, bool)
+        certainly_equal = possibly_equal
     else:
-        possible = (low_x <= high_y) & (low_y <= high_x)
-        certain = (low_x == high_x) & (low_y == high_y) & (low_x == low_y)
+        possibly_equal = (low_x <= high_y) & (low_y <= high_x)
+        are_known = (low_x == high_x) & (low_y == high_y)
+        certainly_equal = are_known & (low_x == low_y)
     if primitive(equation) == "ne":
-        possible, certain = ~certain, ~possible
-    return Interval(certain, possible)
+        return Interval(~possibly_equal, ~certainly_equal)
+    return Interval(certainly_equal, possibly_equal)
 
 
 def _position(equation: Equation, x: Interval) -> Interval:

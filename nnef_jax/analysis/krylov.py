@@ -9,6 +9,7 @@ are arrays [batch, size, columns].
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,12 +19,28 @@ _HIGHEST = jax.lax.Precision.HIGHEST
 Map = Callable[[Array], Array]
 
 
+class SingularTriplets(NamedTuple):
+    """Singular values [batch, k], their right vectors [batch, columns, k], residuals [batch, k]."""
+
+    values: Array
+    right_vectors: Array
+    residuals: Array
+
+
+class Eigenpairs(NamedTuple):
+    """Eigenvalues [k], their vectors [size, k], and residuals [k]."""
+
+    values: Array
+    vectors: Array
+    residuals: Array
+
+
 def singular_triplets(
     forward: Map, adjoint: Map, key: Array, batch: int, sizes: tuple[int, int], k: int, steps: int
-) -> tuple[Array, Array, Array]:
+) -> SingularTriplets:
     """Return the k largest singular values of each item, their right vectors, and residuals.
 
-    The shapes are [batch, k], [batch, columns, k] and [batch, k]. For a singular value s with the
+    For a singular value s with the
     left vector u and the right vector v, two equations should hold: A v = s u and A^T u = s v. One
     of them is fulfilled: the first, or the second if A has fewer rows than columns. The residual is
     the error of the other equation, |A^T u - s v| or |A v - s u|. A singular value of A is within
@@ -50,15 +67,13 @@ def singular_triplets(
     ritz = _product(basis, jnp.swapaxes(v, 1, 2)[..., :k])
     residuals = jnp.linalg.norm(back(u) - ritz * s[:, None], axis=1)
     right_vectors = u if is_wide else ritz
-    return s, right_vectors, residuals
+    return SingularTriplets(s, right_vectors, residuals)
 
 
-def eigenpairs(
-    product: Map, key: Array, size: int, k: int, steps: int
-) -> tuple[Array, Array, Array]:
+def eigenpairs(product: Map, key: Array, size: int, k: int, steps: int) -> Eigenpairs:
     """Return the k eigenvalues of largest magnitude of a symmetric map, vectors and residuals.
 
-    The shapes are [k], [size, k] and [k]. The residual of a value is |A v - value v|, for the map A
+    The residual of a value is |A v - value v|, for the map A
     and the vector v. An eigenvalue of A is within the residual of each value (Parlett 1998, The
     Symmetric Eigenvalue Problem, 4.5).
     """
@@ -72,7 +87,7 @@ def eigenpairs(
     vectors = vectors[:, largest]
     ritz = jnp.matmul(basis, vectors, precision=_HIGHEST)
     difference = jnp.matmul(images, vectors, precision=_HIGHEST) - ritz * values[None]
-    return values, ritz, jnp.linalg.norm(difference, axis=0)
+    return Eigenpairs(values, ritz, jnp.linalg.norm(difference, axis=0))
 
 
 def _krylov(

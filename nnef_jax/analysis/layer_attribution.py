@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Unpack
 
@@ -73,7 +74,7 @@ def grad_cam(
 @partial(jax.jit, static_argnames=("layer", "upsample"))
 def _grad_cam(question: Question, *, layer: str, upsample: bool) -> Attribution:
     x = question.value()
-    question = question.settled(x)
+    question = question.with_classes(x)
     scores, maps, gradient = question.layer_gradient(x, layer)
     weights = gradient.mean(axis=tuple(range(2, maps.ndim)), keepdims=True)
     values = jax.nn.relu((weights * maps).sum(axis=1))
@@ -118,19 +119,21 @@ def _layer_conductance(
     def values_at(share: Array) -> Array:
         return question.run(x0 + share * (x - x0), capture=[layer])[1][layer]
 
-    def add(carry: tuple[Array, Array], share: Array) -> tuple[tuple[Array, Array], None]:
-        total, before = carry
+    def add_step(carry: tuple[Array, Array], share: Array) -> tuple[tuple[Array, Array], None]:
+        total, values_before = carry
         half = jnp.asarray(0.5 / steps, x.dtype)
-        _, _, gradient = question.layer_gradient(x0 + share * (x - x0), layer)
-        after = values_at(share + half)
-        return (total + (gradient * (after - before)).astype(total.dtype), after), None
+        gradient = question.layer_gradient(x0 + share * (x - x0), layer).gradient
+        values_after = values_at(share + half)
+        flow = gradient * (values_after - values_before)
+        return (total + flow.astype(total.dtype), values_after), None
 
-    first = values_at(jnp.zeros((), x.dtype))
+    first_values = values_at(jnp.zeros((), x.dtype))
     shares, _ = quadrature("riemann_middle", steps, x)
-    (values, last), _ = lax.scan(add, (zeros(first), first), shares)
-    scores = question.at(x)
-    gap = sums(values) - (scores - question.at(x0)).astype(values.dtype)
-    return attributed(question, "conductance", values, scores, last, gap, of=layer)
+    start = zeros(first_values), first_values
+    (values, last_values), _ = lax.scan(add_step, start, shares)
+    scores = question.scores_at(x)
+    gap = sums(values) - (scores - question.scores_at(x0)).astype(values.dtype)
+    return attributed(question, "conductance", values, scores, last_values, gap, of=layer)
 
 
 def internal_influence(
@@ -154,7 +157,7 @@ def internal_influence(
     question = ask("internal_influence", model, inputs, options)
     _require_layer(question, layer)
     baseline = array_of("baseline", baseline)
-    return _along(question, baseline, layer=layer, unit=None, steps=steps)
+    return _sum_along_line(question, baseline, layer=layer, unit=None, steps=steps)
 
 
 def neuron_conductance(
@@ -183,18 +186,23 @@ def neuron_conductance(
     unit: tuple[Any, ...] = neuron[1:]
     question = ask("neuron_conductance", model, inputs, options)
     _require_layer(question, layer)
-    extents = [int(n) for n in question.graph.values[layer].type.shape[1:]]
-    is_unit = len(unit) == len(extents)
-    for index, extent in zip(unit, extents, strict=False):
-        is_unit = is_unit and isinstance(index, int) and 0 <= index < extent
-    if not is_unit:
+    extents = [int(extent) for extent in question.graph.values[layer].type.shape[1:]]
+    if not _is_unit(unit, extents):
         raise InputError(f"neuron: {unit} is no unit of '{layer}', whose items are {show(extents)}")
     baseline = array_of("baseline", baseline)
-    return _along(question, baseline, layer=layer, unit=unit, steps=steps)
+    return _sum_along_line(question, baseline, layer=layer, unit=unit, steps=steps)
+
+
+def _is_unit(unit: tuple[Any, ...], extents: Sequence[int]) -> bool:
+    """Tell whether a tuple has the indices of one entry of an item."""
+    if len(unit) != len(extents):
+        return False
+    pairs = zip(unit, extents, strict=True)
+    return all(isinstance(index, int) and 0 <= index < extent for index, extent in pairs)
 
 
 @partial(jax.jit, static_argnames=("layer", "unit", "steps"))
-def _along(
+def _sum_along_line(
     question: Question, baseline: Array, *, layer: str, unit: tuple[int, ...] | None, steps: int
 ) -> Attribution:
     """Average the gradients at a layer along a line from the baseline to the tensor `wrt`.
@@ -209,12 +217,12 @@ def _along(
     def unit_at(x: Array) -> Array:
         return layer_at(x)[:, *(unit or ())].sum()
 
-    def add(total: Array, share: Array) -> tuple[Array, None]:
-        here = x0 + share * (x - x0)
-        gradient = question.layer_gradient(here, layer)[2]
+    def add_gradient(total: Array, share: Array) -> tuple[Array, None]:
+        point = x0 + share * (x - x0)
+        gradient = question.layer_gradient(point, layer).gradient
         if unit is not None:
             at_unit = gradient[:, *unit].reshape(-1, *[1] * (x.ndim - 1))
-            gradient = at_unit * jax.grad(unit_at)(here) * (x - x0)
+            gradient = at_unit * jax.grad(unit_at)(point) * (x - x0)
         return total + gradient.astype(total.dtype), None
 
     if unit is None:
@@ -226,8 +234,8 @@ def _along(
         tensor = x
         of = question.wrt
     shares, _ = quadrature("riemann_middle", steps, x)
-    total, _ = lax.scan(add, zeros(tensor), shares)
-    return attributed(question, method, total / steps, question.at(x), tensor, of=of)
+    total, _ = lax.scan(add_gradient, zeros(tensor), shares)
+    return attributed(question, method, total / steps, question.scores_at(x), tensor, of=of)
 
 
 def _require_layer(question: Question, layer: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from itertools import chain
 from typing import Any
 
 import jax.numpy as jnp
@@ -86,20 +87,27 @@ def layers_of(graph: Graph, names: Iterable[str] | None = None) -> dict[str, Lay
 
 def _layers(graph: Graph) -> Iterable[LayerTensor]:
     varies = {*graph.inputs, *(state.value for state in graph.states)}
-    labels: dict[Value, tuple[str, ...]] = {p.value: (p.label,) for p in graph.parameters}
-    axes: dict[Value, int | None] = {v: 1 if len(v.type.shape) > 1 else None for v in varies}
+    labels: dict[Value, tuple[str, ...]] = {
+        parameter.value: (parameter.label,) for parameter in graph.parameters
+    }
+    axes: dict[Value, int | None] = {
+        value: 1 if len(value.type.shape) > 1 else None for value in varies
+    }
     names = set(graph.values)
     for operation in graph.operations:
         reads = list(operation.reads())
         if varies.isdisjoint(reads):  # The operation rearranges parameters.
-            sources = tuple(dict.fromkeys(x for v in reads for x in labels.get(v, ())))
-            labels.update((value, sources) for value in operation.writes())
+            sources = chain.from_iterable(labels.get(value, ()) for value in reads)
+            distinct_sources = tuple(dict.fromkeys(sources))
+            labels.update((value, distinct_sources) for value in operation.writes())
             continue
         params, weights = _parameters(operation, labels)
         for value in operation.writes():
             varies.add(value)
-            axes[value] = axis = _unit_axis(operation, value, axes)
-            if value in graph.needed and not value.inserted and value.name in names:
+            axis = _unit_axis(operation, value, axes)
+            axes[value] = axis
+            has_name = value.name in names and not value.inserted
+            if has_name and value in graph.needed:
                 kind = operation.kind
                 yield LayerTensor(value.name, kind, value, operation, params, weights, axis)
 
@@ -130,8 +138,9 @@ def _unit_axis(operation: Operation, value: Value, axes: Mapping[Value, int | No
     if "conv" in operation.kind:
         return 1
     rule = operation.rule or rules[operation.kind]
-    source = next((v for v in operation.reads() if axes.get(v) is not None), None)
-    if source is None or (rule.work is not None and "resample" not in operation.kind):
+    source = next((value for value in operation.reads() if axes.get(value) is not None), None)
+    makes_channels = rule.work is not None and "resample" not in operation.kind
+    if source is None or makes_channels:
         return rank - 1
     axis = axes[source]
     assert axis is not None
@@ -140,9 +149,9 @@ def _unit_axis(operation: Operation, value: Value, axes: Mapping[Value, int | No
         return order.index(axis) if axis < len(order) else axis
     before = source.type.shape
     after = value.type.shape
-    if rank == len(before) or (axis < rank and after[axis] == before[axis]):
-        return axis
-    return rank - 1
+    keeps_rank = rank == len(before)
+    keeps_extent = axis < rank and after[axis] == before[axis]
+    return axis if keeps_rank or keeps_extent else rank - 1
 
 
 def real_layers(layers: Mapping[str, LayerTensor]) -> dict[str, LayerTensor]:
@@ -160,14 +169,15 @@ def chosen_params(params: Mapping[str, Array], labels: Iterable[str] | None) -> 
     Raises TypeError unless `labels` is a list of strings. Raises InputError for a label without a
     floating-point parameter, and if no parameter is floating-point.
     """
-    real = {k: x for k, x in params.items() if jnp.issubdtype(x.dtype, jnp.floating)}
+    real = {label: x for label, x in params.items() if jnp.issubdtype(x.dtype, jnp.floating)}
     if labels is not None:
-        patterns = names_of("labels", labels, "labels of parameters")
-        for label in patterns:
-            if label not in real and not any(fnmatchcase(x, label) for x in real):
-                hint = did_you_mean(label, real) or "model.params has the labels"
-                raise InputError(f"no real parameter has the label '{label}'", hint=hint)
-        matching = {x for p in patterns for x in real if x == p or fnmatchcase(x, p)}
+        matching: set[str] = set()
+        for pattern in names_of("labels", labels, "labels of parameters"):
+            matches = [x for x in real if x == pattern or fnmatchcase(x, pattern)]
+            if not matches:
+                hint = did_you_mean(pattern, real) or "model.params has the labels"
+                raise InputError(f"no real parameter has the label '{pattern}'", hint=hint)
+            matching.update(matches)
         real = {label: x for label, x in real.items() if label in matching}
     if not real:
         raise InputError("no parameter of the network, or of those chosen, is of real numbers")
@@ -178,7 +188,7 @@ def require_gradients(
     model: Model, graph: Graph, layers: Mapping[str, LayerTensor], labels: Collection[str]
 ) -> None:
     """Raise InputError if rounding makes the gradient at one of the layers or parameters 0."""
-    params = [p.value for p in graph.parameters if p.label in labels]
+    params = [parameter.value for parameter in graph.parameters if parameter.label in labels]
     require_derivatives(model, graph, [*(layer.value for layer in layers.values()), *params])
 
 
@@ -191,16 +201,22 @@ def require_callable(name: str, value: object, expected: str) -> None:
 def zeros_at(model: Model, inputs: Sequence[Array], names: Sequence[str]) -> dict[str, Array]:
     """Return arrays of zeros by name, with the shape and dtype of each tensor."""
     types = {name: graph_for(model, inputs).values[name].type for name in names}
-    return {name: jnp.zeros([int(n) for n in t.shape], t.dtype) for name, t in types.items()}
+    return {
+        name: jnp.zeros([int(extent) for extent in t.shape], t.dtype) for name, t in types.items()
+    }
 
 
 def loss_of(
     model: Model, params: Arrays, inputs: Sequence[Array], loss: Loss, added: Arrays
 ) -> tuple[Array, dict[str, Any]]:
     """Return the loss after `added` arrays are added to tensors, and these tensors by name."""
-    edits = {name: lambda x, y=y: x + y for name, y in added.items()}
-    outputs, inside = model.apply(params, *inputs, edit=edits, capture=list(added))
-    return scalar(loss(outputs)), inside
+
+    def adding(array: Array) -> Callable[[Array], Array]:
+        return lambda x: x + array
+
+    edits = {name: adding(array) for name, array in added.items()}
+    outputs, captured = model.apply(params, *inputs, edit=edits, capture=list(added))
+    return scalar(loss(outputs)), captured
 
 
 def scalar(value: object) -> Array:

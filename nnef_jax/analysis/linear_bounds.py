@@ -29,12 +29,12 @@ from nnef_jax.analysis.intervals import (
     interval,
     is_affine,
     magnitude,
-    related,
+    related_bounds,
     size,
-    terms,
+    term_counts,
     varies,
 )
-from nnef_jax.analysis.relaxations import BackwardStep, lines_of
+from nnef_jax.analysis.relaxations import BackwardStep, ThresholdSelection, lines_of
 
 _ROWS = 512  # the number of backward passes that are computed together
 _DEPTH = 12  # the largest number of operations between the condition of a `select` and its cases
@@ -73,28 +73,31 @@ class Walk:
         for equation in jaxprs.equations(closed):
             operands = [*map(self.read, equation.invars)]
             try:
-                if sharp and any(map(varies, operands)) and not is_affine(equation, operands):
-                    for v in equation.invars:
-                        self._sharpen(v)
+                is_nonlinear = any(map(varies, operands)) and not is_affine(equation, operands)
+                if sharp and is_nonlinear:
+                    for operand in equation.invars:
+                        self._sharpen(operand)
                 results = self.evaluated(equation, self.read)
             except NoBounds as error:
                 # The error names the outermost equation, because this equation has the name of the
                 # operation.
                 raise NoBounds(equation) from error
             self._values.update(zip(equation.outvars, results, strict=True))
-            self.makers.update((v, equation) for v in equation.outvars)
+            self.makers.update((variable, equation) for variable in equation.outvars)
             if linear and any(map(varies, results)):
                 step = self._step(equation, [*map(interval, results)])
                 self._steps.append((equation, step))
         self.results: list[Any] = [*map(self.read, closed.jaxpr.outvars)]
         if linear:
-            for v in closed.jaxpr.outvars:
-                self._sharpen(v)
+            for result in closed.jaxpr.outvars:
+                self._sharpen(result)
             self.results = [*map(self.read, closed.jaxpr.outvars)]
 
-    def read(self, v: Atom) -> Bounded:
+    def read(self, variable: Atom) -> Bounded:
         """Return the array or interval of a variable or a literal."""
-        return jnp.asarray(v.val, v.aval.dtype) if is_literal(v) else self._values[v]
+        if is_literal(variable):
+            return jnp.asarray(variable.val, variable.aval.dtype)
+        return self._values[variable]
 
     def evaluated(self, equation: Equation, read: Read) -> Sequence[Bounded]:
         """Return the results of an equation. `read` returns its operands."""
@@ -103,25 +106,28 @@ class Walk:
         if not any(map(varies, operands)):
             return apply(equation, operands)
         if name == "select_n" and varies(operands[0]):
-            return [self._selected(equation, read)]
+            return [self._selection_bounds(equation, read)]
         if name == jaxprs.SCAN:
-            return _scanned(equation, operands)
+            return _loop_bounds(equation, operands)
         if name == "cond":
-            return _branched(equation, operands)
+            return _branch_bounds(equation, operands)
         checkpoint = jaxprs.recomputed(equation)
         functions = jaxprs.inner(equation) if checkpoint is None else [checkpoint]
-        if len(functions) == 1 and len(functions[0].in_avals) == len(operands) and name != "while":
-            return Walk(functions[0], operands).results
+        if len(functions) == 1 and name != "while":
+            (function,) = functions
+            is_call = len(function.in_avals) == len(operands)
+            if is_call:
+                return Walk(function, operands).results
         results = bounded(equation, operands)
         reduction = _RELATED.get(name)
         if reduction and self._source(equation.invars[1]) == (reduction, equation.invars[0]):
             x, y = map(interval, operands)
-            return [related(equation, x, y, *results)]
+            return [related_bounds(equation, x, y, *results)]
         return results
 
-    def _source(self, v: Atom) -> tuple[str, Atom | None]:
+    def _source(self, variable: Atom) -> tuple[str, Atom | None]:
         """Return the primitive that computes a variable, except moves, and its first operand."""
-        equation = None if is_literal(v) else self.makers.get(v)
+        equation = None if is_literal(variable) else self.makers.get(variable)
         if equation is None:
             return "", None
         name = primitive(equation)
@@ -133,29 +139,31 @@ class Walk:
             return self._source(operand)
         return name, operand
 
-    def at(self, v: Atom, values: Mapping[Atom, Bounded], depth: int = _DEPTH) -> Bounded:
+    def at(self, variable: Atom, values: Mapping[Atom, Bounded], depth: int = _DEPTH) -> Bounded:
         """Return the value that a variable has for these values of other variables.
 
         Elementwise equations are evaluated again, up to `depth` of them in a row. A variable that
         is further away, or behind another equation, keeps the value of the walk.
         """
-        if is_literal(v):
-            return self.read(v)
-        if v in values:
-            return values[v]
-        equation = self.makers.get(v) if varies(self.read(v)) else None
+        if is_literal(variable):
+            return self.read(variable)
+        if variable in values:
+            return values[variable]
+        equation = self.makers.get(variable) if varies(self.read(variable)) else None
         if equation is None or not facts(equation).by_item or not depth:
-            return self.read(v)
+            return self.read(variable)
         return self.evaluated(equation, lambda operand: self.at(operand, values, depth - 1))[0]
 
-    def compared(self, equation: Equation) -> tuple[Variable, Array, int] | None:
-        """Return (x, threshold, case) for `select_n(x < threshold, ...)`, as in `Values.compared`.
+    def compared(self, equation: Equation) -> ThresholdSelection | None:
+        """Return the parts of `select_n(x < threshold, ...)`, as in `Values.compared`.
 
         Return None if the condition is not such a comparison, or the threshold is unknown.
         """
         comparison = self.makers.get(equation.invars[0])
         has_two_cases = len(equation.invars) == 3
-        if comparison is None or primitive(comparison) not in _COMPARISONS or not has_two_cases:
+        if comparison is None or not has_two_cases:
+            return None
+        if primitive(comparison) not in _COMPARISONS:
             return None
         x, limit = comparison.invars
         is_below = _COMPARISONS[primitive(comparison)]
@@ -168,21 +176,21 @@ class Walk:
             return None
         if x.aval.shape != equation.outvars[0].aval.shape:
             return None
-        return x, threshold, int(is_below)
+        return ThresholdSelection(x, threshold, int(is_below))
 
-    def is_affine_in(self, v: Atom, x: Atom) -> bool:
+    def is_affine_in(self, variable: Atom, x: Atom) -> bool:
         """Tell whether a variable is an elementwise affine function of only one other variable."""
-        if is_literal(v) or v is x or not varies(self.read(v)):
+        if is_literal(variable) or variable is x or not varies(self.read(variable)):
             return True
-        equation = self.makers.get(v)
+        equation = self.makers.get(variable)
         if equation is None or not facts(equation).by_item:
             return False
         operands = [*map(self.read, equation.invars)]
         return is_affine(equation, operands) and all(
-            self.is_affine_in(w, x) for w in equation.invars
+            self.is_affine_in(operand, x) for operand in equation.invars
         )
 
-    def _selected(self, equation: Equation, read: Read) -> Interval:
+    def _selection_bounds(self, equation: Equation, read: Read) -> Interval:
         """Bound a selection between two cases.
 
         In a selection by `x < threshold`, each case is bounded for only those x that select it.
@@ -190,24 +198,27 @@ class Walk:
         selector, *case_variables = equation.invars
         condition = interval(read(selector))
         comparison = self.compared(equation)
-        cases = [interval(read(v)) for v in case_variables]
+        cases = [interval(read(variable)) for variable in case_variables]
         if condition.low.dtype != bool:
             raise NoBounds
         if comparison is not None:
-            v, threshold, is_below = comparison
-            x = interval(read(v))
+            compared, threshold, case_below = comparison
+            x = interval(read(compared))
             below = Interval(x.low, jnp.minimum(x.high, threshold))
             above = Interval(jnp.maximum(x.low, threshold), x.high)
-            sides = (above, below) if is_below else (below, above)
-            on_sides = [self.at(w, {v: s}) for w, s in zip(case_variables, sides, strict=True)]
-            cases = [a.within(interval(b)) for a, b in zip(cases, on_sides, strict=True)]
-            condition = interval(self.at(selector, {v: x}))
-        no, yes = cases
-        low = jnp.minimum(no.low, yes.low)
-        high = jnp.maximum(no.high, yes.high)
+            parts = (above, below) if case_below else (below, above)  # that select each case
+            for index, (variable, part) in enumerate(zip(case_variables, parts, strict=True)):
+                on_part = interval(self.at(variable, {compared: part}))
+                cases[index] = cases[index].within(on_part)
+            condition = interval(self.at(selector, {compared: x}))
+        if_false, if_true = cases
+        low = jnp.minimum(if_false.low, if_true.low)
+        high = jnp.maximum(if_false.high, if_true.high)
+        low_unless_true = jnp.where(condition.high, low, if_false.low)
+        high_unless_true = jnp.where(condition.high, high, if_false.high)
         return Interval(
-            jnp.where(condition.low, yes.low, jnp.where(condition.high, low, no.low)),
-            jnp.where(condition.low, yes.high, jnp.where(condition.high, high, no.high)),
+            jnp.where(condition.low, if_true.low, low_unless_true),
+            jnp.where(condition.low, if_true.high, high_unless_true),
         )
 
     def _step(self, equation: Equation, results: Sequence[Interval]) -> BackwardStep:
@@ -230,23 +241,27 @@ class Walk:
             return apply(equation, values)
 
         constants, pull = jax.vjp(function, *zeros)
-        rounding = (sum(terms(equation)) + 2) / 2 * epsilon(constants[0])
+        rounding = (sum(term_counts(equation)) + 2) / 2 * epsilon(constants[0])
         sizes = [magnitude(equation, operands)] if len(results) == 1 else [*map(size, results)]
-        # The slack covers the rounding of the sums in the equation, and in its transpose.
-        slack = [rounding * m for m in sizes]
-        low = [x - s for x, s in zip(constants, slack, strict=True)]
-        high = [x + s for x, s in zip(constants, slack, strict=True)]
-        return BackwardStep([equation.invars[i] for i in varying], (pull,), low, high)
+        lows: list[Array] = []
+        highs: list[Array] = []
+        for constant, magnitudes in zip(constants, sizes, strict=True):
+            # The slack covers the rounding of the sums in the equation, and in its transpose.
+            slack = rounding * magnitudes
+            lows.append(constant - slack)
+            highs.append(constant + slack)
+        return BackwardStep([equation.invars[i] for i in varying], (pull,), lows, highs)
 
-    def _sharpen(self, v: Atom) -> None:
+    def _sharpen(self, variable: Atom) -> None:
         """Intersect the interval of a variable with the backward bounds of each of its items."""
-        if is_literal(v) or v in self._sharp:
+        if is_literal(variable) or variable in self._sharp:
             return
-        x = self.read(v)
+        x = self.read(variable)
         if not varies(x):
             return
-        self._sharp.add(v)
-        if not epsilon(x.low) or not x.low.size or self._is_exact(v):
+        self._sharp.add(variable)
+        is_real = epsilon(x.low) > 0
+        if not is_real or not x.low.size or self._is_exact(variable):
             return
         count = x.low.size
         shape = x.low.shape
@@ -255,7 +270,7 @@ class Walk:
             """Return a lower bound of item `row`, or of the negative of item `row - count`."""
             sign = jnp.where(row < count, 1, -1).astype(x.low.dtype)
             unit = jnp.where(jnp.arange(count) == row % count, sign, 0).reshape(shape)
-            return self._lower_bound(v, unit)
+            return self._lower_bound(variable, unit)
 
         rows = jnp.arange(2 * count)
         if 2 * count <= _ROWS:  # A loop with a single iteration would be a longer program.
@@ -264,26 +279,28 @@ class Walk:
             lows = lax.map(bound, rows, batch_size=_ROWS)
         low = lows[:count].reshape(shape)
         high = -lows[count:].reshape(shape)
-        self._values[v] = x.within(Interval(low, high))
+        self._values[variable] = x.within(Interval(low, high))
 
-    def _is_exact(self, v: Variable) -> bool:
+    def _is_exact(self, variable: Variable) -> bool:
         """Tell whether backward bounds are no better than the interval of a variable.
 
         They are no better for an argument, for the result of a nonlinear equation, and for a
         rearrangement of such variables.
         """
-        equation = self.makers.get(v)
+        equation = self.makers.get(variable)
         if equation is None or not is_affine(equation, [*map(self.read, equation.invars)]):
             return True
-        sources = [w for w in jaxprs.variables(equation.invars) if varies(self.read(w))]
+        operands = jaxprs.variables(equation.invars)
+        sources = [operand for operand in operands if varies(self.read(operand))]
         return facts(equation).moves and all(map(self._is_exact, sources))
 
-    def _lower_bound(self, v: Variable, coefficients: Array) -> Array:
-        """Return a lower bound of sum(coefficients * v), by the backward pass."""
-        remaining: dict[Atom, Array] = {v: coefficients}
-        bound = rounding_error = jnp.zeros((), coefficients.dtype)
+    def _lower_bound(self, variable: Variable, coefficients: Array) -> Array:
+        """Return a lower bound of sum(coefficients * variable), by the backward pass."""
+        remaining: dict[Atom, Array] = {variable: coefficients}
+        bound = jnp.zeros((), coefficients.dtype)
+        rounding_error = bound
 
-        def add(positive: Array, negative: Array, lows: Array, highs: Array) -> None:
+        def add_least_value(positive: Array, negative: Array, lows: Array, highs: Array) -> None:
             """Add the least value of sum((positive + negative) * x) for lows <= x <= highs.
 
             `positive` has the coefficients above 0, and `negative` has the coefficients below 0.
@@ -298,24 +315,28 @@ class Walk:
 
         for equation, step in reversed(self._steps):
             results = equation.outvars
-            if not any(w in remaining for w in results):
+            if not any(variable in remaining for variable in results):
                 continue
-            factors = [remaining.pop(w, jnp.zeros(w.aval.shape, bound.dtype)) for w in results]
+            factors = [
+                remaining.pop(variable, jnp.zeros(variable.aval.shape, bound.dtype))
+                for variable in results
+            ]
             positive = [jnp.maximum(a, 0) for a in factors]
             negative = [jnp.minimum(a, 0) for a in factors]
             for arrays in zip(positive, negative, step.low, step.high, strict=True):
-                add(*arrays)
+                add_least_value(*arrays)
             pulled: list[Sequence[Array]] = []
             if len(step.pulls) == 1:
                 pulled = [step.pulls[0](factors)]
             elif len(step.pulls) == 2:
                 pulled = [step.pulls[0](positive), step.pulls[1](negative)]
             for parts in pulled:
-                for w, part in zip(step.variables, parts, strict=True):
-                    remaining[w] = remaining[w] + part if w in remaining else part
+                for operand, part in zip(step.variables, parts, strict=True):
+                    earlier = remaining.get(operand)
+                    remaining[operand] = part if earlier is None else earlier + part
         # Only arguments of the function are left, and their intervals complete the bound.
-        for w, a in remaining.items():
-            add(jnp.maximum(a, 0), jnp.minimum(a, 0), *ends(self.read(w)))
+        for argument, a in remaining.items():
+            add_least_value(jnp.maximum(a, 0), jnp.minimum(a, 0), *ends(self.read(argument)))
         safe_bound = bound - rounding_error
         return jnp.where(jnp.isnan(safe_bound), -jnp.inf, safe_bound)
 
@@ -325,7 +346,7 @@ def _times(coefficients: Array, x: Array) -> Array:
     return jnp.where(coefficients != 0, coefficients * x, 0)
 
 
-def _branched(equation: Equation, operands: Sequence[Bounded]) -> list[Interval]:
+def _branch_bounds(equation: Equation, operands: Sequence[Bounded]) -> list[Interval]:
     """Bound a choice between functions.
 
     If the index is known, the chosen function gives the bounds. If the index varies, the bounds
@@ -335,7 +356,8 @@ def _branched(equation: Equation, operands: Sequence[Bounded]) -> list[Interval]
     branches = equation.params["branches"]
     results = [[*map(interval, Walk(closed, arguments).results)] for closed in branches]
     if not varies(index):
-        return list(lax.switch(index, [lambda _, r=r: tuple(r) for r in results], 0))
+        choices = [lambda _, result=result: tuple(result) for result in results]
+        return list(lax.switch(index, choices, 0))
     hulls: list[Interval] = []
     for intervals in zip(*results, strict=True):
         low = jnp.stack([x.low for x in intervals]).min(0)
@@ -344,7 +366,7 @@ def _branched(equation: Equation, operands: Sequence[Bounded]) -> list[Interval]
     return hulls
 
 
-def _scanned(equation: Equation, operands: Sequence[Bounded]) -> list[Bounded]:
+def _loop_bounds(equation: Equation, operands: Sequence[Bounded]) -> list[Bounded]:
     """Bound a loop. A carry that varies after some iteration is an interval from the start."""
     closed = equation.params["jaxpr"]
     constants, start, stacks = jaxprs.scan_parts(equation, operands)

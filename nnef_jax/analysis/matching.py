@@ -13,7 +13,7 @@ from nnef_jax.errors import InputError
 from nnef_jax.wording.similar import did_you_mean
 
 # the largest number of entries in the table for a longest common sequence, which are 0.4 GB
-_MOST = 10**8
+_MOST_ENTRIES = 10**8
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,30 +62,31 @@ def match(
             if name not in tensors:
                 hint = did_you_mean(name, tensors)
                 raise InputError(f"names: {side} has no tensor '{name}'", hint=hint)
-    pairs = {x: Pair(x, y, "given") for x, y in names.items()}
-    paired = set(names.values())
     for name, count in Counter(names.values()).items():
         if count > 1:
-            same = [f"'{x}'" for x, y in names.items() if y == name]
-            raise InputError(f"names: '{name}' of b is given for {' and '.join(same)}")
+            names_a = [f"'{name_a}'" for name_a, name_b in names.items() if name_b == name]
+            raise InputError(f"names: '{name}' of b is given for {' and '.join(names_a)}")
+    pairs = {name_a: Pair(name_a, name_b, "given") for name_a, name_b in names.items()}
+    paired_b = set(names.values())
 
     def without(tensors: Mapping[str, TensorKind], used: Collection[str]) -> dict[str, TensorKind]:
         return {name: tensor for name, tensor in tensors.items() if name not in used}
 
-    def add(candidates: Iterator[tuple[str, str]], by: str) -> None:
-        for x, y in candidates:
-            if x not in pairs and y not in paired:
-                pairs[x] = Pair(x, y, by)
-                paired.add(y)
+    def add_unpaired(candidates: Iterator[tuple[str, str]], by: str) -> None:
+        for name_a, name_b in candidates:
+            if name_a not in pairs and name_b not in paired_b:
+                pairs[name_a] = Pair(name_a, name_b, by)
+                paired_b.add(name_b)
 
-    for spelling in (str, _simplified):
-        add(_same(without(a, pairs), without(b, paired), spelling), "name")
-    add(_outputs(a, b), "output")
-    add(_between(a, b, dict(pairs)), "position")
+    for spelling in (str, _letters_and_digits):
+        candidates = _with_same_spelling(without(a, pairs), without(b, paired_b), spelling)
+        add_unpaired(candidates, "name")
+    add_unpaired(_outputs(a, b), "output")
+    add_unpaired(_between(a, b, dict(pairs)), "position")
     return [pairs[name] for name in a if name in pairs]
 
 
-def _same(
+def _with_same_spelling(
     a: Mapping[str, TensorKind], b: Mapping[str, TensorKind], spelling: Callable[[str], str]
 ) -> Iterator[tuple[str, str]]:
     """Yield pairs of names that have the same spelling.
@@ -107,7 +108,7 @@ def _by_spelling(names: Iterable[str], spelling: Callable[[str], str]) -> dict[s
     return by_spelling
 
 
-def _simplified(name: str) -> str:
+def _letters_and_digits(name: str) -> str:
     return re.sub(r"[\W_]+", "_", name).strip("_").lower()
 
 
@@ -160,7 +161,8 @@ def _common(
     """
     names_a = [name for name in names_a if a[name].kind]
     names_b = [name for name in names_b if b[name].kind]
-    if not names_a or not names_b or len(names_a) * len(names_b) > _MOST:
+    entries = len(names_a) * len(names_b)
+    if entries == 0 or entries > _MOST_ENTRIES:
         return
     codes: dict[tuple[str, tuple[int, ...]], int] = {}
 

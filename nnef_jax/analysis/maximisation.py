@@ -67,7 +67,8 @@ class Maximised(Result):
         tiles = [picture(item, item.min(), item.max()) for item in x]
         titles = [f"{score:.3g}" for score in np.asarray(self.scores[:items], np.float64)]
         if self.classes is not None:
-            titles = [f"{c}: {t}" for c, t in zip(np.asarray(self.classes), titles, strict=False)]
+            classes = np.asarray(self.classes[:items])
+            titles = [f"{class_}: {text}" for class_, text in zip(classes, titles, strict=True)]
         return in_rows(ax, tiles, titles)
 
 
@@ -118,7 +119,7 @@ def activation_maximisation(
     ends = None if bounds is None else require_bounds(bounds)
     if target is None:
         raise InputError("target is missing", hint="give the channel to maximise by target=")
-    starts = inputs or _blank(model, target, ends)
+    starts = inputs or _middle_input(model, target, ends)
     options = {"target": target, "output": output, **tensor}
     question = ask("activation_maximisation", model, starts, options)
     question.require_derivative()
@@ -138,7 +139,7 @@ def _maximised(
     axes = tuple(range(1, x.ndim))
 
     def objective(x: Array) -> tuple[Array, Array]:
-        scores = question.at(x)
+        scores = question.scores_at(x)
         shares = (x - middle) / scale
         cost = l2 * jnp.square(shares).sum() / 2
         for axis in range(2, x.ndim):
@@ -156,7 +157,7 @@ def _maximised(
     x, history = lax.scan(climb, jnp.clip(x + noise, low, high), decays)
     return Maximised(
         x=x,
-        scores=question.at(x),
+        scores=question.scores_at(x),
         history=history,
         classes=question.classes,
         output=question.output or "outputs",
@@ -164,7 +165,7 @@ def _maximised(
     )
 
 
-def _blank(model: Model, target: Target, bounds: Bounds | None) -> tuple[Any, ...]:
+def _middle_input(model: Model, target: Target, bounds: Bounds | None) -> tuple[Any, ...]:
     """Return an input of the declared shape whose entries are in the middle of the bounds."""
     require_model(model)
     names = [spec.name for spec in model.inputs]

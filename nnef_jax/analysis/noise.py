@@ -69,11 +69,11 @@ def _gradient_shap(
     question: Question, key: Array, baselines: Array, *, samples: int
 ) -> Attribution:
     x = question.value()
-    question = question.settled(x)
+    question = question.with_classes(x)
     starts = lax.map(question.start, jnp.asarray(baselines))
     items = jnp.arange(x.shape[0])
 
-    def add(total: Array, key: Array) -> tuple[Array, None]:
+    def add_gradient(total: Array, key: Array) -> tuple[Array, None]:
         for_start, for_share = jax.random.split(key)
         x0 = starts[jax.random.randint(for_start, items.shape, 0, len(starts)), items]
         share = jax.random.uniform(for_share, items.shape, x.dtype)
@@ -81,8 +81,8 @@ def _gradient_shap(
         gradient = question.gradient(x0 + share * (x - x0))[1]
         return total + (gradient * (x - x0)).astype(total.dtype), None
 
-    total, _ = lax.scan(add, zeros(x), jax.random.split(key, samples))
-    return attributed(question, "gradient SHAP", total / samples, question.at(x), x)
+    total, _ = lax.scan(add_gradient, zeros(x), jax.random.split(key, samples))
+    return attributed(question, "gradient SHAP", total / samples, question.scores_at(x), x)
 
 
 def noise_tunnel(
@@ -274,15 +274,15 @@ def _infidelity(
 ) -> tuple[Array, Array]:
     """Return the errors [batch], and for each copy whether its noise is lost, bool [samples]."""
     x = question.value()
-    question = question.settled(x)
+    question = question.with_classes(x)
     wide = x.astype(zeros(x).dtype)
-    scores = question.at(x)
+    scores = question.scores_at(x)
 
     def error(key: Array) -> tuple[Array, Array]:
         drawn = noise.astype(wide.dtype) * jax.random.normal(key, x.shape, wide.dtype)
-        near = rounding.rounded_to(wide - drawn, x.dtype)
-        change = wide - near.astype(wide.dtype)
-        fall = (scores - question.at(near)).astype(wide.dtype)
+        copy = rounding.rounded_to(wide - drawn, x.dtype)
+        change = wide - copy.astype(wide.dtype)
+        fall = (scores - question.scores_at(copy)).astype(wide.dtype)
         predicted_fall = sums(change * values.astype(wide.dtype))
         return (predicted_fall - fall) ** 2, drawn.any() & ~change.any()
 
@@ -312,7 +312,8 @@ class _Copies:
         _require_order(function, model, method)
         require_key(key)
         parameters = signature(method).parameters
-        if not any(x.kind is x.VAR_KEYWORD for x in parameters.values()):
+        takes_all_keywords = any(x.kind is x.VAR_KEYWORD for x in parameters.values())
+        if not takes_all_keywords:
             require_keywords(function, options, parameters, KEYWORDS)
         key_parameter = parameters.get("key")
         if key_parameter is not None and key_parameter.default is key_parameter.empty:
@@ -322,16 +323,16 @@ class _Copies:
         self.first = method(model, *inputs, **options)
         require("the result of method", self.first, Attribution, "an Attribution")
         keywords = {x: options[x] for x in QuestionOptions.__annotations__ if x in options}
-        names = [v.name for v in model.graph.inputs]
-        real = [v.name for v in model.graph.inputs if is_float(v.type.dtype)]
+        names = [value.name for value in model.graph.inputs]
+        real = [value.name for value in model.graph.inputs if is_float(value.type.dtype)]
         if keywords.get("wrt") not in names:  # It is a tensor inside, or the default.
             if not real:
                 raise InputError("no input is real", hint="noise is added to an input")
             keywords["wrt"] = real[0]
-        self.question = question = ask("", model, inputs, keywords)
-        assert question.position is not None
-        self._inputs = question.inputs
-        self._position = question.position
+        self.question: Question = ask("", model, inputs, keywords)
+        assert self.question.position is not None
+        self._inputs = self.question.inputs
+        self._position = self.question.position
         if self.first.classes is not None:
             options = {**options, "target": self.first.classes}
         self._attribute = partial(method, model, **options)
@@ -348,13 +349,15 @@ class _Copies:
             x = jnp.asarray(inputs[self._position])
             wide = x.astype(zeros(x).dtype)
             noise = noise_of(key, wide)
-            inputs[self._position] = near = (wide + noise).astype(x.dtype)
-            _warn_lost(self.question, noise.any() & (near == x).all())
+            copy = (wide + noise).astype(x.dtype)
+            inputs[self._position] = copy
+            _warn_lost(self.question, noise.any() & (copy == x).all())
             yield self._attribute(*inputs)
 
 
 def _require_order(function: str, model: object, method: object) -> None:
-    if not isinstance(model, Model) or isinstance(method, Model) or not callable(method):
+    is_method = callable(method) and not isinstance(method, Model)
+    if not isinstance(model, Model) or not is_method:
         message = f"{function} takes a model, then an attribution function"
         call = f"{function}(model, saliency, ...)"
         raise TypeError(f"{message}: {call}, not {shown(model)} and {shown(method)}")

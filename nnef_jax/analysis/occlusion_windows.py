@@ -47,17 +47,17 @@ def occlusion(
     The other arguments, and the errors, are those of `saliency`.
     """
     question = ask("occlusion", model, inputs, options)
-    shape = [int(n) for n in question.graph.values[question.wrt].type.shape]
+    shape = [int(extent) for extent in question.graph.values[question.wrt].type.shape]
     windows = _extents("window", window, max(1, len(shape) - 2))
     if len(windows) >= len(shape):
         message = f"window has {len(windows)} extents, an item of '{question.wrt}' {len(shape) - 1}"
         raise InputError(message)
     if stride is None:
-        stride = [(n + 1) // 2 for n in windows]
+        stride = [ceil(extent / 2) for extent in windows]
     strides = _extents("stride", stride, len(windows))
     if len(strides) != len(windows):
         raise InputError(f"stride has {len(strides)} extents, window {len(windows)}")
-    gaps = [s for s, n in zip(strides, windows, strict=True) if s > n]
+    gaps = [step for step, extent in zip(strides, windows, strict=True) if step > extent]
     if gaps:
         raise InputError(f"stride {gaps[0]} is longer than the window, it would leave gaps")
     baseline = array_of("baseline", baseline)
@@ -74,22 +74,24 @@ def _occlusion(
     for extent, window, stride in zip(extents, windows, strides, strict=True):
         steps = ceil((extent - window) / stride)
         counts.append(max(0, steps) + 1)
-    scores = question.at(x)
+    scores = question.scores_at(x)
 
-    def add(carry: tuple[Array, Array], index: Array) -> tuple[tuple[Array, Array], None]:
+    def add_window(carry: tuple[Array, Array], index: Array) -> tuple[tuple[Array, Array], None]:
         total, window_counts = carry
         covered = jnp.ones(extents, bool)
-        for axis, place in enumerate(jnp.unravel_index(index, counts)):
-            position = lax.broadcasted_iota(jnp.int32, extents, axis) - place * strides[axis]
+        for axis, window_index in enumerate(jnp.unravel_index(index, counts)):
+            start = window_index * strides[axis]
+            position = lax.broadcasted_iota(jnp.int32, extents, axis) - start
             covered &= (position >= 0) & (position < windows[axis])
-        mask = covered.reshape((1,) * (x.ndim - len(extents)) + extents)
-        fall = scores - question.at(jnp.where(mask, cover, x))
-        fall = fall.astype(total.dtype).reshape(-1, *[1] * len(extents))
-        total += jnp.where(covered[None], fall, 0)
+        other_axes = x.ndim - len(extents)
+        mask = covered.reshape(*[1] * other_axes, *extents)
+        fall = scores - question.scores_at(jnp.where(mask, cover, x))
+        fall_by_item = fall.astype(total.dtype).reshape(-1, *[1] * len(extents))
+        total += jnp.where(covered[None], fall_by_item, 0)
         return (total, window_counts + covered.astype(jnp.int32)), None
 
     empty = jnp.zeros((x.shape[0], *extents), zeros(x).dtype), jnp.zeros(extents, jnp.int32)
-    (total, window_counts), _ = lax.scan(add, empty, jnp.arange(int(np.prod(counts))))
+    (total, window_counts), _ = lax.scan(add_window, empty, jnp.arange(int(np.prod(counts))))
     values = total / window_counts[None].astype(total.dtype)
     return attributed(question, "occlusion", values, scores, x)
 

@@ -45,7 +45,9 @@ class OperationStep:
         is_unary = len(self.reads) == len(self.writes) == 1
         if self.operation.kind not in _CURVES or not is_unary:
             return False
-        is_affine = self.operation.kind == "div" and self.operation.operands[0][1] in self.reads
+        # A division is affine in its numerator.
+        _, first_operand = self.operation.operands[0]
+        is_affine = self.operation.kind == "div" and first_operand in self.reads
         keeps_shape = self.reads[0].type.shape == self.writes[0].type.shape
         return keeps_shape and not is_affine
 
@@ -55,13 +57,13 @@ class OperationStep:
         Other operands are taken from `tensors`.
         """
         values = {**tensors, **dict(zip(self.reads, reads, strict=True))}
-        inputs = [values[v] for v in self.graph.inputs]
+        inputs = [values[value] for value in self.graph.inputs]
         results = self.evaluate(self.graph, {}, {}, inputs)
-        return [jnp.asarray(results[v]) for v in self.writes]
+        return [jnp.asarray(results[value]) for value in self.writes]
 
     def pull(self, tensors: Tensors, scores: Sequence[Array]) -> list[Array]:
         """Return the gradients at `reads` from those at `writes`: the transposed derivative."""
-        reads = [jnp.asarray(tensors[v]) for v in self.reads]
+        reads = [jnp.asarray(tensors[value]) for value in self.reads]
         _, pull = jax.vjp(lambda *xs: self.run(tensors, *xs), *reads)
         return list(pull(list(scores)))
 
@@ -83,7 +85,7 @@ def tensors_at(question: Question, x: Array) -> dict[Value, Any]:
         inputs[question.position] = x
     results = [*_scored(question), wrt]
     needed = graph.dependencies(results)
-    labels = [p.label for p in graph.parameters if p.value in needed]
+    labels = [parameter.label for parameter in graph.parameters if parameter.value in needed]
     arrays = stored(model)
     params = {label: arrays[label] for label in labels}
     return evaluation(model)(graph, params, model.init_state(*inputs), inputs, results, edits)
@@ -91,7 +93,7 @@ def tensors_at(question: Question, x: Array) -> dict[Value, Any]:
 
 def score_of(question: Question, tensors: Tensors) -> Array:
     """Return the score of each item, [batch], from the tensors of a network."""
-    return _score(question, [tensors[v] for v in _scored(question)])
+    return _score(question, [tensors[value] for value in _scored(question)])
 
 
 def propagated(
@@ -111,15 +113,20 @@ def propagated(
     graph = question.graph
     wrt = graph.values[question.wrt]
     outputs = _scored(question)
-    first = jax.grad(lambda ys: _score(question, ys).sum())([start[v] for v in outputs])
+    arrays = [start[value] for value in outputs]
+    gradients = jax.grad(lambda arrays: _score(question, arrays).sum())(arrays)
     if times_output:
-        first = [g * start[v] for g, v in zip(first, outputs, strict=True)]
-    relevances = dict(zip(outputs, first, strict=True))
+        gradients = [gradient * x for gradient, x in zip(gradients, arrays, strict=True)]
+    relevances = dict(zip(outputs, gradients, strict=True))
     for step in reversed(_steps(evaluation(question.model), graph, wrt)):
-        if relevances.keys() & step.writes:
-            of_results = [relevances.pop(v, jnp.zeros_like(start[v])) for v in step.writes]
-            for v, part in zip(step.reads, rule(step, of_results), strict=True):
-                relevances[v] = relevances[v] + part if v in relevances else part
+        has_relevance = any(value in relevances for value in step.writes)
+        if not has_relevance:
+            continue
+        of_results = [relevances.pop(value, jnp.zeros_like(start[value])) for value in step.writes]
+        of_operands = rule(step, of_results)
+        for value, relevance in zip(step.reads, of_operands, strict=True):
+            earlier = relevances.get(value)
+            relevances[value] = relevance if earlier is None else earlier + relevance
     return relevances.get(wrt, jnp.zeros_like(start[wrt]))
 
 
@@ -134,7 +141,7 @@ def _score(question: Question, arrays: Sequence[Array]) -> Array:
     if question.output:
         return question.scores(arrays[0])
     by_value = dict(zip(_scored(question), arrays, strict=True))
-    outputs = [by_value[v] for v in question.graph.outputs]
+    outputs = [by_value[value] for value in question.graph.outputs]
     return question.scores(packed(question.model, outputs))
 
 
@@ -152,14 +159,16 @@ def _steps(evaluate: Evaluation, graph: Graph, wrt: Value) -> list[OperationStep
             graph,
             inputs=reads,
             outputs=writes,
-            output_names=tuple(v.name for v in writes),
+            output_names=tuple(value.name for value in writes),
             operations=(operation,),
             parameters=(),
             states=(),
             aliases={},
         )
-        real_reads = tuple(v for v in reads if v in varies and is_float(v.type.dtype))
-        real_writes = tuple(v for v in writes if is_float(v.type.dtype))
+        real_reads = tuple(
+            value for value in reads if value in varies and is_float(value.type.dtype)
+        )
+        real_writes = tuple(value for value in writes if is_float(value.type.dtype))
         if real_reads and real_writes:
             steps.append(OperationStep(operation, real_reads, real_writes, single, evaluate))
     return steps

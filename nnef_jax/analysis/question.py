@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
 import jax
 import jax.numpy as jnp
@@ -47,6 +47,14 @@ class QuestionOptions(TensorOptions, total=False):
     output: str | None
 
 
+class LayerGradient(NamedTuple):
+    """The score of each item, [batch], the tensor of a layer, and the gradient at this tensor."""
+
+    scores: Array
+    values: Array
+    gradient: Array
+
+
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Question:
@@ -55,8 +63,8 @@ class Question:
     Args:
         model: the network with its parameters.
         inputs: the inputs of a call, in order.
-        classes: the class of each item, int32 [batch]. It is None if `settled` has to choose the
-            classes, or if `score` is a function.
+        classes: the class of each item, int32 [batch]. It is None if `with_classes` has to
+            choose the classes, or if `score` is a function.
         wrt: the name of an input, or of a tensor inside.
         output: the name of the output or tensor with the scores; "" for all outputs.
         score: a function from outputs to scores [batch], or None if the scores are those of
@@ -85,13 +93,13 @@ class Question:
         """
         x = self.value()
         needed = self.graph.dependencies([self.graph.values[self.wrt]])
-        is_source = [v in needed and is_float(v.type.dtype) for v in self.graph.inputs]
+        is_source = [value in needed and is_float(value.type.dtype) for value in self.graph.inputs]
         if self.position is not None or not any(is_source):
             return _filled(self.wrt, baseline, x)
         inputs = list(self.inputs)
-        for i, v in enumerate(self.graph.inputs):
+        for i, value in enumerate(self.graph.inputs):
             if is_source[i]:
-                inputs[i] = _filled(v.name, baseline, inputs[i])
+                inputs[i] = _filled(value.name, baseline, inputs[i])
         return replace(self, inputs=tuple(inputs)).value()
 
     def run(self, x: Array, edit: Edits | None = None, capture: Sequence[str] = ()) -> Any:
@@ -127,13 +135,14 @@ class Question:
             return jnp.take_along_axis(self.entries(outputs), self.classes[:, None], 1)[:, 0]
         scores = array_from("target", self.score(outputs))
         batch = self.batch
-        if scores.shape != (batch,) or not jnp.issubdtype(scores.dtype, jnp.floating):
+        is_real = jnp.issubdtype(scores.dtype, jnp.floating)
+        if scores.shape != (batch,) or not is_real:
             message = f"target returns {scores.dtype}{show(scores.shape)}"
             hint = f"return a real score for each item of '{self.wrt}': [{batch}]"
             raise InputError(message, hint=hint)
         return scores
 
-    def at(self, x: Array) -> Array:
+    def scores_at(self, x: Array) -> Array:
         """Return the score of each item, [batch], if `x` replaces the tensor `wrt`."""
         return self.scores(self.run(x)[0])
 
@@ -142,25 +151,25 @@ class Question:
         self.require_derivative()
 
         def total(x: Array) -> tuple[Array, Array]:
-            scores = self.at(x)
+            scores = self.scores_at(x)
             return scores.sum(), scores
 
         gradient, scores = jax.grad(total, has_aux=True)(x)
         return scores, gradient
 
-    def layer_gradient(self, x: Array, layer: str) -> tuple[Array, Array, Array]:
-        """Return the score of each item, a layer's tensor, and the gradient at this tensor."""
+    def layer_gradient(self, x: Array, layer: str) -> LayerGradient:
+        """Return the scores, and their gradient at the tensor of a layer."""
         type = self.graph.values[layer].type
         self.require_derivative(layer)
 
         def total(added: Array) -> tuple[Array, tuple[Array, Array]]:
-            outputs, inside = self.run(x, {layer: lambda v: v + added}, [layer])
+            outputs, captured = self.run(x, {layer: lambda tensor: tensor + added}, [layer])
             scores = self.scores(outputs)
-            return scores.sum(), (scores, inside[layer])
+            return scores.sum(), (scores, captured[layer])
 
-        zero = jnp.zeros([int(n) for n in type.shape], type.dtype)
+        zero = jnp.zeros([int(extent) for extent in type.shape], type.dtype)
         gradient, (scores, values) = jax.grad(total, has_aux=True)(zero)
-        return scores, values, gradient
+        return LayerGradient(scores, values, gradient)
 
     def require_derivative(self, name: str | None = None) -> None:
         """Raise InputError if rounding makes all derivatives by a tensor (default `wrt`) 0."""
@@ -169,7 +178,7 @@ class Question:
         scored = [named[self.output]] if self.output else graph.outputs
         require_derivative(self.model, graph, [graph.values[name or self.wrt]], scored)
 
-    def settled(self, x: Array) -> Question:
+    def with_classes(self, x: Array) -> Question:
         """Return the question with classes.
 
         A question without classes gets the classes with the highest scores at `x`.
@@ -221,19 +230,19 @@ def ask(
     graph = graph_for(model, arrays)
     source = tensor_named(graph, "wrt", wrt) if wrt is not None else _first_real(graph)
     _require_real(graph, "wrt", source)
-    names = dict(zip(graph.output_names, graph.outputs, strict=True))
+    outputs = dict(zip(graph.output_names, graph.outputs, strict=True))
     if output is None:
-        output = next(iter(names)) if len(names) == 1 else ""
+        output = next(iter(outputs)) if len(outputs) == 1 else ""
         if output and not callable(target):
             output = _logits(graph, output)
-    if output and output not in names:
-        names = {output: tensor_named(graph, "output", output)}
-    if output == "" and not callable(target):
-        message = f"the network has outputs {', '.join(names)}"
-        raise InputError(message, hint="name one by output=, or give a function of all as target")
+    if output and output not in outputs:
+        outputs = {output: tensor_named(graph, "output", output)}
     if callable(target):
         return Question(model, arrays, None, source.name, output, target)
-    scored = names[output]
+    if not output:
+        message = f"the network has outputs {', '.join(outputs)}"
+        raise InputError(message, hint="name one by output=, or give a function of all as target")
+    scored = outputs[output]
     _require_real(graph, "output", scored)
     batch = _batch_of(source)
     if _batch_of(scored) != batch:
@@ -249,33 +258,34 @@ def require_derivative(
 ) -> None:
     """Raise InputError if every path from `sources` to `results` has rounding or integers."""
     kinds = () if rounds_straight_through(model) else _ROUNDS
-    stop = _stop(graph, sources, results, kinds)
+    stop = _stopping_operation(graph, sources, results, kinds)
     if stop is not None:
         reason = "is rounded" if stop.kind in kinds else "is of integers"
         hint = "occlusion and feature_ablation need no derivatives"
-        if _stop(graph, sources, results, ()) is None:
+        if _stopping_operation(graph, sources, results, ()) is None:
             hint = 'load(..., quantization="ste") passes derivatives straight through rounding'
         message = f"all derivatives are 0: '{stop.name}' {reason}"
         raise InputError(message, span=stop.span, hint=hint)
 
 
-def _stop(
+def _stopping_operation(
     graph: Graph, sources: Iterable[Value], results: Iterable[Value], kinds: Sequence[str]
 ) -> Operation | None:
     """Return the first operation that stops derivatives, or None if a path avoids such operations.
 
     An operation stops derivatives if its kind is in `kinds`, or if all its results are integers.
     """
-    reached = set(sources)
-    first = None
+    with_derivative = set(sources)
+    first_stop = None
     for operation in graph.operations:
-        if not reached.isdisjoint(operation.reads()):
-            real = [v for v in operation.writes() if is_float(v.type.dtype)]
-            if real and operation.kind not in kinds:
-                reached.update(real)
-            else:
-                first = first or operation
-    return first if reached.isdisjoint(results) else None
+        if with_derivative.isdisjoint(operation.reads()):
+            continue
+        real_results = [value for value in operation.writes() if is_float(value.type.dtype)]
+        if real_results and operation.kind not in kinds:
+            with_derivative.update(real_results)
+        else:
+            first_stop = first_stop or operation
+    return first_stop if with_derivative.isdisjoint(results) else None
 
 
 def require_derivatives(model: Model, graph: Graph, sources: Iterable[Value]) -> None:
@@ -297,11 +307,12 @@ def _differentiable(graph: Graph, avoided: Sequence[str]) -> set[Value]:
 
     Paths through operations of the kinds `avoided` do not count.
     """
-    reached = {v for v in graph.outputs if is_float(v.type.dtype)}
+    connected = {value for value in graph.outputs if is_float(value.type.dtype)}
     for operation in reversed(graph.operations):
-        if operation.kind not in avoided and not reached.isdisjoint(operation.writes()):
-            reached.update(v for v in operation.reads() if is_float(v.type.dtype))
-    return reached
+        leads_to_output = not connected.isdisjoint(operation.writes())
+        if leads_to_output and operation.kind not in avoided:
+            connected.update(value for value in operation.reads() if is_float(value.type.dtype))
+    return connected
 
 
 def bound(model: Model, inputs: Sequence[Sample]) -> list[Any]:
@@ -322,7 +333,7 @@ def tensor_named(graph: Graph, argument: str, name: str) -> Value:
     if tensor is None:
         message = f"{argument}: the graph has no tensor '{name}'"
         raise InputError(message, hint=hint_for(name, graph, graph.values))
-    if any(tensor is v.value for v in (*graph.parameters, *graph.states)):
+    if any(tensor is variable.value for variable in (*graph.parameters, *graph.states)):
         message = f"{argument}: '{name}' is a variable, the same for all items of a batch"
         raise InputError(message, hint="name an input or the result of an operation")
     return tensor
@@ -339,8 +350,8 @@ def require_real(name: str, value: Any, *, least: float | None = 0) -> float:
     Raises TypeError if it is not a number, and ValueError if it is too small or not finite.
     """
     require(name, value, float | int | np.floating | np.integer, "a number")
-    is_too_small = least is not None and value < least
-    if not np.isfinite(value) or is_too_small:
+    is_large_enough = least is None or value >= least
+    if not (np.isfinite(value) and is_large_enough):
         enough = "" if least is None else f"at least {least:g} and "
         raise ValueError(f"{name} must be {enough}finite, it is {value}")
     return float(value)
@@ -359,7 +370,8 @@ def require_bounds(bounds: Any) -> tuple[float, float]:
 
     Raises TypeError or ValueError for any other value.
     """
-    if not isinstance(bounds, tuple | list) or len(bounds) != 2:  # pyright: ignore[reportUnknownArgumentType]
+    is_pair = isinstance(bounds, tuple | list) and len(bounds) == 2  # pyright: ignore[reportUnknownArgumentType]
+    if not is_pair:
         raise TypeError(f"bounds must be a pair of numbers, it is {shown(bounds)}")
     low, high = (require_real("a bound", x, least=None) for x in bounds)
     if low >= high:
@@ -383,7 +395,7 @@ def array_from(name: str, returned: object) -> Array:
 def broadcast(argument: str, array: Array, tensor: str, shape: Shape) -> Array:
     """Broadcast an argument's array to a tensor's shape; raise InputError if it does not fit."""
     try:
-        return jnp.broadcast_to(array, [int(n) for n in shape])
+        return jnp.broadcast_to(array, [int(extent) for extent in shape])
     except ValueError:
         message = f"{argument} is {show(array.shape)}, '{tensor}' is {show(shape)}"
         raise InputError(message, hint="give a number, or an array that broadcasts") from None
@@ -399,25 +411,30 @@ def _logits(graph: Graph, output: str) -> str:
     Warns if the output is a softmax or sigmoid, but the graph has no logits of the same classes.
     """
     makers = {value: x for x in graph.operations for value in x.writes()}
-    final = value = dict(zip(graph.output_names, graph.outputs, strict=True))[output]
+    final = dict(zip(graph.output_names, graph.outputs, strict=True))[output]
+    value = final
     maker = makers.get(value)
     while maker is not None and maker.kind in _PASSES:
         value = next(maker.reads())
         maker = makers.get(value)
-    logits = None if maker is None else _saturated(maker, makers)
+    logits = None if maker is None else _operand_of_saturation(maker, makers)
     if logits is None:
         return output
-    # An axis that is missing counts as an axis of extent 1.
-    batch_and_classes = (*final.type.shape, 1, 1)[:2]
-    has_classes = (*logits.type.shape, 1, 1)[:2] == batch_and_classes
-    if graph.values.get(logits.name) is logits and has_classes:
+    has_same_classes = _batch_and_classes(logits) == _batch_and_classes(final)
+    has_name = graph.values.get(logits.name) is logits
+    if has_name and has_same_classes:
         return logits.name
     message = f"'{output}' saturates by '{value.name}', its gradients vanish"
     warnings.warn(f"{message}: name a tensor before it by output=", stacklevel=4)
     return output
 
 
-def _saturated(operation: Operation, makers: dict[Value, Operation]) -> Value | None:
+def _batch_and_classes(value: Value) -> tuple[int, ...]:
+    """Return the first two extents. An axis that is missing counts as an axis of extent 1."""
+    return (*value.type.shape, 1, 1)[:2]
+
+
+def _operand_of_saturation(operation: Operation, makers: dict[Value, Operation]) -> Value | None:
     """Return the operand of a softmax or sigmoid, or None for another operation.
 
     A softmax may also be the quotient of `exp` and its sum.
@@ -461,14 +478,16 @@ def _require_real(graph: Graph, argument: str, value: Value) -> None:
 
 def _inside(graph: Graph) -> str:
     """Return a hint that names a tensor inside: embeddings, or the first floating-point tensor."""
-    reached = set(graph.inputs)
+    varies = set(graph.inputs)
     by_kind: dict[str, str] = {}
     for operation in graph.operations:
-        if not reached.isdisjoint(operation.reads()):
-            reached.update(operation.writes())
-            for value in operation.writes():
-                if is_float(value.type.dtype) and graph.values.get(value.name) is value:
-                    by_kind.setdefault(operation.kind, value.name)
+        if varies.isdisjoint(operation.reads()):
+            continue
+        varies.update(operation.writes())
+        for value in operation.writes():
+            has_name = graph.values.get(value.name) is value
+            if has_name and is_float(value.type.dtype):
+                by_kind.setdefault(operation.kind, value.name)
     name = by_kind.get("gather") or next(iter(by_kind.values()), "")
     return f"explain a tensor inside: wrt='{name}'" if name else "no tensor inside is real either"
 
@@ -487,7 +506,8 @@ def _classes(target: object, batch: int, count: int, output: str) -> Array | Non
         return None
     message = f"target must be a class, one for each item, or a function; it is {shown(target)}"
     classes = target if isinstance(target, jax.Array) else numpy_of(target, InputError, message)
-    if classes.dtype.kind not in "iu" or classes.shape not in ((), (batch,)):
+    is_integer = classes.dtype.kind in "iu"
+    if not is_integer or classes.shape not in ((), (batch,)):
         type = shown(target) if not classes.shape else f"{classes.dtype}{show(classes.shape)}"
         message = f"target must be an integer, integers [{batch}] or a function; it is {type}"
         hint = "a function of the outputs returns any score: target=lambda y: y[:, 3, 1]"

@@ -25,7 +25,7 @@ from nnef_jax.calls.arguments import Input
 from nnef_jax.errors import InputError
 from nnef_jax.model import Model
 
-_NEAR = 1e-10  # Differences below this number are not used as divisors.
+_SMALL = 1e-10  # Differences below this number are not used as divisors.
 _EXTREMES = {
     **dict.fromkeys(("max", "max_pool", "max_reduce", "adaptive_max_pool"), jnp.maximum),
     **dict.fromkeys(("min", "min_reduce"), jnp.minimum),
@@ -92,22 +92,24 @@ def _deep_lift(question: Question, baselines: Array, method: str) -> Attribution
     values = tensors_at(question, x)
     scores = score_of(question, values)
 
-    def add(total: tuple[Array, Array], baseline: Array) -> tuple[tuple[Array, Array], None]:
+    def add_baseline(
+        total: tuple[Array, Array], baseline: Array
+    ) -> tuple[tuple[Array, Array], None]:
         x0 = question.start(baseline)
         start = tensors_at(question, x0)
-        middle = {v: _middle(values[v], start[v]) for v in values}
+        middle = {value: _mean(values[value], start[value]) for value in values}
         slopes = propagated(question, _rescaled(values, start, middle), middle)
         terms = slopes * (x - x0), score_of(question, start)
-        return jax.tree.map(lambda a, b: a + b.astype(a.dtype), total, terms), None
+        return jax.tree.map(lambda x, term: x + term.astype(x.dtype), total, terms), None
 
     empty = zeros(x), zeros(scores)
-    sums_over_baselines, _ = lax.scan(add, empty, baselines)
+    sums_over_baselines, _ = lax.scan(add_baseline, empty, baselines)
     total, before = (a / len(baselines) for a in sums_over_baselines)
     gap = sums(total) - (scores.astype(before.dtype) - before)
     return attributed(question, method, total, scores, x, gap)
 
 
-def _middle(a: Array, b: Array) -> Array:
+def _mean(a: Array, b: Array) -> Array:
     return (a + b) / 2 if jnp.issubdtype(a.dtype, jnp.floating) else a
 
 
@@ -135,10 +137,11 @@ def _rescaled(values: Tensors, start: Tensors, middle: Tensors) -> Rule:
             at_start = step.pull(start, [fall_to_value])
             shares = [a + b for a, b in zip(at_values, at_start, strict=True)]
         multipliers: list[Array] = []
-        for v, share, slope in zip(step.reads, shares, step.pull(values, pulled), strict=True):
-            change = values[v] - start[v]
-            near = jnp.abs(change) < _NEAR
-            multipliers.append(jnp.where(near, slope, share / jnp.where(near, 1, change)))
+        slopes = step.pull(values, pulled)
+        for operand, share, slope in zip(step.reads, shares, slopes, strict=True):
+            change = values[operand] - start[operand]
+            is_small = jnp.abs(change) < _SMALL
+            multipliers.append(jnp.where(is_small, slope, share / jnp.where(is_small, 1, change)))
         return multipliers
 
     return rule

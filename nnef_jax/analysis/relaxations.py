@@ -23,25 +23,35 @@ Pull = Callable[[Sequence[Array]], Sequence[Array]]
 class Values(Protocol):
     """The values of the variables of a traced function, as `linear_bounds.Walk` has them."""
 
-    def read(self, v: Atom) -> Bounded:
+    def read(self, variable: Atom) -> Bounded:
         """Return the array or interval of a variable or a literal."""
         ...
 
-    def at(self, v: Atom, values: Mapping[Atom, Bounded]) -> Bounded:
+    def at(self, variable: Atom, values: Mapping[Atom, Bounded]) -> Bounded:
         """Return the value that a variable has for these values of other variables."""
         ...
 
-    def compared(self, equation: Equation) -> tuple[Atom, Array, int] | None:
-        """Return (x, threshold, case) for a selection by the comparison of x with a threshold.
-
-        `case` is the index of the case that is selected where x is below the threshold. The result
-        is None for any other selection.
-        """
+    def compared(self, equation: Equation) -> ThresholdSelection | None:
+        """Return a selection by the comparison of a variable with a threshold, or None."""
         ...
 
-    def is_affine_in(self, v: Atom, x: Atom) -> bool:
-        """Tell whether variable `v` is an affine function of variable `x`."""
+    def is_affine_in(self, variable: Atom, x: Atom) -> bool:
+        """Tell whether a variable is an affine function of variable `x`."""
         ...
+
+
+class ThresholdSelection(NamedTuple):
+    """A selection by the comparison of a variable with a threshold.
+
+    Args:
+        x: the variable.
+        threshold: the threshold.
+        case_below: the index of the case that is selected where x is below the threshold.
+    """
+
+    x: Atom
+    threshold: Array
+    case_below: int
 
 
 class BackwardStep(NamedTuple):
@@ -88,7 +98,7 @@ def lines_of(
     kink = _kink(walk, equation, operands)
     if kink is not None:
         x = interval(walk.read(kink.variable))
-        below, above = _bent(x, kink)
+        below, above = _kink_step(x, kink)
         return _step([kink.variable], [x], below, above, out)
     variables = [equation.invars[i] for i in varying]
     xs = [*varying.values()]
@@ -98,7 +108,8 @@ def lines_of(
         below, above = _planes(*xs)
         return _step(variables, xs, below, above, out)
     is_reciprocal = list(varying) == [1]
-    if name not in _CURVES or (name == "div" and not is_reciprocal):
+    has_curve = is_reciprocal if name == "div" else name in _CURVES
+    if not has_curve:
         return None
 
     def curve(x: Array) -> Array:
@@ -129,21 +140,22 @@ def _step(
 
         Items of the line that are not finite are replaced by `end`, with an error of 0.
         """
-        sizes = [jnp.abs(a) * x.size for a, x in zip(line.slopes, xs, strict=True)]
+        sizes = [jnp.abs(slope) * x.size for slope, x in zip(line.slopes, xs, strict=True)]
         error = ulps * epsilon(end) * (sum(sizes) + jnp.abs(line.constant))
         is_finite = jnp.isfinite(error)
-        slopes = [jnp.where(is_finite, a, 0) for a in line.slopes]
+        slopes = [jnp.where(is_finite, slope, 0) for slope in line.slopes]
         constant = jnp.where(is_finite, line.constant, end)
         return Line(slopes, constant), jnp.where(is_finite, error, 0)
 
     def pull_of(line: Line) -> Pull:
-        return lambda coefficients: [a * coefficients[0] for a in line.slopes]
+        return lambda coefficients: [slope * coefficients[0] for slope in line.slopes]
 
-    below, error_below = finite(below, out.low)
-    above, error_above = finite(above, out.high)
-    low = below.constant - error_below
-    high = above.constant + error_above
-    return BackwardStep(variables, (pull_of(below), pull_of(above)), [low], [high])
+    finite_below, error_below = finite(below, out.low)
+    finite_above, error_above = finite(above, out.high)
+    low = finite_below.constant - error_below
+    high = finite_above.constant + error_above
+    pulls = pull_of(finite_below), pull_of(finite_above)
+    return BackwardStep(variables, pulls, [low], [high])
 
 
 class _Kink(NamedTuple):
@@ -195,12 +207,13 @@ def _selection_kink(walk: Values, equation: Equation) -> _Kink | None:
     x, threshold, case_below = comparison
     below = equation.invars[1 + case_below]
     above = equation.invars[2 - case_below]
-    if not (walk.is_affine_in(below, x) and walk.is_affine_in(above, x)):
+    are_affine = walk.is_affine_in(below, x) and walk.is_affine_in(above, x)
+    if not are_affine:
         return None
     place = jnp.broadcast_to(threshold, equation.outvars[0].aval.shape)
     distance = 1 + jnp.abs(place)
     points = (below, place), (above, place), (below, place - distance), (above, place + distance)
-    values = [walk.at(v, {x: point}) for v, point in points]
+    values = [walk.at(case, {x: point}) for case, point in points]
     # `at` could not compute them, because there are too many equations.
     if any(map(varies, values)):
         return None
@@ -211,7 +224,7 @@ def _selection_kink(walk: Values, equation: Equation) -> _Kink | None:
     return _Kink(x, place, below_at_place, slope_before, slope_after, is_continuous)
 
 
-def _bent(x: Interval, kink: _Kink) -> tuple[Line, Line]:
+def _kink_step(x: Interval, kink: _Kink) -> tuple[Line, Line]:
     """Bound a kink from below and above, by its chord and by one of its parts.
 
     A convex kink is below its chord and above both parts. A concave kink is above its chord and
@@ -232,12 +245,19 @@ def _bent(x: Interval, kink: _Kink) -> tuple[Line, Line]:
     constant = jnp.where(is_straight, value - slope * place, low - slope * x.low)
     longer_part = jnp.where(x.high - place >= place - x.low, after, before)
     part = jnp.where(is_straight, slope, longer_part)
-    lines = (part, value - part * place), (slope, constant)
+    part_constant = value - part * place
     is_convex = after >= before
     invalid = jnp.where(is_continuous, 0, jnp.nan)
-    below = [jnp.where(is_convex, a, b) + invalid for a, b in zip(*lines, strict=True)]
-    above = [jnp.where(is_convex, b, a) + invalid for a, b in zip(*lines, strict=True)]
-    return Line(below[:1], below[1]), Line(above[:1], above[1])
+
+    def select(if_convex: tuple[Array, Array], if_concave: tuple[Array, Array]) -> Line:
+        slope = jnp.where(is_convex, if_convex[0], if_concave[0])
+        constant = jnp.where(is_convex, if_convex[1], if_concave[1])
+        return Line([slope + invalid], constant + invalid)
+
+    chord = slope, constant
+    below = select((part, part_constant), chord)
+    above = select(chord, (part, part_constant))
+    return below, above
 
 
 def _planes(x: Interval, y: Interval) -> tuple[Line, Line]:
@@ -319,12 +339,12 @@ def _sigmoidal(curve: Curve, x: Interval) -> tuple[Line, Line]:
     A sigmoid is convex below 0 and concave above 0, and it is an odd function plus a constant.
     """
     # A line below the curve is a line above the rotated curve, which is rotated by 180 degrees.
-    slope_below, constant_below = _over(lambda t: -curve(-t), Interval(-x.high, -x.low))
-    slope_above, constant_above = _over(curve, x)
+    slope_below, constant_below = _line_above(lambda t: -curve(-t), Interval(-x.high, -x.low))
+    slope_above, constant_above = _line_above(curve, x)
     return Line([slope_below], -constant_below), Line([slope_above], constant_above)
 
 
-def _over(curve: Curve, x: Interval) -> tuple[Array, Array]:
+def _line_above(curve: Curve, x: Interval) -> tuple[Array, Array]:
     """Return slope and constant of a line above a sigmoid, which is the chord or a tangent.
 
     If the interval is in the concave half, the tangent touches the curve in the middle of the
@@ -357,7 +377,7 @@ def _over(curve: Curve, x: Interval) -> tuple[Array, Array]:
     tangent_slope, _ = _tangent(curve, point)
     # The constant is chosen such that, even after rounding, the line is above the curve at all
     # three points.
-    constants = [curve(t) - tangent_slope * t for t in (x.low, point, x.high)]
+    constants = [curve(place) - tangent_slope * place for place in (x.low, point, x.high)]
     tangent_constant = reduce(jnp.maximum, constants)
     is_convex = x.high <= 0
     starts_convex = x.low < 0

@@ -65,7 +65,8 @@ def lrp(
     numbers = np.array([require_real("epsilon", epsilon), require_real("gamma", gamma)])
     question = ask("lrp", model, inputs, options)
     for pattern in by_pattern:
-        if not any(_fits(pattern, x) for x in question.graph.operations):
+        fits_any = any(_fits(pattern, operation) for operation in question.graph.operations)
+        if not fits_any:
             raise InputError(f"rule: no tensor or operation has the name '{pattern}'")
     return _lrp(question, numbers, rules_by_pattern=tuple(by_pattern.items()))
 
@@ -73,7 +74,7 @@ def lrp(
 @partial(jax.jit, static_argnames="rules_by_pattern")
 def _lrp(question: Question, numbers: Array, *, rules_by_pattern: RuleNames) -> Attribution:
     x = question.value()
-    question = question.settled(x)
+    question = question.with_classes(x)
     epsilon, gamma = numbers.astype(x.dtype)
     tensors = tensors_at(question, x)
 
@@ -81,21 +82,23 @@ def _lrp(question: Question, numbers: Array, *, rules_by_pattern: RuleNames) -> 
         if step.is_curve:
             return relevances
         operation = step.operation
-        matches = (rule for pattern, rule in rules_by_pattern if _fits(pattern, operation))
-        rule = next(matches, "epsilon")
+        rule = _rule_for(operation, rules_by_pattern)
         weighted = dict(tensors)
         if rule != "epsilon":
             share, positive_share = (1.0, gamma) if rule == "gamma" else (0.0, 1.0)
-            for v, w in _weights(step, tensors).items():
-                weighted[v] = share * w + positive_share * jnp.maximum(w, 0)
-        results = step.run(weighted, *[tensors[v] for v in step.reads])
+            for value, weight in _weights(step, tensors).items():
+                weighted[value] = share * weight + positive_share * jnp.maximum(weight, 0)
+        results = step.run(weighted, *[tensors[value] for value in step.reads])
         quotients: list[Array] = []
         for relevance, y in zip(relevances, results, strict=True):
             quotients.append(relevance / (y + jnp.where(y < 0, -epsilon, epsilon)))
         # The factors of a product get equal shares of the relevance.
         factors = len(step.reads) if operation.kind in _PRODUCTS else 1
         pulled = step.pull(weighted, quotients)
-        return [tensors[v] * g / factors for v, g in zip(step.reads, pulled, strict=True)]
+        return [
+            tensors[value] * gradient / factors
+            for value, gradient in zip(step.reads, pulled, strict=True)
+        ]
 
     values = propagated(question, shares, tensors, times_output=True)
     scores = score_of(question, tensors)
@@ -149,12 +152,12 @@ def guided_grad_cam(
 @partial(jax.jit, static_argnames="method")
 def _guided(question: Question, factor: Array | float = 1.0, *, method: str) -> Attribution:
     x = question.value()
-    question = question.settled(x)
+    question = question.with_classes(x)
     tensors = tensors_at(question, x)
 
     def rule(step: OperationStep, pulled: list[Array]) -> list[Array]:
         if step.operation.kind in _RECTIFIERS:
-            pulled = [jnp.maximum(g, 0) for g in pulled]
+            pulled = [jnp.maximum(gradient, 0) for gradient in pulled]
             if method == "deconvolution":
                 return pulled
         return step.pull(tensors, pulled)
@@ -175,10 +178,21 @@ def _fits(pattern: str, operation: Operation) -> bool:
     return any(fnmatchcase(name, pattern) for name in (operation.name, operation.kind))
 
 
+def _rule_for(operation: Operation, rules_by_pattern: RuleNames) -> str:
+    for pattern, rule in rules_by_pattern:
+        if _fits(pattern, operation):
+            return rule
+    return "epsilon"
+
+
 def _weights(step: OperationStep, tensors: Tensors) -> dict[Value, Any]:
     """Return the constant operands of a product, except its bias."""
     operation = step.operation
     if (operation.rule or rules[operation.kind]).work is None:
         return {}
-    operands = [v for name, x in operation.operands if name != "bias" for v in values_of(x)]
-    return {v: tensors[v] for v in operands if v not in step.reads and is_float(v.type.dtype)}
+    operands = [value for name, x in operation.operands if name != "bias" for value in values_of(x)]
+    return {
+        value: tensors[value]
+        for value in operands
+        if value not in step.reads and is_float(value.type.dtype)
+    }

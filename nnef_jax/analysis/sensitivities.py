@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from itertools import chain, cycle
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -65,7 +66,8 @@ class Sensitivity(Result):
 
         Raises ValueError for an unknown key.
         """
-        columns = {n: np.asarray(x) for n, x in (*self.scores.items(), *self.increases.items())}
+        figures_by_name = {**self.scores, **self.increases}
+        columns = {name: np.asarray(x) for name, x in figures_by_name.items()}
         order = np.arange(len(self.names))
         if sort is not None:
             if sort not in columns:
@@ -86,7 +88,9 @@ class Sensitivity(Result):
         sizes = np.abs(np.concatenate([[0.0], *arrays.values()]))
         largest = np.max(sizes[np.isfinite(sizes)])
         heights = np.arange(len(self.names))
-        for (name, x), colour in zip(arrays.items(), _COLOURS * len(arrays), strict=False):
+        colours = cycle(_COLOURS)
+        for name, x in arrays.items():
+            colour = next(colours)
             ax.plot(x, heights, "o", color=colour, markersize=5, alpha=0.8, label=name)
         ax.set_xscale("symlog", linthresh=largest / 1000 or 1.0)
         ax.axvline(0, color="#999999", lw=0.6, zorder=0)
@@ -162,7 +166,7 @@ def sensitivity(
             raise InputError(f"'{name}' is empty: it is {layer.value.type}")
     labels = {label for layer in layers.values() for label in layer.params}
     require_gradients(model, graph, layers, labels)
-    loss_value, scores, increases = _sensitivity(
+    measured = _sensitivity(
         model,
         values,
         names=tuple(layers),
@@ -172,12 +176,20 @@ def sensitivity(
         per_channel=per_channel,
     )
     return Sensitivity(
-        loss=loss_value,
-        scores=scores,
-        increases=increases,
+        loss=measured.loss,
+        scores=measured.scores,
+        increases=measured.increases,
         names=tuple(layers),
         kinds=tuple(layer.kind for layer in layers.values()),
     )
+
+
+class _Measured(NamedTuple):
+    """The loss, and the scores and increases of a Sensitivity."""
+
+    loss: Array
+    scores: dict[str, Array]
+    increases: dict[str, Array]
 
 
 @partial(jax.jit, static_argnames=("names", "loss", "bits", "dtypes", "per_channel"))
@@ -190,7 +202,7 @@ def _sensitivity(
     bits: int | None,
     dtypes: tuple[str, ...],
     per_channel: bool,
-) -> tuple[Array, dict[str, Array], dict[str, Array]]:
+) -> _Measured:
     params = model.params
     all_layers = layers_of(graph_for(model, inputs))
     layers = {name: all_layers[name] for name in names}
@@ -213,7 +225,7 @@ def _sensitivity(
         rounded_params = dict(params)
         if bits is not None:
             rounding = partial(_to_levels, bits=bits, per_channel=per_channel)
-            for label in {label for row in weights for label in row}:
+            for label in dict.fromkeys(chain.from_iterable(weights)):
                 readers = [layer for layer, row in enumerate(weights) if label in row]
                 is_read = jnp.any(run == len(roundings) * count + jnp.array(readers))
                 rounded_params[label] = jax.lax.cond(is_read, rounding, _unchanged, params[label])
@@ -235,7 +247,7 @@ def _sensitivity(
         kind = f"weights {bits} bits"
         has_weights = jnp.array([bool(row) for row in weights])
         increases = {kind: jnp.where(has_weights, increases.pop(kind), jnp.nan), **increases}
-    return losses[-1], scores, increases
+    return _Measured(losses[-1], scores, increases)
 
 
 def _unchanged(x: Array) -> Array:
@@ -261,7 +273,7 @@ def _scores(
     They are norms of gradients, and norms of products with gradients.
     """
     params = model.params
-    real = {x: p for x, p in params.items() if jnp.issubdtype(p.dtype, jnp.floating)}
+    real = {label: x for label, x in params.items() if jnp.issubdtype(x.dtype, jnp.floating)}
 
     def loss_at(
         added: Mapping[str, Array], real: Mapping[str, Array]
@@ -283,8 +295,8 @@ def _scores(
 
     products = {label: x * real[label] for label, x in at_params.items()}
     return {
-        "gradient": jnp.stack([norm([at_layers[x]]) for x in layers]),
-        "gradient x value": jnp.stack([norm([at_layers[x] * values[x]]) for x in layers]),
+        "gradient": jnp.stack([norm([at_layers[name]]) for name in layers]),
+        "gradient x value": jnp.stack([norm([at_layers[name] * values[name]]) for name in layers]),
         "parameter gradient": parameter_norms(at_params),
         "parameter x gradient": parameter_norms(products),
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +23,9 @@ from nnef_jax.calls.arguments import Input, Params
 from nnef_jax.errors import InputError
 from nnef_jax.options import require_flags
 from nnef_jax.results import Axes, Result, Table, axes, literally, result, static, table_of
+
+_MOST_IN_LEGEND = 10  # the largest number of items that are named in a picture
+_LEAST_ROUNDING = 1e-4  # Differences below this share of a number are regarded as rounding.
 
 
 @result
@@ -57,8 +60,11 @@ class JacobianSpectrum(Result):
 
     def table(self) -> Table:
         """Return a table with a line for each singular value of each item."""
-        values, residuals = np.asarray(self.values), np.asarray(self.residuals)
-        rows = [(*place, values[place], residuals[place]) for place in np.ndindex(values.shape)]
+        values = np.asarray(self.values)
+        residuals = np.asarray(self.residuals)
+        rows: list[tuple[Any, ...]] = []
+        for index in np.ndindex(values.shape):
+            rows.append((*index, values[index], residuals[index]))
         columns = ["item", "index", "singular value", "residual"]
         return table_of(f"Jacobian of '{self.output}' to '{self.input}'", columns, rows)
 
@@ -66,7 +72,8 @@ class JacobianSpectrum(Result):
         """Draw the values of each item by index, with residuals as error bars. Return the axes."""
         ax = axes(ax, (6.4, 4))
         indices = np.arange(1, self.values.shape[-1] + 1)
-        values, residuals = np.asarray(self.values), np.asarray(self.residuals)
+        values = np.asarray(self.values)
+        residuals = np.asarray(self.residuals)
         style: Any = {"marker": "o", "markersize": 3, "lw": 1.2}
         for item in range(len(values)):
             ax.errorbar(indices, values[item], residuals[item], label=item, **style)
@@ -74,7 +81,7 @@ class JacobianSpectrum(Result):
         ax.set_xlabel("index")
         ax.set_ylabel("singular value")
         ax.set_title(literally(f"Jacobian of {self.output} to {self.input}"), fontsize=10)
-        if len(self.values) <= 10:
+        if len(self.values) <= _MOST_IN_LEGEND:
             ax.legend(title="item", frameon=False, fontsize=8, ncols=2)
         return ax
 
@@ -130,33 +137,38 @@ def jacobian_spectrum(
         if not real:
             raise InputError("no output is of real numbers, none has a Jacobian")
         output = real[0]
-    question = ask("", model, values, {"target": _all, "output": output, "wrt": wrt})
+    question = ask("", model, values, {"target": _whole_output, "output": output, "wrt": wrt})
     question.require_derivative()
     key = jax.random.key(0) if key is None else key
-    singular, directions, residuals, mixed = _spectrum(
-        question, key, k=k, steps=steps, batched=batched
-    )
-    if not isinstance(mixed, Tracer) and mixed:
+    spectrum = _spectrum(question, key, k=k, steps=steps, batched=batched)
+    if not isinstance(spectrum.mixed, Tracer) and spectrum.mixed:
         message = f"items of '{output}' depend on other items of '{question.wrt}'"
         raise InputError(message, hint="batched=False makes the complete input one item")
     return JacobianSpectrum(
-        values=singular,
-        residuals=residuals,
-        directions=directions,
+        values=spectrum.values,
+        residuals=spectrum.residuals,
+        directions=spectrum.directions,
         input=question.wrt,
         output=output,
     )
 
 
-def _all(outputs: ArrayLike) -> ArrayLike:
+def _whole_output(outputs: ArrayLike) -> ArrayLike:
     """Stand in for the function of a score, since the spectrum is that of the output itself."""
     return outputs
 
 
+class _Spectrum(NamedTuple):
+    """The fields of a JacobianSpectrum, and whether items depend on one another."""
+
+    values: Array
+    directions: Array
+    residuals: Array
+    mixed: Array
+
+
 @partial(jax.jit, static_argnames=("k", "steps", "batched"))
-def _spectrum(
-    question: Question, key: Array, *, k: int, steps: int, batched: bool
-) -> tuple[Array, Array, Array, Array]:
+def _spectrum(question: Question, key: Array, *, k: int, steps: int, batched: bool) -> _Spectrum:
     def run(x: Array) -> Array:
         return question.run(x)[0]
 
@@ -188,19 +200,19 @@ def _spectrum(
     forward = by_column(push, x)
     adjoint = by_column(lambda v: pull(v)[0], y)
     k = min(k, rows, columns)
-    sizes = rows, columns
-    values, vectors, residuals = singular_triplets(forward, adjoint, key, batch, sizes, k, steps)
+    triplets = singular_triplets(forward, adjoint, key, batch, (rows, columns), k, steps)
     shape = x.shape[1:] if batched else x.shape
-    rounding = max(1e-4, 8 * float(jnp.finfo(y.dtype).eps))
-    mixed = _mixes(forward, jax.random.normal(key, (batch, columns, 1)), rounding)
-    directions = jnp.moveaxis(vectors, 2, 1).reshape(batch, k, *shape)
+    rounding = max(_LEAST_ROUNDING, 8 * float(jnp.finfo(y.dtype).eps))
+    mixed = _has_mixed_items(forward, jax.random.normal(key, (batch, columns, 1)), rounding)
+    directions = jnp.moveaxis(triplets.right_vectors, 2, 1).reshape(batch, k, *shape)
     # The outputs are checked too, because the derivative of a ReLU is finite at NaN.
     is_finite = jnp.isfinite(y.reshape(batch, -1))
     is_valid = jnp.all(is_finite, axis=1, keepdims=True) & ~mixed
-    return jnp.where(is_valid, values, jnp.nan), directions, residuals, mixed
+    values = jnp.where(is_valid, triplets.values, jnp.nan)
+    return _Spectrum(values, directions, triplets.residuals, mixed)
 
 
-def _mixes(product: Map, vectors: Array, rounding: float) -> Array:
+def _has_mixed_items(product: Map, vectors: Array, rounding: float) -> Array:
     """Tell whether an item of a linear map's result depends on another item.
 
     If it does not, changing the sign of an item changes the sign of the same item of the result.
@@ -214,7 +226,8 @@ def _mixes(product: Map, vectors: Array, rounding: float) -> Array:
     """
     batch = len(vectors)
     bit_count = max(1, (batch - 1).bit_length())
-    bits = (np.arange(batch)[:, None] >> np.arange(bit_count)[None]) & 1
+    items = np.arange(batch)[:, None]
+    bits = (items >> np.arange(bit_count)[None]) & 1
     signs = jnp.asarray(1 - 2 * bits, jnp.float32)[:, None]
     plain = product(vectors)
     flipped = product(vectors * signs)

@@ -74,8 +74,10 @@ class TensorStatistics(Moments):
 
     def merge(self, other: TensorStatistics) -> TensorStatistics:
         """Return the statistics of two series of batches together."""
-        alive = gram = None
-        if self.alive is not None and other.alive is not None and self.units == other.units:
+        alive = None
+        gram = None
+        have_same_units = self.units == other.units
+        if self.alive is not None and other.alive is not None and have_same_units:
             alive = self.alive | other.alive
             if self.gram is not None and other.gram is not None:
                 gram = self.gram + other.gram

@@ -16,6 +16,7 @@ Tile = NDArray[np.float64]  # (height, width, RGB), with values from 0 to 1
 
 _GAP = 0.12  # in widths of a tile
 _MAP = "RdBu_r"
+_CHANNELS = (1, 3, 4)  # numbers of channels of pictures
 
 
 def heat_maps(ax: Axes | None, values: Array, x: Array, titles: Sequence[str]) -> Axes:
@@ -36,7 +37,8 @@ def in_rows(ax: Axes | None, tiles: Sequence[Tile], titles: Sequence[str]) -> Ax
 
     def cost(columns: int) -> tuple[int, int]:
         """Return the number of empty places in the last row, followed by the number of columns."""
-        return -len(tiles) % columns, columns
+        places = ceil(len(tiles) / columns) * columns
+        return places - len(tiles), columns
 
     columns = min(range(ceil(root), ceil(2 * root) + 1), key=cost)
     rows = [tiles[i : i + columns] for i in range(0, len(tiles), columns)]
@@ -81,12 +83,12 @@ def heat(values: ArrayLike, under: Tile) -> Tile:
     """
     plane = _plane(np.asarray(values, np.float64))
     limit = np.abs(plane).max(initial=0) or 1.0
-    under = 0.55 + 0.45 * under  # Colours stand out on a lighter tile.
-    if under.shape[:2] != plane.shape:
-        under = np.ones((*plane.shape, 3))
+    background = 0.55 + 0.45 * under  # Colours stand out on a lighter tile.
+    if background.shape[:2] != plane.shape:
+        background = np.ones((*plane.shape, 3))
     opacity = np.abs(plane / limit)[..., None] ** 0.6
     colours = _colours(plane / limit)
-    return under * (1 - opacity) + colours * opacity
+    return background * (1 - opacity) + colours * opacity
 
 
 def signed(values: ArrayLike) -> Tile:
@@ -112,11 +114,12 @@ def picture(x: ArrayLike, low: float, high: float) -> Tile:
     the first or the last axis.
     """
     array = np.clip((np.asarray(x, np.float64) - low) / ((high - low) or 1.0), 0, 1)
-    if array.ndim == 3 and array.shape[0] == 3:
+    has_channels = array.ndim == 3
+    if has_channels and array.shape[0] == 3:
         return array.transpose(1, 2, 0)
-    if array.ndim == 3 and array.shape[-1] == 3 and array.shape[0] != 1:
+    if has_channels and array.shape[-1] == 3 and array.shape[0] != 1:
         return array
-    channels = array.shape[0] if array.ndim == 3 else 1
+    channels = array.shape[0] if has_channels else 1
     return np.repeat(_plane(array)[..., None] / channels, 3, 2)
 
 
@@ -128,7 +131,8 @@ def _colours(shares: NDArray[np.float64]) -> Tile:
 def _plane(x: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return an item as a matrix, in which channels (the first or the last axis) are added up."""
     x = np.nan_to_num(x, nan=0.0)
-    if x.ndim == 3 and x.shape[-1] in (1, 3, 4) and x.shape[0] not in (1, 3, 4):
+    has_channels_last = x.ndim == 3 and x.shape[-1] in _CHANNELS and x.shape[0] not in _CHANNELS
+    if has_channels_last:
         return x.sum(-1)
     while x.ndim > 2:
         x = x.sum(0)

@@ -71,24 +71,52 @@ def bind_inputs(
     inputs = network.graph.inputs
     # This is a shortcut for most calls, which pass arrays of the declared types. The checks below
     # take as long as running a small network.
-    if not kwargs and not leading and len(args) == len(inputs):
+    has_all_by_position = not kwargs and len(args) == len(inputs)
+    if has_all_by_position and not leading:
         pairs = zip(args, inputs, strict=True)
         if all(_is_array(x) and _is_of(x, value) for x, value in pairs):
             return list(map(copied, args))
+    arguments = _by_name(network, args, kwargs)
+    errors: list[NnefError] = []
+    arrays: list[Any] = []
+    for value in inputs:
+        what = f"input '{value.name}'"
+        array = arguments[value.name]
+        is_type = abstract and isinstance(array, jax.ShapeDtypeStruct)
+        try:
+            if not is_type:
+                array = _as_array(what, array, value.type)
+            shape = network.shape_of(value)
+            arrays.append(copied(converted_to_type(what, array, value.type, leading, shape)))
+        except InputError as error:
+            error.span = network.frontend.spans().get(value.name)
+            errors.append(error)
+    if errors:
+        raise_all(errors)
+    return arrays
+
+
+def _by_name(
+    network: Network, args: tuple[object, ...], kwargs: Mapping[str, object]
+) -> dict[str, Any]:
+    """Return the arguments by the names of the inputs. Raises InputError unless all are passed."""
+    inputs = network.graph.inputs
     names = [value.name for value in inputs]
     if len(args) == 1 and isinstance(args[0], Mapping):
         # Analyses pass all inputs as one dict by name.
         kwargs = {**args[0], **kwargs}
         args = ()
-    if "key" not in names and "key" in kwargs and is_key(kwargs["key"]):
+    has_other_key = "key" in kwargs and "key" not in names
+    if has_other_key and is_key(kwargs["key"]):
         # equinox passes a random key to all layers.
         kwargs = {name: x for name, x in kwargs.items() if name != "key"}
     if len(args) > len(inputs):
         message = f"{len(args)} inputs are given, the graph takes {len(inputs)}: {', '.join(names)}"
         hint = "step(state, ...) takes the state first, scan(..., state=state) by name"
         raise InputError(message, hint=hint if network.graph.states else "")
-    arguments: dict[str, Any] = dict(zip(names, args, strict=False))
-    for name, array in kwargs.items():
+    arguments: dict[str, Any] = dict(zip(names[: len(args)], args, strict=True))
+    for name_or_alias, array in kwargs.items():
+        name = name_or_alias
         alias = network.graph.aliases.get(name)
         if name not in names and alias is not None and alias in inputs:
             name = alias.name
@@ -102,23 +130,7 @@ def bind_inputs(
     if missing:
         message = f"{_inputs(missing)} missing, the graph takes {', '.join(names)}"
         raise InputError(message, span=network.frontend.spans().get(missing[0]))
-    errors: list[NnefError] = []
-    arrays: list[Any] = []
-    for value in inputs:
-        what = f"input '{value.name}'"
-        array = arguments[value.name]
-        is_type = abstract and isinstance(array, jax.ShapeDtypeStruct)
-        try:
-            if not is_type:
-                array = _as_array(what, array, value.type)
-            shape = network.shape_of(value)
-            arrays.append(copied(fitted(what, array, value.type, leading, shape)))
-        except InputError as error:
-            error.span = network.frontend.spans().get(value.name)
-            errors.append(error)
-    if errors:
-        raise_all(errors)
-    return arrays
+    return arguments
 
 
 def _inputs(names: Sequence[str]) -> str:
@@ -176,7 +188,7 @@ def bind_variables(
         name = f"{what}: '{label}'"
         type = variable.value.type
         try:
-            bound[label] = fitted(name, _as_array(name, array, type), type)
+            bound[label] = converted_to_type(name, _as_array(name, array, type), type)
         except InputError as error:
             error.span = variable.span
             errors.append(error)
@@ -209,8 +221,9 @@ def _as_array(what: str, array: object, type: TensorType) -> _Array:
     if result.dtype.kind not in "biufcV":
         raise InputError(f"{what} must be an array, it is {shown(array)}")
     is_literal = isinstance(array, int | list | tuple) and not hasattr(array, "dtype")
-    if is_literal and result.dtype.kind in "iu" and _kind(_dtype(type.dtype)) == "f":
-        result = result.astype(np.float32)
+    are_integers = is_literal and result.dtype.kind in "iu"
+    if are_integers and _kind(_dtype(type.dtype)) == "f":
+        return result.astype(np.float32)
     return result
 
 
@@ -220,28 +233,36 @@ def _require_shape(
     shape = array.shape[leading:]
     if len(array.shape) >= leading and not shapes_differ(shape, type.shape):
         return
-    has_same_extents = not _known_extents(type.shape) - Counter(shape)
     after = " after the axis of time" if leading else ""
+    message = f"{what} has shape {show(array.shape)}, the graph declares {declared}{after}"
+    raise InputError(message, hint=_hint_for_shape(what, shape, type.shape))
+
+
+def _hint_for_shape(what: str, shape: tuple[int, ...], declared: Shape) -> str:
+    """Return a hint for an array whose shape is not the declared one."""
     if not what.startswith("input"):
         source = "init_state()" if what.startswith("state") else "params"
-        hint = f"give an array of the shape that model.{source} has"
-    elif len(shape) == len(type.shape) and has_same_extents:
-        hint = "its axes are in another order: transpose it, networks mostly take [N,C,H,W]"
-    elif len(shape) + 1 == len(type.shape):
-        hint = "an axis is missing, mostly the batch: model(x[None]). jax.vmap removes it: call "
-        hint += "the model on the batch without vmap, or on x[None] within it"
-    else:
-        hint = "load(..., input_shapes=...), or --shape of a command, declares another; jax.vmap "
-        hint += "adds a batch axis"
-    message = f"{what} has shape {show(array.shape)}, the graph declares {declared}{after}"
-    raise InputError(message, hint=hint)
+        return f"give an array of the shape that model.{source} has"
+
+    known_extents = Counter[Any](extent for extent in declared if extent is not UNKNOWN)
+    absent_extents = known_extents - Counter(shape)
+    if len(shape) == len(declared) and not absent_extents:
+        return "its axes are in another order: transpose it, networks mostly take [N,C,H,W]"
+
+    if len(shape) + 1 == len(declared):
+        return (
+            "an axis is missing, mostly the batch: model(x[None]). jax.vmap removes it: call the "
+            "model on the batch without vmap, or on x[None] within it"
+        )
+    return (
+        "load(..., input_shapes=...), or --shape of a command, declares another; jax.vmap adds a "
+        "batch axis"
+    )
 
 
-def _known_extents(shape: Shape) -> Counter[Any]:
-    return Counter(extent for extent in shape if extent is not UNKNOWN)
-
-
-def fitted(what: str, array: Any, type: TensorType, leading: int = 0, declared: str = "") -> Any:
+def converted_to_type(
+    what: str, array: Any, type: TensorType, leading: int = 0, declared: str = ""
+) -> Any:
     """Convert an array, or the type of an array, to the dtype of `type`.
 
     Raises InputError if the shape differs, or if the dtype is of another kind. `declared` is the
@@ -249,19 +270,19 @@ def fitted(what: str, array: Any, type: TensorType, leading: int = 0, declared: 
     """
     _require_shape(what, array, type, leading, declared or show(type.shape))
     dtype = _dtype(type.dtype)
-    if array.dtype != dtype:
-        kind = _kind(dtype)
-        if _kind(array.dtype) != kind:
-            message = f"{what} has dtype {array.dtype}, the graph declares {dtype}"
-            raise InputError(message, hint=f"convert it: x.astype('{dtype}')")
-        if kind == "i":
-            _require_range(what, array, dtype)
-        if isinstance(array, jax.ShapeDtypeStruct):
-            return array.update(dtype=dtype)
-        if isinstance(array, np.ndarray):
-            return rounding.saturated(array, dtype)
-        return _narrowed(array, dtype)
-    return array
+    if array.dtype == dtype:
+        return array
+    kind = _kind(dtype)
+    if _kind(array.dtype) != kind:
+        message = f"{what} has dtype {array.dtype}, the graph declares {dtype}"
+        raise InputError(message, hint=f"convert it: x.astype('{dtype}')")
+    if kind == "i":
+        _require_range(what, array, dtype)
+    if isinstance(array, jax.ShapeDtypeStruct):
+        return array.update(dtype=dtype)
+    if isinstance(array, np.ndarray):
+        return rounding.saturated(array, dtype)
+    return _narrowed(array, dtype)
 
 
 @partial(jax.jit, static_argnums=1)
@@ -356,7 +377,9 @@ def _kind(dtype: np.dtype[Any]) -> str:
     """Return the kind of a dtype: "f" for floating point, "i" for integers, else numpy's letter."""
     if jnp.issubdtype(dtype, jnp.floating):
         return "f"
-    return "i" if jnp.issubdtype(dtype, jnp.integer) else getattr(dtype, "kind", "V")
+    if jnp.issubdtype(dtype, jnp.integer):
+        return "i"
+    return getattr(dtype, "kind", "V")
 
 
 def _require_range(
@@ -364,7 +387,8 @@ def _require_range(
 ) -> None:
     bounds = jnp.iinfo(dtype)
     array_bounds = jnp.iinfo(array.dtype)
-    if bounds.min <= array_bounds.min and array_bounds.max <= bounds.max:
+    all_values_fit = bounds.min <= array_bounds.min and array_bounds.max <= bounds.max
+    if all_values_fit:
         return
     if isinstance(array, Tracer | jax.ShapeDtypeStruct):
         message = f"{what} is traced with dtype {array.dtype}, whose values may not fit {dtype}"
@@ -374,7 +398,8 @@ def _require_range(
         return
     low = items.min()
     high = items.max()
-    if low < bounds.min or high > bounds.max:
+    fits = bounds.min <= low and high <= bounds.max
+    if not fits:
         raise InputError(f"{what} holds values from {low} to {high}, which do not fit {dtype}")
 
 
@@ -399,12 +424,12 @@ def has_values(x: object) -> bool:
 
 
 def require_values(
-    verb: str, trees: Mapping[str, Mapping[str, object]], *, here: bool = True
+    verb: str, trees: Mapping[str, Mapping[str, object]], *, must_be_on_host: bool = True
 ) -> None:
     """Raise InputError for a traced array in `trees`, since such an array has no values.
 
     `trees` has the arrays by label for "params" and for "state". `verb` names the user's action in
-    the hint. If `here`, an array that is partly on other hosts is an error too.
+    the hint. If `must_be_on_host`, an array that is partly on other hosts is an error too.
     """
     for what, arrays in trees.items():
         for label, array in arrays.items():
@@ -413,7 +438,8 @@ def require_values(
                     f"{what}: '{label}' is traced, it has no values to store",
                     hint=f"{verb} outside of jax.jit and the like",
                 )
-            if here and isinstance(array, jax.Array) and not array.is_fully_addressable:
+            is_on_other_hosts = isinstance(array, jax.Array) and not array.is_fully_addressable
+            if must_be_on_host and is_on_other_hosts:
                 raise InputError(
                     f"{what}: '{label}' is partly on other hosts",
                     hint="multihost_utils.process_allgather(params, tiled=True) gathers them",

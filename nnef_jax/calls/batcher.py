@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from math import ceil
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from lowering import NotSeparableError, Program, batch_axes, described, jaxprs
 from lowering.extents import UNKNOWN, is_known
-from lowering.graph import Value
+from lowering.graph import Graph, Value
 from lowering.jaxprs import is_literal, primitive
 from nnef_jax.calls.arguments import bind_inputs
 from nnef_jax.errors import InputError, NnefError
@@ -41,17 +41,16 @@ class Batcher:
 
     def __init__(self, execution: Execution, sizes: Sequence[int]) -> None:
         require_sizes(sizes)
-        self._execution, unit, self._is_mapped = _separate(execution, max(sizes))
-        multiples = {ceil(size / unit) * unit for size in sizes}
+        self._execution, self._unit, self._is_mapped = _batched(execution, max(sizes))
+        multiples = {ceil(size / self._unit) * self._unit for size in sizes}
         self.sizes: tuple[int, ...] = tuple(sorted(multiples))
-        self._unit = unit
         graph = execution.network.graph
-        opened: list[Value] = []
+        open_inputs: list[Value] = []
         for value in graph.inputs:
             open_shape = (UNKNOWN, *value.type.shape[1:])
-            opened.append(replace(value, type=replace(value.type, shape=open_shape)))
-        self._network = replace(execution.network, graph=replace(graph, inputs=tuple(opened)))
-        self.inputs: tuple[TensorSpec, ...] = execution.network.specs(opened)
+            open_inputs.append(replace(value, type=replace(value.type, shape=open_shape)))
+        self._network = replace(execution.network, graph=replace(graph, inputs=tuple(open_inputs)))
+        self.inputs: tuple[TensorSpec, ...] = execution.network.specs(open_inputs)
         specs = execution.network.specs(graph.outputs, graph.output_names)
         self.outputs: tuple[TensorSpec, ...] = tuple(
             replace(x, shape=(None, *x.shape[1:])) for x in specs
@@ -99,7 +98,7 @@ class Batcher:
         """Return the outputs in order, computed from arrays that `bind` returned."""
         count = len(arrays[0])
         largest = self.sizes[-1]
-        starts = range(0, count or 1, largest)
+        starts = range(0, max(count, 1), largest)  # An empty batch has one part too.
         # All parts of a split batch are dispatched before the results of the first part are
         # fetched.
         results: list[Sequence[jax.Array]] = []
@@ -114,24 +113,27 @@ class Batcher:
         """Return the outputs for a batch, after padding it with copies of its last item."""
         count = len(arrays[0])
         size = next(size for size in self.sizes if size >= count)
+        if size == count:
+            return self._run(arrays)
         if not count:
-            arrays = [np.zeros((size, *x.shape[1:]), x.dtype) for x in arrays]
-        elif size > count:
-            arrays = [np.concatenate([x, np.repeat(x[-1:], size - count, axis=0)]) for x in arrays]
-        return self._run(arrays)
+            return self._run([np.zeros((size, *x.shape[1:]), x.dtype) for x in arrays])
+        padded: list[NDArray[Any]] = []
+        for x in arrays:
+            copies = np.repeat(x[-1:], size - count, axis=0)
+            padded.append(np.concatenate([x, copies]))
+        return self._run(padded)
 
     def _run(self, arrays: _Arrays) -> Sequence[jax.Array]:
         """Return the outputs for a batch whose size is one of `sizes`."""
         execution = self._execution
-        if self._is_mapped:
-            groups = [x.reshape(-1, self._unit, *x.shape[1:]) for x in arrays]
-            result = execution.run(execution.map, {}, groups)
-        else:
+        has_one_output = len(self.outputs) == 1
+        if not self._is_mapped:
             result = execution.call(tuple(arrays), {})
-        outputs = result if len(self.outputs) > 1 else [result]
-        if self._is_mapped:
-            return [x.reshape(-1, *x.shape[2:]) for x in outputs]
-        return outputs
+            return [result] if has_one_output else result
+        groups = [x.reshape(-1, self._unit, *x.shape[1:]) for x in arrays]
+        result = execution.run(execution.map, {}, groups)
+        outputs = [result] if has_one_output else result
+        return [x.reshape(-1, *x.shape[2:]) for x in outputs]
 
 
 def require_sizes(sizes: Sequence[int]) -> None:
@@ -161,64 +163,86 @@ def _joined(parts: _Arrays) -> NDArray[Any]:
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-def _separate(execution: Execution, most: int) -> tuple[Execution, int, bool]:
-    """Return an execution for batches, the unit of their sizes, and whether it is mapped.
+class _Batched(NamedTuple):
+    """An execution that takes batches, in multiples of `unit`.
 
-    The execution takes batches of up to `most` items, in multiples of the unit. If the network
-    declares a fixed batch, the execution has an open batch instead. If that fails because the
-    network fixes the size of the batch elsewhere too, the execution is mapped over groups of the
-    declared size, which may be 1. Raises InputError if items of a batch may depend on one another.
+    If it `is_mapped`, it is run for each group of `unit` items.
+    """
+
+    execution: Execution
+    unit: int
+    is_mapped: bool
+
+
+def _batched(execution: Execution, largest: int) -> _Batched:
+    """Return an execution for batches of up to `largest` items.
+
+    If the network declares a fixed batch, the execution has an open batch instead. If that fails
+    because the network fixes the size of the batch elsewhere too, the execution is mapped over
+    groups of the declared size, which may be 1. Raises InputError if items of a batch may depend on
+    one another.
     """
     network = execution.network
     graph = network.graph
     layout = execution.definition.layout
     unit = layout.parts if layout else 1
+    _require_batch_axes(graph)
+    extents = {value.type.shape[0] for value in graph.inputs}
+    if extents == {UNKNOWN}:
+        _require_separate(execution, 2, 3, largest=largest)
+        return _Batched(execution, unit, is_mapped=False)
+
+    declared = next(iter(extents))
+    has_declared_batch = len(extents) == 1 and is_known((declared,)) and declared
+    if not has_declared_batch:
+        shapes = ", ".join(map(str, network.specs(graph.inputs)))
+        raise InputError(f"the inputs have no batch of the same size: {shapes}")
+    try:
+        opened = execution.with_network(network.with_open_batch(execution.arrays.stored))
+        _require_separate(opened, declared + 1, declared + 2, largest=largest)
+        return _Batched(opened, unit, is_mapped=False)
+    except NnefError:
+        if layout:
+            raise
+
+    for value in graph.outputs:
+        if value.type.shape[0] != declared:
+            raise InputError(f"output '{value.name}' has no axis for a batch of {declared} items")
+    if declared > 1:
+        _require_separate(execution, declared)
+    return _Batched(execution, declared, is_mapped=True)
+
+
+def _require_batch_axes(graph: Graph) -> None:
+    """Raise InputError if there is a state or no input, or an input or output without axes."""
     if graph.states:
         raise InputError(f"{graph.name} has a state, which items of a batch would share")
     for kind, values in (("input", graph.inputs), ("output", graph.outputs)):
         for value in values:
             if not value.type.shape:
                 raise InputError(f"{kind} '{value.name}' has no axis for a batch")
-    extents = {value.type.shape[0] for value in graph.inputs}
-    if not extents:
+    if not graph.inputs:
         raise InputError(f"{graph.name} has no inputs")
-    if extents == {UNKNOWN}:
-        _require_separate(execution, 2, 3, most=most)
-        return execution, unit, False
-    declared = next(iter(extents))
-    if len(extents) > 1 or not is_known((declared,)) or not declared:
-        shapes = ", ".join(map(str, network.specs(graph.inputs)))
-        raise InputError(f"the inputs have no batch of the same size: {shapes}")
-    try:
-        opened = execution.with_network(network.opened(execution.arrays.stored))
-        _require_separate(opened, declared + 1, declared + 2, most=most)
-        return opened, unit, False
-    except NnefError:
-        if layout:
-            raise
-    for value in graph.outputs:
-        if value.type.shape[0] != declared:
-            raise InputError(f"output '{value.name}' has no axis for a batch of {declared} items")
-    if declared > 1:
-        _require_separate(execution, declared)
-    return execution, declared, True
 
 
-def _require_separate(execution: Execution, *sizes: int, most: int = 0) -> None:
+def _require_separate(execution: Execution, *sizes: int, largest: int = 0) -> None:
     """Raise InputError if items of a batch may depend on one another, or on the number of items.
 
     The programs for all `sizes` must be equal except for extents. For instance, a network that
     divides by the number of items has programs that differ. A program with a constant row for each
-    item is also checked for `most` items. Raises NnefError if the network does not take a batch of
-    one of these sizes.
+    item is also checked for `largest` items. Raises NnefError if the network does not take a batch
+    of one of these sizes.
     """
-    size, *larger = sizes
+    size, *other_sizes = sizes
     program = _program(execution, size)
     _require_rows(execution, program)
-    if most > size and any(size in v.aval.shape for v in program.constants):
-        _require_rows(execution, _program(execution, most))
-    if not all(_are_alike(program, _program(execution, other)) for other in larger):
-        raise InputError("the computation depends on the number of items", hint=_CALL_THE_MODEL)
+    has_constant_rows = any(size in variable.aval.shape for variable in program.constants)
+    if largest > size and has_constant_rows:
+        _require_rows(execution, _program(execution, largest))
+    for other_size in other_sizes:
+        if not _are_equal_but_for_extents(program, _program(execution, other_size)):
+            message = "the computation depends on the number of items"
+            raise InputError(message, hint=_CALL_THE_MODEL)
 
 
 def _require_rows(execution: Execution, program: Program) -> None:
@@ -244,7 +268,10 @@ def _program(execution: Execution, size: int) -> Program:
         example = network.example()
     except NnefError:
         example = network.graph
-    types = [jax.ShapeDtypeStruct((size, *v.type.shape[1:]), v.type.dtype) for v in example.inputs]
+    types = [
+        jax.ShapeDtypeStruct((size, *value.type.shape[1:]), value.type.dtype)
+        for value in example.inputs
+    ]
     labels = execution.definition.labels
     arrays = [execution.arrays.stored(label) for label in labels]
     parameters = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays]
@@ -252,12 +279,13 @@ def _program(execution: Execution, size: int) -> Program:
     return Program(jaxprs.spliced(traced, "plain"), len(parameters))
 
 
-def _are_alike(a: Program, b: Program) -> bool:
+def _are_equal_but_for_extents(a: Program, b: Program) -> bool:
     """Tell whether two programs have equal primitives and constants. Their extents may differ."""
     primitives_a, literals_a = _primitives_and_literals(a)
     primitives_b, literals_b = _primitives_and_literals(b)
     if primitives_a != primitives_b:
         return False
+    # The lists may have different lengths. Then only their common members are compared.
     literals = zip(literals_a, literals_b, strict=False)
     constants = zip(a.closed.consts, b.closed.consts, strict=False)
     pairs = [*literals, *constants]

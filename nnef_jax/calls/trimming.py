@@ -62,22 +62,25 @@ def trim(results: ArrayLike | tuple[ArrayLike, ...], lengths: Mapping[str, Array
             counts = (counts >= 0).any(index_axis).sum(-1, keepdims=True)
         index = _index(results, output) if is_tuple else 0
         cuts[index] = axis, counts[..., 0]
-    batches = {counts.shape for _, counts in cuts.values()}
-    batch = next(iter(batches), ())
-    if len(batches) > 1 or any(x.shape[: len(batch)] != batch for x in arrays):
+    batch_shapes = {counts.shape for _, counts in cuts.values()}
+    batch_shape = next(iter(batch_shapes), ())
+    has_batch = all(x.shape[: len(batch_shape)] == batch_shape for x in arrays)
+    if len(batch_shapes) > 1 or not has_batch:
         raise InputError("the lengths are from another call than the results")
 
-    def cut(index: tuple[int, ...]) -> Any:
-        if len(index) < len(batch):
-            return [cut((*index, i)) for i in range(batch[len(index)])]
-        items = [x[index] for x in arrays]
-        for output_index, (axis, counts) in cuts.items():
-            before = [slice(None)] * axis
-            actual = slice(int(counts[index]))
-            items[output_index] = items[output_index][*before, actual]
-        return type(results)(*items) if is_tuple else items[0]
+    def trimmed(item: tuple[int, ...]) -> Any:
+        """Return the outputs of the item of the batch, or of all items with the first indices."""
+        if len(item) < len(batch_shape):
+            extent = batch_shape[len(item)]
+            return [trimmed((*item, i)) for i in range(extent)]
+        outputs_of_item = [x[item] for x in arrays]
+        for index, (axis, counts) in cuts.items():
+            axes_before = [slice(None)] * axis
+            actual_items = slice(int(counts[item]))
+            outputs_of_item[index] = outputs_of_item[index][*axes_before, actual_items]
+        return type(results)(*outputs_of_item) if is_tuple else outputs_of_item[0]
 
-    return cut(())
+    return trimmed(())
 
 
 def _array(x: ArrayLike) -> NDArray[Any]:

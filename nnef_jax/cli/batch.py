@@ -91,14 +91,14 @@ def batch(
     If a run was interrupted, the next run with the same folder continues where it ended. --shape
     gives the shape of one item, such as x=1,3,224,224.
     """
-    first, count = _shard(shard)
+    shard_index, shard_count = _shard(shard)
     keywords = reading.keywords
     shapes = keywords.pop("input_shapes")
     cached = option.caching(cache_dir, no_cache)
     with status("finding files"):
         from nnef_jax.cli.dataset import ItemReader, find_items, reading_ahead
 
-        items = find_items(inputs or (), listed, out)[first::count]
+        items = find_items(inputs or (), listed, out)[shard_index::shard_count]
         pictures = pixels.options([item.file for item in items])
     network = replace(reading, shapes=None).read(source)
     specs = _item_specs(network, shapes)
@@ -123,21 +123,22 @@ def batch(
                 "--shape": {spec.name: spec.shape for spec in specs},
                 **{f"--{name}": value for name, value in asdict(pictures).items()},
             }
-            parts = Parts(_folder(out, first, count), items, settings, model.outputs, part_size)
-        todo = [item for part in parts.pending for item in parts.items_of(part)]
+            folder_of_results = _folder(out, shard_index, shard_count)
+            parts = Parts(folder_of_results, items, settings, model.outputs, part_size)
+        pending_items = [item for part in parts.pending for item in parts.items_of(part)]
         with status(f"running {network.graph.name}", counts=True) as progress:
 
             def done(count: int) -> None:
                 if progress:
-                    progress(count, len(todo))
+                    progress(count, len(pending_items))
 
             done(0)
-            groups = groups_of(read(todo, 2 * size), size, stop=on_error == "stop")
+            groups = groups_of(read(pending_items, 2 * size), size, stop=on_error == "stop")
             compute = computing(model, devices, size)
             results = results_of(compute, groups, done)
             for part in parts.pending:
                 parts.write(part, list(islice(results, len(parts.items_of(part)))))
-    _report(parts, len(items), len(todo), len(devices))
+    _report(parts, len(items), len(pending_items), len(devices))
 
 
 def _shard(text: str) -> tuple[int, int]:
@@ -181,7 +182,8 @@ def _item_specs(network: Network, item_shapes: Mapping[str, Any]) -> tuple[Tenso
         if not type.shape:
             raise InputError(f"input '{name}' is a single number, without an axis for a batch")
         shape = item_shapes.get(name, (1, *type.shape[1:]))
-        if len(shape) != len(type.shape) or shape[0] != 1:
+        is_of_one_item = len(shape) == len(type.shape) and shape[0] == 1
+        if not is_of_one_item:
             raise InputError(
                 f"--shape: {show(shape)} is no shape of an item of input '{name}', "
                 f"whose shape is {show(type.shape)}",

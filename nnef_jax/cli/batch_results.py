@@ -31,12 +31,14 @@ from nnef_jax.cli.terminal import message_of
 from nnef_jax.storage import files, protected_files
 from nnef_jax.wording.printable import printable
 
-_SETTINGS, _FAILURES, _PART_SIZE = "batch.json", "failures.txt", "--part-size"
+_SETTINGS = "batch.json"
+_FAILURES = "failures.txt"
+_PART_SIZE = "--part-size"
 _OTHER_FOLDER = "give another folder to --out"
 _CHECKSUM = "sha256"
 _PART = re.compile(r"part-(\d{5,})\.jsonl")
-_BYTES = 64 << 20  # default size of a part in bytes
-_MOST = 1024  # the default of the largest number of items of a part
+_DEFAULT_BYTES = 64 << 20  # default size of a part in bytes
+_MOST_ITEMS = 1024  # the default of the largest number of items of a part
 
 
 class Parts:
@@ -68,7 +70,7 @@ class Parts:
         self.failures: list[tuple[str, str]] = []
         self.damaged: list[str] = []  # paths of damaged parts, which are computed again
         self._size = self._settle(settings, size)
-        self.pending: list[int] = self._check()
+        self.pending: list[int] = self._pending_parts()
 
     def items_of(self, part: int) -> Sequence[Item]:
         """Return the items of a part."""
@@ -137,11 +139,12 @@ class Parts:
         part_size: int = size or earlier[_PART_SIZE]
         current = json.loads(json.dumps({**settings, _PART_SIZE: part_size}))
         for name in sorted(earlier.keys() | current.keys()):
-            before, now = earlier.get(name), current.get(name)
-            if before != now:
+            earlier_value = earlier.get(name)
+            value = current.get(name)
+            if value != earlier_value:
                 origin = "of another network"
                 if name != "network":
-                    origin = f"with {name} {_shown(before)}, now it is {_shown(now)}"
+                    origin = f"with {name} {_shown(earlier_value)}, now it is {_shown(value)}"
                 raise InputError(f"'{self.folder}' has results {origin}", hint=_OTHER_FOLDER)
         return part_size
 
@@ -150,9 +153,9 @@ class Parts:
         for spec in self._outputs:
             numbers = int(np.prod([extent or 1 for extent in spec.shape[1:]]))
             bytes_per_item += numbers * np.dtype(spec.dtype).itemsize
-        return max(1, min(_MOST, _BYTES // max(bytes_per_item, 1)))
+        return max(1, min(_MOST_ITEMS, _DEFAULT_BYTES // max(bytes_per_item, 1)))
 
-    def _check(self) -> list[int]:
+    def _pending_parts(self) -> list[int]:
         """Return the parts that are missing, damaged or outdated.
 
         A part is outdated if a file in it that failed has changed since.
@@ -186,11 +189,12 @@ class Parts:
         """
         if len(lines) > len(items):
             raise self._other_inputs(f"there were more than {len(self._items)}")
-        changed = False
-        for line, item in zip(lines, items, strict=False):
+        has_changed_failure = False
+        for line, item in zip(lines, items, strict=False):  # Items may have been added.
             if line["file"] != item.file:
                 raise self._other_inputs(f"'{line['file']}' was where '{item.file}' is now")
-            if line != {**line, **asdict(item)}:
+            is_changed = line != {**line, **asdict(item)}
+            if is_changed:
                 if "error" not in line:
                     raise InputError(
                         f"'{item.file}' has changed since its results in '{self.folder}' were "
@@ -198,14 +202,14 @@ class Parts:
                         hint="give another folder to --out, or compute its part again: remove "
                         f"{self._path(part, 'jsonl')}",
                     )
-                changed = True
-        return changed or len(lines) < len(items)
+                has_changed_failure = True
+        return has_changed_failure or len(lines) < len(items)
 
     def _read(self, part: int) -> list[dict[str, Any]] | None:
         """Return the records of a part's items, or None if the part is damaged."""
         try:
             with (
-                protected_files.unnoted(),
+                protected_files.without_noting(),
                 files.open_regular(self._path(part, "jsonl"), DataError) as file,
             ):
                 lines = [json.loads(line) for line in file]
@@ -217,7 +221,7 @@ class Parts:
     def _checksum(self, part: int, lines: Sequence[dict[str, Any]]) -> str:
         """Return the sha256 of the .npz file of a part, and of the lines of its records."""
         with (
-            protected_files.unnoted(),
+            protected_files.without_noting(),
             files.open_regular(self._path(part, "npz"), DataError) as file,
         ):
             digest = hashlib.file_digest(cast(Any, file), "sha256")
@@ -241,9 +245,11 @@ def _read_settings(path: str) -> dict[str, Any] | None:
     Raises DataError if they are damaged.
     """
     try:
-        with protected_files.unnoted(), files.open_regular(path, DataError) as file:
+        with protected_files.without_noting(), files.open_regular(path, DataError) as file:
             settings = json.loads(file.read())
-        if not (type(settings[_PART_SIZE]) is int and settings[_PART_SIZE] >= 1):
+        size = settings[_PART_SIZE]
+        is_valid = type(size) is int and size >= 1
+        if not is_valid:
             raise ValueError
         return settings
     except FileNotFoundError:

@@ -25,7 +25,8 @@ def bounded_folder(cache_dir: str | None) -> Generator[str | None]:
         yield cache_dir
         return
     folder = cache_folder.users_folder()
-    if cache_folder.prepare(folder):
+    reason_unusable = cache_folder.prepare(folder)
+    if reason_unusable:
         yield None
         return
     with warnings.catch_warnings():
@@ -39,7 +40,7 @@ def required_folder(cache_dir: str | None) -> Generator[str]:
     """Yield the folder as `bounded_folder` does; raise InputError if it cannot be used."""
     if cache_dir is None:
         folder = cache_folder.users_folder()
-        _require(folder, cache_folder.prepare(folder))
+        _require_usable(folder, cache_folder.prepare(folder))
     with bounded_folder(cache_dir) as folder:
         assert folder is not None
         yield folder
@@ -53,7 +54,7 @@ def cache_report(*, clear: bool, as_json: bool) -> str:
     """
     folder = cache_folder.users_folder()
     if os.path.lexists(folder):
-        _require(folder, cache_folder.objection(folder))
+        _require_usable(folder, cache_folder.reason_unusable(folder))
     files = cache_folder.clear(folder) if clear else cache_folder.entries(folder)
     size = sum(file.size for file in files)
     if as_json:
@@ -68,9 +69,9 @@ def cache_report(*, clear: bool, as_json: bool) -> str:
     return "\n".join(f"{name:<16}{text}" for name, text in lines)
 
 
-def _require(folder: str, objection: str) -> None:
-    if objection:
+def _require_usable(folder: str, reason_unusable: str) -> None:
+    if reason_unusable:
         raise InputError(
-            f"the cache folder '{folder}' cannot be used: {objection}",
+            f"the cache folder '{folder}' cannot be used: {reason_unusable}",
             hint="give another folder to --cache-dir",
         )

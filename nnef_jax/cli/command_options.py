@@ -211,7 +211,8 @@ class Pixels:
         mean = _numbers(self.mean, "--mean")
         scale = _numbers(self.scale, "--scale")
         options = PictureOptions(mean, scale, self.layout, self.resize)
-        if options != PictureOptions() and not any(map(is_picture, inputs or ())):
+        has_pictures = any(map(is_picture, inputs or ()))
+        if options != PictureOptions() and not has_pictures:
             message = "--mean, --scale, --layout and --resize are for pictures, and none is given"
             raise typer.BadParameter(message)
         return options

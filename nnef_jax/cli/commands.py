@@ -71,7 +71,8 @@ def summary(
     from nnef_jax.measure.summary import summarise
 
     sizes = summarise(network)
-    print_result(*([json.dumps(sizes.to_dict())] if as_json else describe(sizes)))
+    lines = [json.dumps(sizes.to_dict())] if as_json else describe(sizes)
+    print_result(*lines)
 
 
 @app.command()
@@ -142,8 +143,9 @@ def convert_network(
     with status(f"reading {source}"):
         from nnef_jax import convert
 
-        how: dict[str, Any] = {"flat": flat, "expand": expand, "keep": keep, "overwrite": overwrite}
-        text = convert(source, output, **how, **reading.keywords)
+        keywords: dict[str, Any] = {"flat": flat, "expand": expand, "keep": keep}
+        keywords |= {"overwrite": overwrite, **reading.keywords}
+        text = convert(source, output, **keywords)
     if output is None:
         print_result(*text.removesuffix("\n").split("\n"))
     else:
@@ -173,21 +175,22 @@ def run(
     cached = option.caching(cache_dir, no_cache)
     pictures = pixels.options(inputs)
     with cached as folder:
-        from nnef_jax.cli import inputs as read
-        from nnef_jax.cli import outputs as write
+        from nnef_jax.cli import outputs
+        from nnef_jax.cli.inputs import read_inputs
 
         largest = None
         if top:
-            largest = write.Top(top, write.read_labels(labels) if labels else ())
+            largest = outputs.Top(top, outputs.read_labels(labels) if labels else ())
         model = reading.load(source, cache_dir=folder, measure=bool(folder))
-        calls = read.read_inputs(inputs or (), model.inputs, pictures)
+        calls = read_inputs(inputs or (), model.inputs, pictures)
         if output:
-            write.check_output(output, [spec.name for spec in model.outputs], overwrite)
+            outputs.check_output(output, [spec.name for spec in model.outputs], overwrite)
         with status("compiling and running"):
-            results = write.run_calls(model, calls)
+            results = outputs.run_calls(model, calls)
     if largest:
-        write.check_labels(largest, results)
-    print_result(*write.reported(model.graph.name, results, output, largest, as_json, overwrite))
+        outputs.check_labels(largest, results)
+    name = model.graph.name
+    print_result(*outputs.saved_or_shown(name, results, output, largest, as_json, overwrite))
 
 
 @app.command("export")
@@ -308,7 +311,7 @@ def main(args: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:
-        with protected_files.spared():
+        with protected_files.protecting_inputs():
             return app(args, prog_name="nnef-jax", standalone_mode=False) or 0
     except SystemExit as exit:
         return exit.code if isinstance(exit.code, int) else 0

@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from nnef_jax import Model
     from nnef_jax.cli.pictures import PictureOptions
 
-_SIDE = "a network, a .npz of recorded tensors, or an .onnx file, which onnxruntime runs"
+_SOURCE = "a network, a .npz of recorded tensors, or an .onnx file, which onnxruntime runs"
 
 
 @app.command()
 @option.grouped
 def compare(
     a: Annotated[
-        str, typer.Argument(metavar="A", help=f"The reference: {_SIDE}.", show_default=False)
+        str, typer.Argument(metavar="A", help=f"The reference: {_SOURCE}.", show_default=False)
     ],
     b: Annotated[
         str, typer.Argument(metavar="B", help="The other side, as A.", show_default=False)
@@ -67,22 +67,22 @@ def compare(
     shown.check()
     compared_models.check_tolerance(rtol, atol)
     are_onnx = Path(a).suffix.lower() == Path(b).suffix.lower() == ".onnx"
-    side_a = _side(a, reading, inside=not outputs)
-    side_b = reading.load(b) if are_onnx else _side(b, reading, inside=not outputs)
-    if isolate and (outputs or not _is_model(side_b)):
+    source_a = _source_of(a, reading, inside=not outputs)
+    source_b = reading.load(b) if are_onnx else _source_of(b, reading, inside=not outputs)
+    if isolate and (outputs or not _is_model(source_b)):
         message = "needs a network as B, and does not go with --outputs"
         raise typer.BadParameter(message, param_hint="--isolate")
-    arrays = _inputs([side_a, side_b], inputs, seed, pictures)
+    arrays = _inputs([source_a, source_b], inputs, seed, pictures)
     pairs = dict(_pair(text) for text in names or ())
-    if outputs and _is_model(side_a):
-        side_a = _outputs_of(side_a)
-    if outputs and _is_model(side_b):
-        side_b = _outputs_of(side_b)
+    if outputs and _is_model(source_a):
+        source_a = _outputs_of(source_a)
+    if outputs and _is_model(source_b):
+        source_b = _outputs_of(source_b)
     with status("comparing"):
         from nnef_jax import analysis
 
         comparison = analysis.compare(
-            side_a, side_b, arrays, names=pairs, rtol=rtol, atol=atol, isolate=isolate
+            source_a, source_b, arrays, names=pairs, rtol=rtol, atol=atol, isolate=isolate
         )
     shown.show(comparison, None if every else comparison.table(differing=True))
     if comparison.first is not None:
@@ -173,7 +173,7 @@ def _outputs_of(model: Model) -> Callable[..., tuple[Any, ...]]:
     return run
 
 
-def _side(path: str, reading: option.Reading, *, inside: bool) -> Any:
+def _source_of(path: str, reading: option.Reading, *, inside: bool) -> Any:
     """Return one of the networks to compare: a model, recorded tensors, or an ONNX function."""
     match Path(path).suffix.lower():
         case ".npz":
@@ -189,21 +189,21 @@ def _side(path: str, reading: option.Reading, *, inside: bool) -> Any:
 
 
 def _inputs(
-    sides: list[Any], files: list[str] | None, seed: int, pictures: PictureOptions
+    sources: list[Any], files: list[str] | None, seed: int, pictures: PictureOptions
 ) -> dict[str, Any]:
     """Return the inputs of both networks by name.
 
     The arrays are from files, or from recorded tensors. Otherwise they are random.
     """
-    models = [side for side in sides if _is_model(side)]
+    models = [source for source in sources if _is_model(source)]
     if not models:
-        if files or not all(isinstance(side, Mapping) for side in sides):
+        if files or not all(isinstance(source, Mapping) for source in sources):
             raise InputError("one side must be a network, which declares the inputs")
         return {}
     if files:
         arrays = compared_models.arrays_of(models[0], files, pictures)
         return {spec.name: x for spec, x in zip(models[0].inputs, arrays, strict=True)}
-    recorded = next((side for side in sides if isinstance(side, Mapping)), {})
+    recorded = next((source for source in sources if isinstance(source, Mapping)), {})
     names = [spec.name for spec in models[0].inputs]
     if names and all(name in recorded for name in names):
         return {name: recorded[name] for name in names}
@@ -212,14 +212,15 @@ def _inputs(
     return random_inputs(models[0], seed)
 
 
-def _is_model(side: object) -> bool:
+def _is_model(source: object) -> bool:
     from nnef_jax import Model
 
-    return isinstance(side, Model)
+    return isinstance(source, Model)
 
 
 def _pair(text: str) -> tuple[str, str]:
     a, equals, b = text.partition("=")
-    if not (a and equals and b):
+    is_pair = a and equals and b
+    if not is_pair:
         raise typer.BadParameter(f"{text!r} is not of the form A=B", param_hint="--name")
     return a, b

@@ -17,7 +17,7 @@ import numpy as np
 from lowering.extents import show
 from lowering.graph import TensorType
 from nnef_jax import DataError, InputError, NnefError, TensorSpec
-from nnef_jax.calls.arguments import fitted
+from nnef_jax.calls.arguments import converted_to_type
 from nnef_jax.cli.inputs import ARRAYS, Array, read_array, read_members
 from nnef_jax.cli.pictures import PICTURES, PictureOptions, is_picture, read_picture
 from nnef_jax.errors import extra_missing
@@ -56,11 +56,11 @@ def find_items(arguments: Sequence[str], listed: Path | None, output: Path) -> l
     paths: list[str] = []
     for argument in arguments:
         if os.path.isdir(argument):
-            candidates = [*_below(argument)]
+            candidates = list(_input_files_below(argument))
             absence = f"no {', '.join(_SUFFIXES)} file is below '{argument}'"
         elif glob.has_magic(argument) and not os.path.lexists(argument):
             matches = sorted(glob.iglob(argument, recursive=True))
-            candidates = [*filter(os.path.isfile, matches)]
+            candidates = [path for path in matches if os.path.isfile(path)]
             absence = f"no file matches '{argument}'"
         else:
             os.stat(argument)
@@ -96,11 +96,11 @@ def read_list(path: Path) -> list[str]:
     return [os.fsdecode(name) for name in names if name]
 
 
-def _below(folder: str) -> Iterator[str]:
-    def failed(error: OSError) -> None:
+def _input_files_below(folder: str) -> Iterator[str]:
+    def raise_error(error: OSError) -> None:
         raise error
 
-    for parent, folders, names in os.walk(folder, onerror=failed):
+    for parent, folders, names in os.walk(folder, onerror=raise_error):
         folders.sort()
         for name in sorted(names):
             if name.lower().endswith(_SUFFIXES):
@@ -155,7 +155,7 @@ def _as_item(file: str, array: Array, spec: TensorSpec) -> Array:
         )
     # The item is copied, because otherwise the thread that computes would have to read a mapped
     # file.
-    return np.array(fitted(file, array.reshape(shape), TensorType(shape, spec.dtype)))
+    return np.array(converted_to_type(file, array.reshape(shape), TensorType(shape, spec.dtype)))
 
 
 @dataclass(frozen=True, slots=True)

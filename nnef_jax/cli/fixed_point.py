@@ -115,18 +115,19 @@ def run(
     """
     pictures = pixels.options(inputs)
     model = reading.load(source)
-    from nnef_jax.cli import inputs as read
-    from nnef_jax.cli import outputs as write
+    from nnef_jax.cli import outputs
+    from nnef_jax.cli.inputs import read_inputs
 
-    calls = read.read_inputs(inputs or (), model.inputs, pictures)
+    calls = read_inputs(inputs or (), model.inputs, pictures)
     if output:
-        write.check_output(output, [spec.name for spec in model.outputs], overwrite)
+        outputs.check_output(output, [spec.name for spec in model.outputs], overwrite)
     lowered = arithmetic.lower(model)
     with status("compiling and running"):
         function = _raw_of(lowered) if raw else lowered.float
-        results = write.run_calls(model, calls, function)
-    largest = write.Top(top) if top else None
-    print_result(*write.reported(model.graph.name, results, output, largest, as_json, overwrite))
+        results = outputs.run_calls(model, calls, function)
+    largest = outputs.Top(top) if top else None
+    name = model.graph.name
+    print_result(*outputs.saved_or_shown(name, results, output, largest, as_json, overwrite))
 
 
 @openvx.command()

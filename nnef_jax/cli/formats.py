@@ -43,17 +43,17 @@ def formats(
     is_operator = name is not None and name not in FORMATS
     format_names = [*FORMATS] if name is None or is_operator else [name]
     with status("reading the operators"):
-        tables = {x: list(operators_of(x)) for x in format_names}
+        tables = {format: list(operators_of(format)) for format in format_names}
         if name is not None and is_operator:
             tables = _entries_of(name, tables)
     if as_json:
-        dicts = {x: list(map(asdict, table)) for x, table in tables.items()}
+        dicts = {format: list(map(asdict, table)) for format, table in tables.items()}
         print_result(json.dumps(dicts))
     elif is_operator:
-        blocks = [_block(x, entry) for x, table in tables.items() for entry in table]
+        blocks = [_block(format, entry) for format, table in tables.items() for entry in table]
         print_result(*_separated(blocks))
     else:
-        print_result(*_separated(_table(x, table) for x, table in tables.items()))
+        print_result(*_separated(_table(format, table) for format, table in tables.items()))
 
 
 def _entries_of(
@@ -68,19 +68,28 @@ def _entries_of(
     def has_name(entry: OperatorEntry) -> bool:
         return f"_{entry.name}".lower().endswith(f"_{name}".lower())
 
-    matches = {x: [*filter(has_name, table)] for x, table in tables.items()}
-    if any(matches.values()):
-        return {x: table for x, table in matches.items() if table}
+    matches: dict[str, list[OperatorEntry]] = {}
+    for format, table in tables.items():
+        entries = [entry for entry in table if has_name(entry)]
+        if entries:
+            matches[format] = entries
+    if matches:
+        return matches
     from nnef_jax.wording.similar import did_you_mean
 
-    names = dict.fromkeys(y.name for table in tables.values() for y in table)
+    names = dict.fromkeys(entry.name for table in tables.values() for entry in table)
     hint = did_you_mean(name, [*tables, *names])
     raise InputError(f"no format and no operator is called {name!r}", hint=hint)
 
 
 def _separated(blocks: Iterable[Iterable[str]]) -> list[str]:
     """Return the lines of all blocks, with an empty line between two blocks."""
-    return [line for block in blocks for line in ("", *block)][1:]
+    lines: list[str] = []
+    for block in blocks:
+        if lines:
+            lines.append("")
+        lines += block
+    return lines
 
 
 def _table(format: str, entries: list[OperatorEntry]) -> list[str]:

@@ -18,6 +18,7 @@ from nnef_jax.storage.tensorfile import read_tensor_file
 
 ARRAYS = (".npy", ".npz", ".dat")
 _KINDS = ", ".join((*ARRAYS, *PICTURES))
+_NAME_HINT = "NAME=FILE says which input a file is for"
 
 Array = NDArray[Any]
 
@@ -106,15 +107,13 @@ def _assign(
         elif equals and name.isidentifier() and not Path(argument).exists():
             raise InputError(f"the graph has no input '{name}', its inputs are {shown}")
         elif Path(argument).suffix.lower() == ".npz":
-            for name, array in read_members(Path(argument)).items():
-                if name not in names:
-                    raise InputError(
-                        f"{argument} holds '{name}', the graph's inputs are {shown}",
-                        hint="NAME=FILE says which input a file is for",
-                    )
-                if name in arrays:
-                    raise InputError(f"input '{name}' is given by two .npz files")
-                arrays[name] = array
+            for member, array in read_members(Path(argument)).items():
+                if member not in names:
+                    message = f"{argument} holds '{member}', the graph's inputs are {shown}"
+                    raise InputError(message, hint=_NAME_HINT)
+                if member in arrays:
+                    raise InputError(f"input '{member}' is given by two .npz files")
+                arrays[member] = array
         else:
             unnamed.append(Path(argument))
     twice = [name for name in paths if name in arrays]
@@ -127,21 +126,28 @@ def _assign(
         message = f"{len(unnamed)} files are given without a name, the graph's inputs are {shown}"
         if len(free) < len(names):
             message += f", of which {len(free)} have no file yet"
-        raise InputError(message, hint="NAME=FILE says which input a file is for")
+        raise InputError(message, hint=_NAME_HINT)
     else:
-        paths.update((name, [path]) for name, path in zip(free, unnamed, strict=False))
+        for name, path in zip(free[: len(unnamed)], unnamed, strict=True):
+            paths[name] = [path]
     missing = [name for name in free if name not in paths]
     if missing:
         missing_names = ", ".join(map(repr, missing))
         raise InputError(f"no file is given for input {missing_names}, the graph takes {shown}")
+    _require_single_arrays(paths)
+    return arrays, paths
+
+
+def _require_single_arrays(paths: dict[str, list[Path]]) -> None:
+    """Raise InputError for several files of an input, unless all of them are pictures."""
     for name, input_paths in paths.items():
-        if len(input_paths) > 1 and not all(map(is_picture, input_paths)):
+        are_pictures = all(map(is_picture, input_paths))
+        if len(input_paths) > 1 and not are_pictures:
             raise InputError(
                 f"{len(input_paths)} files are given for input '{name}', "
                 "only pictures may be several",
                 hint="put the arrays of a batch into one file",
             )
-    return arrays, paths
 
 
 def read_array(path: Path, name: str) -> Array:
@@ -156,9 +162,12 @@ def read_array(path: Path, name: str) -> Array:
                 return read_npy(data, str(path))
         case ".npz":
             members = read_members(path)
-            if name not in members and len(members) != 1:
+            if name in members:
+                return members[name]
+            if len(members) != 1:
                 raise InputError(f"{path} holds {', '.join(members) or 'nothing'}, but no '{name}'")
-            return members[name] if name in members else next(iter(members.values()))
+            (array,) = members.values()
+            return array
         case ".dat":
             stored = read_tensor_file(path)
             if stored.quantized:

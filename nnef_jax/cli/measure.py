@@ -88,7 +88,8 @@ def measure_latency(
 ) -> None:
     """Measure the latency of calls, by batch and engine."""
     shown.check()
-    if entry != "apply" and (batches or onnx or tract):
+    needs_apply = bool(batches or onnx or tract)
+    if needs_apply and entry != "apply":
         message = "step and scan do not go with --batch, --onnx and --tract"
         raise typer.BadParameter(message, param_hint="--entry")
     sizes = [_size(text) for text in batches.split(",")] if batches else []
@@ -192,7 +193,7 @@ def _axes(text: str) -> dict[str, int]:
     axes: dict[str, int] = {}
     for part in text.split(","):
         name, _, extent = part.partition("=")
-        if not name.strip() or not extent.strip().isdecimal() or not int(extent):
+        if not name.strip() or not _is_positive(extent):
             message = f"{part!r} is no axis of a mesh; give some as in data=4,model=4"
             raise typer.BadParameter(message, param_hint="--mesh")
         axes[name.strip()] = int(extent)
@@ -218,7 +219,12 @@ def _with_open_batch(model: Model, source: str, reading: option.Reading, **optio
 
 
 def _size(text: str) -> int:
-    if not text.strip().isdecimal() or not int(text):
+    if not _is_positive(text):
         message = f"{text!r} is not a batch size; sizes are numbers as in 1,8,32"
         raise typer.BadParameter(message, param_hint="--batch")
     return int(text)
+
+
+def _is_positive(text: str) -> bool:
+    """Tell whether a text is a positive whole number."""
+    return text.strip().isdecimal() and int(text) > 0

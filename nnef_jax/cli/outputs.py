@@ -7,7 +7,7 @@ import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -89,7 +89,7 @@ def read_labels(path: Path) -> tuple[str, ...]:
         raise DataError(f"{path}: no UTF-8 text: {error.reason}") from None
 
 
-def reported(
+def saved_or_shown(
     network: str,
     results: Sequence[CallOutputs],
     output: Path | None,
@@ -150,8 +150,15 @@ def _as_json(
     return json.dumps({"network": network, "results": shown, "files": list(files)}, allow_nan=False)
 
 
-def _top_rows(array: Array, top: Top) -> list[tuple[tuple[int, ...], list[dict[str, Any]]]]:
-    """Return the position of each row, and the index, label and value of its largest entries.
+class _TopRow(NamedTuple):
+    """The position of a row, and the index, label and value of its largest entries."""
+
+    position: tuple[int, ...]
+    entries: list[dict[str, Any]]
+
+
+def _top_rows(array: Array, top: Top) -> list[_TopRow]:
+    """Return the largest entries of each row.
 
     Rows run along the last axis that is longer than 1: an array of shape (1, 1000, 1, 1) is one row
     of 1000 entries.
@@ -161,13 +168,13 @@ def _top_rows(array: Array, top: Top) -> list[tuple[tuple[int, ...], list[dict[s
     labels = top.labels if len(top.labels) == rows.shape[1] else ()
     # NaN comes last, and equal entries keep their order.
     order = np.argsort(-rows.astype(np.float64), axis=1, kind="stable")
-    top_rows: list[tuple[tuple[int, ...], list[dict[str, Any]]]] = []
+    top_rows: list[_TopRow] = []
     for position, row, indices in zip(np.ndindex(*shape[:-1]), rows, order, strict=True):
         entries: list[dict[str, Any]] = []
-        for i in indices[: top.count]:
-            label = labels[i] if labels else None
-            entries.append({"index": int(i), "label": label, "value": row[i].item()})
-        top_rows.append((position, entries))
+        for index in indices[: top.count]:
+            label = labels[index] if labels else None
+            entries.append({"index": int(index), "label": label, "value": row[index].item()})
+        top_rows.append(_TopRow(position, entries))
     return top_rows
 
 
@@ -182,8 +189,8 @@ def check_labels(top: Top, results: Sequence[CallOutputs]) -> None:
     """Raise InputError if no output has as many entries in a row as there are labels."""
     lengths = {name: _row_shape(array)[-1] for name, array in results[0].outputs.items()}
     if top.labels and len(top.labels) not in lengths.values():
-        rows = ", ".join(f"rows of '{name}' have {n} entries" for name, n in lengths.items())
-        raise InputError(f"there are {len(top.labels)} labels, but {rows}")
+        rows = [f"rows of '{name}' have {length} entries" for name, length in lengths.items()]
+        raise InputError(f"there are {len(top.labels)} labels, but {', '.join(rows)}")
 
 
 def _top_lines(array: Array, top: Top) -> list[str]:

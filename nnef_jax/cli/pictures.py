@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from nnef_jax import TensorSpec
 
 PICTURES = (".png", ".jpg", ".jpeg")
+_STEPS_OF_16_BITS = 257  # 65535 / 255: the steps of 16 bits in one step of 8 bits
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 # Bytes for each pixel and channel of the result: two copies of 1 byte, and one as a float32.
 _BYTES_PER_CHANNEL = 6
@@ -88,7 +89,7 @@ def _pixels(path: Path, name: str, extents: dict[str, int | None], resize: bool)
     image = _open_picture(path, channels or 3)
     if image.mode.startswith("I"):
         # The picture has 16 bits, which Pillow would clip at 255.
-        image = _image_module().fromarray(np.asarray(image, np.float32) / 257)
+        image = _image_module().fromarray(np.asarray(image, np.float32) / _STEPS_OF_16_BITS)
     elif channels is None and image.mode in ("1", "L", "LA"):
         image = image.convert("L")
     else:

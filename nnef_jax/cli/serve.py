@@ -94,10 +94,10 @@ def serve(
                     progress(done, total)
                 if done == total:
                     compiling.close()
-                    _tell("ready")
+                    _write_line("ready")
 
             def listening(url: str) -> None:
-                _tell(f"listening at {url}: {', '.join(models)}")
+                _write_line(f"listening at {url}: {', '.join(models)}")
 
             application = app(models, sizes=numbers, limits=limits, progress=ready)
             # SIGPIPE would end the process when a client disconnects. Windows has no SIGPIPE.
@@ -106,7 +106,7 @@ def serve(
             Server(application, host, port, timeout, listening).run(sockets)
 
 
-def _tell(text: str) -> None:
+def _write_line(text: str) -> None:
     """Write a line to standard output. If that fails, the server continues."""
     with suppress(OSError):
         print_result(text)

@@ -27,7 +27,8 @@ def groups_of(reads: Iterator[ItemArrays], size: int, *, stop: bool) -> Iterator
         if isinstance(read.outcome, Exception) and stop:
             raise read.outcome
         group.append(read)
-        count += not isinstance(read.outcome, Exception)
+        if not isinstance(read.outcome, Exception):
+            count += 1
         if count == size:
             yield group
             group = []
@@ -47,7 +48,8 @@ def computing(model: Model, devices: Sequence[Any], size: int) -> _Compute:
         sharding = NamedSharding(mesh, PartitionSpec("batch"))
 
     def compute(items: Sequence[Mapping[str, Array]]) -> dict[str, Any]:
-        rows = [*items, *[items[-1]] * (size - len(items))]
+        padding = [items[-1]] * (size - len(items))
+        rows = [*items, *padding]
         stacked = {x.name: np.concatenate([row[x.name] for row in rows]) for x in model.inputs}
         outputs = model(*jax.device_put(list(stacked.values()), sharding))
         return by_name(model, outputs)

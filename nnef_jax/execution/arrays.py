@@ -18,7 +18,7 @@ from nnef_jax.calls.arguments import bind_variables
 from nnef_jax.errors import InputError
 from nnef_jax.execution.definition import Definition
 from nnef_jax.execution.meshes import Layout
-from nnef_jax.execution.places import Device, Place, computing_at, default_device, place_of
+from nnef_jax.execution.places import Device, Placement, computing_at, default_device, place_of
 from nnef_jax.execution.run_options import Prepared
 from nnef_jax.execution.threads import Once
 from nnef_jax.storage import files
@@ -31,6 +31,10 @@ _ABSTRACT = (
     "nnef_jax.load reads them if parameters is 'arrays', and model.with_params(...) sets them; "
     "a mesh must be of attached devices"
 )
+
+# Indices of `Leaves`.
+_PARAMETERS = 0
+_STATE = 1
 
 
 class Arrays:
@@ -80,7 +84,8 @@ class Arrays:
         return cls(definition, leaves, from_user=from_user, state_from_user=state_from_user)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        params, state = leaves = _on_host(self._leaves)
+        leaves = _on_host(self._leaves)
+        params, state = leaves
         arrays = *params.values(), *state.values()
         are_stored = all(isinstance(x, np.ndarray) for x in arrays)
         flags = {"from_user": not are_stored, "state_from_user": self.state_from_user}
@@ -115,9 +120,11 @@ class Arrays:
 
     def parameters(self, where: Where | None = None) -> dict[str, jax.Array]:
         """Return the parameters on a device, by default jax's default device."""
-        return self._at(where, 0)
+        return self._on_device(where, _PARAMETERS)
 
-    def for_calls(self, where: Where | None = None) -> dict[str, jax.Array] | Prepared:
+    def params_for_traced_calls(
+        self, where: Where | None = None
+    ) -> dict[str, jax.Array] | Prepared:
         """Return the parameters that a traced function takes.
 
         If tensor parallelism divides parameters, the result contains them already divided, so that
@@ -133,7 +140,7 @@ class Arrays:
 
     def initial_state(self, where: Where | None = None) -> dict[str, jax.Array]:
         """Return the initial values of the graph's state variables on a device."""
-        state = self._at(where, 1)
+        state = self._on_device(where, _STATE)
         is_constant = self.are_traced and not self.state_from_user
         return jax.lax.stop_gradient(state) if is_constant else state
 
@@ -158,20 +165,22 @@ class Arrays:
         params, state = self._leaves
         return {**self.definition.unread, **params, **state}
 
-    def under(self, definition: Definition) -> Arrays:
+    def with_definition(self, definition: Definition) -> Arrays:
         """Return the same arrays, on the same devices, for another definition of the network."""
         other = Arrays.__new__(Arrays)
         other.__dict__ = self.__dict__ | {"definition": definition}
         return other
 
-    def over(self, layout: Layout) -> Arrays:
+    def with_layout(self, layout: Layout) -> Arrays:
         """Return the same arrays on a mesh. Each device is sent only its shards."""
         params, state = self._leaves
         shapes = [value.type.shape for value in self.definition.network.graph.inputs]
         placed = layout.put_params(params), layout.put_state(state, shapes)
-        return Arrays(self.definition.over(layout), placed, state_from_user=self.state_from_user)
+        return Arrays(
+            self.definition.with_layout(layout), placed, state_from_user=self.state_from_user
+        )
 
-    def place(self, inputs: Sequence[object]) -> Place | None:
+    def place(self, inputs: Sequence[object]) -> Placement | None:
         """Return the place where jax computes with the model's arrays and these inputs.
 
         Return None if arrays are traced, or committed to different places. In these cases jax
@@ -191,14 +200,15 @@ class Arrays:
         if not place.is_committed:
             return place_of(inputs)
         shardings = {x.sharding for x in inputs if isinstance(x, jax.Array) and x.committed}
-        return place if all(x.device_set == {place.where} for x in shardings) else None
+        has_one_device = all(x.device_set == {place.where} for x in shardings)
+        return place if has_one_device else None
 
     @cached_property
     def are_traced(self) -> bool:
         """Tell whether at least one of the arrays is a tracer."""
         if not self.from_user or self.are_types:
             return False
-        return any(isinstance(x, Tracer) for x in self._all.values())
+        return any(isinstance(x, Tracer) for x in self._checked_arrays.values())
 
     def require(self) -> None:
         """Raise InputError if types stand for the arrays."""
@@ -213,45 +223,50 @@ class Arrays:
         return any(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(self._leaves))
 
     @cached_property
-    def _place(self) -> Place | None:
+    def _place(self) -> Placement | None:
         """Return the place of a user's arrays, or None if they are traced or on several devices."""
         if self.are_traced:
             return None
-        arrays = list(self._all.values())
+        arrays = list(self._checked_arrays.values())
         devices = {device for x in arrays if x.committed for device in x.sharding.device_set}
         return place_of(arrays) if len(devices) < 2 else None
 
     @cached_property
-    def _all(self) -> dict[str, Any]:
+    def _checked_arrays(self) -> dict[str, Any]:
         """Return a user's arrays by label. Raises InputError if they do not fit the graph."""
-        definition, (params, state) = self.definition, self._leaves
+        definition = self.definition
+        params, state = self._leaves
         bound = bind_variables("params", params, definition.parameters, definition.labels)
         bound |= bind_variables("state", state, definition.variables, definition.states)
-        return {label: _array(x) for label, x in bound.items()}
+        return {label: _strongly_typed(x) for label, x in bound.items()}
 
-    def _at(self, where: Where | None, part: int) -> dict[str, Any]:
-        """Return the parameters (`part` 0) or the initial state (`part` 1) on a device."""
-        if not self.from_user:
-            if where is None:
-                where = default_device()
+    def _on_device(self, device: Where | None, index: int) -> dict[str, Any]:
+        """Return the parameters (`index` 0) or the initial state (`index` 1) on a device."""
+        if self.from_user:
+            return self._users_on_device(device, index)
+        if device is None:
+            device = default_device()
 
-            def put() -> dict[str, jax.Array]:
-                arrays = _put(self._leaves[part], where)
-                self._leaves[part].update(arrays)
-                return arrays
+        def put() -> dict[str, jax.Array]:
+            arrays = _put(self._leaves[index], device)
+            self._leaves[index].update(arrays)
+            return arrays
 
-            return self._placed.get((where, part), put)
-        labels = (self.definition.labels, self.definition.states)[part]
+        return self._placed.get((device, index), put)
+
+    def _users_on_device(self, device: Where | None, index: int) -> dict[str, Any]:
+        """Do the same for a user's arrays, of which committed ones stay on their devices."""
+        labels = self.definition.labels if index == _PARAMETERS else self.definition.states
         if not labels:
             return {}
         self.require()
-        arrays = {label: self._all[label] for label in labels}
+        arrays = {label: self._checked_arrays[label] for label in labels}
         place = self._place
-        if where is None or place is None or place.is_committed:
+        if device is None or place is None or place.is_committed:
             return arrays
-        if all(x.devices() == {where} for x in arrays.values()):
+        if all(x.devices() == {device} for x in arrays.values()):
             return arrays
-        return self._placed.get((where, part), lambda: _put(arrays, where))
+        return self._placed.get((device, index), lambda: _put(arrays, device))
 
 
 def _put(stored: Mapping[str, _Stored], where: Where) -> dict[str, jax.Array]:
@@ -262,7 +277,7 @@ def _put(stored: Mapping[str, _Stored], where: Where) -> dict[str, jax.Array]:
     """
     replicated = where if isinstance(where, NamedSharding) else None
     # The results are cached, so they must be arrays even if this code runs within a trace.
-    with jax.ensure_compile_time_eval(), computing_at(Place(where, False).device):
+    with jax.ensure_compile_time_eval(), computing_at(Placement(where, False).device):
         arrays = jax.device_put(list(map(np.asarray, stored.values())), replicated)
     for x in stored.values():
         if isinstance(x, np.ndarray):
@@ -276,7 +291,7 @@ def _on_host(leaves: Leaves) -> Leaves:
     Raises InputError for an array whose values are not on this host.
     """
 
-    def stored(x: object) -> object:
+    def on_host(x: object) -> object:
         if isinstance(x, Tracer):
             message = "a model of traced arrays has no values to pickle"
             raise InputError(message, hint="pickle outside of jax.jit and the like")
@@ -286,7 +301,7 @@ def _on_host(leaves: Leaves) -> Leaves:
             raise InputError(message, hint=hint)
         return np.asarray(x) if isinstance(x, jax.Array) else x
 
-    return jax.tree.map(stored, leaves)
+    return jax.tree.map(on_host, leaves)
 
 
 def _copied(leaves: Leaves, memo: dict[int, object]) -> Leaves:
@@ -296,7 +311,7 @@ def _copied(leaves: Leaves, memo: dict[int, object]) -> Leaves:
     return jax.tree.map(copied, leaves)
 
 
-def _array(x: _Stored) -> jax.Array:
+def _strongly_typed(x: _Stored) -> jax.Array:
     """Return a jax array whose dtype is not weak.
 
     For a weak dtype, jax would compile another executable.

@@ -34,22 +34,22 @@ def users_folder() -> str:
     return platformdirs.user_cache_dir("nnef-jax", appauthor=False)
 
 
-def has_users() -> bool:
+def has_user_cache() -> bool:
     """Tell whether the system has a folder for the user's caches. A bare container has none."""
     return os.path.isdir(platformdirs.user_cache_dir())
 
 
 def prepare(folder: str) -> str:
-    """Make a folder with mode 0700 if it does not exist; return its `objection`."""
+    """Make a folder with mode 0700 if it does not exist; return its `reason_unusable`."""
     try:
         if os.path.isabs(folder):
             os.makedirs(folder, mode=0o700, exist_ok=True)
     except (OSError, ValueError) as error:
         return str(getattr(error, "strerror", None) or error)
-    return objection(folder)
+    return reason_unusable(folder)
 
 
-def objection(folder: str) -> str:
+def reason_unusable(folder: str) -> str:
     """Return the reason why a folder cannot be a cache, or '' if it can.
 
     Other users must not be able to write to the folder, because its files contain code that is run.

@@ -73,9 +73,12 @@ def described(graph: Graph, numbers: dict[Value, int] | None = None) -> Iterator
                 return repr(item)
 
     yield shown(graph.inputs)
-    yield shown(tuple((p.label, p.value) for p in graph.parameters))
-    yield from (shown((o.kind, o.operands, o.attributes, o.results)) for o in graph.operations)
-    yield shown(tuple((s.label, s.value, s.reads()) for s in graph.states))
+    yield shown(tuple((parameter.label, parameter.value) for parameter in graph.parameters))
+    yield from (
+        shown((operation.kind, operation.operands, operation.attributes, operation.results))
+        for operation in graph.operations
+    )
+    yield shown(tuple((state.label, state.value, state.reads()) for state in graph.states))
     yield shown((graph.output_names, graph.outputs))
 
 

@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -44,6 +45,7 @@ from nnef_jax.storage import files, protected_files
 HEADER = 64  # in bytes; a multiple of the alignment, so that aligned data stay aligned in the file
 _MAGIC = b"nnef_jax checked file 1\n"
 _CHUNK = 1 << 20  # in bytes
+_LENGTH_BYTES = 8  # in which the size of the content, and the size of a header, are stored
 
 # The number of threads. More threads than cores would delay the thread that loads machine code: it
 # would take 126 ms instead of 105 ms.
@@ -67,7 +69,7 @@ def read_checked(path: str, *, mapped: bool) -> memoryview | None:
     copy.
     """
     try:
-        with protected_files.unnoted(), files.open_regular(path, ArchiveError) as file:
+        with protected_files.without_noting(), files.open_regular(path, ArchiveError) as file:
             start = _start(max(0, os.fstat(file.fileno()).st_size - HEADER))
             if file.read(len(start)) != start:  # The file may be another one, of any size.
                 return None
@@ -93,8 +95,9 @@ def digests_of(arrays: Sequence[NDArray[np.generic]]) -> list[str]:
 def write_array(path: str, array: NDArray[np.generic]) -> None:
     """Write an array to a file, atomically."""
     head = json.dumps((array.dtype.name, array.shape)).encode()
-    start = len(head).to_bytes(8, "little") + head
-    write_checked(path, [start.ljust(_aligned(len(start)), b"\0"), _bytes(array)])
+    start = len(head).to_bytes(_LENGTH_BYTES, "little") + head
+    padded_start = start.ljust(_aligned(len(start)), b"\0")
+    write_checked(path, [padded_start, _bytes(array)])
 
 
 def read_array(path: str) -> NDArray[Any] | None:
@@ -103,8 +106,8 @@ def read_array(path: str) -> NDArray[Any] | None:
     if content is None:
         return None
     try:
-        end = 8 + int.from_bytes(content[:8], "little")
-        dtype, shape = json.loads(bytes(content[8:end]))
+        end = _LENGTH_BYTES + int.from_bytes(content[:_LENGTH_BYTES], "little")
+        dtype, shape = json.loads(bytes(content[_LENGTH_BYTES:end]))
         return np.ndarray(shape, np.dtype(dtype), content, _aligned(end))
     except Exception:  # numpy may raise any exception for a corrupt header.
         return None
@@ -112,7 +115,7 @@ def read_array(path: str) -> NDArray[Any] | None:
 
 def _aligned(size: int) -> int:
     """Return a size rounded up to a multiple of the alignment."""
-    return size + -size % ALIGNMENT
+    return math.ceil(size / ALIGNMENT) * ALIGNMENT
 
 
 def _bytes(array: NDArray[np.generic]) -> memoryview:
@@ -120,7 +123,7 @@ def _bytes(array: NDArray[np.generic]) -> memoryview:
 
 
 def _start(size: int) -> bytes:
-    return _MAGIC + size.to_bytes(8, "little")
+    return _MAGIC + size.to_bytes(_LENGTH_BYTES, "little")
 
 
 def _digest(path: str, start: bytes, parts: Iterable[bytes | memoryview]) -> bytes:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import cached_property, partial
-from itertools import filterfalse
 from operator import attrgetter
 from typing import Any, Literal
 
@@ -20,7 +19,7 @@ from nnef_jax.calls.arguments import bind_inputs, bind_variables, declared
 from nnef_jax.errors import InputError, UnsupportedError, at_operation
 from nnef_jax.execution import host_profile
 from nnef_jax.execution.meshes import Layout
-from nnef_jax.execution.places import default_platform, is_watched
+from nnef_jax.execution.places import debugs_or_disables_jit, default_platform
 from nnef_jax.execution.probe import NOTHING, Probe
 from nnef_jax.execution.run_options import Prepared, RunOptions
 from nnef_jax.limits import Meter
@@ -36,9 +35,9 @@ Function = Callable[..., Results]
 class Definition:
     """A network, together with the options by which it is run.
 
-    The methods `cycle`, `cycles` (by `lax.scan`) and `items` (by `jax.vmap`) are the network as
-    pure functions. Their arguments are parameters by label, a state by label, and inputs in order.
-    `Entry` offers these functions in the form in which users call them.
+    The methods `cycle`, `scanned_cycles` (by `lax.scan`) and `mapped_cycle` (by `jax.vmap`) are the
+    network as pure functions. Their arguments are parameters by label, a state by label, and inputs
+    in order. `Entry` offers these functions in the form in which users call them.
 
     `labels` and `states` are the labels of the model's arrays. A definition does not hold the
     network's data, except `unread`: these are parameters that no operation reads, and they stay on
@@ -57,24 +56,24 @@ class Definition:
         self.options = options
         self.layout = layout
         self.optimize = self._optimize(options)
-        parameters = [p for p in network.graph.parameters if p.label not in left_out]
-        self.labels: tuple[str, ...] = tuple(p.label for p in parameters)
-        computed = network.computed_starts
+        labels = [parameter.label for parameter in network.graph.parameters]
+        self.labels: tuple[str, ...] = tuple(label for label in labels if label not in left_out)
+        computed = network.computed_state_labels
         self.states: tuple[str, ...] = tuple(
-            s.label for s in network.graph.states if s.label not in computed
+            state.label for state in network.graph.states if state.label not in computed
         )
 
     def with_unread(self, arrays: Mapping[str, Any]) -> Definition:
         """Return the same definition with more unread arrays."""
         if not arrays:
             return self
-        return self._with(unread={**self.unread, **arrays})
+        return self._copy_with(unread={**self.unread, **arrays})
 
     def with_options(self, options: RunOptions) -> Definition:
         """Return the definition of the same network with other options."""
-        return self._with(options=options, optimize=self._optimize(options))
+        return self._copy_with(options=options, optimize=self._optimize(options))
 
-    def _with(self, **attributes: object) -> Definition:
+    def _copy_with(self, **attributes: object) -> Definition:
         other = Definition.__new__(Definition)
         other.__dict__ = self.__dict__ | attributes
         other.__dict__.pop("content", None)
@@ -85,7 +84,7 @@ class Definition:
         # move between devices.
         return False if self.layout and self.layout.specs else options.optimize
 
-    def over(self, layout: Layout | None) -> Definition:
+    def with_layout(self, layout: Layout | None) -> Definition:
         """Return the same definition with another layout, or without a mesh."""
         network = replace(self.network, data=self.unread, _specialised={})
         return Definition(network, self.options, layout)
@@ -116,15 +115,15 @@ class Definition:
         dropped if `all` or `stored`. Raises InputError if the parameters do not fit the graph.
         """
         if isinstance(params, Prepared):
-            raw = params.checked_for(self).params
-            bound = bind_variables("params", raw, self.parameters, self.needed)
+            raw_params = params.checked_for(self).params
+            bound = bind_variables("params", raw_params, self.parameters, self.needed_labels)
             return bound if all or stored else params.with_params(bound)
-        bound = bind_variables("params", params, self.parameters, self.needed)
+        bound = bind_variables("params", params, self.parameters, self.needed_labels)
         if not stored and self.layout:
             bound = self.layout.put_params(bound)
-        has_unused = len(bound) > len(self.needed)
+        has_unused = len(bound) > len(self.needed_labels)
         if has_unused and not all:
-            return {label: bound[label] for label in self.needed}
+            return {label: bound[label] for label in self.needed_labels}
         return bound
 
     def check_state(self, state: object, labels: Iterable[str] | None = None) -> dict[str, Any]:
@@ -149,7 +148,7 @@ class Definition:
         return {parameter.label: parameter for parameter in self.network.graph.parameters}
 
     @cached_property
-    def needed(self) -> list[str]:
+    def needed_labels(self) -> list[str]:
         """Return the labels of the parameters on which outputs or states depend."""
         return [label for label in self.parameters if label not in self.network.unused]
 
@@ -160,9 +159,9 @@ class Definition:
 
     def cycle(self, params: Arrays, state: Arrays, inputs: Inputs, probe: Probe) -> Results:
         """Run one cycle, and return the outputs, the next state, and the captured tensors."""
-        graph, results = self._results(inputs, probe, state)
-        labels = self._labels_read(graph, results) if probe.capture else ()
-        missing = [*filterfalse(params.__contains__, labels)]
+        graph, results = self._graph_and_results(inputs, probe, state)
+        labels = self._labels_read(graph, results) if probe.capture else []
+        missing = [label for label in labels if label not in params]
         if missing:
             message = f"captures need {', '.join(map(repr, missing))}, which params does not have"
             hint = "after load(..., unused=True) model.params has all parameters of the graph"
@@ -171,26 +170,27 @@ class Definition:
         captures = {n: jnp.asarray(values[value]) for n, value in probe.captured(graph).items()}
         if not probe.results:
             return None, {}, captures
-        outputs = list(map(jnp.asarray, map(values.__getitem__, graph.outputs)))
-        after = {s.label: jnp.asarray(values[s.update]) for s in graph.states}
-        return outputs, after, captures
+        outputs = [jnp.asarray(values[value]) for value in graph.outputs]
+        next_state = {state.label: jnp.asarray(values[state.update]) for state in graph.states}
+        return outputs, next_state, captures
 
-    def cycles(self, params: Arrays, state: Arrays, inputs: Inputs, probe: Probe) -> Results:
+    def scanned_cycles(
+        self, params: Arrays, state: Arrays, inputs: Inputs, probe: Probe
+    ) -> Results:
         """Run a cycle for each item along the inputs' first axis, by `lax.scan`.
 
         Each cycle takes the state that the previous cycle returned.
         """
-
         self._require_constant_shapes(state, inputs)
 
         def body(state: Arrays, inputs: Inputs) -> tuple[dict[str, Any], Any]:
-            outputs, state, captures = self.cycle(params, state, inputs, probe)
-            return state, (outputs, captures)
+            outputs, next_state, captures = self.cycle(params, state, inputs, probe)
+            return next_state, (outputs, captures)
 
-        state, (outputs, captures) = jax.lax.scan(body, dict(state), list(inputs))
-        return outputs, state, captures
+        last_state, (outputs, captures) = jax.lax.scan(body, dict(state), list(inputs))
+        return outputs, last_state, captures
 
-    def items(self, params: Arrays, state: Arrays, inputs: Inputs, probe: Probe) -> Results:
+    def mapped_cycle(self, params: Arrays, state: Arrays, inputs: Inputs, probe: Probe) -> Results:
         """Run a cycle for each item along the inputs' first axis, by `jax.vmap`.
 
         All cycles start from the same state.
@@ -199,15 +199,15 @@ class Definition:
 
     def labels_read(self, inputs: Inputs, probe: Probe, state: Arrays) -> list[str]:
         """Return the labels of the parameters that a run on these inputs reads."""
-        return self._labels_read(*self._results(inputs, probe, state))
+        return self._labels_read(*self._graph_and_results(inputs, probe, state))
 
     def _labels_read(self, graph: Graph, results: list[Value]) -> list[str]:
         needed = graph.dependencies(results)
-        return [p.label for p in graph.parameters if p.value in needed]
+        return [parameter.label for parameter in graph.parameters if parameter.value in needed]
 
     def _require_constant_shapes(self, state: Arrays, inputs: Inputs) -> None:
         """Raise InputError for a state variable whose shape would change in a cycle."""
-        if not self.network.changing:
+        if not self.network.open_states:
             return
         graph = self.specialised(state, inputs, 1)
         for variable in graph.states:
@@ -219,16 +219,22 @@ class Definition:
                 hint = "call step in a loop, or keep a window of it in a lax.scan of your own"
                 raise InputError(f"{message}: in a scan its shape must not change", hint=hint)
 
-    def starts(self, params: Arrays, state: Arrays, graph: Graph, inputs: Arrays) -> dict[str, Any]:
+    def computed_initial_states(
+        self, params: Arrays, state: Arrays, graph: Graph, inputs: Arrays
+    ) -> dict[str, Any]:
         """Compute the initial values of state variables that depend on inputs of the first cycle.
 
         `inputs` has these inputs by name.
         """
-        initial = [s.initial for s in graph.states if s.initial is not None]
+        initial = [state.initial for state in graph.states if state.initial is not None]
         arrays = [inputs.get(value.name) for value in graph.inputs]
         values = self.tensors(graph, params, state, arrays, initial)
-        starts = {s.label: values[s.initial] for s in graph.states if s.initial is not None}
-        return {label: jnp.asarray(x) for label, x in starts.items()}
+        states = {
+            state.label: values[state.initial]
+            for state in graph.states
+            if state.initial is not None
+        }
+        return {label: jnp.asarray(x) for label, x in states.items()}
 
     def tensors(self, graph: Graph, *arguments: Any) -> dict[Value, Any]:
         """Compute tensors of a graph by `lowering.trace`. Errors name a line of the document."""
@@ -241,7 +247,9 @@ class Definition:
         except InvalidComputation as error:
             raise at_operation(error) from None
 
-    def _results(self, inputs: Inputs, probe: Probe, state: Arrays) -> tuple[Graph, list[Value]]:
+    def _graph_and_results(
+        self, inputs: Inputs, probe: Probe, state: Arrays
+    ) -> tuple[Graph, list[Value]]:
         """Return the graph for the shapes of inputs and state, and the values to compute."""
         graph = self.specialised(state, inputs)
         updates = map(attrgetter("update"), graph.states)
@@ -265,13 +273,14 @@ class Definition:
         probe: Probe,
     ) -> Results:
         """Compute a function within a trace, which jax may lower for any platform."""
-        raw = params
+        raw_params = params
         preparation = None
         if isinstance(params, Prepared):
-            raw = params.params
-            if not (probe.edits or probe.capture):
+            raw_params = params.params
+            has_probe = probe.edits or probe.capture
+            if not has_probe:
                 preparation = params.values.get(function.__name__)
-        arguments = raw, self.state_of(state), list(map(jnp.asarray, inputs)), probe
+        arguments = raw_params, self.state_of(state), list(map(jnp.asarray, inputs)), probe
         # Kernels for CPUs are chosen by the measured rates of the host, if jax computes on its CPU.
         rates = host_profile.rates(self.network.graph, self.options, default_platform())
         about = self.about._replace(rates=rates)
@@ -286,7 +295,7 @@ class Definition:
 
         # A run that only captures tensors computes the network as it is written. So does a run in
         # which jax looks for the operation that computes a NaN.
-        is_rewritten = self.optimize and probe.results and not is_watched()
+        is_rewritten = self.optimize and probe.results and not debugs_or_disables_jit()
         with named(about):
             if is_rewritten:
                 return or_else(rewritten, as_written)
@@ -317,7 +326,6 @@ class Definition:
         """Return the values prepared for a function on a platform, or None without passes."""
         if not self.optimize:
             return None
-
         arguments = params, self.state_of(state), list(inputs)
 
         def by_passes() -> Any:
@@ -325,12 +333,12 @@ class Definition:
 
             return preparation(self.target(platform), function, *arguments, NOTHING)
 
-        def nothing() -> None:
+        def without_values() -> None:
             # This call raises the errors of the function.
             jax.eval_shape(partial(function, probe=NOTHING), *arguments)
 
         with named(self.about):
-            return or_else(by_passes, nothing)
+            return or_else(by_passes, without_values)
 
     def state_of(self, state: Arrays) -> dict[str, Any]:
         """Return the arrays of the network's state variables, selected from `state` by label."""

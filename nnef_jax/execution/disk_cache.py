@@ -94,15 +94,15 @@ class DiskCache:
         entry = _read(path, device, tree)
         if entry is not None:
             _mark_used(path)
-            first, load = entry
+            preparing, load_call = entry
             # jaxlib may raise any exception for code that it cannot load.
             with suppress(Exception):
                 # The code is loaded while another thread computes the digest of the parameters.
                 # Each takes 0.1 s for ResNet-50.
                 with ThreadPoolExecutor(1) as pool:
-                    loading = pool.submit(load)
-                    values_of(first)
-                return loading.result(), first
+                    loading = pool.submit(load_call)
+                    values_of(preparing)
+                return loading.result(), preparing
         parts, run = make()
         call = run.lower(values_of(parts), *arguments).compile()
         self._keep(lambda: _write(path, parts, parameters, call))
@@ -123,31 +123,37 @@ class DiskCache:
         """
         if any(device.platform != "cpu" for x in parameters for device in x.devices()):
             return parts.computed(chosen, parameters)
-        reads = parts.recipe.reads(chosen)
-        read_digests = checked_file.digests_of([np.asarray(parameters[i]) for i in reads])
-        parameter_digests = [""] * len(parameters)
-        for i, digest in zip(reads, read_digests, strict=True):
-            parameter_digests[i] = digest
-        digests = parts.recipe.digests(parameter_digests)
-        versions = "\n".join(compiler_versions())
-        names = [hashlib.sha256(f"{versions} {digests[i]}".encode()).hexdigest() for i in chosen]
-        paths = [self._path(name, "bin") for name in names]
-        stored = [checked_file.read_array(path) for path in paths]
-        missing = [i for i, x in zip(chosen, stored, strict=True) if x is None]
-        computed = iter(parts.computed(missing, parameters)) if missing else iter(())
+        paths = self._value_paths(parts.recipe, chosen, parameters)
+        stored = {i: checked_file.read_array(path) for i, path in paths.items()}
+        read = {i: x for i, x in stored.items() if x is not None}
+        missing = [i for i in paths if i not in read]
+        computed = parts.computed(missing, parameters) if missing else []
         # The values must be arrays even if this code runs while a function is traced.
         with jax.ensure_compile_time_eval():
-            read = iter(jax.device_put([x for x in stored if x is not None]))
-        values: list[jax.Array] = []
-        for path, x in zip(paths, stored, strict=True):
-            if x is None:
-                value = next(computed)
-                self._keep(partial(checked_file.write_array, path, np.asarray(value)))
-            else:
-                value = next(read)
-                _mark_used(path)
-            values.append(value)
-        return values
+            read_values = jax.device_put(list(read.values()))
+        for i in read:
+            _mark_used(paths[i])
+        for i, value in zip(missing, computed, strict=True):
+            self._keep(partial(checked_file.write_array, paths[i], np.asarray(value)))
+        values = dict(zip((*read, *missing), (*read_values, *computed), strict=True))
+        return [values[i] for i in chosen]
+
+    def _value_paths(
+        self, recipe: Recipe, chosen: Sequence[int], parameters: Sequence[jax.Array]
+    ) -> dict[int, str]:
+        """Return the paths of the files of prepared values, by index."""
+        read_indices = recipe.reads(chosen)
+        read_digests = checked_file.digests_of([np.asarray(parameters[i]) for i in read_indices])
+        parameter_digests = [""] * len(parameters)
+        for i, digest in zip(read_indices, read_digests, strict=True):
+            parameter_digests[i] = digest
+        digests = recipe.digests(parameter_digests)
+        versions = "\n".join(compiler_versions())
+        paths: dict[int, str] = {}
+        for i in chosen:
+            key = hashlib.sha256(f"{versions} {digests[i]}".encode()).hexdigest()
+            paths[i] = self._path(key, "bin")
+        return paths
 
     def _keep(self, write: Callable[[], None]) -> None:
         """Write a file. Any error, such as a full disk, becomes a warning."""
@@ -196,7 +202,7 @@ def _folder(directory: str | os.PathLike[str]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _FirstPart:
+class _StoredPreparation:
     """The part of a split that prepares parameters, as it is read from a file.
 
     If the file has an executable for this part, it computes the values, and is loaded at its first
@@ -218,11 +224,11 @@ class _FirstPart:
 def _write(
     path: str, parts: Split, parameters: Sequence[jax.Array], call: jax.stages.Compiled
 ) -> None:
-    first = None
-    count = parts.sources.count(None)
+    preparation = None
+    count = parts.sources.count(None)  # the number of prepared values
     if count and not parts.is_by_numpy(parameters):
-        first = _serialized(parts.compiled(range(count), parameters))
-    content = pickle.dumps((parts.sources, parts.recipe, first, _serialized(call)))
+        preparation = _serialized(parts.compiled(range(count), parameters))
+    content = pickle.dumps((parts.sources, parts.recipe, preparation, _serialized(call)))
     checked_file.write_checked(path, [content])
 
 
@@ -234,7 +240,7 @@ def _serialized(part: jax.stages.Compiled) -> tuple[bytes, _Tree]:
 
 def _read(
     path: str, device: Device, tree: _Tree
-) -> tuple[_FirstPart, Callable[[], jax.stages.Compiled]] | None:
+) -> tuple[_StoredPreparation, Callable[[], jax.stages.Compiled]] | None:
     """Read a file; return the part that prepares parameters, and a function that loads the call.
 
     Return None for a damaged file.
@@ -244,13 +250,16 @@ def _read(
     if content is None:
         return None
     try:
-        sources, recipe, first, call = pickle.loads(content)
-        values = jax.tree.structure([0] * sources.count(None))
+        sources, recipe, preparation, call = pickle.loads(content)
+        values_tree = jax.tree.structure([0] * sources.count(None))
     except Exception:
         # The file may hold the bytes of another program, for which pickle may raise any exception.
         return None
-    load_first = None if first is None else cache(partial(_loaded, first, values, device))
-    return _FirstPart(sources, recipe, load_first), partial(_loaded, call, tree, device)
+    load_preparation = None
+    if preparation is not None:
+        load_preparation = cache(partial(_loaded, preparation, values_tree, device))
+    load_call = partial(_loaded, call, tree, device)
+    return _StoredPreparation(sources, recipe, load_preparation), load_call
 
 
 def _loaded(part: tuple[bytes, _Tree], tree: _Tree, device: Device) -> jax.stages.Compiled:

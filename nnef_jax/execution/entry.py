@@ -66,7 +66,7 @@ class Entry:
         jax matches donated buffers to results by their position, and a mismatch costs a copy.
         """
         states = self.definition.network.graph.states
-        return sorted(s.label for s in states) if self.takes_state else []
+        return sorted(state.label for state in states) if self.takes_state else []
 
     @property
     def function(self) -> Function:
@@ -75,7 +75,7 @@ class Entry:
         It is a function of parameters, state, inputs and a probe.
         """
         definition = self.definition
-        by_name = {"map": definition.items, "scan": definition.cycles}
+        by_name = {"map": definition.mapped_cycle, "scan": definition.scanned_cycles}
         return by_name.get(self.name, definition.cycle)
 
     def jitted(
@@ -119,13 +119,13 @@ class Entry:
         `labels` are the labels of the arrays in the list.
         """
 
-        def function(arrays: Inputs, inputs: Inputs, states: Inputs = ()) -> Any:
-            by_label = dict(zip(labels, arrays, strict=True))
-            state = {**by_label, **dict(zip(self.labels, states, strict=True))}
-            state = self.definition.state_of(state)
-            return self.result(self.function(by_label, state, list(inputs), NOTHING))
+        def run_on_lists(arrays: Inputs, inputs: Inputs, states: Inputs = ()) -> Any:
+            params = dict(zip(labels, arrays, strict=True))
+            call_state = dict(zip(self.labels, states, strict=True))
+            state = self.definition.state_of({**params, **call_state})
+            return self.result(self.function(params, state, list(inputs), NOTHING))
 
-        return function
+        return run_on_lists
 
     def specialised(self, arrays: Arrays, arguments: Lists) -> Graph:
         """Return the graph for the shapes of a model's arrays and of a call's `arguments`."""
@@ -139,17 +139,17 @@ class Entry:
         `graph` must be specialised for the call.
         """
         outputs = [0] * len(graph.outputs)
-        after = {state.label: 0 for state in graph.states}
-        return jax.tree.structure(self.result((outputs, after, {})))
+        next_state = {state.label: 0 for state in graph.states}
+        return jax.tree.structure(self.result((outputs, next_state, {})))
 
     def result(self, results: Results, probe: Probe = NOTHING) -> Any:
         """Return the results of a call in the form in which a user gets them."""
-        values, state, captures = results
+        outputs, next_state, captures = results
         if not probe.results:
             return captures
-        parts: list[Any] = [results_of(self.definition.network.graph)(values)]
+        parts: list[Any] = [results_of(self.definition.network.graph)(outputs)]
         if self.takes_state:
-            parts.append(state)
+            parts.append(next_state)
         if probe.capture is not None:
             parts.append(captures)
         return parts[0] if len(parts) == 1 else tuple(parts)
@@ -160,11 +160,11 @@ def results_of(graph: Graph) -> Callable[..., Any]:
     names = graph.output_names
     if len(names) == 1:
         return operator.itemgetter(0)
-    index: dict[Value, int] = {}
+    indices: dict[Value, int] = {}
     for i, value in enumerate(graph.outputs):
-        index.setdefault(value, i)  # The first of equal outputs counts.
-    aliases = {name: index[value] for name, value in graph.aliases.items() if value in index}
-    aliases |= {value.name: i for value, i in index.items()}
+        indices.setdefault(value, i)  # The first of equal outputs counts.
+    aliases = {name: indices[value] for name, value in graph.aliases.items() if value in indices}
+    aliases |= {value.name: i for value, i in indices.items()}
     pairs = sorted((name, i) for name, i in aliases.items() if name not in names)
     return _namedtuple(names, tuple(pairs))._make
 
@@ -177,10 +177,10 @@ def _namedtuple(names: tuple[str, ...], aliases: tuple[tuple[str, int], ...]) ->
     pairs of an alias and the index of its item.
     """
     type: Any = namedtuple("Outputs", names, rename=True)  # pyright: ignore[reportUntypedNamedTuple]
-    index = {**dict(aliases), **{name: i for i, name in enumerate(names)}}
+    indices = {**dict(aliases), **{name: i for i, name in enumerate(names)}}
 
     def getitem(self: tuple[Any, ...], key: object) -> Any:
-        return tuple.__getitem__(self, _index(index, names, key))
+        return tuple.__getitem__(self, _index(indices, names, key))
 
     def reduced(self: tuple[Any, ...]) -> tuple[Any, ...]:
         return _unpickled, (names, aliases, tuple(self))
@@ -200,14 +200,14 @@ def _unpickled(
     return _namedtuple(names, aliases)._make(values)
 
 
-def _index(index: Mapping[str, int], names: tuple[str, ...], key: object) -> Any:
+def _index(indices: Mapping[str, int], names: tuple[str, ...], key: object) -> Any:
     """Return the index for a name or an alias.
 
     Other keys, such as slices, are returned unchanged.
     """
     if not isinstance(key, str):
         return key
-    if key not in index:
-        hint = did_you_mean(key, index)
+    if key not in indices:
+        hint = did_you_mean(key, indices)
         raise KeyError(f"no output is '{key}', the outputs are {listed(names)}. {hint}".rstrip())
-    return index[key]
+    return indices[key]

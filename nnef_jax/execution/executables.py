@@ -22,7 +22,7 @@ from nnef_jax.execution import host_profile
 from nnef_jax.execution.cache_key import key_of
 from nnef_jax.execution.definition import Arrays, Definition
 from nnef_jax.execution.entry import Entry, Lists
-from nnef_jax.execution.places import Place, computing_at, is_traced, is_watched
+from nnef_jax.execution.places import Placement, computing_at, debugs_or_disables_jit, is_traced
 from nnef_jax.execution.run_options import RunOptions
 from nnef_jax.execution.threads import Once
 from nnef_jax.garbage import uncollected
@@ -48,11 +48,15 @@ class Store:
     compiled: Once
     functions: Once
 
-    def add(self, other: Store) -> None:
+    def copy_from(self, other: Store) -> None:
         """Add the values of another store to this one."""
-        for cache, source in ((self.compiled, other.compiled), (self.functions, other.functions)):
-            for key, value in [*source.values.items()]:
-                cache.keep(key, value)
+        _copy_values(other.compiled, self.compiled)
+        _copy_values(other.functions, self.functions)
+
+
+def _copy_values(source: Once, target: Once) -> None:
+    for key, value in [*source.values.items()]:  # a list, since other threads may add values
+        target.keep(key, value)
 
 
 Stores = WeakValueDictionary[RunOptions, Store]
@@ -91,7 +95,7 @@ class Executables:
     def __repr__(self) -> str:
         return repr(self.definition)
 
-    def under(self, definition: Definition) -> Executables:
+    def with_definition(self, definition: Definition) -> Executables:
         """Return the executables of the same network for other options.
 
         Objects with equal options share a store. If only `max_executables` differs, the contents of
@@ -101,10 +105,10 @@ class Executables:
         options = definition.options
         resized = replace(self.definition.options, max_executables=options.max_executables)
         if other._store is not self._store and resized == options:
-            other._store.add(self._store)
+            other._store.copy_from(self._store)
         return other
 
-    def sharing(self, definition: Definition) -> Executables:
+    def with_unread_of(self, definition: Definition) -> Executables:
         """Return the same executables for a definition that differs only in its unread arrays."""
         if definition is self.definition:
             return self
@@ -113,16 +117,19 @@ class Executables:
         return other
 
     @property
-    def starts(self) -> Any:
+    def computed_initial_states(self) -> Any:
         """Return the jitted function that computes the initial values of state variables."""
-        starts = self.definition.starts
-        return self._store.functions.get("starts", lambda: jax.jit(starts, static_argnums=2))
+        compute = self.definition.computed_initial_states
+        key = "computed initial states"
+        return self._store.functions.get(key, lambda: jax.jit(compute, static_argnums=2))
 
     def jitted(self, entry: Entry) -> Any:
         """Return the entry as a jitted function, which may be called within a trace."""
         # The setting is part of the key, because jax does not trace a function again when the user
         # turns on the search for NaN.
-        return self._store.functions.get((entry.name, is_watched()), lambda: entry.jitted())
+        return self._store.functions.get(
+            (entry.name, debugs_or_disables_jit()), lambda: entry.jitted()
+        )
 
     def jitted_for_mesh(self, entry: Entry) -> Any:
         """Return the entry as a jitted function with compiler options for the mesh.
@@ -144,21 +151,22 @@ class Executables:
         definition = self.definition
         layout = definition.layout
 
-        def make() -> dict[str, str]:
+        def make_options() -> dict[str, str]:
             if not definition.has_kernels(platform):
                 return {}
             try:
                 graph = definition.network.example()
-                arrays = {x.label: array_type(x.value) for x in (*graph.parameters, *graph.states)}
-                arrays = {x: arrays[x] for x in (*definition.labels, *definition.states)}
-                inputs = [*map(array_type, graph.inputs)]
+                variables = *graph.parameters, *graph.states
+                types = {x.label: array_type(x.value) for x in variables}
+                arrays = {label: types[label] for label in (*definition.labels, *definition.states)}
+                inputs = [array_type(value) for value in graph.inputs]
                 parts, _ = self.lower(Entry(definition, "outputs"), arrays, (inputs,), platform)
             except NnefError:  # The network has no example of its open extents.
                 return {}
             return parts.options(False)
 
         with named(definition.about):
-            options = self._store.functions.get(("options", platform), make)
+            options = self._store.functions.get(("options", platform), make_options)
         return options | (layout.compiler_options if layout else {})
 
     def get(
@@ -166,7 +174,7 @@ class Executables:
         entry: Entry,
         arrays: Arrays,
         arguments: Lists,
-        place: Place,
+        place: Placement,
         key: Hashable,
         *,
         keeps_values: bool,
@@ -186,14 +194,15 @@ class Executables:
         """
         # This list keeps the values alive, because the cache of prepared values has only weak
         # references.
-        held: list[Any] = []
+        live_values: list[Any] = []
         parameters = [*arrays.values()]
 
         def values_of(parts: Preparing) -> tuple[jax.Array, ...]:
             disk = self._disk_for(place) if keeps_values else None
             by_disk = None if disk is None else partial(disk.computed, parts)
-            held.append(prepared(parts, parameters, place, by_disk))
-            return held[-1]
+            values = prepared(parts, parameters, place, by_disk)
+            live_values.append(values)
+            return values
 
         def make() -> tuple[Any, Preparing]:
             split_and_jit = partial(self._split_and_jit, entry, arrays, arguments, place)
@@ -216,7 +225,7 @@ class Executables:
             run, parts = self._store.compiled.get(key, make)
             return partial(run, values_of(parts))
 
-    def is_on_disk(self, entry: Entry, arrays: Arrays, arguments: Lists, place: Place) -> bool:
+    def is_on_disk(self, entry: Entry, arrays: Arrays, arguments: Lists, place: Placement) -> bool:
         """Tell whether the cache folder has the executable for these arguments."""
         disk = self._disk_for(place)
         if disk is None:
@@ -267,7 +276,7 @@ class Executables:
         entry: Entry,
         arrays: Arrays,
         arguments: Lists,
-        place: Place,
+        place: Placement,
     ) -> tuple[Split, jax.stages.Wrapped]:
         """Return the split of an entry, and its call jitted with suitable compiler options."""
         definition = self.definition
@@ -285,7 +294,7 @@ class Executables:
         run: Any = _in_trace_only(call, entry.title)
         return parts, jax.jit(run, donate_argnums=donated, compiler_options=options)
 
-    def _disk_for(self, place: Place) -> DiskCache | None:
+    def _disk_for(self, place: Placement) -> DiskCache | None:
         return None if isinstance(place.where, Sharding) else self._disk
 
     def _key(
@@ -294,7 +303,7 @@ class Executables:
         graph: Graph,
         arrays: Arrays,
         arguments: Lists,
-        place: Place,
+        place: Placement,
         *,
         measures: bool = True,
     ) -> str:
@@ -331,16 +340,16 @@ def fastest(runs: Sequence[Callable[[], object]]) -> int:
     """
     for run in runs:
         jax.block_until_ready(run())
-    best = [math.inf] * len(runs)
+    shortest = [math.inf] * len(runs)
     end = time.perf_counter() + _TIME
     for _ in range(_RUNS):
         for index, run in enumerate(runs):
             start = time.perf_counter()
             jax.block_until_ready(run())
-            best[index] = min(best[index], time.perf_counter() - start)
+            shortest[index] = min(shortest[index], time.perf_counter() - start)
         if time.perf_counter() > end:
             break
-    return best.index(min(best))
+    return shortest.index(min(shortest))
 
 
 def _in_trace_only(run: Callable[..., object], name: str) -> Callable[..., object]:

@@ -22,7 +22,13 @@ from nnef_jax.execution.definition import Definition, Inputs
 from nnef_jax.execution.entry import Entry, Lists, results_of
 from nnef_jax.execution.executables import Executables
 from nnef_jax.execution.meshes import Layout
-from nnef_jax.execution.places import Place, default_platform, is_explicit, is_traced, is_watched
+from nnef_jax.execution.places import (
+    Placement,
+    debugs_or_disables_jit,
+    default_platform,
+    is_explicit,
+    is_traced,
+)
 from nnef_jax.execution.probe import NOTHING, Probe
 from nnef_jax.execution.run_options import Params, Prepared, RunKeywords, RunOptions
 from nnef_jax.execution.threads import Once
@@ -33,7 +39,7 @@ from nnef_jax.reading.network import Network
 # compilation costs. On two cores the kernels gain from 0.04 s (ResNet-18) to 0.3 s (MobileNetV2) in
 # a billion multiply-adds. Their compilation takes 4 s (ResNet-18) and 1 s (MobileNetV2) of
 # processor time.
-_LONG = 10_000_000_000
+_MULTIPLY_ADDS_WORTH_COMPILING = 10_000_000_000
 
 ByLabel = Mapping[str, Any]  # arrays, tracers or types
 
@@ -59,13 +65,13 @@ class Execution:
         definition = arrays.definition
         self.definition: Definition = definition
         self.arrays = arrays
-        self.executables: Executables = executables.sharing(definition)
+        self.executables: Executables = executables.with_unread_of(definition)
         self.network: Network = definition.network
         self.bind: Callable[..., list[Any]] = definition.bind
         self.types: Callable[..., list[Any]] = definition.types
         self.check_params: Callable[..., Any] = definition.check_params
         self.check_state: Callable[..., dict[str, Any]] = definition.check_state
-        # functions for use in a caller's trace, by entry and by `is_watched`
+        # functions for use in a caller's trace, by entry and by `debugs_or_disables_jit`
         self._in_trace = Once()
         # Bound executables. Each is stored under two keys: (entry, place, shapes), and the types of
         # its inputs.
@@ -117,7 +123,7 @@ class Execution:
         definition = Definition(replace(network, data=types), options)
         return cls.of(Arrays.of(definition, types, from_user=True))
 
-    def on(
+    def with_leaves(
         self, leaves: Leaves, unread: ByLabel | None = None, *, state_from_user: bool = False
     ) -> Execution:
         """Return an execution on other parameters and states, which shares the executables."""
@@ -129,18 +135,20 @@ class Execution:
         """Return an execution of another network on that network's data, with the same options."""
         before = self.definition
         definition = Definition(network, before.options, before.layout)
-        return self._of(definition, network.data, from_user=self.arrays.from_user)
+        return self._on_data(definition, network.data, from_user=self.arrays.from_user)
 
-    def over(self, layout: Layout) -> Execution:
+    def with_layout(self, layout: Layout) -> Execution:
         """Return the same execution on a mesh."""
-        return Execution.of(self.arrays.over(layout))
+        return Execution.of(self.arrays.with_layout(layout))
 
     def with_options(self, options: RunOptions) -> Execution:
         """Return the execution on the same arrays with other options."""
         definition = self.definition.with_options(options)
-        return Execution(self.executables.under(definition), self.arrays.under(definition))
+        return Execution(
+            self.executables.with_definition(definition), self.arrays.with_definition(definition)
+        )
 
-    def literal(self) -> Execution:
+    def without_passes(self) -> Execution:
         """Return an execution on the same arrays, without passes and without a mesh."""
         return self.without_mesh().with_options(replace(self.definition.options, optimize=False))
 
@@ -149,12 +157,12 @@ class Execution:
         if self.definition.layout is None:
             return self
         params, state = self.arrays.leaves()
-        definition = self.definition.over(None)
+        definition = self.definition.with_layout(None)
         # Arrays from the mesh are treated like arrays from a file, so that calls put them on one
         # device. Tracers stay where they are.
-        return self._of(definition, {**params, **state}, from_user=self.arrays.are_traced)
+        return self._on_data(definition, {**params, **state}, from_user=self.arrays.are_traced)
 
-    def _of(self, definition: Definition, data: ByLabel, *, from_user: bool) -> Execution:
+    def _on_data(self, definition: Definition, data: ByLabel, *, from_user: bool) -> Execution:
         state_from_user = self.arrays.state_from_user
         arrays = Arrays.of(definition, data, from_user=from_user, state_from_user=state_from_user)
         return Execution.of(arrays)
@@ -176,7 +184,8 @@ class Execution:
             if self.executables.is_on_disk(entry, arrays, arguments, place):
                 return self
         graph = self.network.specialise([x.shape for x in inputs])
-        return self if total(graph) > _LONG else self.literal()
+        is_long = total(graph) > _MULTIPLY_ADDS_WORTH_COMPILING
+        return self if is_long else self.without_passes()
 
     def executable_for(self, inputs: tuple[object, ...]) -> partial[Any] | None:
         """Return the executable of `outputs` that an earlier call with these types used.
@@ -188,11 +197,11 @@ class Execution:
             return None  # `run` raises the error for this case.
         recent = self._recent.values
         try:
-            types = _types(inputs)
-            executable = recent.get(types)
+            key = _key_of_types(inputs)
+            executable = recent.get(key)
             # Each executable has two keys. If there are only two keys, there is no order to update.
             if executable is not None and len(recent) > 2:
-                recent.move_to_end(types)
+                recent.move_to_end(key)
             return executable
         except (AttributeError, TypeError, KeyError):
             # An input is not an array, or another thread has removed the executable.
@@ -236,13 +245,13 @@ class Execution:
             if any(isinstance(x, Tracer) for x in arrays) and self._is_in_callers_trace():
                 return self._run_in_trace(entry, state, inputs)
             where = None if place is None else place.where
-            params = self.arrays.for_calls(where)
+            params = self.arrays.params_for_traced_calls(where)
             return self._run_jitted(entry, params, state, inputs)
         executable = self._executable(entry, arguments, place)
         if not entry.takes_state:
             are_arrays = all(isinstance(x, jax.Array) or type(x) is np.ndarray for x in arrays)
             if are_arrays:
-                self._recent.keep(_types(arrays), executable)
+                self._recent.keep(_key_of_types(arrays), executable)
         try:
             return executable(*arguments)
         except ValueError:
@@ -260,12 +269,12 @@ class Execution:
 
         Parameters are prepared for the platform for which the trace is lowered.
         """
-        for_calls = self.arrays.for_calls
+        params_for_traced_calls = self.arrays.params_for_traced_calls
 
         def jitted() -> Any:
-            return entry.jitted(None, lambda _: for_calls())
+            return entry.jitted(None, lambda _: params_for_traced_calls())
 
-        run = self._in_trace.get((entry.name, is_watched()), jitted)
+        run = self._in_trace.get((entry.name, debugs_or_disables_jit()), jitted)
         return run(None, self._state_before(entry, state), inputs, NOTHING)
 
     def compiled(self, entry: Entry, state: ByLabel, inputs: Inputs) -> jax.stages.Compiled:
@@ -274,7 +283,7 @@ class Execution:
         place = self._place([*chain(*arguments)])
         if place is None or is_explicit(place.where):
             where = None if place is None else place.where
-            params = self.arrays.for_calls(where)
+            params = self.arrays.params_for_traced_calls(where)
             function = self.executables.jitted_for_mesh(entry)
             state_before = self._state_before(entry, state)
             return function.lower(params, state_before, inputs, NOTHING).compile()
@@ -312,17 +321,17 @@ class Execution:
         prepared = Prepared(params, values, self.definition) if layout.divisions else params
         return partial(_without_probe, entry.jitted()), (prepared, state, list(inputs))
 
-    def _place(self, arrays: Inputs) -> Place | None:
+    def _place(self, arrays: Inputs) -> Placement | None:
         """Return the place where jax computes with the arrays of a call, or None if jax decides.
 
         jax decides if arrays are traced, if the user disabled compilation, or if jax looks for the
         operation that computes a NaN.
         """
-        if is_watched() or any(isinstance(x, Tracer) for x in arrays):
+        if debugs_or_disables_jit() or any(isinstance(x, Tracer) for x in arrays):
             return None
         return self.arrays.place(arrays)
 
-    def _executable(self, entry: Entry, arguments: Lists, place: Place) -> partial[Any]:
+    def _executable(self, entry: Entry, arguments: Lists, place: Placement) -> partial[Any]:
         key = entry.name, place, tuple([x.shape for x in chain(*arguments)])
         executable = self._recent.values.get(key)
         if executable is None:
@@ -333,7 +342,7 @@ class Execution:
             )
         return self._recent.keep(key, executable)
 
-    def _arrays_read(self, entry: Entry, place: Place) -> dict[str, Any]:
+    def _arrays_read(self, entry: Entry, place: Placement) -> dict[str, Any]:
         # The initial state is an argument of the executable too, so that no executable contains
         # data of the network.
         params = self.arrays.parameters(place.where)
@@ -364,8 +373,8 @@ class Execution:
         primitives in 15 s, whereas the network as a whole takes 7 s. Within a caller's trace the
         function becomes a call, which XLA inlines.
         """
-        before = self._state_before(entry, state)
-        arguments = params, before, inputs, probe
+        state_before = self._state_before(entry, state)
+        arguments = params, state_before, inputs, probe
         run = self.executables.jitted(entry)
         run_on_mesh = self.executables.jitted_for_mesh(entry)
         # `is_traced` adds an equation to a trace, so it is called only if the two functions differ.
@@ -375,7 +384,7 @@ class Execution:
             return run(*arguments)
         except FloatingPointError as error:
             unprepared = params.params if isinstance(params, Prepared) else params
-            culprits = self._not_finite(unprepared, before, inputs)
+            culprits = self._not_finite(unprepared, state_before, inputs)
             for name in culprits:
                 error.add_note(f"{name} has one before the network runs")
             if entry.time_axes and not culprits:
@@ -400,10 +409,10 @@ class Execution:
                     culprits.append(f"{kind} '{name}'")
         return culprits
 
-    def prepare(self, params: ByLabel, inputs: Inputs, before: ByLabel | None = None) -> Prepared:
+    def prepare(self, params: ByLabel, inputs: Inputs, state: ByLabel | None = None) -> Prepared:
         """Return parameters with the values that are prepared for a cycle on inputs of these types.
 
-        `before` is the state before the cycle, by default the initial state.
+        `state` is the state before the cycle, by default the initial state.
         """
         if forks.is_without_threads:
             forks.refuse()
@@ -411,15 +420,15 @@ class Execution:
         layout = definition.layout
         if layout and layout.divisions:
             return Prepared(params, layout.divided(params), definition)
-        state = before
         if state is None:
             state = self.arrays.initial_state() if self.network.graph.states else {}
         functions = {definition.cycle: inputs}
-        if state and inputs and not self.network.changing:
+        can_scan = state and inputs and not self.network.open_states
+        if can_scan:
             # Two cycles stand for any number of cycles, since the number does not affect prepared
             # values.
             two_cycles = [jax.ShapeDtypeStruct((2, *x.shape), x.dtype) for x in inputs]
-            functions[definition.cycles] = two_cycles
+            functions[definition.scanned_cycles] = two_cycles
         platform = default_platform()
         values: dict[str, Any] = {}
         for function, types in functions.items():
@@ -439,11 +448,13 @@ class Execution:
         # The state is copied because a step overwrites its memory.
         if self.definition.options.donate_state:
             stored = {label: jnp.array(x, copy=True) for label, x in stored.items()}
-        if not network.computed_starts:
+        if not network.computed_state_labels:
             return stored
         arrays = inputs()
         graph = network.specialise([x.shape for x in arrays])
-        needed = graph.dependencies(s.initial for s in graph.states if s.initial is not None)
+        needed = graph.dependencies(
+            state.initial for state in graph.states if state.initial is not None
+        )
         pairs = zip(graph.inputs, arrays, strict=True)
         needed_inputs = {value.name: x for value, x in pairs if value in needed}
         for name, x in needed_inputs.items():
@@ -452,7 +463,7 @@ class Execution:
                 hint = "give the inputs of the first cycle: model.init_state(x)"
                 raise InputError(message, hint=hint)
         params = self.arrays.parameters()
-        computed = self.executables.starts(params, stored, graph, needed_inputs)
+        computed = self.executables.computed_initial_states(params, stored, graph, needed_inputs)
         states = {**stored, **computed}
         return {state.label: states[state.label] for state in graph.states}
 
@@ -461,7 +472,7 @@ def _without_probe(run: Callable[..., Any], *arguments: Any) -> Any:
     return run(*arguments, NOTHING)
 
 
-def _types(arrays: Inputs) -> tuple[Any, ...]:
+def _key_of_types(arrays: Inputs) -> tuple[Any, ...]:
     """Return the key under which the executable for these arrays of numpy or jax is stored."""
     default: Any = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
     types: list[Any] = [default]

@@ -40,15 +40,16 @@ from nnef_jax.storage import files, protected_files
 
 # Multiply-adds of a network from which the host is measured. The measurement takes a second, which
 # is too long for smaller networks.
-_LARGE = 10_000_000
+_MULTIPLY_ADDS_WORTH_MEASURING = 10_000_000
 
 # If this environment variable is 0, the process uses the shipped profile.
 _SWITCH = "NNEF_JAX_MEASURE"
-_LONGEST = 1 << 16  # the largest number of bytes that are read from a file
+_LARGEST_FILE = 1 << 16  # the largest number of bytes that are read from a file
 
 _profiles: dict[str | None, MachineProfile] = {}  # by folder; None is the user's cache folder
 _lock = threading.Lock()
 _WAIT = 5.0  # the longest time in seconds to wait while another thread measures
+_NO_QUOTA = 1 << 16  # in cores; more than any host has
 
 
 def rates(
@@ -69,8 +70,9 @@ def rates(
         return DEFAULT
     folder = options.cache_dir
     profile = read(folder)
-    if profile is None and measures and total(graph) >= _LARGE:
-        profile = measure(folder)
+    if profile is None and measures:
+        is_worth_it = total(graph) >= _MULTIPLY_ADDS_WORTH_MEASURING
+        profile = measure(folder) if is_worth_it else None
     return profile or DEFAULT
 
 
@@ -102,7 +104,8 @@ def measure(folder: str | None = None) -> MachineProfile | None:
     if path is None:
         return None
     parent = os.path.dirname(path)
-    if cache_folder.prepare(parent) or not os.access(parent, os.W_OK):
+    reason_unusable = cache_folder.prepare(parent)
+    if reason_unusable or not os.access(parent, os.W_OK):
         return None
     if not _lock.acquire(timeout=_WAIT):
         return None
@@ -120,7 +123,7 @@ def _measure_and_write(path: str) -> MachineProfile:
     """
     with suppress(Exception):  # XLA may raise any exception if it lacks an option.
         profile = _measured()
-        content = {**asdict(profile), "host": list(_host())}
+        content = {**asdict(profile), "host": list(_host_identity())}
         with files.replacing(path, overwrite=True) as file:
             file.write(f"{json.dumps(content, indent=1)}\n".encode())
         return profile
@@ -142,14 +145,14 @@ def path_in(folder: str | None = None) -> str | None:
     Return None if the system has no folder for the user's caches, as in a bare container.
     """
     if folder is None:
-        if not cache_folder.has_users():
+        if not cache_folder.has_user_cache():
             return None
         folder = cache_folder.users_folder()
-    key = hashlib.sha256("\0".join(_host()).encode()).hexdigest()[:16]
+    key = hashlib.sha256("\0".join(_host_identity()).encode()).hexdigest()[:16]
     return os.path.join(folder, f"machine-{key}.json")
 
 
-def _host() -> tuple[str, ...]:
+def _host_identity() -> tuple[str, ...]:
     """Return the identity of the host and its compiler. A profile is valid only for these."""
     names = ",".join((*MachineProfile.names(), *Costs.names()))
     return *processor(), f"threads: {threads()}", *compiler_versions(), f"rates: {names}"
@@ -175,18 +178,18 @@ def quota(root: str = "/sys/fs/cgroup") -> int:
         with suppress(OSError, ValueError, ArithmeticError):
             texts = [Path(root, name).read_text("ascii") for name in names]
             # Without a limit the first word is -1, or it is "max", which raises a ValueError.
-            spent, period = map(int, " ".join(texts).split())
-            if spent > 0:
-                return math.ceil(spent / period)
-    return 1 << 16
+            allowed, period = map(int, " ".join(texts).split())
+            if allowed > 0:
+                return math.ceil(allowed / period)
+    return _NO_QUOTA
 
 
 def _read(path: str) -> MachineProfile | None:
     """Return the profile in a file, or None if there is none or it is from another host."""
     try:
-        with protected_files.unnoted(), files.open_regular(path, ArchiveError) as file:
-            content = json.loads(file.read(_LONGEST))
-        if content.pop("host") != list(_host()):
+        with protected_files.without_noting(), files.open_regular(path, ArchiveError) as file:
+            content = json.loads(file.read(_LARGEST_FILE))
+        if content.pop("host") != list(_host_identity()):
             return None
         profile = _profile(content)
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
@@ -202,7 +205,8 @@ def _profile(content: Mapping[str, Any]) -> MachineProfile:
     profile = MachineProfile(**{**content, "costs": costs})
     rates = [getattr(profile, name) for name in MachineProfile.names()]
     rates += [getattr(costs, name) for name in Costs.names()]
-    if not all(type(x) is float and 0 < x < math.inf for x in rates):
+    are_positive = all(type(x) is float and 0 < x < math.inf for x in rates)
+    if not are_positive:
         raise ValueError("a rate is not a positive number")
     if type(profile.threads) is not int or profile.threads < 1:
         raise ValueError("threads is not a positive number")

@@ -25,7 +25,7 @@ from lowering.extents import UNKNOWN, shapes_differ, show
 from lowering.graph import Value
 from nnef_jax.calls.arguments import bind_inputs
 from nnef_jax.errors import InputError
-from nnef_jax.execution.places import Place, default_platform, is_explicit
+from nnef_jax.execution.places import Placement, default_platform, is_explicit
 from nnef_jax.execution.run_options import Params, Prepared
 from nnef_jax.reading.network import Network
 
@@ -66,13 +66,13 @@ class Layout:
         return math.prod(self.mesh.shape[name] for name in self.batch)
 
     @property
-    def place(self) -> Place | None:
+    def place(self) -> Placement | None:
         """Return the place of prepared values, which are replicated; None if there are none.
 
         Nothing is prepared if parameters are sharded, or if the mesh has Explicit axes.
         """
         replicated = NamedSharding(self.mesh, PartitionSpec())
-        return None if self.specs or is_explicit(replicated) else Place(replicated, True)
+        return None if self.specs or is_explicit(replicated) else Placement(replicated, True)
 
     def extent(self, shapes: Sequence[Sequence[int]], time_axes: int = 0) -> int | None:
         """Return the batch's extent from the shapes of inputs; None if no shape has the axis."""

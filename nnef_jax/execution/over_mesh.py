@@ -12,7 +12,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec, auto_axes
 
 from lowering import or_else
 from nnef_jax.execution.meshes import Layout, platform_of
-from nnef_jax.execution.places import explicit_mesh, is_watched
+from nnef_jax.execution.places import debugs_or_disables_jit, explicit_mesh
 from nnef_jax.execution.probe import Probe
 from nnef_jax.execution.run_options import Params, Prepared
 
@@ -54,7 +54,7 @@ def over_mesh(
         def undivided() -> Any:
             return compute(raw, *arguments)
 
-        if not effective.divisions or is_watched():
+        if not effective.divisions or debugs_or_disables_jit():
             return undivided()
         divided = partial(_divided, compute, effective, time_axes, raw, prepared, *arguments)
         return or_else(divided, undivided)

@@ -14,7 +14,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec, Sharding
 Device = Any  # A jax.Device, which type checkers do not accept as a type.
 
 
-class Place(NamedTuple):
+class Placement(NamedTuple):
     """The device or sharding of a computation.
 
     The results of the computation are committed to the place if its arguments are.
@@ -55,15 +55,15 @@ def default_platform() -> str:
     return default_device().platform
 
 
-def place_of(arrays: Sequence[object]) -> Place:
+def place_of(arrays: Sequence[object]) -> Placement:
     """Return the place where jax computes with these arrays, none of which may be traced."""
     for array in arrays:
         if isinstance(array, jax.Array) and array.committed:
             where = array.device
             if isinstance(where, NamedSharding):
                 where = NamedSharding(where.mesh, PartitionSpec())
-            return Place(where, True)
-    return Place(default_device(), False)
+            return Placement(where, True)
+    return Placement(default_device(), False)
 
 
 def computing_at(device: Device) -> AbstractContextManager[object]:
@@ -83,7 +83,7 @@ def explicit_mesh(arrays: object) -> Any:
     return next((x.mesh for x in shardings if x.mesh.explicit_axes), None)
 
 
-def is_watched() -> bool:
+def debugs_or_disables_jit() -> bool:
     """Tell whether jax's settings disable compilation, or make jax look for NaN or infinities."""
     config: Any = jax.config
     return config.jax_disable_jit or config.jax_debug_nans or config.jax_debug_infs

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -89,18 +89,28 @@ class Probe:
         """
         if not self.edits:
             return {}
-        edits: dict[Value, tuple[bool, str, Edit]] = {}
+        chosen: dict[Value, _MatchedEdit] = {}
         for pattern, edit in self.edits:
             function = edit or partial(_replacement, self.arrays[pattern])
             is_exact = pattern in graph.values
             for name in _matches(graph, pattern):
                 value = graph.values[name]
-                if value not in edits or (is_exact and not edits[value][0]):
-                    edits[value] = is_exact, name, function
-        return {value: _checked(name, edit) for value, (_, name, edit) in edits.items()}
+                earlier = chosen.get(value)
+                has_precedence = earlier is None or (is_exact and not earlier.is_exact)
+                if has_precedence:
+                    chosen[value] = _MatchedEdit(is_exact, name, function)
+        return {value: _checked(edit.name, edit.function) for value, edit in chosen.items()}
 
 
 NOTHING = Probe()
+
+
+class _MatchedEdit(NamedTuple):
+    """An edit of a tensor, and whether the user named the tensor itself instead of a pattern."""
+
+    is_exact: bool
+    name: str
+    function: Edit
 
 
 def _matches(graph: Graph, pattern: str) -> Sequence[str]:
@@ -115,7 +125,9 @@ def _matches(graph: Graph, pattern: str) -> Sequence[str]:
 
 def hint_for(pattern: str, graph: Graph, names: Collection[str]) -> str:
     """Return a hint for a name or pattern that matches no tensor of a graph."""
-    labels = {v.label: v.value.name for v in (*graph.parameters, *graph.states)}
+    labels = {
+        variable.label: variable.value.name for variable in (*graph.parameters, *graph.states)
+    }
     if pattern in labels:
         return f"it is the label of '{labels[pattern]}'"
     folded = [name for name in graph.folded if name == pattern or fnmatchcase(name, pattern)]

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 from nnef_jax.calls.arguments import Example, Params, State, copied, in_order, require_one_length
 from nnef_jax.execution.entry import Entry
 from nnef_jax.execution.execution import Execution
-from nnef_jax.execution.places import default_platform, is_traced, is_watched
+from nnef_jax.execution.places import debugs_or_disables_jit, default_platform, is_traced
 from nnef_jax.execution.probe import Edits, Probe
 from nnef_jax.execution.run_options import Prepared
 from nnef_jax.options import names_of
@@ -75,7 +75,8 @@ class Runnable:
                     # While jax looks for NaNs or traces, the executable may fail where the general
                     # call below succeeds, or where it names the NaN. The error of the executable is
                     # dropped in these cases.
-                    if not (is_watched() or is_traced()):
+                    may_succeed = debugs_or_disables_jit() or is_traced()
+                    if not may_succeed:
                         raise
         return execution.call(args, kwargs, probe=Probe.of(edit, capture))
 
@@ -155,9 +156,11 @@ class Runnable:
         >>> y = fast(model.prepare(model.params), x)
         """
         bound = self._execution.check_params(params, all=True)
-        arrays = {label: jnp.asarray(bound[label]) for label in self._execution.definition.needed}
-        before = state and self._execution.check_state(state)
-        return self._execution.prepare(arrays, self._execution.types(args, kwargs), before)
+        arrays = {
+            label: jnp.asarray(bound[label]) for label in self._execution.definition.needed_labels
+        }
+        checked_state = state and self._execution.check_state(state)
+        return self._execution.prepare(arrays, self._execution.types(args, kwargs), checked_state)
 
     @property
     def compiler_options(self) -> dict[str, str]:

@@ -11,7 +11,7 @@ from typing import Any
 
 
 class _Thread(threading.local):
-    makes = False
+    is_making = False
 
 
 _thread = _Thread()
@@ -46,18 +46,18 @@ class Once:
         value = self.values.get(key, _ABSENT)
         if value is not _ABSENT:
             return self.keep(key, value)
-        if _thread.makes or _is_foreign():
+        if _thread.is_making or _is_foreign():
             return self.keep(key, make())
-        place = os.getpid(), key
-        with self._locks.setdefault(place, threading.Lock()):
+        lock_key = os.getpid(), key
+        with self._locks.setdefault(lock_key, threading.Lock()):
             value = self.values.get(key, _ABSENT)
             if value is _ABSENT:
-                _thread.makes = True
+                _thread.is_making = True
                 try:
                     value = self.keep(key, make())
                 finally:
-                    _thread.makes = False
-        self._locks.pop(place, None)  # Waiting threads hold their own reference to the lock.
+                    _thread.is_making = False
+        self._locks.pop(lock_key, None)  # Waiting threads hold their own reference to the lock.
         return value
 
     def keep(self, key: Hashable, candidate: Any) -> Any:

@@ -19,7 +19,7 @@ from lowering.location import Span
 from nnef_jax.errors import LimitError, NnefError, UnsupportedError, family_of
 from nnef_jax.flattening.symbolic import SymbolicShapes
 from nnef_jax.formats.base import EXPORT_KNOWN, ExtentNeeded, Options
-from nnef_jax.limits import EXTENT, OPERATION, Limits, Meter, raising
+from nnef_jax.limits import EXTENT_STEPS, OPERATION_STEPS, Limits, Meter, raising
 
 ByName = Mapping[str, Any]  # operands or attributes, by the name of the kind's parameter
 _ARRAYS = frozenset({list, tuple})
@@ -94,7 +94,7 @@ class Emission:
             raise self.beyond(message, "operations", span, calls)
         lengths = [len(x) for x in attributes.values() if type(x) in _SEQUENCES]
         lengths += [_extents(x) for x in operands.values() if type(x) in _SEQUENCES]
-        self.meter.spend(OPERATION + sum(lengths), "the network", span, calls)
+        self.meter.spend(OPERATION_STEPS + sum(lengths), "the network", span, calls)
         operands = {k: self._hashable_operand(x) for k, x in operands.items()}
         attributes = {k: _hashable_attribute(x) for k, x in attributes.items()}
         results = self.builder.operation(
@@ -129,7 +129,7 @@ class Emission:
         """
         shape = value.type.shape
         rank = len(shape)
-        self.meter.steps += EXTENT * rank
+        self.meter.steps += EXTENT_STEPS * rank
         if shape in self._checked_shapes:
             return
         if rank > MAX_RANK:
@@ -272,7 +272,7 @@ class locating_errors:
 def _extents(operands: Sequence[object]) -> int:
     """Return the number of steps that it takes to compare the shapes of an operand array."""
     tensors = [x for x in operands if isinstance(x, Value)]
-    return len(operands) + sum([EXTENT * len(x.type.shape) for x in tensors])
+    return len(operands) + sum([EXTENT_STEPS * len(x.type.shape) for x in tensors])
 
 
 def _hashable_attribute(attribute: Any) -> Any:

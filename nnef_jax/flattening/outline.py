@@ -13,7 +13,7 @@ from lowering.graph import UNTYPED, Graph, Rule, Value
 from lowering.location import Span
 from nnef_jax.flattening.emission import Emission
 from nnef_jax.flattening.tensor_graph import Constant, TensorGraph
-from nnef_jax.limits import OPERATION
+from nnef_jax.limits import OPERATION_STEPS
 
 _UNKNOWN = " (unknown)"
 
@@ -45,7 +45,7 @@ def add_untyped(
             reads.append(x)
         elif isinstance(x, Constant) and x.label and isinstance(graph, TensorGraph):
             reads.append(graph.tensor(x, x.label, span))
-    graph.meter.spend(OPERATION, "the network", span)
+    graph.meter.spend(OPERATION_STEPS, "the network", span)
     types = tuple([UNTYPED] * len(names))
     rule = Rule(kind, lambda: types, _refuse, ("**",), wants_context=False, infer_reads=frozenset())
     operands_by_name = {"inputs": tuple(reads)}

@@ -29,6 +29,8 @@ _REST = 0.02
 # Seconds of untimed calls at the start of a turn, in which caches and clock rates settle.
 _WARM = 0.05
 _FEWEST = 3  # the smallest number of timed calls in a turn
+_BUSY = 0.2  # the number of cores that others use from which a title mentions it
+_COLORS = ("#1f4e79", "#c0392b", "#d68910", "#7d8a97")  # of engines in a picture
 
 Array = NDArray[Any]
 
@@ -100,7 +102,7 @@ class Benchmark(Result):
         if has_others:
             heads.append("difference")
         title = f"{self.network} on {self.device}, {self.rounds} rounds"
-        if self.elsewhere > 0.2:
+        if self.elsewhere > _BUSY:
             title += f"; other processes used {self.elsewhere:.1f} cores"
         return table_of(title, heads, rows)
 
@@ -108,8 +110,10 @@ class Benchmark(Result):
         """Draw the median latency by batch size, with a band up to p90. Return the axes."""
         ax = axes(ax, (6.4, 4))
         names = list(dict.fromkeys(timing.engine for timing in self.timings))
-        for name, color in zip(names, ("#1f4e79", "#c0392b", "#d68910", "#7d8a97"), strict=False):
-            timings = [t for t in self.timings if t.engine == name and not t.failure]
+        for name, color in zip(names, _COLORS, strict=False):  # There are at most 4 engines.
+            timings = [
+                timing for timing in self.timings if timing.engine == name and not timing.failure
+            ]
             batches = [timing.batch or 1 for timing in timings]
             medians = [1e3 * timing.p50 for timing in timings]
             ax.plot(batches, medians, "o-", color=color, label=name, markersize=4)
@@ -175,28 +179,30 @@ def benchmark(
         raise ValueError("rounds and batches must be at least 1")
     if not 0 <= seconds < math.inf:
         raise ValueError(f"seconds must be 0 or more, and finite, it is {seconds}")
-    if entry != "apply" and (sizes or against):
+    needs_apply = bool(sizes or against)
+    if needs_apply and entry != "apply":
         raise ValueError("batches and other engines need the entry 'apply'")
-    if (inputs or named) and sizes:
+    has_inputs = bool(inputs or named)
+    if has_inputs and sizes:
         raise InputError("inputs have a batch already: give either inputs or batches")
     engines = {name: engine(name, path) for name, path in (against or {}).items()}
     cases: list[_Case] = []
     devices: set[str] = set()
     for batch_inputs in _batches(model, sizes, seed) or [inputs]:
         subject = subject_of(model, batch_inputs, named, entry, seed)
-        first, results = _timed_call(subject.run)
+        first_seconds, results = _timed_call(subject.run)
         devices.add(devices_of(results))
         shapes = [x.shape for x in subject.arrays]
-        has_batch = entry == "apply" and len(shapes) > 0 and len(shapes[0]) > 0
+        has_batch = entry == "apply" and bool(shapes) and len(shapes[0]) > 0
         batch = shapes[0][0] if has_batch else None
-        cases.append(_Case(Timing(_OURS, batch, first), subject.run))
+        cases.append(_Case(Timing(_OURS, batch, first_seconds), subject.run))
         for name, prepare in engines.items():
             arrays = dict(zip([x.name for x in model.inputs], subject.arrays, strict=True))
             cases.append(_other_engine(name, batch, prepare, arrays, results))
-    elsewhere = _measure([case for case in cases if case.run], rounds, seconds)
+    cores_used_by_others = _measure([case for case in cases if case.run], rounds, seconds)
     timings = [timed(case.timing, case.rounds) for case in cases]
     device = ", ".join(sorted(devices))
-    return Benchmark(model.graph.name, device, rounds, elsewhere, tuple(timings))
+    return Benchmark(model.graph.name, device, rounds, cores_used_by_others, tuple(timings))
 
 
 @dataclass(slots=True)
@@ -208,7 +214,8 @@ class _Case:
 
 def _batches(model: Model, sizes: Sequence[int], seed: int) -> list[tuple[Array, ...]]:
     """Return random inputs for each batch size."""
-    if sizes and not any(spec.shape[:1] == (None,) for spec in model.inputs):
+    has_open_batch = any(spec.shape[:1] == (None,) for spec in model.inputs)
+    if sizes and not has_open_batch:
         hint = "load it with input_shapes whose first extent is None"
         raise InputError("no input has an open first extent for the batch", hint=hint)
     return [tuple(random_inputs(model, seed, batch=size).values()) for size in sizes]
@@ -227,10 +234,10 @@ def _other_engine(
     """
     try:
         call = prepare({name: np.asarray(x) for name, x in inputs.items()})
-        first, outputs = _timed_call(call)
+        first_seconds, outputs = _timed_call(call)
         reference = [np.asarray(x) for x in jax.tree.leaves(results)]
         difference = _relative_difference(reference, [np.asarray(x) for x in outputs])
-        return _Case(Timing(name, batch, first, difference=difference), call)
+        return _Case(Timing(name, batch, first_seconds, difference=difference), call)
     except Exception as error:  # If this engine fails, the other engines are measured nevertheless.
         reason = error.message if isinstance(error, NnefError) else first_line(error)
         return _Case(Timing(name, batch, failure=reason))
@@ -249,7 +256,7 @@ def _measure(cases: Sequence[_Case], rounds: int, seconds: float) -> float:
     Returns the mean number of cores that other processes used during the measurement.
     """
     start = time.perf_counter()
-    used_before = _used_elsewhere()
+    seconds_before = _core_seconds_of_others()
     for _ in range(rounds):
         for case in cases:
             assert case.run is not None
@@ -261,7 +268,8 @@ def _measure(cases: Sequence[_Case], rounds: int, seconds: float) -> float:
             while len(times) < _FEWEST or sum(times) < seconds:
                 times.append(_timed_call(case.run)[0])
             case.rounds.append(times)
-    return (_used_elsewhere() - used_before) / (time.perf_counter() - start)
+    core_seconds = _core_seconds_of_others() - seconds_before
+    return core_seconds / (time.perf_counter() - start)
 
 
 def timed(timing: Timing, rounds: Sequence[Sequence[float]]) -> Timing:
@@ -285,13 +293,15 @@ def timed(timing: Timing, rounds: Sequence[Sequence[float]]) -> Timing:
     )
 
 
-def _used_elsewhere() -> float:
+def _core_seconds_of_others() -> float:
     """Return the core seconds that other processes have used since an arbitrary start."""
     try:
         with open("/proc/stat") as file:
-            user, nice, system, _, _, *interrupts = map(int, file.readline().split()[1:9])
+            _name, *words = file.readline().split()
     except OSError:
         return math.nan
+    # The words after the first eight count work of guests, which `user` and `nice` contain.
+    user, nice, system, _idle, _waiting, *interrupts = map(int, words[:8])
     used = (user + nice + system + sum(interrupts)) / os.sysconf("SC_CLK_TCK")
     return used - time.process_time()
 

@@ -17,7 +17,7 @@ from nnef_jax.execution.probe import Probe
 from nnef_jax.execution.runnable import Runnable
 from nnef_jax.options import names_of, require, require_choice, require_flags, require_samples
 from nnef_jax.reading.network import Network
-from nnef_jax.workings import inside, network_of, stored
+from nnef_jax.workings import call_with_probe, network_of, stored
 
 Algorithm = Literal["min_max_linear_quantize", "zero_point_linear_quantize"]
 _MOST_BITS = 16
@@ -92,10 +92,11 @@ def calibrate(
         ranges[name] = array.min(axes), array.max(axes)
     codes = f"bits = {bits}, signed = {signed}, symmetric = {symmetric}".lower()
     lines: list[str] = []
-    for name, (low, high) in ranges.items():
-        if not (np.isfinite(low).all() and np.isfinite(high).all()):
+    for name, (least, greatest) in ranges.items():
+        are_finite = np.isfinite(least).all() and np.isfinite(greatest).all()
+        if not are_finite:
             raise InputError(f"tensor '{name}' has values that are not finite")
-        low, high = _not_empty(low, high)
+        low, high = _widened_if_empty(least, greatest)
         if algorithm == "min_max_linear_quantize":
             arguments = _min_max(low, high, symmetric)
         else:
@@ -115,7 +116,7 @@ def _tensors_to_quantise(
     tensors = {name: values[name] for name in identifiers}
     labels = {parameter.value: parameter.label for parameter in network.graph.parameters}
     if names is None:
-        names = _by_default(network.graph, tensors)
+        names = _default_names(network.graph, tensors)
     unknown = [name for name in names if name not in tensors]
     if unknown:
         raise InputError(f"the graph has no tensor {', '.join(map(repr, unknown))}")
@@ -131,7 +132,7 @@ def _is_real(value: Value) -> bool:
     return jnp.issubdtype(jnp.dtype(value.type.dtype), jnp.floating)
 
 
-def _by_default(graph: Graph, tensors: Mapping[str, Value]) -> list[str]:
+def _default_names(graph: Graph, tensors: Mapping[str, Value]) -> list[str]:
     """Return the names of the tensors that are quantised by default.
 
     These are all floating-point tensors except constants, and except variables that are not
@@ -170,7 +171,7 @@ def _ranges_of_runs(
     probe = Probe(capture=tuple(names), results=False)
 
     def run(inputs: tuple[Any, ...]) -> Mapping[str, jax.Array]:
-        return inside(model, *arguments_of(inputs), probe)
+        return call_with_probe(model, *arguments_of(inputs), probe)
 
     if not names:
         return ranges
@@ -183,44 +184,48 @@ def _ranges_of_runs(
     return {name: ranges[name] for name in names}
 
 
-def _not_empty(low: Array, high: Array) -> _Range:
+def _widened_if_empty(low: Array, high: Array) -> _Range:
     """Widen ranges whose ends are equal.
 
     A range of a positive number is widened down to 0, a range of a negative number up to 0, and [0,
     0] to [0, 1].
     """
     is_empty = low == high
-    top = np.where(high > 0, high, np.where(high < 0, 0, 1))
-    return np.where(is_empty & (low > 0), 0, low), np.where(is_empty, top, high)
+    widened_low = np.where(is_empty & (low > 0), 0, low)
+    widened_high = np.where(is_empty & (high < 0), 0, high)
+    return widened_low, np.where(is_empty & (high == 0), 1, widened_high)
 
 
 def _min_max(low: Array, high: Array, symmetric: bool) -> str:
     if symmetric:
         high = np.maximum(np.abs(low), np.abs(high))
         low = -high
-    return f"min = {_text(low)}, max = {_text(high)}"
+    return f"min = {_number_text(low)}, max = {_number_text(high)}"
 
 
 def _zero_point(low: Array, high: Array, bits: int, signed: bool, symmetric: bool) -> str:
     """Return the zero point and the scale for a range, which is first widened to include 0."""
-    top = 2 ** (bits - int(signed)) - 1
-    bottom = 0
+    highest_code = 2 ** (bits - 1) - 1 if signed else 2**bits - 1
+    lowest_code = 0
     if signed:
-        bottom = -top if symmetric else -top - 1
+        lowest_code = -highest_code if symmetric else -highest_code - 1
     low = np.minimum(low, 0).astype(np.float64)
     high = np.maximum(high, 0).astype(np.float64)
     if symmetric:
         high = np.maximum(-low, high)
         low = -high
-    scale = np.maximum((high - low) / (top - bottom), np.finfo(np.float32).tiny)
-    zero_point = np.clip(np.rint(bottom - low / scale), bottom, top).astype(np.int64)
-    return f"zero_point = {_text(zero_point)}, scale = {_text(scale)}"
+    steps = highest_code - lowest_code
+    scale = np.maximum((high - low) / steps, np.finfo(np.float32).tiny)
+    zero_point = np.clip(np.rint(lowest_code - low / scale), lowest_code, highest_code)
+    return (
+        f"zero_point = {_number_text(zero_point.astype(np.int64))}, scale = {_number_text(scale)}"
+    )
 
 
-def _text(numbers: Array) -> str:
+def _number_text(numbers: Array) -> str:
     """Write a number or an array in NNEF's syntax, in which scalars have a decimal point."""
     if numbers.ndim:
-        return f"[{', '.join(map(_text, numbers))}]"
+        return f"[{', '.join(map(_number_text, numbers))}]"
     if numbers.dtype.kind == "i":
         return str(int(numbers))
     mantissa, mark, exponent = str(np.float32(numbers)).partition("e")

@@ -12,6 +12,7 @@ the environment before it is loaded, and a compiler may abort its process.
 from __future__ import annotations
 
 import json
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -62,9 +63,10 @@ def compile_program(
     """
     exported = export.deserialize(bytearray(serialized))
     axes = axes or {"devices": exported.nr_devices}
-    types = tuple(AxisType[x] for x in axis_types) or (AxisType.Auto,)
-    size = int(np.prod([*axes.values()]))
-    mesh = Mesh(np.array(devices[:size]).reshape([*axes.values()]), tuple(axes), types)
+    extents = list(axes.values())
+    mesh_axis_types = tuple([AxisType[name] for name in axis_types]) or (AxisType.Auto,)
+    mesh_devices = np.array(devices[: math.prod(extents)]).reshape(extents)
+    mesh = Mesh(mesh_devices, tuple(axes), mesh_axis_types)
     replicated = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
     shardings = [x or replicated for x in exported.in_shardings_jax(mesh)]
     call = jax.jit(exported.call, in_shardings=shardings, donate_argnums=donated)

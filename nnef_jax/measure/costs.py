@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, overload
+from typing import Any, NamedTuple, overload
 
 import jax
 from jax.sharding import PartitionSpec
@@ -28,9 +28,9 @@ from nnef_jax.workings import (
     graph_for,
     has_arrays,
     layout_of,
-    over,
     program_on,
     types_of,
+    with_layout,
     without_mesh,
 )
 
@@ -197,26 +197,17 @@ def cost(
         require_choice("platform", platform, _PLATFORMS)
     types = _types(model, inputs, named)
     graph = graph_for(model, types)
-    stage: jax.stages.Lowered | jax.stages.Compiled
-    is_default = platform in (None, default_platform)
+    chosen_platform = platform or default_platform
+    is_default = chosen_platform == default_platform
     if is_default:
-        if has_arrays(model):
-            arrays = bind(model, [jax.numpy.zeros(x.shape, x.dtype) for x in types])
-            stage = compiled(model, "outputs", {}, arrays)
-        else:
-            function, arguments = program_on(model, types, default_platform)
-            stage = model.jit(function).lower(*arguments).compile()
-        memory = stage.memory_analysis()
-        loops = program_of(stage.as_text() or "", ()).loops
+        figures = _compiled_figures(model, types, default_platform)
     else:
-        traced = jax.jit(model.apply).trace(model.params, *types)
-        stage = traced.lower(lowering_platforms=(platform,))
-        memory = None
-        loops = stage.as_text().count("stablehlo.while")
-    analysis: Any = stage.cost_analysis() or {}
+        figures = _lowered_figures(model, types, chosen_platform)
+    analysis = figures.analysis
+    memory = figures.memory
     return Cost(
         graph.name,
-        platform or default_platform,
+        chosen_platform,
         is_default,
         total(graph),
         analysis.get("flops"),
@@ -226,8 +217,41 @@ def cost(
         getattr(memory, "output_size_in_bytes", None),
         getattr(memory, "temp_size_in_bytes", None),
         getattr(memory, "generated_code_size_in_bytes", None) or None,
-        loops,
+        figures.loops,
     )
+
+
+class _Figures(NamedTuple):
+    """XLA's analysis of a program, its memory (None if unknown), and the number of its loops."""
+
+    analysis: Mapping[str, float]
+    memory: object
+    loops: int
+
+
+def _compiled_figures(
+    model: Model, types: Sequence[jax.ShapeDtypeStruct], platform: str
+) -> _Figures:
+    """Return the figures of the program that a call runs on the default platform."""
+    if has_arrays(model):
+        arrays = bind(model, [jax.numpy.zeros(x.shape, x.dtype) for x in types])
+        program = compiled(model, "outputs", {}, arrays)
+    else:
+        function, arguments = program_on(model, types, platform)
+        program = model.jit(function).lower(*arguments).compile()
+    analysis: Any = program.cost_analysis() or {}
+    loops = program_of(program.as_text() or "", ()).loops
+    return _Figures(analysis, program.memory_analysis(), loops)
+
+
+def _lowered_figures(
+    model: Model, types: Sequence[jax.ShapeDtypeStruct], platform: str
+) -> _Figures:
+    """Return the figures of `apply`, lowered for a platform."""
+    traced = jax.jit(model.apply).trace(model.params, *types)
+    lowered = traced.lower(lowering_platforms=(platform,))
+    analysis: Any = lowered.cost_analysis() or {}
+    return _Figures(analysis, None, lowered.as_text().count("stablehlo.while"))
 
 
 def _cost_on(
@@ -253,7 +277,7 @@ def _cost_on(
     elif layout is not None:
         mesh = mesh_of(devices, layout.mesh.shape)
         if layout.mesh != mesh:
-            model = over(model, replace(layout, mesh=mesh))
+            model = with_layout(model, replace(layout, mesh=mesh))
     graph = graph_for(model, types)
     function, arguments = program_on(model, types, devices.chip.platform)
     operations = [*dict.fromkeys(operation.name for operation in graph.operations)]
@@ -298,6 +322,6 @@ def _type(x: Any) -> Any:
 
 def _platform_of(device: Any) -> str:
     """Return the name that a device's platform has in lowering: cuda or rocm instead of gpu."""
-    if device.platform == "gpu":
-        return "rocm" if "rocm" in device.client.platform_version else "cuda"
-    return device.platform
+    if device.platform != "gpu":
+        return device.platform
+    return "rocm" if "rocm" in device.client.platform_version else "cuda"

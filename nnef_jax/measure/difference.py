@@ -153,21 +153,23 @@ def _values(part: str, a: Mapping[str, str], b: Mapping[str, str]) -> Iterator[C
         pairs = list(zip(a, b, strict=True))
     else:
         pairs = [(name, name) for name in a if name in b]
-    for x, y in pairs:
-        renamed = y if x != y else None
-        if a[x] != b[y]:
-            yield Change(part, "changed", x, a[x], renamed, (f"{a[x]} -> {b[y]}",))
+    for name_a, name_b in pairs:
+        type_a = a[name_a]
+        type_b = b[name_b]
+        renamed = name_b if name_a != name_b else None
+        if type_a != type_b:
+            yield Change(part, "changed", name_a, type_a, renamed, (f"{type_a} -> {type_b}",))
         elif renamed:
-            yield Change(part, "renamed", x, a[x], renamed)
+            yield Change(part, "renamed", name_a, type_a, renamed)
     order_a = [name for name in a if name in b]
     order_b = [name for name in b if name in a]
     if len(a) == len(pairs) and order_a != order_b:
         details = (f"order: {', '.join(order_a)} -> {', '.join(order_b)}",)
         yield Change(part, "changed", order_a[0], "", details=details)
-    paired_a = {x for x, _ in pairs}
-    paired_b = {y for _, y in pairs}
-    yield from [Change(part, "removed", x, a[x]) for x in a if x not in paired_a]
-    yield from [Change(part, "added", y, b[y]) for y in b if y not in paired_b]
+    partners = dict(pairs)
+    paired_b = set(partners.values())
+    yield from [Change(part, "removed", name, a[name]) for name in a if name not in partners]
+    yield from [Change(part, "added", name, b[name]) for name in b if name not in paired_b]
 
 
 def _operations(a: Graph, b: Graph, pairs: Pairs) -> Iterator[Change]:
@@ -207,9 +209,10 @@ def _changes(a: Operation, b: Operation, pairs: Pairs) -> Iterator[str]:
                 yield f"now {name}: {_shown(after[name])}"
             elif not pairs.agree(before[name], after[name]):
                 yield f"{name}: {_shown(before[name])} -> {_shown(after[name])}"
-    for x, y in zip(a.writes(), b.writes(), strict=False):
-        if x.type != y.type:
-            yield f"{x.type} -> {y.type}"
+    # Operations of other kinds may have other numbers of results.
+    for value_a, value_b in zip(a.writes(), b.writes(), strict=False):
+        if value_a.type != value_b.type:
+            yield f"{value_a.type} -> {value_b.type}"
 
 
 def _states(a: Graph, b: Graph, pairs: Pairs) -> Iterator[Change]:
@@ -252,7 +255,9 @@ def _distance(a: Array, b: Array) -> tuple[tuple[str, ...], float] | None:
     """Return the distance of two arrays of one type as texts and as a number, or None if equal."""
     # The figures are summed over chunks of the arrays.
     count = 0
-    largest = squares = squares_of_a = 0.0
+    largest = 0.0
+    squares = 0.0
+    squares_of_a = 0.0
     wide = np.complex128 if a.dtype.kind == "c" else np.float64
     for x, y in zip(chunks(a, wide), chunks(b, wide), strict=True):
         differences = distances(x, y)

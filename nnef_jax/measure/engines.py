@@ -63,8 +63,10 @@ def onnx_tensors(
     outputs = [value.name for value in session.get_outputs()]
 
     def run(*arguments: Any, **named: Any) -> Any:
+        # `_in_order` raises an error if there are too few arguments.
         arrays = named or dict(zip(inputs, arguments, strict=False))
-        results = session.run(None, _typed(session, {**_in_order(arrays, inputs), **values}))
+        feeds = {**_in_order(arrays, inputs), **values}
+        results = session.run(None, _typed(session, feeds))
         return dict(zip(outputs, results, strict=True)) if inside else tuple(results)
 
     return run

@@ -49,11 +49,12 @@ def subject_of(
     inputs are passed.
     """
     require_choice("entry", entry, ("apply", "step", "scan"))
-    cycles = (_CYCLES,) if entry == "scan" else ()
+    time_extents = (_CYCLES,) if entry == "scan" else ()
+    time_axes = len(time_extents)
     if not args and not named:
-        args = tuple(random_inputs(model, seed, *cycles).values())
-    inputs = [jnp.asarray(x) for x in bind(model, tuple(args), named, len(cycles))]
-    graph = network_of(model).specialise([x.shape[len(cycles) :] for x in inputs])
+        args = tuple(random_inputs(model, seed, *time_extents).values())
+    inputs = [jnp.asarray(x) for x in bind(model, tuple(args), named, time_axes)]
+    graph = network_of(model).specialise([x.shape[time_axes:] for x in inputs])
     state = {} if entry == "apply" else model.init_state()
     states = [state[variable.label] for variable in graph.states if state]
 
@@ -120,6 +121,10 @@ def declared_types(
 
 def devices_of(results: Any) -> str:
     """Return the devices on which some results are, as text: "cpu" or "8 x TPU v4"."""
-    devices = sorted({d.device_kind for x in jax.tree.leaves(results) for d in x.devices()})
-    count = max([len(x.devices()) for x in jax.tree.leaves(results)], default=1)
-    return f"{count} x {', '.join(devices)}" if count > 1 else ", ".join(devices)
+    kinds: set[str] = set()
+    count = 1
+    for x in jax.tree.leaves(results):
+        kinds.update(device.device_kind for device in x.devices())
+        count = max(count, len(x.devices()))
+    text = ", ".join(sorted(kinds))
+    return f"{count} x {text}" if count > 1 else text

@@ -99,11 +99,13 @@ def computations(text: str) -> tuple[str, dict[str, list[tuple[str, str]]]]:
     instructions: list[tuple[str, str]] = []
     for line in text.splitlines():
         if match := _COMPUTATION.match(line):
-            instructions = by_computation.setdefault(match[2], [])
-            if match[1]:
-                entry = match[2]
+            is_entry, name = match.groups()
+            instructions = by_computation.setdefault(name, [])
+            if is_entry:
+                entry = name
         elif match := _INSTRUCTION.match(line):
-            instructions.append((match[1], match[2]))
+            name, definition = match.groups()
+            instructions.append((name, definition))
     return entry, by_computation
 
 
@@ -127,14 +129,14 @@ class HloText:
             loop = _LOOP.search(definition) if kind == "while" else None
             if loop is not None:
                 condition, body = loop.groups()
-                trips = self._trips(definition, condition)
+                trips = self._iterations(definition, condition)
                 yield from self._running(body, runs * (trips or 1))
             elif kind in ("conditional", "call", "async-start"):
                 for group in _BRANCHES.findall(definition):
                     for branch in _NAME.findall(group):
                         yield from self._running(branch, runs)
 
-    def _trips(self, definition: str, condition: str) -> int | None:
+    def _iterations(self, definition: str, condition: str) -> int | None:
         """Return the number of iterations of a loop, or None if it is known only in a run."""
         if match := _TRIPS.search(definition):
             return int(match[1])
@@ -145,12 +147,12 @@ class HloText:
         return bounds[0] if is_counted and len(bounds) == 1 else None
 
     @cached_property
-    def open_loops(self) -> int:
+    def loops_of_unknown_length(self) -> int:
         """Return the number of loops whose number of iterations is known only in a run."""
         count = 0
         for x in self.instructions:
             loop = _LOOP.search(x.definition) if x.opcode == "while" else None
-            if loop is not None and self._trips(x.definition, loop[1]) is None:
+            if loop is not None and self._iterations(x.definition, loop[1]) is None:
                 count += 1
         return count
 
@@ -195,7 +197,7 @@ class HloText:
             target = _TARGET.search(x.definition) if x.opcode == "custom-call" else None
             if target is not None:
                 counts[target[1]] += x.runs
-        return {target: n for target, n in sorted(counts.items()) if target not in _FREE}
+        return {target: counts[target] for target in sorted(counts) if target not in _FREE}
 
     @cached_property
     def collectives(self) -> list[Collective]:
@@ -213,16 +215,16 @@ class HloText:
                 by_channel.setdefault((kind, channel), (x, kind))
         totals: dict[str, Collective] = {}
         for x, kind in by_channel.values():
-            group = _group(x.definition)
+            group = _group_size(x.definition)
             size = _result_bytes(x)
             exchanged = _exchanged_bytes(kind, size, group)
-            before = totals.get(kind, Collective(kind, 0, 0, 0.0, 0))
+            total = totals.get(kind, Collective(kind, 0, 0, 0.0, 0))
             totals[kind] = Collective(
                 kind,
-                before.count + x.runs,
-                before.bytes + size * x.runs,
-                before.exchanged + exchanged * x.runs,
-                max(before.group, group),
+                total.count + x.runs,
+                total.bytes + size * x.runs,
+                total.exchanged + exchanged * x.runs,
+                max(total.group, group),
             )
         return [totals[kind] for kind in sorted(totals)]
 
@@ -267,7 +269,7 @@ def _bytes(dtype: str, extents: str) -> int:
     return items * bits // 8
 
 
-def _group(definition: str) -> int:
+def _group_size(definition: str) -> int:
     """Return the number of devices that exchange data with each other."""
     if match := _GROUPS.search(definition):
         return int(match[1])

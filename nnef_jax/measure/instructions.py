@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections import defaultdict
-from collections.abc import Collection, Generator, Iterable, Iterator, Mapping
+from collections.abc import Collection, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -52,14 +52,15 @@ def program_of(text: str, names: Collection[str]) -> HloProgram:
     _, instructions = computations(text)
     for computation in instructions.values():
         for name, definition in computation:
-            definition, _, metadata = definition.partition(", metadata={")
+            head, _, metadata = definition.partition(", metadata={")
             path = _PATH.search(metadata)
             operation = _operation(_unescaped(path[1]), by_path, slashes) if path else None
             operations[name] = {operation} if operation else set()
-            called[name] = _NAME.findall(" ".join(_CALLED.findall(definition)))
-            if _CONTROL.search(definition):
+            called[name] = _NAME.findall(" ".join(_CALLED.findall(head)))
+            if _CONTROL.search(head):
                 control.add(name)
-                loops += " while(" in definition
+            if " while(" in head:
+                loops += 1
     # Computations precede their callers, so the operations of called computations are complete
     # here.
     for computation in instructions.values():
@@ -85,21 +86,24 @@ def _unescaped(text: str) -> str:
     return text.encode().decode("unicode_escape").encode("latin-1").decode(errors="replace")
 
 
-def _operation(path: str, names: Mapping[str, str], most: int) -> str | None:
+def _operation(path: str, names: Mapping[str, str], slashes: int) -> str | None:
     """Return the outermost name of an operation in a path such as "jit(net)/conv1/transpose".
 
-    The last part of the path is the primitive, and is left out. A name contains at most `most`
+    The last part of the path is the primitive, and is left out. A name contains at most `slashes`
     slashes. A derivative has a part such as "transpose(jvp(conv1))". Inner parts may be other
     operations, such as those in the body of a loop.
     """
     parts = path.split("/")[:-1]
     for start in range(len(parts)):
-        for end in range(min(len(parts), start + 1 + most), start, -1):
-            part = "/".join(parts[start:end])
-            while part not in names and (match := _TRANSFORMED.fullmatch(part)):
-                part = match[1]
-            if part in names:
-                return names[part]
+        longest = min(len(parts) - start, slashes + 1)
+        for length in range(longest, 0, -1):
+            name = "/".join(parts[start : start + length])
+            derivative = _TRANSFORMED.fullmatch(name)
+            while name not in names and derivative:
+                name = derivative[1]
+                derivative = _TRANSFORMED.fullmatch(name)
+            if name in names:
+                return names[name]
     return None
 
 
@@ -143,7 +147,8 @@ def recorded(data: Any, module: str, call: str) -> tuple[list[Run], list[Run]]:
     for plane in data.planes:
         for line in plane.lines:
             for event in line.events:
-                name, start = event.name, event.start_ns
+                name = event.name
+                start = event.start_ns
                 if name == call:
                     calls.append(Run(name, start, start + event.duration_ns))
                     continue
@@ -167,32 +172,41 @@ def times(runs: Iterable[Run], call: Run, control: Collection[str]) -> dict[str,
     """
     seconds: defaultdict[str, float] = defaultdict(float)
     active: list[Run] = []
-    before = call.start
-    for at, run, begins in _edges(runs, call):
+    last_time = call.start
+    for edge in _edges(runs, call):
         leaves = [x for x in active if x.name not in control] or active[-1:]
-        for x in leaves:
-            seconds[x.name] += (at - before) / len(leaves) / 1e9
-        before = at
-        if begins:
-            active.append(run)
+        for leaf in leaves:
+            seconds[leaf.name] += (edge.time - last_time) / len(leaves) / 1e9
+        last_time = edge.time
+        if edge.begins:
+            active.append(edge.run)
         else:
-            active.remove(run)
+            active.remove(edge.run)
     return dict(seconds)
 
 
-def _edges(runs: Iterable[Run], call: Run) -> Iterator[tuple[float, Run, bool]]:
-    """Yield each start and end of a run within a call, in the order of time.
+class _Edge(NamedTuple):
+    """The start or the end of a run. Edges are sorted by time, and ends come before starts.
 
-    Each item is the time, the run, and whether the run starts. If several runs end at the same
-    time, the inner ones come first.
+    Of several ends at the same time, those of the inner runs come first, which began later.
     """
-    edges: list[tuple[float, bool, int, Run]] = []
+
+    time: float
+    begins: bool
+    order: int
+    run: Run
+
+
+def _edges(runs: Iterable[Run], call: Run) -> list[_Edge]:
+    """Return each start and end of a run within a call, in the order of time."""
+    edges: list[_Edge] = []
     for number, run in enumerate(runs):
-        if max(run.start, call.start) < min(run.end, call.end):
-            edges.append((max(run.start, call.start), True, number, run))
-            edges.append((min(run.end, call.end), False, -number, run))
-    for at, begins, _, run in sorted(edges):
-        yield at, run, begins
+        start = max(run.start, call.start)
+        end = min(run.end, call.end)
+        if start < end:
+            edges.append(_Edge(start, True, number, run))
+            edges.append(_Edge(end, False, -number, run))
+    return sorted(edges)
 
 
 def _start(run: Run) -> float:

@@ -10,7 +10,7 @@ from lowering.graph import Graph, Operation, Value
 from nnef_jax.analysis.matching import TensorKind, match
 
 # The largest number of pairs of operations. Pairing more of them by structure would take minutes.
-_MOST = 40_000_000
+_MOST_PAIRS = 40_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Pairs:
             return _are_equal(a, b)
         if isinstance(b, Value):
             return False
-        are_nan = a != a and b != b
+        are_nan = a != a and b != b  # NaN differs from itself.
         return a == b or are_nan
 
 
@@ -55,8 +55,9 @@ def paired(a: Graph, b: Graph) -> Pairs:
     operations_a = named_operations(a)
     operations_b = named_operations(b)
     by_name = _pairs(a, b, labels, _matched(_kinds(operations_a), _kinds(operations_b)))
-    differing = _differing(a, b, by_name)
-    if not differing or len(operations_a) * len(operations_b) > _MOST:
+    differing = _count_differing(a, b, by_name)
+    is_too_large = len(operations_a) * len(operations_b) > _MOST_PAIRS
+    if not differing or is_too_large:
         return by_name
     # The prefixes make all names differ, so that only structure and order count.
     structures_a = {f"a:{name}": x for name, x in _structures(operations_a).items()}
@@ -64,7 +65,8 @@ def paired(a: Graph, b: Graph) -> Pairs:
     matched = _matched(structures_a, structures_b)
     names = {x.removeprefix("a:"): y.removeprefix("b:") for x, y in matched.items()}
     by_structure = _pairs(a, b, labels, names)
-    return by_structure if _differing(a, b, by_structure) < differing else by_name
+    is_better = _count_differing(a, b, by_structure) < differing
+    return by_structure if is_better else by_name
 
 
 def named_operations(graph: Graph) -> dict[str, Operation]:
@@ -98,22 +100,25 @@ def _pairs(a: Graph, b: Graph, labels: Mapping[str, str], operations: Mapping[st
     for variable in (*a.parameters, *a.states):
         if labels.get(variable.label) in variables:
             values[variable.value] = variables[labels[variable.label]]
-    for x, y in operations.items():
-        results = zip(operations_a[x].writes(), operations_b[y].writes(), strict=False)
+    for name_a, name_b in operations.items():
+        # Operations that are paired by name may have different numbers of results.
+        results = zip(operations_a[name_a].writes(), operations_b[name_b].writes(), strict=False)
         values.update(results)
     return Pairs(operations, labels, values)
 
 
-def _differing(a: Graph, b: Graph, pairs: Pairs) -> int:
+def _count_differing(a: Graph, b: Graph, pairs: Pairs) -> int:
     """Count the operations that have no counterpart, or a counterpart that differs."""
     operations_a = named_operations(a)
     operations_b = named_operations(b)
     equal_pairs = 0
     for name_a, name_b in pairs.operations.items():
-        x = operations_a[name_a]
-        y = operations_b[name_b]
-        if x.kind == y.kind:
-            equal_pairs += pairs.agree((x.attributes, x.operands), (y.attributes, y.operands))
+        operation_a = operations_a[name_a]
+        operation_b = operations_b[name_b]
+        items_a = operation_a.attributes, operation_a.operands
+        items_b = operation_b.attributes, operation_b.operands
+        if operation_a.kind == operation_b.kind and pairs.agree(items_a, items_b):
+            equal_pairs += 1
     return len(operations_a) + len(operations_b) - 2 * equal_pairs
 
 
@@ -123,7 +128,7 @@ def _are_equal(a: Graph, b: Graph) -> bool:
     updates_a = tuple([state.update for state in a.states])
     updates_b = tuple([state.update for state in b.states])
     have_equal_results = pairs.agree((a.outputs, updates_a), (b.outputs, updates_b))
-    return have_equal_results and not _differing(a, b, pairs)
+    return have_equal_results and _count_differing(a, b, pairs) == 0
 
 
 def _matched(a: Mapping[str, TensorKind], b: Mapping[str, TensorKind]) -> dict[str, str]:

@@ -22,7 +22,7 @@ from lowering import multiply_adds
 from lowering.extents import volume, with_ones
 from lowering.graph import Graph
 from nnef_jax.errors import InputError, UnsupportedError
-from nnef_jax.execution.places import is_watched
+from nnef_jax.execution.places import debugs_or_disables_jit
 from nnef_jax.measure.examples import devices_of, subject_of
 from nnef_jax.measure.instructions import HloProgram, Run, program_of, recorded, times
 from nnef_jax.model import Model
@@ -32,11 +32,12 @@ from nnef_jax.storage import files
 
 _CALL = "nnef_jax.profile"
 _SECONDS = 1.0  # the duration of recorded calls in seconds, if their number is not passed
-_FEWEST, _MOST = 5, 100
+_FEWEST_CALLS = 5
+_MOST_CALLS = 100
 # The number of first calls that do not count, because threads start their records during them.
-_UNSEEN = 3
+_UNRECORDED_CALLS = 3
 _WIDEST = 60  # in characters; a row names as many operations as fit
-_BARS = 20  # the number of rows in a picture
+_MOST_BARS = 20  # the number of rows in a picture
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,8 +138,8 @@ class Profile(Result):
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Draw the slowest rows as bars. Return the axes of matplotlib."""
-        bars = [(_title(row), row.seconds, "#1f4e79") for row in self.rows[:_BARS]]
-        faster_rows = self.rows[_BARS:]
+        bars = [(_title(row), row.seconds, "#1f4e79") for row in self.rows[:_MOST_BARS]]
+        faster_rows = self.rows[_MOST_BARS:]
         if faster_rows:
             seconds_of_faster = sum(row.seconds for row in faster_rows)
             bars.append((f"{len(faster_rows)} more", seconds_of_faster, "0.6"))
@@ -205,16 +206,16 @@ def profile(
     if trace is not None:
         require_path("trace", trace)
         _check_trace(trace, overwrite=overwrite)
-    if is_watched():
+    if debugs_or_disables_jit():
         raise UnsupportedError("nothing is compiled while jax looks for NaN or jit is disabled")
     subject = subject_of(model, inputs, named, entry)
-    call, graph = subject.run, subject.graph
+    call = subject.run
     device = devices_of(call())
-    names = {operation.name for operation in graph.operations}
+    names = {operation.name for operation in subject.graph.operations}
     program = program_of(subject.compiled().as_text() or "", names)
-    seconds = _seconds(call, max(_FEWEST, calls or 0))
+    seconds = _seconds(call, max(_FEWEST_CALLS, calls or 0))
     if calls is None:
-        calls = min(_MOST, max(_FEWEST, round(_SECONDS / seconds)))
+        calls = min(_MOST_CALLS, max(_FEWEST_CALLS, round(_SECONDS / seconds)))
         seconds = _seconds(call, calls)
     with tempfile.TemporaryDirectory(prefix="nnef_jax-") as folder:
         _record(call, calls, folder)
@@ -222,14 +223,14 @@ def profile(
         data = jax.profiler.ProfileData.from_file(str(recording))
         if trace is not None:
             _write_trace(folder, trace, program, overwrite=overwrite)
-    return _profile(graph, program, data, seconds, device)
+    return _profile(subject.graph, program, data, seconds, device)
 
 
 def _record(call: Callable[[], Any], calls: int, folder: str) -> None:
     options = jax.profiler.ProfileOptions()
     options.python_tracer_level = 0  # Tracing Python would slow the calls down.
     with jax.profiler.trace(folder, profiler_options=options):
-        for _ in range(_UNSEEN):
+        for _ in range(_UNRECORDED_CALLS):
             call()
         for _ in range(calls):
             with jax.profiler.TraceAnnotation(_CALL):
@@ -254,16 +255,17 @@ def _profile(
     """
     calls, runs = recorded(data, program.module, _CALL)
     operations = _operations(graph)
-    position = {name: index for index, name in enumerate(operations)}
+    positions = {name: index for index, name in enumerate(operations)}
     kernels: defaultdict[tuple[str, ...], set[str]] = defaultdict(set)
     seconds: defaultdict[tuple[str, ...], float] = defaultdict(float)
     faster = _faster(calls)
     mean_seconds = mean([call.seconds for call in faster])
     for call in faster:
         for name, duration in times(runs, call, program.control).items():
-            key = tuple(sorted(program.operations.get(name, ()), key=position.__getitem__))
-            seconds[key] += duration / len(faster)
-            kernels[key].add(name)
+            computed = program.operations.get(name, ())
+            row_names = tuple(sorted(computed, key=positions.__getitem__))
+            seconds[row_names] += duration / len(faster)
+            kernels[row_names].add(name)
     rows: list[Row] = []
     for names, kernel_names in kernels.items():
         if names:
@@ -271,8 +273,8 @@ def _profile(
             nbytes = sum([operations[name]["bytes"] for name in names])
             rows.append(Row(names, kinds, seconds[names], nbytes, tuple(sorted(kernel_names))))
     rows.sort(key=lambda row: -row.seconds)
-    other = mean_seconds - sum([row.seconds for row in rows])
-    other = max(0.0, other)  # Rounding may make the difference negative.
+    difference = mean_seconds - sum([row.seconds for row in rows])
+    other = max(0.0, difference)  # Rounding may make the difference negative.
     return Profile(
         graph.name, device, len(calls), unrecorded, mean_seconds, tuple(rows), other, operations
     )

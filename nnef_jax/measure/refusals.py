@@ -33,12 +33,12 @@ def located(
             programs[operation] = _lowered(operation, evaluate, topology.chip.platform)
         except UnsupportedError as refusal:
             if refusal.message == error.message:
-                return _at(operation, refusal.message, refusal.hint)
+                return _error_at(operation, refusal.message, refusal.hint)
     results = compile_for(topology, [*programs.values()])
     for operation, result in zip(programs, results, strict=True):
         if isinstance(result, Refused):
             message = f"the compiler for '{topology.name}' refuses '{operation.kind}'"
-            return _at(operation, f"{message}: {result.reason}")
+            return _error_at(operation, f"{message}: {result.reason}")
     return error
 
 
@@ -50,18 +50,18 @@ def _distinct(graph: Graph) -> list[Operation]:
     operations: dict[str, Operation] = {}
     for operation in graph.operations:
         is_needed = not graph.needed.isdisjoint(operation.writes())
-        is_constant = not [*operation.reads()]
-        if is_needed and not is_constant:
-            names = operation.operands, operation.attributes
-            key = repr((operation.kind, operation.rule, _key(names)))
+        has_operands = bool(list(operation.reads()))
+        if is_needed and has_operands:
+            items = operation.operands, operation.attributes
+            key = repr((operation.kind, operation.rule, _comparable(items)))
             operations.setdefault(key, operation)
     return [*operations.values()]
 
 
-def _key(item: Any) -> Any:
+def _comparable(item: Any) -> Any:
     """Replace tensors by their types, and graphs by numbers, so that operands can be compared."""
     if isinstance(item, tuple):
-        return [*map(_key, item)]  # pyright: ignore[reportUnknownArgumentType]
+        return [*map(_comparable, item)]  # pyright: ignore[reportUnknownArgumentType]
     if isinstance(item, Graph):
         return id(item)
     return item.type if isinstance(item, Value) else item
@@ -81,5 +81,5 @@ def _lowered(operation: Operation, evaluate: Evaluation, platform: str) -> Lower
     return lowered_program(network(run), ((), *types), platform)
 
 
-def _at(operation: Operation, message: str, hint: str = "") -> UnsupportedError:
+def _error_at(operation: Operation, message: str, hint: str = "") -> UnsupportedError:
     return UnsupportedError(message, span=operation.span, calls=operation.calls, hint=hint)

@@ -12,7 +12,7 @@ from lowering import multiply_adds
 from lowering.extents import show, volume, with_ones
 from lowering.graph import UNTYPED, Parameter, StateVariable
 from nnef_jax.flattening.outline import unknown_operators
-from nnef_jax.limits import ROW, Meter
+from nnef_jax.limits import ROW_STEPS, Meter
 from nnef_jax.parameters.module_names import ModuleNames
 from nnef_jax.reading.network import Network
 from nnef_jax.results import Result, Table, number, table_of
@@ -20,7 +20,7 @@ from nnef_jax.tensor_spec import TensorSpec, spec_of
 from nnef_jax.wording.printable import printable
 
 _HEAD = ("name", "operation", "shape", "dtype", "parameters", "MACs", "module")
-_SIDES = "<<<<>><"  # the alignment of each column
+_ALIGNMENTS = "<<<<>><"  # of each column
 _WIDEST = 60  # in characters; longer cells overflow their column
 
 
@@ -131,10 +131,10 @@ class Summary(Result):
         rows: list[Sequence[Any]] = [_HEAD]
         rows += [_row(x, "external") for x in self.inputs]
         for x in self.operations:
-            kind = x.kind + (" (int8)" if x.int8 else "")
+            kind = f"{x.kind} (int8)" if x.int8 else x.kind
             figures = x.parameters, x.multiply_adds
-            rows += [_row(y, kind, *figures, x.module) for y in x.results[:1]]
-            rows += [_row(y, "", module=x.module) for y in x.results[1:]]
+            rows += [_row(result, kind, *figures, x.module) for result in x.results[:1]]
+            rows += [_row(result, "", module=x.module) for result in x.results[1:]]
         unused = [x.tensor for x in self.variables if x.unused]
         rows += [_row(x, "unused variable", _items(x)) for x in unused]
         has_modules = any(row[-1] for row in rows[1:])
@@ -143,7 +143,10 @@ class Summary(Result):
     def _totals(self) -> str:
         words = {"parameters": "parameters", "unused_parameters": "unused", "state": "state"}
         counts = {word: self.counts[name] for name, word in words.items()}
-        parts = [f"{n:,} {word}" for word, n in counts.items() if n or word == "parameters"]
+        parts: list[str] = []
+        for word, count in counts.items():
+            if count or word == "parameters":
+                parts.append(f"{count:,} {word}")
         work = f"{self.counts['multiply_adds']:,} multiply-adds"
         if any(None in x.shape for x in self.inputs):
             work += " with open extents 1"
@@ -161,8 +164,9 @@ def summarise(
     names = ModuleNames(graph)
     meter = Meter(network.options.meter.limits)
 
-    def variable_summary(x: Parameter | StateVariable) -> VariableSummary:
-        return VariableSummary(spec_of(x.label, x.value), x.label in network.unused)
+    def variable_summary(variable: Parameter | StateVariable) -> VariableSummary:
+        label = variable.label
+        return VariableSummary(spec_of(label, variable.value), label in network.unused)
 
     parameters = [variable_summary(x) for x in graph.parameters]
     states = [variable_summary(x) for x in graph.states]
@@ -170,17 +174,19 @@ def summarise(
     unused_items = sum(_items(x.tensor) for x in parameters if x.unused)
     read = [x.value for x in graph.parameters if x.label not in network.unused]
     sizes = {value: volume(with_ones(value.type.shape)) for value in read}
-    meter.spend(ROW * (len(graph.inputs) + sum(x.unused for x in parameters)), graph.name)
+    unused_count = sum(x.unused for x in parameters)
+    meter.spend(ROW_STEPS * (len(graph.inputs) + unused_count), graph.name)
     operations: list[OperationSummary] = []
-    for x in graph.operations:
-        results = tuple(spec_of(value.name, value) for value in x.writes())
-        meter.spend(ROW * len(results), graph.name)
+    for operation in graph.operations:
+        results = tuple(spec_of(value.name, value) for value in operation.writes())
+        meter.spend(ROW_STEPS * len(results), graph.name)
         # A parameter counts for the first operation that reads it.
-        size = sum(sizes.pop(value, 0) for value in x.reads())
-        module = ".".join(names.of_operation(x))
-        is_int8 = x.name in in_integers
+        size = sum(sizes.pop(value, 0) for value in operation.reads())
+        work = multiply_adds(operation)
+        module = ".".join(names.of_operation(operation))
+        is_int8 = operation.name in in_integers
         operations.append(
-            OperationSummary(x.name, x.kind, results, size, multiply_adds(x), module, is_int8)
+            OperationSummary(operation.name, operation.kind, results, size, work, module, is_int8)
         )
     return Summary(
         name=graph.name,
@@ -212,8 +218,10 @@ def _row(
 
 
 def _line(cells: Sequence[str], widths: Iterable[int]) -> str:
-    columns = zip(cells, _SIDES, widths, strict=False)
-    return "  ".join([f"{cell:{side}{width}}" for cell, side, width in columns]).rstrip()
+    # The column of modules, which is the last one, may be left out.
+    columns = zip(cells, _ALIGNMENTS, widths, strict=False)
+    padded = [f"{cell:{alignment}{width}}" for cell, alignment, width in columns]
+    return "  ".join(padded).rstrip()
 
 
 def _is_untyped(tensor: TensorSpec) -> bool:

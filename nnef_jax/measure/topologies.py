@@ -153,7 +153,7 @@ class Topology:
         """Return the keywords for `jax.experimental.topologies.get_topology_desc`."""
         if self.chip.platform == "tpu":
             name = f"{self.name.split(':')[0]}:{'x'.join(map(str, self.shape))}"
-            bounds = [min(n, 2) for n in self.shape[:2]] + [1]
+            bounds = [min(extent, 2) for extent in self.shape[:2]] + [1]
             return {"platform": "tpu", "topology_name": name, "chips_per_host_bounds": bounds}
         figures = {**_LIMITS, **self.chip.target}
         major = int(figures.pop("major"))
@@ -195,7 +195,9 @@ def topology_of(name: object) -> Topology:
         raise InputError(f"there is no device '{kind}' in topology '{text}'", hint=hint)
     chip = CHIPS[kind]
     if chip.platform == "cuda":
-        what, example, pattern = "hosts x GPUs of each", "2x8", r"N(xN)?"
+        what = "hosts x GPUs of each"
+        example = "2x8"
+        pattern = r"N(xN)?"
     else:
         what = f"chips along {chip.axes} axes"
         example = "x".join(["2", "2", "1"][: chip.axes])
@@ -205,5 +207,5 @@ def topology_of(name: object) -> Topology:
         hint = f"'{kind}:1' or '{kind}:{example}': {what}"
         raise InputError(f"topology '{text}' has no {what}", hint=hint)
     shape = tuple(map(int, extents.split("x")))
-    ones = (1,) * (chip.axes - len(shape))
-    return Topology(text, chip, (*ones, *shape))
+    missing_axes = chip.axes - len(shape)
+    return Topology(text, chip, (*[1] * missing_axes, *shape))

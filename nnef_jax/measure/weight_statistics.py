@@ -86,14 +86,14 @@ class WeightStatistics(Result):
         """Draw each array's range, and a bar from mean - std to mean + std. Return the axes."""
         ax = axes(ax, (7.2, 0.9 + 0.3 * len(self.weights)))
         rows = list(self.weights.values())
-        places = np.arange(len(rows))
-        ax.hlines(places, [x.min for x in rows], [x.max for x in rows], color="0.75", lw=2)
+        positions = np.arange(len(rows))
+        ax.hlines(positions, [x.min for x in rows], [x.max for x in rows], color="0.75", lw=2)
         left = [x.mean - x.std for x in rows]
         width = [2 * x.std for x in rows]
-        ax.barh(places, width, left=left, height=0.6, color="#1f4e79", alpha=0.85)
-        ax.plot([x.mean for x in rows], places, "|", color="white", markersize=9)
+        ax.barh(positions, width, left=left, height=0.6, color="#1f4e79", alpha=0.85)
+        ax.plot([x.mean for x in rows], positions, "|", color="white", markersize=9)
         ax.axvline(0, color="0.85", lw=1, zorder=0)
-        ax.set_yticks(places, map(literally, self.weights), fontsize=8)
+        ax.set_yticks(positions, map(literally, self.weights), fontsize=8)
         ax.invert_yaxis()
         ax.tick_params(axis="x", labelsize=8)
         ax.set_xlabel("range, and one standard deviation around the mean", fontsize=9)
@@ -122,7 +122,8 @@ def sparkline(counts: tuple[int, ...]) -> str:
     most = max(counts, default=0)
     if not most:
         return " " * len(counts)
-    return "".join(_BLOCKS[math.ceil(7 * n / most)] for n in counts)
+    highest = len(_BLOCKS) - 1
+    return "".join([_BLOCKS[math.ceil(highest * count / most)] for count in counts])
 
 
 def _statistics(label: str, weight: ArrayLike) -> Weight:
@@ -137,8 +138,8 @@ def _statistics(label: str, weight: ArrayLike) -> Weight:
     moments = reduce(merged, map(moments_of, chunks(flat, np.float64)), Moments())
     step = max(1, math.ceil(flat.size / _SAMPLE))
     sample = flat[::step]
-    finite = sample.astype(np.float64)
-    finite = finite[np.isfinite(finite)]
+    numbers = sample.astype(np.float64)
+    finite = numbers[np.isfinite(numbers)]
     has_finite = moments.count > 0
     return Weight(
         shape=array.shape,

@@ -24,6 +24,8 @@ from nnef_jax.options import require_flags
 from nnef_jax.results import Axes, Result, Table, axes, literally, plain, table_of
 
 _NONE = float("nan")
+_HIGHEST_DRAWN = 120.0  # larger SNRs, in dB, are drawn at this height
+_MOST_LABELLED = 40  # the largest number of tensors whose names are shown in a picture
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,13 +84,13 @@ class Stats(Result):
         if self.isolated:
             columns.append("by itself")
         columns.append("differs")
-        title = f"{self.samples} sample{'s' * (self.samples != 1)}, none differs"
+        verdict = "none differs"
         if first := self.first:
             verdict = f"the first that differs is {first.name}: {first.reason}"
-            title = f"{self.samples} sample{'s' * (self.samples != 1)}, {verdict}"
+        title = f"{_counted(self.samples, 'sample')}, {verdict}"
         clipped = sum(self.clipped.values())
         if clipped:
-            title += f", {clipped} item{'s' * (clipped != 1)} of weights cut off"
+            title += f", {_counted(clipped, 'item')} of weights cut off"
         return table_of(title, columns, map(self._row, self.tensors.values()))
 
     def _row(self, x: TensorStats) -> list[Any]:
@@ -102,19 +104,23 @@ class Stats(Result):
     def plot(self, ax: Axes | None = None, *, label: str = "") -> Axes:
         """Draw the SNR of each tensor. Return the axes of matplotlib, for further curves."""
         ax = axes(ax, (8, 4))
-        drawn = [x for x in self.tensors.values() if x.snr == x.snr]
-        heights = [min(x.snr, 120.0) for x in drawn]
+        drawn = [x for x in self.tensors.values() if not np.isnan(x.snr)]
+        heights = [min(x.snr, _HIGHEST_DRAWN) for x in drawn]
         (line,) = ax.plot(range(len(drawn)), heights, marker="o", markersize=3, lw=1.2, label=label)
         names = [x.name for x in drawn]
         if self.first in drawn:
-            i = drawn.index(self.first)
+            index = drawn.index(self.first)
             color = line.get_color()
-            ax.plot(i, heights[i], "o", markersize=8, mfc="none", color=color)
-        if len(drawn) <= 40:
+            ax.plot(index, heights[index], "o", markersize=8, mfc="none", color=color)
+        if len(drawn) <= _MOST_LABELLED:
             names = list(map(literally, names))
             ax.set_xticks(range(len(drawn)), names, rotation=60, ha="right", fontsize=8)
         ax.set_ylabel("SNR (dB)")
         return ax
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def statistics(
@@ -158,35 +164,50 @@ def statistics(
         differences = compare(recorded, _arrays(isolated, recorded)).tensors
         isolated_snr = {name: x.snr for name, x in differences.items()}
 
-    def tensor_stats(name: str, difference: TensorDifference) -> TensorStats:
-        x = tensors[name]
-        data = np.asarray(real(x))
-        low = high = beyond = _NONE
-        if data.size:
-            low = float(data.min())
-            high = float(data.max())
-        if name in masks:
-            beyond = float(np.mean(np.asarray(masks[name])))
-        return TensorStats(
-            name=name,
-            layer=layers.get(name, "input"),
-            shape=data.shape,
-            position=x.fixed_point_position if isinstance(x, Tensor) else None,
-            low=low,
-            high=high,
-            beyond=beyond,
-            absolute=difference.absolute,
-            snr=difference.snr,
-            reason=difference.reason,
-            own_snr=isolated_snr.get(name, _NONE),
+    stats: dict[str, TensorStats] = {}
+    for name, difference in comparison.tensors.items():
+        layer = layers.get(name, "input")
+        own_snr = isolated_snr.get(name, _NONE)
+        stats[name] = _tensor_stats(
+            name, tensors[name], masks.get(name), difference, layer=layer, own_snr=own_snr
         )
-
     return Stats(
-        tensors={name: tensor_stats(name, x) for name, x in comparison.tensors.items()},
+        tensors=stats,
         comparison=comparison,
         clipped=lowered.clipped,
         samples=int(arrays[0].shape[0]) if arrays and arrays[0].ndim else 1,
         isolated=isolate,
+    )
+
+
+def _tensor_stats(
+    name: str,
+    tensor: Tensor | Array,
+    mask: Array | None,
+    difference: TensorDifference,
+    *,
+    layer: str,
+    own_snr: float,
+) -> TensorStats:
+    """Return the figures of a tensor. `mask` is the mask of its items that overflowed."""
+    data = np.asarray(real(tensor))
+    low = _NONE
+    high = _NONE
+    if data.size:
+        low = float(data.min())
+        high = float(data.max())
+    return TensorStats(
+        name=name,
+        layer=layer,
+        shape=data.shape,
+        position=tensor.fixed_point_position if isinstance(tensor, Tensor) else None,
+        low=low,
+        high=high,
+        beyond=_NONE if mask is None else float(np.mean(np.asarray(mask))),
+        absolute=difference.absolute,
+        snr=difference.snr,
+        reason=difference.reason,
+        own_snr=own_snr,
     )
 
 

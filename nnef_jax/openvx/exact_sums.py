@@ -15,7 +15,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -28,13 +28,15 @@ from lowering import Slide, correlation
 
 _Integers = TypeVar("_Integers", Array, NDArray[Any])
 _EXACT = 1 << 24  # Sums up to this number are exact in float32.
-_JOIN = 32  # The cost of adding one sum of digits to the result, in multiply-adds.
+_JOIN_COST = 32  # The cost of adding one sum of digits to the result, in multiply-adds.
 _CHUNKS = 256  # the largest number of unrolled chunks of channels, or of cells of a window
 _LOW = 16  # the largest number of bits of the lower word; a sum of 2**15 such words fits an int32
-_BEYOND = 17  # number of bits of a quotient; larger quotients always saturate
+_SATURATION_BITS = 17  # number of bits of a quotient; larger quotients always saturate
+_LARGEST_SHIFTED = 1 << 14  # this number, shifted by `_LOW` bits, fits an int32
+_PIECE_BITS = 8  # the number of bits of a digit of the input
 _UNROLLED_GROUPS = 8  # the largest number of groups that become separate convolutions
 _HIGHEST = lax.Precision.HIGHEST
-_EACH = Slide((1, 1), ((0, 0), (0, 0)), (1, 1), (1, 1))  # windows of one cell on two axes
+_SINGLE_CELL = Slide((1, 1), ((0, 0), (0, 0)), (1, 1), (1, 1))  # windows of one cell on two axes
 
 
 @partial(
@@ -73,52 +75,79 @@ def factors(filter: Array | NDArray[Any]) -> Factors | None:
     channels = filter.shape[1]
     cells = math.prod(filter.shape[2:])
     values = None if isinstance(filter, Tracer) else np.asarray(filter, np.int32)
-    plans: list[tuple[int, int, tuple[int, int, int, int]]] = []
+    # By the number of digits of the input: the largest magnitude of a digit. An input of 16 bits
+    # may be split into two digits of 8 bits.
+    largest_digits = {1: reach} if bits == 8 else {1: reach, 2: 1 << (_PIECE_BITS - 1)}
+    splits: list[_Split] = []
     for width in {bits, 8, 4}:
-        # `sums` has, for each digit, the sums of absolute values over the window: (outputs,
-        # inputs).
         if values is None:
-            # In the worst case lower digits reach -2**(width-1), whatever the limits are.
-            ends = _digits(np.array([limits.min, limits.max], np.int32), width, bits)
-            most = [max(1 << (width - 1), int(np.abs(digit).max())) for digit in ends]
-            sums = [np.full((1, channels), cells * digit, np.int64) for digit in most]
+            sums = _largest_digit_sums(filter, width)
         else:
             planes = [x.reshape(*x.shape[:2], -1) for x in _digits(values, width, bits)]
             sums = [np.abs(x).sum(2, dtype=np.int64) for x in planes]
-        largest_filter = sum(int(x.sum(1).max()) << (k * width) for k, x in enumerate(sums))
-        largest = reach * largest_filter
+        largest_filter = 0
+        for index, digit_sums in enumerate(sums):
+            largest_filter += int(digit_sums.sum(1).max()) << (index * width)
         # The bound is rounded up to a power of 2, so that filters with the same power share
         # programs.
-        largest = 1 << max(largest - 1, 0).bit_length()
-        # An input of 16 bits may also be split into two digits of 8 bits.
-        for pieces, largest_digit in ((1, reach), (2, 128))[: bits // 8]:
-            depth = _depth(sums, _EXACT // largest_digit)
+        bound = reach * largest_filter
+        largest = 1 << max(bound - 1, 0).bit_length()
+        for pieces, largest_digit in largest_digits.items():
+            depth = _most_channels(sums, _EXACT // largest_digit)
             if depth:
                 chunks = math.ceil(channels / depth)
-                work = channels * cells + chunks * _JOIN
-                plan = (width, pieces, depth, largest)
-                plans.append((pieces * len(sums) * work, len(sums), plan))
-    if not plans:
+                work = channels * cells + chunks * _JOIN_COST
+                cost = pieces * len(sums) * work
+                splits.append(_Split(cost, len(sums), width, pieces, depth, largest))
+    if not splits:
         return None
-    _, _, (width, *plan) = min(plans)
+    best = min(splits)
     if values is None:
-        digits: Sequence[Array | NDArray[Any]] = _digits(jnp.asarray(filter, np.int32), width, bits)
+        integers = jnp.asarray(filter, np.int32)
+        digits: Sequence[Array | NDArray[Any]] = _digits(integers, best.width, bits)
     else:
-        digits = _digits(values, width, bits)
-    return Factors(tuple(jnp.asarray(x, np.float32) for x in digits), width, *plan)
+        digits = _digits(values, best.width, bits)
+    float_digits = tuple(jnp.asarray(x, np.float32) for x in digits)
+    return Factors(float_digits, best.width, best.pieces, best.depth, best.largest)
 
 
-def _depth(sums: list[NDArray[np.int64]], most: int) -> int:
+class _Split(NamedTuple):
+    """A way to split a filter. Splits are ordered by cost; the other fields are as in `Factors`."""
+
+    cost: int
+    digit_count: int
+    width: int
+    pieces: int
+    depth: int
+    largest: int
+
+
+def _largest_digit_sums(filter: Array | NDArray[Any], width: int) -> list[NDArray[np.int64]]:
+    """Return, for each digit, the largest possible sums of absolute values, (1, inputs)."""
+    limits = jnp.iinfo(filter.dtype)
+    cells = math.prod(filter.shape[2:])
+    sums: list[NDArray[np.int64]] = []
+    for ends in _digits(np.array([limits.min, limits.max], np.int32), width, limits.bits):
+        # In the worst case lower digits reach -2**(width-1), whatever the limits are.
+        largest_digit = max(1 << (width - 1), int(np.abs(ends).max()))
+        sums.append(np.full((1, filter.shape[1]), cells * largest_digit, np.int64))
+    return sums
+
+
+def _most_channels(sums: list[NDArray[np.int64]], most: int) -> int:
     """Return how many channels can be summed at once without a sum above `most`, or 0.
 
     `sums` has, for each digit, the sums of absolute values over the window: (outputs, inputs).
     """
-    channels = depth = sums[0].shape[1]
+    channels = sums[0].shape[1]
+    depth = channels
     while channels <= depth * _CHUNKS:
         starts = np.arange(0, channels, depth)
         if all(np.add.reduceat(x, starts, axis=1).max() <= most for x in sums):
             return depth
-        depth = 0 if depth == 1 else (depth + 1) // 2
+        if depth == 1:
+            return 0
+        depth = math.ceil(depth / 2)
     return 0
 
 
@@ -142,21 +171,22 @@ def sums_of_products(x: Array, filter: Factors, slide: Slide) -> list[tuple[Arra
     depth = filter.digits[0].shape[1]
     integers = x.astype(np.int32)
     if _is_by_cells(filter.digits[0], slide) and filter.largest < 1 << 31:
-        digits = enumerate(filter.digits)
-        weights: Any = sum(d.astype(np.int32) << (k * filter.width) for k, d in digits)
+        weights: Any = 0
+        for index, digit in enumerate(filter.digits):
+            weights += digit.astype(np.int32) << (index * filter.width)
         return [(_by_cells(integers, weights, slide), 0)]
-    pieces = _digits(integers, 8, 16) if filter.pieces == 2 else [integers]
+    pieces = _digits(integers, _PIECE_BITS, 2 * _PIECE_BITS) if filter.pieces == 2 else [integers]
     inputs = jnp.concatenate(pieces).astype(np.float32)
     grouped = inputs.reshape(-1, slide.groups, depth, *extents)
     terms: list[tuple[Array, int]] = []
     for start in range(0, depth, filter.depth):
         channels = slice(start, start + filter.depth)
         part = grouped[:, :, channels].reshape(len(inputs), -1, *extents)
-        for k, digit in enumerate(filter.digits):
+        for index, digit in enumerate(filter.digits):
             sums = _correlate(part, digit[:, channels], slide).astype(np.int32)
             for piece in range(filter.pieces):
                 rows = sums[piece * batch : (piece + 1) * batch]
-                terms.append((rows, k * filter.width + piece * 8))
+                terms.append((rows, index * filter.width + piece * _PIECE_BITS))
     return terms
 
 
@@ -167,7 +197,7 @@ def _correlate(x: Array, filter: Array, slide: Slide) -> Array:
         return _by_cells(x, filter, slide)
     # Platforms other than CPUs may compute convolutions by inexact algorithms, such as Winograd's.
     return lax.platform_dependent(
-        x, filter, cpu=partial(_conv, slide=slide), default=partial(_by_cells, slide=slide)
+        x, filter, cpu=partial(_convolved, slide=slide), default=partial(_by_cells, slide=slide)
     )
 
 
@@ -181,10 +211,10 @@ def _is_by_cells(filter: Array, slide: Slide) -> bool:
     return filter.ndim > 2 and filter.shape[1] == 1 and slide.groups > 1 and is_small
 
 
-def _conv(x: Array, filter: Array, slide: Slide) -> Array:
+def _convolved(x: Array, filter: Array, slide: Slide) -> Array:
     groups = slide.groups
     batch, depth, *extents = x.shape
-    if math.prod(filter.shape[2:]) == 1 and slide == _EACH:
+    if math.prod(filter.shape[2:]) == 1 and slide == _SINGLE_CELL:
         # A matrix product is faster here, because XLA's convolution transposes its operands: a
         # MobileNet takes 6.0 ms with this, and 10.9 ms with convolutions.
         matrix = jnp.broadcast_to(filter.reshape(-1, depth), (batch, len(filter), depth))
@@ -196,7 +226,7 @@ def _conv(x: Array, filter: Array, slide: Slide) -> Array:
         # ms.
         ungrouped = replace(slide, groups=1)
         pairs = zip(jnp.split(x, groups, 1), jnp.split(filter, groups), strict=True)
-        return jnp.concatenate([_conv(*pair, ungrouped) for pair in pairs], 1)
+        return jnp.concatenate([_convolved(*pair, ungrouped) for pair in pairs], 1)
     return correlation.correlate(x, filter, slide, _HIGHEST)
 
 
@@ -221,8 +251,10 @@ def base_for(largest: int, shift: int) -> int | None:
     The base is `shift` if possible, which takes the fewest operations. The result is None if no
     base suffices.
     """
-    bases = (min(max(shift, 0), _LOW), _LOW)
-    return next((base for base in bases if largest < 1 << (31 + base)), None)
+    for base in (min(max(shift, 0), _LOW), _LOW):
+        if largest < 1 << (31 + base):
+            return base
+    return None
 
 
 def total(terms: Sequence[tuple[Array, int]], base: int) -> Wide:
@@ -251,23 +283,25 @@ def narrow(
     The rounding policy is 'to_zero' or 'nearest_even'. The overflow policy is 'wrap' (two's
     complement) or 'saturate'. A negative shift multiplies. A shift is at most `base + 31`.
     """
-    up = min(max(-shift, 0), _LOW)
+    left_shift = min(max(-shift, 0), _LOW)
     rounded = _rounded(_clipped(x, shift), shift, rounding_policy)
-    if up:
-        rounded = jnp.clip(rounded, -(1 << 14), 1 << 14) << up
+    if left_shift:
+        # Larger numbers would overflow an int32; these saturate already.
+        rounded = jnp.clip(rounded, -_LARGEST_SHIFTED, _LARGEST_SHIFTED) << left_shift
     limits = jnp.iinfo(dtype)
     overflowed = (rounded < limits.min) | (rounded > limits.max)
     if overflow_policy == "wrap":
-        return (_rounded(x, shift, rounding_policy) << up).astype(dtype), overflowed
+        unclipped = _rounded(x, shift, rounding_policy) << left_shift
+        return unclipped.astype(dtype), overflowed
     return jnp.clip(rounded, limits.min, limits.max).astype(dtype), overflowed
 
 
 def _clipped(x: Wide, shift: int) -> Wide:
     """Clip sums that are far outside the range of results, so that quotients fit an int32."""
-    more = x.base - max(shift, 0)
-    if more <= 0:
+    unshifted_bits = x.base - max(shift, 0)
+    if unshifted_bits <= 0:
         return x
-    most = (1 << (_BEYOND - more)) + 1
+    most = (1 << (_SATURATION_BITS - unshifted_bits)) + 1
     return Wide(jnp.clip(x.high, -most, most), x.low, x.base)
 
 
@@ -275,21 +309,30 @@ def _rounded(x: Wide, shift: int, rounding_policy: str) -> Array:
     """Return round(x / 2**shift) modulo 2**32. A negative shift counts as 0."""
     if shift <= 0:
         return (x.high << x.base) + x.low
-    floor, half, lower = _parts(x, shift)
+    floor, half, lower = _quotient(x, shift)
     rounds_up = (x.high < 0) & (half | lower)
     if rounding_policy == "nearest_even":
-        rounds_up = half & (lower | (floor & 1 == 1))
+        is_odd = floor & 1 == 1
+        rounds_up = half & (lower | is_odd)
     return floor + rounds_up.astype(np.int32)
 
 
-def _parts(x: Wide, shift: int) -> tuple[Array, Array, Array]:
-    """Return floor(x / 2**shift), the next lower bit, and whether any bit below that is set."""
+class _Quotient(NamedTuple):
+    """The floor of a quotient, the next lower bit, and whether any bit below that is set."""
+
+    floor: Array
+    half: Array
+    lower: Array
+
+
+def _quotient(x: Wide, shift: int) -> _Quotient:
+    """Return x / 2**shift."""
     if shift > x.base:
-        more = shift - x.base
-        half = (x.high >> (more - 1)) & 1 == 1
-        lower = (x.high & ((1 << (more - 1)) - 1) != 0) | (x.low != 0)
-        return x.high >> more, half, lower
+        high_shift = shift - x.base
+        half = (x.high >> (high_shift - 1)) & 1 == 1
+        lower = (x.high & ((1 << (high_shift - 1)) - 1) != 0) | (x.low != 0)
+        return _Quotient(x.high >> high_shift, half, lower)
     floor = (x.high << (x.base - shift)) + (x.low >> shift)
     half = (x.low >> (shift - 1)) & 1 == 1
     lower = x.low & ((1 << (shift - 1)) - 1) != 0
-    return floor, half, lower
+    return _Quotient(floor, half, lower)

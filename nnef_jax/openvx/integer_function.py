@@ -20,7 +20,14 @@ from nnef_jax.calls.arguments import Input, Params, bind_inputs
 from nnef_jax.errors import InputError, UnsupportedError, at_operation, raise_all
 from nnef_jax.model import Model
 from nnef_jax.openvx.plan import PlanStep, plan_of
-from nnef_jax.openvx.plan_evaluation import Evaluation, Prepared, Values, beyond, real, weights_name
+from nnef_jax.openvx.plan_evaluation import (
+    Evaluation,
+    Prepared,
+    Values,
+    overflow_mask,
+    real,
+    weights_name,
+)
 from nnef_jax.openvx.profile import ProfileReport, check_profile, declared_shapes
 from nnef_jax.openvx.profiles import Choices, FixedPointProfile, profile_of
 from nnef_jax.openvx.tensor import Tensor, checked_position
@@ -103,8 +110,7 @@ class Lowered:
             if isinstance(x, Tensor):
                 position = evaluation.positions[value]
                 _require_format(value.name, x, self.choices.profile, position)
-        weights, _ = self._ready(shapes)
-        return self._raw(weights, inputs)
+        return self._raw(self._prepared_weights(shapes), inputs)
 
     def float(self, *args: ArrayLike, **kwargs: ArrayLike) -> Any:
         """Run the network on floating-point numbers.
@@ -112,7 +118,7 @@ class Lowered:
         Inputs are rounded, and outputs converted back.
         """
         inputs = bind(self.model, args, kwargs)
-        weights, _ = self._ready([x.shape for x in inputs])
+        weights = self._prepared_weights([x.shape for x in inputs])
         return self._real(weights, inputs)
 
     def apply(self, params: Params, *args: ArrayLike, **kwargs: ArrayLike) -> Any:
@@ -153,7 +159,7 @@ class Lowered:
         `instead` has floating-point arrays by the name of a tensor. Operations that read this
         tensor get the array instead.
         """
-        weights, _ = self._ready([x.shape for x in inputs])
+        weights = self._prepared_weights([x.shape for x in inputs])
         return self._inside(weights, list(inputs), dict(instead or {}))
 
     def entering(self, *inputs: Array) -> tuple[dict[str, Tensor | Array], dict[str, Array]]:
@@ -162,7 +168,10 @@ class Lowered:
         names = [value.name for value in evaluation.plan.graph.inputs]
         reals = dict(zip(names, inputs, strict=True))
         tensors = dict(zip(names, evaluation.inputs(inputs), strict=True))
-        masks = {n: beyond(reals[n], x) for n, x in tensors.items() if isinstance(x, Tensor)}
+        masks: dict[str, Array] = {}
+        for name, x in tensors.items():
+            if isinstance(x, Tensor):
+                masks[name] = overflow_mask(reals[name], x)
         return tensors, masks
 
     def stats(
@@ -226,26 +235,29 @@ class Lowered:
         graph = evaluation.plan.graph
         replaced = {graph.values[name]: x for name, x in instead.items()}
         values, masks = evaluation.run(weights, evaluation.inputs(inputs), replaced)
-        named = {v.name: x for v, x in values.items() if v not in graph.inputs}
-        return named, {value.name: mask for value, mask in masks.items()}
+        by_name = {value.name: x for value, x in values.items() if value not in graph.inputs}
+        return by_name, {value.name: mask for value, mask in masks.items()}
 
     def _packed(self, evaluation: Evaluation, values: Values) -> Any:
-        outputs = [evaluation.fixed(v, values[v]) for v in evaluation.plan.graph.outputs]
+        outputs = [
+            evaluation.fixed(value, values[value]) for value in evaluation.plan.graph.outputs
+        ]
         return packed(self.model, outputs)
 
-    def _ready(self, shapes: Sequence[Shape]) -> tuple[Prepared, Evaluation]:
-        """Return the prepared weights, which are cached, and the evaluation for these shapes."""
+    def _prepared_weights(self, shapes: Sequence[Shape]) -> Prepared:
+        """Return the prepared weights for inputs of these shapes. They are cached."""
         evaluation = self.evaluation(shapes)
-        key = tuple((s.name, s.layer and s.layer.name) for s in evaluation.plan.needed)
-        if key not in self._weights:
-            params = self.model.params
-            if any(isinstance(x, Tracer) for x in params.values()):
-                # The prepared weights are valid only in this trace.
-                return evaluation.prepared(self.real_weights(evaluation), static=False), evaluation
-            with jax.ensure_compile_time_eval():
-                weights = self.real_weights(evaluation)
-                self._weights[key] = evaluation.prepared(weights, static=True)
-        return self._weights[key], evaluation
+        key = tuple((step.name, step.layer and step.layer.name) for step in evaluation.plan.needed)
+        if key in self._weights:
+            return self._weights[key]
+        are_traced = any(isinstance(x, Tracer) for x in self.model.params.values())
+        if are_traced:
+            # The prepared weights are valid only in this trace.
+            return evaluation.prepared(self.real_weights(evaluation), static=False)
+        with jax.ensure_compile_time_eval():
+            weights = self.real_weights(evaluation)
+            self._weights[key] = evaluation.prepared(weights, static=True)
+        return self._weights[key]
 
     def real_weights(self, evaluation: Evaluation) -> dict[str, dict[str, Array]]:
         """Return the floating-point operands that do not depend on inputs, by step and operand."""
@@ -349,6 +361,7 @@ def _bind_tensors(
     input is passed as an array. Raises InputError for wrong names and shapes.
     """
     types = {value.name: value.type.dtype for value in model.graph.inputs}
+    # `bind_inputs` raises the errors for too few or too many arguments.
     inputs = dict(zip(types, args, strict=False)) | dict(kwargs)
     for name, x in inputs.items():
         if is_float(types.get(name, "float32")) and not isinstance(x, Tensor):
@@ -360,6 +373,7 @@ def _bind_tensors(
             return x
         return jax.ShapeDtypeStruct(x.shape, types.get(name, "float32"))
 
+    # The last inputs may be given by name.
     ordered = [spec(name, x) for name, x in zip(types, args, strict=False)]
     named = {name: spec(name, x) for name, x in kwargs.items()}
     bind_inputs(network_of(model), (*ordered, *args[len(types) :]), named, abstract=True)

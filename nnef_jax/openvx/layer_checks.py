@@ -22,7 +22,7 @@ from nnef_jax.openvx.vx_errors import (
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_MOST = 1 << 31  # a tensor must have fewer items
+_TOO_MANY_ITEMS = 1 << 31  # a tensor must have fewer items
 # the possible numbers of bits by which sums of products are shifted to the result, or biases to the
 # sum
 SHIFTS = range(-16, 47)
@@ -58,7 +58,7 @@ def same_format(strict: bool, **tensors: Tensor | None) -> None:
 
     If `strict`, they must also have the default position of this type.
     """
-    by_name = {name: x for name, x in tensors.items() if x is not None}
+    by_name = {name: tensor for name, tensor in tensors.items() if tensor is not None}
     first_name, first = next(iter(by_name.items()))
     dtype = first.dtype
     for name, x in by_name.items():
@@ -130,7 +130,7 @@ def shape(name: str, values: Iterable[SupportsIndex]) -> tuple[int, ...]:
 
 def bounded(name: str, extents: Sequence[int]) -> None:
     """Raise VxError if a tensor would have 2**31 items or more."""
-    if math.prod(extents) >= _MOST:
+    if math.prod(extents) >= _TOO_MANY_ITEMS:
         unsupported(f"{name} would have the dims {tuple(extents)[::-1]}: 2**31 items or more")
 
 
@@ -157,7 +157,8 @@ def output_shape(
     Raises TypeError or VxError.
     """
     extents = shape("output_shape", values)
-    if len(extents) != len(leading) + free or extents[: len(leading)] != leading:
+    has_rank = len(extents) == len(leading) + free
+    if not has_rank or extents[: len(leading)] != leading:
         wrong_dimension(f"output_shape is {extents}, it must be {leading} and {free} extents")
     return extents
 
@@ -194,5 +195,6 @@ def stride(
 def bounded_padding(x: Tensor, padding: tuple[int, int], output: tuple[int, ...]) -> None:
     """Raise VxError if the padded input or the output has 2**31 items or more."""
     bounded("the output", output)
-    rows, columns = (n + 2 * p for n, p in zip(x.shape[-2:], padding[::-1], strict=True))
+    pads = zip(x.shape[-2:], padding[::-1], strict=True)
+    rows, columns = (extent + 2 * pad for extent, pad in pads)
     bounded("the padded input", (*x.shape[:-2], rows, columns))

@@ -95,7 +95,8 @@ class Plan:
         for step in self.steps:
             operand = next((x for x in step.operation.reads() if x in positions), None)
             default = self.profile.position
-            if step.layer is not None and step.layer.keeps_position and operand is not None:
+            keeps_position = step.layer is not None and step.layer.keeps_position
+            if keeps_position and operand is not None:
                 default = positions[operand]
             for value in step.results:
                 positions[value] = chosen.get(value.name, default)
@@ -190,15 +191,17 @@ def _product_before(
     if step is None or step.layer is None or step.layer.scale is None:
         return None
     is_reciprocal = operation.kind == "div" and computed[0] != "x"
-    if is_reciprocal or operation.result.shape != product.type.shape:
+    keeps_shape = operation.result.shape == product.type.shape
+    if is_reciprocal or not keeps_shape:
         return None
     rank = len(product.type.shape)
     for name in operation.arguments:
-        if name != computed[0]:
-            for axis, extent in enumerate(padded(operation.shape(name), rank)):
-                is_by_channel = axis == step.layer.axis and extent == step.layer.channels
-                if extent != 1 and not is_by_channel:
-                    return None
+        if name == computed[0]:
+            continue
+        for axis, extent in enumerate(padded(operation.shape(name), rank)):
+            is_by_channel = axis == step.layer.axis and extent == step.layer.channels
+            if extent != 1 and not is_by_channel:
+                return None
     return step
 
 
@@ -263,7 +266,9 @@ def _composed(operation: Operation, operands: Mapping[str, ArrayLike], line: _Li
     All other operands of the operation are fixed, so the composition is a line too.
     """
     attributes: dict[str, Any] = dict(operation.attributes)
-    fixed = {x: jnp.reshape(jnp.asarray(y, line.term.dtype), -1) for x, y in operands.items()}
+    fixed: dict[str, Array] = {}
+    for name, operand in operands.items():
+        fixed[name] = jnp.reshape(jnp.asarray(operand, line.term.dtype), -1)
     factor, term = line
     match operation.kind:
         case "batch_normalization":

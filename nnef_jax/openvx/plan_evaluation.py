@@ -106,13 +106,13 @@ class Evaluation:
         counts: dict[str, Array] = {}
         for step, _ in self.tensor_steps:
             for name, x in weights[step.name].items():
-                mask = beyond(x, self.quantised(step, name, x))
+                mask = overflow_mask(x, self.quantised(step, name, x))
                 counts[weights_name(step, name)] = jnp.sum(mask)
         return counts
 
     def _table(self, step: PlanStep, operands: Mapping[str, ArrayLike]) -> dict[str, Array]:
         """Return the table of a function of one tensor, and a mask of results that overflow."""
-        (operand,) = {v for v in step.operation.reads() if v not in self.plan.fixed}
+        (operand,) = {value for value in step.operation.reads() if value not in self.plan.fixed}
         limits = jnp.iinfo(self.plan.profile.dtype)
         raw = jnp.arange(limits.min, limits.max + 1, dtype=np.int32)
         x = Tensor(raw.astype(self.plan.profile.dtype), self.positions[operand]).to_float()
@@ -120,7 +120,7 @@ class Evaluation:
         position = self.positions[step.results[0]]
         y = y.reshape(x.shape)  # Other operands of one item may have raised the rank.
         table = Tensor.quantize(y, self.plan.profile.dtype, position)
-        return {"table": table.data, "beyond": beyond(y, table)}
+        return {"table": table.data, "overflow_mask": overflow_mask(y, table)}
 
     def inputs(self, arrays: Sequence[Array]) -> list[Any]:
         """Convert inputs to fixed point. Inputs of integers stay arrays."""
@@ -145,7 +145,8 @@ class Evaluation:
             with jax.named_scope(step.name):
                 results, mask = self._step(step, weights[step.name], values)
             for value, result in zip(step.results, results, strict=True):
-                computed[value] = values[value] = result
+                computed[value] = result
+                values[value] = result
                 if mask is not None:
                     masks[value] = mask
                 if instead is not None and value in instead:
@@ -179,7 +180,7 @@ class Evaluation:
         result, mask = layer.run(NodeInputs({**tensors, **weights}, self.choices, position))
         if layer.saturates:
             (y,) = self.computed(step, _reals(values), weights)
-            mask = beyond(y, result)
+            mask = overflow_mask(y, result)
         results = result if isinstance(result, list) else [result]
         pairs = zip(step.results, results, strict=True)
         return [self._rescaled(x, self.positions[value]) for value, x in pairs], mask
@@ -247,29 +248,33 @@ class Evaluation:
         """
         values: dict[Value, Array] = {}
 
-        def add(value: Value, x: Array) -> None:
+        def add_value(value: Value, x: Array) -> None:
             tensor = self.fixed(value, exact[value])
-            values[value] = self._as_cut(tensor, x) if isinstance(tensor, Tensor) else tensor
+            if isinstance(tensor, Tensor):
+                values[value] = self._with_clipped_derivative(tensor, x)
+            else:
+                values[value] = tensor
 
         for value, x in zip(self.plan.graph.inputs, inputs, strict=True):
-            add(value, x)
+            add_value(value, x)
         for step in self.plan.needed:
             operands = weights[step.name]
             if step.layer is not None and not step.layer.takes_numbers:
                 operands = {name: self._weight(step, name, x) for name, x in operands.items()}
             for value, x in zip(step.results, self.computed(step, values, operands), strict=True):
-                add(value, x)
+                add_value(value, x)
         return values
 
     def _weight(self, step: PlanStep, name: str, x: ArrayLike) -> Array:
-        return self._as_cut(self.quantised(step, name, lax.stop_gradient(jnp.asarray(x))), x)
+        tensor = self.quantised(step, name, lax.stop_gradient(jnp.asarray(x)))
+        return self._with_clipped_derivative(tensor, x)
 
-    def _as_cut(self, tensor: Tensor, x: ArrayLike) -> Array:
+    def _with_clipped_derivative(self, tensor: Tensor, x: ArrayLike) -> Array:
         """Convert a tensor to floating point, with the derivative of `x` clipped to its range."""
         low, high = bounds(tensor)
-        x = jnp.asarray(x)
-        result = lax.stop_gradient(tensor.to_float()).astype(x.dtype)
-        return straight_through(result, jnp.clip(x, low, high))
+        array = jnp.asarray(x)
+        result = lax.stop_gradient(tensor.to_float()).astype(array.dtype)
+        return straight_through(result, jnp.clip(array, low, high))
 
 
 def real(x: Tensor | Array) -> Array:
@@ -288,11 +293,11 @@ def bounds(tensor: Tensor) -> tuple[float, float]:
     return limits.min * step, limits.max * step
 
 
-def beyond(x: ArrayLike, tensor: Tensor) -> Array:
+def overflow_mask(x: ArrayLike, tensor: Tensor) -> Array:
     """Return a mask of the numbers that, after rounding, do not fit the type of the tensor."""
     low, high = bounds(tensor)
-    half = 2.0 ** -(tensor.fixed_point_position + 1)
-    return _outside(x, low - half, high + half)
+    half_step = 2.0 ** -(tensor.fixed_point_position + 1)
+    return _outside(x, low - half_step, high + half_step)
 
 
 @partial(jax.jit, static_argnames=("low", "high"), inline=True)

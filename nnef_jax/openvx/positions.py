@@ -18,7 +18,8 @@ from nnef_jax.openvx.plan_evaluation import weights_name
 from nnef_jax.openvx.tensor import Tensor
 
 # How many positions are tried below and above the position that fits the largest number.
-_LESS, _MORE = 1, 4
+_LESS = 1
+_MORE = 4
 # The largest magnitude of a position. Layers can shift products to any of these positions.
 _FURTHEST = 22
 
@@ -50,13 +51,16 @@ def search_positions(
     arrays = bound(model, inputs)
     evaluation = lowered.evaluation([x.shape for x in arrays])
     kind = evaluation.plan.profile.dtype
-    values = {v: np.asarray(x) for v, x in zip(evaluation.plan.graph.inputs, arrays, strict=True)}
+    values = {
+        value: np.asarray(x) for value, x in zip(evaluation.plan.graph.inputs, arrays, strict=True)
+    }
     steps = evaluation.plan.needed
     names: list[str] = []
     for step in steps:
         keeps_position = step.layer is not None and step.layer.keeps_position
         has_one_operand = len(list(step.operation.reads())) <= 1
-        if not (keeps_position and has_one_operand):
+        has_position_of_operand = keeps_position and has_one_operand
+        if not has_position_of_operand:
             names += [value.name for value in step.results if is_float(value.type.dtype)]
     tensors = model.intermediates(*arrays, names=names) if names else {}
     positions: dict[str, int] = {}
@@ -75,7 +79,7 @@ def search_positions(
         if step.layer is None or not step.layer.static or "bias" not in weights[step.name]:
             continue
         (name,) = step.layer.static
-        operand = next(v for v in step.operation.reads() if v in by_value)
+        operand = next(value for value in step.operation.reads() if value in by_value)
         product = by_value[operand] + positions[weights_name(step, name)]
         bias = weights_name(step, "bias")
         positions[bias] = min(positions[bias], product)
@@ -85,16 +89,17 @@ def search_positions(
 def _best(x: NDArray[Any], dtype: str) -> int:
     """Return the position at which a tensor has the least squared error in a dtype."""
     largest = float(np.max(np.abs(x[np.isfinite(x)]), initial=0))
-    bits = np.iinfo(dtype).bits - (dtype != "uint8")  # without the sign bit
+    all_bits = np.iinfo(dtype).bits
+    bits = all_bits if dtype == "uint8" else all_bits - 1  # without the sign bit
     fitting = bits - math.ceil(math.log2(largest)) if largest else 0
-    x = np.nan_to_num(x.astype(np.float32))
+    numbers = np.nan_to_num(x.astype(np.float32))
 
     def error(position: int) -> float:
-        rounded = np.asarray(Tensor.quantize(x, dtype, position).to_float())
-        return float(np.sum((x - rounded).astype(np.float64) ** 2))
+        rounded = np.asarray(Tensor.quantize(numbers, dtype, position).to_float())
+        return float(np.sum((numbers - rounded).astype(np.float64) ** 2))
 
     # The greatest position comes first and wins among equal errors, because it rounds more finely.
     positions = range(fitting + _MORE, fitting - _LESS - 1, -1)
-    candidates = [p for p in positions if abs(p) <= _FURTHEST]
+    candidates = [position for position in positions if abs(position) <= _FURTHEST]
     nearest = min(max(fitting, -_FURTHEST), _FURTHEST)
     return min(candidates, key=error, default=nearest)

@@ -94,10 +94,10 @@ def deconvolution_output_shape(
 ) -> tuple[int, ...]:
     """Return the shape of a deconvolution's output, with upscales (x, y)."""
     extents: list[int] = []
-    for extent, size, up, pad, addition in zip(
+    for extent, size, factor, pad, addition in zip(
         inputs[-2:], weights[-2:], upscale[::-1], padding[::-1], a[::-1], strict=True
     ):
-        extents.append((extent - 1) * up - 2 * pad + size + addition)
+        extents.append((extent - 1) * factor - 2 * pad + size + addition)
     if min(extents) < 1:
         wrong_dimension(f"the output would have the dims {tuple(extents[::-1])}")
     return (*inputs[:-3], weights[0], *extents)

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -82,17 +82,17 @@ class Steps:
             sign = product >> 31  # All bits are 1 if the product is negative, and 0 otherwise.
             product = product + (sign & ((1 << self.shift) - 1))
             product = product >> self.shift
-        fitted, overflowed = self._fitted(product, sums[1])
-        return sums[0] + fitted.astype(np.int32), overflowed
+        in_range, overflowed = self._brought_into_range(product, sums[1])
+        return sums[0] + in_range.astype(np.int32), overflowed
 
     def end(self, sums: Sums) -> Sums:
         """Return the sums at the end of a channel, saturated or wrapped."""
-        fitted, overflowed = self._fitted(*sums)
+        in_range, overflowed = self._brought_into_range(*sums)
         if not self.saturates:
-            fitted = fitted.astype(self.dtype).astype(np.int32)
-        return fitted, overflowed
+            in_range = in_range.astype(self.dtype).astype(np.int32)
+        return in_range, overflowed
 
-    def _fitted(self, x: Array, overflowed: Array | None) -> Sums:
+    def _brought_into_range(self, x: Array, overflowed: Array | None) -> Sums:
         limits = jnp.iinfo(self.dtype)
         if overflowed is not None:
             below = np.asarray(limits.min - 1, x.dtype)
@@ -117,7 +117,8 @@ def stepwise(x: Array, filter: Array, biases: Array | None, *, slide: Slide, ste
     groups = slide.groups
     count_in_group = count // groups
     left, right = steps.factors(x, filter)
-    cells, weights, channels, extents = _operands(left, right, slide)
+    operands = _operands(left, right, slide)
+    extents = operands.extents
     bias: Any = np.int32(0) if biases is None else biases.astype(np.int32)
     broadcast = jnp.broadcast_to(bias, (batch, count, *extents))
     by_group = jnp.moveaxis(broadcast.reshape(batch, groups, count_in_group, -1), 0, 2)
@@ -130,12 +131,14 @@ def stepwise(x: Array, filter: Array, biases: Array | None, *, slide: Slide, ste
     def swapped(x: Array) -> Array:
         return x.swapaxes(1, 2) if swaps else x
 
-    def fetch(k: Array | int) -> tuple[Array, Array]:
-        """Return the rows and columns of channel k."""
-        return (cells(k), weights(k)) if swaps else (weights(k), cells(k))
+    def fetch(channel: Array | int) -> tuple[Array, Array]:
+        """Return the rows and columns of a channel."""
+        cells = operands.cells(channel)
+        weights = operands.weights(channel)
+        return (cells, weights) if swaps else (weights, cells)
 
-    def channel(sums: Sums, operands: tuple[Array, Array]) -> Sums:
-        return steps.end(_products(sums, operands, steps))
+    def add_channel(sums: Sums, rows_and_columns: tuple[Array, Array]) -> Sums:
+        return steps.end(_with_products(sums, rows_and_columns, steps))
 
     # The sums need the sharding of the products. Zeros that are computed from a product have this
     # sharding.
@@ -143,7 +146,7 @@ def stepwise(x: Array, filter: Array, biases: Array | None, *, slide: Slide, ste
     zeros = (row[:, :, None] * column[:, None]).astype(np.int32) * 0
     first_sums = swapped(start) + zeros
     first_mask = zeros != 0 if steps.report else None
-    sums, overflowed = _pipelined(channels, fetch, channel, (first_sums, first_mask))
+    sums, overflowed = _pipelined(operands.channels, fetch, add_channel, (first_sums, first_mask))
 
     def unfolded(x: Array) -> Array:
         """Return sums in the shape (batch, outputs, *output positions).
@@ -157,15 +160,27 @@ def stepwise(x: Array, filter: Array, biases: Array | None, *, slide: Slide, ste
     return jax.tree.map(unfolded, (sums.astype(steps.dtype), overflowed))
 
 
-def _operands(x: Array, filter: Array, slide: Slide) -> tuple[_Fetch, _Fetch, int, tuple[int, ...]]:
-    """Return cells, weights, the number of channels, and the extents of the output.
+class _Operands(NamedTuple):
+    """The operands of products, by channel. A matrix product has one channel.
 
-    `cells` and `weights` are functions of the index of a channel. They return the channel's cells
-    (cells of the window, groups, batch * output positions) and weights (cells of the window,
-    groups, outputs of a group). A matrix product has one channel.
+    Args:
+        cells: a function from the index of a channel to the inputs in its windows (cells of the
+            window, groups, batch * output positions).
+        weights: a function from the index of a channel to its weights (cells of the window, groups,
+            outputs of a group).
+        channels: the number of channels.
+        extents: the extents of the output's positions.
     """
+
+    cells: _Fetch
+    weights: _Fetch
+    channels: int
+    extents: tuple[int, ...]
+
+
+def _operands(x: Array, filter: Array, slide: Slide) -> _Operands:
     if filter.ndim == 2:
-        return lambda _: x.T[:, None], lambda _: filter.T[:, None], 1, ()
+        return _Operands(lambda _: x.T[:, None], lambda _: filter.T[:, None], 1, ())
     groups = slide.groups
     count, depth, *size = filter.shape
     x = slide.spread_out(x)
@@ -173,8 +188,8 @@ def _operands(x: Array, filter: Array, slide: Slide) -> tuple[_Fetch, _Fetch, in
     extents = slide.places(x.shape[2:], size)
     grouped = jnp.moveaxis(filter.reshape(groups, count // groups, depth, -1), (2, 3), (0, 1))
 
-    def cells(k: Array | int) -> Array:
-        plane = _item(planes, k)  # (groups, batch, *positions)
+    def cells(channel: Array | int) -> Array:
+        plane = _item(planes, channel)  # (groups, batch, *positions)
         if math.prod(size) <= _UNROLLED:
             parts = [plane[:, :, *slide.items(cell, extents)] for cell in np.ndindex(*size)]
             return jnp.stack([part.reshape(groups, -1) for part in parts])
@@ -187,10 +202,10 @@ def _operands(x: Array, filter: Array, slide: Slide) -> tuple[_Fetch, _Fetch, in
         part = plane[:, :, rows[:, None, :, None], columns[None, :, None, :]]
         return jnp.moveaxis(part, (2, 3), (0, 1)).reshape(math.prod(size), groups, -1)
 
-    return cells, partial(_item, grouped), depth, extents
+    return _Operands(cells, partial(_item, grouped), depth, extents)
 
 
-def _products(sums: Sums, operands: tuple[Array, Array], steps: Steps) -> Sums:
+def _with_products(sums: Sums, operands: tuple[Array, Array], steps: Steps) -> Sums:
     """Add the products of rows and columns to sums.
 
     The rows are (cells, groups, rows), the columns (cells, groups, columns), and the sums (groups,
@@ -206,11 +221,11 @@ def _products(sums: Sums, operands: tuple[Array, Array], steps: Steps) -> Sums:
     padded = [jnp.pad(x, ((0, padding), (0, 0), (0, 0))) for x in operands]
     chunked = [x.reshape(-1, _CHUNK, *x.shape[1:]) for x in padded]
 
-    def fetch(k: Array | int) -> tuple[Array, Array]:
-        rows, columns = (_item(x, k) for x in chunked)
+    def fetch(chunk: Array | int) -> tuple[Array, Array]:
+        rows, columns = (_item(x, chunk) for x in chunked)
         return rows, columns
 
-    return _pipelined(len(chunked[0]), fetch, partial(_products, steps=steps), sums)
+    return _pipelined(len(chunked[0]), fetch, partial(_with_products, steps=steps), sums)
 
 
 def _pipelined(
@@ -219,7 +234,7 @@ def _pipelined(
     body: Callable[[Sums, tuple[Array, Array]], Sums],
     sums: Sums,
 ) -> Sums:
-    """Compute `sums = body(sums, fetch(k))` for each k.
+    """Compute `sums = body(sums, fetch(index))` for each index below `count`.
 
     Each iteration fetches the operands of the next iteration. XLA's loop over products then reads
     arrays in memory and is vectorised, which takes a third of the time.
@@ -227,8 +242,8 @@ def _pipelined(
     if count == 1:
         return body(sums, fetch(0))
 
-    def step(k: Array, state: _State) -> _State:
+    def step(index: Array, state: _State) -> _State:
         sums, operands = state
-        return body(sums, operands), fetch(jnp.minimum(k + 1, count - 1))
+        return body(sums, operands), fetch(jnp.minimum(index + 1, count - 1))
 
     return lax.fori_loop(0, count, step, (sums, fetch(0)))[0]

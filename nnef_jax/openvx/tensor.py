@@ -20,7 +20,7 @@ from nnef_jax.openvx.vx_errors import unsupported, wrong_dimension, wrong_format
 from nnef_jax.wording.similar import did_you_mean, listed
 
 POSITIONS = {"uint8": 0, "int8": 0, "int16": 8}  # the number of fractional bits in the two profiles
-_FURTHEST = 32  # the largest magnitude of a position
+_LARGEST_POSITION = 32  # the largest magnitude of a position
 
 
 class Tensor:
@@ -54,7 +54,6 @@ class Tensor:
             wrong_dimension(f"a tensor must have items along each axis: {data.shape[::-1]}")
         if fixed_point_position is None:
             fixed_point_position = POSITIONS[str(data.dtype)]
-        # numpy arrays are allowed
         self.data = data  # pyright: ignore[reportAttributeAccessIssue]  # numpy arrays are allowed
         self.fixed_point_position = checked_position(fixed_point_position)
 
@@ -67,14 +66,14 @@ class Tensor:
         rounding_policy: str = "nearest_even",
     ) -> Tensor:
         """Convert numbers to fixed point: they are rounded and then saturated. A NaN becomes 0."""
-        name = str(np.dtype(dtype))
-        if name not in POSITIONS:
-            wrong_format(f"a tensor must have the type {listed(POSITIONS)}, not {name}")
+        dtype_name = str(np.dtype(dtype))
+        if dtype_name not in POSITIONS:
+            wrong_format(f"a tensor must have the type {listed(POSITIONS)}, not {dtype_name}")
         require_one_of("rounding_policy", rounding_policy, ROUNDING)
-        position = POSITIONS[name] if fixed_point_position is None else fixed_point_position
+        position = POSITIONS[dtype_name] if fixed_point_position is None else fixed_point_position
         scale = np.float32(2.0 ** checked_position(position))
         reals = jnp.asarray(values, np.float32)
-        return cls(_nearest(reals, scale, name, rounding_policy), position)
+        return cls(_nearest(reals, scale, dtype_name, rounding_policy), position)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -123,15 +122,19 @@ class Tensor:
             message = f"start and end must be integers in OpenVX's order, not {start!r} and {end!r}"
             raise TypeError(message) from None
         count = len(starts)
-        if not 0 < count == len(ends) <= len(self.dims):
+        are_pairs = len(ends) == count
+        if not are_pairs or not 1 <= count <= len(self.dims):
             wrong_dimension(
                 f"a view of {len(self.dims)} dimensions must have as many starts and ends, "
                 f"or fewer, not {count} and {len(ends)}"
             )
-        for axis, (first, last, extent) in enumerate(zip(starts, ends, self.dims, strict=False)):
-            if not 0 <= first < last <= extent:
+        # A view may have fewer dimensions than the tensor.
+        for axis, (first, end_item, extent) in enumerate(
+            zip(starts, ends, self.dims, strict=False)
+        ):
+            if not 0 <= first < end_item <= extent:
                 wrong_parameter(
-                    f"a view from {first} to {last} is empty or outside dimension {axis}, "
+                    f"a view from {first} to {end_item} is empty or outside dimension {axis}, "
                     f"which has {extent} items"
                 )
         # `data` has the dimensions in reverse order.
@@ -173,10 +176,11 @@ class StaticWeights:
         require_tensor("weights", tensor)
         if len(tensor.dims) not in (2, 4):
             wrong_dimension(f"weights must have 2 or 4 dimensions, not {len(tensor.dims)}")
-        digits = factors(tensor.data)
-        if digits is None:
+        weight_factors = factors(tensor.data)
+        if weight_factors is None:
             unsupported(f"weights with the dims {tensor.dims} sum too many products")
-        self.tensor, self.factors = tensor, digits
+        self.tensor = tensor
+        self.factors = weight_factors
 
 
 def static_weights(weights: Tensor) -> StaticWeights:
@@ -191,8 +195,9 @@ def checked_position(position: SupportsIndex) -> int:
     except TypeError:
         kind = type(position).__name__
         raise TypeError(f"a fixed_point_position must be an integer, not {kind}") from None
-    if abs(position) > _FURTHEST:
-        wrong_format(f"a fixed_point_position must be -{_FURTHEST} to {_FURTHEST}, not {position}")
+    if abs(position) > _LARGEST_POSITION:
+        bounds = f"-{_LARGEST_POSITION} to {_LARGEST_POSITION}"
+        wrong_format(f"a fixed_point_position must be {bounds}, not {position}")
     return position
 
 

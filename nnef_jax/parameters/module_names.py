@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from itertools import takewhile
 
 from lowering.graph import Graph, Operation, Value
 
@@ -47,25 +46,29 @@ def shared_start(paths: Sequence[Path]) -> Path | None:
     if not paths:
         return None
     # In sorted order, all paths between these two share their common start.
-    first, last = min(paths), max(paths)
-    return first[: sum(1 for _ in takewhile(bool, map(str.__eq__, first, last)))]
+    first = min(paths)
+    last = max(paths)
+    length = 0
+    while first[: length + 1] == last[: length + 1] and length < len(first):
+        length += 1
+    return first[:length]
 
 
 class ModuleNames:
     """The modules in the labels of a graph's parameters and the names of its tensors."""
 
     def __init__(self, graph: Graph) -> None:
-        self._starts: dict[str, Path] = {}
         # Users choose the names of outputs, and the names of other tensors may extend them.
         self._outputs = tuple(graph.output_names)
-        self._labels = {p.value: p.label for p in graph.parameters}
+        self._labels = {parameter.value: parameter.label for parameter in graph.parameters}
         self._folded: dict[str, Path] = {}
         self._groups: dict[str, int] = {}
-        origins: dict[Value, str] = dict(self._labels)
+        origins: dict[Value, str] = dict(self._labels)  # also of tensors made of a parameter alone
         starts: dict[str, set[Path | None]] = {}
         for operation in graph.operations:
-            labels = [origins[value] for value in operation.reads() if value in origins]
-            if labels and len([*operation.reads()]) == 1:
+            operands = list(operation.reads())
+            labels = [origins[value] for value in operands if value in origins]
+            if labels and len(operands) == 1:
                 origins |= dict.fromkeys(operation.writes(), labels[0])
             for label in labels:
                 is_weight = "__" in label and components(label)[-1] == "weight"
@@ -76,12 +79,13 @@ class ModuleNames:
                     self._folded[label] = (*components(operation.name)[:-1], "weight")
                 elif "." in label and "__" in operation.name:
                     root, _, _ = operation.name.partition("__")
-                    starts.setdefault(root, set()).add(_start(operation.name, label))
+                    starts.setdefault(root, set()).add(_abbreviated(operation.name, label))
         # A root is resolved only if all pairs of a label and an operation's name agree about it.
+        self._starts: dict[str, Path] = {}
         for root, paths in starts.items():
-            first, *more = paths
-            if first is not None and not more:
-                self._starts[root] = first
+            path = next(iter(paths))
+            if path is not None and len(paths) == 1:
+                self._starts[root] = path
         self._modules: set[Path] = set()
         for label in self._labels.values():
             path = self.of_label(label)[:-1]
@@ -111,8 +115,11 @@ class ModuleNames:
 
         Return None if the operations read no parameters.
         """
-        labels = (self._labels.get(v) for x in operations for v in x.reads())
-        paths = [self.of_label(label)[:-1] for label in labels if label is not None]
+        paths: list[Path] = []
+        for operation in operations:
+            for value in operation.reads():
+                if value in self._labels:
+                    paths.append(self.of_label(self._labels[value])[:-1])
         return shared_start([path for path in paths if path])
 
     def by_name(self, operation: Operation) -> Path | None:
@@ -131,15 +138,18 @@ class ModuleNames:
     def _full_path(self, name: str) -> Path:
         root, separator, _ = name.partition("__")
         path = components(name)
-        return (*self._starts[root], *path[1:]) if separator and root in self._starts else path
+        if separator and root in self._starts:
+            return (*self._starts[root], *path[1:])
+        return path
 
 
-def _start(name: str, label: str) -> Path | None:
+def _abbreviated(name: str, label: str) -> Path | None:
     """Return the start of the label's path that the root of an operation's name abbreviates."""
     root, *inner = components(name)
     path = components(label)[:-1]
     for end in range(1, len(path) + 1):
-        start, remaining = path[:end], path[end:]
-        if start[-1] == root and list(remaining) == inner[: len(remaining)]:
+        start = path[:end]
+        remaining = list(path[end:])
+        if start[-1] == root and inner[: len(remaining)] == remaining:
             return start
     return None

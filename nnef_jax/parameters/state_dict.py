@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -25,7 +25,13 @@ _INITIAL = re.compile(r".*\.l\d+_(backward_)?[hc]_0_init")
 _GATES = {4: "ifgo", 3: "rzn"}
 
 _Array = Any  # an array of numpy or jax
-_Candidate = tuple[Sequence[str], _Array | None]
+
+
+class _Candidate(NamedTuple):
+    """Names of arrays, and the parameter stored from these arrays, or None if they do not fit."""
+
+    names: Sequence[str]
+    stored: _Array | None
 
 
 def stored_params(
@@ -47,20 +53,22 @@ def stored_params(
 
 
 class _Matching:
+    """The arrays of a state dict, and the parameters of a graph for which they may be."""
+
     def __init__(self, graph: Graph, values: Mapping[str, object]) -> None:
         self.names = ModuleNames(graph)
         self.graph = graph
         self.arrays = {name: _array(name, value) for name, value in values.items()}
-        self.exact = {p.label for p in graph.parameters} & self.arrays.keys()
+        self.exact_names = {parameter.label for parameter in graph.parameters} & self.arrays.keys()
         # Names by their last part, because some exporters leave out the start of a name.
         self.by_leaf: dict[str, list[str]] = {}
-        for name in self.arrays.keys() - self.exact:
+        for name in self.arrays.keys() - self.exact_names:
             self.by_leaf.setdefault(name.rpartition(".")[2], []).append(name)
 
     def stored(self, strict: bool) -> dict[str, Any]:
         params: dict[str, Any] = {}
         missing: list[str] = []
-        shapes: list[str] = []
+        other_shapes: list[str] = []
         unclear: set[str] = set()
         # by name: the labels that use it; all gates of a layer count as one label
         owners: dict[str, dict[str, str]] = {}
@@ -70,14 +78,14 @@ class _Matching:
             candidates = list(self._candidates(label, shape))
             if len(candidates) > 1:
                 unclear.add(label)
-            for names, array in candidates:
-                for name in names:
+            for candidate in candidates:
+                for name in candidate.names:
                     owners.setdefault(name, {})[_layer(label) or label] = label
-                if array is not None:
-                    params[label] = array
+                if candidate.stored is not None:
+                    params[label] = candidate.stored
                 else:
-                    arrays = ", ".join(f"'{x}' {list(self.arrays[x].shape)}" for x in names)
-                    shapes.append(f"{arrays} for {list(shape)}")
+                    arrays = [f"'{x}' {list(self.arrays[x].shape)}" for x in candidate.names]
+                    other_shapes.append(f"{', '.join(arrays)} for {list(shape)}")
             if not candidates and not self._is_constant(label, shape):
                 missing.append(".".join(self.names.of_label(label)) or label)
         for labels in owners.values():
@@ -92,21 +100,17 @@ class _Matching:
             parts.append(f"lacks {_shown(missing)}")
         if strict and unknown:
             parts.append(f"has unknown {_shown(unknown)}")
-        if shapes:
-            parts.append(f"has other shapes: {listed(shapes)}")
+        if other_shapes:
+            parts.append(f"has other shapes: {listed(other_shapes)}")
         if parts:
             message = f"the state dict for '{self.graph.name:.60}' {', '.join(parts)}"
             raise InputError(message, hint=_hint(unclear, missing, unknown))
         return params
 
     def _candidates(self, label: str, shape: Shape) -> Iterator[_Candidate]:
-        """Yield candidates for a parameter.
-
-        A candidate is the names of arrays, and the parameter made from these arrays. The parameter
-        is None if the arrays do not fit.
-        """
-        if label in self.exact:
-            yield [label], _shaped(self.arrays[label], shape, exactly=True)
+        """Yield candidates for a parameter."""
+        if label in self.exact_names:
+            yield _Candidate([label], _shaped(self.arrays[label], shape, exactly=True))
             return
         gate = _GATE.fullmatch(label)
         if gate and gate[1] + f".weight_ih_l{gate[2]}" in self.arrays:
@@ -116,25 +120,30 @@ class _Matching:
         if self.names.is_transposed(label) and path in self.arrays:
             array = self.arrays[path]
             is_matrix = array.ndim == 2
-            yield [path], _shaped(array.T, shape, exactly=True) if is_matrix else None
+            stored = _shaped(array.T, shape, exactly=True) if is_matrix else None
+            yield _Candidate([path], stored)
         elif path in self.arrays or "__" in label:
-            names = [path] if path in self.arrays else self._ending(path)
-            candidates = [([x], self._restored(label, self.arrays[x], shape)) for x in names]
-            matches = [candidate for candidate in candidates if candidate[1] is not None]
+            names = [path] if path in self.arrays else self._names_ending_in(path)
+            candidates: list[_Candidate] = []
+            for name in names:
+                stored = self._as_stored(label, self.arrays[name], shape)
+                candidates.append(_Candidate([name], stored))
+            matches = [candidate for candidate in candidates if candidate.stored is not None]
             yield from matches or candidates
 
-    def _ending(self, path: str) -> list[str]:
+    def _names_ending_in(self, path: str) -> list[str]:
         """Return the names that end in a path and are not labels themselves."""
         names = self.by_leaf.get(path.rpartition(".")[2], ())
         return [name for name in names if name.endswith(f".{path}")]
 
-    def _restored(self, label: str, array: _Array, shape: Shape) -> _Array | None:
+    def _as_stored(self, label: str, array: _Array, shape: Shape) -> _Array | None:
         """Convert an array to the form that torch_to_nnef stores.
 
         Return None if it does not fit.
         """
         groups = self.names.groups_of(label)
-        if groups and array.ndim > 2 and not array.shape[0] % groups:
+        is_divisible = groups and array.ndim > 2 and array.shape[0] % groups == 0
+        if is_divisible:
             inputs, outputs, *window = array.shape
             array = array.reshape(groups, inputs // groups, outputs, *window)
             array = array.swapaxes(1, 2).reshape(groups * outputs, inputs // groups, *window)
@@ -143,26 +152,28 @@ class _Matching:
 
     def _gate(self, gate: re.Match[str], shape: Shape) -> _Candidate:
         """Return the names of a recurrent layer's arrays, and the rows of a gate in these."""
-        module, layer, back, what, side, letter = gate.groups()
+        module, layer, back, kind_letter, side, letter = gate.groups()
         if back:
             layer += "_reverse"
-        kind = "weight" if what == "w" else "bias"
+        kind = "weight" if kind_letter == "w" else "bias"
         # A label that names neither input nor state stands for the sum of the two biases.
-        names = [f"{module}.{kind}_{x}h_l{layer}" for x in side or "ih"]
-        names = [name for name in names if name in self.arrays]
+        sides = side or "ih"
+        all_names = [f"{module}.{kind}_{side}h_l{layer}" for side in sides]
+        names = [name for name in all_names if name in self.arrays]
         arrays = [self.arrays[name] for name in names]
         rows = [x.shape[0] for x in arrays if x.ndim]
         hidden = shape[-2] if kind == "weight" else shape[-1]
-        order = ""
+        gates = ""
         if rows and hidden:
-            order = _GATES.get(rows[0] // hidden, "")
-        if letter not in order or {*rows} != {len(order) * hidden}:
-            return names, None
-        start = order.index(letter) * hidden
+            gates = _GATES.get(rows[0] // hidden, "")
+        has_all_gates = {*rows} == {len(gates) * hidden}
+        if letter not in gates or not has_all_gates:
+            return _Candidate(names, None)
+        start = gates.index(letter) * hidden
         total, *addends = (x[start : start + hidden] for x in arrays)
         for addend in addends:
             total = total + addend
-        return names, _shaped(total, shape)
+        return _Candidate(names, _shaped(total, shape))
 
     def _is_constant(self, label: str, shape: Shape) -> bool:
         """Tell whether a parameter is a scalar or an initial state that an exporter added."""
@@ -179,10 +190,12 @@ class _Matching:
         if isinstance(array, Tracer):
             return False
         leaf = name.rpartition(".")[2]
-        neutral = {"weight": 1, "bias": 0}.get(leaf)
-        if array.ndim == 1 and neutral is not None and bool((array == neutral).all()):
+        neutral_number = {"weight": 1, "bias": 0}.get(leaf)
+        may_be_of_norm = array.ndim == 1 and neutral_number is not None
+        if may_be_of_norm and bool((array == neutral_number).all()):
             return True
-        for used_array in map(self.arrays.__getitem__, used):
+        for used_name in used:
+            used_array = self.arrays[used_name]
             if isinstance(used_array, Tracer) or used_array.shape != array.shape:
                 continue
             if used_array is array or np.array_equal(used_array, array):
@@ -197,7 +210,9 @@ def _shaped(array: _Array, shape: Shape, *, exactly: bool = False) -> _Array | N
     """
     if array.shape == shape:
         return array
-    if exactly or [n for n in array.shape if n != 1] != [n for n in shape if n != 1]:
+    array_extents = [extent for extent in array.shape if extent != 1]
+    extents = [extent for extent in shape if extent != 1]
+    if exactly or array_extents != extents:
         return None
     return array.reshape(shape)
 

@@ -19,11 +19,11 @@ def trained_labels(graph: Graph) -> Set[str]:
     the operands `mean` and `variance` of batch normalisations, if they depend only on parameters.
     Statistics of a batch, which depend on inputs, do not count.
     """
-    statistics = _statistics(graph, [p.value for p in graph.parameters])
+    statistics = _statistics(graph, [parameter.value for parameter in graph.parameters])
     return {
-        p.label
-        for p in graph.parameters
-        if is_float(p.value.type.dtype) and p.value not in statistics
+        parameter.label
+        for parameter in graph.parameters
+        if is_float(parameter.value.type.dtype) and parameter.value not in statistics
     }
 
 
@@ -58,8 +58,10 @@ def _read_by_bodies(operation: Operation, constant: Set[Value]) -> Iterator[Valu
         count = len(body.inputs)
         pairs = list(zip(body.inputs, operands[len(operands) - count :], strict=True))
         constants = [inner for inner, (name, x) in pairs if name != _CARRIED and x in constant]
-        inside = _statistics(body, constants)
-        yield from (x for inner, (_, x) in pairs if inner in inside)
+        statistics = _statistics(body, constants)
+        for inner, (_, operand) in pairs:
+            if inner in statistics:
+                yield operand
 
 
 def _items(operand: Any) -> Iterator[Any]:

@@ -12,7 +12,7 @@ from lowering.graph import Graph, Value
 from nnef_jax.errors import InputError, raise_all
 from nnef_jax.execution.probe import hint_for
 from nnef_jax.options import names_of
-from nnef_jax.parts.part import Part, PartFrontend, needed, tensors
+from nnef_jax.parts.part import Part, PartFrontend, dependencies_down_to, tensors
 from nnef_jax.reading.network import Network, with_pairs
 
 _Named = Mapping[str, Value]
@@ -30,9 +30,9 @@ def cut(
     `Model.cut` explains `inputs` and `outputs`. `stored` returns the array of a variable by its
     label.
     """
-    part = _part(network.graph, inputs, outputs)
-    graph, _ = part.of(network.graph)
-    raise_all([*_changing(network, graph)])
+    part = _part_of_arguments(network.graph, inputs, outputs)
+    graph, _ = part.cut_from(network.graph)
+    raise_all([*_wrong_states(network, graph)])
     labels = [variable.label for variable in (*graph.parameters, *graph.states)]
     pairs = {label: network.pairs[label] for label in labels if label in network.pairs}
     # A part of a part is cut from the original network, because only the original can be saved.
@@ -52,9 +52,10 @@ def cut(
     )
 
 
-def _changing(network: Network, part: Graph) -> Iterator[InputError]:
+def _wrong_states(network: Network, part: Graph) -> Iterator[InputError]:
+    """Yield an error for each state of a part that depends on inputs of the network."""
     for state in part.states:
-        if state.label in network.changing:
+        if state.label in network.open_states:
             yield InputError(
                 f"the part has state '{state.label}', whose shape or initial value depends on the "
                 "inputs",
@@ -63,27 +64,30 @@ def _changing(network: Network, part: Graph) -> Iterator[InputError]:
             )
 
 
-def _part(graph: Graph, inputs: _Names, outputs: _Names) -> Part:
+def _part_of_arguments(graph: Graph, inputs: _Names, outputs: _Names) -> Part:
     """Return the part that the arguments describe. Raises one InputError with all errors."""
     by_name = tensors(graph)
-    starts = None if inputs is None else names_of("inputs", inputs, "names of tensors")
-    ends = None if outputs is None else names_of("outputs", outputs, "names of tensors")
-    raise_all([*_wrong_names(graph, "inputs", starts), *_wrong_names(graph, "outputs", ends)])
-    if starts is None:
-        values = needed(graph, [by_name[name] for name in ends or graph.output_names], ())
-        if ends is None:  # The part is the whole network, including inputs that it does not read.
+    in_names = None if inputs is None else names_of("inputs", inputs, "names of tensors")
+    out_names = None if outputs is None else names_of("outputs", outputs, "names of tensors")
+    wrong_inputs = _wrong_names(graph, "inputs", in_names)
+    wrong_outputs = _wrong_names(graph, "outputs", out_names)
+    raise_all([*wrong_inputs, *wrong_outputs])
+    if in_names is None:
+        results = [by_name[name] for name in out_names or graph.output_names]
+        values = dependencies_down_to(graph, results, ())
+        if out_names is None:  # The part is all of the network, with inputs that it does not read.
             values.update(graph.inputs)
-        starts = tuple(value.name for value in graph.inputs if value in values)
-    sources = {name: by_name[name] for name in starts}
-    if ends is None:
-        computable = _computable(graph, frozenset(sources.values()))
+        in_names = tuple(value.name for value in graph.inputs if value in values)
+    part_inputs = {name: by_name[name] for name in in_names}
+    if out_names is None:
+        computable = _computable(graph, frozenset(part_inputs.values()))
         pairs = zip(graph.output_names, graph.outputs, strict=True)
-        ends = tuple(name for name, value in pairs if value in computable)
-        if not ends:
-            ends = graph.output_names
-    results = {name: by_name[name] for name in ends}
-    raise_all([*_wrong_part(graph, sources, results)])
-    return Part(starts, ends)
+        out_names = tuple(name for name, value in pairs if value in computable)
+        if not out_names:
+            out_names = graph.output_names
+    part_outputs = {name: by_name[name] for name in out_names}
+    raise_all([*_wrong_part(graph, part_inputs, part_outputs)])
+    return Part(in_names, out_names)
 
 
 def _wrong_names(graph: Graph, what: str, names: Sequence[str] | None) -> Iterator[InputError]:
@@ -110,15 +114,15 @@ def _wrong_part(graph: Graph, inputs: _Named, outputs: _Named) -> Iterator[Input
     needed.
     """
     cuts = frozenset(inputs.values())
-    values = needed(graph, outputs.values(), cuts)
-    missing = _missing(graph, cuts, values)
+    values = dependencies_down_to(graph, outputs.values(), cuts)
+    missing = _missing_names(graph, cuts, values)
     if missing:
         hint = f"cut(inputs=[{', '.join(map(repr, [*inputs, *missing]))}], ...)"
         message = f"the part also needs {', '.join(map(repr, missing))}, which no input gives"
         yield InputError(message, hint=hint)
-    dependent = _reached(graph, cuts)
+    dependent = _dependent(graph, cuts)
     # outputs that are constant in the whole network too
-    constant = {*graph.outputs} - _reached(graph, graph.inputs)
+    constant = {*graph.outputs} - _dependent(graph, graph.inputs)
     for name, value in outputs.items():
         if value not in dependent and value not in constant:
             yield InputError(f"output '{name}' does not depend on an input of the part")
@@ -126,32 +130,37 @@ def _wrong_part(graph: Graph, inputs: _Named, outputs: _Named) -> Iterator[Input
     for name, value in inputs.items():
         if value in values or value in unread:
             continue
-        sources = needed(graph, [value], ())
-        before = [output for output, value in outputs.items() if value in sources]
-        if before:
-            message = f"input '{name}' is computed from output '{before[0]}'"
+        sources = dependencies_down_to(graph, [value], ())
+        earlier_outputs = [output for output, result in outputs.items() if result in sources]
+        if earlier_outputs:
+            message = f"input '{name}' is computed from output '{earlier_outputs[0]}'"
             yield InputError(message, hint="inputs come before outputs")
         else:
             yield InputError(f"input '{name}' is not needed", hint="leave it out")
 
 
-def _missing(graph: Graph, inputs: frozenset[Value], values: set[Value]) -> list[str]:
+def _missing_names(graph: Graph, inputs: frozenset[Value], values: set[Value]) -> list[str]:
     """Return the names of tensors that a part reads, but cannot compute from its inputs.
 
     `values` are the values on which the outputs of the part depend.
     """
-    inside = _after(graph, inputs, inputs)
-    outside = _after(graph, {*graph.inputs} - inputs, inputs)
-    computed = (values & inside) - inputs
+    from_part = _dependent_in_cycle(graph, inputs, inputs)
+    from_elsewhere = _dependent_in_cycle(graph, {*graph.inputs} - inputs, inputs)
+    computed = (values & from_part) - inputs
     reads: list[Value] = []
     for operation in graph.operations:
-        if not computed.isdisjoint(operation.writes()):
+        is_computed = not computed.isdisjoint(operation.writes())
+        if is_computed:
             reads += operation.reads()
-    reads += [s.update for s in graph.states if s.value in values and s.value not in inputs]
+    reads += [
+        state.update
+        for state in graph.states
+        if state.value in values and state.value not in inputs
+    ]
     names: list[str] = []
     for value in dict.fromkeys(reads):
-        if value in outside and value not in inside:
-            names += _names_of(graph, value, outside)
+        if value in from_elsewhere and value not in from_part:
+            names += _names_of(graph, value, from_elsewhere)
     return list(dict.fromkeys(names))
 
 
@@ -159,10 +168,10 @@ def _computable(graph: Graph, inputs: frozenset[Value]) -> set[Value]:
     """Return the values that can be computed from the inputs of a part, in any cycle."""
     variables = [variable.value for variable in (*graph.parameters, *graph.states)]
     results = [value for operation in graph.operations for value in operation.writes()]
-    return {*inputs, *variables, *results} - _reached(graph, {*graph.inputs} - inputs, inputs)
+    return {*inputs, *variables, *results} - _dependent(graph, {*graph.inputs} - inputs, inputs)
 
 
-def _reached(
+def _dependent(
     graph: Graph, sources: Iterable[Value], cuts: frozenset[Value] = frozenset()
 ) -> set[Value]:
     """Return the sources, and all values that depend on them in the same cycle or a later one.
@@ -171,21 +180,28 @@ def _reached(
     """
     values = set(sources)
     while True:
-        values = _after(graph, values, cuts)
-        states = {s.value for s in graph.states if s.update in values and s.value not in cuts}
+        values = _dependent_in_cycle(graph, values, cuts)
+        states = {
+            state.value
+            for state in graph.states
+            if state.update in values and state.value not in cuts
+        }
         if states <= values:
             return values
         values |= states
 
 
-def _after(graph: Graph, sources: Iterable[Value], cuts: frozenset[Value]) -> set[Value]:
+def _dependent_in_cycle(
+    graph: Graph, sources: Iterable[Value], cuts: frozenset[Value]
+) -> set[Value]:
     """Return the sources, and all values that depend on them in the same cycle.
 
     A dependency by way of a value in `cuts` does not count.
     """
     values = set(sources)
     for operation in graph.operations:
-        if not values.isdisjoint(operation.reads()):
+        depends = not values.isdisjoint(operation.reads())
+        if depends:
             values.update(value for value in operation.writes() if value not in cuts)
     return values
 

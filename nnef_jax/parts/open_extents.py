@@ -25,6 +25,8 @@ _GUESSES = 8
 # factors by which an extent is changed to measure a slope, tried in this order
 _FACTORS = (0.5, 2, 8, 64)
 
+_ANY_EXTENT = 7  # an extent by which named extents of a shape are told from unknown ones
+
 # Open extents of the network, by the document's symbol, or by `input[axis]` if there is none.
 Sizes = Mapping[str, int]
 
@@ -52,7 +54,7 @@ class Solver:
         several shapes do and their graphs differ.
         """
         target = [extent for shape in shapes for extent in shape]
-        sizes = self._start(target)
+        sizes = self._first_guess(target)
         for _ in range(_GUESSES):
             part = self._part(sizes, meter)
             if _extents(part) == target:
@@ -74,7 +76,7 @@ class Solver:
             hint="give them by load(..., input_shapes=...) before the network is cut",
         )
 
-    def _start(self, target: Sequence[int]) -> dict[str, int]:
+    def _first_guess(self, target: Sequence[int]) -> dict[str, int]:
         """Return the first guess, which is the largest target extent for every open extent."""
         names: dict[str, None] = {}
 
@@ -154,7 +156,8 @@ class Solver:
 
 
 def _has_symbol(network: Network, name: str, axis: int) -> bool:
-    return network.frontend.symbolic_shapes(lambda _: 7)[name][axis] not in (UNKNOWN, 0)
+    shapes = network.frontend.symbolic_shapes(lambda _: _ANY_EXTENT)
+    return shapes[name][axis] not in (UNKNOWN, 0)
 
 
 def _extents(part: Graph) -> list[int]:

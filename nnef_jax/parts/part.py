@@ -22,17 +22,23 @@ def tensors(graph: Graph) -> dict[str, Value]:
     return graph.values | dict(zip(graph.output_names, graph.outputs, strict=True))
 
 
-def needed(graph: Graph, results: Iterable[Value], inputs: Collection[Value]) -> set[Value]:
+def dependencies_down_to(
+    graph: Graph, results: Iterable[Value], inputs: Collection[Value]
+) -> set[Value]:
     """Return the values on which results depend, in any cycle, going back only to `inputs`."""
     values = set(results)
+
+    def is_computed(value: Value) -> bool:
+        return value in values and value not in inputs
+
     while True:
         for operation in reversed(graph.operations):
-            if any(value in values and value not in inputs for value in operation.writes()):
+            if any(map(is_computed, operation.writes())):
                 values.update(operation.reads())
-        states = [s for s in graph.states if s.value in values and s.value not in inputs]
-        if values.issuperset(state.update for state in states):
+        updates = [state.update for state in graph.states if is_computed(state.value)]
+        if values.issuperset(updates):
             return values
-        values.update(state.update for state in states)
+        values.update(updates)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +48,7 @@ class Part:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
 
-    def of(self, graph: Graph) -> tuple[Graph, Mapping[Value, Value]]:
+    def cut_from(self, graph: Graph) -> tuple[Graph, Mapping[Value, Value]]:
         """Return the part of a graph, and a dict from the replaced values to the part's inputs."""
         by_name = tensors(graph)
         inputs: dict[Value, Value] = {}
@@ -50,25 +56,27 @@ class Part:
             value = by_name[name]
             inputs[value] = replace(value, name=name, inserted=False)
         outputs = [by_name[name] for name in self.outputs]
-        values = needed(graph, outputs, inputs)
+        values = dependencies_down_to(graph, outputs, inputs)
 
-        def swap(value: Value) -> Value:
+        def replaced(value: Value) -> Value:
             return inputs.get(value, value)
 
         def is_computed(value: Value) -> bool:
             return value in values and value not in inputs
 
         operations = [x for x in graph.operations if any(map(is_computed, x.writes()))]
-        states = [s for s in graph.states if is_computed(s.value)]
+        states = [state for state in graph.states if is_computed(state.value)]
         part = replace(
             graph,
             inputs=tuple(inputs.values()),
-            outputs=tuple(map(swap, outputs)),
+            outputs=tuple(map(replaced, outputs)),
             output_names=self.outputs,
             operations=tuple(operation.reading(inputs) for operation in operations),
-            parameters=tuple(p for p in graph.parameters if is_computed(p.value)),
-            states=tuple(replace(state, update=swap(state.update)) for state in states),
-            aliases={n: swap(value) for n, value in graph.aliases.items() if value in values},
+            parameters=tuple(
+                parameter for parameter in graph.parameters if is_computed(parameter.value)
+            ),
+            states=tuple(replace(state, update=replaced(state.update)) for state in states),
+            aliases={name: replaced(x) for name, x in graph.aliases.items() if x in values},
         )
         return part, inputs
 
@@ -86,10 +94,11 @@ class PartFrontend(Frontend):
         self.inputs: Sequence[str] = self._part.inputs
         self.outputs: Sequence[str] = self._part.outputs
         self.network = network
-        self.graph: Graph = self._part.of(network.unpaired)[0]
+        self.graph: Graph = self._part.cut_from(network.unpaired)[0]
         self.describe_as(network.frontend)
         is_open = network.is_guessed or any(map(_has_unknown, self.graph.operations))
-        if is_open and all(is_known(value.type.shape) for value in self.graph.inputs):
+        has_known_inputs = all(is_known(value.type.shape) for value in self.graph.inputs)
+        if is_open and has_known_inputs:
             raise InputError(
                 "the part depends on open extents of inputs that are not the part's",
                 hint="give them by load(..., input_shapes=...) before the network is cut",
@@ -99,9 +108,9 @@ class PartFrontend(Frontend):
     def declared(self) -> Graph | None:
         """Return the part's graph for the document's own shapes, or None if it is not known."""
         graph = self.network.declared
-        if graph is None or not {*self.inputs, *self.outputs} <= tensors(graph).keys():
+        if graph is None or self._missing_tensors(graph):
             return None
-        return self._part.of(graph)[0]
+        return self._part.cut_from(graph)[0]
 
     def flatten(self, options: Options) -> Graph:
         """Return the part's graph for the shapes in `options.input_shapes`.
@@ -120,13 +129,17 @@ class PartFrontend(Frontend):
         return solver.solve(shapes, options.meter)
 
     def _cut(self, graph: Graph) -> Graph:
-        missing = {*self.inputs, *self.outputs} - tensors(graph).keys()
+        missing = self._missing_tensors(graph)
         if missing:
             raise InputError(
                 f"for these shapes the network has no tensor {', '.join(map(repr, missing))}",
                 hint="its graph depends on them: cut it after load(..., input_shapes=...)",
             )
-        return self._part.of(graph)[0]
+        return self._part.cut_from(graph)[0]
+
+    def _missing_tensors(self, graph: Graph) -> set[str]:
+        """Return the names of the part's inputs and outputs that a graph does not have."""
+        return {*self.inputs, *self.outputs} - tensors(graph).keys()
 
     def stored(self, graph: Graph) -> Stored:
         """Return no data, because `cut` takes the arrays from the network."""
@@ -160,23 +173,23 @@ class PartFrontend(Frontend):
                 hint="give it by load(..., input_shapes=...) before the network is cut",
             )
         options = replace(network.options, meter=Meter(network.options.meter.limits))
-        part = network.unpaired, options, self._part.of
-        return network.frontend.flat_members(*part, arrays, quantization)
+        cut = self._part.cut_from
+        return network.frontend.flat_members(network.unpaired, options, cut, arrays, quantization)
 
 
 def _has_unknown(operation: Operation) -> bool:
     """Tell whether an attribute of an operation depends on an open extent."""
 
-    def unknown(attribute: object) -> bool:
+    def is_unknown(attribute: object) -> bool:
         match attribute:
             case tuple():
-                return any(map(unknown, attribute))  # pyright: ignore[reportUnknownArgumentType]
+                return any(map(is_unknown, attribute))  # pyright: ignore[reportUnknownArgumentType]
             case Graph(operations=operations):
                 return any(map(_has_unknown, operations))
             case _:
                 return attribute is UNKNOWN
 
-    return any(unknown(attribute) for _, attribute in operation.attributes)
+    return any(is_unknown(attribute) for _, attribute in operation.attributes)
 
 
 def _shape(value: Value, options: Options) -> Shape:
@@ -196,8 +209,9 @@ def _retyped(graph: Graph, options: Options, integer: str) -> Graph:
     for value in graph.inputs:
         type = TensorType(_shape(value, options), value.type.dtype)
         retyped[value] = builder.input(value.name, type)
-    for v in (*graph.parameters, *graph.states):
-        retyped[v.value] = builder.variable(v.value.name, v.label, v.value.type, v.span)
+    for variable in (*graph.parameters, *graph.states):
+        value = variable.value
+        retyped[value] = builder.variable(value.name, variable.label, value.type, variable.span)
     for operation in graph.operations:
         operands = {name: substituted(operand, retyped) for name, operand in operation.operands}
         results = tuple(operation.writes())
@@ -222,4 +236,6 @@ def _retyped(graph: Graph, options: Options, integer: str) -> Graph:
             builder.update(retyped[state.value], retyped[state.update])
     builder.aliases.update({name: retyped[value] for name, value in graph.aliases.items()})
     builder.folded.update(graph.folded)
-    return builder.graph(graph.name, [retyped[v] for v in graph.outputs], graph.output_names)
+    return builder.graph(
+        graph.name, [retyped[value] for value in graph.outputs], graph.output_names
+    )

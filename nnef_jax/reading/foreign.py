@@ -101,8 +101,8 @@ _KINDS = (
 def refuse_file(path: str, start: bytes) -> None:
     """Raise ArchiveError if the content or the name of a file shows that `load` cannot read it."""
     ending = os.path.splitext(path.rstrip("/"))[1].lower()
-    by_name = (k for k in _KINDS if ending in k.endings)
-    _refuse(path, _by_content(start, _KINDS) or next(by_name, None))
+    by_ending = next((kind for kind in _KINDS if ending in kind.endings), None)
+    _refuse(path, _by_content(start, _KINDS) or by_ending)
 
 
 def refuse_stand_in(path: str, data: memoryview) -> None:
@@ -114,8 +114,10 @@ def refuse_stand_in(path: str, data: memoryview) -> None:
 
 def _by_content(start: bytes, kinds: Sequence[_Kind]) -> _Kind | None:
     text = start[:_START].decode("latin-1")
-    matches = (k for k in kinds if k.content and re.match(k.content, text, re.I | re.S))
-    return next(matches, None)
+    for kind in kinds:
+        if kind.content and re.match(kind.content, text, re.I | re.S):
+            return kind
+    return None
 
 
 def _refuse(path: str, kind: _Kind | None) -> None:

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -79,14 +79,15 @@ class Network:
             *_unknown("state", pairs.values(), "output", frontend.outputs),
         ]
         raise_all(errors)
-        graph, declared, is_guessed = _flatten_and_check(frontend, options)
+        flattened = _flatten_and_check(frontend, options)
         stored: Mapping[str, NDArray[Any]] = {}
         if data:
-            content = frontend.stored(graph)
+            content = frontend.stored(flattened.graph)
             stored = content.data
             if content.frontend is not frontend:
                 frontend = content.frontend
-                graph, declared, is_guessed = _flatten_and_check(frontend, options)
+                flattened = _flatten_and_check(frontend, options)
+        graph, declared, is_guessed = flattened
         paired = with_pairs(graph, pairs)
         stored = {**stored, **_zeros(paired, pairs, frontend)}
         return cls(frontend, options, paired, graph, stored, pairs, declared, is_guessed)
@@ -105,7 +106,9 @@ class Network:
             return self.graph
         shapes: list[Shape] = []
         for value in self.graph.inputs:
-            shapes.append(tuple(_EXAMPLE if n is UNKNOWN else n for n in value.type.shape))
+            shapes.append(
+                tuple(_EXAMPLE if extent is UNKNOWN else extent for extent in value.type.shape)
+            )
         return self.specialise(shapes)
 
     def specialise(
@@ -117,53 +120,56 @@ class Network:
         of the first cycle. If the shapes do not fit an operation, raises a ShapeError or
         SemanticError that names the operation.
         """
-        has_changing_states = self.graph.states and self.changing
-        if not self.is_open and not has_changing_states:
+        has_open_states = self.graph.states and self.open_states
+        if not self.is_open and not has_open_states:
             return self.graph
         state = state or {}
-        state_shapes = {label: tuple(state[label]) for label in self.changing if label in state}
+        state_shapes = {label: tuple(state[label]) for label in self.open_states if label in state}
         key = (*shapes, *state_shapes.items())
-        if key not in self._specialised:
-            names = [value.name for value in self.graph.inputs]
-            options = replace(
-                self.options,
-                input_shapes={**self.options.input_shapes, **dict(zip(names, shapes, strict=True))},
-                # Each specialisation has a new budget, because reading the network has used up its
-                # own.
-                meter=Meter(self.options.meter.limits),
-                state_shapes=state_shapes,
-                starts=not self.computed_starts <= state_shapes.keys(),
-            )
-            # The graph for other extents may need weights that were folded in the graph for the
-            # guess.
-            if self.is_guessed:
-                options = replace(options, labels=self.labels)
-            extents = chain(*shapes, *state_shapes.values())
-            if any(map(is_symbolic, extents)):
-                return self._symbolic(options)
-            try:
-                graph = self._flatten(options)
-            except SemanticError as error:
-                reasons = filter(None, (error.hint, self._disagreement(shapes)))
-                error.hint = "; ".join(reasons)
-                raise
-            _require_no_baked_extents(self.declared, graph)
-            self._check_variables(graph)
-            self._specialised[key] = graph
-        return self._specialised[key]
+        if key in self._specialised:
+            return self._specialised[key]
+        options = self._options_for(shapes, state_shapes)
+        extents = chain(*shapes, *state_shapes.values())
+        if any(map(is_symbolic, extents)):
+            return self._symbolic(options)
+        try:
+            graph = self._flatten(options)
+        except SemanticError as error:
+            reasons = filter(None, (error.hint, self._disagreement(shapes)))
+            error.hint = "; ".join(reasons)
+            raise
+        _require_no_constant_extents(self.declared, graph)
+        self._check_variables(graph)
+        self._specialised[key] = graph
+        return graph
+
+    def _options_for(self, shapes: Sequence[Shape], state_shapes: Mapping[str, Shape]) -> Options:
+        """Return the options for shapes of the inputs, in order, and of states, by label."""
+        names = [value.name for value in self.graph.inputs]
+        is_first_cycle = not self.computed_state_labels <= state_shapes.keys()
+        options = replace(
+            self.options,
+            input_shapes={**self.options.input_shapes, **dict(zip(names, shapes, strict=True))},
+            # Each specialisation has a new budget, because reading the network has used up its own.
+            meter=Meter(self.options.meter.limits),
+            state_shapes=state_shapes,
+            starts=is_first_cycle,
+        )
+        # The graph for other extents may need weights that were folded in the graph for the guess.
+        return replace(options, labels=self.labels) if self.is_guessed else options
 
     def _disagreement(self, shapes: Sequence[Shape]) -> str:
         """Return a sentence on a named extent that differs between these inputs, or ''."""
         first_uses: dict[str, tuple[str, int]] = {}
         for value, shape in zip(self.graph.inputs, shapes, strict=True):
             names = self.extent_names.get(value.name, ())
-            for name, extent in zip(names, shape, strict=False):
-                input, first = first_uses.setdefault(name, (value.name, extent))
-                if name and extent != first:
-                    return f"'{name}' is {first} in '{input}', {extent} in '{value.name}'"
+            for name, extent in zip(names, shape, strict=False):  # There may be no names.
+                input, first_extent = first_uses.setdefault(name, (value.name, extent))
+                if name and extent != first_extent:
+                    return f"'{name}' is {first_extent} in '{input}', {extent} in '{value.name}'"
         return ""
 
-    def opened(self, stored: Callable[[str], NDArray[np.generic]]) -> Network:
+    def with_open_batch(self, stored: Callable[[str], NDArray[np.generic]]) -> Network:
         """Return the network for batches of any size: the first axis of each input is open.
 
         `stored` returns the data of a label. Raises NnefError if the document fixes the batch. Some
@@ -172,11 +178,14 @@ class Network:
         shapes: dict[str, list[int | None]] = {}
         for value in self.graph.inputs:
             item_shape = value.type.shape[1:]
-            shapes[value.name] = [None, *(None if n is UNKNOWN else n for n in item_shape)]
+            shapes[value.name] = [
+                None,
+                *(None if extent is UNKNOWN else extent for extent in item_shape),
+            ]
         meter = Meter(self.options.meter.limits)
         options = replace(self.options, input_shapes=shapes, meter=meter)
         network = Network.build(self.frontend, options, self.pairs, data=False)
-        labels = [v.label for v in (*network.graph.parameters, *network.graph.states)]
+        labels = [variable.label for variable in (*network.graph.parameters, *network.graph.states)]
         return replace(network, data={label: stored(label) for label in labels})
 
     def _symbolic(self, options: Options) -> Graph:
@@ -215,9 +224,9 @@ class Network:
         return self.frontend.extent_names()
 
     @cached_property
-    def computed_starts(self) -> frozenset[str]:
+    def computed_state_labels(self) -> frozenset[str]:
         """Return the labels of state variables whose initial value the network computes."""
-        return frozenset(s.label for s in self.graph.states if s.initial is not None)
+        return frozenset(state.label for state in self.graph.states if state.initial is not None)
 
     @cached_property
     def labels(self) -> frozenset[str]:
@@ -225,9 +234,9 @@ class Network:
         return frozenset(x.label for x in (*self.graph.parameters, *self.graph.states))
 
     @cached_property
-    def changing(self) -> frozenset[str]:
+    def open_states(self) -> frozenset[str]:
         """Return the labels of states whose shape or initial value the document leaves open."""
-        return self.computed_starts.union(self.frontend.state_shapes())
+        return self.computed_state_labels.union(self.frontend.state_shapes())
 
     @cached_property
     def unused(self) -> frozenset[str]:
@@ -235,15 +244,24 @@ class Network:
         if self.is_guessed:  # The graph for other extents may read any parameter.
             return frozenset()
         needed = self.graph.needed
-        return frozenset(p.label for p in self.graph.parameters if p.value not in needed)
+        return frozenset(
+            parameter.label for parameter in self.graph.parameters if parameter.value not in needed
+        )
 
     def _flatten(self, options: Options) -> Graph:
         return with_pairs(_flatten(self.frontend, options), self.pairs)
 
     def _check_variables(self, graph: Graph) -> None:
         """Raise SemanticError for a variable that is new, or has another type than its data."""
-        types = {v.label: v.value.type for v in (*self.graph.parameters, *self.graph.states)}
-        types.update((v.label, v.value.type) for v in graph.states if v.label in self.changing)
+        types = {
+            variable.label: variable.value.type
+            for variable in (*self.graph.parameters, *self.graph.states)
+        }
+        types.update(
+            (state.label, state.value.type)
+            for state in graph.states
+            if state.label in self.open_states
+        )
         errors: list[SemanticError] = []
         for variable in (*graph.parameters, *graph.states):
             if types.get(variable.label) != variable.value.type:
@@ -258,11 +276,19 @@ def _flatten(frontend: Frontend, options: Options) -> Graph:
         return frontend.flatten(options)
 
 
-def _flatten_and_check(frontend: Frontend, options: Options) -> tuple[Graph, Graph | None, bool]:
-    """Return the graph, the graph for the document's own shapes, and whether extents are guessed.
+class _Flattened(NamedTuple):
+    """A graph, the graph for the document's own shapes, and whether extents are guessed.
 
-    The second member is None if the options have no other shapes than the document.
+    `declared` is None if the options have no other shapes than the document.
     """
+
+    graph: Graph
+    declared: Graph | None
+    is_guessed: bool
+
+
+def _flatten_and_check(frontend: Frontend, options: Options) -> _Flattened:
+    """Return the graph for the options, after checking the shapes in them."""
     shapes = options.input_shapes
     declared = None
     if shapes or options.extents:
@@ -272,8 +298,8 @@ def _flatten_and_check(frontend: Frontend, options: Options) -> tuple[Graph, Gra
     _require_ranks(frontend, declared, shapes)
     graph, is_guessed = _flatten_or_guess(frontend, options)
     if not _has_open_inputs(graph):
-        _require_no_baked_extents(declared, graph)
-    return graph, declared, is_guessed
+        _require_no_constant_extents(declared, graph)
+    return _Flattened(graph, declared, is_guessed)
 
 
 def _flatten_or_guess(frontend: Frontend, options: Options) -> tuple[Graph, bool]:
@@ -299,15 +325,16 @@ def _flatten_or_guess(frontend: Frontend, options: Options) -> tuple[Graph, bool
             errors.append(error)
         else:
             shapes = {**frontend.declared_shapes(options), **options.input_shapes}
-            return _opened(graph, shapes, states), True
-    first = errors[0]
-    if any((x.message, x.span) != (first.message, first.span) for x in errors):
+            return _with_open_extents(graph, shapes, states), True
+    first_error = errors[0]
+    distinct_errors = {(error.message, error.span) for error in errors}
+    if len(distinct_errors) > 1:
         hint = (
             f"this error is for open extents of {_GUESSES[0]}, and {_GUESSES[1]} does not fit "
             f"either: give them by {frontend.call_with_extents()}"
         )
-        first.hint = f"{first.hint}; {hint}" if first.hint else hint
-    raise first
+        first_error.hint = f"{first_error.hint}; {hint}" if first_error.hint else hint
+    raise first_error
 
 
 def _has_open_inputs(graph: Graph) -> bool:
@@ -337,7 +364,8 @@ def with_pairs(graph: Graph, pairs: Mapping[str, str]) -> Graph:
     for input, output in pairs.items():
         before = inputs[input].type
         after = outputs[output].type
-        if before.dtype != after.dtype or len(before.shape) != len(after.shape):
+        has_same_rank = len(before.shape) == len(after.shape)
+        if before.dtype != after.dtype or not has_same_rank:
             message = f"output '{output}' is {after}, it cannot be state '{input}', of {before}"
             raise InputError(message)
         states.append(StateVariable(input, inputs[input], outputs[output]))
@@ -379,30 +407,31 @@ def _require_ranks(frontend: Frontend, declared: Graph | None, shapes: Shapes) -
     raise_all(errors)
 
 
-def _require_no_baked_extents(declared: Graph | None, graph: Graph) -> None:
+def _require_no_constant_extents(declared: Graph | None, graph: Graph) -> None:
     """Raise ShapeError if `input_shapes` changes an extent that is a constant in a reshape."""
     if declared is None or len(declared.operations) != len(graph.operations):
         return
     errors: list[ShapeError] = []
     for original, changed in zip(declared.operations, graph.operations, strict=True):
         if original.kind == changed.kind == "reshape":
-            error = _baked_extent(original, changed)
+            error = _constant_extent(original, changed)
             if error is not None:
                 errors.append(error)
     raise_all(errors)
 
 
-def _baked_extent(original: Operation, changed: Operation) -> ShapeError | None:
+def _constant_extent(original: Operation, changed: Operation) -> ShapeError | None:
     """Return the error for a reshape that keeps a leading extent of the declared shape, or None."""
     original_input = next(original.reads()).type.shape
     original_output = next(original.writes()).type.shape
     input = next(changed.reads()).type.shape
     output = next(changed.writes()).type.shape
-    pairs = zip(original_input, original_output, strict=False)
+    pairs = zip(original_input, original_output, strict=False)  # A reshape may change the rank.
     for axis, (extent, output_extent) in enumerate(pairs):
         if extent != output_extent:
             break
-        if input[axis] != extent and axis < len(output) and output[axis] == extent:
+        is_constant = axis < len(output) and output[axis] == extent
+        if is_constant and input[axis] != extent:
             return ShapeError(
                 f"'reshape' of {show(input)} to {show(output)} keeps the extent {extent} that the "
                 f"document's input shapes had at axis {axis}, input_shapes made it {input[axis]}",
@@ -413,19 +442,21 @@ def _baked_extent(original: Operation, changed: Operation) -> ShapeError | None:
     return None
 
 
-def _opened(graph: Graph, shapes: Shapes, states: Shapes) -> Graph:
+def _with_open_extents(graph: Graph, shapes: Shapes, states: Shapes) -> Graph:
     """Return the graph with these shapes of inputs and states. All other extents become open."""
     opened: dict[Value, Value] = {}
-    changing = {s.value: states[s.label] for s in graph.states if s.label in states}
+    state_shapes = {
+        state.value: states[state.label] for state in graph.states if state.label in states
+    }
     tensors = chain.from_iterable(operation.writes() for operation in graph.operations)
-    for value in dict.fromkeys((*graph.inputs, *tensors, *changing)):
-        extents = changing.get(value)
+    for value in dict.fromkeys((*graph.inputs, *tensors, *state_shapes)):
+        extents = state_shapes.get(value)
         if not extents:
             extents = shapes.get(value.name, [None] * len(value.type.shape))
         shape = tuple(UNKNOWN if extent is None else extent for extent in extents)
         opened[value] = replace(value, type=TensorType(shape, value.type.dtype))
 
-    def swap(operation: Operation) -> Operation:
+    def with_opened(operation: Operation) -> Operation:
         results: Any = substituted(operation.results, opened)
         return replace(operation.reading(opened), results=results)
 
@@ -433,7 +464,7 @@ def _opened(graph: Graph, shapes: Shapes, states: Shapes) -> Graph:
         graph,
         inputs=tuple(opened[value] for value in graph.inputs),
         outputs=tuple(opened.get(value, value) for value in graph.outputs),
-        operations=tuple(map(swap, graph.operations)),
+        operations=tuple(map(with_opened, graph.operations)),
         states=tuple(state.substituted(opened) for state in graph.states),
         aliases={name: opened.get(value, value) for name, value in graph.aliases.items()},
     )

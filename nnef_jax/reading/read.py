@@ -34,7 +34,7 @@ from nnef_jax.storage.archive import GRAPH, Archive, archive_of_texts, open_arch
 Quantization = Literal["apply", "ignore", "ste"]
 Source = str | os.PathLike[str] | bytes | BinaryIO
 _Result = TypeVar("_Result")
-_TRIES = 100  # number of attempts to read a folder that changes while it is read
+_ATTEMPTS = 100  # number of attempts to read a folder that changes while it is read
 _REAL_DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
@@ -82,11 +82,11 @@ class ReadingOptions:
         require_choice("quantization", self.quantization, get_args(Quantization))
         require_choice("expand", self.expand, get_args(Expand))
         require_choice("dialect", self.dialect, ("auto", *FORMATS))
-        input_shapes = {} if self.input_shapes is None else self.input_shapes
-        input_shapes, extents = extents_by_name("input_shapes", input_shapes)
-        shapes = shapes_by_name("input_shapes", input_shapes)
-        arrays = {} if self.values is None else self.values
-        values = arrays_by_name("values", arrays)
+        shapes_and_extents = {} if self.input_shapes is None else self.input_shapes
+        unchecked_shapes, extents = extents_by_name("input_shapes", shapes_and_extents)
+        shapes = shapes_by_name("input_shapes", unchecked_shapes)
+        unchecked_values = {} if self.values is None else self.values
+        values = arrays_by_name("values", unchecked_values)
         require("rules", self.rules, Registry | None, "a nnef_jax.Registry")
         require("limits", self.limits, Limits | None, "a nnef_jax.Limits")
         require("progress", self.progress, Callable | None, "a function")
@@ -130,23 +130,25 @@ def with_network(
     options = reading.checked()
     state = {} if reading.state is None else reading.state
     state = word_pairs("state", state, "output names by input name")
-    source = _unchanging(source)
-    weights = _unchanging(weights)
-    tries = 1 if hasattr(weights, "read") else _TRIES  # A file object cannot be read a second time.
+    source = _immutable_source(source)
+    weights = _immutable_source(weights)
+    is_read_once = hasattr(weights, "read")  # A file object cannot be read a second time.
+    attempts = 1 if is_read_once else _ATTEMPTS
     last_error: Exception | None = None
 
     def sniff(start: bytes) -> str:
         return member or sole_member(start)
 
     with within_memory("the network"):
-        for _ in range(tries):
+        for _ in range(attempts):
             options.meter.expanded = 0
             try:
                 archive = open_archive(
                     source, options.meter, graphs=graphs(), weights=weights, sniff=sniff
                 )
             except FileNotFoundError as error:
-                if not error.filename or not os.path.exists(error.filename):
+                is_there_now = error.filename and os.path.exists(error.filename)
+                if not is_there_now:
                     raise
                 last_error = error
                 continue
@@ -160,7 +162,7 @@ def with_network(
     raise ArchiveError(f"the network changes while it is read: {last_error}") from last_error
 
 
-def _unchanging(source: Any) -> Any:
+def _immutable_source(source: Any) -> Any:
     """Copy a mutable source, so that later changes of the source do not change the network."""
     return bytes(source) if isinstance(source, bytearray | memoryview) else source
 
@@ -199,18 +201,22 @@ def network_of(
         archive, labels = with_safetensors(archive, options.meter)
     with uncollected():
         frontend = format.read(archive, options)
-    synonyms = frontend.synonyms
-    shapes = {synonyms.get(name, name): shape for name, shape in options.input_shapes.items()}
-    values = {synonyms.get(name, name): array for name, array in options.values.items()}
-    pairs = {synonyms.get(x, x): synonyms.get(y, y) for x, y in (state or {}).items()}
+
+    def resolved(name: str) -> str:
+        return frontend.synonyms.get(name, name)
+
+    shapes = {resolved(name): shape for name, shape in options.input_shapes.items()}
+    values = {resolved(name): array for name, array in options.values.items()}
+    pairs = {resolved(input): resolved(output) for input, output in (state or {}).items()}
     extents = dict(options.extents)
     for name, extent in extents.items():
-        if synonyms.get(name, name) in frontend.inputs and name not in frontend.symbols:
+        if resolved(name) in frontend.inputs and name not in frontend.symbols:
             raise TypeError(f"input_shapes of '{name}' must be a list or tuple, it is {extent}")
-    for name in set(frontend.symbols).intersection(shapes).difference(frontend.inputs):
-        match shapes[name]:
+    for name, shape in list(shapes.items()):
+        is_symbol = name in frontend.symbols and name not in frontend.inputs
+        match shape:
             # an extent from the command line, which looks like a shape of one axis
-            case (int(extent),):
+            case (int(extent),) if is_symbol:
                 extents[name] = extent
                 del shapes[name]
             case _:
@@ -219,5 +225,5 @@ def network_of(
     network = Network.build(frontend, options, pairs, data=data)
     if labels is not None:
         graph = network.graph
-        require_labels(labels, [v.label for v in (*graph.parameters, *graph.states)])
+        require_labels(labels, [variable.label for variable in (*graph.parameters, *graph.states)])
     return network

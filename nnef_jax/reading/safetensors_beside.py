@@ -23,7 +23,8 @@ def with_safetensors(archive: Archive, meter: Meter) -> tuple[Archive, Collectio
     damaged.
     """
     name, data = archive.weights or ("", memoryview(b""))
-    if bytes(data[8:10]) != b'{"':
+    is_safetensors = bytes(data[8:10]) == b'{"'  # a header in JSON, after 8 bytes for its size
+    if not is_safetensors:
         raise InputError(
             f"weights= does not go with this network: '{name}' is no safetensors file",
             hint="an NNEF network takes a safetensors file that has its weights by label",

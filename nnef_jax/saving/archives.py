@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from lowering import Registry
 from lowering.extents import show
-from lowering.graph import Graph, Value
+from lowering.graph import Graph, TensorType, Value
 from nnef_jax.errors import DataError, NnefError, UnsupportedError, raise_all
 from nnef_jax.formats.base import NO_RULES, Options, Written
 from nnef_jax.formats.syntax.declared_tensors import require_kind, require_range, without_member
@@ -79,27 +79,28 @@ def write_network(
 
     If arrays are spread over several hosts, all hosts write them together.
     """
-    spread = {
-        label: x
-        for label, x in arrays.items()
-        if isinstance(x, jax.Array) and not x.is_fully_addressable
-    }
-    stand_ins = {x: np.broadcast_to(np.zeros((), v.dtype), v.shape) for x, v in spread.items()}
+    distributed: dict[str, jax.Array] = {}  # arrays that are partly on other hosts
+    stand_ins: dict[str, NDArray[Any]] = {}
+    for label, x in arrays.items():
+        if isinstance(x, jax.Array) and not x.is_fully_addressable:
+            distributed[label] = x
+            stand_ins[label] = np.broadcast_to(np.zeros((), x.dtype), x.shape)
     archive = written(network, {**arrays, **stand_ins}, quantization)
     require_readable(network, archive)
     members = archive.members
-    if not spread:
+    if not distributed:
         write_members(path, members, overwrite=overwrite)
         return
     from nnef_jax.storage.joint_writer import write_jointly
 
     names = {id(member): name for name, member in members.items()}
-    for label, x in spread.items():
-        if id(stand_ins[label]) not in names or x.dtype == bool:
+    for label, x in distributed.items():
+        is_stored_as_it_is = id(stand_ins[label]) in names and x.dtype != bool
+        if not is_stored_as_it_is:
             hint = "gather it first: multihost_utils.process_allgather(params, tiled=True)"
             message = f"'{label}' is partly on other hosts, and cannot be stored as it is"
             raise UnsupportedError(message, hint=hint)
-    parts = {names[id(stand_ins[label])]: x for label, x in spread.items()}
+    parts = {names[id(stand_ins[label])]: x for label, x in distributed.items()}
     write_jointly(path, members, parts, overwrite=overwrite)
 
 
@@ -115,7 +116,9 @@ def require_readable(network: Network, written: Written) -> None:
     name, text = next(iter(members.items()))
     meter = Meter(network.options.meter.limits)
     options = replace(network.options, meter=meter, values={}, progress=None)
-    if not any(isinstance(x, str) and x.encode() == text for x in network.frontend.content()):
+    contents = [x.encode() for x in network.frontend.content() if isinstance(x, str)]
+    is_unchanged = text in contents
+    if not is_unchanged:
         options = replace(options, format="auto", input_shapes={}, extents={})
     images = {member_name: partial(_image, member) for member_name, member in members.items()}
     archive = archive_of_members(images, name, meter)
@@ -159,8 +162,12 @@ def written(network: Network, arrays: Mapping[str, Any], quantization: str | Non
     DataError with a sibling for each variable whose array is missing or does not fit.
     """
     variables = (*network.graph.parameters, *network.graph.states)
-    refused = {*network.pairs, *network.changing}  # `load` refuses these labels in an archive.
-    types = {v.label: v.value.type for v in variables if v.label not in refused}
+    refused = {*network.pairs, *network.open_states}  # `load` refuses these labels in an archive.
+    types = {
+        variable.label: variable.value.type
+        for variable in variables
+        if variable.label not in refused
+    }
     errors: list[NnefError] = []
     unknown = arrays.keys() - types.keys() - network.pairs.keys()
     for label in sorted(map(str, unknown)):
@@ -168,20 +175,7 @@ def written(network: Network, arrays: Mapping[str, Any], quantization: str | Non
     stored: dict[str, NDArray[Any]] = {}
     for label, type in sorted(types.items()):
         try:
-            if label not in arrays:
-                raise DataError(
-                    f"params: there is no array for variable '{label}'",
-                    hint="after load(..., unused=True) model.params has all variables; model.save "
-                    "stores unused variables unchanged",
-                )
-            what = f"params: the array for '{label}'"
-            array = numpy_of(arrays[label], DataError, f"{what} has no values to store")
-            if array.shape != type.shape:
-                shapes = f"has shape {show(array.shape)}, the document declares {show(type.shape)}"
-                raise DataError(f"{what} {shapes}")
-            require_kind(array, np.dtype(type.dtype), what)
-            require_range(array, np.dtype(type.dtype), what)
-            stored[label] = array
+            stored[label] = _checked_array(label, type, arrays)
         except DataError as error:
             errors.append(error)
     raise_all(errors)
@@ -202,3 +196,21 @@ def written(network: Network, arrays: Mapping[str, Any], quantization: str | Non
         return graph, {}
 
     return frontend.flat_members(network.unpaired, options, unchanged, stored, quantization)
+
+
+def _checked_array(label: str, type: TensorType, arrays: Mapping[str, Any]) -> NDArray[Any]:
+    """Return the array of a variable. Raises DataError if it is missing or does not fit."""
+    if label not in arrays:
+        raise DataError(
+            f"params: there is no array for variable '{label}'",
+            hint="after load(..., unused=True) model.params has all variables; model.save "
+            "stores unused variables unchanged",
+        )
+    what = f"params: the array for '{label}'"
+    array = numpy_of(arrays[label], DataError, f"{what} has no values to store")
+    if array.shape != type.shape:
+        shapes = f"has shape {show(array.shape)}, the document declares {show(type.shape)}"
+        raise DataError(f"{what} {shapes}")
+    require_kind(array, np.dtype(type.dtype), what)
+    require_range(array, np.dtype(type.dtype), what)
+    return array

@@ -76,5 +76,5 @@ def convert(
         assert isinstance(text, bytes)
         return text.decode()
 
-    with protected_files.spared():
+    with protected_files.protecting_inputs():
         return with_network(source, options, written, data=stores)

@@ -15,6 +15,7 @@ import re
 import zipfile
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from itertools import chain
 from typing import Any
 
 import jax
@@ -69,12 +70,12 @@ def export(
     if entry != "apply":
         trees["state"] = execution.arrays.initial_state()
     require_values("export", trees)
-    inputs, changing = _input_types(execution, entry, batch, constraints)
-    types = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), list(trees.values()))
+    inputs, open_states = _input_types(execution, entry, batch, constraints)
+    types = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), trees)
     if entry != "apply":
-        types[1] |= changing
+        types["state"] |= open_states
     call = _function(execution, entry)
-    function = _serialised(call, platforms, [*types, *inputs], vjp_order)
+    function = _serialised(call, platforms, [*types.values(), *inputs], vjp_order)
     with files.replacing(target, overwrite=overwrite) as file:
         if params == "beside":
             file.write(function)
@@ -91,11 +92,11 @@ def _function(execution: Execution, entry: str) -> Callable[..., Any]:
     recurrent = execution.scan if entry == "scan" else execution.step
 
     def apply(params: Arrays, *inputs: jax.Array) -> Any:
-        return _plain(execution.run(execution.outputs, {}, inputs, params))
+        return _as_tuple(execution.run(execution.outputs, {}, inputs, params))
 
     def recur(params: Arrays, state: Arrays, *inputs: jax.Array) -> Any:
-        outputs, state = execution.run(recurrent, state, inputs, params)
-        return _plain(outputs), state
+        outputs, next_state = execution.run(recurrent, state, inputs, params)
+        return _as_tuple(outputs), next_state
 
     function = apply if entry == "apply" else recur
     function.__name__ = entry
@@ -112,7 +113,7 @@ def _without_paths() -> AbstractContextManager[object]:
     return config.traceback_in_locations_limit(0)
 
 
-def _plain(outputs: object) -> object:
+def _as_tuple(outputs: object) -> object:
     """Return several outputs as a plain tuple.
 
     The type of a namedtuple exists only in this process, so it cannot be exported.
@@ -140,7 +141,8 @@ def _serialised(
             hints.insert(0, "export for one of the platforms")
         if vjp_order:
             hints.insert(0, "export with vjp_order=0")
-        if any(is_symbolic(n) for x in jax.tree.leaves(types) for n in x.shape):
+        extents = chain.from_iterable(x.shape for x in jax.tree.leaves(types))
+        if any(map(is_symbolic, extents)):
             hints = [
                 "close open extents by load(..., input_shapes=...)",
                 "constrain them, as in constraints=['x_2 >= 8', 'x_2 == z_2']",
@@ -171,7 +173,7 @@ def _checked_platforms(platforms: Sequence[str]) -> tuple[str, ...]:
 def _input_types(
     execution: Execution, entry: str, batch: str | None, constraints: Sequence[str]
 ) -> tuple[list[jax.ShapeDtypeStruct], dict[str, jax.ShapeDtypeStruct]]:
-    """Return the types of inputs and of changing states, with a symbol for each open extent.
+    """Return the types of inputs and of open states, with a symbol for each open extent.
 
     A symbol has the name that the document gives to the extent. If there is no such name, the
     symbol of a first axis is `batch`, unless that is None. Any other symbol is made of the input's
@@ -180,58 +182,76 @@ def _input_types(
     Raises TypeError or InputError for wrong arguments.
     """
     network = execution.network
-    in_time = entry == "scan"
+    is_scan = entry == "scan"
     texts = names_of("constraints", constraints, "texts such as 'b >= 2'")
     if batch is not None:
         require("batch", batch, str, "a name or None")
-        if not _NAME.fullmatch(batch) or batch in _FUNCTIONS:
+        is_name = _NAME.fullmatch(batch) and batch not in _FUNCTIONS
+        if not is_name:
             raise InputError(f"batch must be a name such as 'b', it is {shown(batch)}")
-    try:
-        scope = jax.export.SymbolicScope(texts)
-    except Exception as error:  # jax's parser raises many types of errors.
-        message = f"constraints {shown(', '.join(texts))} are wrong: {first_line(error)}"
-        raise InputError(message, hint="write them as in 'b >= 2', 'x_2 == 2*z_2'") from None
-    symbols: dict[tuple[str, str], Any] = {}
-    names: set[str] = set()
+    symbols = _Symbols(_scope(texts))
+    symbolic = network.frontend.symbolic_shapes(symbols.symbol)
 
-    def symbol(text: str, origin: str = "name") -> Any:
-        # A symbol that the document names must differ from one that is made for an axis.
-        key = origin, text
-        if key not in symbols:
-            name = re.sub(r"^(?=[0-9])|[^A-Za-z_0-9]", "_", text)
-            while name in names or name in _FUNCTIONS:
-                name += "_"
-            names.add(name)
-            (symbols[key],) = jax.export.symbolic_shape(name, scope=scope)
-        return symbols[key]
-
-    symbolic = network.frontend.symbolic_shapes(symbol)
-
-    def extent(name: str, axis: int, declared: int) -> Any:
+    def extent_of(name: str, axis: int, declared: int) -> Any:
         if declared is not UNKNOWN:
             return declared
         if name in symbolic and is_symbolic(symbolic[name][axis]):
             return symbolic[name][axis]
         if axis == 0 and batch:
-            return symbol(batch)
-        return symbol(f"{name}_{axis}", "axis")
+            return symbols.symbol(batch)
+        return symbols.symbol(f"{name}_{axis}", "axis")
 
-    def struct(name: str, value: Value, in_time: bool = False) -> jax.ShapeDtypeStruct:
-        shape = [extent(name, axis, x) for axis, x in enumerate(value.type.shape)]
-        if in_time:
-            shape.insert(0, symbol("time", "cycles"))
+    def type_of(name: str, value: Value, *, has_time_axis: bool = False) -> jax.ShapeDtypeStruct:
+        shape = [extent_of(name, axis, extent) for axis, extent in enumerate(value.type.shape)]
+        if has_time_axis:
+            shape.insert(0, symbols.symbol("time", "cycles"))
         return jax.ShapeDtypeStruct(shape, jnp.dtype(value.type.dtype))
 
-    types = [struct(value.name, value, in_time) for value in network.graph.inputs]
-    states = network.graph.states if entry != "apply" else ()
-    changing = {s.label: struct(s.label, s.value) for s in states if s.label in network.changing}
-    if in_time and not types:
+    types = [type_of(x.name, x, has_time_axis=is_scan) for x in network.graph.inputs]
+    open_states: dict[str, jax.ShapeDtypeStruct] = {}
+    for state in network.graph.states if entry != "apply" else ():
+        if state.label in network.open_states:
+            open_states[state.label] = type_of(state.label, state.value)
+    if is_scan and not types:
         message = "a network without inputs has no time axis"
         raise InputError(message, hint="export its step")
+    names = symbols.names
     for name in _NAME.findall(" ".join(texts)):
         if name not in names and name not in _FUNCTIONS:
             raise InputError(
                 f"constraints name '{name}', the open extents are {', '.join(names) or 'none'}",
                 hint=did_you_mean(name, names),
             )
-    return types, changing
+    return types, open_states
+
+
+class _Symbols:
+    """The symbols of open extents, which have different names."""
+
+    def __init__(self, scope: jax.export.SymbolicScope) -> None:
+        self.names: list[str] = []
+        self._scope = scope
+        self._symbols: dict[tuple[str, str], Any] = {}
+
+    def symbol(self, text: str, origin: str = "name") -> Any:
+        """Return the symbol for a text, and for the origin of the text.
+
+        A symbol that the document names must differ from one that is made for an axis.
+        """
+        key = origin, text
+        if key not in self._symbols:
+            name = re.sub(r"^(?=[0-9])|[^A-Za-z_0-9]", "_", text)
+            while name in self.names or name in _FUNCTIONS:
+                name += "_"
+            self.names.append(name)
+            (self._symbols[key],) = jax.export.symbolic_shape(name, scope=self._scope)
+        return self._symbols[key]
+
+
+def _scope(constraints: Sequence[str]) -> jax.export.SymbolicScope:
+    """Return jax's scope of symbols with these constraints. Raises InputError for a wrong one."""
+    try:
+        return jax.export.SymbolicScope(constraints)
+    except Exception as error:  # jax's parser raises many types of errors.
+        message = f"constraints {shown(', '.join(constraints))} are wrong: {first_line(error)}"
+        raise InputError(message, hint="write them as in 'b >= 2', 'x_2 == 2*z_2'") from None

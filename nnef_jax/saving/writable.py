@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from typing import Literal, cast
+from typing import Literal
 
 from nnef_jax.calls.arguments import Params, Sample, State, require_values
 from nnef_jax.execution.runnable import Runnable
@@ -51,16 +51,16 @@ class Writable(Runnable):
             "state": definition.check_state(state, definition.states),
             "params": definition.check_params(params, all=True, stored=True),
         }
-        require_values("save", checked, here=False)
+        require_values("save", checked, must_be_on_host=False)
         network = definition.network
         arrays = {**stored.select(network.unused), **checked["state"], **checked["params"]}
-        # None stands for the text that was read.
-        text = quantize if isinstance(quantize, str) else None
-        if quantize is not None and text is None:
+        if quantize is None or isinstance(quantize, str):
+            text = quantize  # None stands for the text that was read.
+        else:
             require_samples("quantize", quantize)
             from nnef_jax.measure.calibration import calibrate
 
-            text = calibrate(self, cast("Iterable[Sample]", quantize))
+            text = calibrate(self, quantize)
         write_network(path, network, arrays, text, overwrite=overwrite)
 
     def export(

@@ -31,8 +31,9 @@ from nnef_jax.wording.similar import did_you_mean, listed
 
 _Result = TypeVar("_Result")
 _log = logging.getLogger("nnef_jax.serving")
-_SHOWN = 60  # number of characters of a name in the log
-_LONG = 64 << 10  # bytes of JSON, or number of items; longer texts are read and written on a thread
+_SHOWN_CHARACTERS = 60  # number of characters of a name in the log
+# Bytes of JSON, or number of items. Longer texts are read and written on a thread.
+_LONG_TEXT = 64 << 10
 
 
 class RequestProgress:
@@ -54,8 +55,8 @@ class RequestProgress:
 
     def line(self, model: str, status: int) -> str:
         """Return a line for the log. Names in the line are JSON strings, and are shortened."""
-        name = json.dumps(model[:_SHOWN])
-        id = json.dumps(self.id[:_SHOWN])
+        name = json.dumps(model[:_SHOWN_CHARACTERS])
+        id = json.dumps(self.id[:_SHOWN_CHARACTERS])
         line = f"request model={name} id={id} status={status} seconds={self.seconds:.6f}"
         for part, seconds in self._parts.items():
             line += f" {part}={seconds:.6f}"
@@ -82,8 +83,8 @@ class Application:
             name: Service(name, model, sizes, limits, self.metrics)
             for name, model in models.items()
         }
-        self.held: int = 0  # number of bytes of requests that are in memory
-        self.metrics.bytes.set_function(lambda: self.held)
+        self.bytes_in_memory: int = 0  # number of bytes of requests that are in memory
+        self.metrics.bytes.set_function(lambda: self.bytes_in_memory)
         self.texts: ThreadPoolExecutor = ThreadPoolExecutor(1, "nnef-jax-json")
         routes = [Route("/v2", self._server), Route("/v2/health/live", self._live)]
         routes += [Route("/v2/health/ready", self._ready), Route("/metrics", self._metrics_text)]
@@ -165,7 +166,7 @@ class Application:
         except Exception as error:
             response = self._refusal(service.name, error)
         finally:
-            self.held -= len(body)
+            self.bytes_in_memory -= len(body)
             self.metrics.requests.labels(service.name, response.status_code).inc()
             self.metrics.seconds.labels(service.name).observe(progress.seconds)
             _log.info("%s", progress.line(service.name, response.status_code))
@@ -189,15 +190,17 @@ class Application:
         outputs = service.servable.outputs
         query = await self._called(length, partial(protocol.decoded, body, length, outputs))
         progress.id = query.id
-        size = sum(x.nbytes for x in query.arrays.values())
-        arrays = await self._called(size, partial(service.servable.bind, (), query.arrays))
+        input_bytes = sum(x.nbytes for x in query.arrays.values())
+        bind = partial(service.servable.bind, (), query.arrays)
+        arrays = await self._called(input_bytes, bind)
         progress.done("decode")
         remaining = self.limits.timeout - progress.seconds
         results = await service.infer(query.parameters, arrays, remaining)
         progress.done("compute")
-        size = sum(x.size for x in results if not all(query.outputs.values()))
+        has_json_items = not all(query.outputs.values())
+        items = sum(x.size for x in results) if has_json_items else 0
         encode = partial(protocol.encoded, service.name, query, outputs, results)
-        text, length = await self._called(size, encode)
+        text, length = await self._called(items, encode)
         progress.done("encode")
         if length is None:
             return Response(text, media_type="application/json")
@@ -206,27 +209,30 @@ class Application:
 
     def _refusal(self, name: str, error: Exception) -> Response:
         """Return the response that reports an error to the client."""
+        return _response(self._http_exception(name, error))
+
+    def _http_exception(self, name: str, error: Exception) -> HTTPException:
+        if isinstance(error, HTTPException):
+            return error
         if isinstance(error, NnefError):
-            error = HTTPException(400, str(error))
-        elif isinstance(error, ClientDisconnect):
-            error = HTTPException(400, "the client disconnected")
-        elif isinstance(error, Full):
-            error = HTTPException(429, str(error), {"Retry-After": "1"})
-        elif isinstance(error, TimeoutError):
-            error = HTTPException(504, f"no answer within {self.limits.timeout:g} s")
-        elif not isinstance(error, HTTPException):
-            _log.error("'%s' failed", name, exc_info=error)
-            error = HTTPException(500, f"'{name}' failed: {error}")
-        return _response(error)
+            return HTTPException(400, str(error))
+        if isinstance(error, ClientDisconnect):
+            return HTTPException(400, "the client disconnected")
+        if isinstance(error, Full):
+            return HTTPException(429, str(error), {"Retry-After": "1"})
+        if isinstance(error, TimeoutError):
+            return HTTPException(504, f"no answer within {self.limits.timeout:g} s")
+        _log.error("'%s' failed", name, exc_info=error)
+        return HTTPException(500, f"'{name}' failed: {error}")
 
     async def _called(self, size: int, function: Callable[[], _Result]) -> _Result:
         """Call a function and return its result. If the size is large, call it on a thread."""
-        if size < _LONG:
+        if size < _LONG_TEXT:
             return function()
         return await asyncio.get_running_loop().run_in_executor(self.texts, function)
 
     async def _read(self, request: Request, body: bytearray) -> None:
-        """Append the bytes of a request to a body, and count them in `held`.
+        """Append the bytes of a request to a body, and count them in `bytes_in_memory`.
 
         Raises HTTPException for a body beyond the limits.
         """
@@ -235,6 +241,7 @@ class Application:
         if coding != "identity":
             raise HTTPException(415, f"Content-Encoding {coding!r:.60} is not served")
         length = request.headers.get("Content-Length", "0")
+        # The first digits of a long number suffice.
         if length.isdecimal() and int(length[:20]) > limits.body:
             raise HTTPException(413, f"the body has {length} bytes, the limit is {limits.body}")
         try:
@@ -242,10 +249,10 @@ class Application:
                 async for part in request.stream():
                     if len(body) + len(part) > limits.body:
                         raise HTTPException(413, f"the body has more than {limits.body} bytes")
-                    if self.held + len(part) > limits.memory:
-                        message = f"{self.held} bytes of requests are in memory"
+                    if self.bytes_in_memory + len(part) > limits.memory:
+                        message = f"{self.bytes_in_memory} bytes of requests are in memory"
                         raise HTTPException(503, f"{message}, the limit is {limits.memory}")
-                    self.held += len(part)
+                    self.bytes_in_memory += len(part)
                     body += part
         except TimeoutError:
             message = f"the body did not arrive within {limits.timeout:g} s"

@@ -73,7 +73,9 @@ def dumped(array: NDArray[np.generic]) -> Iterator[str]:
     """Yield the JSON text of an array in pieces, with flat items separated by commas."""
     items = array.ravel()
     for start in range(0, len(items), _ITEMS):
-        yield (", " if start else "") + json.dumps(items[start : start + _ITEMS].tolist())[1:-1]
+        separator = ", " if start else ""
+        text_in_brackets = json.dumps(items[start : start + _ITEMS].tolist())
+        yield separator + text_in_brackets[1:-1]
 
 
 class _Reader:
@@ -149,8 +151,9 @@ class _Reader:
                 lists += [items, []]
             if self._take(",", "]") == "]":
                 lists = [items for items in lists if items]
-                is_long = len(lists) > 1 or any(isinstance(x, Pieces) for x in lists[0])
-                return Pieces(lists) if is_long else lists[0]
+                if len(lists) > 1 or any(isinstance(x, Pieces) for x in lists[0]):
+                    return Pieces(lists)
+                return lists[0]
 
     def _numbers(self) -> Items | None:
         """Return the next complete items of an array, up to a string or object; None if none."""
@@ -161,7 +164,8 @@ class _Reader:
                 stop = position
         region = self.text[self.at : stop]
         codes = np.frombuffer(region.encode("latin-1", "replace"), np.uint8)
-        depth = np.cumsum((codes == ord("[")).astype(np.int32) - (codes == ord("]")))
+        steps = (codes == ord("[")).astype(np.int32) - (codes == ord("]"))
+        depth = np.cumsum(steps)
         # The items end at the bracket that closes the array, or else at the last comma in this
         # region.
         closing_brackets = np.flatnonzero(depth < 0)

@@ -14,11 +14,11 @@ class Metrics:
     """The metrics of one application, in a separate registry."""
 
     def __init__(self) -> None:
-        self._registry = registry = CollectorRegistry()
+        registry = CollectorRegistry()
+        self._registry = registry
         name = "nnef_jax_serving_"
-        labels = ("model", "code")
         self.requests: Counter = Counter(
-            f"{name}requests", "Answered requests", labels, registry=registry
+            f"{name}requests", "Answered requests", ("model", "code"), registry=registry
         )
         labels = ("model",)
         self.seconds: Histogram = Histogram(

@@ -40,6 +40,7 @@ _NAMES = {dtype: name for name, dtype in _DATATYPES.items()}
 # the types of JSON items, by the kind of a dtype
 _TYPES: Mapping[str, set[type]] = {"b": {bool}, "i": {int}, "u": {int}}
 _MOST_AXES = 32
+_TOO_LARGE_EXTENT = 1 << 62
 _Object = Mapping[str, Any]  # a JSON object
 
 
@@ -211,9 +212,13 @@ def _type(what: str, item: _Object) -> tuple[list[int], np.dtype[Any]]:
         names = listed(_DATATYPES)
         raise InputError(f"{what} has datatype {shown(name)}, which is none of {names}")
     is_list = isinstance(shape, list) and len(shape) <= _MOST_AXES
-    if not is_list or not all(type(n) is int and 0 < n < 1 << 62 for n in shape):
+    if not is_list or not all(map(_is_extent, shape)):
         raise InputError(f"{what} has shape {str(shape)[:60]}, it must be a list of extents from 1")
     return shape, jnp.dtype(_DATATYPES[name])
+
+
+def _is_extent(value: object) -> bool:
+    return type(value) is int and 1 <= value < _TOO_LARGE_EXTENT
 
 
 def _from_bytes(what: str, item: _Object, data: memoryview) -> NDArray[Any]:

@@ -18,6 +18,7 @@ from nnef_jax.workings import bind
 
 Arrays = Sequence[NDArray[Any]]
 _LONGEST_ID = 256  # in characters; the id of a sequence is stored with its state
+_MOST_ID_BITS = 64
 
 
 class Full(Exception):
@@ -126,7 +127,7 @@ class SequenceStep(NamedTuple):
         if type(id) not in (int, str) or not are_flags:
             message = "sequence_id must be a number or a string, sequence_start and sequence_end"
             raise InputError(f"{message} must be true or false")
-        is_long = len(id) > _LONGEST_ID if isinstance(id, str) else id.bit_length() > 64
+        is_long = len(id) > _LONGEST_ID if isinstance(id, str) else id.bit_length() > _MOST_ID_BITS
         if is_long:
             raise InputError(f"sequence_id has at most {_LONGEST_ID} characters, or 64 bits")
         return cls(id, starts, ends) if id else None
@@ -157,7 +158,8 @@ class Sequences(SingleCalls):
         """
         self.expire()
         if step.starts:
-            if len(self._states) >= self._most and step.id not in self._states:
+            is_new = step.id not in self._states
+            if is_new and len(self._states) >= self._most:
                 raise Full(f"{self._most} sequences are open, which is the limit")
             state = self.model.init_state(*arrays)
             self.end(step)
@@ -169,10 +171,10 @@ class Sequences(SingleCalls):
                 hint=f"sequence_start begins one; it ends {self._idle:g} s after its last use",
             )
         self._shapes.require(("state", *((name, x.shape) for name, x in state.items())))
-        results, state = self.model.step(state, *arrays)
+        results, next_state = self.model.step(state, *arrays)
         outputs = self._on_host(results)
         if not step.ends:
-            self._states[step.id] = time.monotonic(), state
+            self._states[step.id] = time.monotonic(), next_state
         return outputs
 
     def end(self, step: SequenceStep) -> None:
@@ -181,8 +183,8 @@ class Sequences(SingleCalls):
 
     def expire(self) -> None:
         """Drop the states that have not been used for `idle` seconds."""
-        before = time.monotonic() - self._idle
-        for id, (used, _) in [*self._states.items()]:
-            if used > before:
+        oldest = time.monotonic() - self._idle
+        for id, (last_use, _) in list(self._states.items()):
+            if last_use > oldest:
                 break
             del self._states[id]

@@ -19,10 +19,12 @@ _BACKLOG = 2048  # number of connections that the system accepts before the serv
 def listeners(host: str, port: int) -> list[socket.socket]:
     """Return a socket for each address of a host. Raises OSError if an address is in use."""
     flags = {"type": socket.SOCK_STREAM, "flags": socket.AI_PASSIVE}
-    addresses = {x[4][:2]: x[0] for x in socket.getaddrinfo(host, port, **flags)}
+    families: dict[Any, int] = {}  # by address
+    for family, _type, _protocol, _name, address in socket.getaddrinfo(host, port, **flags):
+        families[address[:2]] = family
     return [
         socket.create_server(address, family=family, backlog=_BACKLOG)
-        for address, family in addresses.items()
+        for address, family in families.items()
     ]
 
 

@@ -72,9 +72,9 @@ class Service:
         self._limits = limits
         self.state: str = "loading"
         self._shapes = FewShapes(limits.shapes)
-        if isinstance(model, Model):
-            model = _servable(name, model, sizes, limits)
-        self.servable = servable = model
+        is_model = isinstance(model, Model)
+        servable = _servable(name, model, sizes, limits) if is_model else model
+        self.servable: Servable = servable
         self.metadata: dict[str, Any] = {
             "name": name,
             "versions": ["1"],
@@ -93,7 +93,8 @@ class Service:
     async def run(self, is_ready: Callable[[], None]) -> None:
         """Compile the network, call `is_ready`, and answer requests until cancelled."""
         try:
-            if not any(None in spec.shape[1:] for spec in self.servable.inputs):
+            has_open_items = any(None in spec.shape[1:] for spec in self.servable.inputs)
+            if not has_open_items:
                 await self._in_thread(self.servable.compile)
             self.state = "ready"
             is_ready()
@@ -172,8 +173,9 @@ class Service:
             delay = None
             if self._waiting:
                 largest = max(self.servable.sizes, default=0)
+                items = sum(request.count for request in self._waiting)
                 delay = self._waiting[0].since + self._limits.delay - now()
-                if delay <= 0 or sum(request.count for request in self._waiting) >= largest:
+                if delay <= 0 or items >= largest:
                     return
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._arrived.wait(), delay)

@@ -9,11 +9,11 @@ import os
 import stat
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import islice, takewhile
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from lowering.location import Source, Span
 from nnef_jax.errors import ArchiveError, NnefSyntaxError
-from nnef_jax.limits import MEMBER, Meter
+from nnef_jax.limits import MEMBER_STEPS, Meter
 from nnef_jax.reading.foreign import refuse_file, refuse_stand_in
 from nnef_jax.storage import files
 from nnef_jax.storage.folder import Folder
@@ -22,6 +22,7 @@ from nnef_jax.storage.tarball import Tarball, is_tarball
 from nnef_jax.storage.ziparchive import ZIP_SIGNATURES, ZipArchive
 
 GRAPH = "graph.nnef"
+_START = 512  # the number of first bytes by which the type of a file is recognised
 _SHOWN_NAMES = 5
 # the number of names that are searched for a network in a subfolder, to give a hint
 _SEARCHED_NAMES = 1000
@@ -44,7 +45,7 @@ class _Texts:
         return memoryview(self._texts[name].encode("utf-8", "surrogatepass"))
 
 
-class _Single:
+class _SingleFile:
     """A file that is a network by itself, offered as a container with one member."""
 
     def __init__(self, data: memoryview, name: str, member: str) -> None:
@@ -67,7 +68,7 @@ class _Single:
         return self._data
 
 
-class _Members:
+class _InMemory:
     """A container that exists only in memory. A member is encoded when it is read."""
 
     def __init__(self, members: Mapping[str, Callable[[], memoryview]]) -> None:
@@ -88,7 +89,7 @@ class _Members:
         return self._members[name]().toreadonly()
 
 
-_Container = Folder | Tarball | ZipArchive | _Texts | _Members | _Single
+_Container = Folder | Tarball | ZipArchive | _Texts | _InMemory | _SingleFile
 # A function from the first bytes of a file to the name of the member that the file could be, or to
 # '' if the file is not a network by itself.
 Sniff = Callable[[bytes], str]
@@ -138,7 +139,7 @@ class Archive:
         names: list[str] = []
         for name in self._open.names():
             if name.startswith(self._folder):
-                self._meter.spend(MEMBER, self.name)
+                self._meter.spend(MEMBER_STEPS, self.name)
                 names.append(name.removeprefix(self._folder))
         return sorted(names)
 
@@ -171,7 +172,7 @@ class Archive:
         refuse_stand_in(self.location(name), data)
         return data
 
-    def below(self, folder: str) -> Archive:
+    def subfolder(self, folder: str) -> Archive:
         """Return a subfolder as an archive. It is readable as long as this archive is open."""
         return Archive(self._open, self.location(folder), self._meter, f"{self._folder}{folder}/")
 
@@ -181,7 +182,7 @@ class Archive:
         return isinstance(self._open, Folder) and self._open.is_changed()
 
     @property
-    def has_texts_alone(self) -> bool:
+    def is_of_texts(self) -> bool:
         """Tell whether this archive was made by `archive_of_texts`."""
         return isinstance(self._open, _Texts)
 
@@ -225,26 +226,33 @@ def open_archive(
     while True:
         name, container, graph = _open_source(source, meter, name, graphs, sniff)
         graph = graph or _graph_in(container, graphs, name)
-        if graph or not isinstance(container, Folder) or not container.is_changed():
+        if graph:
             break
-        meter.spend(MEMBER, name)
-    if not graph:
-        refuse_file(name, b"")
-        names = list(islice(container.names(), _SEARCHED_NAMES))
-        shown = ", ".join(names[:_SHOWN_NAMES])
-        if len(names) > _SHOWN_NAMES:
-            shown += ", ..."
-        expected = " or ".join(graphs)
-        hint = f"a container has {expected} at its top, or in its only folder"
-        below = {os.path.dirname(x) for x in names if is_graph(os.path.basename(x), graphs)}
-        if below and isinstance(container, Folder):
-            paths = [os.path.join(name, x) for x in sorted(below)[:_SHOWN_NAMES]]
-            hint = f"there is one in {', '.join(paths)}"
-        raise ArchiveError(f"{name} has no {expected}; it holds {shown or 'nothing'}", hint=hint)
+        is_changed = isinstance(container, Folder) and container.is_changed()
+        if not is_changed:
+            refuse_file(name, b"")
+            raise _without_graph(container, name, graphs)
+        meter.spend(MEMBER_STEPS, name)
     archive = Archive(container, name, meter, graph=graph)
     if weights is not None:
         archive.weights = files.contents_of(weights, meter, "weights", ArchiveError)
     return archive
+
+
+def _without_graph(container: _Container, name: str, graphs: Sequence[str]) -> ArchiveError:
+    """Return the error for a container that has none of `graphs` at its top level."""
+    names = list(islice(container.names(), _SEARCHED_NAMES))
+    shown = ", ".join(names[:_SHOWN_NAMES])
+    if len(names) > _SHOWN_NAMES:
+        shown += ", ..."
+    expected = " or ".join(graphs)
+    hint = f"a container has {expected} at its top, or in its only folder"
+    subfolders = {os.path.dirname(x) for x in names if is_graph(os.path.basename(x), graphs)}
+    if subfolders and isinstance(container, Folder):
+        paths = [os.path.join(name, x) for x in sorted(subfolders)[:_SHOWN_NAMES]]
+        hint = f"there is one in {', '.join(paths)}"
+    message = f"{name} has no {expected}; it holds {shown or 'nothing'}"
+    return ArchiveError(message, hint=hint)
 
 
 def _graph_in(container: _Container, graphs: Sequence[str], name: str) -> str:
@@ -255,7 +263,7 @@ def _graph_in(container: _Container, graphs: Sequence[str], name: str) -> str:
     top = takewhile(lambda member: "/" not in member, container.names())
     matches = [member for member in top if is_graph(member, graphs)]
     if len(matches) > 1:
-        paths = ", ".join(sorted(matches)[:5])
+        paths = ", ".join(sorted(matches)[:_SHOWN_NAMES])
         raise ArchiveError(f"{name} holds several networks: {paths}", hint="load one by its path")
     return matches[0] if matches else ""
 
@@ -269,37 +277,44 @@ def archive_of_members(
     members: Mapping[str, Callable[[], memoryview]], graph: str, meter: Meter
 ) -> Archive:
     """Return an archive of members by name. Each function returns the bytes of its member."""
-    return Archive(_Members(members), "the network to save", meter, graph=graph)
+    return Archive(_InMemory(members), "the network to save", meter, graph=graph)
+
+
+class _OpenSource(NamedTuple):
+    """A source's name for errors, its container, and the name of its graph's member.
+
+    The name of the member is "" if the source is a folder or an archive.
+    """
+
+    name: str
+    container: _Container
+    graph: str
 
 
 def _open_source(
     source: files.Readable, meter: Meter, name: str, graphs: Sequence[str], sniff: Sniff
-) -> tuple[str, _Container, str]:
-    """Return a source's name for errors, its container, and the name of its graph's member.
-
-    The name of the member is "" if the source is a folder or an archive.
-    """
+) -> _OpenSource:
     if not isinstance(source, str | os.PathLike):
         name, data = files.contents_of(source, meter, name or "the archive", ArchiveError)
-        return name, *_packed(data, name, meter, graphs, sniff)
+        return _OpenSource(name, *_container_of(data, name, meter, graphs, sniff))
     path = os.fsdecode(source)
     if "\0" in path:
         raise ArchiveError(f"path {path!r} holds a NUL character")
     with files.reported(path, ArchiveError):
         if stat.S_ISDIR(os.stat(path).st_mode):
-            return path, Folder(path, meter), ""
+            return _OpenSource(path, Folder(path, meter), "")
         _, data = files.contents_of(path, meter, path, ArchiveError)
         folder, file_name = os.path.split(path)
-        if is_graph(file_name, graphs) and not _is_packed(bytes(data[:512])):
-            return folder or ".", Folder(folder, meter, path), file_name
-    return path, *_packed(data, path, meter, graphs, sniff)
+        if is_graph(file_name, graphs) and not _is_packed(bytes(data[:_START])):
+            return _OpenSource(folder or ".", Folder(folder, meter, path), file_name)
+    return _OpenSource(path, *_container_of(data, path, meter, graphs, sniff))
 
 
 def _is_packed(start: bytes) -> bool:
     return start.startswith(ZIP_SIGNATURES) or is_tarball(start)
 
 
-def _packed(
+def _container_of(
     data: memoryview, name: str, meter: Meter, graphs: Sequence[str], sniff: Sniff
 ) -> tuple[_Container, str]:
     """Return a file's bytes as a container, and the name of its graph's member.
@@ -308,11 +323,11 @@ def _packed(
     the name is "", because the graph must still be searched. Raises ArchiveError for any other
     file.
     """
-    start = bytes(data[:512])
+    start = bytes(data[:_START])
     if not _is_packed(start):
         member = sniff(start)
         if member:
-            return _Single(data, name, member), member
+            return _SingleFile(data, name, member), member
     archive_type = ZipArchive if start.startswith(ZIP_SIGNATURES) else Tarball
     try:
         return archive_type(data, name, meter, graphs), ""

@@ -22,7 +22,7 @@ CODES_PER_STEP = 256
 
 def packed_size(items: int, bits: int) -> int:
     """Return the number of bytes that packed items take."""
-    return (items * bits + 7) // 8
+    return (items * bits + 7) // 8  # rounded up
 
 
 def unpack(data: memoryview, items: int, dtype: np.dtype[np.generic], bits: int) -> NDArray[Any]:

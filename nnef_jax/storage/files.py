@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import mmap
 import os
 import stat
@@ -162,13 +163,13 @@ def _may_map(descriptor: int) -> bool:
     """
     if _UNTRACKED or resource is None:
         return True
-    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
-        another = os.dup(descriptor)
+        lowest_unused = os.dup(descriptor)
     except OSError:
         return False
-    os.close(another)
-    return most == resource.RLIM_INFINITY or another < most * 3 // 4
+    os.close(lowest_unused)
+    return limit == resource.RLIM_INFINITY or lowest_unused < limit * 3 // 4
 
 
 def release(array: NDArray[np.generic]) -> None:
@@ -181,10 +182,11 @@ def release(array: NDArray[np.generic]) -> None:
         return
     start = _address(array) - _address(np.frombuffer(mapped, np.uint8))
     # A page is freed only if it lies entirely within the array.
-    first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE  # rounded up
-    end = (start + array.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE  # rounded down
-    if end > first:
-        mapped.madvise(mmap.MADV_DONTNEED, first, end - first)
+    first_page = math.ceil(start / mmap.PAGESIZE)
+    end_page = (start + array.nbytes) // mmap.PAGESIZE
+    if end_page > first_page:
+        size = (end_page - first_page) * mmap.PAGESIZE
+        mapped.madvise(mmap.MADV_DONTNEED, first_page * mmap.PAGESIZE, size)
 
 
 def _address(array: NDArray[np.generic]) -> int:

@@ -75,28 +75,29 @@ class Folder:
         self._check_open()
         return self._names(self._root, ".", "", _MAX_DEPTH)
 
-    def _names(self, above: int | None, folder: str, prefix: str, depth: int) -> Iterator[str]:
+    def _names(self, parent: int | None, folder: str, prefix: str, depth: int) -> Iterator[str]:
+        """Yield the names in a folder of the folder `parent`, down to the given depth."""
         if not depth:
             raise LimitError(f"{self._path}: folders are nested more than {_MAX_DEPTH} deep")
-        below: list[str] = []
-        opened = None  # This stays None on systems that have no descriptors of folders.
+        subfolders: list[str] = []
+        descriptor = None  # This stays None on systems that have no descriptors of folders.
         try:
-            if above is not None:
-                opened = _open_below(above, folder)
+            if parent is not None:
+                descriptor = _open_subfolder(parent, folder)
         except OSError:
             return
         try:
-            place = os.path.join(self._real, prefix) if opened is None else opened
-            with suppress(OSError), os.scandir(place) as entries:
+            scanned = os.path.join(self._real, prefix) if descriptor is None else descriptor
+            with suppress(OSError), os.scandir(scanned) as entries:
                 for entry in entries:
                     if entry.is_dir(follow_symlinks=False):
-                        below.append(entry.name)
+                        subfolders.append(entry.name)
                     else:
                         yield prefix + entry.name
-            for name in below:
-                yield from self._names(opened, name, f"{prefix}{name}/", depth - 1)
+            for name in subfolders:
+                yield from self._names(descriptor, name, f"{prefix}{name}/", depth - 1)
         finally:
-            _close(opened)
+            _close(descriptor)
 
     def exists(self, name: str) -> bool:
         """Tell whether there is a member of this name. A folder is not a member."""
@@ -150,10 +151,10 @@ class Folder:
                 opened = os.fstat(self._root)
                 if not os.path.samestat(os.stat(self._path or "."), opened):
                     return True
-            for name, before in self._read.items():
+            for name, status_before in self._read.items():
                 with self._parent(name, split_name(name) or (), follow=True) as (folder, part):
-                    now = os.stat(part, dir_fd=folder, follow_symlinks=False)
-                if _state(now) != _state(before):
+                    status = os.stat(part, dir_fd=folder, follow_symlinks=False)
+                if _version(status) != _version(status_before):
                     return True
         except (OSError, ValueError):  # A file was removed, or is now a link.
             return True
@@ -176,56 +177,60 @@ class Folder:
         if self._root is None:
             yield None, self._resolved(name, parts, follow=follow)
             return
-        opened = [self._root]  # descriptors of the folders on the path
-        walked = list[str]()  # names of the folders after the root
-        ahead = list(reversed(parts))
+        descriptors = [self._root]  # of the folders on the path
+        folder_names = list[str]()  # of the folders after the root
+        remaining = list(reversed(parts))  # the parts of the path that are not resolved yet
         links = 0
         try:
-            while len(ahead) > 1 or follow:
-                part = ahead.pop() if ahead else "."
+            while len(remaining) > 1 or follow:
+                part = remaining.pop() if remaining else "."
                 if part == "..":
-                    if len(opened) == 1:
+                    if len(descriptors) == 1:
                         raise self._outside(name)
-                    os.close(opened.pop())
-                    walked.pop()
+                    os.close(descriptors.pop())
+                    folder_names.pop()
                     continue
-                mode = os.stat(part, dir_fd=opened[-1], follow_symlinks=False).st_mode
-                if stat.S_ISLNK(mode):
-                    links += 1
-                    if links > _MAX_LINKS:
-                        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
-                    target = os.readlink(part, dir_fd=opened[-1])
-                    path = os.path.join(self._real, *walked, target)
-                    # The user's link may lead to a blob by way of other links.
-                    if name == self._named:
-                        path = os.path.realpath(path)
-                    blob = self._blob(path)
-                    if self._store is not None and blob and not ahead:
-                        opened.append(os.dup(self._store))
-                        ahead.append(blob)
+
+                mode = os.stat(part, dir_fd=descriptors[-1], follow_symlinks=False).st_mode
+                if not stat.S_ISLNK(mode):
+                    if not remaining:
+                        remaining.append(part)
                         break
-                    if os.path.isabs(target):
-                        target = self._below_root(name, target)
-                        walked.clear()
-                        while len(opened) > 1:
-                            os.close(opened.pop())
-                    ahead += [part for part in reversed(target.split("/")) if part not in ("", ".")]
-                elif ahead:
-                    opened.append(_open_below(opened[-1], part))
-                    walked.append(part)
-                else:
-                    ahead.append(part)
+                    descriptors.append(_open_subfolder(descriptors[-1], part))
+                    folder_names.append(part)
+                    continue
+
+                links += 1
+                if links > _MAX_LINKS:
+                    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+                target = os.readlink(part, dir_fd=descriptors[-1])
+                path = os.path.join(self._real, *folder_names, target)
+                # The user's link may lead to a blob by way of other links.
+                if name == self._named:
+                    path = os.path.realpath(path)
+                blob = self._blob_name(path)
+                if self._store is not None and blob and not remaining:
+                    descriptors.append(os.dup(self._store))
+                    remaining.append(blob)
                     break
-            yield opened[-1], ahead.pop()
+                if os.path.isabs(target):
+                    target = self._below_root(name, target)
+                    folder_names.clear()
+                    while len(descriptors) > 1:
+                        os.close(descriptors.pop())
+                target_parts = [part for part in target.split("/") if part not in ("", ".")]
+                remaining += reversed(target_parts)
+            yield descriptors[-1], remaining.pop()
         finally:
-            for descriptor in opened[1:]:
+            for descriptor in descriptors[1:]:
                 os.close(descriptor)
 
-    def _blob(self, path: str) -> str:
+    def _blob_name(self, path: str) -> str:
         """Return the name of the blob at a path, or '' for any other path."""
         folder, name = os.path.split(path)
-        is_there = self._blobs and os.path.realpath(folder) == self._blobs
-        return name if is_there and name not in ("", ".", "..") else ""
+        if not self._blobs or os.path.realpath(folder) != self._blobs:
+            return ""
+        return "" if name in (".", "..") else name
 
     def _below_root(self, name: str, target: str) -> str:
         """Make an absolute path relative to the folder, by comparing texts only."""
@@ -241,7 +246,8 @@ class Folder:
         path = os.path.join(path, last)
         if follow:
             path = os.path.realpath(path, strict=True)
-        if os.path.commonpath([self._real, path]) != self._real and not self._blob(path):
+        is_in_folder = os.path.commonpath([self._real, path]) == self._real
+        if not is_in_folder and not self._blob_name(path):
             raise self._outside(name)
         return path
 
@@ -256,17 +262,20 @@ def _blobs_of(real: str, named: str) -> str:
     """Return the path of the folder of blobs, or '' if there is none."""
     if named and os.path.islink(named):
         return os.path.dirname(os.path.realpath(named))
-    top, snapshots, _ = real.rpartition(f"{os.sep}snapshots{os.sep}")
+    top, separator, _ = real.rpartition(f"{os.sep}snapshots{os.sep}")
+    if not separator:
+        return ""
     blobs = os.path.join(top, "blobs")
-    return blobs if snapshots and os.path.isdir(blobs) and not os.path.islink(blobs) else ""
+    is_folder = os.path.isdir(blobs) and not os.path.islink(blobs)
+    return blobs if is_folder else ""
 
 
-def _state(status: os.stat_result) -> tuple[int, ...]:
+def _version(status: os.stat_result) -> tuple[int, ...]:
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
-def _open_below(above: int, folder: str) -> int:
-    return os.open(folder, _FLAGS, dir_fd=above)
+def _open_subfolder(parent: int, folder: str) -> int:
+    return os.open(folder, _FLAGS, dir_fd=parent)
 
 
 def _close(*descriptors: int | None) -> None:

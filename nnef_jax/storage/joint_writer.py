@@ -8,6 +8,7 @@ import tarfile
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import product
+from typing import BinaryIO
 
 import jax
 import numpy as np
@@ -17,6 +18,8 @@ from nnef_jax.errors import ArchiveError
 from nnef_jax.storage import files, placing, temporaries
 from nnef_jax.storage.tensorfile import encode_tensor
 from nnef_jax.storage.writer import Member, by_normal_name, write_tar
+
+_LONGEST_PATH = 4096  # in bytes
 
 
 def write_jointly(
@@ -50,8 +53,8 @@ def write_jointly(
     with ExitStack() as stack:
         with _together():
             if is_first:
-                old = files.check_target(target, overwrite=overwrite)
-                temporary = temporaries.temporary_file(target, private=old is not None)
+                old_status = files.check_target(target, overwrite=overwrite)
+                temporary = temporaries.temporary_file(target, private=old_status is not None)
                 temporary_path, file = stack.enter_context(temporary)
                 write_tar(file, by_normal_name(members))
                 file.flush()
@@ -60,8 +63,8 @@ def write_jointly(
             _fill_parts(_broadcast(temporary_path), spread)
         with _together():
             if is_first:
-                old = files.check_target(target, overwrite=overwrite)
-                placing.keep_mode(temporary_path, old)
+                old_status = files.check_target(target, overwrite=overwrite)
+                placing.keep_mode(temporary_path, old_status)
                 placing.place_file(temporary_path, target, overwrite=overwrite)
 
 
@@ -82,7 +85,7 @@ def _together() -> Generator[None]:
 
 def _broadcast(text: str) -> str:
     """Return on all hosts the text that the first host passes."""
-    content = np.zeros(4096, np.uint8)
+    content = np.zeros(_LONGEST_PATH, np.uint8)
     encoded = np.frombuffer(os.fsencode(text), np.uint8)
     content[: encoded.size] = encoded
     return os.fsdecode(bytes(broadcast_one_to_all(content)).rstrip(b"\0"))
@@ -95,13 +98,19 @@ def _fill_parts(path: str, spread: Mapping[str, jax.Array]) -> None:
             start = tar.getmember(name).offset_data
             for shard in array.addressable_shards:
                 if shard.replica_id == 0:
-                    header, data = encode_tensor(np.asarray(shard.data))
-                    itemsize = len(data) // max(shard.data.size, 1)
-                    for offset, count in _runs(shard.index, array.shape):
-                        file.seek(start + len(header) + offset * itemsize)
-                        file.write(data[: count * itemsize])
-                        data = data[count * itemsize :]
+                    _write_shard(file, start, shard, array.shape)
         os.fsync(file.fileno())
+
+
+def _write_shard(file: BinaryIO, start: int, shard: jax.Shard, shape: Sequence[int]) -> None:
+    """Write the items of a shard into the tensor file of an array, which begins at `start`."""
+    array = np.asarray(shard.data)
+    header, data = encode_tensor(array)
+    itemsize = len(data) // max(array.size, 1)
+    for offset, count in _runs(shard.index, shape):
+        file.seek(start + len(header) + offset * itemsize)
+        file.write(data[: count * itemsize])
+        data = data[count * itemsize :]
 
 
 def _runs(index: Sequence[slice], shape: Sequence[int]) -> Iterator[tuple[int, int]]:
@@ -114,8 +123,9 @@ def _runs(index: Sequence[slice], shape: Sequence[int]) -> Iterator[tuple[int, i
     if last < 0:
         yield 0, math.prod(shape)
         return
-    strides = [math.prod(shape[axis + 1 :]) for axis in range(last + 1)]
-    start, stop = bounds[last]
-    for indices in product(*(range(*bound) for bound in bounds[:last])):
-        offset = sum(i * stride for i, stride in zip(indices, strides, strict=False))
-        yield offset + start * strides[last], (stop - start) * strides[last]
+    *outer_strides, stride = [math.prod(shape[axis + 1 :]) for axis in range(last + 1)]
+    *outer_bounds, (start, stop) = bounds[: last + 1]
+    outer_ranges = [range(first, end) for first, end in outer_bounds]
+    for indices in product(*outer_ranges):
+        offset = sum(i * outer for i, outer in zip(indices, outer_strides, strict=True))
+        yield offset + start * stride, (stop - start) * stride

@@ -24,7 +24,7 @@ def split_name(name: str) -> tuple[str, ...] | None:
     return None if name.startswith("/") or ".." in parts else parts
 
 
-def above(name: str) -> set[str]:
+def parent_folders(name: str) -> set[str]:
     """Return the folders that contain a member. For 'a/b/c.dat' these are 'a' and 'a/b'."""
     return {name[:end] for end, character in enumerate(name) if character == "/"}
 
@@ -66,8 +66,10 @@ def refusal(label: str) -> str:
         return "is empty"
     if "\0" in path:
         return "holds a NUL character"
-    if not path.isprintable() and any(unicodedata.category(c) in ("Cc", "Cs") for c in path):
-        return "holds a control character"
+    if not path.isprintable():  # a fast test, which also fails for spaces other than ' '
+        categories = {unicodedata.category(character) for character in path}
+        if "Cc" in categories or "Cs" in categories:
+            return "holds a control character"
     if "\\" in path:
         return "holds a backslash: its parts are separated by '/'"
     # 'w:0' without a '/' is not a drive. It is a name from other frameworks, and names a file in

@@ -9,6 +9,7 @@ from nnef_jax.errors import ArchiveError
 from nnef_jax.storage.labels import is_graph, split_name
 
 _Member = TypeVar("_Member")
+_SHOWN_NAMES = 5
 
 
 class PackedArchive(Generic[_Member]):
@@ -55,15 +56,21 @@ def _at_top(members: dict[str, _Member], name: str, graphs: Sequence[str]) -> di
 
     The result is by names relative to the container.
     """
-    if any("/" not in member and is_graph(member, graphs) for member in members):
+    top = [path for path in members if "/" not in path]
+    if any(is_graph(path, graphs) for path in top):
         return members
     networks: dict[str, str] = {}  # by folder: the path of the network in this folder
     for path in members:
         folder, _, file_name = path.partition("/")
-        if file_name and "/" not in file_name and is_graph(file_name, graphs):
+        is_in_folder = file_name and "/" not in file_name
+        if is_in_folder and is_graph(file_name, graphs):
             networks[folder] = path
     if len(networks) > 1:
-        paths = list(networks.values())[:5]
+        paths = list(networks.values())[:_SHOWN_NAMES]
         raise ArchiveError(f"{name} holds several networks: {', '.join(paths)}")
-    prefix = "".join(f"{folder}/" for folder in networks)
-    return {p.removeprefix(prefix): m for p, m in members.items() if p.startswith(prefix)}
+    prefix = "".join(f"{folder}/" for folder in networks)  # of the only folder, if there is one
+    selected: dict[str, _Member] = {}
+    for path, member in members.items():
+        if path.startswith(prefix):
+            selected[path.removeprefix(prefix)] = member
+    return selected

@@ -16,7 +16,7 @@ import math
 import re
 import zipfile
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -26,12 +26,13 @@ from nnef_jax.limits import Meter
 from nnef_jax.storage.ziparchive import ZipArchive
 
 _MAGIC = b"\x93NUMPY"
+_START = 8  # the number of bytes of the magic and the version
 # the number of bytes that store the header's length, by major version
-_LENGTHS = {1: 2, 2: 4, 3: 4}
-_LONGEST = 10_000  # the largest number of bytes of a header, which is numpy's limit
-_MOST = (1 << 63) - 1  # the largest number of bytes of an array
-_NAMES = {"descr", "fortran_order", "shape"}
-_DICT = re.compile(r"\{(.*)\}", re.S)
+_LENGTH_BYTES = {1: 2, 2: 4, 3: 4}
+_LONGEST_HEADER = 10_000  # the largest number of bytes of a header, which is numpy's limit
+_MOST_BYTES = (1 << 63) - 1  # the largest number of bytes of an array
+_FIELD_NAMES = {"descr", "fortran_order", "shape"}
+_HEADER_TEXT = re.compile(r"\{(.*)\}", re.S)
 _FIELD = re.compile(
     r"""\s*(?:
         ['"]descr['"]\s*:\s*['"](?P<descr>[<>=|]?[?biufcV][0-9]{0,4})['"]
@@ -50,39 +51,46 @@ def read_npy(data: memoryview, name: str) -> Array:
     Bytes after the items are ignored, as numpy does. If the bytes are not a .npy file, raises a
     DataError whose message starts with `name`.
     """
-    head = bytes(data[:8])
-    has_magic = head[:6] == _MAGIC and len(head) == 8
-    length = _LENGTHS.get(head[6]) if has_magic else None
-    if length is None:
+    head = bytes(data[:_START])
+    has_magic = head[: len(_MAGIC)] == _MAGIC and len(head) == _START
+    length_bytes = _LENGTH_BYTES.get(head[len(_MAGIC)]) if has_magic else None
+    if length_bytes is None:
         raise _broken(name, "it does not start with a header of version 1, 2 or 3")
-    start = 8 + length
-    end = start + int.from_bytes(data[8:start], "little")
-    if end > min(len(data), start + _LONGEST):
+    start = _START + length_bytes
+    end = start + int.from_bytes(data[_START:start], "little")
+    if end > min(len(data), start + _LONGEST_HEADER):
         raise _broken(name, "its header is truncated, or too long")
-    dtype, in_columns, shape = _header(bytes(data[start:end]).decode("latin-1").strip(), name)
+    text = bytes(data[start:end]).decode("latin-1").strip()
+    dtype, is_in_columns, shape = _header(text, name)
     size = dtype.itemsize * math.prod(shape)
     if size > len(data) - end:
         raise _broken(name, f"its header says {size} bytes of items, it has {len(data) - end}")
-    if dtype.itemsize * math.prod(max(1, extent) for extent in shape) > _MOST:
+    if dtype.itemsize * math.prod(max(1, extent) for extent in shape) > _MOST_BYTES:
         raise _broken(name, "its extents are too large")
     items = np.frombuffer(data[end : end + size], dtype)
     try:
-        if in_columns:
+        if is_in_columns:
             return items.reshape(tuple(reversed(shape))).T
         return items.reshape(shape)
     except ValueError as error:  # The shape has more axes than numpy allows.
         raise _broken(name, str(error)) from None
 
 
-def _header(text: str, name: str) -> tuple[np.dtype[Any], bool, tuple[int, ...]]:
+class _Header(NamedTuple):
+    dtype: np.dtype[Any]
+    is_in_columns: bool
+    shape: tuple[int, ...]
+
+
+def _header(text: str, name: str) -> _Header:
     fields: dict[str, str] = {}
-    match = _DICT.fullmatch(text)
-    unread = match[1] if match else ""
+    dictionary = _HEADER_TEXT.fullmatch(text)
+    unread = dictionary[1] if dictionary else ""
     while match := _FIELD.match(unread):
         field = match.lastgroup or ""
         fields[field] = match[field]
         unread = unread[match.end() :]
-    if unread or fields.keys() != _NAMES:
+    if unread or fields.keys() != _FIELD_NAMES:
         raise _broken(name, f"its header is not that of an array of numbers: {text[:200]!r}")
     try:
         dtype = np.dtype(fields["descr"])
@@ -91,7 +99,8 @@ def _header(text: str, name: str) -> tuple[np.dtype[Any], bool, tuple[int, ...]]
     if not dtype.itemsize:
         raise _broken(name, "its items are empty")
     extents = [x.strip().removesuffix("L") for x in fields["shape"].split(",")]
-    return dtype, fields["fortran_order"] == "True", tuple(int(x) for x in extents if x)
+    shape = tuple([int(x) for x in extents if x])
+    return _Header(dtype, fields["fortran_order"] == "True", shape)
 
 
 def read_npz(data: memoryview, name: str, meter: Meter) -> dict[str, Array]:

@@ -18,6 +18,10 @@ from typing import Any
 from nnef_jax.storage import temporaries
 
 # Errors of a kernel or a file system that cannot exchange two names, or cannot sync a folder.
+# Arguments of the system calls that exchange two paths.
+_CURRENT_FOLDER = -100  # AT_FDCWD
+_RENAME_EXCHANGE = 2
+_RENAME_SWAP = 2
 _UNABLE = {errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP}
 
 
@@ -27,10 +31,11 @@ def status(path: str) -> os.stat_result | None:
     For a link this is the status of the link itself. Raises FileExistsError for anything that is
     not a file, a folder or a link to one of them, such as a device.
     """
-    for look in (os.stat, os.lstat):
+    for status_of in (os.stat, os.lstat):
         with suppress(FileNotFoundError):
-            mode = look(path).st_mode
-            if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISLNK(mode)):
+            mode = status_of(path).st_mode
+            is_replaceable = stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISLNK(mode)
+            if not is_replaceable:
                 reason = "is no regular file, and is not replaced"
                 raise FileExistsError(errno.EEXIST, reason, path)
     with suppress(FileNotFoundError):
@@ -53,10 +58,13 @@ def keep_mode(path: str, old: os.stat_result | None) -> None:
     new = os.lstat(path)
     if old is None or stat.S_IFMT(old.st_mode) != stat.S_IFMT(new.st_mode):
         return
-    if hasattr(os, "chown") and (old.st_uid, old.st_gid) != (new.st_uid, new.st_gid):
-        for owner in ((-1, old.st_gid), (old.st_uid, -1)):
-            with suppress(PermissionError):
-                os.chown(path, *owner)
+    has_other_owner = (old.st_uid, old.st_gid) != (new.st_uid, new.st_gid)
+    if has_other_owner and hasattr(os, "chown"):
+        # -1 leaves an id as it is. One of the two changes may be permitted.
+        with suppress(PermissionError):
+            os.chown(path, -1, old.st_gid)
+        with suppress(PermissionError):
+            os.chown(path, old.st_uid, -1)
     os.chmod(path, stat.S_IMODE(old.st_mode))
 
 
@@ -94,7 +102,7 @@ def place_folder(temporary: str, target: str, check: Callable[[str], None] | Non
             raise
         if check is None:
             raise exists(target) from None
-        with temporaries.held(target):
+        with temporaries.locked(target):
             _swap(temporary, target, check)
             sync_folder(os.path.dirname(target))
             temporaries.remove(temporary)
@@ -142,11 +150,12 @@ def _exchanger() -> Callable[[bytes, bytes], int] | None:
         system: Any = ctypes.CDLL(None, use_errno=True)
     except (OSError, TypeError):  # Windows
         return None
-    # On Linux, -100 stands for the current folder, and 2 is RENAME_EXCHANGE.
-    if hasattr(system, "renameat2"):
-        return lambda one, other: system.renameat2(-100, one, -100, other, 2)
-    if hasattr(system, "renamex_np"):  # On macOS, 2 is RENAME_SWAP.
-        return lambda one, other: system.renamex_np(one, other, 2)
+    if hasattr(system, "renameat2"):  # Linux
+        return lambda one, other: system.renameat2(
+            _CURRENT_FOLDER, one, _CURRENT_FOLDER, other, _RENAME_EXCHANGE
+        )
+    if hasattr(system, "renamex_np"):  # macOS
+        return lambda one, other: system.renamex_np(one, other, _RENAME_SWAP)
     return None
 
 
@@ -178,6 +187,7 @@ def naming(path: str) -> Generator[None]:
         yield
     except OSError as error:
         shown = os.fsdecode(error.filename or "")
-        if error.errno is None or (shown and not temporaries.NAME.search(shown)):
+        names_other_file = shown and not temporaries.NAME.search(shown)
+        if error.errno is None or names_other_file:
             raise
         raise OSError(error.errno, error.strerror, path) from error

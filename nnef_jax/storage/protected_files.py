@@ -16,7 +16,7 @@ from lowering import holding
 _read: ContextVar[set[tuple[int, int]] | None] = ContextVar("read", default=None)
 
 
-def spared() -> AbstractContextManager[None]:
+def protecting_inputs() -> AbstractContextManager[None]:
     """Protect the files that are read in the block from being replaced.
 
     Within such a block, another block of this kind has no effect. A thread that is started in the
@@ -25,7 +25,7 @@ def spared() -> AbstractContextManager[None]:
     return nullcontext() if _read.get() is not None else holding(_read, set())
 
 
-def unnoted() -> AbstractContextManager[None]:
+def without_noting() -> AbstractContextManager[None]:
     """Do not note the files that are read in the block, such as the package's own caches."""
     return holding(_read, None)
 

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import bz2
 import lzma
+import math
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from nnef_jax.errors import ArchiveError
-from nnef_jax.limits import MEMBER, PIECE, Meter
+from nnef_jax.limits import MEMBER_STEPS, PIECE_STEPS, Meter
 from nnef_jax.storage import files
 from nnef_jax.storage.members import PackedArchive
 
@@ -35,13 +36,24 @@ _PADDING = 48
 
 _UNSUPPORTED = ((b"\x28\xb5\x2f\xfd", "compressed by zstandard"),)  # by first bytes of the file
 
+# Where a header has its fields.
+_PATH_FIELD = slice(0, 100)
+_SIZE_FIELD = slice(124, 136)
+_CHECKSUM_FIELD = slice(148, 156)
+_KIND_BYTE = 156
+_MAGIC_FIELD = slice(257, 263)
+_PREFIX_FIELD = slice(345, 500)
+
 # The type flags in headers.
 _REGULAR = "\0" + "07"
 _FOLDERS = "5D"
 _WITHOUT_DATA = "123456"
-_LONG_NAME, _EXTENDED, _IGNORED = "L", "xX", "Kg"
+_LONG_NAME = "L"
+_EXTENDED = "xX"
+_IGNORED = "Kg"
 _HEADERS = _LONG_NAME + _EXTENDED + _IGNORED
 _MAX_HEADER = 1 << 20  # the largest number of bytes of an extended header
+_MAX_DIGITS = 20  # the largest number of digits of a size
 _KINDS = {
     "1": "a hard link",
     "2": "a symbolic link",
@@ -89,15 +101,27 @@ class Tarball(PackedArchive[_Member]):
         return self._data[member.start : member.start + member.size]
 
 
-# First bytes of a compressed file, its decompressor, and the number of expanded bytes that count as
-# one step of the meter. On the slowest inputs, which are zeros or repeated random bytes, gzip
-# expands 1200 MB/s, xz 600 MB/s, and bzip2 90 MB/s.
-# a function that makes a decompressor of zlib, bz2 or lzma, which have no common type
-_Decompressor = Callable[[], Any]
-_COMPRESSIONS: tuple[tuple[bytes, _Decompressor, int], ...] = (
-    (b"\x1f\x8b", lambda: zlib.decompressobj(16 + zlib.MAX_WBITS), 512),
-    (b"BZh", bz2.BZ2Decompressor, 48),
-    (b"\xfd7zXZ\0", lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_XZ_MEMORY), 256),
+class _Compression(NamedTuple):
+    """A kind of compression, by the first bytes of a compressed file.
+
+    `decompressor` makes a decompressor of zlib, bz2 or lzma, which have no common type.
+    `bytes_per_step` is the number of expanded bytes that count as one step of the meter. On the
+    slowest inputs, which are zeros or repeated random bytes, gzip expands 1200 MB/s, xz 600 MB/s,
+    and bzip2 90 MB/s.
+    """
+
+    magic: bytes
+    decompressor: Callable[[], Any]
+    bytes_per_step: int
+
+
+_ZLIB_OF_GZIP = 16 + zlib.MAX_WBITS  # 16 stands for the header of gzip
+_COMPRESSIONS = (
+    _Compression(b"\x1f\x8b", lambda: zlib.decompressobj(_ZLIB_OF_GZIP), 512),
+    _Compression(b"BZh", bz2.BZ2Decompressor, 48),
+    _Compression(
+        b"\xfd7zXZ\0", lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_XZ_MEMORY), 256
+    ),
 )
 
 
@@ -109,31 +133,32 @@ def _expand(data: memoryview, name: str, meter: Meter) -> memoryview:
     compression = _compression(bytes(data[:_BLOCK]))
     if compression is None:
         return data
-    _, decompressor, bytes_per_step = compression
     expanded = bytearray(_PADDING)
     try:
-        for piece in _pieces(data, decompressor, name, meter):
+        for piece in _pieces(data, compression.decompressor, name, meter):
             meter.expand(len(piece), name)
-            meter.spend(PIECE + len(piece) // bytes_per_step, name)
+            meter.spend(PIECE_STEPS + len(piece) // compression.bytes_per_step, name)
             expanded += piece
     except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
         raise ArchiveError(f"{name}: broken or truncated compression: {error}") from None
     return memoryview(expanded)[_PADDING:].toreadonly()
 
 
-def _compression(start: bytes) -> tuple[bytes, _Decompressor, int] | None:
-    return next((row for row in _COMPRESSIONS if start.startswith(row[0])), None)
+def _compression(start: bytes) -> _Compression | None:
+    return next((x for x in _COMPRESSIONS if start.startswith(x.magic)), None)
 
 
-def _pieces(data: memoryview, make: _Decompressor, name: str, meter: Meter) -> Iterator[bytes]:
+def _pieces(
+    data: memoryview, decompressor: Callable[[], Any], name: str, meter: Meter
+) -> Iterator[bytes]:
     """Yield the expanded pieces of a compressed file.
 
     The file consists of one or more streams. Zeros may follow each stream.
     """
     position = 0
     while position < len(data):
-        meter.spend(MEMBER, name)
-        stream = make()
+        meter.spend(MEMBER_STEPS, name)
+        stream = decompressor()
         while not stream.eof:
             # The objects of zlib have no such attribute.
             needs_input = getattr(stream, "needs_input", True)
@@ -151,6 +176,7 @@ def _pieces(data: memoryview, make: _Decompressor, name: str, meter: Meter) -> I
 
 
 def _scan(data: memoryview, name: str, meter: Meter) -> Iterator[_Member]:
+    """Yield the members of a tar archive in the order of their headers."""
     if not len(data):
         raise ArchiveError(f"{name} is empty, not a tar archive")
     position = 0
@@ -162,20 +188,21 @@ def _scan(data: memoryview, name: str, meter: Meter) -> Iterator[_Member]:
             break
         if not _is_header(header):
             raise _broken(header, name, position)
-        meter.spend(MEMBER, name)
-        kind = chr(header[156])
+        meter.spend(MEMBER_STEPS, name)
+        kind = chr(header[_KIND_BYTE])
         start = position + _BLOCK
         try:
-            size = int(extended["size"]) if "size" in extended else _number(header[124:136])
+            size = int(extended["size"]) if "size" in extended else _number(header[_SIZE_FIELD])
             if kind in _WITHOUT_DATA:
                 size = 0
-            if size > len(data) - start:
-                left = len(data) - start
+            left = len(data) - start
+            if size > left:
                 raise ValueError(f"truncated: {left} of {size} bytes of data are left")
-            position = start + -(-size // _BLOCK) * _BLOCK  # rounded up to full blocks
-            if kind in _HEADERS and size > _MAX_HEADER:
-                raise ValueError(f"an extended header of {size} bytes")
+            blocks = math.ceil(size / _BLOCK)
+            position = start + blocks * _BLOCK
             if kind in _HEADERS:
+                if size > _MAX_HEADER:
+                    raise ValueError(f"an extended header of {size} bytes")
                 # The header may have many records, of at least 6 bytes each.
                 meter.spend(size // 2, name)
             if kind == _LONG_NAME:
@@ -196,9 +223,12 @@ def _broken(header: bytes, name: str, position: int) -> ArchiveError:
     if position:
         what = "truncated" if len(header) < _BLOCK else "broken"
         return ArchiveError(f"{name}: the header at byte {position} is {what}")
-    kinds = (f": it is {kind}" for magic, kind in _UNSUPPORTED if header.startswith(magic))
+    reason = ""
+    for magic, kind in _UNSUPPORTED:
+        if header.startswith(magic):
+            reason = f": it is {kind}"
     return ArchiveError(
-        f"{name} is not a tar archive, compressed or not{next(kinds, '')}",
+        f"{name} is not a tar archive, compressed or not{reason}",
         hint="a network is a folder, a zip or tar archive (gzip, bzip2, xz) of one, or a file "
         "graph.nnef, .onnx, .xml or .tflite",
     )
@@ -212,12 +242,14 @@ def _is_header(block: bytes) -> bool:
     if len(block) < _BLOCK:
         return False
     try:
-        stored = _number(block[148:156])
+        stored = _number(block[_CHECKSUM_FIELD])
     except ValueError:
         return False
-    summed = block[:148] + b" " * 8 + block[156:]
-    total = sum(summed)
-    return stored == total or stored == total - 256 * sum(byte > 127 for byte in summed)
+    # The checksum is computed with spaces in its own place.
+    summed = block[: _CHECKSUM_FIELD.start] + b" " * 8 + block[_CHECKSUM_FIELD.stop :]
+    unsigned_sum = sum(summed)
+    signed_sum = unsigned_sum - 256 * sum(byte > 127 for byte in summed)
+    return stored in (unsigned_sum, signed_sum)
 
 
 def _number(field: bytes) -> int:
@@ -231,10 +263,10 @@ def _number(field: bytes) -> int:
 
 
 def _path(header: bytes) -> str:
-    path = _text(header[:100])
-    if header[257:263] != b"ustar\0":
+    path = _text(header[_PATH_FIELD])
+    if header[_MAGIC_FIELD] != b"ustar\0":
         return path
-    prefix = _text(header[345:500])
+    prefix = _text(header[_PREFIX_FIELD])
     return f"{prefix}/{path}" if prefix else path
 
 
@@ -254,7 +286,7 @@ def _records(data: bytes) -> dict[str, str]:
     records: dict[str, str] = {}
     position = 0
     while position < len(data):
-        digits = data[position : position + 20].split(b" ")[0]
+        digits = data[position : position + _MAX_DIGITS].split(b" ")[0]
         if not digits.isdigit():
             raise ValueError(_BROKEN_RECORD)
         start = position + len(digits) + 1
@@ -264,7 +296,8 @@ def _records(data: bytes) -> dict[str, str]:
         if not is_complete:
             raise ValueError(_BROKEN_RECORD)
         text = value[:-1].decode("utf-8", "backslashreplace")
-        if key == b"size" and not (text.isdecimal() and len(text) <= 20):
+        is_size = text.isdecimal() and len(text) <= _MAX_DIGITS
+        if key == b"size" and not is_size:
             raise ValueError(f"{text[:40]!r} is not a size")
         if key in (b"path", b"size"):
             records[key.decode()] = text

@@ -25,6 +25,8 @@ except ImportError:
 NAME = re.compile(r"\.nnef_jax-[0-9a-f]{16}")
 _READ = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+_ATTEMPTS = 200  # to lock a folder that another process has locked
+_PAUSE = 0.01  # seconds between two attempts
 
 
 @contextmanager
@@ -84,7 +86,8 @@ def _create(path: str, folder: bool, mode: int) -> int | None:
             return None
         raise
     try:
-        if _lock(descriptor) is not False and _is_at(path, descriptor):
+        is_locked_by_sweep = _lock(descriptor) is False
+        if not is_locked_by_sweep and _is_at(path, descriptor):
             return descriptor
     except BaseException:
         os.close(descriptor)
@@ -143,13 +146,14 @@ def remove(path: str) -> None:
         os.chmod(path, 0o700)  # The folder may be a replaced one that was read-only.
         for parent, names, _ in os.walk(path):
             for name in names:
-                if not os.path.islink(os.path.join(parent, name)):
-                    os.chmod(os.path.join(parent, name), 0o700)
+                folder = os.path.join(parent, name)
+                if not os.path.islink(folder):
+                    os.chmod(folder, 0o700)
         shutil.rmtree(path)
 
 
 @contextmanager
-def held(folder: str) -> Generator[None]:
+def locked(folder: str) -> Generator[None]:
     """Hold the lock of a folder in the block, so that no other writer replaces or sweeps it.
 
     The function waits for the lock for at most 2 s. A writer holds the lock of its new folder until
@@ -163,10 +167,11 @@ def held(folder: str) -> Generator[None]:
             yield
             return
         try:
-            for _ in range(200):
-                if _lock(descriptor) is not False:
+            for _ in range(_ATTEMPTS):
+                is_locked_by_other = _lock(descriptor) is False
+                if not is_locked_by_other:
                     break
-                time.sleep(0.01)
+                time.sleep(_PAUSE)
             # The folder may have been replaced during the wait for the lock.
             if _is_at(folder, descriptor):
                 yield

@@ -28,7 +28,7 @@ import struct
 import warnings
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -41,23 +41,31 @@ from nnef_jax.storage import bitstream, files
 _MAGIC = b"\x4e\xef"
 _HEADER = struct.Struct("<2sBBII8IIHHI72x")
 HEADER_SIZE = _HEADER.size  # bytes, in NNEF 1.0
+_EXTENTS_START = 12  # the number of bytes before the extents, in headers of either kind
 _MAX_RANK = 8
 _MAX_WORD = 0xFFFF_FFFF
 
-# Item types by code: the name, numpy's kind of number, and whether the items are quantised.
+
+class _ItemType(NamedTuple):
+    name: str
+    kind: str  # numpy's kind of number
+    quantized: bool
+
+
+# Item types by code.
 _FINAL = {
-    0: ("FLOAT", "f", False),
-    1: ("UINT", "u", False),
-    2: ("QUINT", "u", True),
-    3: ("QINT", "i", True),
-    4: ("INT", "i", False),
-    5: ("BOOL", "b", False),
+    0: _ItemType("FLOAT", "f", False),
+    1: _ItemType("UINT", "u", False),
+    2: _ItemType("QUINT", "u", True),
+    3: _ItemType("QINT", "i", True),
+    4: _ItemType("INT", "i", False),
+    5: _ItemType("BOOL", "b", False),
 }
 _PROVISIONAL = {
-    0: ("float", "f", False),
-    1: ("quantized", "u", True),
-    2: ("signed integer", "i", False),
-    3: ("unsigned integer", "u", False),
+    0: _ItemType("float", "f", False),
+    1: _ItemType("quantized", "u", True),
+    2: _ItemType("signed integer", "i", False),
+    3: _ItemType("unsigned integer", "u", False),
 }
 _OLD_TYPES = (0, 1)  # the codes of item types in files with the old header
 _OLD = (
@@ -169,32 +177,33 @@ def shaped(array: NDArray[np.generic], shape: tuple[int, ...], name: str) -> NDA
         raise DataError(f"{name}: extents {list(shape)}: {error}") from None
 
 
-def _start(data: memoryview, name: str) -> tuple[int, int]:
+def _first_word_and_rank(data: memoryview, name: str) -> tuple[int, int]:
     """Return the first word after the version, and the rank, from a header of either kind."""
-    if bytes(data[:2]) != _MAGIC:
-        start = f"starts with {bytes(data[:2]).hex(' ')}" if len(data) else "is empty"
+    magic = bytes(data[:2])
+    if magic != _MAGIC:
+        start = f"starts with {magic.hex(' ')}" if magic else "is empty"
         raise DataError(f"{name}: {start}, expected the magic number 4e ef of a tensor file")
-    if len(data) < 12:
+    if len(data) < _EXTENTS_START:
         raise DataError(f"{name}: the header ends after {len(data)} bytes")
-    major, minor, first, rank = struct.unpack_from("<BBII", data, 2)
+    major, minor, first_word, rank = struct.unpack_from("<BBII", data, 2)
     if (major, minor) != (1, 0):
         raise DataError(f"{name}: version {major}.{minor}, expected 1.0")
     if rank > _MAX_RANK:
         raise DataError(f"{name}: rank {rank}, expected at most {_MAX_RANK}")
-    return first, rank
+    return first_word, rank
 
 
 def _read_header(data: memoryview, name: str) -> _Header:
-    first, rank = _start(data, name)
+    first_word, rank = _first_word_and_rank(data, name)
     # The second of these bytes is the number of bits in a provisional header. In a final header it
     # is 0, because it is part of an unused extent, or the high byte of the number of bits, which is
     # below 256.
-    end = 12 + 4 * rank  # the end of the extents
+    end = _EXTENTS_START + 4 * rank  # the end of the extents
     if len(data) < end + 4:
         raise DataError(f"{name}: the header ends after {len(data)} bytes")
     code, bits, text_length = struct.unpack_from("<BBH", data, end)
-    shape: tuple[int, ...] = struct.unpack_from(f"<{rank}I", data, 12)
-    has_provisional_length = first == end + 4 + text_length or len(data) < HEADER_SIZE
+    shape: tuple[int, ...] = struct.unpack_from(f"<{rank}I", data, _EXTENTS_START)
+    has_provisional_length = first_word == end + 4 + text_length or len(data) < HEADER_SIZE
     if bits and has_provisional_length:
         return _provisional_header(data, name, shape, code, bits, text_length)
     header = final_header(data, name)
@@ -217,8 +226,10 @@ def _read_header(data: memoryview, name: str) -> _Header:
 
 def _is_old(data: memoryview, header: FinalHeader) -> bool:
     """Tell whether the surplus word of the tools from before 2018-10-19 follows the header."""
-    has_word = len(data) == HEADER_SIZE + 4 + header.length and not any(data[HEADER_SIZE:][:4])
-    return has_word and header.item_type in _OLD_TYPES and header.bits % 8 == 0
+    word = bytes(data[HEADER_SIZE : HEADER_SIZE + 4])
+    has_surplus_word = len(data) == HEADER_SIZE + 4 + header.length and word == bytes(4)
+    has_old_type = header.item_type in _OLD_TYPES and header.bits % 8 == 0
+    return has_surplus_word and has_old_type
 
 
 def final_header(data: memoryview, name: str) -> FinalHeader:
@@ -226,18 +237,19 @@ def final_header(data: memoryview, name: str) -> FinalHeader:
 
     Raises DataError if the header is broken.
     """
-    _, rank = _start(data, name)
+    _, rank = _first_word_and_rank(data, name)
     if len(data) < HEADER_SIZE:
         raise DataError(f"{name}: the header ends after {len(data)} of {HEADER_SIZE} bytes")
-    words: tuple[int, ...] = _HEADER.unpack_from(data)[3:]
-    return FinalHeader(words[0], words[2 : 2 + rank], *words[10:])
+    _magic, _major, _minor, length, _rank, *words = _HEADER.unpack_from(data)
+    extents = tuple(words[:_MAX_RANK])
+    return FinalHeader(length, extents[:rank], *words[_MAX_RANK:])
 
 
 def _provisional_header(
     data: memoryview, name: str, shape: tuple[int, ...], code: int, bits: int, text_length: int
 ) -> _Header:
     dtype, quantized = _item_type(_PROVISIONAL, code, bits, name)
-    text_start = 16 + 4 * len(shape)
+    text_start = _EXTENTS_START + 4 * len(shape) + 4  # after the type, the bits and the length
     start = text_start + text_length
     offset = struct.unpack_from("<I", data, 4)[0]
     if offset != start:
@@ -254,16 +266,19 @@ def _provisional_header(
 
 
 def _item_type(
-    types: dict[int, tuple[str, str, bool]], code: int, bits: int, name: str
+    types: dict[int, _ItemType], code: int, bits: int, name: str
 ) -> tuple[np.dtype[Any], bool]:
+    """Return the dtype of an item type, and whether its items are quantised."""
     if code not in types:
-        codes = ", ".join(f"{number} {title}" for number, (title, _, _) in types.items())
+        codes = ", ".join(f"{number} {type.name}" for number, type in types.items())
         raise DataError(f"{name}: item type {code}, expected one of {codes}")
-    title, kind, quantized = types[code]
-    dtype = _dtype(kind, bits)
+    type = types[code]
+    dtype = _dtype(type.kind, bits)
     if dtype is None:
-        raise DataError(f"{name}: {bits} bits for an item of type {title}, expected {_BITS[kind]}")
-    return dtype, quantized
+        expected = _BITS[type.kind]
+        message = f"{name}: {bits} bits for an item of type {type.name}, expected {expected}"
+        raise DataError(message)
+    return dtype, type.quantized
 
 
 def _dtype(kind: str, bits: int) -> np.dtype[Any] | None:
@@ -340,10 +355,10 @@ def write_tensor(
     require_flags(quantized=quantized, overwrite=overwrite)
     header, data = encode_tensor(array, bits=bits, quantized=quantized)
     if isinstance(file, str | os.PathLike):
-        opened = files.replacing(os.fsdecode(file), overwrite=overwrite)
+        opening = files.replacing(os.fsdecode(file), overwrite=overwrite)
     else:
-        opened = nullcontext(file)
-    with opened as stream:
+        opening = nullcontext(file)
+    with opening as stream:
         stream.write(header)
         stream.write(data)
 
@@ -365,7 +380,8 @@ def encode_tensor(
     if bits is None:
         bits = dtype_bits
     dtype = _dtype(kind, bits)
-    if dtype is None or (kind == "f" and bits != dtype_bits):
+    is_other_float = kind == "f" and bits != dtype_bits
+    if dtype is None or is_other_float:
         raise DataError(f"items of dtype {values.dtype} cannot be stored in {bits} bits")
     if quantized and kind not in "iu":
         raise DataError(f"quantised codes are integers, not of dtype {values.dtype}")
@@ -377,19 +393,25 @@ def encode_tensor(
     if length > _MAX_WORD:
         raise DataError(f"{length} bytes of data, but a tensor file holds less than 4 GiB")
     if bits < dtype_bits:
-        low = -(1 << (bits - 1)) if kind == "i" else 0
-        high = low + (1 << bits) - 1
-        least = int(values.min())
-        most = int(values.max())
-        if least < low or most > high:
-            raise DataError(
-                f"values from {least} to {most} do not fit {bits} bits, which hold {low} to {high}"
-            )
-    extents = values.shape + (0,) * (_MAX_RANK - values.ndim)
-    codes = {(item_kind, is_code): code for code, (_, item_kind, is_code) in _FINAL.items()}
+        _require_range(values, bits)
+    unused_extents = [0] * (_MAX_RANK - values.ndim)
+    extents = (*values.shape, *unused_extents)
+    codes = {(type.kind, type.quantized): code for code, type in _FINAL.items()}
     code = codes[kind, quantized]
     header = _HEADER.pack(_MAGIC, 1, 0, length, values.ndim, *extents, bits, code, 0, 0)
     return header, _encode(values, dtype, bits)
+
+
+def _require_range(values: NDArray[Any], bits: int) -> None:
+    """Raise DataError unless all integers can be stored in so many bits."""
+    low = -(1 << (bits - 1)) if values.dtype.kind == "i" else 0
+    high = low + (1 << bits) - 1
+    least = int(values.min())
+    most = int(values.max())
+    if least < low or most > high:
+        raise DataError(
+            f"values from {least} to {most} do not fit {bits} bits, which hold {low} to {high}"
+        )
 
 
 def _encode(values: NDArray[Any], dtype: np.dtype[np.generic], bits: int) -> memoryview:

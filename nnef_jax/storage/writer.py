@@ -22,13 +22,15 @@ from nnef_jax.errors import ArchiveError
 from nnef_jax.limits import Meter
 from nnef_jax.storage import files, placing, protected_files, temporaries
 from nnef_jax.storage.folder import Folder
-from nnef_jax.storage.labels import above, quoted_members, refusal, split_name
+from nnef_jax.storage.labels import parent_folders, quoted_members, refusal, split_name
 from nnef_jax.storage.tensorfile import TensorFile, encode_tensor
 
-_GRAPH, _QUANTIZATION = "graph.nnef", "graph.quant"
+_GRAPH = "graph.nnef"
+_QUANTIZATION = "graph.quant"
 
 Member = bytes | NDArray[Any] | TensorFile
-_FORMATS: dict[tuple[str, ...], Callable[[Any], AbstractContextManager[Any]]] = {
+_Opener = Callable[[Any], AbstractContextManager[Any]]  # from a file to a stream for a tar archive
+_FORMATS: dict[tuple[str, ...], _Opener] = {
     (".tar",): nullcontext,
     (".tgz", ".tar.gz"): lambda file: gzip.GzipFile("", "wb", 6, file, mtime=0),
     (".tar.xz", ".txz"): partial(lzma.open, mode="wb"),
@@ -70,9 +72,9 @@ def write_members(
     for a full or read-only disk.
     """
     target = os.path.abspath(os.fsdecode(path))
-    named = by_normal_name(members)
+    by_name = by_normal_name(members)
     lowered = target.lower()
-    opener = next((open for suffixes, open in _FORMATS.items() if lowered.endswith(suffixes)), None)
+    opener = _opener_for(lowered)
     if lowered.endswith(".zip"):
         raise ArchiveError(
             f"'{target}' would be a zip archive: these can be read, but not written",
@@ -86,34 +88,44 @@ def write_members(
     if os.path.lexists(target) and not overwrite:
         raise placing.exists(target)
     if opener is None:
-        write_folder(target, named, overwrite=overwrite, network=True)
+        write_folder(target, by_name, overwrite=overwrite, network=True)
         return
     with files.replacing(target, overwrite=overwrite) as file, opener(file) as stream:
-        write_tar(stream, named)
+        write_tar(stream, by_name)
+
+
+def _opener_for(path: str) -> _Opener | None:
+    """Return the function that opens an archive of a path, or None if the path is of a folder."""
+    for suffixes, opener in _FORMATS.items():
+        if path.endswith(suffixes):
+            return opener
+    return None
 
 
 def by_normal_name(members: Mapping[str, Member]) -> dict[str, Member]:
     """Return the members sorted by normalised name. Raises ArchiveError for an unsafe name."""
-    named: dict[str, Member] = {}
+    by_name: dict[str, Member] = {}
     for name in sorted(members):
         reason = "is an absolute path" if name.startswith("/") else refusal(name)
         if reason:
             raise ArchiveError(f"member name {name!r} {reason}")
-        normal = "/".join(split_name(name) or ())
-        if normal in named:
-            raise ArchiveError(f"there are two members named '{normal}'")
-        named[normal] = members[name]
-    for name in named:
-        for folder in sorted(above(name) & named.keys()):
+        normal_name = "/".join(split_name(name) or ())
+        if normal_name in by_name:
+            raise ArchiveError(f"there are two members named '{normal_name}'")
+        by_name[normal_name] = members[name]
+    for name in by_name:
+        for folder in sorted(parent_folders(name) & by_name.keys()):
             raise ArchiveError(f"'{folder}' cannot be a member: '{name}' is below it")
-    return dict(sorted(named.items()))
+    return dict(sorted(by_name.items()))
 
 
 def parts_of(member: Member) -> tuple[bytes | memoryview, ...]:
     """Return the bytes of a member in parts. A tensor has two parts, its header and its data."""
     if isinstance(member, TensorFile):
         return encode_tensor(member.array, bits=member.bits, quantized=member.quantized)
-    return encode_tensor(member) if isinstance(member, np.ndarray) else (member,)
+    if isinstance(member, np.ndarray):
+        return encode_tensor(member)
+    return (member,)
 
 
 def write_tar(stream: BinaryIO, members: dict[str, Member]) -> None:
@@ -147,7 +159,7 @@ def write_folder(
         replaces_folder = old_status is not None and stat.S_ISDIR(old_status.st_mode)
         old_folder = target if replaces_folder else None
         with temporaries.temporary_folder(target, private=replaces_folder) as temporary:
-            _fill(temporary, members, old_folder)
+            _write_members(temporary, members, old_folder)
             placing.place_folder(temporary, target, check if overwrite else None)
 
 
@@ -157,22 +169,23 @@ def check_folder(
     """Raise the error that `write_folder` would raise for these names; return the old status."""
     placing.require_parent(path)
     target = os.path.abspath(path)
-    old = placing.status(target)
-    if old and not overwrite:
-        is_empty_folder = stat.S_ISDIR(old.st_mode) and not os.listdir(target)
+    old_status = placing.status(target)
+    if old_status and not overwrite:
+        is_empty_folder = stat.S_ISDIR(old_status.st_mode) and not os.listdir(target)
         if not is_empty_folder:
             raise placing.exists(path)
-    with temporaries.held(target):
+    with temporaries.locked(target):
         _check_replaceable(target, shown=path, names=names, network=network)
-    return old
+    return old_status
 
 
-def _fill(folder: str, members: Mapping[str, Member], old: str | None) -> None:
+def _write_members(folder: str, members: Mapping[str, Member], old_folder: str | None) -> None:
     """Write members into a new folder. If an old folder has a member, its mode is kept."""
 
-    def finish(name: str) -> None:
-        if old:
-            placing.keep_mode(os.path.join(folder, name), placing.status(os.path.join(old, name)))
+    def keep_old_mode(name: str) -> None:
+        if old_folder:
+            old_status = placing.status(os.path.join(old_folder, name))
+            placing.keep_mode(os.path.join(folder, name), old_status)
 
     for name, member in members.items():
         path = os.path.join(folder, *name.split("/"))
@@ -181,11 +194,11 @@ def _fill(folder: str, members: Mapping[str, Member], old: str | None) -> None:
             file.writelines(parts_of(member))
             file.flush()
             os.fsync(file.fileno())
-        finish(name)
-    folders = {""}.union(*map(above, members))
-    for name in sorted(folders, reverse=True):  # inner folders come first
+        keep_old_mode(name)
+    subfolders = {""}.union(*map(parent_folders, members))
+    for name in sorted(subfolders, reverse=True):  # inner folders come first
         placing.sync_folder(os.path.join(folder, name))
-        finish(name)
+        keep_old_mode(name)
 
 
 def _check_replaceable(path: str, *, shown: str, names: Collection[str], network: bool) -> None:
@@ -206,7 +219,7 @@ def _check_replaceable(path: str, *, shown: str, names: Collection[str], network
         if _GRAPH not in entries:
             reason = f"is a folder without {_GRAPH}, not replaced"
             raise FileExistsError(errno.EEXIST, reason, shown)
-        with protected_files.unnoted():
+        with protected_files.without_noting():
             folder = Folder(path, Meter())
             text = bytes(folder.read(_GRAPH)).decode(errors="replace")
             folder.close()
@@ -223,20 +236,21 @@ def _other_file(root: str, members: set[str]) -> str:
 
     Raises FileExistsError for a member that is an input of the same command.
     """
-    folders = set().union(*(above(name) for name in members))
-    ahead = [""]
-    while ahead:
-        folder = ahead.pop()
+    folders = set[str]().union(*map(parent_folders, members))
+    unsearched = [""]
+    while unsearched:
+        folder = unsearched.pop()
         temporaries.sweep(os.path.join(root, folder))
         for entry in sorted(os.listdir(os.path.join(root, folder))):
             name = f"{folder}/{entry}" if folder else entry
             path = os.path.join(root, name)
-            if os.path.isdir(path) and not os.path.islink(path):
-                ahead.append(name)
+            is_link = os.path.islink(path)
+            if os.path.isdir(path) and not is_link:
+                unsearched.append(name)
                 is_expected = name in folders
             else:
                 protected_files.require_other(path)
-                is_expected = name in members or (name in folders and os.path.islink(path))
+                is_expected = name in members or (name in folders and is_link)
             if not is_expected:
                 return name
     return ""

@@ -15,10 +15,11 @@ import zlib
 from collections.abc import Sequence
 
 from nnef_jax.errors import ArchiveError, LimitError
-from nnef_jax.limits import MEMBER, PIECE, Meter
+from nnef_jax.limits import MEMBER_STEPS, PIECE_STEPS, Meter
 from nnef_jax.storage.members import PackedArchive
 
-ZIP_SIGNATURES = b"PK\x03\x04", b"PK\x05\x06"  # the first bytes of a zip archive
+_LOCAL_SIGNATURE = b"PK\x03\x04"  # the first bytes of a member's header
+ZIP_SIGNATURES = _LOCAL_SIGNATURE, b"PK\x05\x06"  # the first bytes of a zip archive
 _LOCAL = struct.Struct("<4s22xHH")  # header of a member: signature, lengths of name and extra field
 _PIECE = 1 << 13  # number of compressed bytes that are inflated in one step
 # the largest number of bytes of an inflated piece; deflate expands at most 1032 times
@@ -78,33 +79,27 @@ class ZipArchive(PackedArchive[zipfile.ZipInfo]):
         return self._inflated[member]
 
     def _read(self, member: zipfile.ZipInfo, location: str) -> memoryview:
-        if stat.S_ISLNK(member.external_attr >> 16):
-            raise ArchiveError(
-                f"'{location}' is a symbolic link; only regular members are read",
-                hint="pack the archive with the files themselves",
-            )
-        if member.flag_bits & _ENCRYPTED:
-            raise ArchiveError(f"'{location}' is encrypted")
-        if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            raise ArchiveError(
-                f"'{location}' is compressed by method {member.compress_type}",
-                hint="pack the archive by deflate, which every zip program has",
-            )
-        at = member.header_offset
-        header = bytes(self._data[at : at + _LOCAL.size]) if at >= 0 else b""
-        if len(header) < _LOCAL.size or header[:4] != b"PK\x03\x04":
-            raise ArchiveError(f"'{location}': there is no header at byte {at} of {self._name}")
-        _, name, extra = _LOCAL.unpack(header)
-        start = at + _LOCAL.size + name + extra
+        _require_readable(member, location)
+        stored = self._stored(member, location)
+        if member.compress_type == zipfile.ZIP_DEFLATED:
+            return self._inflate(stored, member, location)
+        if self._checked:
+            self._meter.spend(len(stored) // _BYTES_PER_STEP, location)
+            _check(stored, member, location)
+        return stored
+
+    def _stored(self, member: zipfile.ZipInfo, location: str) -> memoryview:
+        """Return the bytes of a member as they are stored, after the member's header."""
+        offset = member.header_offset
+        header = bytes(self._data[offset : offset + _LOCAL.size]) if offset >= 0 else b""
+        if len(header) < _LOCAL.size or not header.startswith(_LOCAL_SIGNATURE):
+            raise ArchiveError(f"'{location}': there is no header at byte {offset} of {self._name}")
+        _, name_length, extra_length = _LOCAL.unpack(header)
+        start = offset + _LOCAL.size + name_length + extra_length
         stored = self._data[start : start + member.compress_size]
         if len(stored) < member.compress_size:
             raise ArchiveError(f"'{location}' is truncated: {len(stored)} bytes of it are left")
-        if member.compress_type == zipfile.ZIP_STORED:
-            if self._checked:
-                self._meter.spend(len(stored) // _BYTES_PER_STEP, location)
-                _check(stored, member, location)
-            return stored
-        return self._inflate(stored, member, location)
+        return stored
 
     def _inflate(self, data: memoryview, member: zipfile.ZipInfo, location: str) -> memoryview:
         expanded = bytearray(_PADDING)
@@ -113,7 +108,7 @@ class ZipArchive(PackedArchive[zipfile.ZipInfo]):
         try:
             for start in range(0, len(data), _PIECE):
                 piece = stream.decompress(data[start : start + _PIECE], _MOST)
-                self._meter.spend(PIECE + len(piece) // _BYTES_PER_STEP, location)
+                self._meter.spend(PIECE_STEPS + len(piece) // _BYTES_PER_STEP, location)
                 expanded += piece
                 if len(expanded) > _PADDING + member.file_size:
                     break
@@ -122,6 +117,23 @@ class ZipArchive(PackedArchive[zipfile.ZipInfo]):
         content = memoryview(expanded)[_PADDING:].toreadonly()
         _check(content, member, location)
         return content
+
+
+def _require_readable(member: zipfile.ZipInfo, location: str) -> None:
+    """Raise ArchiveError for a link, an encrypted member, and an unusual compression."""
+    mode = member.external_attr >> 16
+    if stat.S_ISLNK(mode):
+        raise ArchiveError(
+            f"'{location}' is a symbolic link; only regular members are read",
+            hint="pack the archive with the files themselves",
+        )
+    if member.flag_bits & _ENCRYPTED:
+        raise ArchiveError(f"'{location}' is encrypted")
+    if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise ArchiveError(
+            f"'{location}' is compressed by method {member.compress_type}",
+            hint="pack the archive by deflate, which every zip program has",
+        )
 
 
 def _check(content: memoryview, member: zipfile.ZipInfo, location: str) -> None:
@@ -140,24 +152,29 @@ class _File(io.RawIOBase):
         self._data = data
         self._name = name
         self._meter = meter
-        self._at = 0  # the position in the file
+        self._position = 0
 
     def seekable(self) -> bool:
         return True
 
     def tell(self) -> int:
-        return self._at
+        return self._position
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        at = offset + (0, self._at, len(self._data))[whence]
-        if at < 0:
+        origins = {
+            io.SEEK_SET: 0,
+            io.SEEK_CUR: self._position,
+            io.SEEK_END: len(self._data),
+        }
+        position = origins[whence] + offset
+        if position < 0:
             raise OSError("there is nothing before the start")
-        self._at = at
-        return at
+        self._position = position
+        return position
 
     def read(self, size: int = -1) -> bytes:
-        end = len(self._data) if size < 0 else self._at + size
-        part = self._data[self._at : end]
-        self._meter.spend(len(part) // _ENTRY * MEMBER, self._name)
-        self._at += len(part)
+        end = len(self._data) if size < 0 else self._position + size
+        part = self._data[self._position : end]
+        self._meter.spend(len(part) // _ENTRY * MEMBER_STEPS, self._name)
+        self._position += len(part)
         return bytes(part)

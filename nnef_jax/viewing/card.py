@@ -42,16 +42,16 @@ def card(network: Network) -> str:
     members: dict[int, list[int]] = {}
     for index, node in enumerate(nodes[1:], 1):
         members.setdefault(node["parent"], []).append(index)
-    total = max(1, nodes[0]["multiply_adds"])
-    budget = _ROWS
+    total_work = max(1, nodes[0]["multiply_adds"])
+    rows_left = _ROWS
 
     def rows(group: int) -> Iterator[str]:
-        nonlocal budget
+        nonlocal rows_left
         candidates = [i for i in members.get(group, ()) if _is_row(nodes[i])]
-        visible = candidates[: max(budget, 0)]
-        budget -= len(visible)
+        visible = candidates[:rows_left]
+        rows_left -= len(visible)
         for index in visible:
-            row = _row(nodes[index], total)
+            row = _row(nodes[index], total_work)
             if nodes[index]["type"] == "operation":
                 yield f'<div class="leaf">{row}</div>'
             else:
@@ -62,12 +62,12 @@ def card(network: Network) -> str:
 
     totals = data["totals"]
     numbers = ("operations", "parameters", "multiply_adds")
-    counts = ", ".join(f"{totals[x]:,} {x.replace('_', '-')}" for x in numbers)
-    lines = [f"<b>{_text(data['name'])}</b> <small>{_text(data['dialect'])}</small>", counts]
+    counts = ", ".join(f"{totals[name]:,} {name.replace('_', '-')}" for name in numbers)
+    lines = [f"<b>{_escaped(data['name'])}</b> <small>{_escaped(data['dialect'])}</small>", counts]
     for type in ("input", "state", "output"):
         ports = [node for node in nodes if _is_port(nodes, node, type)]
         if ports:
-            lines.append(_text(_ports_line(data, type, ports)))
+            lines.append(_escaped(_ports_line(data, type, ports)))
     head = "".join(f"<p>{line}</p>" for line in lines)
     names = "".join(map(_number, ("parameters", "multiply-adds")))
     head += f'<div class="leaf"><span class="row"><span></span>{names}</span></div>'
@@ -83,16 +83,16 @@ def _ports_line(data: _Node, type: str, ports: list[_Node]) -> str:
     return line
 
 
-def _row(node: _Node, total: int) -> str:
+def _row(node: _Node, total_work: int) -> str:
     repeats = f" <small>&times;{node['repeats']}</small>" if "repeats" in node else ""
     name = node.get("module") or node.get("label") or node["name"]
     kind = node.get("kind") or f"{node['operations']:,} operations"
     work = node["multiply_adds"]
     cells = [
-        f"<span>{_text(name)}{repeats} <small>{_text(kind)}</small></span>",
+        f"<span>{_escaped(name)}{repeats} <small>{_escaped(kind)}</small></span>",
         _count(node["parameters"]),
         _count(work),
-        f'<i style="width: {100 * work / total:.1f}%"></i>',
+        f'<i style="width: {100 * work / total_work:.1f}%"></i>',
     ]
     return f'<span class="row">{"".join(cells)}</span>'
 
@@ -124,6 +124,6 @@ def _name_and_type(data: _Node, node: _Node) -> str:
     return f"{node['name']} {tensor['dtype']}{shape}"
 
 
-def _text(text: str) -> str:
+def _escaped(text: str) -> str:
     characters = [c if c.isprintable() else " " for c in text]
     return html.escape("".join(characters))

@@ -21,8 +21,8 @@ from nnef_jax.reading.network import Network
 from nnef_jax.viewing.measures import Fields
 from nnef_jax.viewing.operation_tree import MOST, Group, tree_of
 
-OPEN = 36  # the approximate number of boxes that are shown at first
-_FEW = 5  # number of boxes; while fewer are shown, larger groups are opened
+_MOST_INITIAL_BOXES = 36  # the approximate number of boxes that are shown at first
+_FEW_BOXES = 5  # number of boxes; while fewer are shown, larger groups are opened
 _NAME = 300  # the largest number of characters of a name
 _TEXT = 400  # the largest number of characters of an attribute, or of a line of the document
 _ITEMS = 24  # the largest number of items of an attribute that is a list
@@ -31,6 +31,7 @@ _PORTS = 24  # the largest number of inputs, states or outputs side by side; mor
 # the largest number of items of an array in the page; larger arrays have only statistics
 VALUES = 16_384
 _BYTES = 2_000_000  # the largest number of bytes of all arrays in the page
+_LARGEST_ITEM = 16  # the largest number of bytes of an item of an array
 
 _T = TypeVar("_T")
 ArrayOf = Callable[[str], ArrayLike | None]  # a function from a label to an array
@@ -86,8 +87,13 @@ class _Page:
         self.numbers: dict[Value, int] = {}
         self.details = _DETAILS
         self.fields = fields
-        sizes = {p.value: volume(with_ones(p.value.type.shape)) for p in graph.parameters}
-        unused = {p.value for p in graph.parameters if p.label in network.unused}
+        sizes = {
+            parameter.value: volume(with_ones(parameter.value.type.shape))
+            for parameter in graph.parameters
+        }
+        unused = {
+            parameter.value for parameter in graph.parameters if parameter.label in network.unused
+        }
         # A parameter is counted at the first operation that reads it, as in the summary.
         self.sizes: dict[Operation, int] = {}
         pending = {value: size for value, size in sizes.items() if value not in unused}
@@ -95,16 +101,19 @@ class _Page:
             self.sizes[operation] = sum(pending.pop(value, 0) for value in operation.reads())
         self.bytes = _BYTES
         parameters: list[dict[str, Any]] = []
-        for p in graph.parameters:
-            entry: dict[str, Any] = {"label": _cut(p.label), "tensor": self._tensor(p.value)}
-            entry |= {"unused": p.value in unused, **self._values(arrays(p.label))}
-            parameters.append(entry)
-        self._add("group", "", None, by="root", label=_cut(graph.name))
+        for parameter in graph.parameters:
+            entry: dict[str, Any] = {
+                "label": _shortened(parameter.label),
+                "tensor": self._tensor(parameter.value),
+                "unused": parameter.value in unused,
+            }
+            parameters.append(entry | self._values(arrays(parameter.label)))
+        self._add("group", "", None, by="root", label=_shortened(graph.name))
         for parent, value in self._with_parents("inputs", graph.inputs):
             self._port("input", value.name, parent, writes=value)
         for parent, state in self._with_parents("states", graph.states):
             node = self._port("state", state.value.name, parent, writes=state.value)
-            node |= {"label": _cut(state.label), "update": self._tensor(state.update)}
+            node |= {"label": _shortened(state.label), "update": self._tensor(state.update)}
         self._members(tree_of(graph), 0)
         outputs = [*zip(graph.output_names, graph.outputs, strict=True)]
         for parent, (name, value) in self._with_parents("outputs", outputs):
@@ -117,11 +126,11 @@ class _Page:
             "open_extents": not all(is_known(value.type.shape) for value in graph.inputs),
         }
         self.data = {
-            "name": _cut(graph.name),
-            "file": _file(graph),
+            "name": _shortened(graph.name),
+            "file": _file_name(graph),
             "dialect": network.frontend.dialect,
             "totals": totals,
-            "coloured_by": [x for x in ("seconds", "error") if x in self.nodes[0]],
+            "coloured_by": [name for name in ("seconds", "error") if name in self.nodes[0]],
             "trimmed": self.details < 0,
             "tensors": self.tensors,
             "parameters": parameters,
@@ -135,7 +144,7 @@ class _Page:
             return {"statistics": None}
         statistics = statistics_of(array)
         values: dict[str, Any] = {"statistics": statistics}
-        if statistics["count"] <= min(VALUES, self.bytes // 16):
+        if statistics["count"] <= min(VALUES, self.bytes // _LARGEST_ITEM):
             items = np.asarray(array)
             if items.dtype.kind not in "biufc":
                 items = items.astype(np.float32)
@@ -154,17 +163,19 @@ class _Page:
         if len(ports) <= _PORTS:
             yield from ((0, port) for port in ports)
             return
-        group = parent = len(self.nodes)
+        group = len(self.nodes)
         self._add("group", what, 0, by="ports", label=f"{len(ports):,} {what}")
+        parent = group
         for index, port in enumerate(ports):
             if len(ports) > MOST and index % MOST == 0:
-                label = f"{index:,} … {min(index + MOST, len(ports)) - 1:,}"
+                last = min(index + MOST, len(ports)) - 1
+                label = f"{index:,} … {last:,}"
                 parent = len(self.nodes)
                 self._add("group", f"{what}/{index}", group, by="ports", label=label)
             yield parent, port
 
     def _add(self, type: str, name: str, parent: int | None, **fields: object) -> _Node:
-        node = {"type": type, "name": _cut(name), "parent": parent, **fields}
+        node = {"type": type, "name": _shortened(name), "parent": parent, **fields}
         self.nodes.append(node)
         return node
 
@@ -190,12 +201,14 @@ class _Page:
             if isinstance(member, Operation):
                 self._operation(member, parent)
             elif len(member.members) == 1 and isinstance(member.members[0], Operation):
-                self._operation(member.members[0], parent)["module"] = _cut(member.module)
+                self._operation(member.members[0], parent)["module"] = _shortened(member.module)
             else:
                 index = len(self.nodes)
                 outer = self.nodes[parent]["name"] if parent else ""
                 path = f"{outer}/{member.label}" if outer else member.label
-                node = self._add("group", path, parent, by=member.by, label=_cut(member.label))
+                node = self._add(
+                    "group", path, parent, by=member.by, label=_shortened(member.label)
+                )
                 if member.repeats:
                     node["repeats"] = member.repeats
                 if member.by == "operation":
@@ -205,7 +218,7 @@ class _Page:
                     assert isinstance(main, Operation)
                     node |= {"kind": main.kind, "family": _FAMILY_OF.get(main.kind, "other")}
                     if member.module:
-                        node["module"] = _cut(member.module)
+                        node["module"] = _shortened(member.module)
                 self._members(member, index)
 
     def _operation(self, operation: Operation, parent: int) -> _Node:
@@ -218,7 +231,7 @@ class _Page:
             "operation",
             operation.name,
             parent,
-            kind=_cut(operation.kind),
+            kind=_shortened(operation.kind),
             family=family,
             reads=reads,
             writes=[self._tensor(value) for value in operation.writes()],
@@ -246,12 +259,16 @@ class _Page:
         """Add attributes, and place and line of the document, if the page's size allows it."""
         if self.details < 0:
             return
-        attributes = [(n, x) for n, x in operation.attributes if not isinstance(x, Graph)]
-        node["attributes"] = [[name, _shown(value)] for name, value in attributes]
+        attributes: list[list[str]] = []
+        for name, value in operation.attributes:
+            if not isinstance(value, Graph):
+                attributes.append([name, _shown(value)])
+        node["attributes"] = attributes
         if operation.span is not None:
-            node["place"], node["text"] = _place(operation.span)
-        node["calls"] = [_cut(call.fragment) for call in operation.calls]
-        self.details -= sum(len(str(node.get(x, ""))) for x in ("attributes", "text", "calls"))
+            node["place"], node["text"] = _line_of(operation.span)
+        node["calls"] = [_shortened(call.fragment) for call in operation.calls]
+        for field in ("attributes", "text", "calls"):
+            self.details -= len(str(node.get(field, "")))
 
     def _body(self, operation: Operation, body: Graph, parent: int) -> None:
         """Add the body of an operation.
@@ -260,17 +277,18 @@ class _Page:
         """
         outside = list(operation.reads())
         initial = dict(operation.operands).get("initial", ())
-        states = len(initial) if isinstance(initial, tuple) else 0
-        first = len(body.inputs) - states
+        state_count = len(initial) if isinstance(initial, tuple) else 0
+        first_state = len(body.inputs) - state_count
         for index, value in enumerate(body.inputs):
             outer = outside[index] if index < len(outside) else None
             node = self._port("input", value.name, parent, reads=outer, writes=value)
-            if index >= first:
-                node |= {"type": "state", "label": _cut(value.name)}
-                node["update"] = self._tensor(body.outputs[index - first])
+            if index >= first_state:
+                node |= {"type": "state", "label": _shortened(value.name)}
+                node["update"] = self._tensor(body.outputs[index - first_state])
         self._members(tree_of(body), parent)
         results = list(operation.writes())
-        for value, result in zip(body.outputs[states:], results, strict=False):
+        # The operation may have fewer results than its body.
+        for value, result in zip(body.outputs[state_count:], results, strict=False):
             self._port("output", result.name, parent, reads=value, writes=result)
 
     def _tensor(self, value: Value) -> int:
@@ -280,7 +298,7 @@ class _Page:
             shape = None
             if dtype != UNTYPED.dtype:
                 shape = [None if extent is UNKNOWN else extent for extent in value.type.shape]
-            self.tensors.append({"name": _cut(value.name), "shape": shape, "dtype": dtype})
+            self.tensors.append({"name": _shortened(value.name), "shape": shape, "dtype": dtype})
         return self.numbers[value]
 
 
@@ -296,10 +314,11 @@ def _summed(nodes: list[_Node]) -> dict[str, int]:
             group["operations"] += node.get("operations", 1)
             group["multiply_adds"] += node["multiply_adds"]
             group["parameters"] += node["parameters"]
-            for field, join in (("seconds", sum), ("error", max)):
-                if field in node:
-                    group[field] = join((group.get(field, 0.0), node[field]))
-    return {x: nodes[0][x] for x in ("operations", "parameters", "multiply_adds")}
+            if "seconds" in node:
+                group["seconds"] = group.get("seconds", 0.0) + node["seconds"]
+            if "error" in node:
+                group["error"] = max(group.get("error", 0.0), node["error"])
+    return {name: nodes[0][name] for name in ("operations", "parameters", "multiply_adds")}
 
 
 _COUNTED = ("group", "operation")
@@ -315,38 +334,38 @@ def _initially_open(nodes: list[_Node]) -> list[int]:
         members.setdefault(node["parent"], []).append(index)
     opened: list[int] = []
     shown = len(members.get(0, ()))
-    level = [x for x in members.get(0, ()) if _opens(nodes[x])]
+    level = [box for box in members.get(0, ()) if _can_open(nodes[box])]
     while level:
         boxes_inside = [box for group in level for box in members[group]]
-        limit = OPEN if shown >= _FEW else MOST + _FEW
+        limit = _MOST_INITIAL_BOXES if shown >= _FEW_BOXES else MOST + _FEW_BOXES
         if shown + len(boxes_inside) > limit:
             break
         opened += level
         shown += len(boxes_inside)
-        level = [box for box in boxes_inside if _opens(nodes[box])]
+        level = [box for box in boxes_inside if _can_open(nodes[box])]
     return opened
 
 
-def _opens(node: _Node) -> bool:
+def _can_open(node: _Node) -> bool:
     return node["type"] == "group" and node["by"] not in ("operation", "call", "ports")
 
 
-def _file(graph: Graph) -> str:
+def _file_name(graph: Graph) -> str:
     """Return the name of the network's folder or archive, or '' if it is unknown."""
     span = next((x.span for x in graph.operations if x.span is not None), None)
     parts = span.source.name.replace("\\", "/").split("/") if span is not None else []
-    return _cut(parts[-2]) if len(parts) > 1 else ""
+    return _shortened(parts[-2]) if len(parts) > 1 else ""
 
 
-def _place(span: Span) -> tuple[str, str]:
+def _line_of(span: Span) -> tuple[str, str]:
     line, _ = span.source.position(span.offset)
     file = span.source.name.replace("\\", "/").rsplit("/", 1)[-1]
-    return f"{_cut(file)}:{line}", _cut(span.source.line(line).strip(), _TEXT)
+    return f"{_shortened(file)}:{line}", _shortened(span.source.line(line).strip(), _TEXT)
 
 
 def _shown(value: object) -> str:
     """Return an attribute or a literal in NNEF's syntax, shortened if it is long."""
-    return _cut(_literal(value), _TEXT)
+    return _shortened(_literal(value), _TEXT)
 
 
 def _literal(value: object) -> str:
@@ -360,7 +379,7 @@ def _literal(value: object) -> str:
     return str(value)
 
 
-def _cut(text: str, most: int = _NAME) -> str:
+def _shortened(text: str, most: int = _NAME) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"
 
 

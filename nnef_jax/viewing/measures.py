@@ -10,6 +10,7 @@ from nnef_jax.errors import InputError
 from nnef_jax.options import require
 
 Fields = Mapping[str, Any]  # the fields of a node
+_LEAST_DECIBELS = -600  # Below this ratio, an error is regarded as infinite.
 _Result = Mapping[str, Any]  # the dict that a result's `to_dict()` returns
 
 
@@ -70,6 +71,6 @@ def _errors(comparison: _Result) -> list[tuple[str, Fields]]:
 def _noise_ratio(decibels: float) -> float:
     """Return the relative error for a signal-to-noise ratio in dB.
 
-    It is infinite below -600 dB and for NaN.
+    It is infinite below `_LEAST_DECIBELS` and for NaN.
     """
-    return 10 ** (-decibels / 20) if decibels > -600 else math.inf
+    return 10 ** (-decibels / 20) if decibels > _LEAST_DECIBELS else math.inf

@@ -10,12 +10,13 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 from lowering.graph import Call, Graph, Operation, Value
 from nnef_jax.parameters.module_names import ModuleNames, Path, components, shared_start
 
-_MANY = 60  # The number of units above which "_" in labels may separate names of modules.
+# In a network of more units, "_" in labels may separate names of modules.
+_MANY_UNITS = 60
 _ENDS_IN_NUMBER = re.compile(r".*\d", re.DOTALL)
 
 
@@ -41,73 +42,89 @@ def units_of(graph: Graph) -> list[OperationUnit]:
     """Return the operations of a graph as units, in an order in which they can be computed."""
     inputs = {*graph.inputs, *(state.value for state in graph.states)}
     varying: set[Value] = set(inputs)
-    place: dict[Operation, int] = {}
+    positions: dict[Operation, int] = {}  # the index of the main operation of the unit
     for index, operation in enumerate(graph.operations):
-        if not inputs or not varying.isdisjoint(operation.reads()):
+        depends_on_input = not varying.isdisjoint(operation.reads())
+        if depends_on_input or not inputs:
             varying.update(operation.writes())
-            place[operation] = index
+            positions[operation] = index
     # An operation that depends on no input joins the first operation that reads its results.
-    earliest: dict[Value, int] = {}
-    for index in range(len(graph.operations) - 1, -1, -1):
-        operation = graph.operations[index]
-        if operation not in place:
-            readers = [earliest[v] for v in operation.writes() if v in earliest]
-            place[operation] = min(readers, default=index)
+    first_readers: dict[Value, int] = {}
+    for index, operation in reversed([*enumerate(graph.operations)]):
+        if operation not in positions:
+            readers = [
+                first_readers[value] for value in operation.writes() if value in first_readers
+            ]
+            positions[operation] = min(readers, default=index)
+        position = positions[operation]
         for value in operation.reads():
-            earliest[value] = min(place[operation], earliest.get(value, place[operation]))
+            first_readers[value] = min(position, first_readers.get(value, position))
     units: dict[int, OperationUnit] = {}
     for operation in graph.operations:
-        units.setdefault(place[operation], OperationUnit([])).operations.append(operation)
-    return [units[index] for index in sorted(units)]
+        units.setdefault(positions[operation], OperationUnit([])).operations.append(operation)
+    return [units[position] for position in sorted(units)]
 
 
-def alive(units: Sequence[OperationUnit], graph: Graph) -> list[int]:
+def live_counts(units: Sequence[OperationUnit], graph: Graph) -> list[int]:
     """Return the number of live tensors before each unit, and after the last unit.
 
     A tensor is live before a unit if an earlier unit writes it, and this or a later unit reads it.
     """
     writers: dict[Value, int] = {}
-    last: dict[Value, int] = {}
+    last_readers: dict[Value, int] = {}
     for index, unit in enumerate(units):
         for operation in unit.operations:
             for value in operation.reads():
                 if value in writers:
-                    last[value] = index
+                    last_readers[value] = index
             writers.update(dict.fromkeys(operation.writes(), index))
-    last |= {value: len(units) for value in graph.outputs if value in writers}
-    change = [0] * (len(units) + 2)
-    for value, end in last.items():
-        change[writers[value] + 1] += 1
-        change[end + 1] -= 1
-    return list(accumulate(change))[: len(units) + 1]
+    last_readers |= {value: len(units) for value in graph.outputs if value in writers}
+    # A tensor is live from the unit after its writer until its last reader.
+    changes = [0] * (len(units) + 2)
+    for value, last_reader in last_readers.items():
+        changes[writers[value] + 1] += 1
+        changes[last_reader + 1] -= 1
+    return list(accumulate(changes))[: len(units) + 1]
 
 
-def find_modules(units: Sequence[OperationUnit], graph: Graph, living: Sequence[int]) -> None:
-    """Set the path of each unit's module. Units of one fragment call share the start of a path."""
+def find_modules(units: Sequence[OperationUnit], graph: Graph, live_counts: Sequence[int]) -> None:
+    """Set the path of each unit's module. Units of one fragment call share the start of a path.
+
+    `live_counts` are the numbers of live tensors, as the function of this name returns them.
+    """
     names = ModuleNames(graph)
     paths = [names.by_labels(unit.operations) for unit in units]
     if _are_distinctive(paths):
         paths = _with_paths_by_name(units, paths, names)
-    elif len(units) > _MANY:
-        labels = {p.value: tuple(p.label.split("_"))[:-1] for p in graph.parameters}
-        paths = []
-        for unit in units:
-            values = [value for operation in unit.operations for value in operation.reads()]
-            paths.append(shared_start([labels[value] for value in values if labels.get(value)]))
+    elif len(units) > _MANY_UNITS:
+        paths = _paths_by_words(units, graph)
     if not _are_distinctive(paths):
         paths = [components(unit.main.name)[:-1] or None for unit in units]
-        if 2 * sum(path is not None for path in paths) < len(units):
+        named_count = sum(path is not None for path in paths)
+        if 2 * named_count < len(units):
             return
     spans = _invocations(units)
     anchors: list[Path | None] = []
     for start, end in spans:
-        anchors.append(shared_start([p for p in paths[start:end] if p is not None]))
-    for (start, end), span_path in zip(spans, _filled(anchors, spans, living), strict=True):
+        anchors.append(shared_start([path for path in paths[start:end] if path is not None]))
+    span_paths = _paths_of_spans(anchors, spans, live_counts)
+    for (start, end), span_path in zip(spans, span_paths, strict=True):
         is_call = end - start > 1
         for index in range(start, end):
-            path = paths[index]
-            # Within a call, a unit that has its own path keeps it.
-            units[index].path = path if path is not None and is_call else span_path
+            own_path = paths[index] if is_call else None
+            units[index].path = span_path if own_path is None else own_path
+
+
+def _paths_by_words(units: Sequence[OperationUnit], graph: Graph) -> list[Path | None]:
+    """Return the path that the labels of each unit share, if "_" separates names of modules."""
+    labels: dict[Value, Path] = {}
+    for parameter in graph.parameters:
+        labels[parameter.value] = tuple(parameter.label.split("_"))[:-1]
+    paths: list[Path | None] = []
+    for unit in units:
+        values = [value for operation in unit.operations for value in operation.reads()]
+        paths.append(shared_start([labels[value] for value in values if labels.get(value)]))
+    return paths
 
 
 def _with_paths_by_name(
@@ -120,8 +137,8 @@ def _with_paths_by_name(
     for index, unit in enumerate(units):
         path = None if by_labels[index] else names.by_name(unit.main)
         if path is not None:
-            neighbours = [x for x in (before[index], after[index]) if x is not None]
-            if any(x[: len(path)] == path for x in neighbours):
+            neighbours = [p for p in (before[index], after[index]) if p is not None]
+            if any(neighbour[: len(path)] == path for neighbour in neighbours):
                 paths[index] = path
     return paths
 
@@ -146,8 +163,8 @@ def _invocations(units: Sequence[OperationUnit]) -> list[tuple[int, int]]:
     return spans
 
 
-def _filled(
-    anchors: Sequence[Path | None], spans: Sequence[tuple[int, int]], living: Sequence[int]
+def _paths_of_spans(
+    anchors: Sequence[Path | None], spans: Sequence[tuple[int, int]], live_counts: Sequence[int]
 ) -> list[Path]:
     """Return the path of each span.
 
@@ -155,33 +172,35 @@ def _filled(
     """
     indices = [index for index, path in enumerate(anchors) if path is not None]
     paths = [path or () for path in anchors]
-    for before, after in zip([-1, *indices], [*indices, len(anchors)], strict=True):
-        if after - before < 2:
+    for before, after in pairwise([-1, *indices, len(anchors)]):
+        is_gap = after > before + 1
+        if not is_gap:
             continue
         left = paths[before] if before >= 0 else ()
         right = paths[after] if after < len(anchors) else ()
         cuts = range(before + 1, after + 1)
         counts: dict[int, int] = {}  # the number of live tensors, by cut
         for cut in cuts:
-            counts[cut] = living[spans[cut][0]] if cut < len(spans) else living[-1]
+            counts[cut] = live_counts[spans[cut][0]] if cut < len(spans) else live_counts[-1]
         # Between two paths, the last of equally narrow cuts is taken, so that an activation after a
         # sum belongs to the block before the cut. After the last path, the first of equally narrow
         # cuts is taken.
         order = cuts if after == len(anchors) else reversed(cuts)
         cut = min(order, key=counts.__getitem__)
-        shared = len(shared_start([left, right]) or ())
+        shared_length = len(shared_start([left, right]) or ())
         for index in range(before + 1, after):
             path = left if index < cut else right
-            paths[index] = _block(path, shared)
+            paths[index] = _numbered_start(path, shared_length)
     return paths
 
 
-def _block(path: Path, shared: int) -> Path:
+def _numbered_start(path: Path, shared_length: int) -> Path:
     """Return the longest proper start of a path that ends in a numbered module, such as "blocks.3".
 
-    If no such start has more than `shared` modules, return the first `shared` modules.
+    If no such start has more than `shared_length` modules, return the first `shared_length`
+    modules.
     """
-    for length in range(len(path) - 1, shared, -1):
+    for length in range(len(path) - 1, shared_length, -1):
         if _ENDS_IN_NUMBER.fullmatch(path[length - 1]):
             return path[:length]
-    return path[:shared]
+    return path[:shared_length]

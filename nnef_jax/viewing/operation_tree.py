@@ -11,17 +11,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, pairwise
 from math import ceil
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lowering.graph import Graph, Operation
-from nnef_jax.viewing.modules import OperationUnit, alive, find_modules, units_of
+from nnef_jax.parameters.module_names import Path
+from nnef_jax.viewing.modules import OperationUnit, find_modules, live_counts, units_of
 
 MOST = 60  # the largest number of members of a group
-_RANGE = 40  # the number of members of a range
+_RANGE_LENGTH = 40  # the number of members of a range
 _LONGEST_PERIOD = 1024
+# A repetition of a smaller share of a group's members is regarded as a coincidence.
+_SMALLEST_SHARE = 1 / 10
 _DEEPEST = 40  # the largest depth of nested groups
 
 By = Literal["root", "module", "call", "operation", "repetition", "range"]
@@ -40,17 +43,22 @@ class Group:
     signature: int = field(default=0, repr=False)
 
 
-_Key = tuple[str, str, object]  # (by, label, identity)
+class _Key(NamedTuple):
+    """A module or a call that contains a unit. Consecutive units with equal keys form a group."""
+
+    by: Literal["module", "call"]
+    label: str
+    identity: object
 
 
 def tree_of(graph: Graph) -> Group:
     """Return the tree of a graph's operations. The root of the tree has the graph's name."""
     units = units_of(graph)
-    living = alive(units, graph)
-    find_modules(units, graph, living)
-    keys = _keys(units)
-    root = Group(graph.name, "root", _nested(units, keys, 0, len(units), 0), 0)
-    _Folding(living).fold(root)
+    counts = live_counts(units, graph)
+    find_modules(units, graph, counts)
+    members = _members_in_range(units, _keys(units), 0, len(units), 0)
+    root = Group(graph.name, "root", members, 0)
+    _Folding(counts).fold(root)
     return root
 
 
@@ -61,7 +69,10 @@ def _keys(units: Sequence[OperationUnit]) -> list[tuple[_Key, ...]]:
     """
     keys: list[list[_Key]] = [[] for _ in units]
 
-    def add(start: int, end: int, used: int, depth: int) -> None:
+    def add_modules(index: int, names: Path) -> None:
+        keys[index] += [_Key("module", name, name) for name in names]
+
+    def add_keys(start: int, end: int, used: int, depth: int) -> None:
         """Add the keys of units `start` to `end`, from the calls at `depth` on.
 
         The first `used` modules of each path are keys already.
@@ -71,22 +82,22 @@ def _keys(units: Sequence[OperationUnit]) -> list[tuple[_Key, ...]]:
             indices = list(stretch)
             if not calls or depth == _DEEPEST:
                 for i in indices:
-                    keys[i] += [("module", name, name) for name in units[i].path[used:]]
+                    add_modules(i, units[i].path[used:])
                 continue
             paths = [units[i].path for i in indices]
             shared = min(map(len, paths))
             while len({path[:shared] for path in paths}) > 1:
                 shared -= 1
             for i in indices:
-                keys[i] += [("module", name, name) for name in units[i].path[used:shared]]
-                keys[i].append(("call", calls[0].fragment, calls[0]))
-            add(indices[0], indices[-1] + 1, max(used, shared), depth + 1)
+                add_modules(i, units[i].path[used:shared])
+                keys[i].append(_Key("call", calls[0].fragment, calls[0]))
+            add_keys(indices[0], indices[-1] + 1, max(used, shared), depth + 1)
 
-    add(0, len(units), 0, 0)
-    return [tuple(key[:_DEEPEST]) for key in keys]
+    add_keys(0, len(units), 0, 0)
+    return [tuple(unit_keys[:_DEEPEST]) for unit_keys in keys]
 
 
-def _nested(
+def _members_in_range(
     units: Sequence[OperationUnit],
     keys: Sequence[tuple[_Key, ...]],
     start: int,
@@ -94,27 +105,27 @@ def _nested(
     depth: int,
 ) -> list[Group | Operation]:
     members: list[Group | Operation] = []
-    for key, stretch in groupby(range(start, end), key=lambda i: keys[i][depth : depth + 1]):
+    stretches = groupby(range(start, end), key=lambda i: keys[i][depth : depth + 1])
+    for keys_at_depth, stretch in stretches:
         indices = list(stretch)
-        if not key:
-            members += [_leaf(units[i], i) for i in indices]
+        if not keys_at_depth:
+            members += [_unit_member(units[i], i) for i in indices]
             continue
-        key_by, label, _ = key[0]
-        by: By = "call" if key_by == "call" else "module"
+        (key,) = keys_at_depth
         first = indices[0]
-        inner = _nested(units, keys, first, indices[-1] + 1, depth + 1)
-        members.append(_joined(Group(label, by, inner, first)))
+        inner = _members_in_range(units, keys, first, indices[-1] + 1, depth + 1)
+        members.append(_unless_single(Group(key.label, key.by, inner, first)))
     return members
 
 
-def _leaf(unit: OperationUnit, index: int) -> Group | Operation:
+def _unit_member(unit: OperationUnit, index: int) -> Group | Operation:
     if len(unit.operations) == 1:
         return unit.main
     by = "operation" if len(unit.operations) <= MOST else "range"
     return Group(unit.main.name, by, list(unit.operations), index)
 
 
-def _joined(group: Group) -> Group | Operation:
+def _unless_single(group: Group) -> Group | Operation:
     """Return a group, or its only member in place of the group."""
     if len(group.members) > 1:
         return group
@@ -138,9 +149,9 @@ class _Folding:
     The innermost groups are folded first. Repeated members become groups.
     """
 
-    def __init__(self, living: Sequence[int]) -> None:
-        self.living = living
-        self.numbers: dict[object, int] = {}
+    def __init__(self, counts: Sequence[int]) -> None:
+        self.live_counts = counts
+        self.numbers: dict[object, int] = {}  # numbers of structures
 
     def fold(self, group: Group) -> None:
         for member in group.members:
@@ -152,7 +163,7 @@ class _Folding:
         are_alike = len(signatures) > 1 and len({*signatures}) == 1
         if are_alike and isinstance(group.members[0], Group):
             group.repeats = len(signatures)
-        group.signature = self.numbers.setdefault(("group", *signatures), len(self.numbers))
+        group.signature = self._number(("group", *signatures))
         while group.by != "operation" and len(group.members) > MOST:
             group.members = [*_ranges(group.members, self._start_of(group))]
 
@@ -160,7 +171,10 @@ class _Folding:
         """Return a number for the structure of a member: the nested kinds of its operations."""
         if isinstance(member, Group):
             return member.signature
-        return self.numbers.setdefault(member.kind, len(self.numbers))
+        return self._number(member.kind)
+
+    def _number(self, structure: object) -> int:
+        return self.numbers.setdefault(structure, len(self.numbers))
 
     def _start_of(self, group: Group) -> Callable[[int], int]:
         """Return a function from the index of a member to the index of its first unit."""
@@ -171,7 +185,7 @@ class _Folding:
                 unit = member.start
             starts.append(unit)
             unit += _units_in(member)
-        last = len(self.living) - 1  # Several operations may share a unit.
+        last = len(self.live_counts) - 1  # Several operations may share a unit.
         return lambda index: min(starts[index], last)
 
     def _wrap_repetitions(self, group: Group) -> None:
@@ -179,19 +193,16 @@ class _Folding:
             if len(group.members) <= MOST:
                 return
             signatures = np.array([self._signature(member) for member in group.members])
-            repetition = _repetition(signatures)
+            repetition = _longest_repetition(signatures)
             if repetition is None:
                 return
-            start, period, covered = repetition
             start_of = self._start_of(group)
-            # The first block starts where the fewest tensors are alive.
-            shifts = range(min(period, covered - 2 * period + 1))
-            shift = min(shifts, key=lambda i: self.living[start_of(start + i)])
-            first = start + shift
-            end = first + (covered - shift) // period * period
-            members = group.members[first:end]
-            if period == 1 and len(members) == len(group.members):
+            first, end = self._blocks_range(repetition, start_of)
+            period = repetition.period
+            is_whole_group = end - first == len(group.members)
+            if period == 1 and is_whole_group:
                 return
+            members = group.members[first:end]
             wrapper = Group(_from_to(members), "repetition", members, start_of(first))
             if period > 1:
                 blocks: list[Group] = []
@@ -205,11 +216,33 @@ class _Folding:
             self.fold(wrapper)
             group.members[first:end] = [wrapper]
 
+    def _blocks_range(
+        self, repetition: _Repetition, start_of: Callable[[int], int]
+    ) -> tuple[int, int]:
+        """Return the range (first, end) of the members that whole blocks of a repetition cover.
 
-def _repetition(signatures: NDArray[np.int64]) -> tuple[int, int, int] | None:
-    """Return start, period and length of the longest repetition, or None if there is none."""
-    best: tuple[int, int, int] | None = None
-    longest = len(signatures) // 10  # Shorter repetitions are regarded as coincidences.
+        The first block starts where the fewest tensors are alive; at least two blocks remain.
+        """
+        start, period, length = repetition
+        shifts = range(min(period, length - 2 * period + 1))
+        shift = min(shifts, key=lambda i: self.live_counts[start_of(start + i)])
+        block_count = (length - shift) // period
+        first = start + shift
+        return first, first + block_count * period
+
+
+class _Repetition(NamedTuple):
+    """A range of members in which each equals the member that is a period before it."""
+
+    start: int
+    period: int
+    length: int
+
+
+def _longest_repetition(signatures: NDArray[np.int64]) -> _Repetition | None:
+    """Return the longest repetition of signatures, or None if there is none."""
+    best: _Repetition | None = None
+    longest = int(len(signatures) * _SMALLEST_SHARE)
     for period in range(1, min(len(signatures) // 2, _LONGEST_PERIOD) + 1):
         is_repeated = signatures[period:] == signatures[:-period]
         # Each stretch of True lies between a bound with an even index and the next bound.
@@ -219,18 +252,21 @@ def _repetition(signatures: NDArray[np.int64]) -> tuple[int, int, int] | None:
         if length >= period and length > longest:
             longest = length
             start = int(bounds[2 * lengths.argmax()])
-            best = start, period, length + period
+            best = _Repetition(start, period, length + period)
     return best
 
 
-def _ranges(members: list[Group | Operation], where: Callable[[int], int]) -> list[Group]:
-    """Cut a long row of members into ranges of about equal length."""
-    pieces = max(2, ceil(len(members) / _RANGE))
-    bounds = [len(members) * i // pieces for i in range(pieces + 1)]
+def _ranges(members: list[Group | Operation], start_of: Callable[[int], int]) -> list[Group]:
+    """Cut a long row of members into ranges of about equal length.
+
+    `start_of` returns the index of the first unit of a member.
+    """
+    count = max(2, ceil(len(members) / _RANGE_LENGTH))
+    bounds = [len(members) * i // count for i in range(count + 1)]
     ranges: list[Group] = []
     for start, end in pairwise(bounds):
-        piece = members[start:end]
-        ranges.append(Group(_from_to(piece), "range", piece, where(start)))
+        range_members = members[start:end]
+        ranges.append(Group(_from_to(range_members), "range", range_members, start_of(start)))
     return ranges
 
 

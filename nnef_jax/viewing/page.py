@@ -91,7 +91,7 @@ def view(
     require_flags(overwrite=overwrite)
     if output is not None:
         require_path("output", output)
-    with protected_files.spared():
+    with protected_files.protecting_inputs():
         page = page_of(network, profile=profile, comparison=comparison)
         if output is not None:
             page.save(output, overwrite=overwrite)

@@ -14,8 +14,9 @@ _LISTED = 20
 
 def listed(names: Names) -> str:
     """Return a text that lists at most 20 names, and says how many more there are."""
+    text = ", ".join(islice(names, _LISTED))
     more = len(names) - _LISTED
-    return ", ".join(islice(names, _LISTED)) + (f" and {more} more" if more > 0 else "")
+    return f"{text} and {more} more" if more > 0 else text
 
 
 def did_you_mean(
@@ -26,11 +27,11 @@ def did_you_mean(
     Comparing names costs steps of the meter. Names for which the steps do not suffice are left out.
     """
     meter = meter or Meter()
-    if not meter.affords(sum(map(len, names))):
+    if not meter.try_spend(sum(map(len, names))):
         return ""
     compared: list[str] = []
     for other in chain(*names):
-        if not meter.affords(len(name) * len(other) // COMPARISONS_PER_STEP):
+        if not meter.try_spend(len(name) * len(other) // COMPARISONS_PER_STEP):
             break
         compared.append(other)
     matches = difflib.get_close_matches(name, compared, n=most, cutoff=cutoff)

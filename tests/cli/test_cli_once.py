@@ -83,7 +83,7 @@ def test_one_answer_without_a_cache(run, traced):
 
 
 def test_a_long_call_is_worth_more(run, monkeypatch, traced):
-    monkeypatch.setattr(execution, "_LONG", 1)
+    monkeypatch.setattr(execution, "_MULTIPLY_ADDS_WORTH_COMPILING", 1)
     np.testing.assert_array_equal(run("--no-cache"), run.wanted)
     assert True in traced
 

@@ -183,7 +183,7 @@ ENTRY %main (x: f32[8,16]) -> bf16[16,16] {
 def test_work_in_a_program() -> None:
     text = HloText(PROGRAM)
     assert text.cycles == {"dot.1": 1700, "mul.1": 7, "add.1": 300}
-    assert text.open_loops == 1
+    assert text.loops_of_unknown_length == 1
     assert text.trips_factor == 2007 / 407
     assert text.custom_calls == {"LuDecompositionBlock": 1}
     gather, reduce = text.collectives

@@ -91,7 +91,7 @@ def test_convolutions_of_other_platforms_are_the_same() -> None:
     x = rng.integers(-128, 128, (2, 4, 6, 7)).astype(np.float32)
     filter = rng.integers(-99, 99, (6, 2, 3, 2)).astype(np.float32)
     slide = correlation.Slide((2, 1), ((3, -1), (0, 2)), (2, 3), (1, 2), 2)
-    ways = (exact_sums._by_cells, exact_sums._conv)
+    ways = (exact_sums._by_cells, exact_sums._convolved)
     made, wanted = jax.jit(lambda *arrays: [way(*arrays, slide) for way in ways])(x, filter)
     np.testing.assert_array_equal(made, wanted)
 

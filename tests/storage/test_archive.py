@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nnef_jax.errors import ArchiveError, DataError, LimitError, NnefError, NnefSyntaxError
-from nnef_jax.limits import MEMBER, Limits, Meter
+from nnef_jax.limits import MEMBER_STEPS, Limits, Meter
 from nnef_jax.storage import files
 from nnef_jax.storage.archive import open_archive
 from nnef_jax.storage.labels import member_of
@@ -462,9 +462,9 @@ def test_each_member_is_paid_for(model):
     for source, count in ((data, len(MODEL) + 9), (model, len(MODEL))):
         meter = Meter()
         names = open_archive(source, meter).names()
-        assert meter.steps >= MEMBER * count == MEMBER * len(names)
+        assert meter.steps >= MEMBER_STEPS * count == MEMBER_STEPS * len(names)
         with pytest.raises(LimitError, match="steps"):
-            open_archive(source, Meter(Limits(steps=MEMBER * count - 1))).names()
+            open_archive(source, Meter(Limits(steps=MEMBER_STEPS * count - 1))).names()
 
 
 # Broken archives

@@ -343,7 +343,7 @@ def test_descriptors_are_given_back(model):
 def test_a_closed_folder_reads_no_other_file(model):
     """The number of its descriptor may be given to another folder at once."""
     archive = open_archive(model)
-    below = archive.below("a")
+    below = archive.subfolder("a")
     archive.close()
     archive.close()
     other = open_archive(model.parent / "outside")

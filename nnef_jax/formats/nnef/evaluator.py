@@ -22,7 +22,7 @@ from nnef_jax.formats.syntax import tree as s
 from nnef_jax.formats.syntax.declared_tensors import result_count
 from nnef_jax.formats.syntax.emitter import CallPlace, Emitter, Frame, Poisoned
 from nnef_jax.formats.syntax.types import Tensor, Type
-from nnef_jax.limits import EVALUATION, RESULT
+from nnef_jax.limits import EVALUATION_STEPS, RESULT_STEPS
 
 # The number of items of an array, or of letters of a string, that count as one step.
 ITEMS_PER_STEP = 16
@@ -55,7 +55,7 @@ class Evaluator(Emitter, ABC):
         `least` is the smallest number that is allowed in the attributes `_POSITIVE`. Raises
         ExtentNeeded if an extent among the operands is unknown.
         """
-        self.spend(RESULT * result_count(kind, operands, attributes), place.node, place.frame)
+        self.spend(RESULT_STEPS * result_count(kind, operands, attributes), place.node, place.frame)
         v.require_known(operands.values(), self.meter)
         rule = self.options.rules.get(kind)
         name = _POSITIVE.get(kind)
@@ -115,12 +115,12 @@ class Evaluator(Emitter, ABC):
                     return self._then(values, tuple)
                 return tuple(values)
             case s.Binary():
-                self.meter.steps += EVALUATION
+                self.meter.steps += EVALUATION_STEPS
                 return self._binary(node, frame, names)
             case s.Comprehension():
                 return self._comprehension(node, frame)
             case _:
-                self.meter.steps += EVALUATION
+                self.meter.steps += EVALUATION_STEPS
                 return self._compound(node, frame, names)
 
     def _all(self, items: Sequence[s.Expression], frame: Frame) -> Any:

@@ -13,7 +13,7 @@ from nnef_jax.formats.nnef.scope import Scope
 from nnef_jax.formats.syntax import tree as s
 from nnef_jax.formats.syntax import types as t
 from nnef_jax.formats.syntax.invocation import InvalidInvocation
-from nnef_jax.limits import ERROR, LETTERS_PER_STEP
+from nnef_jax.limits import ERROR_STEPS, LETTERS_PER_STEP
 from nnef_jax.wording.similar import did_you_mean
 
 _ARITHMETIC = frozenset("+-*/^")
@@ -64,7 +64,7 @@ class ExpressionTypes:
         return str(formal)
 
     def _report_error(self, message: str, node: s.SyntaxNode, hint: str = "") -> t.Type:
-        self.scope.meter.spend(ERROR + len(message) // LETTERS_PER_STEP, "the text")
+        self.scope.meter.spend(ERROR_STEPS + len(message) // LETTERS_PER_STEP, "the text")
         span = s.span_in(self.source, node)
         self.errors.append(SemanticError(message, span=span, hint=hint))
         return t.ANY

@@ -33,7 +33,7 @@ from nnef_jax.formats.syntax.invocation import Form
 from nnef_jax.formats.syntax.outline import add_if_unsupported, callers_of
 from nnef_jax.formats.syntax.quantizer import Quantizer
 from nnef_jax.formats.syntax.standard import GENERIC_RESULT, INTRODUCING, standard
-from nnef_jax.limits import CALL, CALLS_PER_STEP, ERROR, EVALUATION, within_memory
+from nnef_jax.limits import CALL_STEPS, CALLS_PER_STEP, ERROR_STEPS, EVALUATION_STEPS, within_memory
 
 _LONGEST_PREFIX = 200  # the largest number of characters of a prefix
 
@@ -111,7 +111,7 @@ class _Flattener(Evaluator):
                 error.span = error.span or s.span_in(source, assignment.value)
                 raise
             except NnefError as error:
-                self.meter.steps += ERROR
+                self.meter.steps += ERROR_STEPS
                 self.errors += without_frames(error)
             for name in names:
                 frame.values.setdefault(name, Poisoned)
@@ -224,7 +224,7 @@ class _Flattener(Evaluator):
         if len(calls) > self.limits.call_depth:
             message = f"fragments call each other more than {self.limits.call_depth} deep"
             raise self.beyond(message, "call_depth", s.span_in(frame.source, node), calls[:-1])
-        work = CALL + EVALUATION * len(fragment.body or ()) + len(fragment.results)
+        work = CALL_STEPS + EVALUATION_STEPS * len(fragment.body or ()) + len(fragment.results)
         self.spend(work + len(calls) // CALLS_PER_STEP, node, frame)
         # A call may name fewer results than the fragment has.
         result_names = dict(zip([r.name for r in fragment.results], names, strict=False))

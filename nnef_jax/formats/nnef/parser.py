@@ -15,8 +15,7 @@ from nnef_jax.errors import NnefError, NnefSyntaxError, raise_all
 from nnef_jax.formats.syntax import tree as s
 from nnef_jax.formats.syntax.parsing import STANDARD
 from nnef_jax.formats.syntax.tokens import TOKEN, count_tokens
-from nnef_jax.limits import TOKEN as TOKEN_STEPS
-from nnef_jax.limits import Meter
+from nnef_jax.limits import TOKEN_STEPS, Meter
 
 # For each feature: its name in errors, and what the other dialect has in its place.
 FINAL_FEATURES = {

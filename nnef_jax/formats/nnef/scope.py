@@ -10,7 +10,7 @@ from nnef_jax.formats.syntax.invocation import Form, form_of
 from nnef_jax.formats.syntax.parsing import read_package
 from nnef_jax.formats.syntax.standard import standard
 from nnef_jax.formats.syntax.tree import Document, Fragment, Invocation, invocations
-from nnef_jax.limits import BINDING, Meter
+from nnef_jax.limits import BINDING_STEPS, Meter
 from nnef_jax.wording.similar import did_you_mean
 
 
@@ -78,7 +78,7 @@ class Scope:
         key = (id(fragment), tuple([argument.name for argument in invocation.arguments]))
         form = self._forms.get(key)
         if form is None:
-            self.meter.spend(BINDING * len(fragment.parameters), self.document.source.name)
+            self.meter.spend(BINDING_STEPS * len(fragment.parameters), self.document.source.name)
             form = self._forms[key] = form_of(fragment, invocation)
         return form
 

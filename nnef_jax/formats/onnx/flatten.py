@@ -27,7 +27,7 @@ from nnef_jax.formats.onnx.operators.schemas import (
     require_declared,
     specialised,
 )
-from nnef_jax.limits import CALL, LETTERS_PER_STEP, within_memory
+from nnef_jax.limits import CALL_STEPS, LETTERS_PER_STEP, within_memory
 
 _NODE = 30  # steps of the meter for a node
 _DEEPEST = 100  # the deepest nesting of functions and graphs
@@ -249,7 +249,7 @@ class NodeFlattener:
         most = len(function.inputs)
         if any(x is not None for x in operands[most:]):
             raise InvalidOperation(f"it has {len(operands)} inputs, the function has {most}")
-        steps = CALL + len(function.nodes) + len(inner.versions)
+        steps = CALL_STEPS + len(function.nodes) + len(inner.versions)
         self.graph.meter.spend(steps, node.title, node.span)
         inputs = dict(zip(function.inputs, operands, strict=False))  # the last may be left out
         tensors = {name: inputs.get(name) for name in function.inputs}

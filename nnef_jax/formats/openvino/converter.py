@@ -69,7 +69,7 @@ def converted(archive: Archive, kind: str, meter: Meter) -> Generator[Archive]:
         target = os.path.join(tempfile.gettempdir(), "converted")
         with (
             temporaries.temporary_folder(target, private=True) as folder,
-            protected_files.unnoted(),
+            protected_files.without_noting(),
         ):
             source = _copy(archive, folder, meter)
             complaint = _run(source, folder, meter.limits)

@@ -12,7 +12,7 @@ from lowering.location import Source, Span
 from nnef_jax.errors import NnefError, SemanticError, UnsupportedError, raise_all
 from nnef_jax.formats.openvino.element_types import element_type
 from nnef_jax.formats.openvino.xml import Element
-from nnef_jax.limits import COMPARISONS_PER_STEP, OPERATION, Meter
+from nnef_jax.limits import COMPARISONS_PER_STEP, OPERATION_STEPS, Meter
 
 _VISITING, _DONE = 1, 2  # states of a layer while layers are ordered
 _MOST_DIGITS = 20  # of a number in an attribute
@@ -191,7 +191,7 @@ class _NetReader:
         self.errors.append(SemanticError(message, span=element.span(self.source), hint=hint))
 
     def _layer(self, e: Element) -> NetLayer:
-        self.meter.spend(OPERATION, self.source.name)
+        self.meter.spend(OPERATION_STEPS, self.source.name)
         name = e.attributes.get("name", "")
         type = e.attributes.get("type", "")
         id = -1

@@ -13,7 +13,7 @@ from nnef_jax.formats.syntax.reader import FastReader, NotUnderstood
 from nnef_jax.formats.syntax.tokens import Language, count_tokens
 from nnef_jax.formats.syntax.tree import Fragment
 from nnef_jax.formats.syntax.tree_builder import TreeBuilder
-from nnef_jax.limits import TOKEN, Limits, Meter, within_memory
+from nnef_jax.limits import TOKEN_STEPS, Limits, Meter, within_memory
 
 
 @dataclass
@@ -49,19 +49,19 @@ class Parser:
 
     def fast(self, start: str, text: str, builder: TreeBuilder, meter: Meter) -> Any:
         """Return the tree that the fast reader builds, or None if it gives up."""
-        most = (meter.limits.steps - meter.steps) // TOKEN
+        most = (meter.limits.steps - meter.steps) // TOKEN_STEPS
         try:
             reader = FastReader(text, builder, self.language, most)
             tree = getattr(reader, start)()
             reader.expect("")
         except (NotUnderstood, NnefError, RecursionError):
             return None
-        meter.spend(TOKEN * (most - reader.tokens_left), builder.source.name)
+        meter.spend(TOKEN_STEPS * (most - reader.tokens_left), builder.source.name)
         return tree
 
     def by_grammar(self, start: str, text: str, builder: TreeBuilder, meter: Meter) -> Any:
         """Return the tree that the grammar's reader builds."""
-        meter.spend(TOKEN * count_tokens(text), builder.source.name)
+        meter.spend(TOKEN_STEPS * count_tokens(text), builder.source.name)
         with within_memory("the text"):
             return self._grammar.read(start, text, builder)
 

@@ -38,7 +38,7 @@ def read(archive: Archive, options: Options) -> Frontend:
     """
     from nnef_jax.formats.tract.frontend import TractFrontend
 
-    if archive.has_texts_alone:
+    if archive.is_of_texts:
         message = "a document of tract's dialect cannot be read without its data"
         raise UnsupportedError(message, hint="load the archive, and store it by model.save")
     return TractFrontend(archive, options)

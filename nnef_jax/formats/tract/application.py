@@ -21,7 +21,7 @@ from nnef_jax.formats.tract.call_site import CallSite, TractOperand
 from nnef_jax.formats.tract.dtypes import DATUM_PARAMETERS, common_dtypes, default_dtype, dtype_of
 from nnef_jax.formats.tract.operations import words
 from nnef_jax.formats.tract.operators import OPERATORS
-from nnef_jax.limits import RESULT
+from nnef_jax.limits import RESULT_STEPS
 
 # Operations with a bias. `_bias` converts the bias to real numbers.
 _BIASED = ("conv", "deconv", "linear")
@@ -76,7 +76,7 @@ def applied(
     if kind in _BIASED:
         operands["bias"] = _bias(site, **operands)
     unified = _unified(site, declared.name, items, operands)
-    site.graph.meter.spend(RESULT * result_count(kind, unified, attributes))
+    site.graph.meter.spend(RESULT_STEPS * result_count(kind, unified, attributes))
     if rule is None:
         results = _added(site, kind, unified, attributes, names)
     else:

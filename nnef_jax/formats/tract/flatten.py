@@ -40,7 +40,7 @@ from nnef_jax.formats.tract.operations import defined
 from nnef_jax.formats.tract.quantized_tensors import quantized, with_codes
 from nnef_jax.formats.tract.symbols import has_open_inputs
 from nnef_jax.formats.tract.unit import Unit
-from nnef_jax.limits import BINDING, CALL, ERROR, within_memory
+from nnef_jax.limits import BINDING_STEPS, CALL_STEPS, ERROR_STEPS, within_memory
 
 _CONSTANTS = {"inf": math.inf, "nan": math.nan}
 _LONGEST_PREFIX = 200  # characters
@@ -144,7 +144,7 @@ class _UnitFlattener:
                 error = CallSite(self, assignment.value, frame).located(refusal)
                 if isinstance(error, LimitError):
                     raise error from None
-                self.graph.meter.steps += ERROR
+                self.graph.meter.steps += ERROR_STEPS
                 errors += without_frames(error)
             frame.values |= dict.fromkeys(targets, Poisoned)
         outputs: list[Value] = []
@@ -306,7 +306,7 @@ class _UnitFlattener:
         """
         meter, frame = self.graph.meter, site.frame
         if is_strict:
-            meter.spend(BINDING * len(fragment.parameters))
+            meter.spend(BINDING_STEPS * len(fragment.parameters))
         try:
             positions = bind(fragment, node, meter, freely=True, ignoring=not is_strict)
         except InvalidInvocation as error:
@@ -333,7 +333,7 @@ class _UnitFlattener:
         return applied(site, kind, operands, site.names, rule)
 
     def _call(self, fragment: s.Fragment, site: CallSite) -> Any:
-        self.graph.meter.spend(2 * CALL)
+        self.graph.meter.spend(2 * CALL_STEPS)
         inner = self.enter(fragment, site.arguments, site)
         results = [self.lookup(s.Identifier(r.offset, r.name), inner) for r in fragment.results]
         return Results.of(results)

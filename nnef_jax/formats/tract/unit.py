@@ -145,7 +145,7 @@ class Unit:
                 return open_archive(data, self._meter, name=outer.location(name))
         folder = _member(label, "")
         if outer.exists(f"{folder}/{GRAPH}"):
-            return outer.below(folder)
+            return outer.subfolder(folder)
         names.append(f"{folder}/{GRAPH}")
         raise ArchiveError(f"{outer.name} has no network '{label}': no {', no '.join(names)}")
 

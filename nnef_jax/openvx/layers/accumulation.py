@@ -21,6 +21,9 @@ from nnef_jax.openvx.vx_errors import unsupported, wrong_dimension, wrong_format
 # The largest number of cells of a window, since `stepwise` gathers all products of a channel at
 # once.
 _MOST_CELLS = 4096
+# An accumulator of 32 bits can hold the sum of fewer products than this number.
+_TOO_MANY_PRODUCTS = 1 << 16
+_LARGEST_BIAS_BITS = 15  # the largest magnitude of a bias is 2^15
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,32 +62,19 @@ def multiply_accumulate(
         biases = checks.tensor("biases", biases)
     checks.same_format(arithmetic.strict, inputs=x, weights=weights.tensor, biases=biases)
     position = checks.position_of_output(arithmetic.strict, arithmetic.output_position, x)
-    product = x.fixed_point_position + weights.tensor.fixed_point_position
-    shift = checks.shift_of("the output's position", product - position)
-    up = 0  # the number of bits by which biases are shifted to the position of the products
+    product_position = x.fixed_point_position + weights.tensor.fixed_point_position
+    shift = checks.shift_of("the output's position", product_position - position)
+    bias_shift = 0
     offsets = None
     largest = weights.factors.largest
     if biases is not None:
-        item_shape = shape[-len(core) :]
-        if biases.shape not in ((count,), item_shape):
-            shapes = f"{(count,)} or {item_shape}" if len(core) > 1 else f"{(count,)}"
-            wrong_dimension(f"biases have the shape {biases.shape}, it must be {shapes}")
-        up = checks.shift_of("the position of biases", product - biases.fixed_point_position)
-        if up < 0:
-            message = "biases have more fractional bits than the products that they are added to"
-            wrong_format(message)
-        extents = item_shape[1:] if biases.shape == item_shape else [1] * (len(core) - 1)
-        offsets = biases.data.reshape(1, count, *extents)
-        largest += 1 << (15 + up)
+        offsets = _offsets(biases, count, shape[-len(core) :])
+        bias_shift = _bias_shift(biases, product_position)
+        largest += 1 << (_LARGEST_BIAS_BITS + bias_shift)
     data = x.data.reshape(-1, *x.shape[len(x.shape) - len(core) :])
     policies = (arithmetic.overflow_policy, arithmetic.rounding_policy)
     if arithmetic.semantics == "khronos" and _rounds_products(x, arithmetic):
-        if not arithmetic.strict:
-            unsupported("the C routines have only the positions of the extension", "strict=True")
-        if math.prod(core[1:]) > _MOST_CELLS:
-            unsupported(f"windows have more than {_MOST_CELLS} items", "semantics='spec'")
-        if core[0] >= 1 << 16:
-            unsupported("an accumulator of 32 bits overflows: 2**16 products or more")
+        _require_stepwise(arithmetic, core)
         steps = Steps(x.dtype, shift, policies, report_overflow)
         sums, overflowed = stepwise(data, weights.tensor.data, offsets, slide=slide, steps=steps)
     else:
@@ -97,7 +87,7 @@ def multiply_accumulate(
             offsets,
             slide=slide,
             base=base,
-            up=up,
+            bias_shift=bias_shift,
             shift=shift,
             policies=policies,
         )
@@ -106,6 +96,42 @@ def multiply_accumulate(
         return result
     assert overflowed is not None
     return result, overflowed.reshape(shape)
+
+
+def _offsets(biases: Tensor, count: int, item_shape: tuple[int, ...]) -> Array:
+    """Return biases in a shape that broadcasts to the sums, (batch, outputs, *positions).
+
+    `count` is the number of outputs, and `item_shape` the shape of one item of the output. Raises
+    VxError unless the biases have one of these shapes.
+    """
+    is_by_item = biases.shape == item_shape
+    if not is_by_item and biases.shape != (count,):
+        shapes = f"{(count,)} or {item_shape}" if len(item_shape) > 1 else f"{(count,)}"
+        wrong_dimension(f"biases have the shape {biases.shape}, it must be {shapes}")
+    extents = item_shape[1:] if is_by_item else (1,) * (len(item_shape) - 1)
+    return biases.data.reshape(1, count, *extents)
+
+
+def _bias_shift(biases: Tensor, product_position: int) -> int:
+    """Return the number of bits by which biases are shifted to the position of the products."""
+    bits = product_position - biases.fixed_point_position
+    shift = checks.shift_of("the position of biases", bits)
+    if shift < 0:
+        wrong_format("biases have more fractional bits than the products that they are added to")
+    return shift
+
+
+def _require_stepwise(arithmetic: Arithmetic, core: list[int]) -> None:
+    """Raise VxError unless `stepwise` can compute a layer.
+
+    `core` has the extents of the weights without that of the outputs.
+    """
+    if not arithmetic.strict:
+        unsupported("the C routines have only the positions of the extension", "strict=True")
+    if math.prod(core[1:]) > _MOST_CELLS:
+        unsupported(f"windows have more than {_MOST_CELLS} items", "semantics='spec'")
+    if core[0] >= _TOO_MANY_PRODUCTS:
+        unsupported("an accumulator of 32 bits overflows: 2**16 products or more")
 
 
 def _rounds_products(x: Tensor, arithmetic: Arithmetic) -> bool:
@@ -119,7 +145,7 @@ def _rounds_products(x: Tensor, arithmetic: Arithmetic) -> bool:
     return x.dtype == "int16" or (x.dtype == "int8" and saturates)
 
 
-@partial(jax.jit, static_argnames=("slide", "base", "up", "shift", "policies"))
+@partial(jax.jit, static_argnames=("slide", "base", "bias_shift", "shift", "policies"))
 def _exact(
     x: Array,
     factors: Factors,
@@ -127,13 +153,13 @@ def _exact(
     *,
     slide: Slide,
     base: int,
-    up: int,
+    bias_shift: int,
     shift: int,
     policies: tuple[str, str],
 ) -> tuple[Array, Array]:
     terms = sums_of_products(x, factors, slide)
     if biases is not None:
-        terms.append((biases.astype("int32"), up))
+        terms.append((biases.astype("int32"), bias_shift))
     return narrow(total(terms, base), shift, *policies, x.dtype)
 
 

@@ -31,6 +31,7 @@ ACTIVATIONS = (
     "linear",
 )
 NORMALIZATION = ("same_map", "across_maps")
+NORMALIZATION_SIZES = (3, 5, 7)
 
 
 @checks.layer
@@ -141,7 +142,7 @@ def normalization_layer(
     """
     require_one_of("type", type, NORMALIZATION)
     size = operator.index(normalization_size)
-    if size not in (3, 5, 7):
+    if size not in NORMALIZATION_SIZES:
         wrong_parameter(f"normalization_size must be 3, 5 or 7, not {size}")
     alpha = checks.real("alpha", alpha, 0.0)
     beta = checks.real("beta", beta, 0.0)
@@ -149,8 +150,8 @@ def normalization_layer(
     x = checks.tensor("inputs", inputs, 3, 4)
     checks.same_format(strict, inputs=x)
     position = checks.position_of_output(strict, output_position, x)
-    window = (size, 1, 1) if type == "across_maps" else (1, size, size)
-    window = (1,) * (len(x.shape) - 3) + window
+    map_window = (size, 1, 1) if type == "across_maps" else (1, size, size)
+    window = (1,) * (len(x.shape) - 3) + map_window
     powers = (bias, alpha / np.prod(window).item(), beta)
     return Tensor(_normalized(x, window=window, powers=powers, position=position), position)
 

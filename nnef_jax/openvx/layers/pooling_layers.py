@@ -22,6 +22,7 @@ from nnef_jax.openvx.vx_errors import unsupported, wrong_dimension
 
 POOLING = ("max", "avg")
 _MOST_CELLS = 1 << 16  # the largest number of cells of a window, whose sum fits an int32
+_TOO_MANY_PARTS = 1 << 15  # a region must be divided into fewer parts along an axis
 _Pair = tuple[int, int]
 
 
@@ -57,7 +58,8 @@ def pooling_layer(
     checks.same_format(strict, inputs=x)
     size = checks.pair("pooling_size", pooling_size, 1)[::-1]
     padding = checks.pair("pooling_padding", pooling_padding)
-    leading, extents = x.shape[:-2], x.shape[-2:]
+    leading = x.shape[:-2]
+    extents = x.shape[-2:]
     infer = partial(shapes.infer_skip, rounding=rounding)
     skip = checks.stride("skip", skip, output_shape, leading, infer, extents, size, padding[::-1])
     shape = shapes.pooling_output_shape(x.shape, size[::-1], padding, skip, rounding)
@@ -67,9 +69,10 @@ def pooling_layer(
     pads = tuple(map(ends, extents, padding[::-1], size, shape[-2:], skip[::-1]))
     windows = _Windows(size, skip[::-1], pads)
     if pooling_type == "avg":
-        return Tensor(_mean(x.data, windows=windows), x.fixed_point_position)
-    ignored = semantics == "khronos"
-    return Tensor(_maximum(x.data, windows=windows, ignored=ignored), x.fixed_point_position)
+        pooled = _mean(x.data, windows=windows)
+    else:
+        pooled = _maximum(x.data, windows=windows, ignores_padding=semantics == "khronos")
+    return Tensor(pooled, x.fixed_point_position)
 
 
 class _Windows(NamedTuple):
@@ -87,11 +90,11 @@ def _mean(x: Array, *, windows: _Windows) -> Array:
     return lax.div(total, np.int32(math.prod(windows.size))).astype(x.dtype)
 
 
-@partial(jax.jit, static_argnames=("windows", "ignored"))
-def _maximum(x: Array, *, windows: _Windows, ignored: bool) -> Array:
-    """Return the maxima of windows. The zeros of the padding are `ignored` or take part."""
+@partial(jax.jit, static_argnames=("windows", "ignores_padding"))
+def _maximum(x: Array, *, windows: _Windows, ignores_padding: bool) -> Array:
+    """Return the maxima of windows. The zeros of the padding are ignored or take part."""
     least = int(jnp.iinfo(x.dtype).min)
-    if not ignored:
+    if not ignores_padding:
         # As many zeros follow the inputs as precede them. Cells beyond these zeros have the least
         # number.
         zeros = tuple((before, min(before, after)) for before, after in windows.pads)
@@ -104,16 +107,19 @@ def _maximum(x: Array, *, windows: _Windows, ignored: bool) -> Array:
 def _reduce(
     x: Array, operation: Callable[[Array, Array], Array], padding: int, windows: _Windows
 ) -> Array:
-    lead = (1,) * (x.ndim - 2)
-    first = np.asarray(padding, x.dtype)
-    x = _padded(x, padding, windows.pads)
-    size, skip = (*lead, *windows.size), (*lead, *windows.skip)
-    return lax.reduce_window(x, first, operation, size, skip, "VALID")
+    """Reduce the items of each window by an operation. The number `padding` pads the planes."""
+    leading = (1,) * (x.ndim - 2)
+    neutral = np.asarray(padding, x.dtype)
+    padded = _padded(x, padding, windows.pads)
+    size = (*leading, *windows.size)
+    skip = (*leading, *windows.skip)
+    return lax.reduce_window(padded, neutral, operation, size, skip, "VALID")
 
 
 def _padded(x: Array, value: int, pads: tuple[_Pair, ...]) -> Array:
-    lead = [(0, 0, 0)] * (x.ndim - 2)
-    return lax.pad(x, np.asarray(value, x.dtype), lead + [(*ends, 0) for ends in pads])
+    leading = [(0, 0, 0)] * (x.ndim - 2)
+    spatial = [(before, after, 0) for before, after in pads]
+    return lax.pad(x, np.asarray(value, x.dtype), leading + spatial)
 
 
 @checks.layer
@@ -149,17 +155,20 @@ def roi_pooling_layer(
             f"input_rois have the shape {rois.shape}, it must be {(*x.shape[:-3], 'regions', 4)}"
         )
     output_shape = checks.output_shape(output_shape, (*batch, count, x.shape[-3]), 2)
-    if max(output_shape[-2:]) >= 1 << 15:
+    if max(output_shape[-2:]) >= _TOO_MANY_PARTS:
         unsupported(f"output_shape divides regions into 2**15 parts or more: {output_shape}")
-    pool = partial(_regions, size=output_shape[-2:], clipped=semantics == "spec")
+    pool = partial(_pooled_regions, part_counts=output_shape[-2:], clips=semantics == "spec")
     if batch:
         pool = jax.vmap(pool)
     return Tensor(pool(x.data, rois.data), x.fixed_point_position)
 
 
-@partial(jax.jit, static_argnames=("size", "clipped"))
-def _regions(x: Array, rois: Array, *, size: tuple[int, int], clipped: bool) -> Array:
+@partial(jax.jit, static_argnames=("part_counts", "clips"))
+def _pooled_regions(x: Array, rois: Array, *, part_counts: _Pair, clips: bool) -> Array:
     """Divide each region into parts, and return the maximum of each part.
+
+    If `clips`, a part that begins before the inputs has its items inside the inputs; otherwise it
+    has no items.
 
     `rois` has the shape (regions, 4), `x` has the shape (channels, height, width), and the result
     has the shape (regions, channels, rows, columns). The rows of `x` are reduced first, then the
@@ -167,22 +176,25 @@ def _regions(x: Array, rois: Array, *, size: tuple[int, int], clipped: bool) -> 
     """
     corners = rois.astype(np.int32)
     # (regions, rows of parts, height)
-    rows = _parts(corners[:, 1], corners[:, 3], size[0], x.shape[-2], clipped)
-    columns = _parts(corners[:, 0], corners[:, 2], size[1], x.shape[-1], clipped)
+    rows = _items_of_parts(corners[:, 1], corners[:, 3], part_counts[0], x.shape[-2], clips)
+    columns = _items_of_parts(corners[:, 0], corners[:, 2], part_counts[1], x.shape[-1], clips)
     least = np.asarray(jnp.iinfo(x.dtype).min, x.dtype)
     # (regions, channels, rows of parts, width)
-    high = jnp.where(rows[:, None, :, :, None], x[None, :, None], least).max(3)
-    best = jnp.where(columns[:, None, None], high[:, :, :, None], least).max(4)
+    row_maxima = jnp.where(rows[:, None, :, :, None], x[None, :, None], least).max(3)
+    maxima = jnp.where(columns[:, None, None], row_maxima[:, :, :, None], least).max(4)
     has_items = rows.any(2)[:, None, :, None] & columns.any(2)[:, None, None]
-    return jnp.where(has_items, best, np.asarray(0, x.dtype))
+    return jnp.where(has_items, maxima, np.asarray(0, x.dtype))
 
 
-def _parts(first: Array, last: Array, count: int, extent: int, clipped: bool) -> Array:
+def _items_of_parts(first: Array, last: Array, count: int, extent: int, clips: bool) -> Array:
     """Return a mask (regions, count, extent): which items along an axis are in each part."""
     length = jnp.maximum(last - first, 0) + 1
     part = jnp.arange(count, dtype=np.int32)
-    starts = lax.div(part[None] * length[:, None], np.int32(count)) + first[:, None]
-    after = lax.div((part[None] + 1) * length[:, None] + (count - 1), np.int32(count))
+    # Starts are rounded down, and ends up, so that neighbouring parts may overlap.
+    start = lax.div(part[None] * length[:, None], np.int32(count))
+    end = lax.div((part[None] + 1) * length[:, None] + (count - 1), np.int32(count))
+    first_item = (first[:, None] + start)[:, :, None]
+    end_item = (first[:, None] + end)[:, :, None]
     item = jnp.arange(extent, dtype=np.int32)[None, None]
-    inside = (item >= starts[:, :, None]) & (item < (after + first[:, None])[:, :, None])
-    return inside if clipped else inside & (starts >= 0)[:, :, None]
+    is_inside = (item >= first_item) & (item < end_item)
+    return is_inside if clips else is_inside & (first_item >= 0)

@@ -73,17 +73,17 @@ def convolution_layer(
     rounding = down_scale_size_rounding
     require_one_of("down_scale_size_rounding", rounding, SIZE_ROUNDING)
     x = checks.tensor("inputs", inputs)
-    filter = prepared(weights, 4)
+    prepared_weights = prepared(weights, 4)
     if len(x.shape) < 3:
         wrong_dimension(f"inputs must have 3 dimensions and any of batches, they have {x.dims}")
-    require_fitting(x, filter.tensor, groups)
+    require_fitting(x, prepared_weights.tensor, groups)
     extents = x.shape[-2:]
-    size = filter.tensor.shape[2:]
+    size = prepared_weights.tensor.shape[2:]
     # OpenVX's pairs are (x, y). They are reversed below, since `extents` and `size` are (rows,
     # columns).
     padding = checks.pair("padding", padding)
     dilation = checks.pair("dilation", dilation)
-    leading = (*x.shape[:-3], filter.tensor.shape[0])
+    leading = (*x.shape[:-3], prepared_weights.tensor.shape[0])
     infer = partial(shapes.infer_skip, rounding=rounding)
     skip = checks.stride(
         "skip",
@@ -97,19 +97,23 @@ def convolution_layer(
         dilation[::-1],
     )
     shape = shapes.convolution_output_shape(
-        x.shape, filter.tensor.shape, padding, dilation, skip, rounding
+        x.shape, prepared_weights.tensor.shape, padding, dilation, skip, rounding
     )
     checks.bounded_padding(x, padding, shape)
     # The C routines begin `dilation` items later (OpenVX-cts, issue 5).
-    delay = dilation[::-1] if semantics == "khronos" else (0, 0)
-    before = [p - n for p, n in zip(padding[::-1], delay, strict=True)]
-    spans = [k + (k - 1) * d for k, d in zip(size, dilation[::-1], strict=True)]
+    delays = dilation[::-1] if semantics == "khronos" else (0, 0)
+    before = [pad - delay for pad, delay in zip(padding[::-1], delays, strict=True)]
+    spans: list[int] = []
+    for window_extent, zeros_between in zip(size, dilation[::-1], strict=True):
+        spans.append(window_extent + (window_extent - 1) * zeros_between)
     pads = tuple(map(ends, extents, before, spans, shape[-2:], skip[::-1]))
     # The extension's dilation is the number of zeros between two weights. The dilation of `Slide`
     # is the distance between two weights, which is larger by 1.
     distance = (dilation[1] + 1, dilation[0] + 1)
     slide = correlation.Slide(skip[::-1], pads, (1, 1), distance, groups)
-    return multiply_accumulate(x, filter, biases, slide, shape, arithmetic, report_overflow)
+    return multiply_accumulate(
+        x, prepared_weights, biases, slide, shape, arithmetic, report_overflow
+    )
 
 
 @checks.layer
@@ -148,18 +152,21 @@ def deconvolution_layer(
     """
     arithmetic = Arithmetic(overflow_policy, rounding_policy, semantics, strict, output_position)
     x = checks.tensor("inputs", inputs, 3, 4)
-    filter = prepared(weights, 4)
-    require_fitting(x, filter.tensor, groups)
+    prepared_weights = prepared(weights, 4)
+    require_fitting(x, prepared_weights.tensor, groups)
     extents = x.shape[-2:]
-    size = filter.tensor.shape[2:]
+    size = prepared_weights.tensor.shape[2:]
     # OpenVX's pairs are (x, y). They are reversed below, since `extents` and `size` are (rows,
     # columns).
     padding = checks.pair("padding", padding)
     a = checks.pair("a", a)
-    for axis, k, p in zip("xy", size[::-1], padding, strict=True):
-        if k < p + 1:
-            wrong_parameter(f"padding along {axis} is {p}, weights of size {k} allow up to {k - 1}")
-    leading = (*x.shape[:-3], filter.tensor.shape[0])
+    for axis, window_extent, pad in zip("xy", size[::-1], padding, strict=True):
+        if pad >= window_extent:
+            wrong_parameter(
+                f"padding along {axis} is {pad}, "
+                f"weights of size {window_extent} allow up to {window_extent - 1}"
+            )
+    leading = (*x.shape[:-3], prepared_weights.tensor.shape[0])
     upscale = checks.stride(
         "upscale",
         upscale,
@@ -174,7 +181,9 @@ def deconvolution_layer(
     for axis, added, up in zip("xy", a, upscale, strict=True):
         if added >= up:
             wrong_parameter(f"a along {axis} is {added}, it must be below the upscale, {up}")
-    shape = shapes.deconvolution_output_shape(x.shape, filter.tensor.shape, padding, a, upscale)
+    shape = shapes.deconvolution_output_shape(
+        x.shape, prepared_weights.tensor.shape, padding, a, upscale
+    )
     checks.bounded("the output", shape)
     if semantics == "khronos":
         # The C routines read only the first items, since they compare indices of the spread input
@@ -182,10 +191,14 @@ def deconvolution_layer(
         rows = math.ceil(extents[0] / upscale[1])
         columns = math.ceil(extents[1] / upscale[0])
         x = Tensor(x.data[..., :rows, :columns], x.fixed_point_position)
-    before = [k - 1 - p for k, p in zip(size, padding[::-1], strict=True)]
+    before: list[int] = []
+    for window_extent, pad in zip(size, padding[::-1], strict=True):
+        before.append(window_extent - 1 - pad)
     pads = tuple(map(ends, x.shape[-2:], before, size, shape[-2:], (1, 1), upscale[::-1]))
     slide = correlation.Slide((1, 1), pads, upscale[::-1], (1, 1), groups)
-    return multiply_accumulate(x, filter, biases, slide, shape, arithmetic, report_overflow)
+    return multiply_accumulate(
+        x, prepared_weights, biases, slide, shape, arithmetic, report_overflow
+    )
 
 
 @checks.layer
@@ -218,20 +231,23 @@ def fully_connected_layer(
             wrong_dimension(f"weights with the dims {weights.dims} do not fit inputs with {x.dims}")
         flat = weights.data.reshape(weights.shape[0], -1)
         weights = Tensor(flat, weights.fixed_point_position)
-    filter = prepared(weights, 2)
-    count, depth = filter.tensor.shape
+    prepared_weights = prepared(weights, 2)
+    count, depth = prepared_weights.tensor.shape
     # The number of last axes of the inputs that are joined is 1 or 3.
-    axis_counts = [n for n in (1, 3) if len(x.shape) >= n and math.prod(x.shape[-n:]) == depth]
+    possible = [n for n in (1, 3) if n <= len(x.shape)]
+    axis_counts = [n for n in possible if math.prod(x.shape[-n:]) == depth]
     if output_shape is not None:
         output_shape = checks.shape("output_shape", output_shape)
         axis_counts = [n for n in axis_counts if output_shape == (*x.shape[:-n], count)]
     if not axis_counts:
-        message = f"weights with the dims {filter.tensor.dims} do not fit inputs with {x.dims}"
+        message = (
+            f"weights with the dims {prepared_weights.tensor.dims} do not fit inputs with {x.dims}"
+        )
         if output_shape is not None:
             message += f" and an output_shape of {output_shape}"
         wrong_dimension(message)
     shape = (*x.shape[: -axis_counts[0]], count)
     flat = Tensor(x.data.reshape(math.prod(shape[:-1]), depth), x.fixed_point_position)
     return multiply_accumulate(
-        flat, filter, biases, correlation.Slide(), shape, arithmetic, report_overflow
+        flat, prepared_weights, biases, correlation.Slide(), shape, arithmetic, report_overflow
     )

@@ -78,7 +78,7 @@ def table(operation: MappedOperation) -> VxLayer:
     def run(node: NodeInputs) -> Computed:
         x = node[name]
         result = Tensor(look_up(x.data, node["table"]), node.position)
-        return result, look_up(x.data, node["beyond"])
+        return result, look_up(x.data, node["overflow_mask"])
 
     return VxLayer("vxTensorTableLookupNode", run, takes_numbers=True, is_table=True)
 
@@ -110,7 +110,8 @@ def arithmetic(operation: MappedOperation) -> VxLayer:
     """
     kind = operation.kind
     line = _line(operation)
-    if line is not None and min(line) >= 0 and math.isfinite(max(line)):
+    is_layer = line is not None and min(line) >= 0 and math.isfinite(max(line))
+    if line is not None and is_layer:
         tensor_name = "y" if operation.is_fixed("x") else "x"
         return _activation(tensor_name, "linear", *line)
     if _only_tensor(operation) is not None and (operation.profile.has_tables or kind == "div"):
@@ -155,10 +156,16 @@ def _only_tensor(operation: MappedOperation) -> str | None:
     """
     computed = operation.computed()
     operands = operation.operands
-    if len({operands[name] for name in computed}) != 1 or not is_real(operands[computed[0]]):
+    tensors = {operands[name] for name in computed}
+    if len(tensors) != 1:
         return None
-    are_single = all(is_single(operation.shape(name)) for name in operands if name not in computed)
-    return computed[0] if are_single and operation.type(computed[0]) == operation.result else None
+    name = computed[0]
+    if not is_real(operands[name]):
+        return None
+    others = [other for other in operands if other not in computed]
+    others_are_single = all(is_single(operation.shape(other)) for other in others)
+    keeps_type = operation.type(name) == operation.result
+    return name if others_are_single and keeps_type else None
 
 
 def _line(operation: MappedOperation) -> tuple[float, float] | None:
@@ -182,12 +189,13 @@ def _combined(kind: str, node: NodeInputs, tensors: Sequence[Tensor]) -> Compute
     if kind == "mul":
         position = sum(positions)
         terms = [(x * y, 0)]
-        largest = 1 << 30
+        largest = 1 << 30  # the magnitude of a product of two numbers of 16 bits
     else:
         position = max(positions)
         position_x, position_y = positions
-        term_y = -y if kind == "sub" else y
-        terms = [(x, position - position_x), (term_y, position - position_y)]
+        signed_y = -y if kind == "sub" else y
+        terms = [(x, position - position_x), (signed_y, position - position_y)]
+        # Before the shift to the same position, a sum of two numbers has a magnitude up to 2^16.
         largest = 1 << (16 + max(positions) - min(positions))
     shift = position - node.position
     base = exact_sums.base_for(largest, shift)
@@ -215,7 +223,8 @@ def view(operation: MappedOperation) -> VxLayer:
 
     The view applies its rule to raw integers.
     """
-    if operation.kind == "slice" and any(s != 1 for s in operation.attributes.get("stride", ())):
+    has_gaps = any(stride != 1 for stride in operation.attributes.get("stride", ()))
+    if operation.kind == "slice" and has_gaps:
         raise Unfit("its stride leaves gaps, and a view has none")
     ((name, operand),) = operation.operands.items()
     tensors = operand if isinstance(operand, tuple) else (operand,)

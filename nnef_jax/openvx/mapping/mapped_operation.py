@@ -150,9 +150,9 @@ class MappedOperation:
     def is_fixed(self, name: str) -> bool:
         """Tell whether an operand depends only on parameters and constants."""
         operand = self.operand(name)
-        return not isinstance(operand, tuple) and (
-            not isinstance(operand, Value) or operand in self.fixed
-        )
+        if isinstance(operand, tuple):
+            return False
+        return operand in self.fixed if isinstance(operand, Value) else True
 
     def number(self, name: str) -> float | None:
         """Return an operand as a number if it is a literal number, else None."""
@@ -194,7 +194,7 @@ def is_real(value: Operand) -> bool:
     return isinstance(value, Value) and is_float(value.type.dtype)
 
 
-def plane(data: Array) -> Array:
+def array_as_planes(data: Array) -> Array:
     """Insert an axis of height 1 into an array (batch, channels, width).
 
     An array (batch, channels, height, width) is returned unchanged.
@@ -202,15 +202,15 @@ def plane(data: Array) -> Array:
     return data[:, :, None] if data.ndim == 3 else data
 
 
-def planes(x: Tensor) -> Tensor:
+def as_planes(x: Tensor) -> Tensor:
     """Insert an axis of height 1 into a tensor (batch, channels, width).
 
     A tensor (batch, channels, height, width) is returned unchanged.
     """
-    return Tensor(plane(x.data), x.fixed_point_position)
+    return Tensor(array_as_planes(x.data), x.fixed_point_position)
 
 
-def like(x: Tensor, shape: Shape) -> Tensor:
+def reshaped(x: Tensor, shape: Shape) -> Tensor:
     """Return a tensor in another shape, which is a view in OpenVX."""
     return Tensor(x.data.reshape(shape), x.fixed_point_position)
 

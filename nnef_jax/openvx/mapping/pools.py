@@ -5,7 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from lowering import windows
-from nnef_jax.openvx.layers.pointwise import normalization_layer, softmax_layer
+from nnef_jax.openvx.layers.pointwise import (
+    NORMALIZATION_SIZES,
+    normalization_layer,
+    softmax_layer,
+)
 from nnef_jax.openvx.layers.pooling_layers import pooling_layer
 from nnef_jax.openvx.mapping.mapped_operation import (
     Computed,
@@ -13,10 +17,10 @@ from nnef_jax.openvx.mapping.mapped_operation import (
     NodeInputs,
     Unfit,
     VxLayer,
-    like,
-    planes,
+    as_planes,
+    reshaped,
 )
-from nnef_jax.openvx.mapping.product_nodes import pair, require_smallest_strides, symmetric
+from nnef_jax.openvx.mapping.product_nodes import require_smallest_strides, symmetric, xy_pair
 from nnef_jax.openvx.mapping.registry import maps
 
 
@@ -29,11 +33,11 @@ def pool(operation: MappedOperation) -> VxLayer:
     if not attributes.pop("normalize", True):
         raise Unfit("it sums, but the layer averages")
     window = windows.basic(shape, **attributes)
-    spans_planes = any(n != 1 for n in (*window.size[:2], *window.stride[:2]))
-    pads_planes = any(pads != (0, 0) for pads in window.padding[:2])
-    if spans_planes or pads_planes:
+    spans_axes = any(extent != 1 for extent in (*window.size[:2], *window.stride[:2]))
+    pads_axes = any(pads != (0, 0) for pads in window.padding[:2])
+    if spans_axes or pads_axes:
         raise Unfit("its windows span batch or channels")
-    if any(d != 1 for d in window.dilation):
+    if any(distance != 1 for distance in window.dilation):
         raise Unfit(f"its dilation is {list(window.dilation[2:])}, the layer has none")
     padding = symmetric(window, window.border)
     require_smallest_strides(window, padding)
@@ -42,9 +46,9 @@ def pool(operation: MappedOperation) -> VxLayer:
     return _pooling(
         operation,
         pooling_type=kind,
-        pooling_size=pair(window.size[2:], 1),
-        pooling_padding=pair(padding[2:], 0),
-        skip=pair(window.stride[2:], 1),
+        pooling_size=xy_pair(window.size[2:], 1),
+        pooling_padding=xy_pair(padding[2:], 0),
+        skip=xy_pair(window.stride[2:], 1),
     )
 
 
@@ -78,17 +82,17 @@ def reduction(operation: MappedOperation) -> VxLayer:
     axes = tuple(operation.attributes["axes"])
     if sorted(axes) != list(range(2, len(shape))):
         raise Unfit(f"it reduces axes {list(axes)}, the layer reduces width and height")
-    return _pooling(operation, pooling_type=kind, pooling_size=pair(shape[2:], 1), skip=(1, 1))
+    return _pooling(operation, pooling_type=kind, pooling_size=xy_pair(shape[2:], 1), skip=(1, 1))
 
 
 def _pooling(operation: MappedOperation, **attributes: Any) -> VxLayer:
     shape = operation.result.shape
 
     def run(node: NodeInputs) -> Computed:
-        x = planes(node["input"])
+        x = as_planes(node["input"])
         choices = node.choices
         result = pooling_layer(x, **attributes, semantics=choices.semantics, strict=choices.strict)
-        return like(result, (x.shape[0], *shape[1:])), None
+        return reshaped(result, (x.shape[0], *shape[1:])), None
 
     return VxLayer("vxPoolingLayer", run, keeps_position=True)
 
@@ -98,14 +102,15 @@ def softmax(operation: MappedOperation) -> VxLayer:
     """Map `softmax` onto vxSoftmaxLayer: over channels, or over the last axis of a view as rows."""
     shape = operation.shape("x")
     axes = tuple(operation.attributes["axes"])
-    is_channels = len(shape) == 4 and axes == (1,)
-    if not is_channels and axes != (len(shape) - 1,):
+    is_over_channels = len(shape) == 4 and axes == (1,)
+    is_over_last_axis = axes == (len(shape) - 1,)
+    if not is_over_channels and not is_over_last_axis:
         raise Unfit(f"it is over axes {list(axes)} of {len(shape)}, the layer over one of classes")
 
     def run(node: NodeInputs) -> Computed:
         x = node["x"]
-        rows = x if is_channels else like(x, (-1, shape[-1]))
-        return like(softmax_layer(rows, **node.output), x.shape), None
+        rows = x if is_over_channels else reshaped(x, (-1, shape[-1]))
+        return reshaped(softmax_layer(rows, **node.output), x.shape), None
 
     return VxLayer("vxSoftmaxLayer", run)
 
@@ -119,8 +124,8 @@ def normalization(operation: MappedOperation) -> VxLayer:
     if operation.profile.dtype != "int16":
         raise Unfit("vxNormalizationLayer is optional in the 8-bit extension")
     shape = operation.require_planes("input")
-    size = tuple(operation.attributes["size"])
-    size += (1,) * (len(shape) - len(size))
+    declared_size = tuple(operation.attributes["size"])
+    size = declared_size + (1,) * (len(shape) - len(declared_size))
     count = max(size)
     if size == (1, count, *(1 for _ in shape[2:])):
         kind = "across_maps"
@@ -128,14 +133,14 @@ def normalization(operation: MappedOperation) -> VxLayer:
         kind = "same_map"
     else:
         raise Unfit(f"its window {list(size)} is neither across maps nor a square in a map")
-    if count not in (3, 5, 7):
+    if count not in NORMALIZATION_SIZES:
         raise Unfit(f"its window has {count} items, the layer takes 3, 5 or 7")
     alpha, beta, bias = (operation.attributes[name] for name in ("alpha", "beta", "bias"))
     if min(alpha, beta, bias) <= 0:
         raise Unfit("alpha, beta and bias must be positive")
 
     def run(node: NodeInputs) -> Computed:
-        x = planes(node["input"])
+        x = as_planes(node["input"])
         result = normalization_layer(
             x,
             type=kind,
@@ -145,6 +150,6 @@ def normalization(operation: MappedOperation) -> VxLayer:
             bias=bias,
             **node.output,
         )
-        return like(result, node["input"].shape), None
+        return reshaped(result, node["input"].shape), None
 
     return VxLayer("vxNormalizationLayer", run, saturates=True)

@@ -23,10 +23,10 @@ from nnef_jax.openvx.mapping.mapped_operation import (
     NodeInputs,
     Unfit,
     VxLayer,
+    array_as_planes,
+    as_planes,
     is_single,
-    like,
-    plane,
-    planes,
+    reshaped,
 )
 from nnef_jax.openvx.mapping.registry import maps
 from nnef_jax.openvx.tensor import Tensor
@@ -38,28 +38,28 @@ def convolution(operation: MappedOperation) -> VxLayer:
     operation.require_fixed("filter", "bias")
     shape = operation.require_planes("input")
     filter = operation.shape("filter")
-    window = windows.basic(shape[2:], filter[2:], **_sliding(operation))
+    window = windows.basic(shape[2:], filter[2:], **_window_attributes(operation))
     padding = symmetric(window, window.border)
     require_smallest_strides(window, padding)
     groups = operation.attributes["groups"] or shape[1]
     attributes: dict[str, Any] = {
-        "padding": pair(padding, 0),
-        "dilation": pair([d - 1 for d in window.dilation], 0),
-        "skip": pair(window.stride, 1),
+        "padding": xy_pair(padding, 0),
+        "dilation": xy_pair([distance - 1 for distance in window.dilation], 0),
+        "skip": xy_pair(window.stride, 1),
         "groups": groups,
     }
     rank = len(shape)
 
     def run(node: NodeInputs) -> Computed:
-        x = planes(node["input"])
+        x = as_planes(node["input"])
         options: Any = {**attributes, **node.products}
         layer = convolution_layer(x, node["filter"], node.get("bias"), **options)
         return _as_rank(layer, rank)
 
     return VxLayer(
-        _times(groups, "vxConvolutionLayer"),
+        _with_count(groups, "vxConvolutionLayer"),
         run,
-        arrange={"filter": plane, "bias": _biases(filter[0])},
+        arrange={"filter": array_as_planes, "bias": _biases(filter[0])},
         static=("filter",),
         scale=("filter", _by_first),
         channels=filter[0],
@@ -74,29 +74,21 @@ def deconvolution(operation: MappedOperation) -> VxLayer:
     filter = operation.shape("filter")
     output = operation.result.shape
     declared = operation.attributes["output_shape"]
-    window = windows.reverse(shape[2:], declared[2:], filter[2:], **_sliding(operation))
+    window = windows.reverse(shape[2:], declared[2:], filter[2:], **_window_attributes(operation))
     groups = output[1] // filter[1]
-    if any(d != 1 for d in window.dilation):
+    if any(distance != 1 for distance in window.dilation):
         raise Unfit(f"its dilation is {list(window.dilation)}, the layer has none")
     if window.border not in ("constant", "ignore"):
         raise Unfit(f"its border is '{window.border}', the layer pads with zeros")
     paddings = [before for before, _ in window.padding]
-    additions: list[int] = []
-    for extent, out, size, stride, padding in zip(
-        shape[2:], output[2:], filter[2:], window.stride, paddings, strict=True
-    ):
-        addition = out - ((extent - 1) * stride + size - 2 * padding)
-        if extent == 1:
-            raise Unfit("an extent is 1, from which OpenVX cannot infer the upscale")
-        if size < padding + 1:
-            raise Unfit(f"the padding {padding} is not below the size {size} of the kernel")
-        if not 0 <= addition < stride:
-            raise Unfit(f"it adds {addition} rows or columns, the layer adds 0 to {stride - 1}")
-        additions.append(addition)
+    additions = [
+        _addition(*numbers)
+        for numbers in zip(shape[2:], output[2:], filter[2:], window.stride, paddings, strict=True)
+    ]
     attributes: dict[str, Any] = {
-        "padding": pair(paddings, 0),
-        "a": pair(additions, 0),
-        "upscale": pair(window.stride, 1),
+        "padding": xy_pair(paddings, 0),
+        "a": xy_pair(additions, 0),
+        "upscale": xy_pair(window.stride, 1),
         "groups": groups,
     }
     rank = len(shape)
@@ -118,13 +110,35 @@ def deconvolution(operation: MappedOperation) -> VxLayer:
         return (parts * factors).reshape(filter.shape)
 
     return VxLayer(
-        _times(groups, "vxDeconvolutionLayer"),
+        _with_count(groups, "vxDeconvolutionLayer"),
         run,
         arrange={"filter": flipped, "bias": _biases(output[1])},
         static=("filter",),
         scale=("filter", scaled),
         channels=output[1],
     )
+
+
+def _addition(extent: int, result: int, size: int, stride: int, padding: int) -> int:
+    """Return the number of rows or columns that a deconvolution adds at the end of an axis.
+
+    Raises Unfit if the layer cannot compute the axis.
+
+    Args:
+        extent: the extent of the input.
+        result: the extent of the result.
+        size: the extent of the filter.
+        stride: the distance between neighbouring inputs once they are spread.
+        padding: the number of items that are cut off at both ends.
+    """
+    addition = result - ((extent - 1) * stride + size - 2 * padding)
+    if extent == 1:
+        raise Unfit("an extent is 1, from which OpenVX cannot infer the upscale")
+    if padding >= size:
+        raise Unfit(f"the padding {padding} is not below the size {size} of the kernel")
+    if not 0 <= addition < stride:
+        raise Unfit(f"it adds {addition} rows or columns, the layer adds 0 to {stride - 1}")
+    return addition
 
 
 @maps("linear")
@@ -147,33 +161,33 @@ def product(operation: MappedOperation) -> VxLayer:
     Other matrix products, in which both operands are computed, are mapped onto
     vxTensorMatrixMultiplyNode.
     """
-    left = operation.shape("A")
-    right = operation.shape("B")
+    a_shape = operation.shape("A")
+    b_shape = operation.shape("B")
     transposes_a = operation.attributes["transposeA"]
     transposes_b = operation.attributes["transposeB"]
-    if len(left) < 2 or len(right) < 2:
+    if len(a_shape) < 2 or len(b_shape) < 2:
         raise Unfit("a vector is no matrix")
-    if operation.is_fixed("B") and is_single(right[:-2]):
+    if operation.is_fixed("B") and is_single(b_shape[:-2]):
         return _fully_connected(operation, ("A", "B"), (transposes_a, transposes_b))
-    count = volume(operation.result.shape[:-2])
-    dims = operation.result.shape
+    shape = operation.result.shape
+    count = volume(shape[:-2])
 
     def run(node: NodeInputs) -> Computed:
         # The text of OpenVX 1.2 rounds to the nearest and saturates, whereas the C code truncates.
         rounding = "nearest_even" if node.choices.semantics == "spec" else "to_zero"
         options: Any = {**node.products, "overflow_policy": "saturate"}
         options |= {"rounding_policy": rounding, "semantics": "spec"}
-        a = _matrices(node["A"], transposes_a, dims)
-        b = _matrices(node["B"], transposes_b, dims)
+        a = _matrices(node["A"], transposes_a, shape)
+        b = _matrices(node["B"], transposes_b, shape)
 
         def multiply(a: Tensor, b: Tensor) -> Any:
             weights = Tensor(b.data.T, b.fixed_point_position)
             return fully_connected_layer(a, weights, **options)
 
         result, mask = jax.vmap(multiply)(a, b)
-        return like(result, dims), mask.reshape(dims)
+        return reshaped(result, shape), mask.reshape(shape)
 
-    return VxLayer(_times(count, "vxTensorMatrixMultiplyNode"), run)
+    return VxLayer(_with_count(count, "vxTensorMatrixMultiplyNode"), run)
 
 
 @maps("batch_normalization")
@@ -193,7 +207,7 @@ def batch_normalization(operation: MappedOperation) -> VxLayer:
                 raise Unfit(f"'{name}' must be one number for each channel")
 
     def run(node: NodeInputs) -> Computed:
-        x = planes(node[input_name])
+        x = as_planes(node[input_name])
         options = node.products
         result = convolution_layer(x, node["filter"], node["bias"], groups=channels, **options)
         return _as_rank(result, len(shape))
@@ -205,7 +219,7 @@ def batch_normalization(operation: MappedOperation) -> VxLayer:
         return operands[input_name] * filter + bias
 
     return VxLayer(
-        _times(channels, "vxConvolutionLayer"),
+        _with_count(channels, "vxConvolutionLayer"),
         run,
         arrange={"bias": _biases(channels)},
         static=("filter",),
@@ -241,7 +255,7 @@ def _fully_connected(
         options: Any = node.products
         layer: Any = fully_connected_layer(rows, node[right], node.get("bias"), **options)
         result, mask = layer
-        return like(result, shape), mask.reshape(shape)
+        return reshaped(result, shape), mask.reshape(shape)
 
     def arranged(weights: Array) -> Array:
         weights = weights.reshape(weights.shape[-2:])
@@ -255,9 +269,9 @@ def _fully_connected(
     def real(operands: Mapping[str, Array]) -> Array:
         a = _transposed_if(transposes_left, operands[left])
         b = _transposed_if(transposes_right, operands[right])
-        y = jnp.matmul(a, b)
+        products = jnp.matmul(a, b)
         has_bias = np.ndim(operands.get("bias", 0)) > 0
-        return y + operands["bias"] if has_bias else y
+        return products + operands["bias"] if has_bias else products
 
     return VxLayer(
         "vxFullyConnectedLayer",
@@ -271,10 +285,10 @@ def _fully_connected(
     )
 
 
-def _matrices(x: Tensor, is_transposed: bool, dims: Shape) -> Tensor:
+def _matrices(x: Tensor, is_transposed: bool, result_shape: Shape) -> Tensor:
     """Return a matrix for each product, (count, rows, columns). A shared matrix is repeated."""
     data = _transposed_if(is_transposed, x.data)
-    shape = (*dims[:-2], *data.shape[-2:])
+    shape = (*result_shape[:-2], *data.shape[-2:])
     matrices = jnp.broadcast_to(data, shape).reshape(-1, *shape[-2:])
     return Tensor(matrices, x.fixed_point_position)
 
@@ -304,19 +318,20 @@ def require_smallest_strides(window: windows.Windows, padding: list[int]) -> Non
     """
     wrong: list[str] = []
     is_exact = True  # whether the floor and the ceiling agree on all axes
-    for extent, span, stride, pad, out in zip(
+    for extent, span, stride, pad, count in zip(
         window.upscaled, window.dilated, window.stride, padding, window.downscaled, strict=True
     ):
         travel = extent + 2 * pad - span  # number of items by which a window moves along the axis
-        smallest = travel // out + 1
-        is_exact &= travel % stride == 0
-        if out > 1 and stride != smallest:
-            wrong.append(f"its stride is {stride}, OpenVX infers {smallest} from {out} items")
+        smallest = travel // count + 1
+        if travel % stride != 0:
+            is_exact = False
+        if count > 1 and stride != smallest:
+            wrong.append(f"its stride is {stride}, OpenVX infers {smallest} from {count} items")
     if wrong and not is_exact:
         raise Unfit(wrong[0])
 
 
-def pair(values: Sequence[int], single: int) -> tuple[int, int]:
+def xy_pair(values: Sequence[int], single: int) -> tuple[int, int]:
     """Return values of spatial axes in OpenVX's order (x, y).
 
     If there is one axis, y is `single`.
@@ -325,7 +340,7 @@ def pair(values: Sequence[int], single: int) -> tuple[int, int]:
     return values[-1], y
 
 
-def _sliding(operation: MappedOperation) -> dict[str, Any]:
+def _window_attributes(operation: MappedOperation) -> dict[str, Any]:
     names = ("border", "padding", "stride", "dilation")
     return {name: operation.attributes[name] for name in names}
 
@@ -351,5 +366,5 @@ def _by_first(filter: Array, factor: Array) -> Array:
     return filter * factor.reshape(-1, *(1 for _ in filter.shape[1:]))
 
 
-def _times(count: int, name: str) -> str:
+def _with_count(count: int, name: str) -> str:
     return name if count == 1 else f"{count} x {name}"
