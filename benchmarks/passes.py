@@ -78,12 +78,12 @@ def _measure(
     rounds: int,
     only: Sequence[str],
 ) -> Earned:
-    from lowering.contexts import without
+    from lowering.contexts import disabled
 
     text, compiled = lower()
     calls = {ALL: compiled()}
     for name in only or names():
-        with without(name):
+        with disabled(name):
             other, compiled = lower()
             if other != text:
                 calls[name] = compiled()

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from lowering.extents import runs_of
-from lowering.facts import facts, named
+from lowering.facts import facts, facts_of_name
 from lowering.jaxpr_types import Atom, Equation
 from lowering.jaxprs import CONVOLUTION, PRODUCT, primitive
 
@@ -36,13 +36,13 @@ class AxisPart(NamedTuple):
     extent: int
 
 
-def number(axis: int | AxisPart) -> int:
+def axis_number(axis: int | AxisPart) -> int:
     """Return the number of an axis; for a part of an axis, return the number of that axis."""
     return axis.axis if isinstance(axis, AxisPart) else axis
 
 
 Run = tuple[int | AxisPart, ...]  # consecutive axes, or parts of axes
-Fate = Literal["apart", "sum", "lookup"]  # see `AxisLink.does`
+LinkKind = Literal["apart", "sum", "lookup"]  # see `AxisLink.kind`
 Pair = tuple[Sequence[int], Sequence[int]]  # axes of the left and of the right operand
 # The dimension numbers of a dot_general: the pair of summed axes, and the pair of batch axes.
 ProductNumbers = tuple[Pair, Pair]
@@ -56,14 +56,14 @@ class AxisLink(NamedTuple):
             left out.
         results: maps the index of a result to its linked axes. The map is empty if no result has
             the axis.
-        does: "apart" if items stay apart along the axis, "sum" if a result has the sum, product or
+        kind: "apart" if items stay apart along the axis, "sum" if a result has the sum, product or
             maximum of the items along the axis, "lookup" if another operand selects some of the
             items along the axis.
     """
 
     operands: Mapping[int, Run]
     results: Mapping[int, Run] = {}
-    does: Fate = "apart"
+    kind: LinkKind = "apart"
 
     @property
     def is_of_parts(self) -> bool:
@@ -89,10 +89,10 @@ def _single(runs: Mapping[int, Run]) -> dict[int, int] | None:
     None is returned if one of the runs is a part of an axis, or has several axes.
     """
     axes: dict[int, int] = {}
-    for place, run in runs.items():
+    for index, run in runs.items():
         if len(run) != 1 or isinstance(run[0], AxisPart):
             return None
-        axes[place] = run[0]
+        axes[index] = run[0]
     return axes
 
 
@@ -101,13 +101,13 @@ class LinkedAxes(NamedTuple):
 
     Args:
         links: the axes that pass from operands to results, or are summed.
-        alike: the axes of the first result along which all items are equal, whatever the operands
-            are.
+        constant_axes: the axes of the first result along which all items are equal, whatever the
+            operands are.
         weights: the indices of operands that may be the weights of a product or lookup.
     """
 
     links: Sequence[AxisLink]
-    alike: frozenset[int] = frozenset()
+    constant_axes: frozenset[int] = frozenset()
     weights: tuple[int, ...] = ()
 
 
@@ -139,7 +139,7 @@ def axes_of(equation: Equation) -> LinkedAxes | None:
 
 def is_listed(name: str) -> bool:
     """Tell whether a primitive has a row."""
-    fact = named(name)
+    fact = facts_of_name(name)
     return name in _ROWS or bool(fact.removes or fact.keeps_axes)
 
 
@@ -155,15 +155,16 @@ def _shape(operand: Atom) -> tuple[int, ...]:
     return getattr(operand.aval, "shape", ())
 
 
-def _one(
-    operands: Mapping[int, int], results: Mapping[int, int] | None = None, does: Fate = "apart"
+def _link(
+    operands: Mapping[int, int], results: Mapping[int, int] | None = None, kind: LinkKind = "apart"
 ) -> AxisLink:
     """Return a link of one axis of each operand with one axis of each result.
 
     `operands` and `results` map the index of an operand or result to its axis.
     """
-    result_runs = {place: (axis,) for place, axis in (results or {}).items()}
-    return AxisLink({place: (axis,) for place, axis in operands.items()}, result_runs, does)
+    operand_runs = {index: (axis,) for index, axis in operands.items()}
+    result_runs = {index: (axis,) for index, axis in (results or {}).items()}
+    return AxisLink(operand_runs, result_runs, kind)
 
 
 def _shared(
@@ -171,10 +172,10 @@ def _shared(
     axis: int,
     results: Iterable[int] = (),
     result_axis: int = 0,
-    does: Fate = "apart",
+    kind: LinkKind = "apart",
 ) -> AxisLink:
     """Return a link of `axis` of the operands with `result_axis` of the results, all by index."""
-    return _one({i: axis for i in operands}, {i: result_axis for i in results}, does)
+    return _link(dict.fromkeys(operands, axis), dict.fromkeys(results, result_axis), kind)
 
 
 def _same(equation: Equation, touched: Iterable[int] = (), *, repeats: bool = False) -> LinkedAxes:
@@ -193,8 +194,9 @@ def _same(equation: Equation, touched: Iterable[int] = (), *, repeats: bool = Fa
             continue
         (extent,) = result_extents
         equal = [i for i, shape in operands if shape[axis] == extent]
-        unequal = [shape[axis] for _, shape in operands if shape[axis] != extent]
-        if not unequal or (repeats and all(n == 1 for n in unequal)):
+        other_extents = [shape[axis] for _, shape in operands if shape[axis] != extent]
+        are_others_repeated = repeats and all(n == 1 for n in other_extents)
+        if not other_extents or are_others_repeated:
             links.append(_shared(equal, axis, range(len(equation.outvars)), axis))
     return LinkedAxes(links)
 
@@ -209,7 +211,7 @@ def _removed(equation: Equation, name: str, *, is_sum: bool) -> LinkedAxes:
     results = range(len(equation.outvars))
     operands = [i for i, v in enumerate(equation.invars) if _shape(v)]
     links = [_shared(operands, i, results, j) for j, i in enumerate(remaining)]
-    links += [_shared(operands, i, does="sum") for i in removed if is_sum]
+    links += [_shared(operands, i, kind="sum") for i in removed if is_sum]
     return LinkedAxes(links)
 
 
@@ -230,23 +232,28 @@ def _touched(equation: Equation, per_axis: Mapping[str, object]) -> set[int]:
 def _barrier(equation: Equation) -> LinkedAxes:
     links: list[AxisLink] = []
     for i, operand in enumerate(equation.invars):
-        links += [_one({i: axis}, {i: axis}) for axis in range(len(_shape(operand)))]
+        links += [_link({i: axis}, {i: axis}) for axis in range(len(_shape(operand)))]
     return LinkedAxes(links)
 
 
 @_row("transpose")
 def _transpose(equation: Equation) -> LinkedAxes:
-    return LinkedAxes([_one({0: i}, {0: j}) for j, i in enumerate(equation.params["permutation"])])
+    return LinkedAxes([_link({0: i}, {0: j}) for j, i in enumerate(equation.params["permutation"])])
 
 
 @_row("broadcast_in_dim")
 def _broadcast(equation: Equation) -> LinkedAxes:
     """Link the axes that keep their extent. Along all other axes of the result items are equal."""
     extents = _shape(equation.outvars[0])
-    pairs = zip(equation.params["broadcast_dimensions"], _shape(equation.invars[0]), strict=True)
-    places = {i: j for i, (j, n) in enumerate(pairs) if n == extents[j]}
-    alike = frozenset(range(len(extents))) - {*places.values()}
-    return LinkedAxes([_one({0: i}, {0: j}) for i, j in places.items()], alike)
+    result_axes = equation.params["broadcast_dimensions"]
+    links: list[AxisLink] = []
+    linked: set[int] = set()
+    for axis, extent in enumerate(_shape(equation.invars[0])):
+        result_axis = result_axes[axis]
+        if extent == extents[result_axis]:
+            links.append(_link({0: axis}, {0: result_axis}))
+            linked.add(result_axis)
+    return LinkedAxes(links, frozenset(range(len(extents))) - linked)
 
 
 @_row("reshape", "expand_dims")
@@ -268,17 +275,17 @@ def _reshape(equation: Equation) -> LinkedAxes:
 @_row("stack")
 def _stack(equation: Equation) -> LinkedAxes:
     operands = range(len(equation.invars))
-    axis = equation.params["axis"]
-    places = [j for j in range(len(_shape(equation.outvars[0]))) if j != axis]
-    return LinkedAxes([_shared(operands, i, [0], j) for i, j in enumerate(places)])
+    new_axis = equation.params["axis"]
+    result_axes = [j for j in range(len(_shape(equation.outvars[0]))) if j != new_axis]
+    return LinkedAxes([_shared(operands, i, [0], j) for i, j in enumerate(result_axes)])
 
 
 @_row("unstack")
 def _unstack(equation: Equation) -> LinkedAxes:
     results = range(len(equation.outvars))
-    axis = equation.params["axis"]
-    places = [i for i in range(len(_shape(equation.invars[0]))) if i != axis]
-    return LinkedAxes([_shared([0], i, results, j) for j, i in enumerate(places)])
+    removed_axis = equation.params["axis"]
+    remaining = [i for i in range(len(_shape(equation.invars[0]))) if i != removed_axis]
+    return LinkedAxes([_shared([0], i, results, j) for j, i in enumerate(remaining)])
 
 
 @_row("slice", "split")
@@ -290,13 +297,15 @@ def _slice(equation: Equation) -> LinkedAxes:
     """
     links: list[AxisLink] = []
     extents = _shape(equation.invars[0])
-    for place, starts in enumerate(cuts(equation)):
-        sizes = _shape(equation.outvars[place])
-        for i, (start, extent, size) in enumerate(zip(starts, extents, sizes, strict=True)):
-            if start is None or size == 0 or extent % size or start % size:
+    for index, starts in enumerate(cuts(equation)):
+        sizes = _shape(equation.outvars[index])
+        for axis, (start, extent, size) in enumerate(zip(starts, extents, sizes, strict=True)):
+            if start is None or size == 0:
                 continue
-            part = i if size == extent else AxisPart(i, extent // size, size)
-            links.append(AxisLink({0: (part,)}, {place: (i,)}))
+            has_remainder = extent % size or start % size
+            if not has_remainder:
+                part = axis if size == extent else AxisPart(axis, extent // size, size)
+                links.append(AxisLink({0: (part,)}, {index: (axis,)}))
     return LinkedAxes(links)
 
 
@@ -312,14 +321,14 @@ def cuts(equation: Equation) -> list[list[int | None]]:
         strides = params["strides"] or (1,) * rank
         pairs = zip(params["start_indices"], strides, strict=True)
         return [[start if stride == 1 else None for start, stride in pairs]]
-    cuts: list[list[int | None]] = []
+    starts_of_results: list[list[int | None]] = []
     start = 0
     for size in params["sizes"]:
         starts: list[int | None] = [0] * rank
         starts[params["axis"]] = start
-        cuts.append(starts)
+        starts_of_results.append(starts)
         start += size
-    return cuts
+    return starts_of_results
 
 
 @_row("top_k")
@@ -332,8 +341,8 @@ def _top_k(equation: Equation) -> LinkedAxes:
 def _tile(equation: Equation) -> LinkedAxes:
     repeated = [axis for axis, count in enumerate(equation.params["reps"]) if count != 1]
     extents = _shape(equation.invars[0])
-    alike = frozenset(axis for axis in repeated if extents[axis] == 1)
-    return LinkedAxes(_same(equation, repeated).links, alike)
+    constant_axes = frozenset(axis for axis in repeated if extents[axis] == 1)
+    return LinkedAxes(_same(equation, repeated).links, constant_axes)
 
 
 @_row("iota")
@@ -365,20 +374,20 @@ def _products(
     sums, batches = numbers
     links: list[AxisLink] = []
     for left_axis, right_axis in zip(*batches, strict=True):
-        links.append(_one({0: left_axis, 1: right_axis}, {0: len(links)}))
+        links.append(_link({0: left_axis, 1: right_axis}, {0: len(links)}))
     result_axis = len(links)
     left, right, *_ = equation.invars
     for axis in range(len(_shape(left))):
         if axis not in (*sums[0], *batches[0]):
             if axis not in mixed:
-                links.append(_one({0: axis}, {0: result_axis}))
+                links.append(_link({0: axis}, {0: result_axis}))
             result_axis += 1
     for axis in range(len(_shape(right))):
         if axis not in (*sums[1], *batches[1], *groups):
-            links.append(_one({1: axis}, {0: result_axis}))
+            links.append(_link({1: axis}, {0: result_axis}))
             result_axis += 1
     for left_axis, right_axis in zip(*sums, strict=True):
-        links.append(_one({0: left_axis, 1: right_axis}, does="sum"))
+        links.append(_link({0: left_axis, 1: right_axis}, kind="sum"))
     return links
 
 
@@ -394,7 +403,9 @@ def _ragged_dot(equation: Equation) -> LinkedAxes:
     numbers = ragged.dot_dimension_numbers
     rows = ragged.lhs_ragged_dimensions
     (sums, _), (batch, _) = numbers
-    if not {*rows}.isdisjoint((*sums, *batch)) or len(_shape(equation.invars[2])) > 1:
+    are_rows_free = {*rows}.isdisjoint((*sums, *batch))
+    group_sizes = equation.invars[2]
+    if not are_rows_free or len(_shape(group_sizes)) > 1:
         return UNLINKED  # each item of a batch may have its own group sizes
     links = _products(equation, numbers, rows, ragged.rhs_group_dimensions)
     return LinkedAxes(links, weights=(1,))
@@ -410,15 +421,16 @@ def _convolution(equation: Equation) -> LinkedAxes:
     batch, produced, *_ = numbers.out_spec
     if params["batch_group_count"] != 1:
         return UNLINKED
-    links = [_one({0: items}, {0: batch})]
+    links = [_link({0: items}, {0: batch})]
     groups = params["feature_group_count"]
     if groups > 1:
-        input_groups, filter_groups, result_groups = (
-            (AxisPart(axis, 1, groups),) for axis in (channels, outputs, produced)
-        )
-        links.append(AxisLink({0: input_groups, 1: filter_groups}, {0: result_groups}))
+        # The groups are the first factor of each of these axes.
+        input_groups = AxisPart(channels, 1, groups)
+        filter_groups = AxisPart(outputs, 1, groups)
+        result_groups = AxisPart(produced, 1, groups)
+        links.append(AxisLink({0: (input_groups,), 1: (filter_groups,)}, {0: (result_groups,)}))
         return LinkedAxes(links, weights=(1,))
-    links += [_one({1: outputs}, {0: produced}), _one({0: channels, 1: inputs}, does="sum")]
+    links += [_link({1: outputs}, {0: produced}), _link({0: channels, 1: inputs}, kind="sum")]
     return LinkedAxes(links, weights=(1,))
 
 
@@ -433,7 +445,7 @@ def _gather(equation: Equation) -> LinkedAxes:
     batched = numbers.operand_batching_dims
     window = [i for i in range(len(table)) if i not in (*collapsed, *batched)]
     pairs = zip(window, numbers.offset_dims, strict=True)
-    links = [_one({0: i}, {0: j}) for i, j in pairs if sizes[i] == table[i]]
+    links = [_link({0: i}, {0: j}) for i, j in pairs if sizes[i] == table[i]]
     rows = [j for j in range(len(result)) if j not in numbers.offset_dims]
     table_axis = dict(zip(numbers.start_indices_batching_dims, batched, strict=True))
     # The last axis of the indices is not among these axes: it holds the coordinates of one item.
@@ -441,10 +453,11 @@ def _gather(equation: Equation) -> LinkedAxes:
         operands = {1: i}
         if i in table_axis:
             operands[0] = table_axis[i]
-        links.append(_one(operands, {0: j}))
-    if len(collapsed) != 1 or batched or numbers.start_index_map != collapsed:
+        links.append(_link(operands, {0: j}))
+    is_lookup = len(collapsed) == 1 and not batched and numbers.start_index_map == collapsed
+    if not is_lookup:
         return LinkedAxes(links)
-    return LinkedAxes([*links, _one({0: collapsed[0]}, does="lookup")], weights=(0,))
+    return LinkedAxes([*links, _link({0: collapsed[0]}, kind="lookup")], weights=(0,))
 
 
 @_row("scatter", "scatter-add", "scatter-max", "scatter-min", "scatter-mul", "scatter-sub")
@@ -456,10 +469,10 @@ def _scatter(equation: Equation) -> LinkedAxes:
     inserted = (*numbers.inserted_window_dims, *batched)
     window = [i for i in range(len(target)) if i not in inserted]
     pairs = zip(window, numbers.update_window_dims, strict=True)
-    links = [_one({0: i, 2: j}, {0: i}) for i, j in pairs if target[i] == updates[j]]
+    links = [_link({0: i, 2: j}, {0: i}) for i, j in pairs if target[i] == updates[j]]
     rows = [j for j in range(len(updates)) if j not in numbers.update_window_dims]
     for i, j in zip(batched, numbers.scatter_indices_batching_dims, strict=True):
-        links.append(_one({0: i, 1: j, 2: rows[j]}, {0: i}))
+        links.append(_link({0: i, 1: j, 2: rows[j]}, {0: i}))
     return LinkedAxes(links)
 
 
@@ -471,8 +484,9 @@ def _reduce(equation: Equation) -> LinkedAxes:
 @_row("cholesky", "eigh", "fft", "geqrf", "householder_product", "lu", "svd", "triangular_solve")
 def _leading(equation: Equation) -> LinkedAxes:
     """Link the leading axes, which are batch axes before the axes of the matrix or transform."""
-    count = len(equation.params.get("fft_lengths", (0, 0)))
+    # A transform has an axis for each of its lengths, and a matrix has two axes.
+    last_axes = len(equation.params.get("fft_lengths", (0, 0)))
     operands = range(len(equation.invars))
     results = range(len(equation.outvars))
-    axes = range(max(map(len, map(_shape, equation.invars))) - count)
-    return LinkedAxes([_shared(operands, i, results, i) for i in axes])
+    rank = max(len(_shape(operand)) for operand in equation.invars)
+    return LinkedAxes([_shared(operands, i, results, i) for i in range(rank - last_axes)])

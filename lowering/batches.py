@@ -9,14 +9,14 @@ import numpy as np
 
 from lowering import jaxprs
 from lowering.axes import UNLINKED, axes_of
-from lowering.bodies import InnerFunction, bodies
+from lowering.bodies import InnerFunction, inner_functions
 from lowering.facts import facts
 from lowering.jaxpr_types import Atom, Equation, Variable
 from lowering.jaxprs import CONVOLUTION, PRODUCT, SCAN, is_literal, primitive
 from lowering.program import Program
 
 Axes = Mapping[Variable, int]
-Alike = Mapping[Variable, set[int]]  # axes along which all items of a variable are equal
+ConstantAxes = Mapping[Variable, set[int]]  # axes along which all items of a variable are equal
 _SUMS = ("reduce_max", "reduce_sum", PRODUCT)
 
 
@@ -50,43 +50,39 @@ def batch_axes(
     axes = dict(seeds)
     following = set(follow) - set(seeds)
     size = next((v.aval.shape[axis] for v, axis in seeds.items()), 1)
-    alike = {} if resizes else _alike(program, size)
+    constant_axes = {} if resizes else _constant_axes(program, size)
 
     def has_items(v: Atom, axis: int) -> bool:
         """Tell whether an operand may hold the batch along an axis, or repeats one item there."""
         follows = v in following and v.aval.shape[axis] == size
-        return follows or axis in alike.get(v, ())
+        return follows or axis in constant_axes.get(v, ())
 
     for equation in program.equations:
-        operands = [None if is_literal(v) else axes.get(v) for v in equation.invars]
-        has_batch = any(axis is not None for axis in operands)
+        batch = [None if is_literal(v) else axes.get(v) for v in equation.invars]
+        has_batch = any(axis is not None for axis in batch)
         if not has_batch:
             for result in equation.outvars[:1]:
                 if not resizes:
-                    alike[result] = _axes_alike(equation, alike)
+                    constant_axes[result] = _constant_axes_of_result(equation, constant_axes)
                 elif primitive(equation) == "broadcast_in_dim" and program.uses[result] == 1:
-                    alike[result] = _axes_alike(equation, {})
+                    constant_axes[result] = _constant_axes_of_result(equation, {})
             continue
-        functions = [] if resizes else bodies(equation)
+        functions = [] if resizes else inner_functions(equation)
         if functions:
-            inner = [_axes_within(program, equation, x, operands, has_items) for x in functions]
-            inner = [x for x in inner if x]  # a function with effects only has no results
-            if any(x != inner[0] for x in inner):  # the branches of a choice differ
-                raise NotSeparableError(equation)
             targets = following.union(equation.outvars)
-            inner_axes = inner[0] if inner else {}
+            inner_axes = _axes_by_functions(program, equation, functions, batch, has_items)
             for v, axis in inner_axes.items():
                 if axis is not None and v in targets:
                     axes[v] = axis
             continue
-        links = _links(equation, operands, has_items, resizes=resizes)
+        links = _links(equation, batch, has_items, resizes=resizes)
         for operand_axes, result_axes in links:
-            for place, axis in operand_axes.items():
-                v = equation.invars[place]
-                may_get_axis = operands[place] is None and (resizes or v in following)
+            for index, axis in operand_axes.items():
+                v = equation.invars[index]
+                may_get_axis = batch[index] is None and (resizes or v in following)
                 if may_get_axis and has_items(v, axis):
                     axes[v] = axis
-            axes.update((equation.outvars[place], axis) for place, axis in result_axes.items())
+            axes.update((equation.outvars[index], axis) for index, axis in result_axes.items())
         all_have_axis = axes.keys() >= {*equation.outvars}
         is_reduction = reduces and links
         if not all_have_axis and not is_reduction:
@@ -100,27 +96,27 @@ Ends = tuple[Mapping[int, int], Mapping[int, int]]
 
 def _links(
     equation: Equation,
-    operands: Sequence[int | None],
+    batch_of_operands: Sequence[int | None],
     has_items: Callable[[Atom, int], bool],
     *,
     resizes: bool,
 ) -> Sequence[Ends]:
     """Return the links that contain the batch axes of all operands, or none if items mix.
 
-    `operands` has the batch axis of each operand, or None. An operand in a link may lack a batch
-    axis if `has_items` is true for the operand and the axis.
+    `batch_of_operands` has the batch axis of each operand, or None. An operand in a link may lack a
+    batch axis if `has_items` is true for the operand and the axis.
     """
     if resizes and not _is_resizable(equation):
         return []
     table = axes_of(equation) or UNLINKED
     is_sum = primitive(equation) in _SUMS
-    singles = (link.single() for link in table.links if is_sum or link.does == "apart")
+    singles = (link.single() for link in table.links if is_sum or link.kind == "apart")
     links = [ends for ends in singles if ends]
-    batch = {i: axis for i, axis in enumerate(operands) if axis is not None}
+    batch = {i: axis for i, axis in enumerate(batch_of_operands) if axis is not None}
     exact = [ends for ends in links if ends[0] == batch]
 
-    def may_lack_axis(place: int, axis: int) -> bool:
-        v = equation.invars[place]
+    def may_lack_axis(index: int, axis: int) -> bool:
+        v = equation.invars[index]
         is_repeated = facts(equation).by_item and v.aval.shape[axis] == 1
         return is_repeated or (not is_literal(v) and has_items(v, axis))
 
@@ -132,32 +128,56 @@ def _links(
 
 
 def _is_resizable(equation: Equation) -> bool:
+    if primitive(equation) in (PRODUCT, CONVOLUTION):
+        return True
     fact = facts(equation)
-    is_product = primitive(equation) in (PRODUCT, CONVOLUTION)
-    return is_product or fact.keeps_axes or fact.shapes or bool(fact.removes)
+    return fact.keeps_axes or fact.shapes or bool(fact.removes)
 
 
-def _alike(program: Program, size: int) -> dict[Variable, set[int]]:
+def _constant_axes(program: Program, size: int) -> dict[Variable, set[int]]:
     """Map each constant to its axes of extent `size` along which all its items are equal."""
-    alike: dict[Variable, set[int]] = {}
+    constant_axes: dict[Variable, set[int]] = {}
     for variable, constant in zip(program.constants, program.closed.consts, strict=True):
         axes = [axis for axis, n in enumerate(variable.aval.shape) if n == size]
         if axes:
             array = np.asarray(constant)
-            alike[variable] = {x for x in axes if np.all(array == array.take([0], axis=x))}
-    return alike
+            constant_axes[variable] = {
+                axis for axis in axes if np.all(array == array.take([0], axis=axis))
+            }
+    return constant_axes
 
 
-def _axes_alike(equation: Equation, alike: Alike) -> set[int]:
+def _constant_axes_of_result(equation: Equation, constant_axes: ConstantAxes) -> set[int]:
     """Return the axes along which all items of the first result are equal."""
     table = axes_of(equation) or UNLINKED
-    axes = {*table.alike}
+    axes = {*table.constant_axes}
     singles = (link.single() for link in table.links)
     for operand_axes, result_axes in filter(None, singles):
         linked = [(equation.invars[i], axis) for i, axis in operand_axes.items()]
-        if all(not is_literal(v) and axis in alike.get(v, ()) for v, axis in linked):
+        if all(not is_literal(v) and axis in constant_axes.get(v, ()) for v, axis in linked):
             axes.update(axis for i, axis in result_axes.items() if i == 0)
     return axes
+
+
+def _axes_by_functions(
+    program: Program,
+    equation: Equation,
+    functions: Sequence[InnerFunction],
+    operands: Sequence[int | None],
+    has_items: Callable[[Atom, int], bool],
+) -> dict[Variable, int | None]:
+    """Return the batch axes that `_axes_within` returns for each of an equation's functions."""
+    by_function: list[dict[Variable, int | None]] = []
+    for function in functions:
+        axes = _axes_within(program, equation, function, operands, has_items)
+        if axes:  # a function with effects only has no results
+            by_function.append(axes)
+    if not by_function:
+        return {}
+    first = by_function[0]
+    if any(axes != first for axes in by_function):  # the branches of a choice differ
+        raise NotSeparableError(equation)
+    return first
 
 
 def _axes_within(
@@ -175,13 +195,13 @@ def _axes_within(
     """
     inside = replace(program, closed=body.closed)
     arguments = inside.arguments
-    carried = list(body.again.values())
+    carried = list(body.carried_to.values())
     with_batch = {i for i, axis in enumerate(operands) if axis is not None}
-    if with_batch - {outer.place for outer in body.arguments}:
+    if with_batch - {outer.number for outer in body.arguments}:
         raise NotSeparableError(equation)  # the choice between branches depends on the batch
     before: list[int | None] = []
-    for place, steps in body.arguments:
-        axis = operands[place]
+    for index, steps in body.arguments:
+        axis = operands[index]
         before.append(None if axis is None else axis - steps)
     while -1 not in before:  # -1 means that the loop iterates over the batch
         seeds = {v: x for v, x in zip(arguments, before, strict=True) if x is not None}
@@ -189,18 +209,22 @@ def _axes_within(
         axes = batch_axes(inside, seeds, follow=follow, resizes=False) if seeds else {}
         ends = [None if is_literal(v) else axes.get(v) for v in inside.results]
         after = list(before)
-        for i, j in body.again.items():
+        for i, j in body.carried_to.items():
             after[j] = axes.get(arguments[j], ends[i])
-        is_stable = after == before and all(ends[i] == before[j] for i, j in body.again.items())
+        is_stable = after == before and all(
+            ends[i] == before[j] for i, j in body.carried_to.items()
+        )
         if is_stable:
-            initial = {i: equation.invars[body.arguments[i].place] for i in carried}
+            initial = {i: equation.invars[body.arguments[i].number] for i in carried}
             initial_axes = {v: before[i] for i, v in initial.items() if not is_literal(v)}
             return initial_axes | _outside(equation, body, ends)
         for i in carried:
-            v = equation.invars[body.arguments[i].place]
+            v = equation.invars[body.arguments[i].number]
             axis = after[i]
+            if axis == before[i]:
+                continue
             may_hold_batch = axis is not None and not is_literal(v) and has_items(v, axis)
-            if axis != before[i] and not (may_hold_batch and primitive(equation) == SCAN):
+            if not may_hold_batch or primitive(equation) != SCAN:
                 raise NotSeparableError(equation)
         if after == before:
             break
@@ -216,7 +240,7 @@ def _outside(
     for axis, outer in zip(ends, body.results, strict=True):
         if outer is not None:
             end = None if axis is None else axis + outer.steps
-            axes[equation.outvars[outer.place]] = end
+            axes[equation.outvars[outer.number]] = end
         elif axis is not None:  # the items of a batch need different numbers of iterations
             raise NotSeparableError(equation)
     return axes

@@ -14,19 +14,19 @@ from lowering.jaxpr_types import ClosedJaxpr, Equation
 from lowering.jaxprs import primitive
 
 
-class Outer(NamedTuple):
+class OuterValue(NamedTuple):
     """The operand or result of an equation to which a value of its inner function corresponds.
 
     An argument of the inner function corresponds to an operand of the equation, and a result of the
     inner function to a result of the equation.
 
     Args:
-        place: the index of the operand or result in the equation.
+        number: the index of the operand or result in the equation.
         steps: 1 if the inner function gets or returns one item at a time along the leading axis of
             the operand or result, else 0.
     """
 
-    place: int
+    number: int
     steps: int = 0
 
 
@@ -39,40 +39,41 @@ class InnerFunction(NamedTuple):
             loop this is the operand of the first iteration.
         results: for each result of the function, the result of the equation that it is. It is None
             for the result of a loop's condition.
-        again: maps the index of a result to the index of the argument that the result becomes in
-            the next iteration.
+        carried_to: maps the index of a result to the index of the argument that the result becomes
+            in the next iteration.
         times: the number of evaluations in a call, 1 if the number is unknown before the program
             runs.
     """
 
     closed: ClosedJaxpr
-    arguments: Sequence[Outer]
-    results: Sequence[Outer | None]
-    again: Mapping[int, int] = {}
+    arguments: Sequence[OuterValue]
+    results: Sequence[OuterValue | None]
+    carried_to: Mapping[int, int] = {}
     times: int = 1
 
 
-def bodies(equation: Equation) -> list[InnerFunction]:
+def inner_functions(equation: Equation) -> list[InnerFunction]:
     """Return the functions that an equation evaluates, in order; most primitives have none."""
     params = equation.params
-    operands = list(map(Outer, range(len(equation.invars))))
-    results = list(map(Outer, range(len(equation.outvars))))
+    operands = list(map(OuterValue, range(len(equation.invars))))
+    results = list(map(OuterValue, range(len(equation.outvars))))
     match primitive(equation):
         case "scan":
-            count, carried = jaxprs.scan_counts(equation)
-            stacked = count + carried
-            arguments = [Outer(i, int(i >= stacked)) for i in range(len(operands))]
-            ends = [Outer(i, int(i >= carried)) for i in range(len(results))]
-            again = {i: count + i for i in range(carried)}
-            return [InnerFunction(params["jaxpr"], arguments, ends, again, params["length"])]
+            constants, carried = jaxprs.scan_counts(equation)
+            # The operands are the constants, the initial carry, and the stacks.
+            first_stack = constants + carried
+            arguments = [OuterValue(i, int(i >= first_stack)) for i in range(len(operands))]
+            ends = [OuterValue(i, int(i >= carried)) for i in range(len(results))]
+            carried_to = {i: constants + i for i in range(carried)}
+            return [InnerFunction(params["jaxpr"], arguments, ends, carried_to, params["length"])]
         case "while":
             # The operands are the constants of the condition, those of the body, and the state.
             cond_count, body_count = params["cond_nconsts"], params["body_nconsts"]
             state = operands[cond_count + body_count :]
-            again = {i: body_count + i for i in range(len(results))}
+            carried_to = {i: body_count + i for i in range(len(results))}
             return [
                 InnerFunction(params["cond_jaxpr"], [*operands[:cond_count], *state], [None]),
-                InnerFunction(params["body_jaxpr"], [*operands[cond_count:]], results, again),
+                InnerFunction(params["body_jaxpr"], [*operands[cond_count:]], results, carried_to),
             ]
         case "cond":
             return [InnerFunction(branch, operands[1:], results) for branch in params["branches"]]

@@ -249,15 +249,11 @@ class GraphBuilder:
             if "**" in reads or name in reads:
                 argument = mapped(x, self._as_read) if name in operands else _opened(x)
                 infer_arguments[python_name(name)] = argument
-        if len(infer_arguments) < len(arguments) and "**" not in active.parameters:
-            for name in arguments:
-                if name not in active.parameters:
-                    raise InvalidOperation(f"the rule takes no '{name}'")
+        are_all_read = len(infer_arguments) == len(arguments)
+        if not are_all_read:
+            _refuse_unknown(active, arguments)
         if len(arguments) < len(active.parameters):
-            required = set(active.parameters) - active.defaults.keys() - {"**"}
-            missing = sorted(required - arguments.keys())
-            if missing:
-                raise InvalidOperation(f"the rule needs {', '.join(map(repr, missing))}")
+            _require_all(active, arguments)
         try:
             inferred = active.infer(**infer_arguments)
         except ZeroDivisionError:  # some rules divide by an extent
@@ -292,12 +288,15 @@ class GraphBuilder:
             names = [f"{stem}_{i}" for i in range(count)]
         remaining_names = iter(names)
 
-        def value(type: TensorType) -> Value:
+        def next_value(type: TensorType) -> Value:
             return Value(self._name(next(remaining_names), exact), _possible(type), inserted)
 
         results: list[Result] = []
         for item in structure:
-            results.append(tuple(map(value, item)) if isinstance(item, list) else value(item))
+            if isinstance(item, list):
+                results.append(tuple(map(next_value, item)))
+            else:
+                results.append(next_value(item))
         return tuple(results)
 
     def graph(
@@ -333,6 +332,23 @@ class GraphBuilder:
             dict(self.aliases),
             dict(self.folded),
         )
+
+
+def _refuse_unknown(rule: Rule, names: Iterable[str]) -> None:
+    """Raise InvalidOperation if a rule does not take one of these names."""
+    if "**" in rule.parameters:
+        return
+    for name in names:
+        if name not in rule.parameters:
+            raise InvalidOperation(f"the rule takes no '{name}'")
+
+
+def _require_all(rule: Rule, names: Iterable[str]) -> None:
+    """Raise InvalidOperation if a parameter that a rule needs is not among these names."""
+    required = set(rule.parameters) - rule.defaults.keys() - {"**"}
+    missing = sorted(required.difference(names))
+    if missing:
+        raise InvalidOperation(f"the rule needs {', '.join(map(repr, missing))}")
 
 
 def _possible(type: TensorType) -> TensorType:

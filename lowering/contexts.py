@@ -25,12 +25,12 @@ def holding(variable: ContextVar[T], value: T) -> Generator[None]:
 _LEFT_OUT: ContextVar[frozenset[str]] = ContextVar("left_out", default=frozenset())
 
 
-def runs(name: str) -> bool:
-    """Tell whether a pass or kernel is in use, which means that `without` does not leave it out."""
+def is_enabled(name: str) -> bool:
+    """Tell whether a pass or kernel is in use: `disabled` does not leave it out."""
     return name not in _LEFT_OUT.get()
 
 
-def without(*names: str) -> AbstractContextManager[None]:
+def disabled(*names: str) -> AbstractContextManager[None]:
     """Leave out passes and kernels in the block of a `with` statement.
 
     Do not use a `cache_dir` in the block, since cache keys do not contain the names that are left

@@ -22,7 +22,7 @@ from jax.core import Tracer
 from jax.interpreters import ad, batching, mlir
 
 from lowering import jaxprs
-from lowering.fallback import NONE, About, named, or_else
+from lowering.fallback import UNNAMED, About, named, or_else
 from lowering.jaxpr_types import Aval, ClosedJaxpr
 from lowering.machine import DEFAULT
 from lowering.pipeline import differentiable, lower, rewrite, traced
@@ -38,7 +38,7 @@ T = TypeVar("T")
 # are parameters of the network. `linear` is the number of trailing arguments in which the `jaxpr`
 # is linear. If there is a `recipe`, the primitive has further operands at the end: the values that
 # the recipe computes. These values are not arguments of the `jaxpr`.
-_network = jaxprs.operation("network")
+_network = jaxprs.function_primitive("network")
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["arrays"], meta_fields=["recipe"])
@@ -71,7 +71,7 @@ _NOTHING = ConstantParameters()
 
 
 def network(
-    function: Callable[..., object], preparation: Preparation | None = None, about: About = NONE
+    function: Callable[..., object], preparation: Preparation | None = None, about: About = UNNAMED
 ) -> Callable[..., Any]:
     """Return a function that computes `function` as one primitive.
 
@@ -207,27 +207,16 @@ def _lowering_rule(
         values = assemble(parts.sources, operands[:parameters], operands[count:])
         return parts.call(values, operands[parameters:count])
 
-    def with_constants(*operands: Array) -> list[Array]:
-        return _bind(program, [*constants.arrays, *operands], about)
-
-    def with_prepared() -> Callable[..., list[Any]]:
-        parts = lower(program, target)
-        return partial(_call, parts, prepared(parts, constants.arrays))
-
     with named(about):
         if constants.arrays:
-            # A module for several platforms contains the parameters themselves, so that the
-            # platforms share them.
             is_one_platform = len(context.module_context.platforms) == 1
-            run = with_constants
-            if is_one_platform and target.has_kernels and program.has_items:
-                run = or_else(with_prepared, lambda: with_constants)
-            return mlir.lower_fun(run, multiple_results=True)(context, *operands)
+            evaluate = _with_constants(program, target, constants, about, prepares=is_one_platform)
+            return mlir.lower_fun(evaluate, multiple_results=True)(context, *operands)
         if recipe is not None and target.has_kernels:
             parts = lower(program, target)
             if parts.recipe.digest == recipe:
-                run = partial(with_arrays, parts)
-                return mlir.lower_fun(run, multiple_results=True)(context, *operands)
+                evaluate = partial(with_arrays, parts)
+                return mlir.lower_fun(evaluate, multiple_results=True)(context, *operands)
         context = context.replace(avals_in=context.avals_in[:count])
         operands = operands[:count]
         rewritten = rewrite(program, target)
@@ -240,6 +229,33 @@ def _lowering_rule(
             module = module.replace(platforms=context.platforms)
         call: Any = {"name": "network", "call_jaxpr": rewritten.closed}
         return mlir.core_call_lowering(context.replace(module_context=module), *operands, **call)
+
+
+def _with_constants(
+    program: Program,
+    target: Target,
+    constants: ConstantParameters,
+    about: About,
+    *,
+    prepares: bool,
+) -> Callable[..., list[Any]]:
+    """Return the function of a program's inputs, with constant parameters.
+
+    If `prepares` is true, the function may contain prepared values instead of the parameters. A
+    module for several platforms contains the parameters themselves, so that the platforms share
+    them.
+    """
+
+    def with_parameters(*inputs: Array) -> list[Any]:
+        return _bind(program, [*constants.arrays, *inputs], about)
+
+    def with_prepared() -> Callable[..., list[Any]]:
+        parts = lower(program, target)
+        return partial(_call, parts, prepared(parts, constants.arrays))
+
+    if prepares and target.has_kernels and program.has_items:
+        return or_else(with_prepared, lambda: with_parameters)
+    return with_parameters
 
 
 def _call(parts: Split, values: Sequence[Array], *inputs: Array) -> list[Any]:
@@ -262,10 +278,9 @@ def _jvp(
 ) -> tuple[list[Any], list[Any]]:
     """Compute results and residuals by one primitive, and tangents by another that is linear."""
     count = len(jaxpr.in_avals)
-    avals = jaxpr.out_avals
-    fixed = [ad.Zero(aval.to_tangent_aval()) for aval in jaxpr.in_avals[: len(constants.arrays)]]
+    constant_avals = jaxpr.in_avals[: len(constants.arrays)]
     operands = [*constants.arrays, *operands]
-    tangents = [*fixed, *tangents]
+    tangents = [*map(_zero_tangent, constant_avals), *tangents]
     if any(map(_is_active, tangents[count:])):
         raise TypeError(
             "prepared values have no derivatives: differentiate in parameters, and prepare these"
@@ -278,13 +293,39 @@ def _jvp(
         params |= {"linear": linear, "constants": _NOTHING, "about": about}
         results = _network.bind(*operands, jaxpr=jaxpr, **params)
         if not active:
-            return results, [ad.Zero(aval.to_tangent_aval()) for aval in avals]
+            return results, list(map(_zero_tangent, jaxpr.out_avals))
         # The tangents of the results are the same linear function of the operands' tangents.
         linear_tangents = map(ad.instantiate_zeros, tangents[first_linear:count])
         changes = [*operands[:first_linear], *linear_tangents]
         return results, _bind(Program(jaxpr, role="backward"), changes, about, linear=linear)
-    operands = operands[:count]
-    changes = [tangents[i] for i in active]
+    active_tangents = [tangents[i] for i in active]
+    return _linearized(jaxpr, operands[:count], active, active_tangents, about)
+
+
+ad.primitive_jvps[_network] = _jvp
+
+
+def _zero_tangent(aval: Aval) -> Any:
+    return ad.Zero(aval.to_tangent_aval())
+
+
+def _is_active(tangent: Any) -> bool:
+    """Tell whether a tangent may differ from 0."""
+    return type(tangent) is not ad.Zero and tangent.dtype != jax.dtypes.float0
+
+
+def _linearized(
+    jaxpr: ClosedJaxpr,
+    operands: Sequence[Array],
+    active: Sequence[int],
+    changes: Sequence[Array],
+    about: About,
+) -> tuple[list[Any], list[Any]]:
+    """Return the results and their tangents.
+
+    `active` has the indices of the operands that have a tangent, and `changes` has these tangents.
+    """
+    avals = jaxpr.out_avals
     are_real = [jnp.issubdtype(aval.dtype, jnp.inexact) for aval in avals]
     trees: list[Any] = []  # tracing `with_residuals` appends the tree of the linear function
 
@@ -324,23 +365,15 @@ def _jvp(
             result_tangents.append(next(real_tangents))
         else:
             results.append(next(integers))
-            result_tangents.append(ad.Zero(aval.to_tangent_aval()))
+            result_tangents.append(_zero_tangent(aval))
     return results, result_tangents
 
 
-ad.primitive_jvps[_network] = _jvp
-
-
-def _is_active(tangent: Any) -> bool:
-    """Tell whether a tangent may differ from 0."""
-    return type(tangent) is not ad.Zero and tangent.dtype != jax.dtypes.float0
-
-
-def _merged(items: Sequence[T], places: Iterable[int], changes: Iterable[T]) -> list[T]:
-    """Return a copy of the items in which `changes` replace the items at the indices `places`."""
+def _merged(items: Sequence[T], indices: Iterable[int], changes: Iterable[T]) -> list[T]:
+    """Return a copy of the items in which `changes` replace the items at the indices."""
     merged = list(items)
-    for place, change in zip(places, changes, strict=True):
-        merged[place] = change
+    for index, change in zip(indices, changes, strict=True):
+        merged[index] = change
     return merged
 
 
@@ -361,12 +394,12 @@ def _transpose(
     types = [operands[i].aval for i in linear]
 
     def transposed(constant: Sequence[Array], changes: Sequence[Array]) -> list[Array]:
-        def function(*varying: Array) -> list[Array]:
-            arguments = _merged(_merged([None] * count, fixed, constant), linear, varying)
+        def of_linear(*linear_operands: Array) -> list[Array]:
+            arguments = _merged(_merged([None] * count, fixed, constant), linear, linear_operands)
             return jaxprs.as_function(jaxpr)(*arguments)
 
-        full = _merged(list(map(ad.instantiate_zeros, cotangents)), nonzero, changes)
-        return list(jax.linear_transpose(function, *types)(full))
+        all_cotangents = _merged(list(map(ad.instantiate_zeros, cotangents)), nonzero, changes)
+        return list(jax.linear_transpose(of_linear, *types)(all_cotangents))
 
     constant = [operands[i] for i in fixed]
     changes = [cotangents[i] for i in nonzero]

@@ -93,7 +93,7 @@ def shapes_differ(a: Sequence[int], b: Sequence[int]) -> bool:
     return len(a) != len(b) or any(map(differ, a, b))
 
 
-def common(a: int, b: int) -> int | None:
+def broadcast_extent(a: int, b: int) -> int | None:
     """Return the extent to which two extents broadcast, or None if they do not broadcast."""
     if a == 1:
         return b
@@ -102,6 +102,11 @@ def common(a: int, b: int) -> int | None:
     if differ(a, b):
         return None
     return b if a is UNKNOWN else a
+
+
+def ceil_div(extent: int, divisor: int) -> int:
+    """Return extent / divisor, rounded up."""
+    return -(-extent // divisor)
 
 
 def volume(shape: Iterable[int]) -> int:
@@ -188,6 +193,7 @@ def runs_of(
         new_end = min(new_end + 1, len(new))
         old_size = volume(old[old_start:old_end])
         new_size = volume(new[new_start:new_end])
+        # Extend the shorter run until both have the same size.
         while old_size != new_size:
             if old_end < len(old) and at_least(new_size, old_size):
                 old_size = old_size * old[old_end]

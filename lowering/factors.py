@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from itertools import chain
 from typing import Literal, NamedTuple
 
-from lowering.axes import UNLINKED, AxisPart, LinkedAxes, axes_of, number
-from lowering.bodies import InnerFunction, bodies
+from lowering.axes import UNLINKED, AxisPart, LinkedAxes, axes_of, axis_number
+from lowering.bodies import InnerFunction, inner_functions
 from lowering.jaxpr_types import Atom, Equation, Variable
 from lowering.jaxprs import is_literal
 from lowering.program import Program
@@ -67,22 +67,22 @@ def unite(first: Iterable[Factor], second: Iterable[Factor]) -> None:
     left = leaves(first)
     right = leaves(second)
     while left and right:
-        x = left.pop(0)
-        y = right.pop(0)
-        if x is y:
+        left_factor = left.pop(0)
+        right_factor = right.pop(0)
+        if left_factor is right_factor:
             continue
-        if x.extent == y.extent:
-            x.is_blocked = x.is_blocked or y.is_blocked
-            y.parts = [x]
+        if left_factor.extent == right_factor.extent:
+            left_factor.is_blocked = left_factor.is_blocked or right_factor.is_blocked
+            right_factor.parts = [left_factor]
         else:
-            small, large = (x, y) if x.extent < y.extent else (y, x)
+            small, large = sorted((left_factor, right_factor), key=lambda factor: factor.extent)
             if large.extent % small.extent:
-                block([x, y, *left, *right])
+                block([left_factor, right_factor, *left, *right])
                 return
             extents = small.extent, large.extent // small.extent
             large.parts = [Factor(n, is_blocked=large.is_blocked) for n in extents]
-            left = [x, *left]
-            right = [y, *right]
+            left = [left_factor, *left]
+            right = [right_factor, *right]
         # The remaining factors may include the factor that was replaced or split.
         left = leaves(left)
         right = leaves(right)
@@ -133,15 +133,15 @@ def _axes(operand: Atom) -> Axes:
 class FactorWalk:
     """Finds the factors of the axes of all variables of a program.
 
-    Each inner function has a walk of its own, in `bodies`. `uses` and `products` also contain those
-    of the inner functions.
+    Each inner function has a walk of its own, in `inner_walks`. `uses` and `products` also contain
+    those of the inner functions.
     """
 
     def __init__(self, program: Program, outer: FactorWalk | None = None, times: int = 1) -> None:
         self.program = program
         self.axes: dict[Atom, Axes] = {}
         # Maps the id of an equation to the walks of its inner functions.
-        self.bodies: dict[int, list[FactorWalk]] = {}
+        self.inner_walks: dict[int, list[FactorWalk]] = {}
         self.uses: list[Use] = outer.uses if outer else []
         self.products: list[Product] = outer.products if outer else []
         self.times = times
@@ -154,14 +154,14 @@ class FactorWalk:
             parameters = program.arguments[: program.parameters]
             self.origins.update((v, frozenset([i])) for i, v in enumerate(parameters))
 
-    def through(self) -> FactorWalk:
+    def follow_all(self) -> FactorWalk:
         """Follow all equations in order, and return this walk."""
         self.origins.update(dict.fromkeys(self.program.constants, frozenset[int]()))
         for equation in self.program.equations:
             if all(map(self.is_known, equation.invars)) and not equation.effects:
-                sources = frozenset[int]().union(*map(self.origin, equation.invars))
-                self.origins.update(dict.fromkeys(equation.outvars, sources))
-            functions = bodies(equation)
+                parameters = frozenset[int]().union(*map(self.origin, equation.invars))
+                self.origins.update(dict.fromkeys(equation.outvars, parameters))
+            functions = inner_functions(equation)
             for body in functions:
                 self._enter(equation, body)
             if not functions:
@@ -175,28 +175,31 @@ class FactorWalk:
         # Maps the index of an operand and the number of its axis to the linked factors.
         linked: dict[tuple[int, int], Axis] = {}
         for link in table.links:
-            runs: list[Axis] = []
-            for place, run in link.operands.items():
-                parts = {number(x): self._part(operands[place], x) for x in run}
-                linked |= {(place, axis): factors for axis, factors in parts.items()}
-                runs.append(list(chain(*parts.values())))
-            for place, run in link.results.items():
-                parts_of_result = (self._part(results[place], x) for x in run)
+            runs: list[Axis] = []  # the factors of each operand and result along the link
+            for index, run in link.operands.items():
+                factors_of_run: Axis = []
+                for part in run:
+                    factors = self._part(operands[index], part)
+                    linked[index, axis_number(part)] = factors
+                    factors_of_run += factors
+                runs.append(factors_of_run)
+            for index, run in link.results.items():
+                parts_of_result = [self._part(results[index], part) for part in run]
                 runs.append(list(chain(*parts_of_result)))
             for run in runs[1:]:
                 unite(runs[0], run)
-            if link.does != "apart":
-                self.use(link.does, runs[:1], results[0])
-        for place, operand in enumerate(operands):
-            for i, axis in enumerate(self.of(operand)):
-                linked_factors = {*leaves(linked.get((place, i), ()))}
+            if link.kind != "apart":
+                self.record_use(link.kind, runs[:1], results[0])
+        for index, operand in enumerate(operands):
+            for i, axis in enumerate(self.operand_axes(operand)):
+                linked_factors = {*leaves(linked.get((index, i), ()))}
                 block(factor for factor in leaves(axis) if factor not in linked_factors)
-        for place in table.weights:
-            self._multiply(table, operands[place], place, results[0])
+        for index in table.weights:
+            self._multiply(table, operands[index], index, results[0])
 
     def _part(self, operand: Atom, part: int | AxisPart) -> Axis:
         """Return the factors of an axis, or of a part of an axis."""
-        axis = self.of(operand)[number(part)]
+        axis = self.operand_axes(operand)[axis_number(part)]
         if not isinstance(part, AxisPart):
             return axis
         total = math.prod(factor.extent for factor in axis)
@@ -206,8 +209,11 @@ class FactorWalk:
         unite([factor for factor in (before, inside, after) if factor.extent > 1], axis)
         return [inside]
 
-    def _multiply(self, table: LinkedAxes, weight: Atom, place: int, result: Variable) -> None:
-        """Record a product if its weight depends only on parameters and its result does not."""
+    def _multiply(self, table: LinkedAxes, weight: Atom, index: int, result: Variable) -> None:
+        """Record a product if its weight depends only on parameters and its result does not.
+
+        `index` is the index of the weight among the operands.
+        """
         if not self.is_known(weight) or self.is_known(result):
             return
         rows = Axis()
@@ -216,19 +222,23 @@ class FactorWalk:
         summed: dict[int, frozenset[int]] = {}
         kind: Literal["product", "lookup"] = "product"
         for link in table.links:
-            axes = [self.of(weight)[number(x)] for x in link.operands.get(place, ())]
+            run = link.operands.get(index, ())
+            axes = [self.operand_axes(weight)[axis_number(part)] for part in run]
             factors = list(chain(*axes))
-            is_of_weight_alone = place in link.operands and len(link.operands) == 1
-            if link.does != "apart":
+            is_of_weight = index in link.operands
+            is_of_weight_alone = is_of_weight and len(link.operands) == 1
+            is_of_groups = is_of_weight and link.is_of_parts
+            if link.kind != "apart":
                 rows += factors
-                if link.does == "lookup":
+                if link.kind == "lookup":
                     kind = "lookup"
-                for other, run in link.operands.items():
-                    if other != place:
-                        summed[other] = summed.get(other, frozenset()).union(map(number, run))
-            elif is_of_weight_alone or (place in link.operands and link.is_of_parts):
+                for other, other_run in link.operands.items():
+                    if other != index:
+                        axes_of_other = summed.get(other, frozenset())
+                        summed[other] = axes_of_other.union(map(axis_number, other_run))
+            elif is_of_weight_alone or is_of_groups:
                 columns += factors
-                result_axes.update(map(number, link.results[0]))
+                result_axes.update(map(axis_number, link.results[0]))
         product = Product(self.origin(weight), rows, columns, self.items(result), kind)
         self.products.append(product)
         self.columns[result] = frozenset(result_axes)
@@ -237,31 +247,32 @@ class FactorWalk:
     def _enter(self, equation: Equation, body: InnerFunction) -> None:
         """Follow an inner function. A carried value has the factors of its initial value."""
         inside = FactorWalk(Program(body.closed), self, self.times * body.times)
-        self.bodies.setdefault(id(equation), []).append(inside)
-        carried = {*body.again.values()}
-        pairs = zip(inside.program.arguments, body.arguments, strict=True)
-        for i, (inner, (place, steps)) in enumerate(pairs):
-            operand = equation.invars[place]
-            inside.axes[inner] = self._item(operand, steps)
+        self.inner_walks.setdefault(id(equation), []).append(inside)
+        carried = {*body.carried_to.values()}
+        arguments = zip(inside.program.arguments, body.arguments, strict=True)
+        for i, (inner, (index, steps)) in enumerate(arguments):
+            operand = equation.invars[index]
+            inside.axes[inner] = self._inner_axes(operand, steps)
             if self.is_known(operand) and not steps and i not in carried:
                 inside.origins[inner] = self.origin(operand)
-        inside.through()
+        inside.follow_all()
         for i, (inner, outer) in enumerate(zip(inside.program.results, body.results, strict=True)):
-            if i in body.again:
-                inside.use("gather", inside.of(inner), inner)
+            if i in body.carried_to:
+                inside.record_use("gather", inside.operand_axes(inner), inner)
             elif outer is not None:
-                item = self._item(equation.outvars[outer.place], outer.steps)
-                for inner_axis, outer_axis in zip(inside.of(inner), item, strict=True):
+                outer_axes = self._inner_axes(equation.outvars[outer.number], outer.steps)
+                pairs = zip(inside.operand_axes(inner), outer_axes, strict=True)
+                for inner_axis, outer_axis in pairs:
                     unite(inner_axis, outer_axis)
 
-    def _item(self, variable: Atom, steps: int) -> Axes:
+    def _inner_axes(self, variable: Atom, steps: int) -> Axes:
         """Block the first `steps` axes, over which a loop iterates, and return the other axes."""
-        axes = self.of(variable)
+        axes = self.operand_axes(variable)
         for axis in axes[:steps]:
             block(axis)
         return axes[steps:]
 
-    def of(self, operand: Atom) -> Axes:
+    def operand_axes(self, operand: Atom) -> Axes:
         """Return the axes of a variable, or of a literal."""
         if is_literal(operand):
             return _axes(operand)
@@ -277,7 +288,7 @@ class FactorWalk:
         """Return the numbers of the parameters from which an operand is computed."""
         return frozenset() if is_literal(operand) else self.origins[operand]
 
-    def use(self, kind: UseKind, axes: Iterable[Axis], variable: Atom) -> None:
+    def record_use(self, kind: UseKind, axes: Iterable[Axis], variable: Atom) -> None:
         """Record the communication for factors of a variable, if it is computed in each call."""
         if self.is_known(variable):
             return

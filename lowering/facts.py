@@ -119,21 +119,21 @@ _TABLE: dict[str, Facts] = {
 
 def facts(equation: Equation) -> Facts:
     """Return the facts of an equation's primitive."""
-    return named(equation.primitive.name)
+    return facts_of_name(equation.primitive.name)
 
 
-def named(primitive: str) -> Facts:
+def facts_of_name(primitive: str) -> Facts:
     """Return the facts of a primitive."""
     return _TABLE.get(primitive, _OPAQUE)
 
 
-Places = Sequence[Sequence[int]]  # the new axes of each axis of an operand
+NewAxes = Sequence[Sequence[int]]  # the new axes of each axis of an operand
 
 
-def renumbered(equation: Equation, places: Sequence[Places]) -> dict[str, Any] | None:
+def renumbered(equation: Equation, new_axes: Sequence[NewAxes]) -> dict[str, Any] | None:
     """Return an equation's parameters for operands whose axes have been renumbered.
 
-    `places` has an item for each operand, which lists the new axes of each old axis. An axis may
+    `new_axes` has an item for each operand, which lists the new axes of each old axis. An axis may
     become several axes. None is returned if the table lacks the primitive, or if the parameters
     cannot express the new axes.
     """
@@ -142,34 +142,49 @@ def renumbered(equation: Equation, places: Sequence[Places]) -> dict[str, Any] |
     fact = facts(equation)
     if name == "dot_general":
         sums, batch = params["dimension_numbers"]
-        numbers = tuple(map(spanned, places, sums)), tuple(map(spanned, places, batch))
+        numbers = tuple(map(spanned, new_axes, sums)), tuple(map(spanned, new_axes, batch))
         return {"dimension_numbers": numbers}
-    first = next((x for x in places if x), ())  # scalars have no axes
+    # Scalars have no axes. All other operands have the same new axes.
+    shared_axes: NewAxes = next((axes for axes in new_axes if axes), ())
     if name == "transpose":
-        return {"permutation": spanned(first, params["permutation"])}
-    parameter = fact.removes or fact.across
-    if parameter:
-        axes = tuple(sorted(spanned(first, params[parameter])))
-        if name.startswith("arg") and len(axes) > 1:
+        return {"permutation": spanned(shared_axes, params["permutation"])}
+    axes_parameter = fact.removes or fact.across
+    if axes_parameter:
+        axes = tuple(sorted(spanned(shared_axes, params[axes_parameter])))
+        takes_one_axis = name.startswith("arg")
+        if takes_one_axis and len(axes) > 1:
             return None
-        return {parameter: axes}
+        return {axes_parameter: axes}
     if fact.along:
-        axes = first[params[fact.along]]
+        axes = shared_axes[params[fact.along]]
         return {fact.along: axes[0]} if len(axes) == 1 else None
     changed: dict[str, Any] = {}
-    for key, neutral in fact.per_axis.items():
-        if params[key] is None:
-            continue
-        entries: dict[int, Any] = {}
-        for axes, entry in zip(first, params[key], strict=True):
-            is_neutral = neutral is not None and entry == neutral
-            if len(axes) != 1 and not is_neutral:
+    for parameter, neutral in fact.per_axis.items():
+        if params[parameter] is not None:
+            entries = _renumbered_entries(params[parameter], neutral, shared_axes)
+            if entries is None:
                 return None
-            entries.update(dict.fromkeys(axes, entry))
-        changed[key] = tuple(entries[axis] for axis in sorted(entries))
+            changed[parameter] = entries
     return changed if changed or fact.by_item else None
 
 
-def spanned(places: Places, axes: Iterable[int]) -> tuple[int, ...]:
-    """Return the new axes of the old axes in `axes`, in order."""
-    return tuple(place for axis in axes for place in places[axis])
+def _renumbered_entries(
+    entries: Sequence[Any], neutral: Any, new_axes: NewAxes
+) -> tuple[Any, ...] | None:
+    """Return the entry of each new axis, from the entries of the old axes.
+
+    None is returned if an axis that does not become exactly one axis has an entry that is not
+    neutral.
+    """
+    by_axis: dict[int, Any] = {}
+    for axes, entry in zip(new_axes, entries, strict=True):
+        is_neutral = neutral is not None and entry == neutral
+        if len(axes) != 1 and not is_neutral:
+            return None
+        by_axis.update(dict.fromkeys(axes, entry))
+    return tuple(by_axis[axis] for axis in sorted(by_axis))
+
+
+def spanned(new_axes: NewAxes, old_axes: Iterable[int]) -> tuple[int, ...]:
+    """Return the new axes of the old axes in `old_axes`, in order."""
+    return tuple(new_axis for axis in old_axes for new_axis in new_axes[axis])

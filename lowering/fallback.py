@@ -38,8 +38,8 @@ class FailedPass(RuntimeError):
     """Raised if a pass failed or returned an invalid program, with `optimize="strict"`."""
 
 
-NONE = About()
-_about = ContextVar("about", default=NONE)
+UNNAMED = About()
+_about = ContextVar("about", default=UNNAMED)
 
 
 def named(about: About) -> AbstractContextManager[None]:
@@ -74,10 +74,11 @@ def or_else(rewritten: Callable[[], T], as_written: Callable[[], T], step: str =
 
 def reason(error: Exception) -> str:
     """Return an error's type and first line, and the equation at which it was raised."""
-    first, *_ = str(error).strip().splitlines() or [""]
+    lines = str(error).strip().splitlines()
+    first_line = lines[0] if lines else ""
     equation = getattr(error, "equation", None)
     where = f", at {equation}" if equation else ""
-    return f"{type(error).__name__}: {first}{where}"
+    return f"{type(error).__name__}: {first_line}{where}"
 
 
 @functools.lru_cache(1024)

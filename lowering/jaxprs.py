@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from operator import is_
 from typing import Any, TypeGuard, TypeVar
 
 import jax
@@ -64,7 +65,7 @@ def leave_out(folder: str) -> None:
     source_info_util.register_exclusion(folder)
 
 
-def operation(name: str) -> Any:
+def function_primitive(name: str) -> Any:
     """Return a new primitive with several results and a parameter `jaxpr`, a traced function."""
     primitive = core.Primitive(name)
     primitive.multiple_results = True
@@ -92,16 +93,16 @@ def low_level(closed: ClosedJaxpr) -> ClosedJaxpr:
     return jax.jit(as_function(closed)).trace(*closed.in_avals).lojax.jaxpr
 
 
-def region(name: str) -> Any:
+def call_primitive(name: str) -> Any:
     """Return a new primitive that evaluates its parameter `jaxpr`, which is a traced function."""
 
-    def run(*operands: Array, jaxpr: ClosedJaxpr) -> list[Array]:
+    def evaluate(*operands: Array, jaxpr: ClosedJaxpr) -> list[Array]:
         return as_function(jaxpr)(*operands)
 
-    primitive = operation(name)
-    primitive.def_impl(run)
+    primitive = function_primitive(name)
+    primitive.def_impl(evaluate)
     primitive.def_abstract_eval(lambda *_, jaxpr: jaxpr.out_avals)
-    mlir.register_lowering(primitive, mlir.lower_fun(run, multiple_results=True))
+    mlir.register_lowering(primitive, mlir.lower_fun(evaluate, multiple_results=True))
     return primitive
 
 
@@ -123,7 +124,7 @@ def identity(name: str, transpose: Callable[..., Any]) -> Any:
     return primitive
 
 
-_program = region(_PROGRAM)
+_program = call_primitive(_PROGRAM)
 
 
 def _lowering_rule(context: Any, *operands: Any, jaxpr: Any) -> Any:
@@ -188,17 +189,19 @@ def lifted(closed: ClosedJaxpr, chosen: Callable[[Any], bool]) -> tuple[ClosedJa
 
     Returns the new function, and the list of the constants that became arguments.
     """
-    pairs = list(zip(closed.jaxpr.constvars, closed.consts, strict=True))
-    moved = [(variable, x) for variable, x in pairs if chosen(x)]
+    moved: dict[Variable, Any] = {}
+    remaining: dict[Variable, Any] = {}
+    for variable, constant in zip(closed.jaxpr.constvars, closed.consts, strict=True):
+        constants = moved if chosen(constant) else remaining
+        constants[variable] = constant
     if not moved:
         return closed, []
-    constants = [(variable, x) for variable, x in pairs if not chosen(x)]
     jaxpr = closed.jaxpr.replace(
-        constvars=[variable for variable, _ in constants],
-        invars=[*(variable for variable, _ in moved), *closed.jaxpr.invars],
+        constvars=list(remaining),
+        invars=[*moved, *closed.jaxpr.invars],
         debug_info=closed.jaxpr.debug_info.with_unknown_names(),
     )
-    return closed_jaxpr(jaxpr, [x for _, x in constants]), [x for _, x in moved]
+    return closed_jaxpr(jaxpr, remaining.values()), list(moved.values())
 
 
 def retyped(
@@ -325,10 +328,11 @@ def trace_at(
 
 def with_inner(equation: Equation, change: Callable[[ClosedJaxpr], ClosedJaxpr]) -> Equation:
     """Apply `change` to each traced function among an equation's parameters."""
-    pairs = [(closed, change(closed)) for closed in inner(equation)]
-    if all(a is b for a, b in pairs):
+    functions = function_params(equation)
+    changed_functions = list(map(change, functions))
+    if all(map(is_, functions, changed_functions)):
         return equation
-    changed_by_id: dict[int, object] = {id(a): b for a, b in pairs}
+    changed_by_id: dict[int, object] = dict(zip(map(id, functions), changed_functions, strict=True))
 
     def changed(value: object) -> object:
         # Branches of a choice are a tuple. Dimension numbers have a subclass of tuple.
@@ -345,10 +349,10 @@ def without_forwarded(closed: ClosedJaxpr, keep: int) -> tuple[ClosedJaxpr, list
     The first `keep` results always stay. The second item returned is a list with an item for each
     later result: the index of the argument that the result is, or None if the result is computed.
     """
-    places = {variable: i for i, variable in enumerate(closed.jaxpr.invars)}
+    argument_numbers = {variable: i for i, variable in enumerate(closed.jaxpr.invars)}
     first = closed.jaxpr.outvars[:keep]
     later = closed.jaxpr.outvars[keep:]
-    sources = [None if is_literal(v) else places.get(v) for v in later]
+    sources = [None if is_literal(v) else argument_numbers.get(v) for v in later]
     computed = [v for v, source in zip(later, sources, strict=True) if source is None]
     return of_equations(closed, closed.jaxpr.eqns, [*first, *computed]), sources
 
@@ -373,10 +377,10 @@ def spliced(
     """
 
     def callee(equation: Equation) -> ClosedJaxpr | None:
-        is_choice = primitive(equation) == "cond" and equation.params.get("branches_platforms")
-        if is_choice and platform is not None:
-            platforms = equation.params["branches_platforms"]
-            is_for_platform = [x is None or platform in x for x in platforms]
+        # The platforms of each branch; None for a branch for all platforms.
+        choices = equation.params.get("branches_platforms")
+        if platform is not None and choices and primitive(equation) == "cond":
+            is_for_platform = [x is None or platform in x for x in choices]
             return equation.params["branches"][is_for_platform.index(True)]
         if keeps_derivatives and primitive(equation) != CALL:
             return None
@@ -403,18 +407,18 @@ def _spliced(
     equations: list[Equation] = []
     constants = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
 
-    def add(jaxpr: Jaxpr, values: dict[Variable, Atom], outer: Any) -> list[Atom]:
+    def add_equations(jaxpr: Jaxpr, values: dict[Variable, Atom], outer: Any) -> list[Atom]:
         """Add the equations of a function, and return the operands that are its results.
 
         `values` maps variables of the function to operands. `outer` is the source information of
         the call, or None for the outermost function.
         """
 
-        def now(v: Atom) -> Atom:
+        def operand_for(v: Atom) -> Atom:
             return v if is_literal(v) else values.get(v, v)
 
         for e in jaxpr.eqns:
-            operands = list(map(now, e.invars))
+            operands = list(map(operand_for, e.invars))
             results = list(e.outvars)
             info = e.source_info
             if outer is not None:  # each call of a function needs variables of its own
@@ -426,14 +430,15 @@ def _spliced(
             else:
                 renewed = list(map(_renewed, callee.jaxpr.constvars))
                 constants.update(zip(renewed, callee.consts, strict=True))
+                # The index of a branch precedes the arguments.
                 arguments = operands[len(operands) - len(callee.in_avals) :]
-                inside = dict(zip(callee.jaxpr.constvars, renewed, strict=True))
-                inside.update(zip(callee.jaxpr.invars, arguments, strict=True))
-                results = add(callee.jaxpr, inside, info)
+                inner_values = dict(zip(callee.jaxpr.constvars, renewed, strict=True))
+                inner_values.update(zip(callee.jaxpr.invars, arguments, strict=True))
+                results = add_equations(callee.jaxpr, inner_values, info)
             values.update(zip(e.outvars, results, strict=True))
-        return list(map(now, jaxpr.outvars))
+        return list(map(operand_for, jaxpr.outvars))
 
-    outvars = add(closed.jaxpr, {}, None)
+    outvars = add_equations(closed.jaxpr, {}, None)
     jaxpr = closed.jaxpr.replace(constvars=list(constants), eqns=equations, outvars=outvars)
     return closed_jaxpr(jaxpr, constants.values())
 
@@ -464,7 +469,7 @@ def called(equation: Equation) -> ClosedJaxpr | None:
     return equation.params[parameter]
 
 
-def inner(equation: Equation) -> list[ClosedJaxpr]:
+def function_params(equation: Equation) -> list[ClosedJaxpr]:
     """Return the traced functions among an equation's parameters."""
     values: list[object] = []
     for value in equation.params.values():
@@ -491,12 +496,12 @@ def repeated(jaxpr: Jaxpr, times: int = 1) -> Iterator[tuple[Equation, int]]:
     An equation in the body of a scan is evaluated in each iteration of the scan.
     """
     for equation in jaxpr.eqns:
-        turns = times * equation.params["length"] if primitive(equation) == SCAN else times
-        functions = inner(equation)
-        for closed in functions:
-            yield from repeated(closed.jaxpr, turns)
+        functions = function_params(equation)
         if not functions:
             yield equation, times
+        iterations = equation.params["length"] if primitive(equation) == SCAN else 1
+        for closed in functions:
+            yield from repeated(closed.jaxpr, times * iterations)
 
 
 def scan_counts(equation: Equation) -> tuple[int, int]:
@@ -530,12 +535,12 @@ def scanned(
     stacked items are returned in one list.
     """
 
-    def turn(carry: Sequence[Array], items: Sequence[Array]) -> tuple[list[Array], list[Array]]:
+    def iterate(carry: Sequence[Array], items: Sequence[Array]) -> tuple[list[Array], list[Array]]:
         results = list(step(*constants, *carry, *items))
         return results[: len(start)], results[len(start) :]
 
     options = {name: equation.params[name] for name in ("length", "reverse", "unroll")}
-    last, collected = jax.lax.scan(turn, list(start), list(stacks), **options)
+    last, collected = jax.lax.scan(iterate, list(start), list(stacks), **options)
     return [*last, *collected]
 
 

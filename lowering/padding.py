@@ -161,7 +161,7 @@ class _Padded:
             return self.evaluated(inner, operands, finite)
         if not _is_symbolic(equation):
             return jaxprs.bind(equation, operands)
-        rule = _RULES.of(equation)
+        rule = _RULES.rule_for(equation)
         if rule is None:
             raise NotPaddableError(equation)
         if primitive(equation) != "concatenate":

@@ -106,18 +106,22 @@ class _Choice:
     def __init__(
         self, program: Program, count: int, least: int, carried: Mapping[int, int]
     ) -> None:
-        walk = self.walk = FactorWalk(program).through()
+        walk = self.walk = FactorWalk(program).follow_all()
         self.states = {i: program.arguments[i] for i in carried}
         for i, j in carried.items():
-            pairs = zip(walk.of(self.states[i]), walk.of(program.results[j]), strict=True)
+            pairs = zip(
+                walk.operand_axes(self.states[i]),
+                walk.operand_axes(program.results[j]),
+                strict=True,
+            )
             for axis, next_axis in pairs:
                 unite(axis, next_axis)
         next_values = {*carried.values()}
         for j, result in enumerate(program.results):
-            axes = list(map(leaves, walk.of(result)))
+            axes = list(map(leaves, walk.operand_axes(result)))
             if j in next_values:  # The first factor of an axis may stay divided.
                 axes = [axis[1:] for axis in axes]
-            walk.use("gather", axes, result)
+            walk.record_use("gather", axes, result)
         self.count = count
         parameters = program.arguments[: program.parameters]
         self.large = {i: v for i, v in enumerate(parameters) if math.prod(v.aval.shape) >= least}
@@ -129,7 +133,7 @@ class _Choice:
         # `before` of the argument's `Division`.
         self.members: dict[Factor, dict[int, tuple[int, int]]] = {}
         for i, variable in (self.large | self.states).items():
-            for axis, factors in enumerate(walk.of(variable)):
+            for axis, factors in enumerate(walk.operand_axes(variable)):
                 before = 1
                 for factor in leaves(factors):
                     is_divisible = factor.extent % count == 0 and not factor.is_blocked
@@ -210,7 +214,7 @@ class _Choice:
         shape = self.large[i].aval.shape
         if not products:
             return 0, None
-        axes = list(map(leaves, self.walk.of(self.large[i])))
+        axes = list(map(leaves, self.walk.operand_axes(self.large[i])))
         columns = {factor for p in products for factor in leaves(p.columns)}
         rows = {factor for p in products for factor in leaves(p.rows)}
         divisible = [k for k, n in enumerate(shape) if n % self.count == 0]
@@ -235,5 +239,5 @@ class _Choice:
 
 def _all_axes(walk: FactorWalk) -> Iterator[list[list[Factor]]]:
     yield from walk.axes.values()
-    for body in chain(*walk.bodies.values()):
+    for body in chain(*walk.inner_walks.values()):
         yield from _all_axes(body)

@@ -19,10 +19,10 @@ import jax
 from jax import Array
 
 from lowering import jaxprs
-from lowering.contexts import holding, runs
+from lowering.contexts import holding, is_enabled
 from lowering.fallback import is_strict, or_else
 from lowering.jaxpr_types import Aval, ClosedJaxpr, Equation
-from lowering.jaxprs import is_literal, variables
+from lowering.jaxprs import variables
 from lowering.machine import profile, using
 from lowering.prepare import Split
 from lowering.program import Matcher, Program, Rewrite, rewritten
@@ -110,7 +110,7 @@ def rewrite(program: Program, target: Target) -> Program:
     with using(target.rates or profile()):
         for run in target.passes:
             name = name_of(run)
-            if not runs(name):
+            if not is_enabled(name):
                 continue
             before = program
             checked = partial(_checked, run, before, target)
@@ -140,12 +140,12 @@ def _checked(run: Callable[..., Program], program: Program, target: Target) -> P
 
 def check(before: Program, after: Program) -> None:
     """Raise ValueError if a pass changed types or effects, or if equations are inconsistent."""
-    for ends, earlier, later in (
+    for noun, earlier, later in (
         ("arguments", before.closed.in_avals, after.closed.in_avals),
         ("results", before.closed.out_avals, after.closed.out_avals),
     ):
         if list(map(_type, earlier)) != list(map(_type, later)):
-            raise ValueError(f"{ends} were {_types(earlier)}, they are {_types(later)}")
+            raise ValueError(f"{noun} were {_types(earlier)}, they are {_types(later)}")
     if before.closed.effects != after.closed.effects:
         raise ValueError(f"effects were {before.closed.effects}, they are {after.closed.effects}")
     computed = {*after.closed.jaxpr.constvars, *after.arguments}
@@ -155,7 +155,7 @@ def check(before: Program, after: Program) -> None:
         if not computed.isdisjoint(equation.outvars):
             raise ValueError(f"{equation.primitive} computes a variable for a second time")
         computed.update(equation.outvars)
-    if any(v not in computed for v in after.results if not is_literal(v)):
+    if not computed.issuperset(variables(after.results)):
         raise ValueError("a result is not computed")
     # The types that the primitives infer must be the types of the variables.
     results = jax.eval_shape(after, *after.closed.in_avals)

@@ -200,41 +200,43 @@ def prepared(
     """
     if None not in parts.sources:
         return assemble(parts.sources, parameters, ())
-    places = frozenset(map(_place, parameters)) or where
-    digests = parts.recipe.digests(list(map(_name, parameters)))
-    keys = list(zip(itertools.repeat(places), digests))
-    values: dict[Any, Any] = dict(zip(keys, map(_values.get, keys), strict=True))
-    missing: dict[Any, int] = {}
+    devices = frozenset(map(_device_key, parameters)) or where
+    digests = parts.recipe.digests(list(map(_unique_name, parameters)))
+    keys = [(devices, digest) for digest in digests]
+    values: dict[Any, Any] = {key: _values.get(key) for key in keys}
+    missing: dict[Any, int] = {}  # maps each missing key to its index
     for i, key in enumerate(keys):
         if _is_gone(values[key]):
             missing[key] = i
     if missing:
-        computed = (compute or parts.computed)([*missing.values()], parameters)
+        compute_values = compute or parts.computed
+        computed = compute_values([*missing.values()], parameters)
         for key, x in zip(missing, computed, strict=True):
             value = _values.setdefault(key, x)  # another thread may have stored it since
             if _is_gone(value):
                 _values[key] = value = x
             values[key] = value
-    return assemble(parts.sources, parameters, map(values.__getitem__, keys))
+    return assemble(parts.sources, parameters, [values[key] for key in keys])
 
 
 def _is_gone(value: jax.Array | None) -> bool:
     return value is None or value.is_deleted()  # a user may donate the values of `Model.prepare`
 
 
-def _place(array: jax.Array) -> Hashable:
+def _device_key(array: jax.Array) -> Hashable:
     """Return a key for the device or mesh of an array. Prepared values are on the same device."""
     return array.committed, getattr(array.sharding, "mesh", array.sharding)
 
 
-def _name(array: jax.Array) -> str:
+def _unique_name(array: jax.Array) -> str:
     """Return a name that no other array has, not even a later array with the same id."""
     key = id(array)
     reference, name = _names.get(key, (None, ""))
     if reference is None or reference() is not array:
 
         def forget(dead: weakref.ref[jax.Array]) -> None:
-            if _names.get(key, (None,))[0] is dead:
+            latest, _ = _names.get(key, (None, ""))
+            if latest is dead:
                 _names.pop(key, None)
 
         name = f"array {next(_count)}"

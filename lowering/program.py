@@ -196,8 +196,10 @@ class Program:
         values = dict(zip(self.constants, constants, strict=True))
         values.update(zip(self.arguments, arguments, strict=True))
 
-        def read(v: Atom) -> Any:
-            return constant(np.asarray(v.val, v.aval.dtype)) if is_literal(v) else values[v]
+        def read(operand: Atom) -> Any:
+            if is_literal(operand):
+                return constant(np.asarray(operand.val, operand.aval.dtype))
+            return values[operand]
 
         for equation in self.equations:
             with _located(equation), jaxprs.scope(equation):
@@ -312,7 +314,7 @@ class Matcher:
         The operands, and the returned results, are pytrees of variables and literals. The new
         equations get the name and place of the equation `at`, by default of the current equation.
         """
-        operands = jax.tree.map(self.now, operands)
+        operands = jax.tree.map(self.replacement, operands)
         steps, results, constants = jaxprs.trace_at(at or self.original, function, operands)
         self._constants.update(constants)
         self._early.update(constants)
@@ -332,23 +334,28 @@ class Matcher:
             if not equation.effects and all(map(self.is_known, equation.invars)):
                 self._early.add(variable)
 
-    def put(self, variable: Variable, operand: Atom) -> None:
+    def replace_variable(self, variable: Variable, operand: Atom) -> None:
         """Replace a variable by an operand in all later equations and results."""
         self._equal[variable] = operand
         if not is_literal(operand):
             self._uses[operand] += self.program.uses[variable]
 
-    def is_put(self, variable: Variable) -> bool:
-        """Tell whether `put` replaced a variable."""
+    def replace_variables(self, variables: Sequence[Variable], operands: Any) -> None:
+        """Replace variables by the operands in a pytree."""
+        for variable, operand in zip(variables, jax.tree.leaves(operands), strict=True):
+            self.replace_variable(variable, operand)
+
+    def is_replaced(self, variable: Variable) -> bool:
+        """Tell whether `replace_variable` replaced a variable."""
         return variable in self._equal
 
-    def now(self, operand: Atom) -> Atom:
+    def replacement(self, operand: Atom) -> Atom:
         """Return the operand that replaces this one, or the operand itself."""
         return operand if is_literal(operand) else self._equal.get(operand, operand)
 
     def result(self) -> Program:
         """Return the rewritten program."""
-        results = list(map(self.now, self.program.results))
+        results = list(map(self.replacement, self.program.results))
         closed = jaxprs.of_equations(self.program.closed, self._equations, results, self._constants)
         return self.program.with_closed(closed)
 
@@ -375,17 +382,17 @@ class Rules:
         self._only = only
         self._by_fact: dict[str, Rule] = {}
 
-    def __call__(self, *primitives: str, **holds: bool) -> Callable[[R], R]:
+    def __call__(self, *primitives: str, **fields: bool) -> Callable[[R], R]:
         """Register a rule for primitives, or for all those for which a field of `Facts` is true."""
 
         def register(rule: R) -> R:
             self._by_primitive.update(dict.fromkeys(primitives, rule))
-            self._by_fact.update(dict.fromkeys(holds, rule))
+            self._by_fact.update(dict.fromkeys(fields, rule))
             return rule
 
         return register
 
-    def of(self, equation: Equation) -> Rule | None:
+    def rule_for(self, equation: Equation) -> Rule | None:
         """Return the rule of an equation, if it has one."""
         rule = self._by_primitive.get(equation.primitive.name) or self._general(equation)
         if rule is None or (self._only is not None and not self._only(equation)):
@@ -394,8 +401,8 @@ class Rules:
 
     def _general(self, equation: Equation) -> Rule | None:
         fact = facts(equation)
-        for name, rule in self._by_fact.items():
-            if getattr(fact, name):
+        for field, rule in self._by_fact.items():
+            if getattr(fact, field):
                 return rule
         return None
 
@@ -410,34 +417,33 @@ def rewritten(program: Program, rules: Rules | Mapping[str, Rule]) -> Program:
     """
     if not isinstance(rules, Rules):
         rules = Rules(rules)
-    if not any(map(rules.of, program.equations)):
+    if not any(map(rules.rule_for, program.equations)):
         return program
     matcher = Matcher(program)
     is_changed = False
     for original in program.equations:
-        if original.outvars and matcher.is_put(original.outvars[0]):
+        if original.outvars and matcher.is_replaced(original.outvars[0]):
             continue  # an earlier rewrite computes its results
-        operands = list(map(matcher.now, original.invars))
+        operands = list(map(matcher.replacement, original.invars))
         matcher.original = original
         equation = original
         if not all(map(is_, operands, original.invars)):
             equation = original.replace(invars=operands)
-        rule = rules.of(equation)
+        rule = rules.rule_for(equation)
         with _located(equation):
             rewrite = None if rule is None else rule(matcher, equation)
             if rewrite is None:
                 matcher.add(equation, program.uses)
                 continue
             is_changed = True
-            if hasattr(rewrite, "invars"):
+            is_equation = hasattr(rewrite, "invars")
+            if is_equation:
                 matcher.add(rewrite, program.uses)
-                continue
-            results = equation.outvars
-            if isinstance(rewrite, Computed):
-                results = rewrite.results or results
-                rewrite = matcher.trace(rewrite.function, *rewrite.operands, at=rewrite.at)
-            for variable, operand in zip(results, jax.tree.leaves(rewrite), strict=True):
-                matcher.put(variable, operand)
+            elif isinstance(rewrite, Computed):
+                operands = matcher.trace(rewrite.function, *rewrite.operands, at=rewrite.at)
+                matcher.replace_variables(rewrite.results or equation.outvars, operands)
+            else:
+                matcher.replace_variables(equation.outvars, rewrite)
     return matcher.result() if is_changed else program
 
 
@@ -477,7 +483,7 @@ def in_loops(run: Callable[[Program, T], Program]) -> Callable[[Program, T], Pro
     """Make a pass rewrite the bodies of loops too, each body as a program of its own."""
 
     @wraps(run)
-    def everywhere(program: Program, target: T) -> Program:
-        return run(program, target).with_bodies(lambda body: everywhere(body, target))
+    def run_in_loops_too(program: Program, target: T) -> Program:
+        return run(program, target).with_bodies(lambda body: run_in_loops_too(body, target))
 
-    return everywhere
+    return run_in_loops_too

@@ -13,7 +13,7 @@ from lowering.jaxpr_types import Atom, Equation
 from lowering.jaxprs import is_literal, primitive
 
 _LONG = 60  # characters; longer parameters are cut
-_WHERE = re.compile("shardings?$|layouts$|^donated|mesh$")
+_PLACEMENT = re.compile("shardings?$|layouts$|^donated|mesh$")
 _BY_ONE = re.compile("(strides|dilation|group_count)$")  # left out if all entries are 1
 
 
@@ -49,7 +49,7 @@ def _lines(
         if where:
             text += f"  # {where}"
         yield text
-        for closed in jaxprs.inner(equation):
+        for closed in jaxprs.function_params(equation):
             inside = {**names, **{v: f"a{i}" for i, v in enumerate(closed.jaxpr.invars)}}
             yield from _lines(jaxprs.equations(closed), inside, frozenset(), f"{indent}    ")
             yield f"{indent}    return {_named(closed.jaxpr.outvars, inside)}"
@@ -73,10 +73,18 @@ def _params(equation: Equation) -> list[tuple[str, Any]]:
 
     Neutral values, functions, and placements of arrays are left out.
     """
-    functions = {id(x) for x in jaxprs.inner(equation)}
-    pairs = [(k, v) for k, v in equation.params.items() if v is not None and not _WHERE.search(k)]
-    pairs = [(k, v) for k, v in pairs if id(v) not in functions and v not in ((), False)]
-    return [(k, v) for k, v in pairs if not (_BY_ONE.search(k) and {*np.ravel(v)} == {1})]
+    functions = {id(x) for x in jaxprs.function_params(equation)}
+    pairs: list[tuple[str, Any]] = []
+    for name, value in equation.params.items():
+        is_placement = _PLACEMENT.search(name) is not None
+        if value is None or is_placement or id(value) in functions:
+            continue
+        if value in ((), False):
+            continue
+        is_by_one = _BY_ONE.search(name) is not None and {*np.ravel(value)} == {1}
+        if not is_by_one:
+            pairs.append((name, value))
+    return pairs
 
 
 def _shown(value: object) -> str:

@@ -107,33 +107,37 @@ class Recipe:
                 values |= part
             # Put the results on a device instead of giving them a sharding, since a sharding may
             # name axes that a result lacks.
-            committed = [array for array in arrays if array.committed]
-            (device,) = set().union(*(array.devices() for array in committed)) or {None}
-            return jax.device_put([_for_device(values[place]) for place in results], device)
+            devices = {device for x in arrays if x.committed for device in x.devices()}
+            (device,) = devices or {None}
+            return jax.device_put([_for_device(values[number]) for number in results], device)
 
     def _dependencies(self, chosen: Sequence[int]) -> set[int]:
         """Return the numbers of the chosen results, and of all values on which they depend."""
-        places = {*map(self.results.__getitem__, chosen)}
-        for place in range(self.count + len(self.steps) - 1, self.count - 1, -1):
-            if place in places:
-                places.update(self.steps[place - self.count].operands)
-        return places
+        needed = {self.results[i] for i in chosen}
+        for number, step in reversed(list(enumerate(self.steps, self.count))):
+            if number in needed:
+                needed.update(step.operands)
+        return needed
 
-    def _groups(self, places: Iterable[int]) -> list[list[int]]:
+    def _groups(self, numbers: Iterable[int]) -> list[list[int]]:
         """Group the steps with these numbers: a step is in one group with the steps it reads."""
         groups: dict[int, list[int]] = {}  # maps the number of a step to its group
-        for place in places:
-            step = self.steps[place - self.count] if place >= self.count else None
-            if step is None or step.constant is not None:
+        for number in numbers:
+            is_argument = number < self.count
+            if is_argument or self._step(number).constant is not None:
                 continue
-            group = groups[place] = [place]
-            for x in step.operands:
-                if x in groups and groups[x] is not group:
-                    small, group = sorted((group, groups[x]), key=len)
+            group = groups[number] = [number]
+            for operand in self._step(number).operands:
+                if operand in groups and groups[operand] is not group:
+                    small, group = sorted((group, groups[operand]), key=len)
                     group += small
                     groups.update(dict.fromkeys(small, group))
         by_id = {id(group): group for group in groups.values()}
         return list(map(sorted, by_id.values()))
+
+    def _step(self, number: int) -> Step:
+        """Return the step that computes the value with this number."""
+        return self.steps[number - self.count]
 
     def _run(
         self, shared: Mapping[int, Array], results: set[int], group: Sequence[int]
@@ -143,16 +147,19 @@ class Recipe:
         `shared` has the arguments and constants. Values that no further step reads are freed.
         """
         values: dict[int, Array] = {}
-        readers = Counter(x for place in group for x in self.steps[place - self.count].operands)
+        readers = Counter[int]()
+        for number in group:
+            readers.update(self._step(number).operands)
         with np.errstate(all="ignore"):
-            for place in group:
-                step = self.steps[place - self.count]
+            for number in group:
+                step = self._step(number)
                 operands = [values[x] if x in values else shared[x] for x in step.operands]
-                values[place] = _value(step, operands, is_result=place in results)
-                for x in step.operands:
-                    readers[x] -= 1
-                    if not readers[x] and x not in results:
-                        values.pop(x, None)
+                values[number] = _value(step, operands, is_result=number in results)
+                for operand in step.operands:
+                    readers[operand] -= 1
+                    is_needed = readers[operand] > 0 or operand in results
+                    if not is_needed:
+                        values.pop(operand, None)
         return values
 
 
@@ -191,7 +198,7 @@ def _for_device(x: Array) -> Array:
 
 
 _COMPUTED = frozenset(map(np.dtype, (np.float32, np.float64)))  # numpy rounds them as XLA does
-_REAL = _COMPUTED | {np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)}
+_FLOATS = _COMPUTED | {np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)}
 _INTEGERS = frozenset(map(np.dtype, "bhilqBHILQ"))
 _BITS = _INTEGERS | {np.dtype(np.bool_)}
 _FEW_BITS = frozenset(map(np.dtype, (ml_dtypes.int4, ml_dtypes.uint4)))
@@ -215,7 +222,7 @@ def _is_compared(types: Sequence[DType]) -> bool:
 
 
 def _is_moved(types: Sequence[DType]) -> bool:
-    for x in {*types} - _REAL - _FEW_BITS:
+    for x in {*types} - _FLOATS - _FEW_BITS:
         is_of_numpy = isinstance(x, np.dtype)  # pyright: ignore[reportUnnecessaryIsInstance]
         if not is_of_numpy or x.kind not in "biufc":  # random keys have a dtype of jax
             return False
@@ -228,16 +235,17 @@ def _is_selected(types: Sequence[DType]) -> bool:
 
 def _is_converted(types: Sequence[DType]) -> bool:
     source, result = types
-    if source in _REAL:
-        return result in _REAL
+    if source in _FLOATS:
+        return result in _FLOATS
     # Integers of more than 8 bits are not converted to 16-bit floats by numpy, which would round
     # them twice: to 32 bits, and then to 16 bits.
-    targets = _BITS | (_REAL if source in _SMALL else _COMPUTED)
-    return source in _BITS | _FEW_BITS and result in targets
+    float_targets = _FLOATS if source in _SMALL else _COMPUTED
+    is_integer_or_bool = source in _BITS | _FEW_BITS
+    return is_integer_or_bool and result in _BITS | float_targets
 
 
 def _is_as_wide(types: Sequence[DType]) -> bool:
-    return {*types} <= _INTEGERS | _REAL and len({x.itemsize for x in types}) == 1
+    return {*types} <= _INTEGERS | _FLOATS and len({x.itemsize for x in types}) == 1
 
 
 class Computation(NamedTuple):
@@ -257,13 +265,17 @@ class Computation(NamedTuple):
 
 
 def _broadcast(operands: Sequence[Array], shape: Sequence[int], axes: Sequence[int]) -> Array:
-    extents = dict(zip(axes, operands[0].shape, strict=True))
-    aligned = [extents.get(axis, 1) for axis in range(len(shape))]
-    return np.broadcast_to(operands[0].reshape(aligned), shape)
+    x, *_ = operands
+    extents = dict(zip(axes, x.shape, strict=True))
+    shape_with_ones = [extents.get(axis, 1) for axis in range(len(shape))]
+    return np.broadcast_to(x.reshape(shape_with_ones), shape)
 
 
 def _slice(operands: Sequence[Array], starts: Ints, stops: Ints, steps: Ints | None) -> Array:
-    return operands[0][tuple(map(slice, starts, stops, steps or (1,) * len(starts)))]
+    x, *_ = operands
+    if steps is None:
+        return x[tuple(map(slice, starts, stops))]
+    return x[tuple(map(slice, starts, stops, steps))]
 
 
 def _iota(_: Sequence[Array], dtype: DType, shape: Sequence[int], axis: int) -> Array:

@@ -48,16 +48,16 @@ class Registry:
             if kind in self._rules:
                 raise ValueError(f"operation '{kind}' already has a rule")
             parameters = _parameters(lower)
-            of_infer = _parameters(infer)
-            of_work = {} if work is None else _parameters(work)
+            infer_parameters = _parameters(infer)
+            work_parameters = {} if work is None else _parameters(work)
             wants_context = parameters.pop("ctx", None) is not None
-            shared = of_infer.keys() & parameters.keys()
-            if any(_differ(of_infer[name], parameters[name]) for name in shared):
+            shared = infer_parameters.keys() & parameters.keys()
+            if any(_differ(infer_parameters[name], parameters[name]) for name in shared):
                 raise TypeError(f"rule of '{kind}': infer and lower have different defaults")
             if "**" in parameters:
-                parameters = of_infer | parameters
-            work_reads = _reads(f"rule of '{kind}': work", of_work, [*parameters, "result"])
-            infer_reads = _reads(f"rule of '{kind}': infer", of_infer, parameters)
+                parameters = infer_parameters | parameters
+            work_reads = _reads(f"rule of '{kind}': work", work_parameters, [*parameters, "result"])
+            infer_reads = _reads(f"rule of '{kind}': infer", infer_parameters, parameters)
             defaults = {name: x for name, x in parameters.items() if x is not _REQUIRED}
             self._rules[kind] = Rule(
                 kind,

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Sequence
 from functools import cache, partial
 from itertools import filterfalse
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 from typing import Any
 from uuid import uuid4
 
@@ -50,15 +50,16 @@ def split(program: Program, platform: str | None = None) -> Split:
     program = program.with_closed(jaxprs.inlined(program.closed))
     closed = program.closed
     parameters = program.arguments[: program.parameters]
-    prepared, later = _parted(program)
+    prepared, later = _prepared_and_later(program)
     narrow = _narrow(program, prepared)
     stored = [narrow.get(v, v) for v in prepared]
     indices = {v: i for i, v in enumerate(parameters)}
     computed = [v for v in stored if v not in indices]
     early = list(filterfalse(program.is_late, program.equations))
     first = program.with_closed(jaxprs.of_equations(closed, early, computed, arguments=parameters))
-    if not narrow.keys().isdisjoint(computed):
-        first = first.retraced(partial(_rounded, first, [v in narrow for v in computed]))
+    is_rounded = [v in narrow for v in computed]
+    if any(is_rounded):
+        first = first.retraced(partial(_rounded, first, is_rounded))
     arguments = [*prepared, *program.arguments[len(parameters) :]]
     call_jaxpr = jaxprs.of_equations(closed, later, program.results, {}, arguments)
     evaluate = jaxprs.as_call(call_jaxpr)
@@ -77,7 +78,7 @@ def _as_read(x: Array, variable: Atom) -> Any:
     return x if x.dtype == dtype else x.astype(dtype)
 
 
-def _parted(program: Program) -> tuple[list[Variable], list[Equation]]:
+def _prepared_and_later(program: Program) -> tuple[list[Variable], list[Equation]]:
     """Return the variables to prepare, and the equations that a call evaluates."""
     sources = _sources(program)
     prepared: dict[Variable, None] = {}
@@ -90,7 +91,8 @@ def _parted(program: Program) -> tuple[list[Variable], list[Equation]]:
             for v in results:
                 if _is_worth_storing(v, *sources[v]):
                     prepared[v] = None
-        if is_late or not prepared.keys() >= {*results}:
+        are_all_prepared = all(v in prepared for v in results)
+        if is_late or not are_all_prepared:
             later.append(equation)
             needed.update(variables(equation.invars))
     later.reverse()
@@ -101,7 +103,8 @@ def _parted(program: Program) -> tuple[list[Variable], list[Equation]]:
 def _is_free(equation: Equation) -> bool:
     """Tell whether the result has the items of its operands in the same order."""
     name = primitive(equation)
-    if name not in _FREE or (name == "reshape" and equation.params["dimensions"] is not None):
+    transposes = name == "reshape" and equation.params["dimensions"] is not None
+    if name not in _FREE or transposes:
         return False
     is_same_size = [*map(_size, equation.invars)] == [*map(_size, equation.outvars)]
     return is_same_size and not any(map(is_literal, equation.invars))
@@ -121,18 +124,19 @@ def _sources(program: Program) -> dict[Variable, tuple[int, int]]:
     for variable in _roots(program):
         sources[variable] = _size(variable), _bits(variable)
     for equation in filterfalse(program.is_late, program.equations):
-        read = list(map(sources.__getitem__, variables(equation.invars)))
-        items, bits = max(read, default=(0, 1))
+        of_operands = [sources[v] for v in variables(equation.invars)]
+        items, bits = max(of_operands, default=(0, 1))
         if primitive(equation) in ("concatenate", "stack"):
-            items = sum(map(itemgetter(0), read))
+            items = sum([operand_items for operand_items, _ in of_operands])
         sources.update(dict.fromkeys(equation.outvars, (items, bits)))
     return sources
 
 
 def _is_narrow(program: Program) -> bool:
     """Tell whether all floating-point arguments are of bfloat16."""
-    real = {v.aval.dtype for v in program.arguments if jnp.issubdtype(v.aval.dtype, jnp.floating)}
-    return real == {jnp.dtype(jnp.bfloat16)}
+    dtypes = {v.aval.dtype for v in program.arguments}
+    floating = {dtype for dtype in dtypes if jnp.issubdtype(dtype, jnp.floating)}
+    return floating == {jnp.dtype(jnp.bfloat16)}
 
 
 def _narrow(program: Program, prepared: Iterable[Variable]) -> dict[Variable, Variable]:
@@ -183,32 +187,33 @@ def _size(variable: Atom) -> int:
 def recipe_of(program: Program) -> Recipe:
     """Return the recipe of a program's results, which are all variables."""
     count = len(program.arguments)
-    places = dict(zip(program.arguments, range(count), strict=True))
+    numbers = {variable: i for i, variable in enumerate(program.arguments)}
     steps: list[Step] = []
 
-    def add(step: Step) -> int:
+    def add_step(step: Step) -> int:
+        """Add a step, and return the number of its value."""
         steps.append(step)
         return count + len(steps) - 1
 
-    def place(operand: Atom) -> int:
+    def number_of(operand: Atom) -> int:
         if not is_literal(operand):
-            return places[operand]
+            return numbers[operand]
         value = np.asarray(operand.val, operand.aval.dtype)
-        return add(Step(_text(value), constant=value))
+        return add_step(Step(_text(value), constant=value))
 
     for variable, x in zip(program.constants, program.closed.consts, strict=True):
         is_key = jnp.issubdtype(x.dtype, jax.dtypes.extended)
-        places[variable] = add(Step(_text(x), constant=None if is_key else np.asarray(x)))
+        numbers[variable] = add_step(Step(_text(x), constant=None if is_key else np.asarray(x)))
     for equation in program.equations:
-        operands = tuple(map(place, equation.invars))
+        operands = tuple(map(number_of, equation.invars))
         params = params_of_numpy(equation)
         # Numpy does not compute a step that has no name of a primitive.
         name = "" if params is None else primitive(equation)
         text = _text_of_equation(equation)
         for index, variable in enumerate(equation.outvars):
             step = Step(f"{text} {index}", operands, primitive=name, params=params or ())
-            places[variable] = add(step)
-    return Recipe(count, tuple(steps), tuple(map(places.__getitem__, program.results)))
+            numbers[variable] = add_step(step)
+    return Recipe(count, tuple(steps), tuple(map(numbers.__getitem__, program.results)))
 
 
 def _text_of_equation(equation: Equation) -> str:
@@ -240,7 +245,10 @@ def _text(item: object) -> str:
         case _:
             text = repr(item)
             is_function = callable(item) and not isinstance(item, type)
-            return f"{text} {uuid4()}" if is_function or " at 0x" in text else text
+            has_address = " at 0x" in text
+            if is_function or has_address:
+                return f"{text} {uuid4()}"
+            return text
 
 
 def _on_host(array: Array | NDArray[Any]) -> NDArray[Any]:

@@ -25,8 +25,8 @@ from lowering.work import multiply_adds
 
 T = TypeVar("T")
 
-_PRODUCTS = 32  # multiply-adds that take as long as folding one item
-_TRACING = 20_000  # items whose folding takes as long as tracing a few operations of jax
+_MULTIPLY_ADDS = 32  # that take as long as folding one item
+_ITEMS_OF_A_TRACE = 20_000  # whose folding takes as long as tracing a few operations of jax
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Context:
 
     def unroll(self, times: int) -> None:
         """Report to `fold` that a rule traces a group of jax operations `times` times."""
-        self.fold(_TRACING * times)
+        self.fold(_ITEMS_OF_A_TRACE * times)
 
     def forward_only(self, arrays: Sequence[Array], reason: str, hint: str) -> list[Array]:
         """Return arrays that raise an error if they are differentiated in reverse mode.
@@ -113,23 +113,30 @@ def trace(
         except InvalidComputation:
             raise
         except Exception as error:
-            for value in operation.reads():
-                shape = np.shape(arrays[value])
-                # For example, an empty tensor has no maximum, and jax supports few operations in
-                # dtypes with few bits.
-                if 0 in shape:
-                    fault = f"is empty, it is {show(shape)}"
-                elif value.type.dtype in NARROW:
-                    fault = f"is {value.type.dtype}"
-                else:
-                    continue
-                message = f"'{operation.kind}' cannot be computed: '{value.name}' {fault}"
+            fault = _fault(operation, arrays)
+            if fault:
+                message = f"'{operation.kind}' cannot be computed: {fault}"
                 raise InvalidComputation(message, operation) from error
             error.add_note(_note(operation))
             raise
         for value, result in zip(operation.writes(), results, strict=True):
             arrays[value] = edits[value](result) if value in edits else result
     return arrays
+
+
+def _fault(operation: Operation, arrays: Mapping[Value, Any]) -> str:
+    """Return why an operand may have failed an operation, or "".
+
+    For example, an empty tensor has no maximum, and jax supports few operations in dtypes with few
+    bits.
+    """
+    for value in operation.reads():
+        shape = np.shape(arrays[value])
+        if 0 in shape:
+            return f"'{value.name}' is empty, it is {show(shape)}"
+        if value.type.dtype in NARROW:
+            return f"'{value.name}' is {value.type.dtype}"
+    return ""
 
 
 def compute(operation: Operation, context: Context, values: Mapping[Value, Any]) -> list[Any]:
@@ -153,7 +160,7 @@ def compute(operation: Operation, context: Context, values: Mapping[Value, Any])
     if is_constant:
         types = [value.type for value in (*operation.reads(), *operation.writes())]
         items = sum([volume(with_ones(type.shape)) for type in types])
-        context.fold(items + multiply_adds(operation) // _PRODUCTS)
+        context.fold(items + multiply_adds(operation) // _MULTIPLY_ADDS)
         with jax.ensure_compile_time_eval():
             return jax.tree.map(np.asarray, results())
     with jax.named_scope(operation.name):
@@ -213,21 +220,25 @@ def _typed(operation: Operation, value: Value, array: Any) -> Any:
         raise _invalid(operation, f"no array but {type(array).__name__} for '{value.name}'")
     dtype = np.dtype(inferred.dtype)
     if getattr(array, "weak_type", False):
-        kinds = (jnp.floating, jnp.integer)
-        if any(jnp.issubdtype(array.dtype, k) and jnp.issubdtype(dtype, k) for k in kinds):
-            array = jnp.asarray(array, dtype)
+        for kind in (jnp.floating, jnp.integer):
+            if jnp.issubdtype(array.dtype, kind) and jnp.issubdtype(dtype, kind):
+                array = jnp.asarray(array, dtype)
     if array.dtype == dtype and array.shape == inferred.shape:
         return array
-    # The inferred shape has UNKNOWN for symbolic extents.
-    pairs = zip(inferred.shape, array.shape, strict=False)
-    if (
-        array.dtype != dtype
-        or len(array.shape) != len(inferred.shape)
-        or any(differ(due, extent) for due, extent in pairs if not is_symbolic(extent))
-    ):
+    if array.dtype != dtype or not _agree(array.shape, inferred.shape):
         returned = f"{array.dtype}{show(array.shape)}"
         raise _invalid(operation, f"{returned} for '{value.name}', it inferred {inferred}")
     return array
+
+
+def _agree(shape: Sequence[int], inferred: Sequence[int]) -> bool:
+    """Tell whether a shape is an inferred shape, which has UNKNOWN for symbolic extents."""
+    if len(shape) != len(inferred):
+        return False
+    for extent, inferred_extent in zip(shape, inferred, strict=True):
+        if not is_symbolic(extent) and differ(inferred_extent, extent):
+            return False
+    return True
 
 
 def _invalid(operation: Operation, returned: str) -> InvalidComputation:
@@ -251,7 +262,9 @@ def _call_at(operation: Operation, run: Callable[[], T]) -> T:
     profiles and tracebacks name the line of the document.
     """
     _leave_out_packages()
-    return run() if operation.span is None else _frame(operation.span, operation.name)(run)
+    if operation.span is None:
+        return run()
+    return _frame(operation.span, operation.name)(run)
 
 
 @cache
@@ -272,8 +285,13 @@ def _leave_out_packages() -> None:
 def _frame(span: Span, name: str) -> Callable[..., Any]:
     """Return a function that calls its argument, with this name and place in tracebacks."""
     line, column = span.source.position(span.offset)
-    start, end = column - 1, column - 1 + span.length
-    place: Any = {"lineno": line, "col_offset": start, "end_lineno": line, "end_col_offset": end}
+    start = column - 1
+    place: Any = {
+        "lineno": line,
+        "col_offset": start,
+        "end_lineno": line,
+        "end_col_offset": start + span.length,
+    }
     call = ast.Call(ast.Name("run", ast.Load(), **place), [], [], **place)
     parameters = ast.arguments([], [ast.arg("run", **place)], None, [], [], None, [])
     expression = ast.Expression(ast.Lambda(parameters, call, **place))

@@ -27,7 +27,7 @@ from lowering.targets.target import Target
 
 # The primitive holds a function of queries (..., queries, size), keys (..., keys, size), values
 # (..., keys, size) and masks. The first equation of the function computes the scores.
-ATTENTION = jaxprs.region("attention")
+ATTENTION = jaxprs.call_primitive("attention")
 
 FEW = 32  # fewer queries or keys than this do not fill vectors
 
@@ -54,6 +54,7 @@ def run(program: Program, target: Target) -> Program:
     if program.role != "value" or len(products) < 2:
         return program
     divisions = [e for e in equations if primitive(e) == "div"]
+    # Maps each variable to the equation that divides it by another variable.
     division_of: dict[Atom, Equation] = {
         e.invars[0]: e for e in divisions if not any(map(is_literal, e.invars))
     }
@@ -94,23 +95,22 @@ def _attention(
     (scores,) = first.outvars
     weights, values = last.invars
     (result,) = last.outvars
-    ((left,), (right,)), _ = first.params["dimension_numbers"]
-    ((summed,), (along,)), _ = last.params["dimension_numbers"]
+    ((query_size,), (key_size,)), _ = first.params["dimension_numbers"]
+    ((weight_keys,), (value_keys,)), _ = last.params["dimension_numbers"]
+    if scores in program.early or scores.aval.shape[-1] < FEW:
+        return None
     dependent = {scores}  # the variables that depend on the scores
     between: list[Equation] = []
     for equation in inner:
         if not dependent.isdisjoint(variables(equation.invars)):
             between.append(equation)
             dependent.update(equation.outvars)
-    if (
-        scores in program.early
-        or scores.aval.shape[-1] < FEW
-        or is_literal(weights)
-        or summed != len(weights.aval.shape) - 1
-        or weights not in dependent
-        or values in dependent
-        or not any(primitive(e) == "reduce_max" for e in between)
-    ):
+    depends_by_weights = not is_literal(weights) and weights in dependent
+    if not depends_by_weights or values in dependent:
+        return None
+    sums_last_axis = weight_keys == len(weights.aval.shape) - 1
+    has_softmax = any(primitive(e) == "reduce_max" for e in between)
+    if not sums_last_axis or not has_softmax:
         return None
     end = last
     division = division_of.get(result)
@@ -128,27 +128,29 @@ def _attention(
 
     def laid_out(queries: Array, keys: Array, values: Array, *masks: Array) -> list[Array]:
         """Return the operands with their axes in the order that `ATTENTION` takes."""
-        queries = jnp.moveaxis(queries, left, -1)
-        keys = jnp.moveaxis(keys, right, -1)
-        values = jnp.moveaxis(values, along, -2)
+        queries = jnp.moveaxis(queries, query_size, -1)
+        keys = jnp.moveaxis(keys, key_size, -1)
+        values = jnp.moveaxis(values, value_keys, -2)
         return [queries, keys, values, *masks]
 
     part = program.part([*dict.fromkeys(operands)], end.outvars)
-    run = _function(part, masks, first, last, *_division(program, last, dependent))
+    evaluate = _function(part, masks, first, last, *_division(program, last, dependent))
     types = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in operands]
-    closed = jaxprs.inlined(jaxprs.make_jaxpr(run, *jax.eval_shape(laid_out, *types)))
+    closed = jaxprs.inlined(jaxprs.make_jaxpr(evaluate, *jax.eval_shape(laid_out, *types)))
     attended = part.with_closed(closed).pruned()
-    keys = first.invars[1].aval
-    is_large = math.prod(keys.shape) * keys.dtype.itemsize >= _MANY
-    is_narrow = keys.dtype.itemsize <= _NARROW
     has_few_queries = scores.aval.shape[-2] < FEW
-    if has_few_queries and not (is_large and is_narrow and hidden_keys(attended)):
-        return None
+    if has_few_queries:
+        keys = first.invars[1].aval
+        is_large = math.prod(keys.shape) * keys.dtype.itemsize >= _MANY
+        is_narrow = keys.dtype.itemsize <= _NARROW
+        skips_keys = is_large and is_narrow and hidden_keys(attended) is not None
+        if not skips_keys:
+            return None
 
-    def function(*operands: Array) -> list[Array]:
+    def attend(*operands: Array) -> list[Array]:
         return ATTENTION.bind(*laid_out(*operands), jaxpr=attended.closed)
 
-    return Computed(function, operands, end.outvars, at=end)
+    return Computed(attend, operands, end.outvars, at=end)
 
 
 def _function(
@@ -165,8 +167,10 @@ def _function(
     to all keys. If so, the function divides the result instead of the weights.
     """
 
-    def run(queries: Array, keys: Array, values: Array, *arrays_of_masks: Array) -> list[Array]:
-        sums: list[Array] = []
+    def evaluate(
+        queries: Array, keys: Array, values: Array, *arrays_of_masks: Array
+    ) -> list[Array]:
+        sums: list[Array] = []  # the divisor, after the equation `repeated`
 
         def compute(equation: Equation, operands: list[Array]) -> Sequence[Array]:
             if equation is first:
@@ -185,7 +189,7 @@ def _function(
         arrays = dict(zip(masks, arrays_of_masks, strict=True))
         return part.evaluated([arrays.get(v) for v in part.arguments], compute)
 
-    return run
+    return evaluate
 
 
 def _product(equation: Equation, left: Array, right: Array, along: int) -> Array:
@@ -200,8 +204,8 @@ def _product(equation: Equation, left: Array, right: Array, along: int) -> Array
     right_sums = (right.ndim + along,)
     if max(left.shape[count:-1]) < FEW:
         return lax.dot_general(left, right, ((left_sums, right_sums), batch), **kind)
-    turned = lax.dot_general(right, left, ((right_sums, left_sums), batch), **kind)
-    return jnp.moveaxis(turned, count, -1)
+    transposed = lax.dot_general(right, left, ((right_sums, left_sums), batch), **kind)
+    return jnp.moveaxis(transposed, count, -1)
 
 
 def _division(
@@ -227,5 +231,7 @@ def _division(
     axes = repeated.params["broadcast_dimensions"]
     extents = dict(zip(axes, repeated.invars[0].aval.shape, strict=True))
     is_same_for_keys = extents.get(len(divisor.aval.shape) - 1, 1) == 1
-    is_wide = last.outvars[0].aval.dtype.itemsize >= 4
-    return (division, repeated) if is_same_for_keys and is_wide else (None, None)
+    is_wide = last.outvars[0].aval.dtype.itemsize >= 4  # 32 bits or more
+    if is_same_for_keys and is_wide:
+        return division, repeated
+    return None, None

@@ -18,6 +18,7 @@ from lowering.batches import Axes, NotSeparableError, batch_axes, resized
 from lowering.cpu.attention import FEW
 from lowering.cpu.key_masks import Hidden, hidden_keys
 from lowering.cpu.pending_view import View, full_array
+from lowering.extents import ceil_div
 from lowering.jaxpr_types import Variable
 from lowering.program import Program
 
@@ -88,21 +89,21 @@ def attended(program: Program, views: Sequence[View], evaluate: Evaluate) -> Vie
     counts = None if hidden is None else lax.map(visible_keys_at, table)
     example = jax.eval_shape(lambda: block.at_once(views_at(table[0])))
     (result,) = program.results
-    places = [example.position(loop.axes[result]) for loop in loops]
+    loop_positions = [example.position(loop.axes[result]) for loop in loops]
 
-    def turn(
+    def iterate(
         array: Array, item: tuple[Array | NDArray[np.int32], Array | None]
     ) -> tuple[Array, None]:
         starts, count = item
         corner: list[np.int32 | Array] = [np.int32(0)] * array.ndim
-        for place, start in zip(places, starts, strict=True):
-            corner[place] = start
+        for position, start in zip(loop_positions, starts, strict=True):
+            corner[position] = start
         part = full_array(block.computed(views_at(starts), count))
         return lax.dynamic_update_slice(array, part, corner), None
 
     shape = tuple(result.aval.shape)
     start = jnp.zeros([shape[axis] for axis in example.order], example.array.dtype)
-    array, _ = lax.scan(turn, start, (table, counts))
+    array, _ = lax.scan(iterate, start, (table, counts))
     return View(array, example.order, shape)
 
 
@@ -113,21 +114,22 @@ def _loops(program: Program) -> list[_Loop]:
     scores = program.equations[0].outvars[0].aval
     if scores.size * scores.dtype.itemsize <= _AT_ONCE:
         return []
-    count = len(keys.aval.shape) - 2 if program.is_alone else 0  # the axes of heads with loops
-    row_items = math.prod((*shape[count:-2], keys.aval.shape[-2]))
+    head_axes = len(keys.aval.shape) - 2 if program.is_alone else 0  # those with loops
+    row_items = math.prod((*shape[head_axes:-2], keys.aval.shape[-2]))
     rows = max(1, _BLOCK // (row_items * scores.dtype.itemsize))  # rows of scores in a block
-    seeds = [({queries: len(shape) - 2}, _QUERIES)]
-    for axis in reversed(range(count)):
-        seeds.append((dict.fromkeys((queries, keys, values), axis), rows))
+    # The axes of each possible loop, and the most items of a block.
+    axes_and_most = [({queries: len(shape) - 2}, _QUERIES)]
+    for axis in reversed(range(head_axes)):
+        axes_and_most.append((dict.fromkeys((queries, keys, values), axis), rows))
     loops: list[_Loop] = []
-    for seed, most in seeds:
+    for seed, most in axes_and_most:
         extent = shape[seed[queries]]
-        parts = -(-extent // min(most, rows, extent))  # rounded up
+        parts = ceil_div(extent, min(most, rows, extent))
         try:
             axes = batch_axes(program, seed, follow=program.arguments)
         except NotSeparableError:
             continue
-        size = -(-extent // parts)  # rounded up
+        size = ceil_div(extent, parts)
         rows = max(1, rows // size)
         if parts > 1:
             loops.append(_Loop(axes, extent, size))
@@ -162,17 +164,17 @@ class _Block:
         axes = self.hidden.axes
         extent = self.program.arguments[1].aval.shape[-2]
         quarters = _QUARTERS if self.loops else _QUARTERS_OF_FEW
-        sizes = [-(-extent * i // 4) for i in quarters]
+        sizes = [ceil_div(extent * i, 4) for i in quarters]
 
         def with_first_keys(size: int) -> Callable[..., View]:
             first_keys = _Loop(axes, extent, size)
 
-            def run(views: Sequence[View]) -> View:
+            def attend(views: Sequence[View]) -> View:
                 pairs = zip(views, self.program.arguments, strict=True)
                 parts = [_part(view, v, [(first_keys, 0)]) for view, v in pairs]
                 return self.at_once(parts, first_keys)
 
-            return run
+            return attend
 
         index = sum((count > size).astype(np.int32) for size in sizes[:-1])
         return lax.switch(index, list(map(with_first_keys, sizes)), views)
@@ -181,18 +183,19 @@ class _Block:
         """Return the number of keys up to the last key that a query sees, or None without masks."""
         if self.hidden is None:
             return None
-        scores, masked, axes = self.hidden.scores, self.hidden.masked, self.hidden.axes
-        part = self.program.part([scores, *self.program.arguments], [masked])
-        inner = resized(part, *((loop.axes, loop.size) for loop in self.loops))
-        shape = inner.arguments[0].aval.shape
+        scores, masked = self.hidden.scores, self.hidden.masked
+        axis = self.hidden.axes[masked]
+        # The masks are evaluated for scores of 0.
+        masks = self.program.part([scores, *self.program.arguments], [masked])
+        masks = resized(masks, *((loop.axes, loop.size) for loop in self.loops))
+        shape = masks.arguments[0].aval.shape
         zero = jnp.zeros([1] * len(shape), scores.aval.dtype)
         zeros = View(zero, tuple(range(len(shape))), shape, True)
-        (view,) = self.evaluate(inner, [zeros, *views])
-        position = view.position(axes[masked])
+        (view,) = self.evaluate(masks, [zeros, *views])
+        position = view.position(axis)
         is_visible = view.array != -jnp.inf
         is_key_visible = is_visible.any([i for i in range(is_visible.ndim) if i != position])
-        extent = view.shape[axes[masked]]
-        numbers = jnp.arange(1, extent + 1, dtype=np.int32)
+        numbers = jnp.arange(1, view.shape[axis] + 1, dtype=np.int32)
         return jnp.max(jnp.where(is_key_visible, numbers, 0))
 
 

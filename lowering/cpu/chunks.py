@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from lowering.batches import Axes, NotSeparableError, batch_axes, resized
-from lowering.contexts import runs
+from lowering.contexts import is_enabled
 from lowering.jaxpr_types import Atom, Equation, Variable
 from lowering.jaxprs import CONVOLUTION, PRODUCT, primitive, variables
 from lowering.program import Computed, Program, replaced
@@ -43,7 +43,8 @@ def run(program: Program, target: Target) -> Program:
     stages then have only the items of one iteration.
     """
     inputs = program.arguments[program.parameters :]
-    if program.role != "value" or not program.is_alone or not _is_batch(inputs):
+    may_loop = program.role == "value" and program.is_alone
+    if not may_loop or not _is_batch(inputs):
         return program
     try:
         axes = batch_axes(program, dict.fromkeys(inputs, 0))
@@ -56,7 +57,10 @@ def run(program: Program, target: Target) -> Program:
         last_size, _ = stages[-1]
         if last_size < batch:
             stages = [(last_size, equations)]
-    loops = [_loop(program, target, axes, part, n) for n, part in stages if n < batch]
+    loops: list[Computed] = []
+    for size, equations_of_stage in stages:
+        if size < batch:
+            loops.append(_loop(program, target, axes, equations_of_stage, size))
     return replaced(program, loops) if loops else program
 
 
@@ -76,30 +80,32 @@ def _loop(
     program: Program, target: Target, axes: Axes, equations: Sequence[Equation], size: int
 ) -> Computed:
     """Return the loop that computes the equations, for `size` items of the batch at a time."""
-    computed = {v for e in equations for v in e.outvars}
     inside = {id(e) for e in equations}
     outside = [e for e in program.equations if id(e) not in inside and _varies(program, e)]
-    read = dict.fromkeys(variables(v for e in equations for v in e.invars))
-    reads = [v for v in read if v not in program.known and v not in computed]
-    later_reads = variables([*(v for e in outside for v in e.invars), *program.results])
-    results = [v for v in dict.fromkeys(later_reads) if v in computed]
+    computed = {v for e in equations for v in e.outvars}
+    read_inside = [v for e in equations for v in variables(e.invars)]
+    read_outside = [v for e in outside for v in variables(e.invars)]
+    read_outside += variables(program.results)
+    inputs = [v for v in dict.fromkeys(read_inside) if v not in program.known and v not in computed]
+    results = [v for v in dict.fromkeys(read_outside) if v in computed]
     parameters = program.arguments[: program.parameters]
     # The loop also has equations that depend only on parameters, since their broadcasts may be as
     # large as a batch.
-    body = run(resized(program.part([*parameters, *reads], results), (axes, size)), target)
+    body = run(resized(program.part([*parameters, *inputs], results), (axes, size)), target)
 
-    def function(*operands: Array) -> list[Array]:
-        prepared = operands[: len(parameters)]
-        items = operands[len(parameters) :]
+    def loop(*operands: Array) -> list[Array]:
+        arrays_of_parameters = operands[: len(parameters)]
+        arrays_of_inputs = operands[len(parameters) :]
 
         def of_part(part: Sequence[Array]) -> list[Array]:
-            return body(*prepared, *part)
+            return body(*arrays_of_parameters, *part)
 
-        parts = [_divided(x, axes[v], size) for v, x in zip(reads, items, strict=True)]
-        arrays = jax.lax.map(of_part, parts)
-        return [_joined(x, axes[v]) for v, x in zip(results, arrays, strict=True)]
+        pairs = zip(inputs, arrays_of_inputs, strict=True)
+        parts = [_divided(x, axes[v], size) for v, x in pairs]
+        stacks = jax.lax.map(of_part, parts)
+        return [_joined(x, axes[v]) for v, x in zip(results, stacks, strict=True)]
 
-    return Computed(function, [*parameters, *reads], results, at=equations[-1])
+    return Computed(loop, [*parameters, *inputs], results, at=equations[-1])
 
 
 def _divided(x: Array, axis: int, size: int) -> Array:
@@ -129,7 +135,7 @@ def _stages(
         return max((n for n in sizes if n * nbytes <= limit * batch), default=1)
 
     least = most(max(traffic, default=0), _MEMORY)
-    if not runs("stages"):
+    if not is_enabled("stages"):
         return [(least, equations)]
     allowed = [max(least, most(nbytes, _LIGHT)) for nbytes in traffic]
     # An equation takes no more items than any later equation.
@@ -155,10 +161,13 @@ def _narrowest(equations: Sequence[Equation], start: int) -> int:
     last_read = {v: index for index, e in enumerate(equations) for v in variables(e.invars)}
     computed = {v: index for index, e in enumerate(equations) for v in e.outvars}
 
-    def handed_on(index: int) -> int:
-        return sum(_bytes(v) for v, i in computed.items() if i < index <= last_read.get(v, index))
+    def handed_on(stop: int) -> int:
+        """Return the bytes that equations from `stop` on read, or that are results."""
+        handed = [v for v, i in computed.items() if i < stop <= last_read.get(v, stop)]
+        return sum(map(_bytes, handed))
 
-    return min(range(start, min(start + _NEAR, len(equations)) + 1), key=handed_on)
+    latest = min(start + _NEAR, len(equations))
+    return min(range(start, latest + 1), key=handed_on)
 
 
 def _traffic(equation: Equation, axes: Axes) -> int:

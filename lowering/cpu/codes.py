@@ -22,7 +22,7 @@ import numpy as np
 from jax import Array, lax
 from jax.tree_util import register_dataclass
 
-from lowering.cpu.memory import in_memory
+from lowering.cpu.memory import materialised
 from lowering.cpu.products import row_twice
 from lowering.extents import with_extent
 from lowering.jaxpr_types import Equation, Params
@@ -30,9 +30,9 @@ from lowering.jaxprs import bind, primitive
 from lowering.kernels.broadcast import broadcast_shapes
 from lowering.kernels.levels import Levels
 
-BYTE, _WIDE, REAL = np.dtype(np.int8), np.dtype(np.int32), np.dtype(np.float32)
+BYTE, _WIDE, FLOAT = np.dtype(np.int8), np.dtype(np.int32), np.dtype(np.float32)
 _LOW, _HIGH = -128, 127
-Real = Array | np.float32  # a scalar of numpy is a literal of the program
+Operand = Array | np.float32  # a scalar of numpy is a literal of the program
 
 # The numbers of summed items, and of a window's channels, for which integers are used. With fewer
 # items float32 is as fast. A product of two codes, less their zero points, is at most 255**2, so
@@ -61,9 +61,9 @@ class Codes:
         shapes = (np.shape(v) for v in (self.step, self.start) if v is not None)
         return broadcast_shapes((1,) * self.codes.ndim, *shapes)
 
-    def real(self) -> Array:
+    def dequantised(self) -> Array:
         """Return the tensor in float32."""
-        x = (self.codes.astype(REAL) - np.float32(self.zero)) * self.step
+        x = (self.codes.astype(FLOAT) - np.float32(self.zero)) * self.step
         return x if self.start is None else x + self.start
 
     def changed(self, name: str, other: Array) -> Codes | None:
@@ -101,7 +101,7 @@ def of_levels(level: Array, step: Array, start: Array, levels: Levels) -> Codes:
         shift = 0
     else:
         shift = levels.lowest - _LOW
-    codes = in_memory((level - np.float32(shift)).astype(_WIDE).astype(BYTE))
+    codes = materialised((level - np.float32(shift)).astype(_WIDE).astype(BYTE))
     if zero is not None:
         return Codes(codes, step, zero - shift)
     return Codes(codes, step, 0, start + np.float32(shift) * step)
@@ -151,20 +151,30 @@ def product(left: Codes, right: Codes, params: Params) -> Array | None:
     depth = math.prod(left.codes.shape[axis] for axis in left_sums)
     left_varies = any(left.extents[axis] > 1 for axis in left_sums)
     right_varies = any(right.extents[axis] > 1 for axis in right_sums)
-    if any(batch) or left_varies or right_varies or depth not in _DEPTHS:
+    if left_varies or right_varies:
         return None
-    # The numbers of axes that the result has from the left and from the right operand.
-    free = left.codes.ndim - len(left_sums), right.codes.ndim - len(right_sums)
+    if any(batch) or depth not in _DEPTHS:
+        return None
+    # The numbers of axes that the result has from the left and from the right operand. The axes of
+    # the left operand come first.
+    left_free = left.codes.ndim - len(left_sums)
+    right_free = right.codes.ndim - len(right_sums)
 
-    def placed(x: Real, side: int) -> Real:
-        """Return the step, start or sums of an operand, with the axes of the result."""
+    def of_left(x: Operand) -> Operand:
+        """Return the step, start or sums of the left operand, with the axes of the result."""
         if np.ndim(x) == 0:
             return x
-        if np.ndim(x) > free[side]:
-            x = jnp.squeeze(x, tuple(sums[side]))
-        # Axes of the left operand come first in the result.
-        first = free[0] if side == 0 else 0
-        return lax.expand_dims(x, range(first, first + free[1 - side]))
+        if np.ndim(x) > left_free:
+            x = jnp.squeeze(x, tuple(left_sums))
+        return lax.expand_dims(x, range(left_free, left_free + right_free))
+
+    def of_right(x: Operand) -> Operand:
+        """Return the step, start or sums of the right operand, with the axes of the result."""
+        if np.ndim(x) == 0:
+            return x
+        if np.ndim(x) > right_free:
+            x = jnp.squeeze(x, tuple(right_sums))
+        return lax.expand_dims(x, range(left_free))
 
     totals = [
         jnp.sum(left.codes, tuple(left_sums), dtype=_WIDE),
@@ -172,38 +182,39 @@ def product(left: Codes, right: Codes, params: Params) -> Array | None:
     ]
     kind: dict[str, Any] = {"preferred_element_type": _WIDE}
     is_row = left.codes.size == depth
-    is_matrix = free[1] == 1 and len(right_sums) == 1
+    is_matrix = right_free == 1 and len(right_sums) == 1
     if is_row and is_matrix:
         matrix = jnp.moveaxis(right.codes, right_sums[0], 1)
         total = row_twice(left.codes.reshape(-1), matrix, 1, kind)
-        total = total.reshape((1,) * free[0] + total.shape)
+        total = total.reshape((1,) * left_free + total.shape)
     else:
         total = lax.dot_general(left.codes, right.codes, numbers, **kind)
-    return _joined(total, (left, right), placed, totals, depth)
+    return _joined(total, (left, right), (of_left, of_right), totals, depth)
 
 
 def convolution(x: Codes, filter: Codes, params: Params) -> Array | None:
     """Return the float32 result of a convolution of codes; None if integers cannot compute it."""
     numbers = params["dimension_numbers"]
     padding = params["padding"]
-    _, _, *places = numbers.lhs_spec
+    _, _, *spatial_axes = numbers.lhs_spec
     outputs, *summed = numbers.rhs_spec
     channel = numbers.out_spec[1]
     shape = filter.codes.shape
     is_padded = any(map(any, padding))
     depth = math.prod(shape[axis] for axis in summed)
-    if (
-        params["feature_group_count"] * params["batch_group_count"] > 1
-        or any(d > 1 for d in params["lhs_dilation"])
-        or any(n > 1 for n in x.extents)
-        or any(filter.extents[axis] > 1 for axis in summed)
-        or (is_padded and x.start is not None)
-        or not {depth, shape[summed[0]]}.issubset(_DEPTHS)
-    ):
+    has_groups = params["feature_group_count"] * params["batch_group_count"] > 1
+    is_dilated = any(d > 1 for d in params["lhs_dilation"])
+    has_depth = depth in _DEPTHS and shape[summed[0]] in _DEPTHS
+    if has_groups or is_dilated or not has_depth:
+        return None
+    # The padding stands for 0, which has no code if there is a start.
+    has_coded_padding = not is_padded or x.start is None
+    step_varies = any(n > 1 for n in x.extents) or any(filter.extents[axis] > 1 for axis in summed)
+    if step_varies or not has_coded_padding:
         return None
     codes = x.codes
-    if is_padded and x.zero:  # the padding stands for 0, whose code is not 0
-        sides = dict(zip(places, padding, strict=True))
+    if is_padded and x.zero:  # the convolution itself would pad with the code 0
+        sides = dict(zip(spatial_axes, padding, strict=True))
         edges = [(*sides.get(axis, (0, 0)), 0) for axis in range(codes.ndim)]
         codes = lax.pad(codes, np.array(x.zero, BYTE), edges)
         padding = [(0, 0)] * len(padding)
@@ -224,43 +235,55 @@ def convolution(x: Codes, filter: Codes, params: Params) -> Array | None:
     result = lax.slice_in_dim(total, 0, shape[outputs], axis=channel)
     sums = lax.slice_in_dim(total, shape[outputs], None, axis=channel)
 
-    def placed(v: Real, side: int) -> Real:
+    def along_channels(v: Operand) -> Operand:
         """Return the step, start or sums of an operand, along the channels of the result."""
-        if side == 0 and np.ndim(v) == codes.ndim:
-            return v
         return jnp.reshape(v, with_extent((1,) * codes.ndim, channel, np.size(v)))
 
+    def of_input(v: Operand) -> Operand:
+        has_result_axes = np.ndim(v) == codes.ndim
+        return v if has_result_axes else along_channels(v)
+
     totals = [sums, jnp.sum(filter.codes, tuple(summed), dtype=_WIDE)]
-    return _joined(result, (x, filter), placed, totals, depth)
+    return _joined(result, (x, filter), (of_input, along_channels), totals, depth)
+
+
+Aligned = Callable[[Operand], Operand]
 
 
 def _joined(
     total: Array,
     operands: tuple[Codes, Codes],
-    placed: Callable[[Real, int], Real],
+    aligned: tuple[Aligned, Aligned],
     totals: Sequence[Array],
     depth: int,
 ) -> Array:
     """Return sums of products in float32, by the formula at the top of this module.
 
-    `total` has the sums of products of codes. `totals` has two items: the sums of codes of the left
-    and of the right operand. `depth` is the number of summed items.
+    Args:
+        total: the sums of products of codes.
+        operands: the codes of the left and of the right operand.
+        aligned: two functions, which return the step, start or sums of the left and of the right
+            operand with the axes of the result.
+        totals: the sums of codes of the left and of the right operand.
+        depth: the number of summed items.
     """
+    # The names are those of the formula.
     left, right = operands
-    a, p = placed(left.step, 0), placed(totals[0], 0)
-    c, q = placed(right.step, 1), placed(totals[1], 1)
-    b = None if left.start is None else placed(left.start, 0)
-    d = None if right.start is None else placed(right.start, 1)
+    of_left, of_right = aligned
+    a, p = of_left(left.step), of_left(totals[0])
+    c, q = of_right(right.step), of_right(totals[1])
+    b = None if left.start is None else of_left(left.start)
+    d = None if right.start is None else of_right(right.start)
     y, z, n = np.int32(left.zero), np.int32(right.zero), np.int32(depth)
     if z:
         total = total - z * p
     if y:
         total = total - y * (q - z * n)
-    real = total.astype(REAL) * (a * c)
+    result = total.astype(FLOAT) * (a * c)
     if d is not None:
-        real = real + (p - y * n).astype(REAL) * (a * d)
+        result = result + (p - y * n).astype(FLOAT) * (a * d)
     if b is not None:
-        real = real + (q - z * n).astype(REAL) * (b * c)
+        result = result + (q - z * n).astype(FLOAT) * (b * c)
     if b is not None and d is not None:
-        real = real + np.float32(depth) * (b * d)
-    return real
+        result = result + np.float32(depth) * (b * d)
+    return result

@@ -16,11 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from lowering.contexts import runs
+from lowering.contexts import is_enabled
 from lowering.cpu import kernel_costs as costs
 from lowering.cpu.depthwise import depthwise
 from lowering.cpu.groups import UNROLLED_GROUPS, is_by_depthwise, joined, joined_at_a_time
-from lowering.cpu.memory import in_memory
+from lowering.cpu.memory import materialised
 from lowering.cpu.products import product
 from lowering.cpu.sliding_filter import Window, cells, padded
 from lowering.cpu.stacked_filters import fits, is_narrow, narrow, stacked
@@ -43,7 +43,7 @@ def convolution(x: Array, filter: Array, window: Window, *, varies: bool = False
         filter = filter.astype(jnp.float32)
         result = convolution(x, filter, window, varies=varies)
         return result.astype(window.accumulator or jnp.bfloat16)
-    kernel = _KERNELS[name] if name and runs(name) else direct
+    kernel = _KERNELS[name] if name and is_enabled(name) else direct
     return kernel(x, filter, window)
 
 
@@ -56,7 +56,8 @@ def kernel_for(x: Array, filter: Array, window: Window, *, varies: bool = False)
     cells = math.prod(filter.shape[:-2])
     has_more_cells = cells > math.prod(x.shape[1:-1])
     xla = "bordered" if has_more_cells and window.groups == 1 else None
-    if window.is_spread and any(s != 1 for s in window.stride):
+    is_strided = any(s != 1 for s in window.stride)
+    if window.is_spread and is_strided:
         return xla
     if window.is_spread and window.groups == 1:
         if is_tiled(filter, window):
@@ -72,19 +73,20 @@ def kernel_for(x: Array, filter: Array, window: Window, *, varies: bool = False)
         return "sliced"
     if is_narrow(x, filter, window):
         return "narrow"
-    kernels = {xla: costs.direct}
+    cost_of = {xla: costs.direct}
     if is_summed(x, filter, window):
-        kernels["summed"] = costs.summed
-    if window.is_single(x) and not (varies and has_few_positions(x, filter, window)):
+        cost_of["summed"] = costs.summed
+    lays_out_filter = not (varies and has_few_positions(x, filter, window))
+    if window.is_single(x) and lays_out_filter:
         if is_winograd(filter, window):
-            kernels["winograd"] = costs.winograd
+            cost_of["winograd"] = costs.winograd
         # In training, for example, the filter varies from call to call. This kernel would then take
         # 1.1 times as long.
         if not varies and fits(x, filter, window):
-            kernels["stacked"] = costs.stacked
-    possible = [name for name in kernels if name is None or runs(name)]
+            cost_of["stacked"] = costs.stacked
+    possible = [name for name in cost_of if name is None or is_enabled(name)]
     extents = costs.extents(x, filter, window)
-    return min(possible, key=lambda name: kernels[name](extents), default=None)
+    return min(possible, key=lambda name: cost_of[name](extents), default=None)
 
 
 def direct(
@@ -108,7 +110,7 @@ def direct(
     )
 
 
-def bordered(x: Array, filter: Array, window: Window) -> Array:
+def padded_first(x: Array, filter: Array, window: Window) -> Array:
     """Pad the input with the zeros that the window covers, and convolve by XLA's convolution.
 
     If a window has more cells than the input has positions, XLA exchanges input and filter, and
@@ -121,12 +123,9 @@ def bordered(x: Array, filter: Array, window: Window) -> Array:
 
 def is_pointwise(filter: Array, window: Window) -> bool:
     """Tell whether the window has one cell, and neither padding nor groups."""
-    return (
-        math.prod(filter.shape[:-2]) == 1
-        and window.groups == 1
-        and not window.is_spread
-        and not any(map(any, window.padding))
-    )
+    has_one_cell = math.prod(filter.shape[:-2]) == 1
+    is_padded = any(map(any, window.padding))
+    return has_one_cell and window.groups == 1 and not window.is_spread and not is_padded
 
 
 def pointwise(x: Array, matrix: Array, summed: int, window: Window) -> Array:
@@ -146,7 +145,7 @@ def patches(x: Array, matrix: Array, size: Sequence[int], window: Window) -> Arr
     *positions, depth = parts[0].shape
     covered = jnp.stack([part.reshape(-1, depth).T for part in parts], axis=1)
     covered = covered.reshape(depth * len(parts), -1)
-    result = product(covered, 0, matrix, 1, window.kind, turned=True)
+    result = product(covered, 0, matrix, 1, window.kind, columns_first=True)
     # Without the barrier XLA transposes an operand instead of the result, which may take four times
     # as long. A product of 98 rows and 1024x2048 items takes 12.9 ms without the barrier, and 3.3
     # ms with it.
@@ -184,7 +183,7 @@ def summed(x: Array, filter: Array, window: Window) -> Array:
             items = part[..., channel : channel + 1]
             factors = filter[(*cell, channel)].reshape(*(1,) * len(size), 1, count)
             terms.append(items * factors)
-    return in_memory(functools.reduce(lax.add, terms))
+    return materialised(functools.reduce(lax.add, terms))
 
 
 def grouped(x: Array, filter: Array, window: Window) -> Array:
@@ -235,51 +234,54 @@ def sliced(x: Array, filter: Array, window: Window) -> Array:
         64 to 64     16x16x16    21          6
         128 to 128      8x8x8     6          3
     """
-    first, *size, depth, count = filter.shape
-    along_first = replace(window, padding=[window.padding[0], *[(0, 0)] * len(size)])
+    first_size, *size, depth, count = filter.shape
+    no_padding = [(0, 0)] * len(size)
+    padded_along_first = replace(window, padding=[window.padding[0], *no_padding])
     positions, *_ = window.positions(x, filter.shape[:-2])
-    x = padded(x, along_first)
+    x = padded(x, padded_along_first)
     dilation, stride = window.dilation[0], window.stride[0]
-    starts = (j * dilation for j in range(first))
     length = (positions - 1) * stride + 1
-    slices = [lax.slice_in_dim(x, start, start + length, stride, axis=1) for start in starts]
-    rows = jnp.concatenate(slices, axis=-1).reshape(-1, *x.shape[2:-1], first * depth)
-    matrix = jnp.moveaxis(filter, 0, -3).reshape(*size, first * depth, count)
-    result = convolution(rows, matrix, window.inner)
+    slices: list[Array] = []
+    for cell in range(first_size):
+        start = cell * dilation
+        slices.append(lax.slice_in_dim(x, start, start + length, stride, axis=1))
+    planes = jnp.concatenate(slices, axis=-1).reshape(-1, *x.shape[2:-1], first_size * depth)
+    flat_filter = jnp.moveaxis(filter, 0, -3).reshape(*size, first_size * depth, count)
+    result = convolution(planes, flat_filter, window.inner)
     return result.reshape(len(x), positions, *result.shape[1:])
 
 
 def is_tiled(filter: Array, window: Window) -> bool:
     """Tell whether a convolution is a transposed convolution whose windows lie side by side."""
     *size, _, _ = filter.shape
-    has_padding_within = all(
-        0 <= before < cells and 0 <= after < cells
-        for (before, after), cells in zip(window.padding, size, strict=True)
-    )
-    return (
-        window.groups == 1
-        and tuple(size) == tuple(window.input_dilation)
-        and all(d == 1 for d in window.dilation)
-        and all(s == 1 for s in window.stride)
-        and has_padding_within
-    )
+    for padding, cell_count in zip(window.padding, size, strict=True):
+        is_within = all(0 <= n < cell_count for n in padding)
+        if not is_within:
+            return False
+    are_side_by_side = tuple(size) == tuple(window.input_dilation)
+    has_unit_steps = all(n == 1 for n in (*window.dilation, *window.stride))
+    return window.groups == 1 and are_side_by_side and has_unit_steps
 
 
 def tiled(x: Array, filter: Array, window: Window) -> Array:
     """Compute a transposed convolution with windows side by side, by one product for all cells."""
     *size, depth, count = filter.shape
     batch, *extents, _ = x.shape
-    turned = lax.rev(filter, tuple(range(len(size))))
-    matrix = jnp.moveaxis(turned, -2, 0).reshape(depth, -1)
+    reversed_filter = lax.rev(filter, tuple(range(len(size))))
+    matrix = jnp.moveaxis(reversed_filter, -2, 0).reshape(depth, -1)
     result = product(x.reshape(-1, depth), 1, matrix, 0, window.kind)
     rank = len(size)
     result = result.reshape(batch, *extents, *size, count)
+    # Put the axis of cells behind each axis of positions, and join the two.
     pairs = [axis for i in range(rank) for axis in (1 + i, 1 + rank + i)]
     result = result.transpose(0, *pairs, 1 + 2 * rank)
-    result = result.reshape(batch, *(n * k for n, k in zip(extents, size, strict=True)), count)
+    joined_extents = [n * k for n, k in zip(extents, size, strict=True)]
+    result = result.reshape(batch, *joined_extents, count)
     # If the padding on a side is less than k - 1, for a window of k cells, the result is cut there.
-    sides = zip(window.padding, size, strict=True)
-    edges = ((0, 0, 0), *((p + 1 - k, q + 1 - k, 0) for (p, q), k in sides), (0, 0, 0))
+    cuts: list[tuple[int, int, int]] = []
+    for (before, after), k in zip(window.padding, size, strict=True):
+        cuts.append((before + 1 - k, after + 1 - k, 0))
+    edges = ((0, 0, 0), *cuts, (0, 0, 0))
     return lax.pad(result, np.array(0, result.dtype), edges)
 
 
@@ -312,7 +314,7 @@ _KERNELS: dict[str, Callable[[Array, Array, Window], Array]] = {
     "winograd": winograd,
     "summed": summed,
     "stacked": stacked,
-    "bordered": bordered,
+    "bordered": padded_first,
     "sliced": sliced,
 }
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 
 import jax.numpy as jnp
+from jax import Array
 
-from lowering.contexts import runs
+from lowering.contexts import is_enabled
 from lowering.cpu import convolution as kernels
 from lowering.cpu.derivatives import filter_gradient
-from lowering.cpu.memory import apart, in_memory
+from lowering.cpu.memory import materialised, unfused
 from lowering.cpu.pending_view import View, full_array
-from lowering.cpu.products import is_real, is_turned
-from lowering.cpu.rows import apart_in_rows, depthwise_rows, is_in_rows, may_be_in_rows
+from lowering.cpu.products import is_floating, is_transposed_faster
+from lowering.cpu.rows import depthwise_rows, is_faster_in_rows, may_be_in_rows, unfused_in_rows
 from lowering.cpu.sliding_filter import WINDOW, Window
 from lowering.jaxpr_types import Equation
 from lowering.program import Program
@@ -30,45 +31,60 @@ def convolution(program: Program, equation: Equation, input: View, filter: View)
             return gradient
     outputs, inputs, *cells = numbers.rhs_spec
     batch, channel, *spatial = numbers.out_spec
-    first, feature, *places = numbers.lhs_spec
-    x = full_array(input, (first, *places, feature))
+    input_batch, input_channel, *input_spatial = numbers.lhs_spec
+    x = full_array(input, (input_batch, *input_spatial, input_channel))
     w = full_array(filter, (*cells, inputs, outputs))
-    if filter.is_early and may_be_in_rows(program, x.shape) and is_in_rows(x, w, window):
+    if filter.is_early and may_be_in_rows(program, x.shape) and is_faster_in_rows(x, w, window):
         array = depthwise_rows(x, w, window)
         return View(array, (batch, *spatial, channel), shape, in_rows=True)
     if input.in_rows:
-        x = apart_in_rows(x)
+        x = unfused_in_rows(x)
     is_read_by_loops = window.groups > 1 or kernels.is_summed(x, w, window)
     if is_read_by_loops and not filter.is_early and w.dtype == jnp.float32:
         # The filter is small, but loops would scale it again for each item.
-        w = in_memory(w)
+        w = materialised(w)
     is_grouped = window.groups > 1 and jnp.issubdtype(x.dtype, jnp.floating)
     # The gradient with respect to the filter reads x too.
     if is_grouped and program.role == "backward":
-        x = in_memory(x)
-    if window.groups == 1 and not window.is_spread and is_real(x) and x.size:
-        is_pointwise = kernels.is_pointwise(w, window) and runs("pointwise")
-        positions = math.prod(shape) // max(shape[channel], 1)
-        matrix_order = outputs, inputs, *cells
-        if filter.is_early:
-            channels_first = is_pointwise and is_turned(positions, x.shape[-1], shape[channel])
-        elif filter.order == matrix_order:
-            channels_first = kernels.has_few_positions(x, w, window) and runs("patches")
-        else:
-            channels_first = False
-        if channels_first:
-            matrix = full_array(filter, matrix_order).reshape(shape[channel], -1)
-            array = kernels.patches(x, matrix, w.shape[:-2], window)
-            return View(array, (channel, batch, *spatial), shape)
-        if is_pointwise and not filter.is_early:
-            matrix_axes = [axis for axis in filter.order if axis not in cells]
-            matrix = full_array(filter).reshape([filter.shape[axis] for axis in matrix_axes])
-            array = kernels.pointwise(x, matrix, matrix_axes.index(inputs), window)
-            return View(array, (batch, *spatial, channel), shape)
+        x = materialised(x)
+    is_plain = window.groups == 1 and not window.is_spread
+    if is_plain and is_floating(x) and x.size:
+        view = _by_matrix(equation, filter, x, w, window)
+        if view is not None:
+            return view
     array = kernels.convolution(x, w, window, varies=not filter.is_early)
     if is_grouped and program.role == "forward":
-        array = in_memory(array)
+        array = materialised(array)
     if may_be_in_rows(program, array.shape):
         # Loops over rows read the array next. Decoders take 0.91 of the time with this call.
-        array = apart(array)
+        array = unfused(array)
     return View(array, (batch, *spatial, channel), shape)
+
+
+def _by_matrix(equation: Equation, filter: View, x: Array, w: Array, window: Window) -> View | None:
+    """Compute a convolution as a product with the filter's matrix, if this is faster, or else None.
+
+    `x` is the input and `w` is the filter, both with channels last.
+    """
+    numbers = equation.params["dimension_numbers"]
+    outputs, inputs, *cells = numbers.rhs_spec
+    batch, channel, *spatial = numbers.out_spec
+    shape = tuple(equation.outvars[0].aval.shape)
+    is_pointwise = kernels.is_pointwise(w, window) and is_enabled("pointwise")
+    positions = math.prod(shape) // max(shape[channel], 1)
+    matrix_order = outputs, inputs, *cells
+    channels_first = False
+    if filter.is_early and is_pointwise:
+        channels_first = is_transposed_faster(positions, x.shape[-1], shape[channel])
+    elif not filter.is_early and filter.order == matrix_order:
+        channels_first = kernels.has_few_positions(x, w, window) and is_enabled("patches")
+    if channels_first:
+        matrix = full_array(filter, matrix_order).reshape(shape[channel], -1)
+        array = kernels.patches(x, matrix, w.shape[:-2], window)
+        return View(array, (channel, batch, *spatial), shape)
+    if is_pointwise and not filter.is_early:
+        matrix_axes = [axis for axis in filter.order if axis not in cells]
+        matrix = full_array(filter).reshape([filter.shape[axis] for axis in matrix_axes])
+        array = kernels.pointwise(x, matrix, matrix_axes.index(inputs), window)
+        return View(array, (batch, *spatial, channel), shape)
+    return None

@@ -17,8 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from lowering.cpu.memory import in_memory, uninlined
-from lowering.cpu.phases import covered, spread
+from lowering.cpu.memory import materialised, uninlined
+from lowering.cpu.phases import covered, scattered_sums
 from lowering.cpu.products import sums_of_channels
 from lowering.cpu.sliding_filter import Window, cells, padded
 from lowering.kernels.precision import accumulator
@@ -56,7 +56,7 @@ def depthwise(x: Array, filter: Array, window: Window) -> Array:
 
     total = reduce(add, terms())
     if math.prod(size) > _CELLS:
-        total = in_memory(total)
+        total = materialised(total)
     return total.astype(window.accumulator or x.dtype)
 
 
@@ -64,7 +64,8 @@ def _by_vectors(x: Array, filter: Array, window: Window) -> Array:
     """Compute the convolution for one vector of channels after the other."""
     *size, _, count = filter.shape
 
-    def by_vectors(y: Array) -> Array:
+    def split_channels(y: Array) -> Array:
+        """Split the last axis into vectors, whose number becomes axis 0."""
         return jnp.moveaxis(y.reshape(*y.shape[:-1], -1, _VECTOR), -2, 0)
 
     def sums(vectors: Array, factors: Array) -> Array:
@@ -78,7 +79,7 @@ def _by_vectors(x: Array, filter: Array, window: Window) -> Array:
         return reduce(lax.add, terms[::2]) + reduce(lax.add, terms[1::2])
 
     x = padded(x, window)
-    total = uninlined(sums)(by_vectors(x), by_vectors(filter))
+    total = uninlined(sums)(split_channels(x), split_channels(filter))
     total = jnp.moveaxis(total, 0, -2)
     return total.reshape(*total.shape[:-2], count)
 
@@ -95,13 +96,13 @@ def _spread_out(x: Array, filter: Array, window: Window) -> Array:
         edges.append((n - before, n - after))
     original = replace(window, padding=edges, stride=window.input_dilation)
     extents = window.positions(x, size)
-    windows = original.over(size, (x.shape[0], *extents, x.shape[-1]), x.shape)
-    turned = lax.rev(filter, tuple(range(len(size))))
+    windows = original.windows_over(size, (x.shape[0], *extents, x.shape[-1]), x.shape)
+    reversed_filter = lax.rev(filter, tuple(range(len(size))))
 
     def term(cell: tuple[int, ...], part: Array) -> Array:
-        return part * _factors(turned, cell[1:-1], wide)
+        return part * _factors(reversed_filter, cell[1:-1], wide)
 
-    total = spread([(x.astype(wide), 0)], windows, term)
+    total = scattered_sums([(x.astype(wide), 0)], windows, term)
     return total.astype(window.accumulator or x.dtype)
 
 
@@ -127,13 +128,13 @@ def filter_gradient(gradient: Array, x: Array, size: Sequence[int], window: Wind
     """
     count = gradient.shape[-1]
     wide = _accumulator(x, window)
-    gradient = in_memory(gradient).astype(wide)
+    gradient = materialised(gradient).astype(wide)
     boxes = _boxes(gradient.shape[:2])
     parts = [gradient[box] for box in boxes]
     # The padding on the right must be at least as large as the padding on the left, since XLA
     # recognises the padded array only then.
     symmetric = replace(window, padding=[(p, max(p, q)) for p, q in window.padding])
-    windows = symmetric.over(size, x.shape, (*gradient.shape[:-1], x.shape[-1]))
+    windows = symmetric.windows_over(size, x.shape, (*gradient.shape[:-1], x.shape[-1]))
     sums: list[Array] = []
     for items in covered(x, windows):
         terms: list[Array] = []
@@ -166,8 +167,7 @@ def _boxes(extents: Sequence[int]) -> list[tuple[slice, ...]]:
     best = min(possible, key=missing_and_parts)
     steps = [extent // count for extent, count in zip(extents, best, strict=True)]
     boxes: list[tuple[slice, ...]] = []
-    for place in np.ndindex(*best):
-        starts = [i * step for i, step in zip(place, steps, strict=True)]
-        box = [slice(start, start + step) for start, step in zip(starts, steps, strict=True)]
+    for numbers in np.ndindex(*best):
+        box = [slice(i * step, (i + 1) * step) for i, step in zip(numbers, steps, strict=True)]
         boxes.append(tuple(box))
     return boxes

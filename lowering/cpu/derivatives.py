@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from lowering.contexts import runs
+from lowering.contexts import is_enabled
 from lowering.cpu import depthwise
 from lowering.cpu.convolution import direct
 from lowering.cpu.groups import WIDEST, fewest_wide, items_at_a_time
@@ -38,31 +38,32 @@ def filter_gradient(
     params = equation.params
     numbers = params["dimension_numbers"]
     batch, feature, *spatial = numbers.lhs_spec
-    out_feature, in_feature, *places = numbers.rhs_spec
+    out_feature, in_feature, *gradient_axes = numbers.rhs_spec
     out_batch, out, *cell_axes = numbers.out_spec
     shape = tuple(equation.outvars[0].aval.shape)
     size = [shape[axis] for axis in cell_axes]
     groups = params["batch_group_count"]
     is_early = input.is_early and gradient.is_early
     if groups == 1:
-        window_items = math.prod(gradient.shape[axis] for axis in places)
+        window_items = math.prod(gradient.shape[axis] for axis in gradient_axes)
         is_gradient = window_items > math.prod(size) and window.groups == 1
-        if not runs("gradients") or not is_gradient:
+        if not is_gradient or not is_enabled("gradients"):
             return None
-    elif not runs("gradients") or window.is_spread or 0 in input.shape:
+    elif window.is_spread or 0 in input.shape or not is_enabled("gradients"):
         (result,) = bind(equation, [tensor(input), tensor(gradient)])
         return plain(result, is_early)
     x = full_array(input, (feature, *spatial, batch))
-    g = full_array(gradient, (in_feature, *places, out_feature))
+    gradient_array = full_array(gradient, (in_feature, *gradient_axes, out_feature))
     # The strides of the gradient are the dilations of the convolution that is differentiated, and
     # the dilations of the gradient are its strides.
     original = replace(window, stride=window.dilation, dilation=window.stride, groups=groups)
+    is_of_one_cell = math.prod(size) == 1 and not window.is_spread
     if groups > 1 and groups == x.shape[-1]:
-        result = depthwise.filter_gradient(g, x, size, original)
-    elif groups > 1 or (math.prod(size) == 1 and not window.is_spread):
-        result = _by_cells(g, x, size, original, is_alone=is_alone)
+        result = depthwise.filter_gradient(gradient_array, x, size, original)
+    elif groups > 1 or is_of_one_cell:
+        result = _by_cells(gradient_array, x, size, original, is_alone=is_alone)
     else:
-        result = direct(x, g, window, ("C{}N", "I{}O", "{}NC"))
+        result = direct(x, gradient_array, window, ("C{}N", "I{}O", "{}NC"))
     order = (*cell_axes, out_batch, out)
     return View(result, order, shape, is_early)
 
@@ -122,13 +123,13 @@ def _of_narrow_groups(gradient: Array, x: Array, size: Sequence[int], window: Wi
             for _, part in cells(x, size, window, gradient.shape[1:-1])
         ]
 
-    def add(total: Array, items: Sequence[Array]) -> tuple[Array, None]:
+    def add_items(total: Array, items: Sequence[Array]) -> tuple[Array, None]:
         block_arrays = [jnp.moveaxis(y.reshape(*y.shape[:-1], blocks, -1), -2, 0) for y in items]
         return total + jnp.stack(jax.vmap(of_block)(*block_arrays)), None
 
     start = jnp.zeros((math.prod(size), blocks, depth * joined, count // blocks), x.dtype)
     items = [y.reshape(-1, batch, *y.shape[1:]) for y in (x, gradient)]
-    total, _ = lax.scan(add, start, tuple(items))
+    total, _ = lax.scan(add_items, start, tuple(items))
     pairs = total.reshape(*start.shape[:2], joined, depth, joined, count // groups)
     diagonal = np.eye(joined, dtype=bool).reshape(1, 1, joined, 1, joined, 1)
     within = jnp.sum(jnp.where(diagonal, pairs, np.array(0, x.dtype)), axis=-2)

@@ -45,11 +45,13 @@ def products_of_bytes(graph: Graph) -> frozenset[str]:
     """
     names: set[str] = set()
     for operation in graph.operations:
-        if operation.kind in ("quantized_conv", "quantized_einsum"):
-            types = [x.type for x in operation.reads()][:2]
-            is_by_planes = operation.kind == "quantized_conv" and types[-1].shape[1] == 1
-            if not is_by_planes and all(x.dtype in ("int8", "uint8") for x in types):
-                names.add(operation.name)
+        if operation.kind not in ("quantized_conv", "quantized_einsum"):
+            continue
+        factors = [x.type for x in operation.reads()][:2]
+        is_by_planes = operation.kind == "quantized_conv" and factors[-1].shape[1] == 1
+        are_bytes = all(x.dtype in ("int8", "uint8") for x in factors)
+        if are_bytes and not is_by_planes:
+            names.add(operation.name)
     return frozenset(names)
 
 
@@ -66,11 +68,11 @@ def _names_of_products(graph: Graph) -> list[str]:
     states = {s.label: typed(s.value) for s in graph.states}
     values_read = [*graph.outputs, *(s.update for s in graph.states)]
 
-    def function(
+    def evaluate(
         parameters: Mapping[str, Array], states: Mapping[str, Array], inputs: Sequence[Array]
     ) -> list[Array]:
         values = trace(graph, Context(), parameters, states, inputs, values_read)
         return [values[value] for value in values_read]
 
-    closed = jaxprs.make_jaxpr(function, parameters, states, [typed(x) for x in graph.inputs])
+    closed = jaxprs.make_jaxpr(evaluate, parameters, states, [typed(x) for x in graph.inputs])
     return names_of_products(jaxprs.spliced(closed, "cpu"))

@@ -68,7 +68,9 @@ def joined_at_a_time(depth: int, groups: int) -> int:
     counts = [n for n in range(1, groups + 1) if groups % n == 0 and n * depth <= WIDEST]
     if not counts:
         return 1
-    wide_counts = [n for n in counts if n * depth >= _WIDE] or counts[-1:]
+    wide_counts = [n for n in counts if n * depth >= _WIDE]
+    if not wide_counts:
+        wide_counts = counts[-1:]
     for count in wide_counts:
         if groups // count <= UNROLLED_GROUPS:
             return count

@@ -15,7 +15,7 @@ import numpy as np
 
 from lowering import jaxprs
 from lowering.cpu import codes
-from lowering.cpu.codes import BYTE, REAL, Codes, is_slim
+from lowering.cpu.codes import BYTE, FLOAT, Codes, is_slim
 from lowering.jaxpr_types import Atom, ClosedJaxpr, Equation
 from lowering.jaxprs import CONVOLUTION, PRODUCT, primitive
 from lowering.kernels.levels import NOTE
@@ -33,7 +33,8 @@ def run(program: Program, target: Target) -> Program:
 
     Forward and backward passes of derivatives, and bodies of loops, stay in float32.
     """
-    if program.role == "value" and not program.in_loop and profile().multiplies_bytes:
+    may_use_codes = program.role == "value" and not program.in_loop
+    if may_use_codes and profile().multiplies_bytes:
         program = rewritten(program, _RULES)
     return rewritten(program, {NOTE: partial(_read, bool(_products(program)))})
 
@@ -63,7 +64,7 @@ def _read(has_products: bool, matcher: Matcher, equation: Equation) -> Any:
         return x
     zero = equation.params["levels"].zero
     coded = Codes(level, step, 0, start) if zero is None else Codes(level, step, zero)
-    return matcher.trace(Codes.real, coded)
+    return matcher.trace(Codes.dequantised, coded)
 
 
 @_RULES(NOTE)
@@ -72,7 +73,8 @@ def _coded(matcher: Matcher, equation: Equation) -> Equation | None:
     x, level, step, start = equation.invars
     (result,) = equation.outvars
     levels = equation.params["levels"]
-    if x.aval.dtype != REAL or not is_slim(step.aval.shape) or not is_slim(start.aval.shape):
+    are_slim = is_slim(step.aval.shape) and is_slim(start.aval.shape)
+    if x.aval.dtype != FLOAT or not are_slim:
         return None
     of_levels = partial(codes.of_levels, levels=levels)
     coded = matcher.trace(of_levels, level, step, start)
@@ -91,7 +93,7 @@ def _converted(matcher: Matcher, equation: Equation) -> None:
     """Note the codes of 8-bit integers that are converted to float32."""
     (operand,) = equation.invars
     (result,) = equation.outvars
-    if operand.aval.dtype in (BYTE, np.uint8) and result.aval.dtype == REAL:
+    if operand.aval.dtype in (BYTE, np.uint8) and result.aval.dtype == FLOAT:
         matcher.notes[result] = matcher.trace(codes.of_bytes, operand)
 
 
@@ -110,18 +112,18 @@ def _moved(matcher: Matcher, equation: Equation) -> None:
 def _changed(matcher: Matcher, equation: Equation) -> None:
     """Note the codes of a sum or product with an operand that changes only step and start."""
     name = primitive(equation)
-    notes = [matcher.note(v) for v in equation.invars]
-    if notes[0]:
-        coded, other_note = notes
-        operand = equation.invars[1]
+    left, right = equation.invars
+    left_codes, right_codes = matcher.note(left), matcher.note(right)
+    if left_codes and right_codes:
+        return
+    if left_codes:
+        coded, other = left_codes, right
+    elif right_codes and name in ("add", "mul"):
+        coded, other = right_codes, left
     else:
-        other_note, coded = notes
-        operand = equation.invars[0]
-        if name in ("sub", "div"):
-            return
-    slim = _slim(matcher, operand)
-    has_one_coded = coded and not other_note
-    if not has_one_coded or not slim:
+        return
+    slim = _slim(matcher, other)
+    if slim is None:
         return
     source, shape = slim
 
@@ -136,8 +138,8 @@ def _product(matcher: Matcher, equation: Equation) -> Any:
     """Compute a float32 product of two operands from their noted codes, in integers."""
     operand_codes = [matcher.note(v) for v in equation.invars]
     has_codes = all(operand_codes)
-    is_real = equation.outvars[0].aval.dtype == REAL
-    if not has_codes or not is_real:
+    is_float = equation.outvars[0].aval.dtype == FLOAT
+    if not has_codes or not is_float:
         return None
     kernel = codes.product if primitive(equation) == PRODUCT else codes.convolution
     return matcher.trace(partial(kernel, params=equation.params), *operand_codes)
@@ -151,11 +153,11 @@ def _slim(matcher: Matcher, operand: Atom) -> tuple[Atom, tuple[int, ...]] | Non
     shape = operand.aval.shape
     if is_slim(shape):
         return operand, shape
-    spread = matcher.maker(operand, "broadcast_in_dim")
-    if spread is None or len(spread.invars) > 1:
+    broadcast = matcher.maker(operand, "broadcast_in_dim")
+    if broadcast is None or len(broadcast.invars) > 1:
         return None
-    (source,) = spread.invars
-    axes = spread.params["broadcast_dimensions"]
+    (source,) = broadcast.invars
+    axes = broadcast.params["broadcast_dimensions"]
     if not axes:
         return source, ()
     source_shape = [1] * len(shape)

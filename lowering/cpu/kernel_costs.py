@@ -15,7 +15,7 @@ from typing import NamedTuple
 from jax import Array
 
 from lowering.cpu.sliding_filter import Window
-from lowering.extents import is_symbolic
+from lowering.extents import ceil_div, is_symbolic
 from lowering.machine import profile
 
 _LANES = 16  # the items of a vector; products compute full vectors
@@ -50,7 +50,7 @@ def extents(x: Array, filter: Array, window: Window) -> Extents:
     batch, *inputs, _ = map(_known, x.shape)
     positions = list(map(_known, window.positions(x, size)))
     padded = [n + p + q for n, (p, q) in zip(inputs, window.padding, strict=True)]
-    tiles = [-(-n // 2) for n in positions]  # rounded up
+    tiles = [ceil_div(n, 2) for n in positions]
     return Extents(
         positions=batch * math.prod(positions),
         tiles=batch * math.prod(tiles),
@@ -112,7 +112,7 @@ def _read(matrix: float, rows: int) -> float:
 
 def _vectors(channels: int) -> int:
     """Return the number of channels, rounded up to full vectors."""
-    return -(-channels // _LANES) * _LANES
+    return ceil_div(channels, _LANES) * _LANES
 
 
 def _seconds(multiply_adds: float, items: float, starts: float) -> float:

@@ -9,23 +9,23 @@ from dataclasses import replace
 import jax.numpy as jnp
 from jax import Array
 
-from lowering.contexts import runs
+from lowering.contexts import is_enabled
 from lowering.cpu import products
 from lowering.cpu.convolutions import convolution
-from lowering.cpu.memory import apart
+from lowering.cpu.memory import unfused
 from lowering.cpu.pending_view import View, full_array, plain, tensor
 from lowering.cpu.pooling import maximum_gradient, window_reduction
 from lowering.cpu.products import (
+    is_floating,
     is_narrow,
-    is_real,
-    is_turned,
+    is_transposed_faster,
     over_rows,
     row_product,
     sums_of_channels,
 )
 from lowering.cpu.reductions import is_by_lanes, sums_of_rows
 from lowering.cpu.rows import may_be_in_rows
-from lowering.cpu.view_rules import RULES, bind, in_any_loop, moved, places_in, ranks, view_of
+from lowering.cpu.view_rules import RULES, bind, in_any_loop, moved, new_axes_in, ranks, view_of
 from lowering.extents import at_least
 from lowering.facts import renumbered
 from lowering.jaxpr_types import Equation
@@ -68,14 +68,12 @@ def _is_by_channel(x: Array, positions: Sequence[int]) -> bool:
     Means over positions and gradients of biases are such sums.
     """
     leading = x.ndim - 1 - len(positions)
-    return (
-        len(positions) > 0
-        and tuple(positions) == tuple(range(leading, x.ndim - 1))
-        and x.dtype == jnp.float32
-        and at_least(math.prod(x.shape), _MANY)
-        and at_least(_FEW, math.prod(x.shape[:leading]))
-        and runs("gradients")
-    )
+    are_before_last = tuple(positions) == tuple(range(leading, x.ndim - 1))
+    if not positions or not are_before_last or x.dtype != jnp.float32:
+        return False
+    has_many_items = at_least(math.prod(x.shape), _MANY)
+    has_few_sums = at_least(_FEW, math.prod(x.shape[:leading]))
+    return has_many_items and has_few_sums and is_enabled("gradients")
 
 
 @RULES(PRODUCT)
@@ -96,17 +94,16 @@ def _product(program: Program, equation: Equation, left: View, right: View) -> V
         view = _matrix_gradient(equation, left, right)
     if view is not None:
         return view
-    numbers = renumbered(equation, [places_in(left.order), places_in(right.order)]) or {}
+    numbers = renumbered(equation, [new_axes_in(left.order), new_axes_in(right.order)]) or {}
     array = bind(equation, [full_array(left), full_array(right)], **numbers)
     # The result has the axes of the batch first, then the free axes of the left operand, then those
     # of the right operand.
-    left_start, right_start = len(left_batch), len(left_batch) + len(left_axes)
-    order = (
-        *range(left_start),
-        *(left_start + i for i in ranks(left_axes)),
-        *(right_start + i for i in ranks(right_axes)),
-    )
-    return view_of(equation, array, order)
+    left_start = len(left_batch)
+    right_start = left_start + len(left_axes)
+    order = list(range(left_start))
+    order += [left_start + i for i in ranks(left_axes)]
+    order += [right_start + i for i in ranks(right_axes)]
+    return view_of(equation, array, tuple(order))
 
 
 def _layer(program: Program, equation: Equation, input: View, matrix: View) -> View:
@@ -133,29 +130,31 @@ def _layer(program: Program, equation: Equation, input: View, matrix: View) -> V
     is_copied = matrix.is_early and not (is_shared and is_large)
     if program.in_loop and rows > 1:
         is_only_sliced = program.readers(result) == {"slice"}
-        turned = is_only_sliced and is_turned(rows, depth, width)
+        columns_first = is_only_sliced and is_transposed_faster(rows, depth, width)
     elif is_copied:
         narrow = is_narrow(x, kind["preferred_element_type"])
-        turned = is_real(x) and is_turned(rows, depth, width, narrow=narrow)
+        columns_first = is_floating(x) and is_transposed_faster(rows, depth, width, narrow=narrow)
     else:
         has_few_rows = matrix.is_early or at_least(min(depth, width), rows)
-        turned = matrix.order[-1] == right and has_few_rows and runs("turned")
+        sums_last_axis = matrix.order[-1] == right
+        columns_first = sums_last_axis and has_few_rows and is_enabled("turned")
     order = matrix.order
     if is_copied:
-        order = (1 - right, right) if turned else (right, 1 - right)
+        order = (1 - right, right) if columns_first else (right, 1 - right)
     y = full_array(matrix, order)
     keeps_layout = matrix.is_early and not is_copied
-    if is_copied and not turned and products.is_paired(x, axis, width):
-        array = products.pairs(x, axis, y, kind)
-    elif keeps_layout and not turned and products.is_shared_out(x, axis, width):
-        array = products.shared_out(x, axis, y, kind)
+    if is_copied and not columns_first and products.is_paired(x, axis, width):
+        array = products.row_by_column_parts(x, axis, y, kind)
+    elif keeps_layout and not columns_first and products.is_by_depth_parts(x, axis, width):
+        array = products.row_by_depth_parts(x, axis, y, kind)
     else:
-        array = products.product(x, axis, y, order.index(right), kind, turned=turned)
+        summed = order.index(right)
+        array = products.product(x, axis, y, summed, kind, columns_first=columns_first)
     # The columns are the last axis of the result. If the array is transposed, they are its first
     # axis.
     free = [a for a in input.order if a != left]
     columns = len(free)
-    result_order = (columns, *ranks(free)) if turned else (*ranks(free), columns)
+    result_order = (columns, *ranks(free)) if columns_first else (*ranks(free), columns)
     view = view_of(equation, array, result_order)
     return plain(tensor(view)) if program.in_loop else view
 
@@ -166,14 +165,15 @@ def _row(equation: Equation, left: View, right: View) -> View | None:
     A matrix that depends only on parameters is left to `_layer`.
     """
     ((_, right_sums), (batch, _)) = equation.params["dimension_numbers"]
-    if len(right.shape) != 2 or len(right_sums) != 1 or batch or right.is_early:
+    is_matrix = len(right.shape) == 2 and len(right_sums) == 1 and not batch
+    if not is_matrix or right.is_early:
         return None
     (axis,) = right_sums
-    sums = equation.params["preferred_element_type"]
     depth = right.shape[axis]
     columns = right.shape[1 - axis]
-    is_row = math.prod(left.shape) == depth and is_real(left.array)
-    if not is_row or not is_turned(1, depth, columns, narrow=is_narrow(left.array, sums)):
+    is_row = math.prod(left.shape) == depth and is_floating(left.array)
+    narrow = is_narrow(left.array, equation.params["preferred_element_type"])
+    if not is_row or not is_transposed_faster(1, depth, columns, narrow=narrow):
         return None
     row = full_array(left).reshape(-1)
     array = row_product(row, full_array(right), right.position(axis), kind_of(equation))
@@ -189,14 +189,12 @@ def _rows(equation: Equation, left: View, right: View) -> View | None:
     ((sums, right_sums), (batch, right_batch)) = equation.params["dimension_numbers"]
     count = len(batch)
     last = len(left.shape) - 1
-    if (
-        count < 2
-        or sums != (last,)
-        or len(right.shape) != count + 2
-        or right.order[:count] != batch
-        or not batch == right_batch == tuple(range(count))
-        or math.prod(left.shape[count:last]) != 1
-    ):
+    is_batch_in_front = batch == right_batch == right.order[:count] == tuple(range(count))
+    if count < 2 or not is_batch_in_front:
+        return None
+    has_one_row = sums == (last,) and math.prod(left.shape[count:last]) == 1
+    has_matrices = len(right.shape) == count + 2
+    if not has_one_row or not has_matrices:
         return None
     row = tensor(left)
     matrix = full_array(right)
@@ -204,7 +202,8 @@ def _rows(equation: Equation, left: View, right: View) -> View | None:
     depth = row.shape[-1]
     # For two rows of bfloat16, XLA calls a library. For one row, it would compute a loop over
     # widened copies.
-    rows = 1 + is_narrow(left.array, equation.params["preferred_element_type"])
+    narrow = is_narrow(left.array, equation.params["preferred_element_type"])
+    rows = 2 if narrow else 1
     row = jnp.broadcast_to(row.reshape(items, 1, depth), (items, rows, depth))
     matrices = matrix.reshape(items, *matrix.shape[count:])
     summed = right.position(right_sums[0]) - count + 1
@@ -222,17 +221,17 @@ def _matrix_gradient(equation: Equation, left: View, right: View) -> View | None
     """
     (left_sums, right_sums), batch = equation.params["dimension_numbers"]
     precision = equation.params["precision"]
+    (result,) = equation.outvars
     leading = list(range(len(left.shape) - 1))
-    if (
-        any(batch)
-        or not leading
-        or list(map(left.position, left_sums)) != leading
-        or list(map(right.position, right_sums)) != leading
-        or len(right.shape) != len(left.shape)
-        or not equation.outvars[0].aval.size
-        or not left.array.dtype == equation.outvars[0].aval.dtype == jnp.float32
-        or not runs("gradients")
-    ):
+    if any(batch) or not leading or len(right.shape) != len(left.shape):
+        return None
+    left_positions = list(map(left.position, left_sums))
+    right_positions = list(map(right.position, right_sums))
+    are_leading_summed = left_positions == right_positions == leading
+    is_float32 = left.array.dtype == result.aval.dtype == jnp.float32
+    if not are_leading_summed or not is_float32 or not result.aval.size:
+        return None
+    if not is_enabled("gradients"):
         return None
     x = full_array(left).reshape(-1, left.shape[left.order[-1]])
     y = full_array(right).reshape(-1, right.shape[right.order[-1]])
@@ -241,14 +240,14 @@ def _matrix_gradient(equation: Equation, left: View, right: View) -> View | None
 
 @RULES("reduce_window_max", "reduce_window_sum")
 def _window(program: Program, equation: Equation, *views: View) -> View | list[View] | None:
-    first, *fills = views
-    operands = [in_any_loop(first), *fills]
+    input, *fills = views
+    operands = [in_any_loop(input), *fills]
     view = window_reduction(equation, operands)
     if view is None:
         return moved(program, equation, *operands)
     if not may_be_in_rows(program, view.array.shape):
         return view
-    return replace(view, array=apart(view.array))
+    return replace(view, array=unfused(view.array))
 
 
 @RULES("select_and_scatter_add")
@@ -258,5 +257,6 @@ def _maximum_gradient(program: Program, equation: Equation, *views: View) -> Vie
 
 @RULES(CONVOLUTION)
 def _convolution(program: Program, equation: Equation, input: View, filter: View) -> View | None:
-    is_early = input.is_early and filter.is_early
-    return None if is_early else convolution(program, equation, input, filter)
+    if input.is_early and filter.is_early:
+        return None
+    return convolution(program, equation, input, filter)

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 
 from lowering.batches import Axes, NotSeparableError, batch_axes
-from lowering.contexts import runs
+from lowering.contexts import is_enabled
 from lowering.facts import facts
 from lowering.jaxpr_types import Equation, Variable
 from lowering.jaxprs import PRODUCT, is_literal, primitive, variables
@@ -32,7 +32,7 @@ class Hidden:
 
 def hidden_keys(program: Program) -> Hidden | None:
     """Return the masks of an attention, or None if keys that they hide may change the result."""
-    masks = _masks(program) if runs("hidden") else None
+    masks = _masks(program) if is_enabled("hidden") else None
     if masks is None:
         return None
     scores, masked = masks
@@ -54,7 +54,8 @@ def _masks(program: Program) -> tuple[Variable, Variable] | None:
     is_masked = False
     for equation in later:
         name = primitive(equation)
-        if [v for v in variables(equation.invars) if v in dependent] != [current]:
+        dependent_operands = [v for v in variables(equation.invars) if v in dependent]
+        if dependent_operands != [current]:
             return None
         if name == "reduce_max":
             return (scores, current) if is_masked else None
@@ -73,7 +74,8 @@ def _masks(program: Program) -> tuple[Variable, Variable] | None:
 def _is_moving(equation: Equation) -> bool:
     """Tell whether an equation moves or casts the items of a single operand."""
     fact = facts(equation)
-    return fact.shapes or (fact.by_item and fact.moves and len(equation.invars) == 1)
+    casts = fact.by_item and fact.moves and len(equation.invars) == 1
+    return fact.shapes or casts
 
 
 def _is_neutral(program: Program, masked: Variable, axes: Axes) -> bool:
@@ -85,12 +87,15 @@ def _is_neutral(program: Program, masked: Variable, axes: Axes) -> bool:
         operands = [None if is_literal(v) else items.get(v) for v in equation.invars]
         if result in axes:
             items.setdefault(result, _item(equation, operands))
-        elif not axes.keys().isdisjoint(variables(equation.invars)):
-            name = primitive(equation)
-            is_maximum = name == "reduce_max" and -math.inf in operands
-            is_sum = name in ("reduce_sum", PRODUCT) and 0 in operands
-            if not (is_maximum or is_sum):
-                return False
+            continue
+        reads_keys = any(v in axes for v in variables(equation.invars))
+        if not reads_keys:
+            continue
+        name = primitive(equation)
+        is_neutral_maximum = name == "reduce_max" and -math.inf in operands
+        is_neutral_sum = name in ("reduce_sum", PRODUCT) and 0 in operands
+        if not is_neutral_maximum and not is_neutral_sum:
+            return False
     return masked in axes
 
 

@@ -11,10 +11,10 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from lowering import jaxprs
-from lowering.contexts import runs
+from lowering.contexts import is_enabled
 from lowering.cpu.blocks import attended
 from lowering.cpu.kernel_rules import RULES
-from lowering.cpu.memory import in_memory, uninlined
+from lowering.cpu.memory import materialised, uninlined
 from lowering.cpu.pending_view import View, arranged, full_array, item_of, plain, stack_of, tensor
 from lowering.cpu.rereads import reread
 from lowering.cpu.view_rules import stays
@@ -34,7 +34,7 @@ def run(program: Program, target: Target) -> Program:
     if all(map(stays, program.equations)):
         return program
 
-    def function(*arguments: Array) -> list[Array]:
+    def evaluate(*arguments: Array) -> list[Array]:
         parameters = arguments[: program.parameters]
         inputs = arguments[program.parameters :]
         views = [plain(x, program.prepares) for x in parameters] + list(map(plain, inputs))
@@ -45,7 +45,7 @@ def run(program: Program, target: Target) -> Program:
                 views[i] = replace(view, array=arranged(view, order), order=order)
         return [tensor(view) for view in evaluated(program, views, reread(program))]
 
-    return program.retraced(function)
+    return program.retraced(evaluate)
 
 
 def _orders(program: Program) -> dict[Variable, tuple[int, ...]]:
@@ -82,9 +82,11 @@ def _orders(program: Program) -> dict[Variable, tuple[int, ...]]:
                 groups_of[variable].append(group)
     while pending:
         variable, order = pending.pop()
-        if variable not in orders and not is_literal(variable):
-            orders[variable] = order
-            pending += [(v, order) for group in groups_of[variable] for v in group]
+        if is_literal(variable) or variable in orders:
+            continue
+        orders[variable] = order
+        for group in groups_of[variable]:
+            pending += [(member, order) for member in group]
     return orders
 
 
@@ -93,8 +95,8 @@ def evaluated(
 ) -> list[View]:
     """Evaluate a program on views. XLA computes the `stored` variables only once."""
 
-    def computed(equation: Equation, views: list[View]) -> list[View]:
-        rule = RULES.of(equation)
+    def results_by_rule(equation: Equation, views: list[View]) -> list[View]:
+        rule = RULES.rule_for(equation)
         results = None if rule is None else rule(program, equation, *views)
         if results is None:
             # Without a kernel, the equation is evaluated on tensors in their own layout.
@@ -104,8 +106,8 @@ def evaluated(
     def compute(equation: Equation, views: list[View]) -> Sequence[View]:
         is_early = all(view.is_early for view in views)
         results: list[View] = []
-        for variable, view in zip(equation.outvars, computed(equation, views), strict=True):
-            array = in_memory(full_array(view)) if variable in stored else view.array
+        for variable, view in zip(equation.outvars, results_by_rule(equation, views), strict=True):
+            array = materialised(full_array(view)) if variable in stored else view.array
             results.append(replace(view, array=array, is_early=is_early))
         return results
 
@@ -128,14 +130,14 @@ def _scan(program: Program, equation: Equation, *views: View) -> list[View] | No
     """
     count, carried = jaxprs.scan_counts(equation)
     recurs = program.in_loop or carried > 0
-    if recurs and not runs("scan"):
+    if recurs and not is_enabled("scan"):
         return None
     body = replace(program.body(equation), prepares=program.prepares or recurs, in_loop=recurs)
 
-    def laid_out(view: View, *first: int) -> View:
-        """Return the view with axes `first` in front, and plain if iterations hand on a state."""
+    def laid_out(view: View, *first_axes: int) -> View:
+        """Return the view with some axes in front, and plain if iterations hand on a state."""
         axes = sorted(view.order) if recurs else view.order
-        order = (*first, *(axis for axis in axes if axis not in first))
+        order = (*first_axes, *(axis for axis in axes if axis not in first_axes))
         return View(full_array(view, order), order, view.shape)
 
     def step(
@@ -163,7 +165,7 @@ def _scan(program: Program, equation: Equation, *views: View) -> list[View] | No
         if is_read_first:
             scanned[i] = None
 
-    def turn(
+    def iterate(
         carry: list[Array], index_and_items: tuple[Any, list[Array | None]]
     ) -> tuple[list[Array], list[Array]]:
         index, items = index_and_items
@@ -176,7 +178,7 @@ def _scan(program: Program, equation: Equation, *views: View) -> list[View] | No
         return results[:carried], results[carried:]
 
     index = jnp.arange(options["length"]) if any(are_read_first) else None
-    last, arrays = lax.scan(turn, start, (index, scanned), **options)
+    last, arrays = lax.scan(iterate, start, (index, scanned), **options)
     return [*map(plain, last), *map(stack_of, laid_out_views, arrays)]
 
 
@@ -188,13 +190,15 @@ def _are_sliced(body: Program, count: int) -> list[bool]:
     of 256 units, with 8 rows and one stack for all gates. An iteration takes 79 us. If it first
     reads the item of the stack into memory, it takes 36 us.
     """
-    if not runs("items"):
+    if not is_enabled("items"):
         return [False] * count
     arguments = body.arguments[len(body.arguments) - count :]
     origins_of = {variable: {variable} for variable in arguments}
     sliced: set[Variable] = set()
     for equation in body.equations:
-        origins = {v for x in jaxprs.variables(equation.invars) for v in origins_of.get(x, ())}
+        origins: set[Variable] = set()
+        for operand in jaxprs.variables(equation.invars):
+            origins |= origins_of.get(operand, set())
         if primitive(equation) in ("slice", "split"):
             sliced |= origins
         elif facts(equation).by_item or facts(equation).shapes:

@@ -13,23 +13,23 @@ from jax import Array, lax
 from jax.experimental.xla_metadata import set_xla_metadata
 
 from lowering import jaxprs
-from lowering.contexts import runs
+from lowering.contexts import is_enabled
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def in_memory(x: Array) -> Array:
+def materialised(x: Array) -> Array:
     """Return the array divided by 1, so that XLA computes it once for all loops that read it.
 
     XLA computes the results of a loop again in each loop that reads them, nine times for a window
     of nine cells. It does not do so for results that are quotients. Only XLA's code generator sees
     that the divisor is 1.
     """
-    if not runs("in_memory"):
+    if not is_enabled("in_memory"):
         return x
-    is_real = jnp.issubdtype(x.dtype, jnp.floating)
-    largest = np.inf if is_real else np.iinfo(x.dtype).max
+    is_floating = jnp.issubdtype(x.dtype, jnp.floating)
+    largest = np.inf if is_floating else np.iinfo(x.dtype).max
     # No item is larger than the largest number, so that the divisor is always 1.
     one, two, limit = (np.array(number, x.dtype) for number in (1, 2, largest))
     return lax.div(x, jnp.where(x > limit, two, one))
@@ -44,11 +44,12 @@ def uninlined(function: Callable[P, R]) -> Callable[P, R]:
     """
 
     @wraps(function)
-    def plain(*args: P.args, **kwargs: P.kwargs) -> R:
+    def without_attribute(*args: P.args, **kwargs: P.kwargs) -> R:
+        """Call the function, in which calls may be inlined again."""
         with set_xla_metadata(**{jaxprs.INLINED: None}):
             return function(*args, **kwargs)
 
-    program = jax.jit(plain)
+    program = jax.jit(without_attribute)
 
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         with set_xla_metadata(**{jaxprs.INLINED: "false"}):
@@ -57,12 +58,12 @@ def uninlined(function: Callable[P, R]) -> Callable[P, R]:
     return call
 
 
-def apart(x: Array) -> Array:
+def unfused(x: Array) -> Array:
     """Return the array, and keep XLA from fusing the loops that compute it with loops that read it.
 
     The loops that compute the array then go over its own axes, even if a product reads it in
     another shape. Nothing is copied.
     """
-    if not runs("in_memory"):
+    if not is_enabled("in_memory"):
         return x
     return uninlined(lambda x: lax.reshape(x, x.shape))(x)

@@ -73,11 +73,12 @@ def arranged(view: View, order: Order) -> Array:
     """Return the array transposed to an order of axes. It keeps extent 1 along broadcast axes."""
     if view.order == order:
         return view.array
-    places = tuple(view.order.index(axis) for axis in order)
+    positions = tuple(map(view.position, order))
     shape = jnp.shape(view.array)
-    if sum(n != 1 for n in shape) < 2:
-        return lax.reshape(view.array, [shape[place] for place in places])
-    return lax.transpose(view.array, places)
+    is_vector = sum(n != 1 for n in shape) < 2
+    if is_vector:
+        return lax.reshape(view.array, [shape[position] for position in positions])
+    return lax.transpose(view.array, positions)
 
 
 def full_array(view: View, order: Order | None = None) -> Array:

@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from lowering.cpu.memory import in_memory
+from lowering.cpu.memory import materialised
+from lowering.extents import ceil_div
 from lowering.kernels.windows import Windows, extend
 
 Cell = tuple[int, ...]
@@ -26,17 +27,17 @@ def covered(x: Array, windows: Windows) -> Iterator[Array]:
     padded = extend(x, windows.padding, "constant")
     phases: dict[Cell, Array] = {}
     for cell in np.ndindex(*windows.size):
-        places = [j * d for j, d in zip(cell, windows.dilation, strict=True)]
-        offsets = tuple(place % s for place, s in zip(places, windows.stride, strict=True))
+        distances = [j * d for j, d in zip(cell, windows.dilation, strict=True)]
+        offsets = tuple(n % s for n, s in zip(distances, windows.stride, strict=True))
         if offsets not in phases:
             phase = lax.slice(padded, offsets, padded.shape, windows.stride)
-            phases[offsets] = in_memory(phase)
-        start = [place // s for place, s in zip(places, windows.stride, strict=True)]
+            phases[offsets] = materialised(phase)
+        start = [n // s for n, s in zip(distances, windows.stride, strict=True)]
         stop = [first + n for first, n in zip(start, windows.downscaled, strict=True)]
         yield lax.slice(phases[offsets], start, stop)
 
 
-def spread(
+def scattered_sums(
     arrays: Sequence[tuple[Array, float]], windows: Windows, term: Callable[..., Array]
 ) -> Array:
     """Return for each item of the input the sum of the terms of all windows that cover the item.
@@ -51,7 +52,7 @@ def spread(
     # The numbers of items of a phase of the padded input, up to the input's last item.
     lengths: list[int] = []
     for extent, padding, s in zip(windows.upscaled, paddings, stride, strict=True):
-        lengths.append(-(-(extent + padding) // s))  # rounded up
+        lengths.append(ceil_div(extent + padding, s))
     # A window begins up to this many positions before an item that it covers. Fills are added
     # there.
     fronts = [(k - 1) * d // s for k, d, s in zip(size, dilation, stride, strict=True)]
@@ -59,7 +60,7 @@ def spread(
     edges = tuple(zip(fronts, backs, strict=True))
     extended = [extend(x, edges, "constant", fill) for x, fill in arrays]
 
-    def phase(offsets: Cell) -> Array | None:
+    def sums_of_phase(offsets: Cell) -> Array | None:
         """Return the sums of a phase, or None if no cell covers its items.
 
         The items of the phase are at `offsets` from multiples of the stride.
@@ -79,7 +80,7 @@ def spread(
             total = part if total is None else total + part
         return total
 
-    sums = [phase(offsets) for offsets in np.ndindex(*stride)]
+    sums = [sums_of_phase(offsets) for offsets in np.ndindex(*stride)]
     example = next(x for x in sums if x is not None)
     phases = [jnp.zeros_like(example) if x is None else x for x in sums]
     total = _interleaved(phases, stride)

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from lowering.contexts import runs
+from lowering.contexts import is_enabled
 from lowering.cpu.pending_view import Order, View, full_array
-from lowering.cpu.phases import spread
+from lowering.cpu.phases import scattered_sums
 from lowering.jaxpr_types import Equation
 from lowering.jaxprs import primitive
 from lowering.kernels.windows import Windows, extend, lowest, window_max_and_index
@@ -28,7 +28,8 @@ def window_reduction(equation: Equation, views: Sequence[View]) -> View | None:
     (view,) = views
     params = equation.params
     size = params["window_dimensions"]
-    if not runs("pooling") or max(size) > _LARGEST or any(d != 1 for d in params["base_dilation"]):
+    is_dilated = any(d != 1 for d in params["base_dilation"])
+    if max(size) > _LARGEST or is_dilated or not is_enabled("pooling"):
         return None
     x = jnp.asarray(full_array(view))
     shape = tuple(equation.outvars[0].aval.shape)
@@ -63,19 +64,20 @@ def maximum_gradient(equation: Equation, views: Sequence[View]) -> View | None:
     params = equation.params
     order = operand.order
     size = params["window_dimensions"]
-    if not runs("gradients") or max(size) > _LARGEST or params["select_prim"].name != "ge":
+    is_of_maxima = params["select_prim"].name == "ge"
+    if max(size) > _LARGEST or not is_of_maxima or not is_enabled("gradients"):
         return None
     x = jnp.asarray(full_array(operand))
     gradient = full_array(source, order)
     size, padding, stride = (_in_order(params[name], order) for name in _ATTRIBUTES[:3])
     windows = Windows(size, padding, stride, (1,) * x.ndim, x.shape, gradient.shape)
-    index = window_max_and_index(x, windows, "ignore")[1]
+    _, index = window_max_and_index(x, windows, "ignore")
 
     def chosen(cell: tuple[int, ...], gradient: Array, index: Array) -> Array:
         number = np.ravel_multi_index(cell, windows.size)
         return jnp.where(index == number, gradient, np.array(0, gradient.dtype))
 
-    result = spread([(gradient, 0), (index, -1)], windows, chosen)
+    result = scattered_sums([(gradient, 0), (index, -1)], windows, chosen)
     return View(result, order, operand.shape, source.is_early and operand.is_early)
 
 

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from lowering.contexts import runs
-from lowering.extents import at_least
+from lowering.contexts import is_enabled
+from lowering.extents import along, at_least
 from lowering.jaxpr_types import Params
 from lowering.kernels.precision import left_operand
 from lowering.machine import profile
@@ -68,33 +68,33 @@ COPIED = 256 << 10
 _NARROW = 16 << 10  # items; smaller matrices of bfloat16 are not worth `row_twice`
 
 
-def is_turned(rows: int, depth: int, columns: int, *, narrow: bool = False) -> bool:
+def is_transposed_faster(rows: int, depth: int, columns: int, *, narrow: bool = False) -> bool:
     """Tell whether the transposed product is faster.
 
     `narrow` tells whether the operands are bfloat16 and their sums float32.
     """
     items = depth * columns
     if rows == 1:
-        fits = items >= (_NARROW if narrow else _STREAMED)
+        is_faster = items >= (_NARROW if narrow else _STREAMED)
     else:
-        fits = _FEWEST <= rows <= _MOST and columns >= 2 * rows and items >= _LARGE
-    return fits and runs("turned")
+        has_some_rows = _FEWEST <= rows <= _MOST
+        is_faster = has_some_rows and columns >= 2 * rows and items >= _LARGE
+    return is_faster and is_enabled("turned")
 
 
 def row_product(row: Array, matrix: Array, axis: int, params: Params) -> Array:
     """Multiply a row, which is a vector, by a matrix, and sum over `axis` of the matrix."""
     sums = params["preferred_element_type"]
-    if not is_narrow(row, sums):
-        if axis == 1 and matrix.shape[0] % _SHARES == 0:
-            # After the barrier the matrix depends on the row too, so that no copy of it is
-            # prepared.
-            row, matrix = lax.optimization_barrier((row, matrix))
-            matrices = matrix.reshape(_SHARES, -1, row.size)
-            rows = jnp.broadcast_to(row, (_SHARES, row.size))
-            numbers = ((2,), (1,)), ((0,), (0,))
-            return lax.dot_general(matrices, rows, numbers, **params).reshape(-1)
-        return lax.dot_general(matrix, row, (((axis,), (0,)), ((), ())), **params)
-    return row_twice(row, matrix, axis, params)
+    if is_narrow(row, sums):
+        return row_twice(row, matrix, axis, params)
+    if axis == 1 and matrix.shape[0] % _SHARES == 0:
+        # After the barrier the matrix depends on the row too, so that no copy of it is prepared.
+        row, matrix = lax.optimization_barrier((row, matrix))
+        matrices = matrix.reshape(_SHARES, -1, row.size)
+        rows = jnp.broadcast_to(row, (_SHARES, row.size))
+        numbers = ((2,), (1,)), ((0,), (0,))
+        return lax.dot_general(matrices, rows, numbers, **params).reshape(-1)
+    return lax.dot_general(matrix, row, (((axis,), (0,)), ((), ())), **params)
 
 
 def row_twice(row: Array, matrix: Array, axis: int, params: Params) -> Array:
@@ -105,15 +105,15 @@ def row_twice(row: Array, matrix: Array, axis: int, params: Params) -> Array:
     of bfloat16, one row takes 1.8 ms and two rows take 0.18 ms.
     """
     sums = params["preferred_element_type"]
-    two = jnp.broadcast_to(row, (2, row.size))
+    two_rows = jnp.broadcast_to(row, (2, row.size))
     if axis == 0:
         numbers = ((1,), (0,)), ((), ())
-        return lax.dot_general(left_operand(two, sums), matrix, numbers, **params)[0]
+        return lax.dot_general(left_operand(two_rows, sums), matrix, numbers, **params)[0]
     numbers = ((1,), (1,)), ((), ())
-    return lax.dot_general(left_operand(matrix, sums), two, numbers, **params)[:, 0]
+    return lax.dot_general(left_operand(matrix, sums), two_rows, numbers, **params)[:, 0]
 
 
-def is_real(x: Array) -> bool:
+def is_floating(x: Array) -> bool:
     """Tell whether an array has floating-point numbers. Products of integers need no other form."""
     return jnp.issubdtype(x.dtype, jnp.floating)
 
@@ -124,17 +124,19 @@ def is_narrow(x: Array, sums: np.dtype[np.generic] | None) -> bool:
 
 
 def product(
-    x: Array, axis: int, matrix: Array, summed: int, params: Params, *, turned: bool = False
+    x: Array, axis: int, matrix: Array, summed: int, params: Params, *, columns_first: bool = False
 ) -> Array:
     """Multiply x by a matrix, and sum over `axis` of x and the axis `summed` of the matrix.
 
-    The other axis of the matrix is the first axis of the result if `turned` is true, else the last.
+    The other axis of the matrix is the first axis of the result if `columns_first` is true, else
+    the last.
     """
     sums = params["preferred_element_type"]
-    if turned:
-        if x.size == x.shape[axis]:
+    if columns_first:
+        is_row = x.size == x.shape[axis]
+        if is_row:
             row = row_product(x.reshape(-1), matrix, summed, params)
-            return row.reshape(-1, *(1,) * (x.ndim - 1))
+            return row.reshape(along(0, x.ndim))
         left = left_operand(matrix, sums)
         return lax.dot_general(left, x, (((summed,), (axis,)), ((), ())), **params)
     if sums is not None and sums != x.dtype:
@@ -143,7 +145,7 @@ def product(
     return lax.dot_general(x, matrix, (((axis,), (summed,)), ((), ())), **params)
 
 
-def is_shared_out(x: Array, axis: int, columns: int) -> bool:
+def is_by_depth_parts(x: Array, axis: int, columns: int) -> bool:
     """Tell whether to multiply a row by a matrix in parts, in the matrix's own layout.
 
     The matrix has the shape (depth, columns), and the parts divide its depth. The measured
@@ -158,10 +160,10 @@ def is_shared_out(x: Array, axis: int, columns: int) -> bool:
     """
     depth = x.shape[axis]
     is_streamed = x.size == depth and depth % _SHARES == 0 and depth * columns >= _STREAMED
-    return is_streamed and x.dtype == jnp.float32 and runs("turned")
+    return is_streamed and x.dtype == jnp.float32 and is_enabled("turned")
 
 
-def shared_out(x: Array, axis: int, matrix: Array, params: Params) -> Array:
+def row_by_depth_parts(x: Array, axis: int, matrix: Array, params: Params) -> Array:
     """Multiply a row along an axis of x by a matrix, as a sum of products of parts.
 
     The matrix has the shape (depth, columns), and the parts divide its depth.
@@ -174,13 +176,13 @@ def shared_out(x: Array, axis: int, matrix: Array, params: Params) -> Array:
 
 
 def is_paired(x: Array, axis: int, columns: int) -> bool:
-    """Tell whether `pairs` multiplies a single row faster."""
+    """Tell whether `row_by_column_parts` multiplies a single row faster."""
     depth = x.shape[axis]
     is_row = x.size == depth and depth * columns >= _LARGE and columns % _PARTS == 0
-    return is_row and is_real(x) and profile().pairs_rows and runs("pairs")
+    return is_row and is_floating(x) and profile().pairs_rows and is_enabled("pairs")
 
 
-def pairs(x: Array, axis: int, matrix: Array, params: Params) -> Array:
+def row_by_column_parts(x: Array, axis: int, matrix: Array, params: Params) -> Array:
     """Multiply a row along an axis of x by a prepared matrix, in parts.
 
     The matrix has the shape (depth, columns), and the parts divide its columns.
@@ -221,7 +223,8 @@ def over_rows(x: Array, y: Array, precision: lax.PrecisionLike = None, *, is_alo
     rows, x_columns = x.shape
     _, y_columns = y.shape
     parts = next((k for k in _DIVISORS if rows % k == 0), 1)
-    if not is_alone or parts == 1 or not at_least(rows, _FEWEST_ROWS):
+    is_divisible = is_alone and parts > 1
+    if not is_divisible or not at_least(rows, _FEWEST_ROWS):
         return lax.dot_general(x, y, (((0,), (0,)), ((), ())), precision=precision)
     y_is_narrower = at_least(x_columns, y_columns + 1)
     is_small = at_least(_SMALL, x_columns * y_columns)

@@ -176,10 +176,11 @@ def _loop(width: str) -> _Trial:
 def _sum(items: int, steps: int) -> _Trial:
     """Return a trial of loops that read and write `items` items, and hardly compute anything."""
 
-    def function(x: Array) -> Array:
+    def add_ones(x: Array) -> Array:
         return lax.fori_loop(0, steps, lambda _, x: x + 1, x)
 
-    return _Trial(function, (_placed(np.ones(items, np.float32)),), steps * 2 * 4 * items)
+    nbytes = 2 * 4 * items  # the bytes that a step reads and writes
+    return _Trial(add_ones, (_placed(np.ones(items, np.float32)),), steps * nbytes)
 
 
 def _starts() -> _Trial:

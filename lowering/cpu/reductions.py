@@ -8,8 +8,8 @@ import math
 import jax.numpy as jnp
 from jax import Array, lax
 
-from lowering.contexts import runs
-from lowering.cpu.memory import in_memory
+from lowering.contexts import is_enabled
+from lowering.cpu.memory import materialised
 from lowering.extents import at_least, is_symbolic
 
 # XLA adds the items of a row one after the other, and first writes computed items, such as squares,
@@ -28,22 +28,19 @@ _ITEMS = 64 << 10  # the fewest items of an array
 
 def is_by_lanes(x: Array) -> bool:
     """Tell whether rows are long enough, and the array large enough, for sums by parts."""
-    return (
-        x.dtype == jnp.float32
-        and x.ndim > 1
-        and not is_symbolic(x.shape[-1])
-        and at_least(math.prod(x.shape), _ITEMS)
-        and x.shape[-1] >= 2 * _LANES
-        and _lanes(x.shape[-1]) > 0
-        and runs("lanes")
-    )
+    if x.dtype != jnp.float32 or x.ndim < 2 or not is_enabled("lanes"):
+        return False
+    length = x.shape[-1]
+    if is_symbolic(length) or not at_least(math.prod(x.shape), _ITEMS):
+        return False
+    return length >= 2 * _LANES and _lanes(length) > 0
 
 
 def sums_of_rows(x: Array) -> Array:
     """Sum over the last axis: add the parts of each row first, then the items of their sum."""
     lanes = _lanes(x.shape[-1])
     parts = [lax.slice_in_dim(x, i, i + lanes, axis=-1) for i in range(0, x.shape[-1], lanes)]
-    return jnp.sum(in_memory(functools.reduce(lax.add, parts)), axis=-1)
+    return jnp.sum(materialised(functools.reduce(lax.add, parts)), axis=-1)
 
 
 def _lanes(length: int) -> int:

@@ -7,7 +7,7 @@ from collections import Counter
 
 import jax.numpy as jnp
 
-from lowering.contexts import runs
+from lowering.contexts import is_enabled
 from lowering.extents import is_symbolic
 from lowering.facts import facts
 from lowering.jaxpr_types import Variable
@@ -17,7 +17,7 @@ from lowering.program import Program
 # Arrays with fewer items than this are computed again for each reader. If larger arrays were
 # computed again too, an encoder whose 128x384 items are rounded to 256 levels would take 29 ms
 # instead of 21 ms, since XLA would compute the sum of each layer again, from the first layer on.
-_ITEMS = 16 << 10
+_FEWEST_ITEMS = 16 << 10
 
 
 def reread(program: Program) -> set[Variable]:
@@ -33,7 +33,7 @@ def reread(program: Program) -> set[Variable]:
       norm that a product reads would compute the norm again. The encoder takes 0.96 (batch 1) and
       0.88 (batch 8) of the time, and Swin-T takes 0.97.
     """
-    if not runs("in_memory"):
+    if not is_enabled("in_memory"):
         return set()
     role = program.role
     readers = Counter[Variable]()  # the number of readers of each variable
@@ -68,4 +68,4 @@ def reread(program: Program) -> set[Variable]:
 def _is_large(variable: Variable) -> bool:
     aval = variable.aval
     is_known = not any(map(is_symbolic, aval.shape))
-    return aval.dtype == jnp.float32 and is_known and math.prod(aval.shape) >= _ITEMS
+    return aval.dtype == jnp.float32 and is_known and math.prod(aval.shape) >= _FEWEST_ITEMS

@@ -13,8 +13,8 @@ from functools import reduce
 import numpy as np
 from jax import Array, lax
 
-from lowering.contexts import runs
-from lowering.cpu.memory import apart
+from lowering.contexts import is_enabled
+from lowering.cpu.memory import unfused
 from lowering.cpu.sliding_filter import Window
 from lowering.extents import is_symbolic
 from lowering.kernels.windows import extend
@@ -33,20 +33,21 @@ _MANY = 16 << 10  # items; a separate loop over a smaller array gains nothing
 _FACTORS = 1 << 20  # the most bytes of a window's factors, repeated to rows
 
 
-def row_of(shape: tuple[int, ...]) -> int:
+def positions_in_row(shape: tuple[int, ...]) -> int:
     """Return the number of positions in a row of an array, or 0 if rows do not pay.
 
     The array has the shape (batch, *positions, channels).
     """
-    if len(shape) < 3 or any(map(is_symbolic, shape)) or not runs("rows"):
+    if len(shape) < 3 or any(map(is_symbolic, shape)) or not is_enabled("rows"):
         return 0
     *_, positions, channels = shape
     fills_vectors = channels >= _WIDE and channels % _VECTOR == 0
-    if channels == 0 or channels > _MOST or fills_vectors or math.prod(shape) < _MANY:
+    if not 0 < channels <= _MOST or fills_vectors or math.prod(shape) < _MANY:
         return 0
-    counts = (n for n in range(1, positions + 1) if positions % n == 0 and n * channels <= _MOST)
-    count = max(counts, default=0)
-    return count if count > 1 and count * channels >= _FEWEST else 0
+    divisors = [n for n in range(1, positions + 1) if positions % n == 0]
+    count = max([n for n in divisors if n * channels <= _MOST], default=0)
+    has_enough_items = count * channels >= _FEWEST
+    return count if count > 1 and has_enough_items else 0
 
 
 def may_be_in_rows(program: Program, shape: tuple[int, ...]) -> bool:
@@ -54,7 +55,7 @@ def may_be_in_rows(program: Program, shape: tuple[int, ...]) -> bool:
 
     The array has the shape (batch, *positions, channels).
     """
-    return program.role == "value" and program.is_alone and row_of(shape) > 0
+    return program.role == "value" and program.is_alone and positions_in_row(shape) > 0
 
 
 def in_rows(x: Array, count: int) -> Array:
@@ -66,12 +67,12 @@ def in_rows(x: Array, count: int) -> Array:
     return x.reshape(*outer, positions // count, count * channels)
 
 
-def apart_in_rows(x: Array) -> Array:
+def unfused_in_rows(x: Array) -> Array:
     """Return the array, computed by loops over rows if its channels are narrow."""
-    count = row_of(x.shape)
+    count = positions_in_row(x.shape)
     if not count:
         return x
-    return apart(in_rows(x, count)).reshape(x.shape)
+    return unfused(in_rows(x, count)).reshape(x.shape)
 
 
 def repeated(x: Array, count: int) -> Array:
@@ -79,22 +80,17 @@ def repeated(x: Array, count: int) -> Array:
     return lax.concatenate([x] * count, x.ndim - 1)
 
 
-def is_in_rows(x: Array, filter: Array, window: Window) -> bool:
+def is_faster_in_rows(x: Array, filter: Array, window: Window) -> bool:
     """Tell whether a convolution with a group for each channel is best computed on rows."""
-    if not row_of(x.shape):
+    if not positions_in_row(x.shape):
         return False
     *size, depth, count = filter.shape
     *_, width = window.positions(x, size)
     factor_bytes = filter.size * filter.dtype.itemsize * width
-    return (
-        width * count >= _FEWEST
-        and depth == 1
-        and count == window.groups == x.shape[-1]
-        and window.is_single(x)
-        and window.stride[-1] == 1
-        and not window.is_spread
-        and factor_bytes <= _FACTORS
-    )
+    fits = width * count >= _FEWEST and factor_bytes <= _FACTORS
+    is_depthwise = depth == 1 and count == window.groups == x.shape[-1]
+    has_adjacent_windows = window.stride[-1] == 1 and not window.is_spread
+    return fits and is_depthwise and window.is_single(x) and has_adjacent_windows
 
 
 def depthwise_rows(x: Array, filter: Array, window: Window) -> Array:
@@ -108,7 +104,7 @@ def depthwise_rows(x: Array, filter: Array, window: Window) -> Array:
     *outer, width = counts
     *sides, (left, right) = window.padding
     edges = ((0, 0), *sides, (left * channels, right * channels))
-    rows = apart(extend(x.reshape(*x.shape[:-2], -1), edges, "constant"))
+    rows = unfused(extend(x.reshape(*x.shape[:-2], -1), edges, "constant"))
     factors = repeated(filter.reshape(*size, channels), width)
     *steps, _ = window.stride
     terms: list[Array] = []

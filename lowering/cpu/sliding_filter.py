@@ -77,7 +77,7 @@ class Window:
         axes = zip(extents, spans, self.stride, strict=True)
         return [(extent - span) // stride + 1 for extent, span, stride in axes]
 
-    def over(self, size: Sequence[int], upscaled: Shape, downscaled: Shape) -> Windows:
+    def windows_over(self, size: Sequence[int], upscaled: Shape, downscaled: Shape) -> Windows:
         """Return windows of this size that slide over the shape `upscaled`.
 
         `downscaled` is the shape of their positions. Both shapes have the batch first and the

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Iterator
 
 import jax.numpy as jnp
 import numpy as np
@@ -39,10 +40,13 @@ def stacked(x: Array, filter: Array, window: Window) -> Array:
     x = padded(x, window)
     matrix = jnp.moveaxis(filter, -2, 0).reshape(depth, -1)
     products = _product(x, matrix, window)
-    shifted = (part for _, part in cells(products, size, window.bare))
-    # The results of cell i are the channels from i * count on.
-    parts = (part[..., i * count :][..., :count] for i, part in enumerate(shifted))
-    return functools.reduce(lax.add, parts)
+
+    def terms() -> Iterator[Array]:
+        for i, (_, part) in enumerate(cells(products, size, window.bare)):
+            # The results of cell i are `count` channels from i * count on.
+            yield part[..., i * count :][..., :count]
+
+    return functools.reduce(lax.add, terms())
 
 
 # The fewest channels that a product sums. With fewer channels, rounding the operands to 16 bits
@@ -56,13 +60,9 @@ def is_narrow(x: Array, filter: Array, window: Window) -> bool:
     The operands must be bfloat16 with sums in float32. The filter must have at least `DEPTH` input
     channels.
     """
-    return (
-        x.dtype == jnp.bfloat16
-        and window.accumulator == jnp.float32
-        and window.groups == 1
-        and not window.is_spread
-        and filter.shape[-2] >= DEPTH
-    )
+    has_narrow_operands = x.dtype == jnp.bfloat16 and window.accumulator == jnp.float32
+    is_plain = window.groups == 1 and not window.is_spread
+    return has_narrow_operands and is_plain and filter.shape[-2] >= DEPTH
 
 
 def narrow(x: Array, filter: Array, window: Window) -> Array:
@@ -72,9 +72,12 @@ def narrow(x: Array, filter: Array, window: Window) -> Array:
     """
     if fits(x, filter, window):
         return stacked(x, filter, window)
-    parts = cells(x, filter.shape[:-2], window)
-    products = (_product(part, filter[cell], window) for cell, part in parts)
-    return functools.reduce(lax.add, products)
+
+    def terms() -> Iterator[Array]:
+        for cell, part in cells(x, filter.shape[:-2], window):
+            yield _product(part, filter[cell], window)
+
+    return functools.reduce(lax.add, terms())
 
 
 def _product(x: Array, matrix: Array, window: Window) -> Array:

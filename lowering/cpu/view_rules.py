@@ -11,9 +11,9 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from lowering import jaxprs
-from lowering.cpu.memory import apart
+from lowering.cpu.memory import unfused
 from lowering.cpu.pending_view import Order, View, arranged, common_order, full_array, plain, tensor
-from lowering.cpu.rows import apart_in_rows, in_rows, may_be_in_rows, repeated, row_of
+from lowering.cpu.rows import in_rows, may_be_in_rows, positions_in_row, repeated, unfused_in_rows
 from lowering.extents import runs_of
 from lowering.facts import facts, renumbered
 from lowering.jaxpr_types import Equation
@@ -66,7 +66,7 @@ def in_any_loop(view: View) -> View:
     """Return the view of an array that any loop may read, even if loops over rows compute it."""
     if not view.in_rows:
         return view
-    return replace(view, array=apart_in_rows(view.array), in_rows=False)
+    return replace(view, array=unfused_in_rows(view.array), in_rows=False)
 
 
 def _by_rows(
@@ -74,21 +74,21 @@ def _by_rows(
 ) -> Array | None:
     """Compute an elementwise operation on rows; None if operands do not broadcast to rows."""
     rows: list[Array] = []
-    count = row_of(shape)
+    count = positions_in_row(shape)
     for x, is_early in zip(arrays, are_early, strict=True):
         if jnp.ndim(x) == 0:
-            row = x
-        elif x.shape == shape:
-            row = in_rows(x, count)
-        else:
-            is_broadcast = all(n in (1, extent) for n, extent in zip(x.shape, shape, strict=True))
-            if math.prod(x.shape[1:-1]) != 1 or not is_broadcast:
-                return None
-            has_channels = x.shape[-1] == shape[-1]
-            row = repeated(x, count) if has_channels else x
-            if not is_early:
-                row = apart(row)
-        rows.append(row)
+            rows.append(x)
+            continue
+        if x.shape == shape:
+            rows.append(in_rows(x, count))
+            continue
+        is_broadcast = all(n in (1, extent) for n, extent in zip(x.shape, shape, strict=True))
+        is_same_at_all_positions = math.prod(x.shape[1:-1]) == 1
+        if not is_broadcast or not is_same_at_all_positions:
+            return None
+        has_channels = x.shape[-1] == shape[-1]
+        row = repeated(x, count) if has_channels else x
+        rows.append(row if is_early else unfused(row))
     return bind(equation, rows).reshape(shape)
 
 
@@ -123,9 +123,10 @@ def moved(program: Program, equation: Equation, *views: View) -> list[View] | No
     """
     order = common_order(views)
     fact = facts(equation)
-    if any(0 < len(view.order) < len(order) for view in views):
+    have_one_rank = all(len(view.order) in (0, len(order)) for view in views)
+    if not have_one_rank:
         return None
-    params = renumbered(equation, [places_in(order) if view.order else () for view in views])
+    params = renumbered(equation, [new_axes_in(order) if view.order else () for view in views])
     if params is None:
         return None
     if fact.reduces and fact.removes:
@@ -140,7 +141,7 @@ def moved(program: Program, equation: Equation, *views: View) -> list[View] | No
     return [View(x, result_order, shape) for x, shape in zip(results, shapes, strict=True)]
 
 
-def places_in(order: Order) -> list[tuple[int]]:
+def new_axes_in(order: Order) -> list[tuple[int]]:
     """Return the position of each axis in an order of axes."""
     return [(order.index(axis),) for axis in range(len(order))]
 
@@ -162,13 +163,13 @@ def _reshape(program: Program, equation: Equation, view: View, *extents: View) -
     groups = None if view.is_plain else runs_of(view.shape, shape)
     if groups is None:
         return plain(lax.reshape(tensor(view), shape))
-    # A run of old axes takes the position of its last axis in the array's order.
 
-    def place(group: tuple[Sequence[int], Sequence[int]]) -> int:
+    def position_of_group(group: tuple[Sequence[int], Sequence[int]]) -> int:
+        """Return the position of the last old axis in the array. Groups without one come first."""
         old_axes, _ = group
         return view.position(old_axes[-1]) if old_axes else -1
 
-    groups.sort(key=place)
+    groups.sort(key=position_of_group)
     old_order = tuple(axis for old_axes, _ in groups for axis in old_axes)
     order = tuple(axis for _, new_axes in groups for axis in new_axes)
     array = full_array(view, old_order)
@@ -182,4 +183,4 @@ _UNCHANGING = None, _elementwise, _broadcast_in_dim, moved, _reshape
 
 def stays(equation: Equation) -> bool:
     """Tell whether an equation is evaluated unchanged if all its operands have their own layout."""
-    return RULES.of(equation) in _UNCHANGING
+    return RULES.rule_for(equation) in _UNCHANGING

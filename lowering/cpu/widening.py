@@ -47,8 +47,8 @@ def run(program: Program, target: Target) -> Program:
     """
     is_backward = program.role == "backward"
     ends = program.results if is_backward else program.arguments
-    reals = [v for v in ends if jnp.issubdtype(v.aval.dtype, jnp.floating)]
-    all_narrow = len(reals) > 0 and all(map(_is_narrow, reals))
+    floating = [v for v in ends if jnp.issubdtype(v.aval.dtype, jnp.floating)]
+    all_narrow = len(floating) > 0 and all(map(_is_narrow, floating))
     rules = _RULES if all_narrow else Rules({PRODUCT: _product}, only=is_of_bfloat16)
 
     def widened(program: Program) -> Program:
@@ -77,11 +77,11 @@ def _from_bfloat16(matcher: Matcher, equation: Equation) -> Any:
     if not _is_computed(matcher, operand):
         return None
 
-    def function(x: Array) -> list[Array]:
+    def round_to_bfloat16(x: Array) -> list[Array]:
         bits = jnp.finfo(jnp.bfloat16)
         return [lax.reduce_precision(_wide(x), bits.nexp, bits.nmant)]
 
-    return _computed(matcher, equation, function, operand)
+    return _computed(matcher, equation, round_to_bfloat16, operand)
 
 
 _FROM_BFLOAT16 = Rules(
@@ -97,15 +97,17 @@ def _is_computed(matcher: Matcher, operand: Atom) -> bool:
     rounded it before the conversion.
     """
     maker = matcher.maker(operand)
-    while maker and facts(maker).moves and len(maker.invars) == 1 and not _converts(maker):
+    while maker and _only_moves(maker):
         maker = matcher.maker(maker.invars[0])
-    if maker and _converts(maker):
+    if maker and primitive(maker) == "convert_element_type":
         return matcher.maker(maker.invars[0], "reduce_precision") is None
     return maker is not None
 
 
-def _converts(equation: Equation) -> bool:
-    return primitive(equation) == "convert_element_type"
+def _only_moves(equation: Equation) -> bool:
+    """Tell whether an equation moves the items of one operand, without a conversion."""
+    converts = primitive(equation) == "convert_element_type"
+    return facts(equation).moves and len(equation.invars) == 1 and not converts
 
 
 def computes_narrow(jaxpr: Jaxpr) -> bool:
@@ -132,7 +134,12 @@ def is_of_bfloat16(equation: Equation) -> bool:
     return is_bfloat16(equation.params.get("precision"))
 
 
-_RULES = Rules(only=lambda e: any(map(_is_narrow, (*e.invars, *e.outvars))) or is_of_bfloat16(e))
+def _may_compute_narrow(equation: Equation) -> bool:
+    has_narrow = any(map(_is_narrow, (*equation.invars, *equation.outvars)))
+    return has_narrow or is_of_bfloat16(equation)
+
+
+_RULES = Rules(only=_may_compute_narrow)
 
 
 def _source(matcher: Matcher, operand: Atom) -> Atom:
@@ -196,7 +203,8 @@ def _converted(matcher: Matcher, equation: Equation) -> Any:
     """Convert the 32-bit source of an operand. Other dtypes become 16 bits by way of float32."""
     (operand,) = equation.invars
     (result,) = equation.outvars
-    if _is_narrow(operand) and _is_narrow(result) and operand.aval.dtype != result.aval.dtype:
+    are_narrow = _is_narrow(operand) and _is_narrow(result)
+    if are_narrow and operand.aval.dtype != result.aval.dtype:
         return None  # the other 16-bit format has a smaller range or fewer digits
     source = _source(matcher, operand)
     if source.aval.dtype == result.aval.dtype:
@@ -220,10 +228,10 @@ def _product(matcher: Matcher, equation: Equation) -> Any:
     if not is_asked or not pays or not profile().multiplies_bfloat16:
         return _in_32_bits(matcher, equation, **kind)
 
-    def function(*x: Array) -> list[Array]:
-        return bind(equation, [jnp.asarray(v, jnp.bfloat16) for v in x], **kind)
+    def multiply_narrow(*operands: Array) -> list[Array]:
+        return bind(equation, [jnp.asarray(x, jnp.bfloat16) for x in operands], **kind)
 
-    return _computed(matcher, equation, function, *equation.invars)
+    return _computed(matcher, equation, multiply_narrow, *equation.invars)
 
 
 def _depth(equation: Equation) -> int:

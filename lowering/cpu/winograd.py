@@ -19,8 +19,9 @@ import numpy as np
 from jax import Array, lax
 from jax.lax import add, mul, sub  # tracing the operators of arrays takes three times as long
 
-from lowering.cpu.memory import in_memory
+from lowering.cpu.memory import materialised
 from lowering.cpu.sliding_filter import Window, padded
+from lowering.extents import ceil_div
 from lowering.kernels.windows import extend
 
 # The most bytes of transformed inputs and products in a part. More bytes leave the caches. 3x3
@@ -39,8 +40,8 @@ _STORED = 180_000
 
 def is_winograd(filter: Array, window: Window) -> bool:
     """Tell whether the window is 3x3 with stride 1, without dilation and groups."""
-    steps = *window.stride, *window.dilation
-    return filter.shape[:-2] == (3, 3) and window.groups == 1 and all(n == 1 for n in steps)
+    has_unit_steps = all(n == 1 for n in (*window.stride, *window.dilation))
+    return filter.shape[:-2] == (3, 3) and window.groups == 1 and has_unit_steps
 
 
 def winograd(x: Array, filter: Array, window: Window) -> Array:
@@ -59,7 +60,7 @@ def winograd(x: Array, filter: Array, window: Window) -> Array:
     transformed = _filter_transform(filter)
     items = 16 * batch * height * width * (depth + filter.shape[3])
     nbytes = 4 * items
-    count = min(height, -(-nbytes // _BLOCK))  # blocks of rows of tiles, rounded up
+    count = min(height, ceil_div(nbytes, _BLOCK))  # blocks of rows of tiles
     ends = [height * i // count for i in range(count + 1)]
     blocks: list[Array] = []
     for start, end in itertools.pairwise(ends):
@@ -114,7 +115,7 @@ def _input_transform(x: Array, height: int, width: int) -> list[Array]:
 
     by_rows = transform(*(rows(i) for i in range(4)))
     if by_rows[0].nbytes > _STORED:
-        by_rows = map(in_memory, by_rows)
+        by_rows = map(materialised, by_rows)
     tiles: list[Array] = []
     for row in by_rows:
         tiles += transform(*(columns(row, j) for j in range(4)))

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lowering import jaxprs
-from lowering.contexts import runs
+from lowering.contexts import is_enabled
 from lowering.cpu.widening import computes_narrow, is_of_bfloat16
 from lowering.jaxpr_types import ClosedJaxpr, Equation
 from lowering.jaxprs import CONVOLUTION, PRODUCT, primitive
@@ -84,7 +84,7 @@ def compiler_options(
         in_place: whether the function writes into arrays of bfloat16, and computes nothing in 16
             bits.
     """
-    if not runs("eigen") or not _knows(CPU | _WIDTH):
+    if not is_enabled("eigen") or not _knows(CPU | _WIDTH):
         return {}
     if in_bytes:
         return _widest(BYTES)
@@ -106,24 +106,21 @@ def of_program(program: Program, call: ClosedJaxpr, is_alone: bool) -> dict[str,
     If the call is not compiled alone, it is compiled with other functions, which may compute in 16
     bits.
     """
-    narrow = total = 0
+    narrow = total = 0  # multiply-adds in bfloat16, and all
     for equation, times in jaxprs.repeated(program.closed.jaxpr):
         if primitive(equation) in _PRODUCTS:
             multiply_adds = times * _multiply_adds(equation)
             total += multiply_adds
             types = [v.aval.dtype for v in equation.invars]
-            narrow += multiply_adds * (jnp.bfloat16 in types or is_of_bfloat16(equation))
-    equations = list(jaxprs.innermost(call.jaxpr))
-    products = (e for e in equations if primitive(e) in _PRODUCTS)
-    in_bytes = any({v.aval.dtype for v in e.invars} <= _BYTES for e in products)
+            if jnp.bfloat16 in types or is_of_bfloat16(equation):
+                narrow += multiply_adds
     is_narrow = 2 * narrow > total
-    writes = (e for e in equations if primitive(e).startswith(("scatter", "dynamic_update")))
-    in_place = (
-        is_alone
-        and is_narrow
-        and any(e.outvars[0].aval.dtype == jnp.bfloat16 for e in writes)
-        and not computes_narrow(call.jaxpr)
-    )
+    equations = list(jaxprs.innermost(call.jaxpr))
+    products = [e for e in equations if primitive(e) in _PRODUCTS]
+    in_bytes = any({v.aval.dtype for v in e.invars} <= _BYTES for e in products)
+    writes = [e for e in equations if primitive(e).startswith(("scatter", "dynamic_update"))]
+    writes_bfloat16 = any(e.outvars[0].aval.dtype == jnp.bfloat16 for e in writes)
+    in_place = is_alone and is_narrow and writes_bfloat16 and not computes_narrow(call.jaxpr)
     return compiler_options(total, bfloat16=is_narrow, in_bytes=in_bytes, in_place=in_place)
 
 

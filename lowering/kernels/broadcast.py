@@ -19,7 +19,7 @@ from jax import Array
 from numpy.typing import NDArray
 
 from lowering.errors import InvalidShape
-from lowering.extents import Shape, common, is_static, show
+from lowering.extents import Shape, broadcast_extent, is_static, show
 
 Operand = Array | NDArray[Any] | np.generic | float
 
@@ -32,7 +32,7 @@ def broadcast_shapes(*shapes: Shape) -> Shape:
     for axis, extents in enumerate(zip_longest(*shapes, fillvalue=1)):
         shape.append(1)
         for extent in extents:
-            broadcast = common(shape[axis], extent)
+            broadcast = broadcast_extent(shape[axis], extent)
             if broadcast is None:
                 hint = "along each axis extents must be equal, or 1"
                 ranks = {len(shape) for shape in shapes if shape}
@@ -78,7 +78,7 @@ def minimum(x: Operand, y: Operand) -> Array:
 
 def _extreme(compute: Callable[..., Array], x: Operand, y: Operand) -> Array:
     for operand, other in ((x, y), (y, x)):
-        bound = _number(operand, other)
+        bound = _bound_of(operand, other)
         if bound is not None:
             return _bounded(operand, (compute, bound))
     return compute(*align(x, y))
@@ -86,20 +86,21 @@ def _extreme(compute: Callable[..., Array], x: Operand, y: Operand) -> Array:
 
 def clamped(x: Operand, a: Operand, b: Operand) -> Array:
     """Return max(min(x, b), a). The derivative at a bound is 1/2."""
-    low = _number(x, a)
-    high = _number(x, b)
+    low = _bound_of(x, a)
+    high = _bound_of(x, b)
     if low is not None and high is not None and low < high:
         return _bounded(x, (jnp.minimum, high), (jnp.maximum, low))
     return maximum(minimum(x, b), a)
 
 
-def _number(x: Any, y: Operand) -> float | None:
+def _bound_of(x: Any, y: Operand) -> float | None:
     """Return y as a float, or None if it cannot be a bound in `_bounded`.
 
     y must be one finite static number, and x must be traced and have floating-point items.
     """
-    is_traced_real = not is_static(x) and jnp.issubdtype(x.dtype, jnp.floating)
-    if not is_traced_real or not is_static(y) or np.size(y) != 1 or np.ndim(y) > x.ndim:
+    is_traced_float = not is_static(x) and jnp.issubdtype(x.dtype, jnp.floating)
+    is_one_number = is_static(y) and np.size(y) == 1
+    if not is_traced_float or not is_one_number or np.ndim(y) > x.ndim:
         return None
     number = np.asarray(y, x.dtype).astype(float).item()
     return number if math.isfinite(number) else None
@@ -111,25 +112,25 @@ def _bounded(x: Any, *bounds: tuple[Callable[..., Array], float]) -> Array:
     The backward passes of `jnp.maximum` and `jnp.minimum` read an array that is computed by
     divisions. With these functions a training step of MobileNetV2 takes 1.1 times as long.
     """
-    sides = [(compute, np.array(bound, x.dtype)) for compute, bound in bounds]
+    array_bounds = [(compute, np.array(bound, x.dtype)) for compute, bound in bounds]
 
     @jax.custom_jvp
-    def value(x: Array) -> Array:
-        for compute, bound in sides:
+    def apply_bounds(x: Array) -> Array:
+        for compute, bound in array_bounds:
             x = compute(x, bound)
         return x
 
     def is_inside(x: Array, compute: Callable[..., Array], bound: NDArray[Any]) -> Array:
         return x > bound if compute is jnp.maximum else x < bound
 
-    @value.defjvp
+    @apply_bounds.defjvp
     def _(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
         (x,) = primals
         (change,) = tangents
         one, half, zero = (np.array(factor, x.dtype) for factor in (1, 0.5, 0))
-        inside = [is_inside(x, compute, bound) for compute, bound in sides]
-        at_bound = [x == bound for _, bound in sides]
+        inside = [is_inside(x, compute, bound) for compute, bound in array_bounds]
+        at_bound = [x == bound for _, bound in array_bounds]
         factor = jnp.where(reduce(operator.or_, at_bound), half, zero)
-        return value(x), change * jnp.where(reduce(operator.and_, inside), one, factor)
+        return apply_bounds(x), change * jnp.where(reduce(operator.and_, inside), one, factor)
 
-    return value(x)
+    return apply_bounds(x)

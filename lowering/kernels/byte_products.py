@@ -61,18 +61,20 @@ def correlate(x: Array, filter: Array, zero_points: Sequence[Array], slide: Slid
     input_zero, filter_zero = zero_points
     p, y = _signed(x, input_zero)
     q, z = _signed(filter, filter_zero)
-    p = lax.pad(p, y.astype(_BYTE), [(0, 0, 0)] * 2 + [(*edges, 0) for edges in slide.padding])
+    edges = [(0, 0, 0), (0, 0, 0), *((before, after, 0) for before, after in slide.padding)]
+    p = lax.pad(p, y.astype(_BYTE), edges)
     groups = slide.groups
     count, depth, *size = q.shape
     batch, _, *extents = p.shape
-    places = replace(slide, padding=((0, 0),) * len(size)).places(extents, size)
+    without_padding = replace(slide, padding=((0, 0),) * len(size))
+    positions = without_padding.places(extents, size)
     p = p.reshape(batch, groups, depth, *extents)
     q = q.reshape(groups, -1, depth, *size)
     cells = list(np.ndindex(*size))
-    total = jnp.zeros((batch, count, *places), _SUM)
+    total = jnp.zeros((batch, count, *positions), _SUM)
     for start in range(0, len(cells), _CELLS):
         chosen = cells[start : start + _CELLS]
-        items = [p[:, :, :, *slide.items(cell, places)] for cell in chosen]
+        items = [p[:, :, :, *slide.items(cell, positions)] for cell in chosen]
         weights = [q[:, :, :, *cell] for cell in chosen]
         columns = jnp.concatenate(items, 2)
         matrix = jnp.concatenate(weights, 2)

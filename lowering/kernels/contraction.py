@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from lowering.errors import InvalidOperation, InvalidShape
-from lowering.extents import Shape, common, show, volume
+from lowering.extents import Shape, broadcast_extent, show, volume
 from lowering.kernels.precision import DType, left_operand_anywhere, precision_of
 
 
@@ -70,7 +70,7 @@ def _extents(shapes: Sequence[Shape], terms: Sequence[str]) -> dict[str, int]:
     extents: dict[str, int] = {}
     for shape, term in zip(shapes, terms, strict=True):
         for letter, extent in zip(term, shape, strict=True):
-            broadcast = common(extents.get(letter, 1), extent)
+            broadcast = broadcast_extent(extents.get(letter, 1), extent)
             if broadcast is None:
                 raise InvalidShape(
                     f"axis '{letter}' of 'expr' has the extents {extents[letter]} and {extent}, "
@@ -94,15 +94,16 @@ def multiply_adds(shapes: Sequence[Shape], terms: Sequence[str], output: str) ->
         pairs = zip(term, shape, strict=True)
         remaining.append({letter for letter, extent in pairs if extent == extents[letter]})
     total = 0
-    for pair in _order(remaining, output, extents):
-        operands = [remaining.pop(place) for place in sorted(pair, reverse=True)]
-        needed = set(output).union(*remaining)
-        letters = set[str]()
+    for indices in _order(remaining, output, extents):
+        operands = [remaining.pop(index) for index in sorted(indices, reverse=True)]
+        needed_later = set(output).union(*remaining)
+        letters = set[str]()  # those that are not summed before the product
         for k, operand in enumerate(operands):
-            letters |= operand & needed.union(*operands[:k], *operands[k + 1 :])
+            other_operands = operands[:k] + operands[k + 1 :]
+            letters |= operand & needed_later.union(*other_operands)
         if len(operands) > 1:
             total += volume(extents[letter] for letter in letters)
-        remaining.append(letters & needed)
+        remaining.append(letters & needed_later)
     return total
 
 
@@ -183,7 +184,10 @@ def _product(
 
 
 def _is_product(terms: Sequence[str], output: str) -> bool:
-    if len(terms) != 2 or any(len(set(term)) != len(term) for term in terms):
+    """Tell whether terms are a product of two operands, without diagonals and sums of one alone."""
+    has_diagonal = any(len(set(term)) != len(term) for term in terms)
+    if len(terms) != 2 or has_diagonal:
         return False
-    a, b = map(set, terms)
-    return (a ^ b) <= set(output)
+    left, right = map(set, terms)
+    letters_of_one = left ^ right
+    return letters_of_one <= set(output)

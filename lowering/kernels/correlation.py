@@ -84,15 +84,15 @@ def by_cells(x: Array, filter: Array, slide: Slide, wide: DType) -> Array:
     groups = slide.groups
     count, depth, *size = filter.shape
     batch, _, *extents = x.shape
-    places = slide.places(extents, size)
+    positions = slide.places(extents, size)
     x = x.reshape(batch, groups, depth, *extents)
     filter = filter.reshape(groups, count // groups, depth, *size)
-    total = jnp.zeros((batch, groups, count // groups, *places), wide)
+    total = jnp.zeros((batch, groups, count // groups, *positions), wide)
     for cell in np.ndindex(*size):
-        items = x[:, :, :, *slide.items(cell, places)]
+        items = x[:, :, :, *slide.items(cell, positions)]
         weights = filter[:, :, :, *cell]
         total += jnp.einsum("bgc...,gnc->bgn...", items, weights, preferred_element_type=wide)
-    return total.reshape(batch, count, *places)
+    return total.reshape(batch, count, *positions)
 
 
 def conv(
@@ -164,13 +164,13 @@ def spread(x: Array, windows: Windows) -> tuple[Array, Padding]:
     Returns the input, and the padding that it needs after its items are spread `stride` apart. The
     padding is negative where the output is cut.
     """
-    first = x.ndim - len(windows.size)
+    leading = x.ndim - len(windows.size)
     reach = windows.reach
     if windows.border in ("constant", "ignore"):
         reach = ((0, 0),) * len(reach)
-    x = extend(x, ((0, 0),) * first + reach, windows.border)
+    x = extend(x, ((0, 0),) * leading + reach, windows.border)
     padding: list[tuple[int, int]] = []
-    for axis, extent in enumerate(x.shape[first:]):
+    for axis, extent in enumerate(x.shape[leading:]):
         stride = windows.stride[axis]
         reach_before, _ = reach[axis]
         padding_before, _ = windows.padding[axis]

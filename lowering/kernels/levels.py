@@ -17,12 +17,12 @@ from jax.core import Tracer
 from jax.interpreters import ad, batching, mlir
 from numpy.typing import ArrayLike
 
-from lowering.jaxprs import operation
+from lowering.jaxprs import function_primitive
 
 NOTE = "levels"
 MOST = 256  # levels; a tensor with more levels has no 8-bit codes
 
-_levels = operation(NOTE)
+_levels = function_primitive(NOTE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,8 @@ def noted(
     to this shape. No note is made for dtypes other than float32, for more than 256 levels, and
     outside of a trace.
     """
-    if highest - lowest >= MOST or not isinstance(x, Tracer) or x.dtype != jnp.float32:
+    has_codes = highest - lowest < MOST and x.dtype == jnp.float32
+    if not has_codes or not isinstance(x, Tracer):
         return x
     levels = Levels(lowest, highest, _level_of_zero(step, start, lowest, highest))
     level = jnp.broadcast_to(level, x.shape)
@@ -73,7 +74,8 @@ def _level_of_zero(step: ArrayLike, start: ArrayLike, lowest: int, highest: int)
     steps = np.asarray(step, np.float64)
     starts = np.asarray(start, np.float64)
     are_finite = np.all(np.isfinite(steps) & np.isfinite(starts))
-    if not steps.size or not np.all(steps) or not are_finite:
+    has_zero_step = np.any(steps == 0)
+    if steps.size == 0 or has_zero_step or not are_finite:
         return None
     zeros = -starts / steps
     level = int(np.clip(np.rint(zeros.ravel()[0]), lowest, highest))
@@ -98,18 +100,19 @@ def _batched(
     """Move the batch axis of all operands to the front. Scalars without a batch stay scalars."""
     pairs = zip(operands, axes, strict=True)
     size = next(x.shape[axis] for x, axis in pairs if axis is not None)
-    rank = operands[0].ndim + (axes[0] is None)
+    has_batch = axes[0] is not None
+    rank = operands[0].ndim if has_batch else operands[0].ndim + 1
 
-    def placed(x: Array, axis: int | None, repeats: bool) -> Array:
-        if axis is None:
-            if repeats:
-                return jnp.broadcast_to(x, (size, *x.shape))
-            return x[None] if x.ndim else x
-        first = jnp.moveaxis(x, axis, 0)
-        return first.reshape(size, *(1,) * (rank - x.ndim), *first.shape[1:])
+    def with_batch_first(x: Array, axis: int | None, repeats: bool) -> Array:
+        if axis is not None:
+            moved = jnp.moveaxis(x, axis, 0)
+            return moved.reshape(size, *(1,) * (rank - x.ndim), *moved.shape[1:])
+        if repeats:
+            return jnp.broadcast_to(x, (size, *x.shape))
+        return x[None] if x.ndim else x
 
     # x and level have the shape of the tensor, while step and start broadcast to it.
-    batched = map(placed, operands, axes, (True, True, False, False))
+    batched = map(with_batch_first, operands, axes, (True, True, False, False))
     return _levels.bind(*batched, **params), [0]
 
 

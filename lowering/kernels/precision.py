@@ -66,8 +66,8 @@ def is_bfloat16(precision: lax.PrecisionLike) -> bool:
 
 def precision_of(dtype: DType, precision: lax.PrecisionLike) -> lax.PrecisionLike:
     """Return the precision for products of a dtype. Integers are never rounded to bfloat16."""
-    is_real = jnp.issubdtype(dtype, jnp.floating)
-    if is_bfloat16(precision) and not is_real:
+    is_floating = jnp.issubdtype(dtype, jnp.floating)
+    if is_bfloat16(precision) and not is_floating:
         return None
     return precision
 

@@ -36,7 +36,7 @@ from lowering.extents import Shape, along, volume
 from lowering.kernels.precision import DType
 from lowering.kernels.windows import extend
 
-Places = Array | NDArray[Any]
+AnyArray = Array | NDArray[Any]
 
 CROP = "tf_crop_and_resize"
 COORDINATES = (
@@ -137,15 +137,16 @@ def places(
             return (x + 0.5) / scale - 0.5
 
 
-def _corners(x: Places, extent: int, length: float) -> Places:
+def _corners(x: AnyArray, extent: int, length: float) -> AnyArray:
     """Return the places of items if the first and last items of input and result coincide."""
     return x * (extent - 1) / (length - 1) if len(x) > 1 else x
 
 
-def resample(x: Array, axis: int, where: Places, scale: float, method: Method) -> Array:
+def resample(x: Array, axis: int, where: AnyArray, scale: float, method: Method) -> Array:
     """Interpolate floating-point numbers at places along an axis. "nearest" takes any dtype."""
     extent = x.shape[axis]
-    if isinstance(where, np.ndarray) and np.array_equal(where, np.arange(extent)):
+    is_unchanged = isinstance(where, np.ndarray) and np.array_equal(where, np.arange(extent))
+    if is_unchanged:
         return x
     if method.interpolator == "nearest":
         rounding = method.nearest_mode
@@ -184,14 +185,15 @@ def host_work(extent: int, length: float, method: Method) -> tuple[int, int]:
     return _WORK * count * taps, taps
 
 
-def _nearest(x: Array, axis: int, where: Places, mode: str) -> Array:
+def _nearest(x: Array, axis: int, where: AnyArray, mode: str) -> Array:
     """Return the items nearest to places, by a repetition or slice if possible, else a gather."""
     xp = where.__array_namespace__()
     extent = x.shape[axis]
     error = (xp.abs(where) + 1) * _PRECISION
     items = _ROUND[mode](xp, where, error)
     items = xp.clip(items, 0, extent - 1).astype(np.int32)
-    if isinstance(items, np.ndarray):  # the gradient of a slice is faster than that of a gather
+    if isinstance(items, np.ndarray):
+        # The gradients of a repetition and of a slice are faster than that of a gather.
         count = len(items)
         times = count // extent
         if count % extent == 0 and np.array_equal(items, np.arange(count) // times):
@@ -202,7 +204,7 @@ def _nearest(x: Array, axis: int, where: Places, mode: str) -> Array:
     return jnp.take(x, items, axis, mode="clip")
 
 
-def _weights(where: Places, extent: int, scale: float, method: Method) -> tuple[Any, Any]:
+def _weights(where: AnyArray, extent: int, scale: float, method: Method) -> tuple[Any, Any]:
     """Return the indices of the input items for each place, and the weights of these items.
 
     Both arrays have the shape (places, taps), where taps is the number of input items for a place.
@@ -236,7 +238,7 @@ def _taps(scale: float, method: Method) -> range:
     return range(first, 2 - first)
 
 
-def cubic_kernel(distance: Places, a: float) -> Any:
+def cubic_kernel(distance: AnyArray, a: float) -> Any:
     """Return the weight of an item at a distance of at least 0, in Keys' cubic convolution.
 
     `a` is the coefficient of the kernel.
@@ -248,7 +250,7 @@ def cubic_kernel(distance: Places, a: float) -> Any:
     return xp.where(t <= 1, near, xp.where(t < 2, far, 0.0))
 
 
-def _weighted(x: Array, axis: int, items: Places, weights: Places) -> Array:
+def _weighted(x: Array, axis: int, items: AnyArray, weights: AnyArray) -> Array:
     """Return weighted sums of the input items at the indices `items` along an axis.
 
     `items` and `weights` have the shape (places, taps). The sums are computed by a product or by
@@ -312,7 +314,9 @@ def upsample_linear(x: Array, axis: int, factor: int, shift: bool, border: str) 
         left = neighbour(offset)
         right = neighbour(offset + 1)
         weight = remainder / (2 * factor)
-        phases.append(left * (1 - weight) + right * weight if weight else left)
+        if weight:
+            left = left * (1 - weight) + right * weight
+        phases.append(left)
     return merged(jnp.stack(phases, axis + 1), axis)
 
 
@@ -347,8 +351,8 @@ def bilinear(x: Array, batch: Array, row: Array, column: Array) -> Array:
     across = across[:, None, :, None]
 
     def corner(row: Array, column: Array) -> Array:
-        places = (batch[:, None, None], slice(None), row[:, :, None], column[:, None, :])
-        return jnp.asarray(x).at[places].get(mode="clip")  # (grids, rows, columns, channels)
+        indices = (batch[:, None, None], slice(None), row[:, :, None], column[:, None, :])
+        return jnp.asarray(x).at[indices].get(mode="clip")  # (grids, rows, columns, channels)
 
     upper = corner(top, left) * (1 - across) + corner(top, right) * across
     lower = corner(bottom, left) * (1 - across) + corner(bottom, right) * across

@@ -58,7 +58,7 @@ def rotated_overlap(box: Array, boxes: Array) -> Array:
     cos = jnp.cos(boxes[:, 4])
     sin = jnp.sin(boxes[:, 4])
 
-    def turned(x: Array, y: Array) -> Array:
+    def rotated_to_boxes(x: Array, y: Array) -> Array:
         return jnp.stack([x * cos + y * sin, y * cos - x * sin], axis=-1)
 
     angle = box[:, 4]
@@ -66,7 +66,7 @@ def rotated_overlap(box: Array, boxes: Array) -> Array:
     across = jnp.stack([-jnp.sin(angle), jnp.cos(angle)], axis=-1) * (box[:, 3:4] / 2)
     corners = [along + across, across - along, -along - across, along - across]
     points = [box[:, :2] - boxes[:, :2] + corner for corner in corners]
-    polygon = jnp.stack([turned(p[:, 0], p[:, 1]) for p in points], axis=1)  # (n, 4, 2)
+    polygon = jnp.stack([rotated_to_boxes(p[:, 0], p[:, 1]) for p in points], axis=1)  # (n, 4, 2)
     half = boxes[:, None, 2:4] / 2
     step = jnp.roll(polygon, -1, axis=1) - polygon
     # The positions, from 0 to 1 along each side, at which the side crosses the four edge lines.
@@ -169,7 +169,7 @@ def softened(
     return chosen, values
 
 
-def first(rows: Array, filled: Array) -> tuple[Array, Array]:
+def filled_first(rows: Array, filled: Array) -> tuple[Array, Array]:
     """Move filled rows to the front. Return the rows, and whether each row is filled."""
     order = jnp.argsort(~filled, stable=True)
     return rows[order], filled[order]

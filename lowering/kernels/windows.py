@@ -17,7 +17,16 @@ import numpy as np
 from jax import Array, lax
 
 from lowering.errors import InvalidOperation, InvalidShape
-from lowering.extents import MAX_EXTENT, Shape, along, differ, is_symbolic, padded, volume
+from lowering.extents import (
+    MAX_EXTENT,
+    Shape,
+    along,
+    ceil_div,
+    differ,
+    is_symbolic,
+    padded,
+    volume,
+)
 from lowering.kernels.precision import DType
 
 Padding = tuple[tuple[int, int], ...]
@@ -110,12 +119,12 @@ def basic(
     dilated = spans(size, dilation)
     # The numbers of positions along each axis. With automatic padding they are the extent divided
     # by the stride, rounded up. With explicit padding they follow from the padding.
-    automatic = tuple([-(-extent // s) for extent, s in zip(shape, stride, strict=True)])
-    axes = zip(shape, padding, dilated, stride, strict=False)
-    explicit = [(p + extent + q - span) // s + 1 for extent, (p, q), span, s in axes]
-    down = (*explicit, *automatic[len(padding) :])
-    pads = _complete(padding, shape, automatic, dilated, stride)
-    return Windows(size, pads, stride, dilation, shape, down, border)
+    automatic = tuple([ceil_div(extent, s) for extent, s in zip(shape, stride, strict=True)])
+    axes_with_padding = zip(shape, padding, dilated, stride, strict=False)
+    explicit = [(p + extent + q - span) // s + 1 for extent, (p, q), span, s in axes_with_padding]
+    downscaled = (*explicit, *automatic[len(padding) :])
+    padding = _complete(padding, shape, automatic, dilated, stride)
+    return Windows(size, padding, stride, dilation, shape, downscaled, border)
 
 
 def reverse(shape: Shape, output: Shape, size: Shape, **sliding: Unpack[Sliding]) -> Windows:
@@ -131,11 +140,11 @@ def reverse(shape: Shape, output: Shape, size: Shape, **sliding: Unpack[Sliding]
     dilated = spans(size, dilation)
     # The extents of the result: with automatic padding, and with explicit padding.
     automatic = [extent * s for extent, s in zip(shape, stride, strict=True)]
-    axes = zip(shape, stride, dilated, padding, strict=False)
-    explicit = [(extent - 1) * s + span - p - q for extent, s, span, (p, q) in axes]
-    up = output or (*explicit, *automatic[len(padding) :])
-    pads = _complete(padding, up, shape, dilated, stride)
-    return Windows(size, pads, stride, dilation, up, shape, sliding["border"])
+    axes_with_padding = zip(shape, stride, dilated, padding, strict=False)
+    explicit = [(extent - 1) * s + span - p - q for extent, s, span, (p, q) in axes_with_padding]
+    upscaled = output or (*explicit, *automatic[len(padding) :])
+    padding = _complete(padding, upscaled, shape, dilated, stride)
+    return Windows(size, padding, stride, dilation, upscaled, shape, sliding["border"])
 
 
 def spans(size: Sequence[int], dilation: Sequence[int]) -> Shape:
@@ -143,11 +152,17 @@ def spans(size: Sequence[int], dilation: Sequence[int]) -> Shape:
     return tuple([(f - 1) * d + 1 for f, d in zip(size, dilation, strict=True)])
 
 
-def _complete(padding: Padding, up: Shape, down: Shape, dilated: Shape, stride: Shape) -> Padding:
+def _complete(
+    padding: Padding, upscaled: Shape, downscaled: Shape, dilated: Shape, stride: Shape
+) -> Padding:
     """Return the padding, completed by automatic padding for the axes that lack padding."""
-    axes = list(zip(up, down, dilated, stride, strict=True))[len(padding) :]
-    totals = [max((n - 1) * s + span - extent, 0) for extent, n, span, s in axes]
-    return (*padding, *((total // 2, total - total // 2) for total in totals))
+    complete = list(padding)
+    axes = list(zip(upscaled, downscaled, dilated, stride, strict=True))
+    for extent, count, span, s in axes[len(padding) :]:
+        total = max((count - 1) * s + span - extent, 0)
+        before = total // 2
+        complete.append((before, total - before))
+    return tuple(complete)
 
 
 def extend(x: Array, padding: Padding, border: str, fill: float = 0.0) -> Array:
@@ -173,9 +188,9 @@ def _mirrored(x: Array, axis: int, before: int, after: int, border: str) -> Arra
     # jnp.pad would trace an operation for each reflection from edge to edge.
     edge = 0 if border == "reflect" else 1  # 'reflect-even' repeats the edge
     period = 2 * (extent - 1 + edge)
-    place = (lax.iota(np.int32, before + extent + after) - before) % period
-    place = jnp.where(place < extent, place, period - edge - place)
-    return jnp.take(x, place, axis, mode="clip")
+    index = (lax.iota(np.int32, before + extent + after) - before) % period
+    index = jnp.where(index < extent, index, period - edge - index)
+    return jnp.take(x, index, axis, mode="clip")
 
 
 def valid_counts(windows: Windows, fold: Callable[[int], None]) -> Any:
@@ -232,11 +247,16 @@ def window_max_and_index(x: Array, windows: Windows, border: str) -> tuple[Array
 def _first_of_cells(
     x: Array, index: Array, windows: Windows, axis: int, volume: int
 ) -> tuple[Array, Array]:
-    def chosen(best: tuple[Array, Array], j: Array | int) -> tuple[tuple[Array, Array], None]:
+    """Return the maximum of each window along an axis, and the item of `index` in its cell.
+
+    `volume` is the number by which the index grows from cell to cell.
+    """
+
+    def take_better(best: tuple[Array, Array], j: Array | int) -> tuple[tuple[Array, Array], None]:
         maximum, maximum_index = best
         candidate = windows.cell(x, axis, j)
         is_larger = candidate > maximum
-        is_first_nan = (candidate != candidate) & (maximum == maximum)
+        is_first_nan = (candidate != candidate) & (maximum == maximum)  # only NaN is not itself
         is_better = is_larger | is_first_nan
         candidate_index = windows.cell(index, axis, j) + j * volume
         maximum = jnp.where(is_better, candidate, maximum)
@@ -246,10 +266,10 @@ def _first_of_cells(
     best = windows.cell(x, axis, 0), windows.cell(index, axis, 0)
     size = windows.size[axis]
     if size > _UNROLLED:
-        best, _ = lax.scan(chosen, best, lax.iota(np.int32, size - 1) + 1)
+        best, _ = lax.scan(take_better, best, lax.iota(np.int32, size - 1) + 1)
         return best
     for j in range(1, size):
-        best, _ = chosen(best, j)
+        best, _ = take_better(best, j)
     return best
 
 
@@ -319,7 +339,8 @@ def require_reverse(windows: Windows, padding: Padding, first_axis: int = 0) -> 
     mapped = basic(w.upscaled, w.size, w.border, padding, w.stride, w.dilation)
     axes = zip(w.upscaled, w.downscaled, mapped.downscaled, w.padding, strict=True)
     for axis, (up, down, count, pads) in enumerate(axes, first_axis):
-        if up < 1 and not up == down == 0:
+        are_both_empty = up == down == 0
+        if up < 1 and not are_both_empty:
             raise InvalidShape(
                 f"the output has extent {up} at axis {axis}: "
                 f"'padding' {pads} removes all items that the windows cover"

@@ -78,7 +78,7 @@ def gelu(x: Array, approximation: str = "sigmoid") -> Array:
 
 
 def _softabs_type(x: TensorType, epsilon: float) -> TensorType:
-    require.real(x=x)
+    require.floating(x=x)
     require.not_negative(epsilon=epsilon)
     return x
 
@@ -114,7 +114,7 @@ def selu(x: Array, alpha: float, lambda_: float) -> Array:
 
 
 def _prelu_type(x: TensorType, alpha: TensorType) -> TensorType:
-    require.same_dtype(require.real, x=x, alpha=alpha)
+    require.same_dtype(require.floating, x=x, alpha=alpha)
     require.fits("'x'", x, alpha=alpha)
     return x
 
@@ -133,7 +133,7 @@ def leaky_relu(x: Array, alpha: float) -> Array:
 
 
 def _swiglu_type(gate: TensorType, up: TensorType, alpha: float, limit: float) -> TensorType:
-    require.same_dtype(require.real, gate=gate, up=up)
+    require.same_dtype(require.floating, gate=gate, up=up)
     if limit <= 0:
         raise InvalidOperation(f"'limit' must be positive, it is {limit}")
     return TensorType(broadcast_shapes(gate.shape, up.shape), wide_dtype(gate, up).name)

@@ -100,7 +100,7 @@ def _deconv_type(
     groups: int,
     **window: Unpack[Sliding],
 ) -> TensorType:
-    require.same_dtype(require.real, input=input, filter=filter, bias=bias)
+    require.same_dtype(require.floating, input=input, filter=filter, bias=bias)
     _require_operands(input.shape, filter.shape, groups, window)
     if differ(filter.shape[0], input.shape[1]):
         raise InvalidShape(

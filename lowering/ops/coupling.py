@@ -17,7 +17,7 @@ _TOLERANCE = 0.005
 
 
 def _type(shares: TensorType, count: int) -> TensorType:
-    require.real(shares=shares)
+    require.floating(shares=shares)
     require.layout(f"[n,{count * (count - 1) // 2}]", shares=shares)
     return TensorType((shares.shape[0], count), shares.dtype)
 

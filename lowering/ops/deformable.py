@@ -23,7 +23,7 @@ def _deformable_type(
     input: TensorType, offsets: TensorType, filter: TensorType, mask: TensorType, groups: int,
     offset_groups: int, padding: Padding, stride: Shape, dilation: Shape,
 ) -> TensorType:  # fmt: skip
-    require.same_dtype(require.real, input=input, offsets=offsets, filter=filter)
+    require.same_dtype(require.floating, input=input, offsets=offsets, filter=filter)
     require.layout("[B,C,H,W]", input=input, filter=filter)
     require.indexable(input=TensorType(input.shape[2:], input.dtype))
     shape = conv_shape(
@@ -35,7 +35,7 @@ def _deformable_type(
     cells = filter.shape[2] * filter.shape[3]
     for name, operand, count in (("offsets", offsets, 2), ("mask", mask, 1)):
         if operand != ABSENT:
-            require.real(**{name: operand})
+            require.floating(**{name: operand})
             why = f"it has {count} channels for each of {cells} cells and {offset_groups} groups"
             expected = (shape[0], count * offset_groups * cells, *shape[2:])
             require.shape(name, operand, expected, why)
@@ -84,12 +84,10 @@ def deformable_conv(
         """
         return grid[None, None].astype(x.dtype) + moves[:, :, :, axis]
 
-    start = starts(0)
-    steps = jnp.repeat(jnp.arange(rows) * windows.dilation[0], columns)
-    row = moved(start.reshape(1, -1, 1) + steps[:, None, None], 0)
-    start = starts(1)
-    steps = jnp.tile(jnp.arange(columns) * windows.dilation[1], rows)
-    column = moved(start.reshape(1, 1, -1) + steps[:, None, None], 1)
+    row_steps = jnp.repeat(jnp.arange(rows) * windows.dilation[0], columns)
+    row = moved(starts(0).reshape(1, -1, 1) + row_steps[:, None, None], 0)
+    column_steps = jnp.tile(jnp.arange(columns) * windows.dilation[1], rows)
+    column = moved(starts(1).reshape(1, 1, -1) + column_steps[:, None, None], 1)
     parts = x.reshape(batch, offset_groups, channels // offset_groups, height * width)
     values = _interpolated(parts, row, column, height, width, padded_bilinear)
     if mask is not False:
@@ -123,9 +121,9 @@ def _interpolated(parts: Array, y: Array, x: Array, height: int, width: int, pad
                 share = jnp.where(is_inside(row, column), share, 0)
             row = jnp.clip(row, 0, height - 1).astype(jnp.int32)
             column = jnp.clip(column, 0, width - 1).astype(jnp.int32)
-            place = row * width + column
-            flat = place.reshape(*place.shape[:2], 1, -1)
-            items = jnp.take_along_axis(parts, flat, axis=3)
-            items = items.reshape(*parts.shape[:3], *place.shape[2:])
+            index = row * width + column
+            flat_index = index.reshape(*index.shape[:2], 1, -1)
+            items = jnp.take_along_axis(parts, flat_index, axis=3)
+            items = items.reshape(*parts.shape[:3], *index.shape[2:])
             total = total + items * share[:, :, None]
     return total if padded else jnp.where(is_sampled[:, :, None], total, 0)

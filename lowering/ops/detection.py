@@ -31,7 +31,7 @@ def _suppression_type(
     max_output_boxes_per_class: int,
     score_threshold: TensorType,
 ) -> TensorType:
-    require.real(boxes=boxes, scores=scores)
+    require.floating(boxes=boxes, scores=scores)
     require.layout("[batches,boxes,4]", boxes=boxes)
     require.layout("[batches,classes,boxes]", scores=scores)
     if differ(boxes.shape[0], scores.shape[0]) or differ(boxes.shape[1], scores.shape[2]):
@@ -109,11 +109,11 @@ def _non_zero_type(input: TensorType) -> TensorType:
 def non_zero(input: Array) -> Array:
     """Return the indices (axes, items) of non-zero items in row-major order, padded by -1."""
     x = jnp.asarray(input)
-    place = jnp.nonzero(x.reshape(-1), size=x.size, fill_value=-1)[0]
-    place = place.astype(jnp.int32)[None, :]
+    (flat_index,) = jnp.nonzero(x.reshape(-1), size=x.size, fill_value=-1)
+    flat_index = flat_index.astype(jnp.int32)[None, :]
     extents = np.array(x.shape, np.int32).reshape(-1, 1)
     strides = np.array([volume(x.shape[a + 1 :]) for a in range(x.ndim)], np.int32).reshape(-1, 1)
-    return jnp.where(place < 0, -1, place // strides % extents)
+    return jnp.where(flat_index < 0, -1, flat_index // strides % extents)
 
 
 def _sorted_type(

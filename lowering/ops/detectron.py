@@ -17,7 +17,7 @@ from lowering.errors import InvalidShape
 from lowering.extents import differ, show, volume
 from lowering.graph import TensorType
 from lowering.kernels.precision import widened
-from lowering.kernels.suppression import first, overlap, suppressed
+from lowering.kernels.suppression import filled_first, overlap, suppressed
 from lowering.ops import require, rules
 
 _CHOICES = "it chooses boxes"
@@ -36,12 +36,12 @@ def _proposals_type(
     image: TensorType, anchors: TensorType, deltas: TensorType, scores: TensorType, pre_nms: int,
     post_nms: int, scales: bool,
 ) -> tuple[TensorType, TensorType, TensorType]:  # fmt: skip
-    require.same_dtype(require.real, anchors=anchors, deltas=deltas, scores=scores)
+    require.same_dtype(require.floating, anchors=anchors, deltas=deltas, scores=scores)
     require.layout("[B,A,H,W]", scores=scores)
     require.layout("[H,W,A,4]", anchors=anchors)
     require.not_negative(pre_nms=pre_nms, post_nms=post_nms)
     require.int32(post_nms=post_nms)
-    require.real(image=image)
+    require.floating(image=image)
     require.indexable(scores=scores, deltas=deltas)
     batch, count, height, width = scores.shape
     require.shape("deltas", deltas, (batch, 4 * count, height, width), "4 for each of 'scores'")
@@ -100,7 +100,7 @@ def anchored_proposals(
 
     boxes, values, filled = jax.vmap(best_regions)(info, moves, flat)
     rows = jnp.concatenate([boxes, values[..., None]], axis=-1).reshape(-1, 5)
-    rows, is_filled = first(rows, filled.reshape(-1))
+    rows, is_filled = filled_first(rows, filled.reshape(-1))
     rows = jnp.where(is_filled[:, None], rows, 0).astype(dtype)
     return rows[:, :4], rows[:, 4], jnp.sum(filled, axis=1, dtype=jnp.int32)
 
@@ -108,7 +108,7 @@ def anchored_proposals(
 def _refined_type(
     rois: TensorType, deltas: TensorType, scores: TensorType, keep: int, weights: tuple[float, ...]
 ) -> tuple[TensorType, TensorType, TensorType]:
-    require.same_dtype(require.real, rois=rois, deltas=deltas, scores=scores)
+    require.same_dtype(require.floating, rois=rois, deltas=deltas, scores=scores)
     require.layout("[N,4]", rois=rois)
     require.layout("[N,C]", scores=scores)
     count, classes = scores.shape
@@ -149,22 +149,22 @@ def refined_detections(
         return jnp.zeros((keep, 4), dtype), jnp.zeros(keep, jnp.int32), no_scores
     shared = partial(overlap, offset=1.0, touches=False)
 
-    def places(boxes: Array, scores: Array) -> Array:
+    def select(boxes: Array, scores: Array) -> Array:
         return suppressed(boxes, scores, scores > score_threshold, most, nms_threshold, shared)
 
-    chosen = jax.vmap(places, (1, 1))(boxes, scores)  # (classes, most)
+    chosen = jax.vmap(select, (1, 1))(boxes, scores)  # (classes, most)
     label = jnp.broadcast_to(jnp.arange(classes, dtype=jnp.int32)[:, None], chosen.shape)
     filled = ((chosen >= 0) & (label > 0)).reshape(-1)
     label = label.reshape(-1)
-    place = jnp.maximum(chosen.reshape(-1), 0)
-    values = jnp.where(filled, scores[place, label], -jnp.inf)
+    index = jnp.maximum(chosen.reshape(-1), 0)
+    values = jnp.where(filled, scores[index, label], -jnp.inf)
     too_many = jnp.sum(filled) > keep
-    by_score = jnp.lexsort((place, -values))
+    by_score = jnp.lexsort((index, -values))
     by_class = jnp.argsort(~filled, stable=True)
     order = jnp.where(too_many, by_score, by_class)
     missing = max(keep - len(order), 0)
     order = jnp.pad(order, (0, missing), constant_values=-1)[:keep]
     is_filled = filled[order] & (order >= 0)
-    box = jnp.where(is_filled[:, None], boxes[place[order], label[order]], 0)
+    box = jnp.where(is_filled[:, None], boxes[index[order], label[order]], 0)
     score = jnp.where(is_filled, values[order], 0)
     return box.astype(dtype), jnp.where(is_filled, label[order], 0), score.astype(dtype)

@@ -22,7 +22,7 @@ _LOGICAL = "its results are logical values"
 _BITS = "its results are integers or logical values"
 
 
-def _is_real(x: Array) -> bool:
+def _is_inexact(x: Array) -> bool:
     return bool(jnp.issubdtype(x.dtype, jnp.inexact))
 
 
@@ -36,7 +36,9 @@ def like(check: Callable[..., None]) -> Callable[[TensorType], TensorType]:
     return infer
 
 
-real_type, ordered_type, _number_type = map(like, (require.real, require.ordered, require.number))
+real_type, ordered_type, _number_type = map(
+    like, (require.floating, require.ordered, require.number)
+)
 
 
 def _unary(
@@ -56,7 +58,7 @@ def _rounding(kind: str, function: Callable[[Array], Array]) -> None:
     """Register a rule that rounds floating-point numbers, and leaves integers unchanged."""
 
     def rounding(x: Array) -> Array:
-        return function(x) if _is_real(x) else x
+        return function(x) if _is_inexact(x) else x
 
     _unary(kind, rounding, ordered_type)
 
@@ -112,7 +114,7 @@ def _round_type(x: TensorType, ties: str = "up") -> TensorType:
 def round_(ctx: Context, x: Array, ties: str = "up") -> Array:
     """Return the nearest whole number. By `ties` halves go "up", "away" from zero, or to "even"."""
     x = jnp.asarray(x)
-    if not _is_real(x):
+    if not _is_inexact(x):
         return x
     integers = rounded(x, ties)
     return straight_through(integers, x) if ctx.straight_through else integers
@@ -177,7 +179,7 @@ _binary("bitwise_xor", _bits_type, jnp.bitwise_xor, _BITS)
 def divide(x: Array, y: Array) -> Array:
     """Return x / y. Integer quotients are truncated, and are 0 where y is 0."""
     x, y = align(x, y)
-    if _is_real(jnp.asarray(x)) or _is_real(jnp.asarray(y)):
+    if _is_inexact(jnp.asarray(x)) or _is_inexact(jnp.asarray(y)):
         return jnp.divide(x, y)
     x, y = jnp.broadcast_arrays(x, y)
     is_zero = y == 0
@@ -188,7 +190,7 @@ def divide(x: Array, y: Array) -> Array:
 def remainder(x: Array, y: Array) -> Array:
     """Return x - y * trunc(x / y) without rounding errors. For integers it is 0 where y is 0."""
     x, y = jnp.broadcast_arrays(*align(x, y))
-    if _is_real(x):
+    if _is_inexact(x):
         return lax.rem(x, y)
     is_zero = y == 0
     return jnp.where(is_zero, 0, lax.rem(x, jnp.where(is_zero, 1, y)))
@@ -201,7 +203,7 @@ def power(x: Array, y: Array) -> Array:
     If y is a constant integer from -16 to 16, the derivative is finite at negative x.
     """
     x = jnp.asarray(x)
-    if not _is_real(x):
+    if not _is_inexact(x):
         return _integer_power(*jnp.broadcast_arrays(*align(x, y)))
     is_constant = is_static(y) and np.size(y) == 1 and np.ndim(y) <= x.ndim
     if is_constant and not np.iscomplexobj(y):

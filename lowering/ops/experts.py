@@ -58,7 +58,7 @@ def _experts_type(
         "w2_bias": (experts, items),
     }
     operands = {name: weights[name] for name in shapes if weights[name] != ABSENT}
-    require.real(input=input, **operands)
+    require.floating(input=input, **operands)
     if "w2" not in operands:
         raise InvalidOperation("'w2' must be given")
     why = f"there are {experts} experts that take {items} items to {hidden} and back"
@@ -149,6 +149,7 @@ def mixture_of_experts(
 
 
 def _gates(logits: Array, k: int, gate: str) -> Array:
+    """Return the weight of each expert, which is 0 for all but the `k` chosen experts."""
     largest, chosen = lax.top_k(logits, k)
     match gate:
         case "softmax_topk":
@@ -159,5 +160,5 @@ def _gates(logits: Array, k: int, gate: str) -> Array:
             weights = jax.nn.sigmoid(largest)
         case _:
             weights = largest
-    places = jax.nn.one_hot(chosen, logits.shape[-1], dtype=logits.dtype)
-    return jnp.sum(weights[..., None] * places, axis=-2)
+    is_chosen = jax.nn.one_hot(chosen, logits.shape[-1], dtype=logits.dtype)
+    return jnp.sum(weights[..., None] * is_chosen, axis=-2)

@@ -65,7 +65,7 @@ def _range_type(start: float, end: float, step: float, dtype: str) -> TensorType
 
 
 def _count(start: float, end: float, step: float) -> int:
-    count: Any = -((start - end) // step)
+    count: Any = -((start - end) // step)  # (end - start) / step, rounded up
     return count if is_symbolic(count) else int(count)
 
 
@@ -75,8 +75,8 @@ def range_(
 ) -> Array | NDArray[np.generic]:
     """Return `start`, `start + step` and so on up to `end`, which is excluded."""
     if any(map(is_symbolic, (start, end, step))):
-        places = lax.iota(dtype, _count(start, end, step))
-        return jnp.asarray(start).astype(dtype) + jnp.asarray(step).astype(dtype) * places
+        numbers = lax.iota(dtype, _count(start, end, step))
+        return jnp.asarray(start).astype(dtype) + jnp.asarray(step).astype(dtype) * numbers
     count = max(0, _count(start, end, step))
     ctx.fold(_WORK * count)
     return (start + step * np.arange(count)).astype(dtype)

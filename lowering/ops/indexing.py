@@ -56,10 +56,10 @@ def gather_elements(input: Array, indices: Array, axis: int) -> Array:
     The other axes of `indices` may be shorter than those of the input.
     """
     x = jnp.asarray(input)
-    places = _index(indices)
+    index = _index(indices)
     axis = axis % x.ndim
-    extents = with_extent(places.shape, axis, x.shape[axis])
-    return jnp.take_along_axis(lax.slice(x, [0] * x.ndim, extents), places, axis)
+    extents = with_extent(index.shape, axis, x.shape[axis])
+    return jnp.take_along_axis(lax.slice(x, [0] * x.ndim, extents), index, axis)
 
 
 def _gather_nd_type(input: TensorType, indices: TensorType, batch_dims: int) -> TensorType:
@@ -70,7 +70,7 @@ def _gather_nd_type(input: TensorType, indices: TensorType, batch_dims: int) -> 
             f"'input' {show(input.shape)} and 'indices' {show(indices.shape)} must have axes"
         )
     _require_batch(input.shape, indices.shape, batch_dims, last)
-    count = _coordinates(indices.shape, len(input.shape) - batch_dims)
+    count = _coordinate_count(indices.shape, len(input.shape) - batch_dims)
     shape = indices.shape[:-1] + input.shape[batch_dims + count :]
     return TensorType(shape, input.dtype)
 
@@ -86,7 +86,7 @@ def _require_batch(input: Shape, indices: Shape, batch_dims: int, most: int) -> 
         raise InvalidShape(message)
 
 
-def _coordinates(indices: Shape, rank: int) -> int:
+def _coordinate_count(indices: Shape, rank: int) -> int:
     """Return the number of the input's axes that the last axis of the indices addresses."""
     count = indices[-1] if indices else 0
     if count is UNKNOWN:
@@ -103,9 +103,10 @@ def _coordinates(indices: Shape, rank: int) -> int:
     return count
 
 
-def _places(indices: Array) -> tuple[Array, ...]:
-    places = _index(indices)
-    return tuple(places[..., k] for k in range(places.shape[-1]))
+def _coordinates(indices: Array) -> tuple[Array, ...]:
+    """Return the coordinates along each axis, from the last axis of the indices."""
+    index = _index(indices)
+    return tuple(index[..., k] for k in range(index.shape[-1]))
 
 
 @rules.rule("gather_nd", _gather_nd_type)
@@ -113,7 +114,7 @@ def gather_nd(input: Array, indices: Array, batch_dims: int) -> Array:
     """Return the sub-tensors at the coordinates in the last axis of the indices (ONNX GatherND)."""
 
     def read(x: Array, indices: Array) -> Array:
-        return x.at[_places(indices)].get(mode="fill")
+        return x.at[_coordinates(indices)].get(mode="fill")
 
     for _ in range(batch_dims):
         read = jax.vmap(read)
@@ -161,16 +162,16 @@ def scatter_elements(
     index = _index(indices)
     axis = axis % x.ndim
 
-    def place(other_axis: int) -> Array:
-        if other_axis == axis:
+    def coordinate(axis_of_input: int) -> Array:
+        if axis_of_input == axis:
             return index
-        return lax.broadcasted_iota(index.dtype, index.shape, other_axis)
+        return lax.broadcasted_iota(index.dtype, index.shape, axis_of_input)
 
-    places = tuple(map(place, range(x.ndim)))
+    coordinates = tuple(map(coordinate, range(x.ndim)))
     updates = jnp.asarray(updates)
     if updates.ndim == 0:
         updates = jnp.broadcast_to(updates, index.shape)
-    return _scatter(x, places, lax.slice(updates, [0] * x.ndim, index.shape), reduction)
+    return _scatter(x, coordinates, lax.slice(updates, [0] * x.ndim, index.shape), reduction)
 
 
 def _scatter_nd_type(
@@ -180,7 +181,8 @@ def _scatter_nd_type(
     require.integer(indices=indices)
     if indices.shape[-1:] == (UNKNOWN,):
         return input
-    expected = indices.shape[:-1] + input.shape[_coordinates(indices.shape, len(input.shape)) :]
+    count = _coordinate_count(indices.shape, len(input.shape))
+    expected = indices.shape[:-1] + input.shape[count:]
     why = "it is that of 'indices' without the last axis, then that of a sub-tensor of 'input'"
     require.shape("updates", updates, expected, why)
     return input
@@ -189,20 +191,20 @@ def _scatter_nd_type(
 @rules.rule("scatter_nd", _scatter_nd_type)
 def scatter_nd(input: Array, indices: Array, updates: Array, reduction: str) -> Array:
     """Return the input with updates at coordinates (ONNX ScatterND), as in `scatter_elements`."""
-    return _scatter(jnp.asarray(input), _places(indices), jnp.asarray(updates), reduction)
+    return _scatter(jnp.asarray(input), _coordinates(indices), jnp.asarray(updates), reduction)
 
 
-def _scatter(x: Array, places: tuple[Array, ...], updates: Array, reduction: str) -> Array:
-    target = x.at[places]
+def _scatter(x: Array, coordinates: tuple[Array, ...], updates: Array, reduction: str) -> Array:
+    target = x.at[coordinates]
     if reduction == "mul":
-        return _multiply(x, places, updates)
+        return _multiply(x, coordinates, updates)
     join = {"none": target.set, "add": target.add, "min": target.min, "max": target.max}[reduction]
     return join(updates, mode="drop")
 
 
 @jax.custom_jvp
-def _multiply(x: Array, places: tuple[Array, ...], updates: Array) -> Array:
-    return x.at[places].multiply(updates, mode="drop")
+def _multiply(x: Array, coordinates: tuple[Array, ...], updates: Array) -> Array:
+    return x.at[coordinates].multiply(updates, mode="drop")
 
 
 @_multiply.defjvp
@@ -213,18 +215,19 @@ def _multiply_jvp(
     # product of the other updates at its index. If one of the others is 0, the derivative is 0.
     # Otherwise it is the product of all non-zero updates at the index, divided by this update
     # unless this update is 0.
-    x, places, updates = primals
+    x, coordinates, updates = primals
     dx, _, du = tangents
     is_zero = updates == 0
+    zero = is_zero.astype(jnp.int32)
     factors = jnp.where(is_zero, 1.0, updates)
-    product = _multiply(jnp.ones_like(x), places, factors)
-    zeros = jnp.zeros(x.shape, jnp.int32).at[places].add(is_zero.astype(jnp.int32), mode="drop")
-    has_no_other_zero = zeros.at[places].get(mode="fill") == is_zero.astype(jnp.int32)
-    quotients = product.at[places].get(mode="fill", fill_value=0) / factors
+    product = _multiply(jnp.ones_like(x), coordinates, factors)
+    zeros = jnp.zeros(x.shape, jnp.int32).at[coordinates].add(zero, mode="drop")
+    has_no_other_zero = zeros.at[coordinates].get(mode="fill") == zero
+    quotients = product.at[coordinates].get(mode="fill", fill_value=0) / factors
     other_products = jnp.where(has_no_other_zero, quotients, 0.0)
-    moved = jnp.zeros_like(x).at[places].add(du * other_products, mode="drop")
+    moved = jnp.zeros_like(x).at[coordinates].add(du * other_products, mode="drop")
     change = dx * jnp.where(zeros == 0, product, 0.0) + x * moved
-    return _multiply(x, places, updates), change
+    return _multiply(x, coordinates, updates), change
 
 
 def _topk_type(input: TensorType, k: int, axis: int) -> tuple[TensorType, TensorType]:
@@ -276,8 +279,8 @@ def one_hot(indices: Array, axis: int, depth: int, off_value: float, on_value: f
     index = _index(indices)
     axis = axis % (index.ndim + 1)
     index = jnp.expand_dims(jnp.where(index < 0, index + depth, index), axis)
-    places = lax.broadcasted_iota(index.dtype, with_extent(index.shape, axis, depth), axis)
-    return jnp.where(index == places, jnp.float32(on_value), jnp.float32(off_value))
+    numbers = lax.broadcasted_iota(index.dtype, with_extent(index.shape, axis, depth), axis)
+    return jnp.where(index == numbers, jnp.float32(on_value), jnp.float32(off_value))
 
 
 def _gather_in_batches_type(
@@ -294,8 +297,8 @@ def _gather_in_batches_type(
 def gather_in_batches(input: Array, indices: Array, axis: int, batch_dims: int) -> Array:
     """Return the sub-tensors at indices along an axis. Each batch item has its own indices."""
 
-    def take(x: Array, places: Array) -> Array:
-        return jnp.take(x, places, axis=axis - batch_dims)
+    def take(x: Array, index: Array) -> Array:
+        return jnp.take(x, index, axis=axis - batch_dims)
 
     for _ in range(batch_dims):
         take = jax.vmap(take)
@@ -317,9 +320,9 @@ def reverse_sequence(input: Array, lengths: Array, batch_axis: int, time_axis: i
     x = jnp.asarray(input)
     time = jnp.arange(x.shape[time_axis], dtype=jnp.int32)[None, :]
     ends = _index(lengths)[:, None]
-    places = jnp.where(time < ends, ends - 1 - time, time)
+    source_time = jnp.where(time < ends, ends - 1 - time, time)
     shape = [1] * x.ndim
-    shape[batch_axis], shape[time_axis] = places.shape
+    shape[batch_axis], shape[time_axis] = source_time.shape
     if time_axis < batch_axis:
-        places = places.T
-    return jnp.take_along_axis(x, places.reshape(shape), axis=time_axis)
+        source_time = source_time.T
+    return jnp.take_along_axis(x, source_time.reshape(shape), axis=time_axis)

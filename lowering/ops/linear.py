@@ -155,7 +155,7 @@ def einsum(ctx: Context, inputs: Sequence[Array], expr: str, accumulator: str, d
 
 
 def _square_type(input: TensorType) -> TensorType:
-    require.real(input=input)
+    require.floating(input=input)
     if len(input.shape) < 2 or differ(input.shape[-2], input.shape[-1]):
         raise InvalidShape(f"'input' {show(input.shape)} must hold square matrices")
     return input

@@ -52,8 +52,8 @@ def reverse_lookup(input: Array, keys: Array, fallback: int) -> Array:
     """
     x, keys = jnp.asarray(input), jnp.asarray(keys)
     order = jnp.argsort(keys, stable=True).astype(jnp.int32)
-    place = jnp.minimum(jnp.searchsorted(keys[order], x), len(keys) - 1)
-    nearest = order[place]
+    sorted_index = jnp.minimum(jnp.searchsorted(keys[order], x), len(keys) - 1)
+    nearest = order[sorted_index]
     return jnp.where(keys[nearest] == x, nearest, jnp.int32(fallback))
 
 

@@ -22,6 +22,7 @@ state is its initial value, and any other last value is zeros.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -42,6 +43,12 @@ from lowering.ops.scan import (
 from lowering.tracing import Context, trace
 from lowering.work import total
 
+# Whether the loop continues, the number of the iteration, and the carried values.
+_Carry = tuple[Array, Array, list[Array]]
+# A function of the number of an iteration and the carried values. It returns whether the loop
+# continues, the next carried values, and the values that are stacked.
+_Iterate = Callable[[Array, Sequence[Array]], tuple[Array, list[Array], list[Array]]]
+
 
 def _loop_type(
     count: TensorType,
@@ -57,9 +64,9 @@ def _loop_type(
     require.one(condition=condition)
     if not body.outputs:
         raise InvalidOperation("the body has no output that tells whether the loop continues")
-    going, *values = body.outputs
-    require.logical(condition=going.type)
-    require.one(condition=going.type)
+    next_condition, *values = body.outputs
+    require.logical(condition=next_condition.type)
+    require.one(condition=next_condition.type)
     names = [value.name for value in body.inputs[len(body.inputs) - len(initial) :]]
     for name, before, after in zip(names, initial, values, strict=False):
         require_constant_state(name, before, after.type)
@@ -98,7 +105,7 @@ def loop(
     values = body.outputs[1 + len(states) :]
     carried_values, stacked = carried_and_stacked(next_states, values, outputs)
 
-    def turn(i: Array, carried: Sequence[Array]) -> tuple[Array, list[Array], list[Array]]:
+    def iterate(i: Array, carried: Sequence[Array]) -> tuple[Array, list[Array], list[Array]]:
         computed = trace(body, ctx, {}, {}, [i, *full, *carried[: len(states)]])
         goes_on = jnp.asarray(computed[body.outputs[0]]).reshape(())
         goes_on &= (bound < 0) | (i + 1 < bound)
@@ -106,35 +113,15 @@ def loop(
         return goes_on, carry, [jnp.asarray(computed[value]) for value in stacked]
 
     index = jax.ShapeDtypeStruct((), bound.dtype)
-    _, later, parts = jax.eval_shape(turn, index, states)
+    _, later, parts = jax.eval_shape(iterate, index, states)
     first = states + [jnp.zeros(x.shape, x.dtype) for x in later[len(states) :]]
     begins = jnp.asarray(condition).reshape(()) & (bound != 0)
 
-    def skipped(i: Array, carried: list[Array]) -> tuple[Array, list[Array], list[Array]]:
-        return jnp.asarray(False), carried, [jnp.zeros(x.shape, x.dtype) for x in parts]
-
-    def step(
-        carry: tuple[Array, list[Array]], i: Array
-    ) -> tuple[tuple[Array, list[Array]], list[Array]]:
-        runs, carried = carry
-        goes_on, after, stacked_items = lax.cond(runs, turn, skipped, i, carried)
-        return (goes_on, after), stacked_items
-
     if limit >= 0:
-        (_, last), stacks = lax.scan(step, (begins, first), jnp.arange(limit, dtype=bound.dtype))
+        numbers = jnp.arange(limit, dtype=bound.dtype)
+        last, stacks = _scanned(iterate, begins, first, numbers, parts)
     else:
-        stacks = []
-
-        def goes_on_of(carry: tuple[Array, Array, list[Array]]) -> Array:
-            return carry[0]
-
-        def next_turn(carry: tuple[Array, Array, list[Array]]) -> tuple[Array, Array, list[Array]]:
-            _, i, carried = carry
-            goes_on, after, _ = turn(i, carried)
-            return goes_on, i + 1, after
-
-        start = begins, jnp.zeros((), bound.dtype), first
-        _, _, last = lax.while_loop(goes_on_of, next_turn, start)
+        last, stacks = _repeated(iterate, begins, first, jnp.zeros((), bound.dtype)), []
         reason = "the number of its iterations is known only at run time"
         hint = (
             "make its largest number of iterations a constant, by load(..., values=...) if an "
@@ -149,6 +136,44 @@ def loop(
         else:
             results.append(joined(next(stack), axis, sign, 0))
     return results
+
+
+def _scanned(
+    iterate: _Iterate, begins: Array, first: list[Array], numbers: Array, parts: Sequence[Any]
+) -> tuple[list[Array], list[Array]]:
+    """Return the last carried values, and the stacked values of all iterations.
+
+    Iterations after the last are skipped. `parts` has the types of the values that are stacked.
+    """
+
+    def skipped(i: Array, carried: list[Array]) -> tuple[Array, list[Array], list[Array]]:
+        return jnp.asarray(False), carried, [jnp.zeros(x.shape, x.dtype) for x in parts]
+
+    def step(
+        carry: tuple[Array, list[Array]], i: Array
+    ) -> tuple[tuple[Array, list[Array]], list[Array]]:
+        is_running, carried = carry
+        goes_on, after, stacked_items = lax.cond(is_running, iterate, skipped, i, carried)
+        return (goes_on, after), stacked_items
+
+    (_, last), stacks = lax.scan(step, (begins, first), numbers)
+    return last, stacks
+
+
+def _repeated(iterate: _Iterate, begins: Array, first: list[Array], number: Array) -> list[Array]:
+    """Return the last carried values. `number` is the number of the first iteration."""
+
+    def continues(carry: _Carry) -> Array:
+        goes_on, _, _ = carry
+        return goes_on
+
+    def next_carry(carry: _Carry) -> _Carry:
+        _, i, carried = carry
+        goes_on, after, _ = iterate(i, carried)
+        return goes_on, i + 1, after
+
+    _, _, last = lax.while_loop(continues, next_carry, (begins, number, first))
+    return last
 
 
 def _branch_type(
@@ -177,12 +202,13 @@ def branch(
     inputs of both bodies are the operands, and their results have equal types.
     """
 
-    def run(body: Graph) -> Callable[[Sequence[Array]], list[Array]]:
-        def compute(inputs: Sequence[Array]) -> list[Array]:
+    def function_of(body: Graph) -> Callable[[Sequence[Array]], list[Array]]:
+        def evaluate(inputs: Sequence[Array]) -> list[Array]:
             values = trace(body, ctx, {}, {}, inputs)
             return [jnp.asarray(values[value]) for value in body.outputs]
 
-        return compute
+        return evaluate
 
-    chosen = jnp.asarray(condition).reshape(())
-    return lax.cond(chosen, run(then_body), run(else_body), [jnp.asarray(x) for x in operands])
+    is_true = jnp.asarray(condition).reshape(())
+    arrays = [jnp.asarray(x) for x in operands]
+    return lax.cond(is_true, function_of(then_body), function_of(else_body), arrays)

@@ -30,7 +30,7 @@ def _type(
     boxes: TensorType, scores: TensorType, counts: TensorType, top_k: int, keep_top_k: int,
     background: int, order: str,
 ) -> tuple[TensorType, TensorType, TensorType]:  # fmt: skip
-    require.same_dtype(require.real, boxes=boxes, scores=scores)
+    require.same_dtype(require.floating, boxes=boxes, scores=scores)
     require.int32(background=background)
     require.indexable(boxes=boxes, scores=scores)
     require.layout("[B,N,4]", boxes=boxes)
@@ -73,19 +73,19 @@ def _none(batch: int, dtype: np.dtype[np.generic]) -> tuple[Array, Array, Array]
 
 
 def _ranked(
-    boxes: Array, place: Array, label: Array, values: Array, indices: Array, keep: int, order: str,
-    across: bool, dtype: np.dtype[np.generic],
+    boxes: Array, box_index: Array, label: Array, values: Array, indices: Array, keep: int,
+    order: str, across: bool, dtype: np.dtype[np.generic],
 ) -> tuple[Array, Array, Array]:  # fmt: skip
     """Return rows (class, score, box), indices, and the number of rows of each image.
 
-    `place` has the shape (batch, classes, most), and contains indices of `boxes`, which has the
+    `box_index` has the shape (batch, classes, most), and contains indices of `boxes`, which has the
     shape (batch, classes or 1, n, 4). The score in `values` is -inf where there is no box. The
     `keep` best boxes of each image remain. The remaining boxes are sorted by image and then by
     `order`, or with `across` by `order` and then by image. Rows after the last box hold -1.
     """
-    batch = len(place)
+    batch = len(box_index)
     label, values, indices = (x.reshape(batch, -1) for x in (label, values, indices))
-    sides = jnp.take_along_axis(boxes, place[..., None], axis=2)
+    sides = jnp.take_along_axis(boxes, box_index[..., None], axis=2)
     sides = sides.reshape(batch, -1, 4)
     best = jnp.argsort(-values, axis=1, stable=True)[:, :keep]
     label, values, indices = (
@@ -146,9 +146,9 @@ def matrix_suppression(
         """
         image, scores = image_and_scores
         sides = boxes[image]
-        place = jnp.argsort(-scores, stable=True)[:most].astype(jnp.int32)
-        box = sides[place]
-        score = scores[place]
+        box_index = jnp.argsort(-scores, stable=True)[:most].astype(jnp.int32)
+        box = sides[box_index]
+        score = scores[box_index]
         eligible = score > score_threshold
 
         def overlaps(side: Array) -> Array:
@@ -162,16 +162,16 @@ def matrix_suppression(
         else:
             factors = (1 - shared) / (1 - largest + 1e-10)
         value = score * jnp.min(jnp.where(is_better, factors, 1), axis=0, initial=1)
-        return place, jnp.where(eligible & (value > post_threshold), value, -jnp.inf)
+        return box_index, jnp.where(eligible & (value > post_threshold), value, -jnp.inf)
 
     images = jnp.repeat(jnp.arange(batch), classes)
-    place, values = lax.map(decayed, (images, scores.reshape(-1, count)))
-    place, values = (x.reshape(batch, classes, most) for x in (place, values))
-    label = lax.broadcasted_iota(jnp.int32, place.shape, 1)
+    box_index, values = lax.map(decayed, (images, scores.reshape(-1, count)))
+    box_index, values = (x.reshape(batch, classes, most) for x in (box_index, values))
+    label = lax.broadcasted_iota(jnp.int32, box_index.shape, 1)
     values = jnp.where(label == background, -jnp.inf, values)
-    indices = place + count * lax.broadcasted_iota(jnp.int32, place.shape, 0)
+    indices = box_index + count * lax.broadcasted_iota(jnp.int32, box_index.shape, 0)
     keep = _rows(classes, count, top_k, keep_top_k)
-    return _ranked(boxes[:, None], place, label, values, indices, keep, order, across, dtype)
+    return _ranked(boxes[:, None], box_index, label, values, indices, keep, order, across, dtype)
 
 
 @rules.rule("multiclass_suppression", _type, not_differentiable=_CHOICES)
@@ -210,7 +210,7 @@ def multiclass_suppression(
         boxes = boxes[:, None]
     shared = partial(overlap, offset=pixel_offset)
 
-    def places(sides: Array, scores: Array, eligible: Array) -> Array:
+    def select(sides: Array, scores: Array, eligible: Array) -> Array:
         """Return the indices of the selected boxes of a class, padded by -1 to `most` items."""
         best = jnp.argsort(jnp.where(eligible, -scores, jnp.inf), stable=True)[:most]
         picked = suppressed(
@@ -219,17 +219,17 @@ def multiclass_suppression(
         return jnp.where(picked >= 0, best.astype(jnp.int32)[picked], -1)
 
     if counts is False:
-        by_class = jax.vmap(places, (None, 0, 0))
+        by_class = jax.vmap(select, (None, 0, 0))
         sides = boxes[:, 0]
     else:
-        by_class = jax.vmap(places)
+        by_class = jax.vmap(select)
         sides = boxes
-    place = jax.vmap(by_class)(sides, scores, eligible)  # (batch, classes, most)
-    label = lax.broadcasted_iota(jnp.int32, place.shape, 1)
-    is_filled = (place >= 0) & (label != background)
-    place = jnp.maximum(place, 0)
-    values = jnp.where(is_filled, jnp.take_along_axis(scores, place, axis=2), -jnp.inf)
-    image = lax.broadcasted_iota(jnp.int32, place.shape, 0)
-    indices = place + count * image if counts is False else place * classes + label
+    box_index = jax.vmap(by_class)(sides, scores, eligible)  # (batch, classes, most)
+    label = lax.broadcasted_iota(jnp.int32, box_index.shape, 1)
+    is_filled = (box_index >= 0) & (label != background)
+    box_index = jnp.maximum(box_index, 0)
+    values = jnp.where(is_filled, jnp.take_along_axis(scores, box_index, axis=2), -jnp.inf)
+    image = lax.broadcasted_iota(jnp.int32, box_index.shape, 0)
+    indices = box_index + count * image if counts is False else box_index * classes + label
     keep = _rows(classes, count, top_k, keep_top_k)
-    return _ranked(boxes, place, label, values, indices, keep, order, across, dtype)
+    return _ranked(boxes, box_index, label, values, indices, keep, order, across, dtype)

@@ -20,13 +20,13 @@ from lowering.tracing import Context
 
 
 def _axes_type(input: TensorType, axes: Ints, epsilon: float) -> TensorType:
-    require.real(input=input)
+    require.floating(input=input)
     require.axes(axes, len(input.shape))
     require.not_negative(epsilon=epsilon)
     return input
 
 
-def _over(x: Array, norm: Array, bias: Array | float, epsilon: Array | float) -> Array:
+def _divided(x: Array, norm: Array, bias: Array | float, epsilon: Array | float) -> Array:
     # 0 / 0 gives 0 here, so that zeros stay zeros without bias and epsilon.
     divisor = jnp.maximum(norm + bias, epsilon)
     return x / jnp.where(divisor == 0, 1.0, divisor)
@@ -56,7 +56,7 @@ def _normalization(kind: str, norm_of: Callable[[Array, Ints], Array]) -> None:
         x = widened(input)
         unit = _unit(x, axes, bias, epsilon)
         x = x / unit
-        return _over(x, norm_of(x, axes), bias / unit, epsilon / unit).astype(input.dtype)
+        return _divided(x, norm_of(x, axes), bias / unit, epsilon / unit).astype(input.dtype)
 
     rules.rule(kind, _axes_type)(lower)
 
@@ -74,11 +74,11 @@ _normalization("l2_normalization", _l2_norm)
 
 
 # The attributes of windows that are centred on the items of the zero-padded input.
-_AROUND = Sliding(border="constant", padding=(), stride=(), dilation=())
+_CENTRED = Sliding(border="constant", padding=(), stride=(), dilation=())
 
 
 def _response_type(input: TensorType, size: Ints) -> TensorType:
-    return pool_type(input, size=size, **_AROUND)
+    return pool_type(input, size=size, **_CENTRED)
 
 
 @rules.rule("local_response_normalization", _response_type)
@@ -90,7 +90,7 @@ def local_response_normalization(
     m is the mean square in the zero-padded window around each item.
     """
     x = widened(jnp.asarray(input))
-    squares = box(ctx, jnp.square(x), True, size=size, **_AROUND)
+    squares = box(ctx, jnp.square(x), True, size=size, **_CENTRED)
     return (x / (bias + alpha * squares) ** beta).astype(input.dtype)
 
 
@@ -110,14 +110,14 @@ def local_variance_normalization(
     """
     input = jnp.asarray(input)
     x = widened(input)
-    squares = box(ctx, jnp.square(x), True, size=size, **_AROUND)
+    squares = box(ctx, jnp.square(x), True, size=size, **_CENTRED)
     # The gradient of `_root` is finite at windows of zeros, which a relu produces.
     norm = _root(squares)
-    return _over(x, norm, bias, epsilon).astype(input.dtype)
+    return _divided(x, norm, bias, epsilon).astype(input.dtype)
 
 
 def _batch_type(input: TensorType, epsilon: float, **parameters: TensorType) -> TensorType:
-    require.same_dtype(require.real, input=input, **parameters)
+    require.same_dtype(require.floating, input=input, **parameters)
     require.fits("'input'", input, **parameters)
     require.not_negative(epsilon=epsilon)
     return input
@@ -139,7 +139,7 @@ def batch_normalization(
 def _rms_norm_type(
     input: TensorType, scale: TensorType, epsilon: TensorType, axis: int, dtype: str
 ) -> TensorType:
-    require.real(input=input, scale=scale, epsilon=epsilon)
+    require.floating(input=input, scale=scale, epsilon=epsilon)
     require.one(epsilon=epsilon)
     require.axis(axis, len(input.shape))
     items = volume(scale.shape)

@@ -19,7 +19,7 @@ from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import UNKNOWN, differ, show, volume
 from lowering.graph import ABSENT, TensorType
 from lowering.kernels.precision import widened
-from lowering.kernels.suppression import first, overlap, suppressed
+from lowering.kernels.suppression import filled_first, overlap, suppressed
 from lowering.ops import require, rules
 
 _CHOICES = "it chooses boxes"
@@ -45,7 +45,7 @@ def _detection_type(
         operands["anchor_confidences"] = anchor_confidences
     if anchor_locations != ABSENT:
         operands["anchor_locations"] = anchor_locations
-    require.same_dtype(require.real, priors=priors, **operands)
+    require.same_dtype(require.floating, priors=priors, **operands)
     require.layout("[B,K,N]", priors=priors)
     batch = locations.shape[0] if locations.shape else UNKNOWN
     boxes = _prior_count(priors.shape, normalized)
@@ -114,9 +114,8 @@ def detection_output(
     scores = confidences.reshape(batch, count, num_classes)
     if anchor_confidences is not False:
         objectness = widened(jnp.asarray(anchor_confidences)).reshape(batch, count, 2)[..., 1]
-        is_background = jnp.arange(num_classes) == background_label
-        background = is_background.astype(scores.dtype)[None, None, :]
-        scores = jnp.where((objectness < objectness_threshold)[..., None], background, scores)
+        is_empty = objectness < objectness_threshold
+        scores = _background_where(is_empty, scores, background_label)
     boxes = jnp.broadcast_to(boxes, (batch, *boxes.shape[1:]))
     variances = jnp.broadcast_to(variances, (batch, *variances.shape[1:]))
     if anchor_locations is not False:
@@ -136,7 +135,7 @@ def detection_output(
             is_confident = scores >= confidence_threshold
             eligible = is_confident & (jnp.arange(num_classes)[None, :] == best_class[:, None])
             best_score = jnp.where(eligible, scores, -jnp.inf).max(axis=1)
-            eligible = eligible & _best(best_score, jnp.isfinite(best_score), most)[:, None]
+            eligible = eligible & _best_mask(best_score, jnp.isfinite(best_score), most)[:, None]
         if background_label >= 0:
             eligible = eligible & (jnp.arange(num_classes) != background_label)[None, :]
         return eligible
@@ -146,7 +145,7 @@ def detection_output(
 
         def suppressed_in_class(score: Array, eligible: Array, label: Array) -> Array:
             sides = decoded[:, jnp.minimum(label, location_sets - 1)]
-            eligible = _best(score, eligible, most)
+            eligible = _best_mask(score, eligible, most)
             return suppressed(sides, score, eligible, most, nms_threshold)
 
         eligible = eligible_boxes(scores)
@@ -154,33 +153,48 @@ def detection_output(
         chosen = jax.vmap(suppressed_in_class)(scores.T, eligible.T, classes)  # (classes, most)
         is_box = chosen >= 0
         values = jnp.take_along_axis(scores.T, jnp.maximum(chosen, 0), axis=1)
-        filled = _best(values.reshape(-1), is_box.reshape(-1), keep)
+        filled = _best_mask(values.reshape(-1), is_box.reshape(-1), keep)
         labels = jnp.broadcast_to(classes[:, None], chosen.shape).reshape(-1)
-        place = jnp.maximum(chosen.reshape(-1), 0)
-        box = decoded[place, jnp.minimum(labels, location_sets - 1)]
+        index = jnp.maximum(chosen.reshape(-1), 0)
+        box = decoded[index, jnp.minimum(labels, location_sets - 1)]
         if decrease_label:
             labels = labels - 1
         labels = labels[:, None].astype(box.dtype)
         rows = jnp.concatenate([labels, values.reshape(-1, 1), box], axis=1)
         missing = max(keep - len(rows), 0)
-        rows, filled = first(rows, filled)
+        rows, filled = filled_first(rows, filled)
         rows = jnp.pad(rows, [(0, missing), (0, 0)])
         filled = jnp.pad(filled, [(0, missing)])
         return rows[:keep], filled[:keep]
 
     rows, filled = jax.vmap(detections)(decoded, scores)  # (batch, keep, 6)
+    if clip_after:
+        rows = rows.at[..., 2:].set(jnp.clip(rows[..., 2:], 0, 1))
+    return _rows_of_all_images(rows, filled).astype(dtype).reshape(1, 1, -1, 7)
+
+
+def _background_where(is_empty: Array, scores: Array, background_label: int) -> Array:
+    """Return the scores, with those of the background for boxes without an object."""
+    is_background = jnp.arange(scores.shape[-1]) == background_label
+    background = is_background.astype(scores.dtype)[None, None, :]
+    return jnp.where(is_empty[..., None], background, scores)
+
+
+def _rows_of_all_images(rows: Array, filled: Array) -> Array:
+    """Put an image's number before each of its rows (batch, keep, 6), and move filled rows first.
+
+    The row after the last filled row has the image -1, and further rows are zeros.
+    """
+    batch, keep, _ = rows.shape
     images = jnp.broadcast_to(jnp.arange(batch)[:, None, None], (batch, keep, 1))
     rows = jnp.concatenate([images.astype(rows.dtype), rows], axis=2).reshape(-1, 7)
-    if clip_after:
-        rows = rows.at[:, 3:].set(jnp.clip(rows[:, 3:], 0, 1))
-    rows, filled = first(rows, filled.reshape(-1))
+    rows, filled = filled_first(rows, filled.reshape(-1))
     rows = jnp.where(filled[:, None], rows, 0.0)
     end = jnp.arange(len(rows)) == jnp.sum(filled)
-    rows = rows.at[:, 0].set(jnp.where(end, -1.0, rows[:, 0]))
-    return rows.astype(dtype).reshape(1, 1, -1, 7)
+    return rows.at[:, 0].set(jnp.where(end, -1.0, rows[:, 0]))
 
 
-def _best(scores: Array, eligible: Array, most: int) -> Array:
+def _best_mask(scores: Array, eligible: Array, most: int) -> Array:
     """Return the mask of the `most` best eligible scores. Of equal scores the first win."""
     if most >= len(scores):
         return eligible
@@ -223,13 +237,13 @@ def _proposal_type(
     scores: TensorType, deltas: TensorType, image: TensorType, anchors: tuple[float, ...],
     feature_stride: int, pre_nms: int, post_nms: int,
 ) -> tuple[TensorType, TensorType]:  # fmt: skip
-    require.same_dtype(require.real, scores=scores, deltas=deltas)
+    require.same_dtype(require.floating, scores=scores, deltas=deltas)
     require.layout("[B,2A,H,W]", scores=scores)
     count = len(anchors) // 4
     require.length("anchors", anchors, 4 * count, f"ends of {count} boxes")
     require.not_negative(post_nms=post_nms)
     require.int32(feature_stride=feature_stride, pre_nms=pre_nms, post_nms=post_nms)
-    require.real(image=image)
+    require.floating(image=image)
     if volume(image.shape) < 3:
         raise InvalidShape(f"'image' {show(image.shape)} must have height, width and scales")
     batch, _, height, width = scores.shape
@@ -262,16 +276,10 @@ def proposal(
     batch, _, height, width = scores.shape
     anchor_boxes = jnp.asarray(np.array(anchors, np.float32).reshape(1, 1, -1, 4), scores.dtype)
     count = anchor_boxes.shape[2]
-    grid = (height, width, 1)
-    shift_y = lax.broadcasted_iota(scores.dtype, grid, 0) * feature_stride
-    shift_x = lax.broadcasted_iota(scores.dtype, grid, 1) * feature_stride
-    if swaps:
-        shifts = [shift_y, shift_x, shift_y, shift_x]
-        limits = info[:2]
-    else:
-        shifts = [shift_x, shift_y, shift_x, shift_y]
-        limits = info[1::-1]  # width, height
-    boxes = jnp.stack(shifts, axis=-1) + anchor_boxes  # (height, width, anchors, 4)
+    shifts = _shifts(height, width, feature_stride, scores.dtype, swaps)
+    boxes = shifts + anchor_boxes  # (height, width, anchors, 4)
+    extents = info[:2]  # height, width
+    limits = extents if swaps else extents[::-1]
     limits = jnp.concatenate([limits, limits])
     has_two_scales = info.shape[0] > 3
     first_scale = info[3 if has_two_scales else 2]
@@ -311,7 +319,7 @@ def proposal(
             ranked = jnp.where(fits, values, 0.0)
             eligible = jnp.ones_like(fits)
         if pre_nms > 0:
-            eligible = _best(ranked, eligible, pre_nms)
+            eligible = _best_mask(ranked, eligible, pre_nms)
         shared = partial(overlap, offset=pixel_offset)
         chosen = suppressed(regions, ranked, eligible, post_nms, nms_threshold, shared)
         filled = chosen >= 0
@@ -331,8 +339,19 @@ def proposal(
     return rows.reshape(-1, 5).astype(dtype), values.reshape(-1).astype(dtype)
 
 
+def _shifts(
+    height: int, width: int, stride: int, dtype: np.dtype[np.generic], swaps: bool
+) -> Array:
+    """Return the shifts (height, width, 1, 4) of anchors to the positions of items."""
+    grid = (height, width, 1)
+    y = lax.broadcasted_iota(dtype, grid, 0) * stride
+    x = lax.broadcasted_iota(dtype, grid, 1) * stride
+    ends = [y, x] if swaps else [x, y]
+    return jnp.stack([*ends, *ends], axis=-1)
+
+
 def _decoder_type(probabilities: TensorType, mask: TensorType) -> TensorType:
-    require.real(probabilities=probabilities)
+    require.floating(probabilities=probabilities)
     require.layout("[T,B,C]", probabilities=probabilities)
     time, batch, _ = probabilities.shape
     require.shape("mask", mask, (time, batch), "it says which steps a sequence has")
@@ -358,7 +377,7 @@ def ctc_greedy_decoder(probabilities: Array, mask: Array, merges: bool) -> Array
         is_label = is_label & (best != before)
 
     def packed(best: Array, is_label: Array) -> Array:
-        rows, filled = first(best, is_label)
+        rows, filled = filled_first(best, is_label)
         return jnp.where(filled, rows, -1)
 
     paths = jax.vmap(packed, (1, 1))(best, is_label)

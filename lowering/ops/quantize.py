@@ -32,7 +32,7 @@ def _quantized_type(
     x: TensorType, bits: int, least: int = 1, ties: str = "up", **levels: TensorType
 ) -> TensorType:
     require.one_of("ties", ties, TIES)
-    require.same_dtype(require.real, x=x, **levels)
+    require.same_dtype(require.floating, x=x, **levels)
     require.fits("'x'", x, **levels)
     if not least <= bits <= 64:
         raise InvalidOperation(f"'bits' must be at least {least} and at most 64, it is {bits}")
@@ -80,7 +80,8 @@ def min_max_linear_quantize(
     x, low, high = align(jnp.asarray(x), min, max)
     dtype = x.dtype
     x, low, high = _wide(x), _wide(low), _wide(high)
-    steps = float(2**bits - 1 - (signed and symmetric))
+    levels = 2**bits - 1 if signed and symmetric else 2**bits
+    steps = float(levels - 1)
     span = high - low
     inside = jnp.maximum(jnp.minimum(x, high), low) - low
     level = rounded(inside / jnp.where(span == 0, 1.0, span) * steps, ties)
@@ -154,7 +155,7 @@ def logarithmic_quantize(ctx: Context, x: Array, max: Array, bits: int) -> Array
 
 
 def _fake_quantize_type(x: TensorType, levels: int, **ends: TensorType) -> TensorType:
-    require.same_dtype(require.real, x=x, **ends)
+    require.same_dtype(require.floating, x=x, **ends)
     require.fits("'x'", x, **ends)
     if levels < 2:
         raise InvalidOperation(f"'levels' must be 2 or more, it is {levels}")

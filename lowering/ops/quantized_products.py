@@ -172,7 +172,7 @@ def _require_types(**operands: TensorType) -> None:
     """Refuse scales that are not floating-point, and other operands that are not integers."""
     scales = {name: type for name, type in operands.items() if name.endswith("scale")}
     require.integer(**{name: type for name, type in operands.items() if name not in scales})
-    require.real(**scales)
+    require.floating(**scales)
 
 
 def _require_channels(name: str, extents: Shape, letter: str, term: str, shape: Shape) -> None:

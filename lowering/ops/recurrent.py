@@ -19,7 +19,7 @@ from lowering.tracing import Context
 
 def _cell_type(blocks: int, state: tuple[str, TensorType], **products: TensorType) -> TensorType:
     name, before = state
-    require.same_dtype(require.real, **products, **{name: before})
+    require.same_dtype(require.floating, **products, **{name: before})
     for product, type in products.items():
         if not type.shape or differ(type.shape[-1] % blocks, 0):
             raise InvalidShape(f"'{product}' {show(type.shape)} must end in {blocks} blocks")
@@ -74,7 +74,7 @@ def _sequence_type(
     optional = {"weight": weight, "bias": bias}
     operands = {name: type for name, type in optional.items() if type != ABSENT}
     operands |= {"recurrent_weight": recurrent_weight, "initial_state": initial_state}
-    require.same_dtype(require.real, input=input, **operands)
+    require.same_dtype(require.floating, input=input, **operands)
     require.layout("[batch,time,items]", input=input)
     require.layout("[3*hidden,hidden]", recurrent_weight=recurrent_weight)
     batch, time, items = input.shape
@@ -158,7 +158,7 @@ _TAPS = 4
 def _update_type(
     input: TensorType, weight: TensorType, initial_state: TensorType
 ) -> tuple[TensorType, TensorType]:
-    require.real(input=input, weight=weight, initial_state=initial_state)
+    require.floating(input=input, weight=weight, initial_state=initial_state)
     channels = volume(input.shape)
     if not weight.shape or differ(weight.shape[-1], _TAPS):
         raise InvalidShape(
@@ -202,7 +202,7 @@ def _delta_type(
     initial_state: TensorType,
 ) -> tuple[TensorType, TensorType]:
     operands = {"query": query, "key": key, "value": value, "log_decay": log_decay, "beta": beta}
-    require.real(**operands, initial_state=initial_state)
+    require.floating(**operands, initial_state=initial_state)
     require.layout("[batch,time,heads,width]", query=query, value=value)
     batch, time, heads, width = query.shape
     require.shape("key", key, query.shape, "it has the shape of 'query'")
@@ -263,8 +263,8 @@ def gated_delta_rule(
     def read(vectors: Array, memory: Array) -> Array:
         return jnp.einsum("bhi,bhij->bhj", vectors, memory, precision=ctx.precision)
 
-    def step(memory: Array, now: tuple[Array, ...]) -> tuple[Array, Array]:
-        q, k, v, decay, rate = now
+    def step(memory: Array, items: tuple[Array, ...]) -> tuple[Array, Array]:
+        q, k, v, decay, rate = items
         memory = memory * decay
         change = (v - read(k, memory)) * rate[..., None]
         memory = memory + k[..., :, None] * change[..., None, :]

@@ -38,8 +38,8 @@ def _reduced_if(check: Callable[..., None]) -> Callable[[TensorType, Ints], Tens
     return infer
 
 
-_real_type, _number_type, _logical_type = map(
-    _reduced_if, (require.real, require.number, require.logical)
+_floating_type, _number_type, _logical_type = map(
+    _reduced_if, (require.floating, require.number, require.logical)
 )
 
 
@@ -64,7 +64,7 @@ def _reduction(
     rules.rule(kind, infer, not_differentiable=why_not)(lower)
 
 
-_reduction("mean_reduce", _real_type, jnp.mean)
+_reduction("mean_reduce", _floating_type, jnp.mean)
 _reduction("max_reduce", _extremum_type, jnp.max)  # equal items share the derivative
 _reduction("min_reduce", _extremum_type, jnp.min)
 _reduction("any_reduce", _logical_type, jnp.any, _LOGICAL)
@@ -108,7 +108,7 @@ def product_reduce(input: Array, axes: Ints) -> Array:
 
 
 def _moments_type(input: TensorType, axes: Ints) -> tuple[TensorType, TensorType]:
-    reduced = _real_type(input, axes)
+    reduced = _floating_type(input, axes)
     return reduced, reduced
 
 

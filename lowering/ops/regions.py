@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
 from lowering.errors import InvalidShape
@@ -22,7 +25,7 @@ def _pool_type(
     input: TensorType, rois: TensorType, output_channels: int, group_size: int, mode: str,
     bins: tuple[int, int], offsets: TensorType | Literal[False] = False,
 ) -> TensorType:  # fmt: skip
-    require.same_dtype(require.real, input=input, rois=rois)
+    require.same_dtype(require.floating, input=input, rois=rois)
     require.layout("[B,C,H,W]", input=input)
     require.layout("[N,5]", rois=rois)
     require.one_of("mode", mode, _MODES)
@@ -37,7 +40,7 @@ def _pool_type(
     require_positive("group_size", (group_size,))
     require_positive("output_channels", (output_channels,))
     if isinstance(offsets, TensorType) and offsets != ABSENT:
-        require.real(offsets=offsets)
+        require.floating(offsets=offsets)
         require.layout("[N,2K,H,W]", offsets=offsets)
         expected = (rois.shape[0], *offsets.shape[1:])
         require.shape("offsets", offsets, expected, "one for each row of 'rois'")
@@ -73,102 +76,156 @@ def position_sensitive_roi_pool(
     """
     x = jnp.asarray(input)
     regions = jnp.asarray(rois)
-    batch, _, height, width = x.shape
+    batch = x.shape[0]
     has_region = jnp.cumprod((regions[:, 0] >= 0).astype(jnp.int32)) > 0
     images = jnp.clip(regions[:, 0].astype(jnp.int32), 0, batch - 1)
-    place = jnp.arange(group_size, dtype=x.dtype)
-
-    def mean(region: Array, image: Array) -> Array:
-        corners = lax.round(region[1:], lax.RoundingMethod.AWAY_FROM_ZERO)
-        start = corners[:2] * spatial_scale
-        end = (corners[2:] + 1) * spatial_scale
-        size = jnp.maximum(end - start, 0.1) / group_size
-
-        def is_touched(axis: int, extent: int) -> Array:
-            """Return the mask (bins, extent) of the items that each bin touches along an axis."""
-            low = jnp.clip(jnp.floor(place * size[axis] + start[axis]), 0, extent)
-            high = jnp.clip(jnp.ceil((place + 1) * size[axis] + start[axis]), 0, extent)
-            items = jnp.arange(extent, dtype=x.dtype)[None, :]
-            return (items >= low[:, None]) & (items < high[:, None])
-
-        rows = is_touched(1, height).astype(x.dtype)
-        columns = is_touched(0, width).astype(x.dtype)
-        plane = x[image].reshape(output_channels, group_size, group_size, height, width)
-        total = jnp.einsum("cghyx,gy,hx->cgh", plane, rows, columns, precision="highest")
-        count = (rows.sum(1)[:, None] * columns.sum(1)[None, :])[None]
-        return jnp.where(count > 0, total / jnp.where(count > 0, count, 1), 0)
-
-    def interpolated(region: Array, image: Array) -> Array:
-        rows, columns = bins
-        ctx.unroll(rows * columns)
-        scale = region[1:] * spatial_scale
-        start = scale[:2]
-        extent = jnp.array([width - 1, height - 1], x.dtype)
-        size = (scale[2:] - scale[:2]) / jnp.array([columns, rows], x.dtype)
-        plane = x[image].reshape(rows, columns, output_channels, height, width)
-
-        def samples(row: int, column: int) -> Array:
-            low = start + size * jnp.array([column, row], x.dtype)
-            step = size * extent / max(group_size - 1, 1)
-            if group_size > 1:
-                y = place * step[1] + low[1] * extent[1]
-                at_x = place * step[0] + low[0] * extent[0]
-            else:
-                middle = (2 * low + size) / 2 * extent
-                y = jnp.full(1, middle[1])
-                at_x = jnp.full(1, middle[0])
-            return _linear(plane[row, column], y, at_x)
-
-        parts = [samples(row, column) for row in range(rows) for column in range(columns)]
-        return sum(parts[1:], parts[0]) / (rows * columns)
-
-    def deformed(region: Array, image: Array, moves: Array | None) -> Array:
-        corners = lax.round(region[1:], lax.RoundingMethod.AWAY_FROM_ZERO)
-        start = corners[:2] * spatial_scale - 0.5
-        end = (corners[2:] + 1) * spatial_scale - 0.5
-        size = jnp.maximum(end - start, 0.1)
-        shift = None
-        if moves is not None:
-            channels, moves_height, moves_width = moves.shape
-            kinds = channels // 2
-            rows = jnp.arange(group_size) * moves_height // group_size
-            columns = jnp.arange(group_size) * moves_width // group_size
-            shift = moves[:, rows][:, :, columns].reshape(kinds, 2, group_size, group_size)
-            shift = shift.repeat(output_channels // kinds, axis=0) * offset_scale
-
-        def shares(axis: int, count: int, extent: int) -> tuple[Array, Array]:
-            """Return each item's weight in the sum of samples, and the number of samples inside."""
-            bin = size[axis] / group_size
-            first = start[axis] + place * bin
-            first = first[None, None, :] if axis == 0 else first[None, :, None]
-            if shift is not None:
-                first = first + shift[:, axis] * size[axis]
-            step = jnp.arange(count, dtype=x.dtype) * bin / count
-            # The samples have the shape (channels, rows, columns, samples of a bin).
-            samples = first[..., None] + step[None, None, None]
-            inside = ((samples >= -0.5) & (samples <= extent - 0.5)).astype(x.dtype)
-            items = jnp.arange(extent, dtype=x.dtype)
-            nearest = jnp.clip(samples, 0, extent - 1)
-            distance = jnp.abs(nearest[..., None] - items[None, None, None, None])
-            weight = jnp.sum(jnp.maximum(1 - distance, 0) * inside[..., None], axis=-2)
-            grid = (output_channels, group_size, group_size)
-            return jnp.broadcast_to(weight, (*grid, extent)), jnp.sum(inside, axis=-1)
-
-        plane = x[image].reshape(output_channels, group_size, group_size, height, width)
-        across, columns = shares(0, bins[1], width)
-        down, rows = shares(1, bins[0], height)
-        total = jnp.einsum("cghyx,cghy,cghx->cgh", plane, down, across, precision="highest")
-        return total / jnp.maximum(rows * columns, 1)
-
+    pool = _Pool(x, output_channels, group_size, spatial_scale)
     if mode == "deformable":
         moves = None if offsets is False else jnp.asarray(offsets)
         moves_axis = None if offsets is False else 0
+        deformed = partial(pool.deformed, bins, offset_scale)
         pooled = jax.vmap(deformed, (0, 0, moves_axis))(regions, images, moves)
     elif mode == "bilinear":
-        pooled = jax.vmap(interpolated)(regions, images)
+        rows, columns = bins
+        ctx.unroll(rows * columns)
+        pooled = jax.vmap(partial(pool.interpolated, bins))(regions, images)
     else:
-        pooled = jax.vmap(mean)(regions, images)
+        pooled = jax.vmap(pool.mean)(regions, images)
     return jnp.where(has_region[:, None, None, None], pooled, 0)
+
+
+@dataclass(frozen=True, eq=False)
+class _Pool:
+    """Pools one region of an image. The result has the shape (channels, bin rows, bin columns).
+
+    Args:
+        x: the input (batch, channels, height, width).
+        channels: the number of channels of the result.
+        group_size: the number of bins along each axis.
+        scale: the factor of a region's coordinates.
+    """
+
+    x: Array
+    channels: int
+    group_size: int
+    scale: float
+
+    def _bin_numbers(self) -> Array:
+        return jnp.arange(self.group_size, dtype=self.x.dtype)
+
+    def _planes(self, image: Array) -> Array:
+        """Return the planes (channels, bin rows, bin columns, height, width) of an image."""
+        height, width = self.x.shape[2:]
+        bins = (self.group_size, self.group_size)
+        return self.x[image].reshape(self.channels, *bins, height, width)
+
+    def mean(self, region: Array, image: Array) -> Array:
+        """Average the items whose cells a bin touches."""
+        height, width = self.x.shape[2:]
+        corners = lax.round(region[1:], lax.RoundingMethod.AWAY_FROM_ZERO)
+        start = corners[:2] * self.scale
+        end = (corners[2:] + 1) * self.scale
+        size = jnp.maximum(end - start, 0.1) / self.group_size
+        bin_numbers = self._bin_numbers()
+
+        def is_touched(axis: int, extent: int) -> Array:
+            """Return the mask (bins, extent) of the items that each bin touches along an axis."""
+            low = jnp.clip(jnp.floor(bin_numbers * size[axis] + start[axis]), 0, extent)
+            high = jnp.clip(jnp.ceil((bin_numbers + 1) * size[axis] + start[axis]), 0, extent)
+            items = jnp.arange(extent, dtype=self.x.dtype)[None, :]
+            return (items >= low[:, None]) & (items < high[:, None])
+
+        rows = is_touched(1, height).astype(self.x.dtype)
+        columns = is_touched(0, width).astype(self.x.dtype)
+        planes = self._planes(image)
+        total = jnp.einsum("cghyx,gy,hx->cgh", planes, rows, columns, precision="highest")
+        count = (rows.sum(1)[:, None] * columns.sum(1)[None, :])[None]
+        return jnp.where(count > 0, total / jnp.where(count > 0, count, 1), 0)
+
+    def interpolated(self, bins: tuple[int, int], region: Array, image: Array) -> Array:
+        """Interpolate the samples of a region, and average them over `bins` (rows, columns)."""
+        height, width = self.x.shape[2:]
+        dtype = self.x.dtype
+        rows, columns = bins
+        corners = region[1:] * self.scale
+        start = corners[:2]
+        extent = jnp.array([width - 1, height - 1], dtype)
+        size = (corners[2:] - corners[:2]) / jnp.array([columns, rows], dtype)
+        planes = self.x[image].reshape(rows, columns, self.channels, height, width)
+        bin_numbers = self._bin_numbers()
+
+        def samples(row: int, column: int) -> Array:
+            low = start + size * jnp.array([column, row], dtype)
+            step = size * extent / max(self.group_size - 1, 1)
+            if self.group_size > 1:
+                sample_rows = bin_numbers * step[1] + low[1] * extent[1]
+                sample_columns = bin_numbers * step[0] + low[0] * extent[0]
+            else:
+                middle = (2 * low + size) / 2 * extent
+                sample_rows = jnp.full(1, middle[1])
+                sample_columns = jnp.full(1, middle[0])
+            return _linear(planes[row, column], sample_rows, sample_columns)
+
+        parts = [samples(row, column) for row, column in np.ndindex(rows, columns)]
+        return sum(parts[1:], parts[0]) / (rows * columns)
+
+    def deformed(
+        self,
+        bins: tuple[int, int],
+        offset_scale: float,
+        region: Array,
+        image: Array,
+        moves: Array | None,
+    ) -> Array:
+        """Average the moved samples of a bin that are inside the input.
+
+        A bin has `bins` (rows, columns) samples. `moves` are the offsets of the region, or None.
+        """
+        height, width = self.x.shape[2:]
+        dtype = self.x.dtype
+        grid = (self.channels, self.group_size, self.group_size)
+        corners = lax.round(region[1:], lax.RoundingMethod.AWAY_FROM_ZERO)
+        start = corners[:2] * self.scale - 0.5
+        end = (corners[2:] + 1) * self.scale - 0.5
+        size = jnp.maximum(end - start, 0.1)
+        shift = None if moves is None else self._shift(moves) * offset_scale
+        bin_numbers = self._bin_numbers()
+
+        def shares(axis: int, count: int, extent: int) -> tuple[Array, Array]:
+            """Return each item's weight in the sum of samples, and the number of samples inside."""
+            bin = size[axis] / self.group_size
+            first = start[axis] + bin_numbers * bin
+            first = first[None, None, :] if axis == 0 else first[None, :, None]
+            if shift is not None:
+                first = first + shift[:, axis] * size[axis]
+            step = jnp.arange(count, dtype=dtype) * bin / count
+            # The samples have the shape (channels, rows, columns, samples of a bin).
+            samples = first[..., None] + step[None, None, None]
+            inside = ((samples >= -0.5) & (samples <= extent - 0.5)).astype(dtype)
+            items = jnp.arange(extent, dtype=dtype)
+            nearest = jnp.clip(samples, 0, extent - 1)
+            distance = jnp.abs(nearest[..., None] - items[None, None, None, None])
+            weight = jnp.sum(jnp.maximum(1 - distance, 0) * inside[..., None], axis=-2)
+            return jnp.broadcast_to(weight, (*grid, extent)), jnp.sum(inside, axis=-1)
+
+        across, columns = shares(0, bins[1], width)
+        down, rows = shares(1, bins[0], height)
+        planes = self._planes(image)
+        total = jnp.einsum("cghyx,cghy,cghx->cgh", planes, down, across, precision="highest")
+        return total / jnp.maximum(rows * columns, 1)
+
+    def _shift(self, moves: Array) -> Array:
+        """Return the offsets of each bin, of shape (channels, 2, bin rows, bin columns).
+
+        `moves` has the shape (2 * classes, rows, columns).
+        """
+        channels, height, width = moves.shape
+        classes = channels // 2
+        rows = jnp.arange(self.group_size) * height // self.group_size
+        columns = jnp.arange(self.group_size) * width // self.group_size
+        shift = moves[:, rows][:, :, columns]
+        shift = shift.reshape(classes, 2, self.group_size, self.group_size)
+        return shift.repeat(self.channels // classes, axis=0)
 
 
 def _linear(plane: Array, y: Array, x: Array) -> Array:

@@ -1,6 +1,6 @@
 """Checks for the `infer` functions of rules.
 
-For example, `require.real(x=x)` raises an error unless x holds floating-point numbers. A check
+For example, `require.floating(x=x)` raises an error unless x holds floating-point numbers. A check
 raises InvalidOperation or InvalidShape for operands or attributes that it refuses.
 """
 
@@ -47,7 +47,7 @@ def _requirement(what: str, holds: Callable[[str], bool], hint: str = "") -> Cal
 
 
 _CAST = "`cast` makes 0 and 1 of logical values"
-real = _requirement("scalars", is_float)
+floating = _requirement("scalars", is_float)
 integer = _requirement("integers", is_integer)
 logical = _requirement("logical values", lambda dtype: dtype == "bool")
 complex = _requirement("complex numbers", is_complex)
@@ -121,8 +121,9 @@ def fits(name: str, target: TensorType, **operands: TensorType) -> None:
     """Refuse operands that do not broadcast to the shape of the target."""
     shape = target.shape
     for operand, type in operands.items():
-        pairs = zip(type.shape, shape, strict=False)
-        if len(type.shape) > len(shape) or any(a != 1 and differ(a, b) for a, b in pairs):
+        is_longer = len(type.shape) > len(shape)
+        pairs = zip(type.shape, shape, strict=False)  # a shorter shape is continued by 1s
+        if is_longer or any(a != 1 and differ(a, b) for a, b in pairs):
             raise InvalidShape(
                 f"'{operand}' of shape {show(type.shape)} must broadcast to {name} of shape "
                 f"{show(shape)}",

@@ -30,7 +30,7 @@ METHODS = ("symmetric", "asymmetric", "aligned")
 
 
 def _area_type(input: TensorType, factor: Shape) -> TensorType:
-    require.real(input=input)
+    require.floating(input=input)
     return _down_type(input, factor)
 
 
@@ -82,7 +82,7 @@ def nearest_upsample(input: Array, factor: Shape) -> Array:
 
 
 def _multilinear_type(input: TensorType, factor: Shape, method: str, border: str) -> TensorType:
-    require.real(input=input)
+    require.floating(input=input)
     require.one_of("method", method, METHODS)
     require.one_of("border", border, BORDERS)
     output = _up_type(input, factor)

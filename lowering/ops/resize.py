@@ -57,7 +57,7 @@ def _resize_type(
 ) -> TensorType:
     require.ordered(input=input)
     if roi != ABSENT:
-        require.real(roi=roi)
+        require.floating(roi=roi)
     require.one_of("mode", mode, INTERPOLATORS)
     require.one_of("nearest_mode", nearest_mode, ROUNDINGS)
     require.one_of("coordinate_transformation_mode", coordinate_transformation_mode, COORDINATES)
@@ -108,7 +108,12 @@ def _extent(extent: int, scale: float, rounds: bool) -> int:
     """Return extent * scale, rounded down, or rounded to the nearest integer with `rounds`."""
     if extent is UNKNOWN:
         return UNKNOWN
-    return int(length(extent, scale) + rounds / 2)
+    return _count(length(extent, scale), rounds)
+
+
+def _count(length: float, rounds: bool) -> int:
+    """Return a length, rounded down, or rounded to the nearest integer with `rounds`."""
+    return int(length + 0.5) if rounds else int(length)
 
 
 def _lengths(shape: Shape, scales: tuple[float, ...], sizes: Shape) -> tuple[float, ...]:
@@ -163,7 +168,7 @@ def resize(
         items, gathers = host_work(extent, target, method)
         ctx.fold(items)
         ctx.unroll(gathers)
-        where = places(extent, target, coordinates, ends, int(target + rounds / 2))
+        where = places(extent, target, coordinates, ends, _count(target, rounds))
         x = resample(x, axis, where, target / extent, method)
         if region is not None:
             outside = ((where < 0) | (where > extent - 1)).reshape(along(axis, x.ndim))
@@ -229,7 +234,7 @@ def _bounded(place: Array, extent: int, padding_mode: str, align_corners: bool) 
 def _grid_type(
     input: TensorType, grid: TensorType, mode: str, padding_mode: str, align_corners: bool
 ) -> TensorType:
-    require.real(input=input, grid=grid)
+    require.floating(input=input, grid=grid)
     require.one_of("mode", mode, tuple(_MODES))
     require.one_of("padding_mode", padding_mode, _PADDINGS)
     count = len(input.shape) - 2

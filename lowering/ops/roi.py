@@ -61,7 +61,7 @@ def bins_type(
 def _roi_type(
     input: TensorType, rois: TensorType, batch_index: TensorType, output_size: Shape
 ) -> TensorType:
-    require.real(input=input, rois=rois)
+    require.floating(input=input, rois=rois)
     require.layout("[N,4]", "a row holds x1, y1, x2, y2", rois=rois)
     return bins_type(input, rois, batch_index, output_size)
 
@@ -147,9 +147,10 @@ def _bins(start: Array, end: Array, count: int, extent: int) -> Array:
     quotient, remainder = length // count, length % count
     step = jnp.arange(count, dtype=np.int32)
     first = start + step * quotient + step * remainder // count
-    last = start + (step + 1) * quotient - (-(step + 1) * remainder) // count
-    place = jnp.arange(extent, dtype=jnp.int32)[None, :]
-    return (place >= first[:, None]) & (place < last[:, None])
+    # The end is rounded up: it subtracts a negative number that is rounded down.
+    end_of_bin = start + (step + 1) * quotient - (-(step + 1) * remainder) // count
+    index = jnp.arange(extent, dtype=jnp.int32)[None, :]
+    return (index >= first[:, None]) & (index < end_of_bin[:, None])
 
 
 def _masked(

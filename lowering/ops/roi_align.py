@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +25,7 @@ def _type(
     input: TensorType, rois: TensorType, batch_index: TensorType, output_size: Shape,
     sampling_ratio: int, mode: str,
 ) -> TensorType:  # fmt: skip
-    require.same_dtype(require.real, input=input, rois=rois)
+    require.same_dtype(require.floating, input=input, rois=rois)
     require.one_of("mode", mode, _MODES)
     require.not_negative(sampling_ratio=sampling_ratio)
     require.indexable(samples=TensorType((sampling_ratio, sampling_ratio), "bool"))
@@ -81,38 +81,20 @@ def roi_align(
         counts: Any = (sampling_ratio, sampling_ratio)  # the samples of a bin along x, and along y
         if not sampling_ratio:
             counts = jnp.ceil(bin).astype(jnp.int32)
-
-        def positions(axis: int, k: Array) -> Array:
-            """Return the position of sample k of each bin along an axis."""
-            within = (jnp.asarray(k, bin.dtype) + 0.5) / jnp.asarray(counts[axis], bin.dtype)
-            return start[axis] + (jnp.arange(bins[axis], dtype=bin.dtype) + within) * bin[axis]
-
-        def weights(axis: int) -> Array:
-            """Return the share of each item in the mean along an axis, of shape (bins, extent)."""
-            extent = plane.shape[2 - axis]
-            items = jnp.arange(extent, dtype=bin.dtype)[None, :]
-
-            def add(k: Array, total: Array) -> Array:
-                position = positions(axis, k)[:, None]
-                distance = jnp.abs(jnp.clip(position, 0, extent - 1) - items)
-                is_inside = _is_inside(position, extent)
-                return total + jnp.where(is_inside, jnp.maximum(1 - distance, 0), 0)
-
-            zeros = jnp.zeros((bins[axis], extent), bin.dtype)
-            total = lax.fori_loop(0, counts[axis], add, zeros)
-            count = jnp.maximum(jnp.asarray(counts[axis], bin.dtype), 1)
-            return (total / count).astype(x.dtype)
-
+        grid = _Grid(start, bin, bins, counts)
         if is_separable:
-            return jnp.einsum("cyx,hy,wx->chw", plane, weights(1), weights(0), precision="highest")
+            height, width = plane.shape[1:]
+            rows = grid.weights(1, height).astype(x.dtype)
+            columns = grid.weights(0, width).astype(x.dtype)
+            return jnp.einsum("cyx,hy,wx->chw", plane, rows, columns, precision="highest")
 
         samples = counts[0] * counts[1]
         join_samples = jnp.add if mode == "avg" else jnp.maximum
         join_shares = jnp.maximum if mode == "max_share" else jnp.add
 
-        def add(k: Array, total: Array) -> Array:
-            column = positions(0, k % counts[0])[None, :]
-            row = positions(1, k // counts[0])[:, None]
+        def join_sample(k: Array, total: Array) -> Array:
+            column = grid.positions(0, k % counts[0])[None, :]
+            row = grid.positions(1, k // counts[0])[:, None]
             if is_rotated:
                 cos = jnp.cos(roi[4])
                 sin = jnp.sin(roi[4])
@@ -126,7 +108,7 @@ def roi_align(
         if mode == "max_share":
             initial = jnp.where(jnp.asarray(samples) > 0, -jnp.inf, 0)
         total = jnp.full((len(plane), *output_size), initial, x.dtype)
-        total = lax.fori_loop(0, samples, add, total)
+        total = lax.fori_loop(0, samples, join_sample, total)
         if mode == "avg":
             total = total / jnp.maximum(jnp.asarray(samples, x.dtype), 1)
         return total
@@ -138,6 +120,44 @@ def roi_align(
     reason = f"samples of {subject} are computed in a loop of unknown length"
     hint = "differentiate forwards, by jax.jvp or jax.jacfwd, or take the mean of upright regions"
     return ctx.forward_only([pooled], reason, hint)[0]
+
+
+class _Grid(NamedTuple):
+    """The samples of a region's bins. Each field has an item for x, and one for y.
+
+    Args:
+        start: the start of the region.
+        bin: the extents of a bin.
+        bins: the numbers of bins.
+        counts: the numbers of a bin's samples.
+    """
+
+    start: Array
+    bin: Array
+    bins: Sequence[int]
+    counts: Any
+
+    def positions(self, axis: int, k: Array) -> Array:
+        """Return the position of sample k of each bin along an axis."""
+        dtype = self.bin.dtype
+        within = (jnp.asarray(k, dtype) + 0.5) / jnp.asarray(self.counts[axis], dtype)
+        numbers = jnp.arange(self.bins[axis], dtype=dtype)
+        return self.start[axis] + (numbers + within) * self.bin[axis]
+
+    def weights(self, axis: int, extent: int) -> Array:
+        """Return the share of each item in the mean along an axis, of shape (bins, extent)."""
+        dtype = self.bin.dtype
+        items = jnp.arange(extent, dtype=dtype)[None, :]
+
+        def add_weights(k: Array, total: Array) -> Array:
+            position = self.positions(axis, k)[:, None]
+            distance = jnp.abs(jnp.clip(position, 0, extent - 1) - items)
+            is_inside = _is_inside(position, extent)
+            return total + jnp.where(is_inside, jnp.maximum(1 - distance, 0), 0)
+
+        zeros = jnp.zeros((self.bins[axis], extent), dtype)
+        total = lax.fori_loop(0, self.counts[axis], add_weights, zeros)
+        return total / jnp.maximum(jnp.asarray(self.counts[axis], dtype), 1)
 
 
 def _is_inside(position: Array, extent: int) -> Array:

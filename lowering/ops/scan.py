@@ -33,7 +33,7 @@ import numpy as np
 from jax import Array, lax
 
 from lowering.errors import InvalidOperation, InvalidShape
-from lowering.extents import Ints, Shape, shapes_differ, show, with_extent
+from lowering.extents import Ints, Shape, ceil_div, shapes_differ, show, with_extent
 from lowering.graph import Graph, TensorType, Value
 from lowering.kernels.resampling import merged
 from lowering.ops import require, rules
@@ -48,7 +48,7 @@ def _iterations(shape: Shape, axis: int, chunk: int) -> int:
     if chunk == 0:
         raise InvalidOperation("'scan' must cut a tensor into chunks of at least 1, one has 0")
     extent = shape[normal_axis(axis, len(shape), "scan")]
-    return -(-extent // abs(chunk))  # rounded up
+    return ceil_div(extent, abs(chunk))
 
 
 def _scan_type(
@@ -157,7 +157,7 @@ def scan(
     values = body.outputs[len(states) :]
     carried_values, stacked = carried_and_stacked(next_states, values, outputs)
 
-    def turn(carried: list[Array], chunk: list[Array]) -> tuple[list[Array], list[Array]]:
+    def iterate(carried: list[Array], chunk: list[Array]) -> tuple[list[Array], list[Array]]:
         inputs = [*chunk, *full, *carried[: len(states)]]
         computed = trace(body, ctx, {}, {}, inputs)
         carry = [jnp.asarray(computed[value]) for value in carried_values]
@@ -165,10 +165,10 @@ def scan(
 
     first = states
     if len(carried_values) > len(states):
-        sliced = [jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in parts]
-        later = jax.eval_shape(turn, states, sliced)[0][len(states) :]
-        first = states + [jnp.zeros(x.shape, x.dtype) for x in later]
-    last, stacks = lax.scan(turn, first, parts)
+        chunk_types = [jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in parts]
+        carried_types, _ = jax.eval_shape(iterate, states, chunk_types)
+        first = states + [jnp.zeros(x.shape, x.dtype) for x in carried_types[len(states) :]]
+    last, stacks = lax.scan(iterate, first, parts)
     stack = iter(stacks)
     results: list[Array] = []
     for value, (which, axis, chunk) in zip(values, outputs, strict=True):
@@ -201,7 +201,7 @@ def _parts(x: Array, axis: int, chunk: int) -> Array:
     """Return the chunks of a tensor, stacked along a new first axis."""
     axis = axis % x.ndim
     size = abs(chunk)
-    missing = -x.shape[axis] % size
+    missing = -x.shape[axis] % size  # the items that the last chunk lacks
     if missing:
         pads = [(0, 0)] * x.ndim
         pads[axis] = (missing, 0) if chunk < 0 else (0, missing)

@@ -7,7 +7,7 @@ import numpy as np
 from jax import Array, lax
 
 from lowering.errors import InvalidOperation, InvalidShape
-from lowering.extents import UNKNOWN, Ints, Shape, is_symbolic, show, with_extent
+from lowering.extents import UNKNOWN, Ints, Shape, ceil_div, is_symbolic, show, with_extent
 from lowering.graph import TensorType, is_float
 from lowering.kernels.broadcast import broadcast_shapes
 from lowering.kernels.rounding import saturated
@@ -32,14 +32,14 @@ def _slice_type(input: TensorType, axes: Ints, begin: Ints, end: Ints, stride: I
             shape[axis] = UNKNOWN
             continue
         first, last = _bounds(b, e, step, extent)
-        is_range = 0 <= first <= last if step > 0 else last <= first < extent
+        is_range = (0 <= first <= last) if step > 0 else (last <= first < extent)
         if not is_range:
             raise InvalidShape(
                 f"'begin' {b}, 'end' {e} and 'stride' {step} are no range in the "
                 f"{extent} items of 'input' {show(input.shape)} along axis {axis}",
                 hint="bounds below 0 count from the end; a forward range with the end 0 goes to it",
             )
-        shape[axis] = -((first - last) // step)
+        shape[axis] = ceil_div(last - first, step)
     return TensorType(tuple(shape), input.dtype)
 
 
@@ -172,8 +172,8 @@ def pad(input: Array, padding: Padding, border: str, value: float) -> Array:
     """Pad each axis before and after (border modes: spec 4.3). `value` is cast to the dtype."""
     x = jnp.asarray(input)
     if border == "constant":
-        real_dtype = x.dtype if is_float(x.dtype.name) else np.float32
-        fill = cast(saturated(value, real_dtype), x.dtype.name)
+        float_dtype = x.dtype if is_float(x.dtype.name) else np.float32
+        fill = cast(saturated(value, float_dtype), x.dtype.name)
         return lax.pad(x, fill, [(before, after, 0) for before, after in padding])
     if not x.ndim:
         return x

@@ -23,7 +23,7 @@ def _loss_type(
     label_lengths: TensorType,
     blank: int,
 ) -> TensorType:
-    require.real(logits=logits)
+    require.floating(logits=logits)
     require.layout("[B,T,C]", logits=logits)
     require.layout("[B,L]", labels=labels)
     batch, _, classes = logits.shape
@@ -120,7 +120,7 @@ def gather_tree(tokens: Array, parents: Array, lengths: Array, end: Array) -> Ar
     lengths = jnp.minimum(jnp.asarray(lengths), steps)[:, None]
     start = jnp.broadcast_to(jnp.arange(beams, dtype=parents.dtype), x.shape[1:])
 
-    def back(beam: Array, step: tuple[Array, Array, Array]) -> tuple[Array, Array]:
+    def step_back(beam: Array, step: tuple[Array, Array, Array]) -> tuple[Array, Array]:
         """Return the beam of the step before, and the token of this step."""
         time, step_tokens, step_parents = step
         is_inside = time < lengths
@@ -128,6 +128,6 @@ def gather_tree(tokens: Array, parents: Array, lengths: Array, end: Array) -> Ar
         parent = jnp.take_along_axis(step_parents, beam, axis=1)
         return jnp.where(is_inside, parent, beam), jnp.where(is_inside, token, end)
 
-    _, paths = lax.scan(back, start, (jnp.arange(steps), x, parents), reverse=True)
+    _, paths = lax.scan(step_back, start, (jnp.arange(steps), x, parents), reverse=True)
     ended = jnp.cumsum((paths == end).astype(jnp.int32), axis=0) > 0
     return jnp.where(ended, end, paths)

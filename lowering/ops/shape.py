@@ -290,9 +290,9 @@ def cast(input: Array | NDArray[np.generic], dtype: str) -> Array:
         return x if x.dtype == jnp.bool_ else x != 0
     if dtype in HALVES and x.dtype != dtype and x.dtype.itemsize > 1:
         return rounded_to(x, dtype)
-    is_from_real = jnp.issubdtype(x.dtype, jnp.floating)
+    is_from_float = jnp.issubdtype(x.dtype, jnp.floating)
     is_to_integer = jnp.issubdtype(dtype, jnp.integer)
-    if not is_from_real or not is_to_integer:
+    if not is_from_float or not is_to_integer:
         return x.astype(dtype)
     if jnp.finfo(x.dtype).bits < 32:  # 16 bits cannot hold the limits of integers
         x = x.astype(jnp.float32)
@@ -354,7 +354,7 @@ def _add_n_type(x: Sequence[TensorType]) -> TensorType:
     if not x:
         return TensorType((1,), "float32")
     operands = {f"x[{i}]": item for i, item in enumerate(x)}
-    require.same_dtype(require.real, **operands)
+    require.same_dtype(require.floating, **operands)
     return TensorType(broadcast_shapes((1,), *(item.shape for item in x)), x[0].dtype)
 
 

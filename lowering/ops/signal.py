@@ -18,7 +18,7 @@ from lowering.ops.require import normal_axis
 
 
 def _require_pairs(input: TensorType) -> None:
-    require.real(input=input)
+    require.floating(input=input)
     if not input.shape or differ(input.shape[-1], 2):
         raise InvalidShape(
             f"'input' {show(input.shape)} must hold pairs [re,im] along its last axis",
@@ -85,7 +85,7 @@ def fft(input: Array, axis: int, inverse: bool) -> Array:
 
 
 def _rfft_type(input: TensorType, axis: int) -> TensorType:
-    require.real(input=input)
+    require.floating(input=input)
     axis = normal_axis(axis, len(input.shape))
     shape = with_extent(input.shape, axis, input.shape[axis] // 2 + 1)
     return TensorType((*shape, 2), input.dtype)
@@ -108,7 +108,7 @@ def _stft_type(
             f"'frame_length' and 'frame_step' must be positive: {frame_length}, {frame_step}"
         )
     if window != ABSENT:
-        require.real(window=window)
+        require.floating(window=window)
         require.same_dtype(input=input, window=window)
         if volume(window.shape) > frame_length:
             raise InvalidShape(
@@ -138,9 +138,9 @@ def stft(
     x = widened(jnp.asarray(input))
     axis %= x.ndim
     count = (x.shape[axis] - frame_length) // frame_step + 1
-    places = lax.broadcasted_iota(np.int32, (count, frame_length), 1)
-    places += lax.broadcasted_iota(np.int32, (count, frame_length), 0) * frame_step
-    frames = jnp.take(x, places, axis=axis, mode="clip")
+    indices = lax.broadcasted_iota(np.int32, (count, frame_length), 1)
+    indices += lax.broadcasted_iota(np.int32, (count, frame_length), 0) * frame_step
+    frames = jnp.take(x, indices, axis=axis, mode="clip")
     if window is not False:
         weights = jnp.ravel(jnp.asarray(window, x.dtype))
         missing = frame_length - weights.size

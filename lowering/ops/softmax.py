@@ -13,7 +13,7 @@ from lowering.ops import require, rules
 
 
 def _softmax_type(x: TensorType, axes: Ints) -> TensorType:
-    require.real(x=x)
+    require.floating(x=x)
     require.axes(axes, len(x.shape))
     return x
 

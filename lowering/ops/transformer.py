@@ -18,8 +18,9 @@ from lowering.tracing import Context
 
 
 def _require_trailing(name: str, shape: Shape, target: Shape, what: str) -> None:
-    pairs = zip(reversed(shape), reversed(target), strict=False)
     is_longer = len(shape) > len(target)
+    # A shorter shape is preceded by 1s.
+    pairs = zip(reversed(shape), reversed(target), strict=False)
     if is_longer or any(extent != 1 and differ(extent, due) for extent, due in pairs):
         raise InvalidShape(
             f"'{name}' of shape {show(shape)} must broadcast to {what} {show(target)}",
@@ -66,7 +67,7 @@ def _exponentials(scores: Array) -> tuple[Array, Array]:
 def _attention_type(
     query: TensorType, key: TensorType, value: TensorType, mask: TensorType
 ) -> TensorType:
-    require.same_dtype(require.real, query=query, key=key, value=value)
+    require.same_dtype(require.floating, query=query, key=key, value=value)
     shapes = f"query {show(query.shape)}, key {show(key.shape)}, value {show(value.shape)}"
     rank = len(query.shape)
     if rank < 3 or len(key.shape) != rank or len(value.shape) != rank:
@@ -145,7 +146,7 @@ def _grouped(mask: Array, rank: int, groups: tuple[int, int]) -> Array:
 
 
 def _masked_softmax_type(input: TensorType, mask: TensorType) -> TensorType:
-    require.real(input=input)
+    require.floating(input=input)
     if not input.shape:
         raise InvalidShape("'input' must have an axis to take the softmax over")
     _require_mask(mask, input.shape)
@@ -164,7 +165,7 @@ def masked_softmax(input: Array, mask: Array, scale: float) -> Array:
 
 
 def _rotary_type(input: TensorType, cos: TensorType, sin: TensorType) -> TensorType:
-    require.same_dtype(require.real, input=input, cos=cos, sin=sin)
+    require.same_dtype(require.floating, input=input, cos=cos, sin=sin)
     if not input.shape or differ(input.shape[-1] % 2, 0):
         raise InvalidShape(
             f"the last axis of 'input' {show(input.shape)} must have an even number of items"
@@ -179,5 +180,5 @@ def rotary_embedding(input: Array, cos: Array, sin: Array) -> Array:
     """Rotate the halves (a, b) of the last axis: (a, b) cos + (-b, a) sin (Su et al. 2021)."""
     x = jnp.asarray(input)
     first, second = jnp.split(x, 2, axis=-1)
-    turned = jnp.concatenate([-second, first], axis=-1)
-    return x * _preceded(cos, x.ndim) + turned * _preceded(sin, x.ndim)
+    quarter_turned = jnp.concatenate([-second, first], axis=-1)
+    return x * _preceded(cos, x.ndim) + quarter_turned * _preceded(sin, x.ndim)

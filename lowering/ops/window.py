@@ -46,12 +46,12 @@ def _window_type(input: TensorType, **pool: Unpack[Pool]) -> TensorType:
 
 def pool_type(input: TensorType, **pool: Unpack[Pool]) -> TensorType:
     """Return the type of a result with one floating-point number for each window."""
-    require.real(input=input)
+    require.floating(input=input)
     return _window_type(input, **pool)
 
 
 def _reverse_type(input: TensorType, output_shape: Shape, **pool: Unpack[Pool]) -> TensorType:
-    require.real(input=input)
+    require.floating(input=input)
     require.one_of("border", pool["border"], POOL_BORDERS)
     require_attributes(len(input.shape), pool)
     if output_shape and len(output_shape) != len(input.shape):
@@ -130,7 +130,8 @@ def max_pool(input: Array, **pool: Unpack[Pool]) -> Array:
     padding, border = windows.padding, windows.border
     if any(d > 1 for d in windows.dilation):
         # `reduce_window` has no derivative in reverse mode for dilated windows.
-        return window_max_and_index(x, windows, border)[0]
+        maximum, _ = window_max_and_index(x, windows, border)
+        return maximum
     if border != "ignore":
         x = extend(x, padding, border)
         padding = ((0, 0),) * x.ndim
@@ -158,7 +159,8 @@ def _index_type(input: TensorType, **pool: Unpack[Pool]) -> TensorType:
 @rules.rule("argmax_pool", _index_type, not_differentiable="its result is an index")
 def argmax_pool(input: Array, **pool: Unpack[Pool]) -> Array:
     """Return the first index of the maximum in each window."""
-    return max_pool_with_index(input, **pool)[1]
+    _, index = max_pool_with_index(input, **pool)
+    return index
 
 
 def _max_and_index_type(
@@ -186,15 +188,16 @@ def max_pool_with_index(
     maximum, index = window_max_and_index(x, windows, windows.border)
     if first_axis < 0:
         return maximum, index
-    places = jnp.zeros(index.shape, index.dtype)
+    input_index = jnp.zeros(index.shape, index.dtype)
     cells = positions(index, windows)
     for axis in range(first_axis, x.ndim):
-        place = cells[axis] - windows.padding[axis][0]
+        padding_before, _ = windows.padding[axis]
+        coordinate = cells[axis] - padding_before
         # Padding wins only if all items are the lowest number. In this case take the first cell on
         # the input.
-        place = jnp.where(place < 0, place % windows.dilation[axis], place)
-        places = places * x.shape[axis] + place
-    return maximum, places
+        coordinate = jnp.where(coordinate < 0, coordinate % windows.dilation[axis], coordinate)
+        input_index = input_index * x.shape[axis] + coordinate
+    return maximum, input_index
 
 
 def _sample_type(input: TensorType, index: TensorType, **pool: Unpack[Pool]) -> TensorType:
@@ -229,7 +232,7 @@ def desample(input: Array, index: Array, output_shape: Shape, **pool: Unpack[Poo
     """Add each item to the cell of its window that `index` selects, as the reverse of `sample`."""
     windows = _reverse(input.shape, output_shape, **pool)
     axes = zip(windows.downscaled, windows.stride, windows.dilated, strict=True)
-    covered = tuple((count - 1) * stride + size for count, stride, size in axes)
+    covered = tuple([(count - 1) * stride + size for count, stride, size in axes])
     is_cell = (index >= 0) & (index < windows.volume)
     zero = np.array(0, input.dtype)
     cells = jnp.zeros(covered, input.dtype)
@@ -257,7 +260,7 @@ _WORK = 8
 
 
 def _adaptive_type(input: TensorType, output_size: Shape) -> TensorType:
-    require.real(input=input)
+    require.floating(input=input)
     if len(output_size) != len(input.shape) - 2:
         raise InvalidShape(
             f"'output_size' {list(output_size)} must have an item for each spatial axis of "
@@ -277,10 +280,10 @@ def _windows(ctx: Context, extent: int, count: int) -> NDArray[np.bool_]:
     """
     ctx.fold(_WORK * count * extent)
     i = np.arange(count)[:, None]
-    place = np.arange(extent)[None, :]
+    index = np.arange(extent)[None, :]
     start = i * extent // count
-    end = -((-(i + 1) * extent) // count)  # rounded up
-    return (place >= start) & (place < end)
+    end = -((-(i + 1) * extent) // count)  # (i + 1) * extent / count, rounded up
+    return (index >= start) & (index < end)
 
 
 @rules.rule("adaptive_avg_pool", _adaptive_type)
@@ -307,7 +310,7 @@ def adaptive_max_pool(ctx: Context, input: Array, output_size: Shape) -> tuple[A
     x = jnp.asarray(input)
     extents = x.shape[2:]
     indices = jnp.arange(int(np.prod(extents)), dtype=jnp.int32).reshape(extents)
-    places = jnp.broadcast_to(indices, x.shape)
+    indices = jnp.broadcast_to(indices, x.shape)
     for axis, count in enumerate(output_size, 2):
         windows = jnp.asarray(_windows(ctx, x.shape[axis], count))
         shape = [1] * (x.ndim + 1)
@@ -315,7 +318,7 @@ def adaptive_max_pool(ctx: Context, input: Array, output_size: Shape) -> tuple[A
         within = windows.reshape(shape)
         candidates = jnp.where(within, jnp.expand_dims(x, axis), lowest(x.dtype))
         best = jnp.argmax(candidates, axis=axis + 1, keepdims=True)
-        spread = jnp.broadcast_to(jnp.expand_dims(places, axis), candidates.shape)
+        candidate_indices = jnp.broadcast_to(jnp.expand_dims(indices, axis), candidates.shape)
         x = jnp.take_along_axis(candidates, best, axis + 1).squeeze(axis + 1)
-        places = jnp.take_along_axis(spread, best, axis + 1).squeeze(axis + 1)
-    return x, places
+        indices = jnp.take_along_axis(candidate_indices, best, axis + 1).squeeze(axis + 1)
+    return x, indices

@@ -36,11 +36,10 @@ def _relu(matcher: Matcher, equation: Equation) -> Rewrite:
     if compared is None or len(cases) != 2:
         return None
     x, zero = cases
-    if compared.invars[0] is not x or not _is_zero(matcher, compared.invars[1]):
-        return None
-    if not _is_zero(matcher, zero):
-        return None
-    return equation.replace(primitive=lax.max_p, invars=[x, zero], params={})
+    left, right = compared.invars
+    if left is x and _is_zero(matcher, right) and _is_zero(matcher, zero):
+        return equation.replace(primitive=lax.max_p, invars=[x, zero], params={})
+    return None
 
 
 def _is_zero(matcher: Matcher, operand: Atom) -> bool:
@@ -59,23 +58,26 @@ def _narrow(matcher: Matcher, equation: Equation) -> Rewrite:
 
     cuDNN adds such a bias before it rounds the sums of the convolution.
     """
-    (operand,), (result,) = equation.invars, equation.outvars
+    (operand,) = equation.invars
+    (result,) = equation.outvars
     dtype = result.aval.dtype
-    summed = matcher.maker(operand, "add")
-    product, bias = summed.invars if summed else (operand, None)
+    addition = matcher.maker(operand, "add")
+    product, bias = addition.invars if addition else (operand, None)
     convolution = matcher.maker(product, CONVOLUTION)
-    if convolution is None or dtype not in _NARROW or (bias and not matcher.is_known(bias)):
+    if convolution is None or dtype not in _NARROW:
         return None
-    if any(v.aval.dtype != dtype for v in convolution.invars) or not (
-        matcher.is_read_once(product) and matcher.is_read_once(operand)
-    ):
+    biases = [] if bias is None else [bias]
+    has_late_bias = not all(map(matcher.is_known, biases))
+    has_other_readers = not (matcher.is_read_once(product) and matcher.is_read_once(operand))
+    is_mixed = any(v.aval.dtype != dtype for v in convolution.invars)
+    if has_late_bias or has_other_readers or is_mixed:
         return None
     params = convolution.params | {"preferred_element_type": dtype}
 
-    def function(x: Array, filter: Array, *summands: Array) -> Array:
+    def convolve(x: Array, filter: Array, *biases: Array) -> Array:
         y = lax.conv_general_dilated_p.bind(x, filter, **params)
-        for summand in summands:
-            y = y + summand.astype(dtype)
+        for bias in biases:
+            y = y + bias.astype(dtype)
         return y
 
-    return Computed(function, [*convolution.invars, *([bias] if bias else [])], at=convolution)
+    return Computed(convolve, [*convolution.invars, *biases], at=convolution)

@@ -93,7 +93,10 @@ def _broadcast(matcher: Matcher, equation: Equation) -> Rewrite:
     maker = matcher.maker(equation.invars[0])
     if maker is None or not _keeps_items(maker) or _shapes(equation) is None:
         return None
-    source_shape, reshaped = _shapes(maker) or ((), ())
+    shapes = _shapes(maker)
+    if shapes is None:
+        return None
+    source_shape, reshaped = shapes
     if [n for n in source_shape if n != 1] != [n for n in reshaped if n != 1]:
         return None
     axes = equation.params["broadcast_dimensions"]
@@ -123,9 +126,13 @@ def _chosen(matcher: Matcher, equation: Equation) -> Rewrite:
     if sorted(map(str, choices)) != ["('cpu',)", "None"]:
         return None
     branch = Program(equation.params["branches"][choices.index(None)])
-    if branch.equations or len(branch.results) != 1 or branch.results[0] not in branch.arguments:
+    if branch.equations or len(branch.results) != 1:
         return None
-    return equation.invars[1 + branch.arguments.index(branch.results[0])]
+    (result,) = branch.results
+    if result not in branch.arguments:
+        return None
+    # The first operand of the equation is the index of the branch.
+    return equation.invars[1 + branch.arguments.index(result)]
 
 
 @_RULES("convert_element_type")
@@ -137,10 +144,10 @@ def _converted(matcher: Matcher, equation: Equation) -> Rewrite:
         return None
     if operand.aval.dtype == result.aval.dtype:
         return operand
-    first = matcher.maker(operand, "convert_element_type")
-    if first is None or is_literal(first.invars[0]):
+    earlier = matcher.maker(operand, "convert_element_type")
+    if earlier is None or is_literal(earlier.invars[0]):
         return None
-    (source,) = first.invars
+    (source,) = earlier.invars
     is_widened = _widens(source.aval.dtype, operand.aval.dtype)
     is_reversed = source.aval.dtype == result.aval.dtype
     return source if is_widened and is_reversed else None
@@ -163,7 +170,8 @@ def _narrow(matcher: Matcher, equation: Equation) -> Rewrite:
         sources.append(source)
     precision = equation.params["precision"]
     is_plain = precision is None or isinstance(precision, tuple | lax.Precision)
-    if len({source.aval.dtype for source in sources}) > 1 or not is_plain:
+    has_one_dtype = len({source.aval.dtype for source in sources}) == 1
+    if not has_one_dtype or not is_plain:
         return equation
     changed = {**equation.params, "preferred_element_type": result.aval.dtype}
     return equation.replace(invars=sources, params=changed)
@@ -175,18 +183,19 @@ def _product(matcher: Matcher, equation: Equation) -> Rewrite:
     # A pair for each operand: its summed axes and its batch axes.
     by_operand = [*zip(*equation.params["dimension_numbers"], strict=True)]
     operands = list(equation.invars)
-    for side, operand in enumerate(operands):
-        before = matcher.maker(operand, "transpose")
-        if before is None:
+    for index, operand in enumerate(operands):
+        transposition = matcher.maker(operand, "transpose")
+        if transposition is None:
             continue
-        permutation = before.params["permutation"]
-        sums, batch = by_operand[side]
-        free = [old for axis, old in enumerate(permutation) if axis not in (*sums, *batch)]
-        if free == sorted(free):
-            operands[side] = before.invars[0]
-            source_sums = tuple(permutation[axis] for axis in sums)
-            source_batch = tuple(permutation[axis] for axis in batch)
-            by_operand[side] = source_sums, source_batch
+        source_axes = transposition.params["permutation"]
+        sums, batch = by_operand[index]
+        free = [source for axis, source in enumerate(source_axes) if axis not in (*sums, *batch)]
+        is_order_unchanged = free == sorted(free)
+        if is_order_unchanged:
+            operands[index] = transposition.invars[0]
+            source_sums = tuple(source_axes[axis] for axis in sums)
+            source_batch = tuple(source_axes[axis] for axis in batch)
+            by_operand[index] = source_sums, source_batch
     numbers = tuple(zip(*by_operand, strict=True))
     changed = {**equation.params, "dimension_numbers": numbers}
     return _narrow(matcher, equation.replace(invars=operands, params=changed))
@@ -203,7 +212,8 @@ def _transposed(matcher: Matcher, equation: Equation) -> Rewrite:
         return None
     first = before.params["permutation"]
     second = equation.params["permutation"]
-    if [first[axis] for axis in second] != sorted(first):
+    are_inverse = [first[axis] for axis in second] == sorted(first)
+    if not are_inverse:
         return None
     if conversion is None:
         return before.invars[0]

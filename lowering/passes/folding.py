@@ -38,19 +38,22 @@ def _parts(matcher: Matcher, operand: Atom) -> tuple[Equation, Atom | None] | No
     """
     if not matcher.is_read_once(operand):
         return None
-    maker = matcher.maker(operand, CONVOLUTION, "add")
+    convolution = matcher.maker(operand, CONVOLUTION)
+    addition = matcher.maker(operand, "add")
     offset = None
-    if maker is not None and primitive(maker) == "add":
-        operand, offset = maker.invars
-        maker = matcher.maker(operand, CONVOLUTION) if matcher.is_read_once(operand) else None
-        if maker is None or _factor(matcher, maker, offset) is None:
+    if addition is not None:
+        summand, offset = addition.invars
+        if not matcher.is_read_once(summand):
             return None
-    if maker is None or maker.params["batch_group_count"] != 1:
+        convolution = matcher.maker(summand, CONVOLUTION)
+        if convolution is None or _factor(matcher, convolution, offset) is None:
+            return None
+    if convolution is None or convolution.params["batch_group_count"] != 1:
         return None
-    x, filter = maker.invars
+    x, filter = convolution.invars
     if matcher.is_known(x) or not matcher.is_known(filter):
         return None
-    return maker, offset
+    return convolution, offset
 
 
 def _factor(matcher: Matcher, convolution: Equation, operand: Atom) -> Atom | None:
@@ -96,13 +99,13 @@ def _shifted(matcher: Matcher, equation: Equation) -> Computed | None:
     (result,) = convolution.outvars
     channel = convolution.params["dimension_numbers"].out_spec[1]
 
-    def function(x: Array, summand: Array, *offsets: Array) -> Array:
+    def add_total(x: Array, summand: Array, *offsets: Array) -> Array:
         total = -_flat(summand) if is_negative else _flat(summand)
         for offset in offsets:
             total = _flat(offset) + total
         return x + _along(total, x, channel)
 
-    return Computed(function, [result, summand, *_offsets(matcher, convolution, offset)])
+    return Computed(add_total, [result, summand, *_offsets(matcher, convolution, offset)])
 
 
 def _scaled(matcher: Matcher, equation: Equation) -> Computed | None:
@@ -117,24 +120,26 @@ def _scaled(matcher: Matcher, equation: Equation) -> Computed | None:
     convolution, offset, factor = operands
     x, filter = convolution.invars
     (result,) = equation.outvars
-    items, filter_items = (math.prod(v.aval.shape) for v in (result, filter))
-    if not (matcher.program.prepares or at_least(items, filter_items)):
+    items = math.prod(result.aval.shape)
+    filter_items = math.prod(filter.aval.shape)
+    is_cheap = matcher.program.prepares or at_least(items, filter_items)
+    if not is_cheap:
         return None
     numbers = convolution.params["dimension_numbers"]
     is_divisor = primitive(equation) == "div"
 
-    def function(x: Array, filter: Array, factor: Array, *offsets: Array) -> Array:
+    def convolve_scaled(x: Array, filter: Array, factor: Array, *offsets: Array) -> Array:
         factor = _flat(factor)
         if is_divisor:
             factor = 1 / factor
-        wide = filter.astype(factor.dtype) * _along(factor, filter, numbers.rhs_spec[0])
-        y = lax.conv_general_dilated_p.bind(x, wide.astype(filter.dtype), **convolution.params)
+        scaled = filter.astype(factor.dtype) * _along(factor, filter, numbers.rhs_spec[0])
+        y = lax.conv_general_dilated_p.bind(x, scaled.astype(filter.dtype), **convolution.params)
         for offset in offsets:
             y = y + _along(_flat(offset) * factor, y, numbers.out_spec[1])
         return y
 
-    operands = [x, filter, factor, *_offsets(matcher, convolution, offset)]
-    return Computed(function, operands, at=convolution)
+    inputs = [x, filter, factor, *_offsets(matcher, convolution, offset)]
+    return Computed(convolve_scaled, inputs, at=convolution)
 
 
 def _offsets(matcher: Matcher, convolution: Equation, offset: Atom | None) -> list[Atom]:

@@ -18,10 +18,10 @@ from lowering.targets.target import Target
 def run(program: Program, target: Target) -> Program:
     """Move the values that all iterations of a loop share out of the loop."""
 
-    def loop(matcher: Matcher, equation: Equation) -> Computed | None:
+    def hoist(matcher: Matcher, equation: Equation) -> Computed | None:
         return _hoisted(program.body(equation), equation)
 
-    return rewritten(program, {SCAN: loop})
+    return rewritten(program, {SCAN: hoist})
 
 
 def _hoisted(body: Program, equation: Equation) -> Computed | None:
@@ -29,7 +29,7 @@ def _hoisted(body: Program, equation: Equation) -> Computed | None:
         return None
     parts = split(body)
 
-    def function(*operands: Array) -> list[Array]:
+    def prepare_and_scan(*operands: Array) -> list[Array]:
         constants, start, stacks = jaxprs.scan_parts(equation, operands)
         values = parts.prepare(constants)
 
@@ -38,4 +38,4 @@ def _hoisted(body: Program, equation: Equation) -> Computed | None:
 
         return jaxprs.scanned(equation, step, values, start, stacks)
 
-    return Computed(function, equation.invars)
+    return Computed(prepare_and_scan, equation.invars)

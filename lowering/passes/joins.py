@@ -16,6 +16,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import Array, lax
 
+from lowering.extents import along
 from lowering.facts import facts
 from lowering.jaxpr_types import Atom, Equation
 from lowering.jaxprs import is_literal, primitive
@@ -44,19 +45,22 @@ def run(program: Program, target: Target) -> Program:
     """Add whole tensors, if all slices of one are added to slices of another, or to vectors."""
     groups: defaultdict[object, list[_SumOfSlice]] = defaultdict(list)
     for equation in program.equations:
-        if sum := _sum(program, equation):
-            other = sum.other.source if isinstance(sum.other, _Slice) else None
+        sum = _sum(program, equation)
+        if sum is not None:
+            other_source = sum.other.source if isinstance(sum.other, _Slice) else None
             dtype = equation.outvars[0].aval.dtype
-            groups[sum.slice.source, other, dtype].append(sum)
-    joined = {id(sums[0].equation): sums for sums in groups.values() if _cover(sums)}
+            groups[sum.slice.source, other_source, dtype].append(sum)
+    sums_by_first = {id(sums[0].equation): sums for sums in groups.values() if _cover(sums)}
+    if not sums_by_first:
+        return program
 
-    def add(matcher: Matcher, equation: Equation) -> Computed | None:
-        sums = joined.get(id(matcher.original))
+    def join_sums(matcher: Matcher, equation: Equation) -> Computed | None:
+        sums = sums_by_first.get(id(matcher.original))
         return None if sums is None else _joined(sums)
 
     # Early equations are moved to the front, since all vectors must be computed before the first
     # sum.
-    return rewritten(program.early_first(), {"add": add}) if joined else program
+    return rewritten(program.early_first(), {"add": join_sums})
 
 
 def _sum(program: Program, equation: Equation) -> _SumOfSlice | None:
@@ -64,13 +68,15 @@ def _sum(program: Program, equation: Equation) -> _SumOfSlice | None:
         return None
     (result,) = equation.outvars
     left, right = equation.invars
-    pieces = [_slice(program, v) if _is_alike(v, result) else None for v in (left, right)]
-    first, second = pieces
-    if first and second:
-        is_joint = (first.start, first.stop) == (second.start, second.stop)
-        same_shape = first.source.aval.shape == second.source.aval.shape
-        return _SumOfSlice(equation, first, second) if is_joint and same_shape else None
-    for piece, other in ((first, right), (second, left)):
+    left_slice = _slice(program, left) if _has_type_of(result, left) else None
+    right_slice = _slice(program, right) if _has_type_of(result, right) else None
+    if left_slice and right_slice:
+        has_same_bounds = left_slice[1:] == right_slice[1:]
+        has_same_shape = left_slice.source.aval.shape == right_slice.source.aval.shape
+        if has_same_bounds and has_same_shape:
+            return _SumOfSlice(equation, left_slice, right_slice)
+        return None
+    for piece, other in ((left_slice, right), (right_slice, left)):
         if piece and not is_literal(other) and other in program.early:
             extent = piece.stop - piece.start
             is_vector = math.prod(other.aval.shape) == extent == other.aval.shape[-1]
@@ -79,7 +85,7 @@ def _sum(program: Program, equation: Equation) -> _SumOfSlice | None:
     return None
 
 
-def _is_alike(operand: Atom, result: Atom) -> bool:
+def _has_type_of(result: Atom, operand: Atom) -> bool:
     return operand.aval.shape == result.aval.shape and operand.aval.dtype == result.aval.dtype
 
 
@@ -90,38 +96,50 @@ def _slice(program: Program, operand: Atom) -> _Slice | None:
     converted once.
     """
     conversions = 0
-    while not is_literal(operand) and (maker := program.makers.get(operand)) is not None:
+    while not is_literal(operand):
+        maker = program.makers.get(operand)
+        if maker is None:
+            return None
         if primitive(maker) == "slice":
             return _along_last(maker) if conversions < 2 else None
-        conversions += primitive(maker) == "convert_element_type"
-        keeps_order = facts(maker).shapes and primitive(maker) != "transpose"
-        if not (keeps_order or primitive(maker) == "convert_element_type"):
+        if primitive(maker) == "convert_element_type":
+            conversions += 1
+        elif primitive(maker) == "transpose" or not facts(maker).shapes:
             return None
-        if _long(maker.invars[0]) != _long(operand):
+        source = maker.invars[0]
+        if _long_extents(source) != _long_extents(operand):
             return None
-        operand = maker.invars[0]
+        operand = source
     return None
 
 
-def _long(operand: Atom) -> list[int]:
+def _long_extents(operand: Atom) -> list[int]:
     return [n for n in operand.aval.shape if n != 1]
 
 
 def _along_last(equation: Equation) -> _Slice | None:
-    (source,), params = equation.invars, equation.params
-    starts, stops = params["start_indices"], params["limit_indices"]
+    """Return the slice that an equation computes, or None if it cuts along other axes too."""
+    (source,) = equation.invars
+    starts = equation.params["start_indices"]
+    stops = equation.params["limit_indices"]
+    strides = equation.params["strides"] or ()
+    is_strided = any(stride != 1 for stride in strides)
     cuts_others = any(starts[:-1]) or stops[:-1] != source.aval.shape[:-1]
-    if cuts_others or params["strides"] not in (None, (1,) * len(starts)):
+    if cuts_others or is_strided:
         return None
     return _Slice(source, starts[-1], stops[-1])
 
 
 def _cover(sums: Sequence[_SumOfSlice]) -> bool:
     """Tell whether the slices cover the whole source, one after another."""
-    bounds = sorted((x.slice.start, x.slice.stop) for x in sums)
-    ends = [0, *(stop for _, stop in bounds)]
-    extent = sums[0].slice.source.aval.shape[-1]
-    return len(sums) > 1 and [start for start, _ in bounds] == ends[:-1] and ends[-1] == extent
+    if len(sums) < 2:
+        return False
+    end = 0
+    for start, stop in sorted([(x.slice.start, x.slice.stop) for x in sums]):
+        if start != end:
+            return False
+        end = stop
+    return end == sums[0].slice.source.aval.shape[-1]
 
 
 def _joined(sums: Sequence[_SumOfSlice]) -> Computed:
@@ -129,17 +147,16 @@ def _joined(sums: Sequence[_SumOfSlice]) -> Computed:
     ordered = sorted(sums, key=lambda x: x.slice.start)
     first = ordered[0]
     if isinstance(first.other, _Slice):
-        others = [first.other.source]
+        addends = [first.other.source]
     else:
-        others = [x.other for x in ordered if not isinstance(x.other, _Slice)]
-
+        addends = [x.other for x in ordered if not isinstance(x.other, _Slice)]
     results = [x.equation.outvars[0] for x in ordered]
     dtype = results[0].aval.dtype
 
-    def function(x: Array, *summands: Array) -> list[Array]:
+    def add_and_slice(x: Array, *summands: Array) -> list[Array]:
         summand = summands[0]
         if len(summands) > 1:
-            vectors = [jnp.reshape(y, (*(1,) * (x.ndim - 1), -1)) for y in summands]
+            vectors = [jnp.reshape(y, along(x.ndim - 1, x.ndim)) for y in summands]
             summand = jnp.concatenate(vectors, -1)
         total = x.astype(dtype) + summand.astype(dtype)
         parts: list[Array] = []
@@ -148,4 +165,4 @@ def _joined(sums: Sequence[_SumOfSlice]) -> Computed:
             parts.append(part.reshape(result.aval.shape))
         return parts
 
-    return Computed(function, [first.slice.source, *others], results)
+    return Computed(add_and_slice, [first.slice.source, *addends], results)

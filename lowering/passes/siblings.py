@@ -23,25 +23,25 @@ from lowering.targets.target import Target
 @in_loops
 def run(program: Program, target: Target) -> Program:
     """Multiply an input by several matrices in one product, and slice the result."""
-    equal = _equal(program)
+    first_equal = _first_equal(program)
     groups: dict[object, list[Equation]] = defaultdict(list)
     for equation in program.equations:
         if is_layer(equation, program.early):
             ((sums, _), _) = equation.params["dimension_numbers"]
             input = equation.invars[0]
-            key = equal.get(input, input), sums, str(sorted(kind_of(equation).items()))
+            key = first_equal.get(input, input), sums, str(sorted(kind_of(equation).items()))
             groups[key].append(equation)
-    several = {id(group[0]): group for group in groups.values() if len(group) > 1}
-    if not several:
+    group_by_first = {id(group[0]): group for group in groups.values() if len(group) > 1}
+    if not group_by_first:
         return program
 
-    def joined(matcher: Matcher, equation: Equation) -> Computed | None:
-        group = several.get(id(matcher.original))
+    def join_group(matcher: Matcher, equation: Equation) -> Computed | None:
+        group = group_by_first.get(id(matcher.original))
         return None if group is None else _joined(equation, group)
 
     # Early equations are moved to the front, since all matrices must be computed before the first
     # product.
-    return rewritten(program.early_first(), {PRODUCT: joined})
+    return rewritten(program.early_first(), {PRODUCT: join_group})
 
 
 def kind_of(equation: Equation) -> dict[str, Any]:
@@ -58,31 +58,27 @@ def is_layer(equation: Equation, early: frozenset[Atom]) -> bool:
         return False
     input, matrix = equation.invars
     ((sums, _), (batch, _)) = equation.params["dimension_numbers"]
-    return (
-        not is_literal(input)
-        and input not in early
-        and (is_literal(matrix) or matrix in early)
-        and len(sums) == 1
-        and not batch
-        and len(matrix.aval.shape) == 2
-    )
+    is_input_late = not is_literal(input) and input not in early
+    is_matrix_early = is_literal(matrix) or matrix in early
+    is_matrix_product = len(matrix.aval.shape) == 2 and len(sums) == 1 and not batch
+    return is_input_late and is_matrix_early and is_matrix_product
 
 
-def _equal(program: Program) -> dict[Atom, Variable]:
+def _first_equal(program: Program) -> dict[Atom, Variable]:
     """Map results of equal reshapes of one variable to the first of these results."""
-    first: dict[object, Variable] = {}
-    equal: dict[Atom, Variable] = {}
+    first_by_key: dict[object, Variable] = {}
+    first_equal: dict[Atom, Variable] = {}
 
     def key_of(operand: Atom) -> object:
-        return id(operand) if is_literal(operand) else equal.get(operand, operand)
+        return id(operand) if is_literal(operand) else first_equal.get(operand, operand)
 
     for equation in program.equations:
         if facts(equation).shapes:
             operands = tuple(map(key_of, equation.invars))
             key = equation.primitive, operands, tuple(sorted(equation.params.items(), key=str))
             (result,) = equation.outvars
-            equal[result] = first.setdefault(key, result)
-    return equal
+            first_equal[result] = first_by_key.setdefault(key, result)
+    return first_equal
 
 
 def _joined(equation: Equation, group: Sequence[Equation]) -> Computed:
@@ -94,7 +90,7 @@ def _joined(equation: Equation, group: Sequence[Equation]) -> Computed:
         (_, (axis,)), _ = product.params["dimension_numbers"]
         summed_axes.append(axis)
 
-    def function(x: Array, *matrices: Array) -> list[Array]:
+    def multiply_and_slice(x: Array, *matrices: Array) -> list[Array]:
         columns: list[Array] = []
         for matrix, axis in zip(matrices, summed_axes, strict=True):
             columns.append(matrix if axis == 0 else matrix.T)
@@ -109,4 +105,4 @@ def _joined(equation: Equation, group: Sequence[Equation]) -> Computed:
         return parts
 
     operands = [equation.invars[0], *(e.invars[1] for e in group)]
-    return Computed(function, operands, [e.outvars[0] for e in group])
+    return Computed(multiply_and_slice, operands, [e.outvars[0] for e in group])

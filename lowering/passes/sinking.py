@@ -31,25 +31,28 @@ def _sunk(matcher: Matcher, equation: Equation) -> Computed | None:
     sources = list(dict.fromkeys(source for source, _ in chains))
     if len(sources) == len(stacks):
         return None
-    inner = jaxprs.as_function(equation.params["jaxpr"])
-    shared = len(constants) + len(start)
+    body = jaxprs.as_function(equation.params["jaxpr"])
+    first_item = len(constants) + len(start)
 
     def step(*arguments: Array) -> list[Array]:
-        items = dict(zip(sources, arguments[shared:], strict=True))
-        return inner(*arguments[:shared], *(_item(items[x], chain) for x, chain in chains))
+        item_of_source = dict(zip(sources, arguments[first_item:], strict=True))
+        items = [_item(item_of_source[source], chain) for source, chain in chains]
+        return body(*arguments[:first_item], *items)
 
-    def function(*operands: Array) -> list[Array]:
+    def scan_sources(*operands: Array) -> list[Array]:
         return jaxprs.scanned(equation, step, *jaxprs.scan_parts(equation, operands))
 
-    return Computed(function, [*constants, *start, *sources])
+    return Computed(scan_sources, [*constants, *start, *sources])
 
 
 def _chain(matcher: Matcher, operand: Atom) -> tuple[Atom, list[Equation]]:
     """Return the source of a loop's input, and the equations that lead from it to the input."""
     chain: list[Equation] = []
-    while (maker := matcher.maker(operand)) and _keeps_steps(maker):
+    maker = matcher.maker(operand)
+    while maker and _keeps_steps(maker):
         chain.insert(0, maker)
         (operand,) = maker.invars
+        maker = matcher.maker(operand)
     return operand, chain
 
 
@@ -61,16 +64,21 @@ def _keeps_steps(equation: Equation) -> bool:
     """
     if len(equation.invars) != 1 or is_literal(equation.invars[0]):
         return False
-    before, after = (tuple(v.aval.shape) for v in (*equation.invars, *equation.outvars[:1]))
+    before = tuple(equation.invars[0].aval.shape)
+    after = tuple(equation.outvars[0].aval.shape)
     if not before or before[:1] != after[:1]:
         return False
     if primitive(equation) == "slice":
-        return (equation.params["strides"] or [1])[0] == 1
-    keeps_order = facts(equation).shapes and primitive(equation) != "transpose"
-    return keeps_order and volume(before) == volume(after) and not _reorders(equation)
+        strides = equation.params["strides"]
+        return strides is None or strides[0] == 1
+    if not facts(equation).shapes or _reorders(equation):
+        return False
+    return volume(before) == volume(after)
 
 
 def _reorders(equation: Equation) -> bool:
+    if primitive(equation) == "transpose":
+        return True
     return primitive(equation) == "reshape" and equation.params["dimensions"] is not None
 
 
@@ -78,9 +86,14 @@ def _item(item: Array, chain: Sequence[Equation]) -> Array:
     """Compute an item of a loop's input from an item of the source."""
     for equation in chain:
         if primitive(equation) == "slice":
-            names = ("start_indices", "limit_indices", "strides")
-            bounds = [equation.params[name] for name in names]
-            item = lax.slice(item, *(x and x[1:] for x in bounds))
+            params = equation.params
+            strides = params["strides"]
+            item = lax.slice(
+                item,
+                params["start_indices"][1:],
+                params["limit_indices"][1:],
+                strides if strides is None else strides[1:],
+            )
         else:
             item = item.reshape(equation.outvars[0].aval.shape[1:])
     return item

@@ -19,7 +19,7 @@ from jax import Array, lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from lowering import jaxprs
-from lowering.axes import UNLINKED, axes_of, cuts, number
+from lowering.axes import UNLINKED, axes_of, axis_number, cuts
 from lowering.factors import Factor, FactorWalk, leaves, unite
 from lowering.facts import renumbered, spanned
 from lowering.jaxpr_types import Atom, Equation, Variable
@@ -42,16 +42,16 @@ def run(program: Program, target: Target) -> Program:
     parameters = plan.parameters.divisions
     walk = FactorWalk(program)
     for i, division in parameters.items():
-        axis = walk.of(program.arguments[i])[division.axis]
+        axis = walk.operand_axes(program.arguments[i])[division.axis]
         if division.before > 1:
             unite(axis, [Factor(division.before), Factor(_extent(axis) // division.before)])
-    walk.through()
+    walk.follow_all()
     divided: dict[Factor, Names] = {}
     parameter_item = _spec_item(plan.parameters.names)
     for along, item in ((plan.batch, _FREE), (plan.parameters, parameter_item)):
         count = math.prod(plan.mesh.shape[name] for name in along.names)
         for i, division in along.divisions.items():
-            factor = _at(walk.of(program.arguments[i])[division.axis], division.before)
+            factor = _at(walk.operand_axes(program.arguments[i])[division.axis], division.before)
             if division.follows and factor and factor.extent % count == 0:
                 divided[factor] = item
     spread = _Spread(walk, divided, plan.mesh)
@@ -101,21 +101,21 @@ class _Spread:
 
     def groups(self, operand: Atom) -> Groups:
         """Return for each axis of a variable the extents of the axes into which it is split."""
-        return [list(map(_extent, axis)) for axis in self._of(operand)]
+        return [list(map(_extent, axis)) for axis in self._split_axes(operand)]
 
     def shape(self, operand: Atom) -> tuple[int, ...]:
         """Return the shape of a variable after its axes are split."""
         return tuple(n for axis in self.groups(operand) for n in axis)
 
-    def _of(self, operand: Atom) -> Iterator[list[list[Factor]]]:
+    def _split_axes(self, operand: Atom) -> Iterator[list[list[Factor]]]:
         """Yield for each axis of a variable the factors of the axes into which it is split."""
-        for axis in self.walk.of(operand):
-            groups: list[list[Factor]] = [[]]
+        for axis in self.walk.operand_axes(operand):
+            split_axes: list[list[Factor]] = [[]]
             for factor in leaves(axis):
-                if factor in self.divided and groups[-1]:
-                    groups.append([])
-                groups[-1].append(factor)
-            yield groups
+                if factor in self.divided and split_axes[-1]:
+                    split_axes.append([])
+                split_axes[-1].append(factor)
+            yield split_axes
 
     def sharded(self, variable: Variable, x: Array, fixed: Collection[int]) -> Array:
         """Constrain the sharding of an array.
@@ -124,9 +124,9 @@ class _Spread:
         axes in `fixed`. XLA chooses the sharding along the remaining axes.
         """
         items: list[Names] = []
-        for i, axis in enumerate(self._of(variable)):
-            for group in axis:
-                item = self.divided.get(group[0]) if group else None
+        for i, split_axes in enumerate(self._split_axes(variable)):
+            for factors in split_axes:
+                item = self.divided.get(factors[0]) if factors else None
                 if item is None and i not in fixed:
                     item = _FREE
                 elif item is not _FREE and item in items:  # a mesh axis may divide only one axis
@@ -151,16 +151,12 @@ class _Spread:
                 if not is_literal(operand):
                     arrays[i] = self.sharded(operand, arrays[i], axes)
         if primitive(equation) == SCAN:
-            (body,) = self.walk.bodies[id(equation)]
+            (body,) = self.walk.inner_walks[id(equation)]
             results = self._scanned(equation, body, arrays)
         elif all(self.shape(v) == getattr(v.aval, "shape", ()) for v in variables):
             results = jaxprs.bind(equation, arrays)
         else:
-            rule = _RULES.of(equation)
-            results = rule(self, equation, arrays) if rule else None
-            if results is None:
-                pairs = zip(equation.invars, arrays, strict=True)
-                results = jaxprs.bind(equation, [_shaped(x, v.aval.shape) for v, x in pairs])
+            results = self._computed_by_rule(equation, arrays)
         pairs = zip(equation.outvars, results, strict=True)
         results = [_shaped(x, self.shape(v)) for v, x in pairs]
         if equation.outvars and equation.outvars[0] in self.walk.columns:
@@ -168,16 +164,27 @@ class _Spread:
             return [self.sharded(result, results[0], self.walk.columns[result])]
         return results
 
+    def _computed_by_rule(self, equation: Equation, arrays: Sequence[Array]) -> Sequence[Array]:
+        """Evaluate an equation by its rule, or on operands without split axes."""
+        rule = _RULES.rule_for(equation)
+        results: Results = rule(self, equation, arrays) if rule else None
+        if results is not None:
+            return results
+        pairs = zip(equation.invars, arrays, strict=True)
+        return jaxprs.bind(equation, [_shaped(x, v.aval.shape) for v, x in pairs])
+
     def _scanned(
         self, equation: Equation, body: FactorWalk, arrays: Sequence[Array]
     ) -> list[Array]:
+        """Evaluate a scan, whose carried values have no split axes."""
         inside = _Spread(body, self.divided, self.mesh)
         constants, start, stacks = jaxprs.scan_parts(equation, arrays)
-        _, before, _ = jaxprs.scan_parts(equation, equation.invars)
-        start = [_shaped(x, v.aval.shape) for x, v in zip(start, before, strict=True)]
-        _, _, items = jaxprs.scan_parts(equation, body.program.arguments)
+        _, carried_variables, _ = jaxprs.scan_parts(equation, equation.invars)
+        _, _, item_variables = jaxprs.scan_parts(equation, body.program.arguments)
         length = equation.params["length"]
-        pairs = zip(stacks, items, strict=True)
+        pairs = zip(start, carried_variables, strict=True)
+        start = [_shaped(x, v.aval.shape) for x, v in pairs]
+        pairs = zip(stacks, item_variables, strict=True)
         stacks = [_shaped(x, (length, *inside.shape(v))) for x, v in pairs]
 
         def step(*operands: Array) -> Sequence[Array]:
@@ -194,7 +201,7 @@ def _shaped(x: Array, shape: Sequence[int]) -> Array:
     return x if getattr(x, "shape", shape) == tuple(shape) else jnp.reshape(x, shape)
 
 
-def _places(groups: Groups) -> list[list[int]]:
+def _new_axes(groups: Groups) -> list[list[int]]:
     """Return for each axis the numbers of the axes into which it is split."""
     numbers = itertools.count()
     return [[next(numbers) for _ in axis] for axis in groups]
@@ -212,10 +219,10 @@ def _renumbered(spread: _Spread, equation: Equation, arrays: Sequence[Array]) ->
     if len(counts) > 1 and primitive(equation) != PRODUCT:
         return None
     for link in (axes_of(equation) or UNLINKED).links:
-        runs = [[groups[i][number(x)] for x in run] for i, run in link.operands.items()]
+        runs = [[groups[i][axis_number(x)] for x in run] for i, run in link.operands.items()]
         if any(run != runs[0] for run in runs):
             return None
-    params = renumbered(equation, list(map(_places, groups)))
+    params = renumbered(equation, list(map(_new_axes, groups)))
     if params is None:
         return None
     return jaxprs.bind(equation, arrays, **params)
@@ -228,21 +235,32 @@ def _by_item(spread: _Spread, equation: Equation, arrays: Sequence[Array]) -> Re
     If an operand has extent 1 along an axis, it gets as many axes of extent 1 as the result has
     axes in its place.
     """
-    target = spread.groups(equation.outvars[0])
+    result_groups = spread.groups(equation.outvars[0])
     operands: list[Array] = []
     for v, x in zip(equation.invars, arrays, strict=True):
-        groups = spread.groups(v)
-        shape: list[int] = []
-        if groups:  # a scalar has no axes
-            for axis, result_axis in zip(groups, target, strict=True):
-                if math.prod(axis) == 1:
-                    shape += [1] * len(result_axis)
-                elif axis == result_axis:
-                    shape += axis
-                else:
-                    return None
+        shape = _aligned_shape(spread.groups(v), result_groups)
+        if shape is None:
+            return None
         operands.append(_shaped(x, shape))
     return [equation.primitive.bind(*operands, **equation.params)]
+
+
+def _aligned_shape(groups: Groups, result_groups: Groups) -> list[int] | None:
+    """Return an operand's shape with the axes of a result, or None if their axes split otherwise.
+
+    An axis of extent 1 becomes as many axes as the axis of the result.
+    """
+    shape: list[int] = []
+    if not groups:  # a scalar has no axes
+        return shape
+    for axis, result_axis in zip(groups, result_groups, strict=True):
+        if math.prod(axis) == 1:
+            shape += [1] * len(result_axis)
+        elif axis == result_axis:
+            shape += axis
+        else:
+            return None
+    return shape
 
 
 @_RULES("optimization_barrier")
@@ -258,14 +276,15 @@ def _reshape(spread: _Spread, equation: Equation, arrays: Sequence[Array]) -> Re
 @_RULES("broadcast_in_dim")
 def _broadcast(spread: _Spread, equation: Equation, arrays: Sequence[Array]) -> Results:
     groups = spread.groups(equation.invars[0])
-    target = spread.groups(equation.outvars[0])
-    long = [i for i, axis in enumerate(groups) if math.prod(axis) > 1]
-    axes = [equation.params["broadcast_dimensions"][i] for i in long]
-    if any(groups[i] != target[axis] for i, axis in zip(long, axes, strict=True)):
+    result_groups = spread.groups(equation.outvars[0])
+    long_axes = [i for i, axis in enumerate(groups) if math.prod(axis) > 1]
+    result_axes = [equation.params["broadcast_dimensions"][i] for i in long_axes]
+    pairs = zip(long_axes, result_axes, strict=True)
+    if any(groups[axis] != result_groups[result_axis] for axis, result_axis in pairs):
         return None
-    x = _shaped(arrays[0], [n for i in long for n in groups[i]])
+    x = _shaped(arrays[0], [n for axis in long_axes for n in groups[axis]])
     shape = spread.shape(equation.outvars[0])
-    return [lax.broadcast_in_dim(x, shape, spanned(_places(target), axes))]
+    return [lax.broadcast_in_dim(x, shape, spanned(_new_axes(result_groups), result_axes))]
 
 
 @_RULES("slice", "split")
@@ -276,7 +295,7 @@ def _slice(spread: _Spread, equation: Equation, arrays: Sequence[Array]) -> Resu
     for result, starts in zip(equation.outvars, cuts(equation), strict=True):
         result_groups = spread.groups(result)
         x = arrays[0]
-        place = 0
+        first_axis = 0  # the first of the axes into which an axis is split
         for axis, result_axis, start in zip(groups, result_groups, starts, strict=True):
             extent, size = math.prod(axis), math.prod(result_axis)
             inner = math.prod(axis[1:])
@@ -284,7 +303,7 @@ def _slice(spread: _Spread, equation: Equation, arrays: Sequence[Array]) -> Resu
                 if start is None or start % inner or size % inner:
                     return None
                 first = start // inner
-                x = lax.slice_in_dim(x, first, first + size // inner, axis=place)
-            place += len(axis)
+                x = lax.slice_in_dim(x, first, first + size // inner, axis=first_axis)
+            first_axis += len(axis)
         results.append(_shaped(x, spread.shape(result)))
     return results

@@ -33,37 +33,38 @@ def run(program: Program, target: Target) -> Program:
     adds become one product in the iteration.
     """
 
-    def loop(matcher: Matcher, equation: Equation) -> Computed | None:
+    def rewrite_loop(matcher: Matcher, equation: Equation) -> Computed | None:
         return _without_totals(equation, program.body(equation))
 
-    program = rewritten(program, {SCAN: loop})
-    if not (program.in_loop and program.role == "backward"):
+    program = rewritten(program, {SCAN: rewrite_loop})
+    is_backward_loop = program.in_loop and program.role == "backward"
+    if not is_backward_loop:
         return program
-    sums = {id(x.add): x.computed() for x in _sums(program)}
+    sums = {id(x.last_addition): x.computed() for x in _sums(program)}
     if not sums:
         return program
 
-    def computed(matcher: Matcher, equation: Equation) -> Computed | None:
+    def rewrite_sum(matcher: Matcher, equation: Equation) -> Computed | None:
         return sums.get(id(matcher.original))
 
-    return rewritten(program, dict.fromkeys(_SUMS, computed))
+    return rewritten(program, dict.fromkeys(_SUMS, rewrite_sum))
 
 
 class _Total(NamedTuple):
     """A carried value to which each iteration adds a product, and which nothing else reads.
 
     Args:
-        place: the index of the value in the carry.
+        number: the index of the value in the carry.
         product: the equation of the product.
-        after: the reshapes between the product and the addition.
+        reshapes: the reshapes between the product and the addition.
     """
 
-    place: int
+    number: int
     product: Equation
-    after: Sequence[Equation]
+    reshapes: Sequence[Equation]
 
-    def total(self, first: Array, left: Array, right: Array) -> Array:
-        """Return the final value: the initial value plus one product of the stacked operands."""
+    def final_value(self, initial: Array, left: Array, right: Array) -> Array:
+        """Return the initial value plus one product of the stacked operands."""
 
         def behind_steps(axes: Sequence[int]) -> tuple[int, ...]:
             return tuple(axis + 1 for axis in axes)
@@ -72,8 +73,8 @@ class _Total(NamedTuple):
         sums, batch = self.product.params["dimension_numbers"]
         summed_axes = [(0, *behind_steps(axes)) for axes in sums]
         numbers: Any = summed_axes, list(map(behind_steps, batch))
-        x = lax.dot_general(left, right, numbers, **kind_of(self.product))
-        return first + _applied(self.after, x)
+        total = lax.dot_general(left, right, numbers, **kind_of(self.product))
+        return initial + _applied(self.reshapes, total)
 
 
 def _applied(equations: Sequence[Equation], x: Array) -> Array:
@@ -87,13 +88,14 @@ def _chain(program: Program, variable: Atom) -> tuple[Equation | None, list[Equa
 
     The equation is None if there is no such equation, or if another equation reads its result too.
     """
-    after: list[Equation] = []
+    reshapes: list[Equation] = []
     while True:
         is_read_once = not is_literal(variable) and program.uses.get(variable) == 1
         maker = program.makers.get(variable) if is_read_once else None
-        if maker is None or not facts(maker).shapes or len(maker.invars) != 1:
-            return maker, after
-        after.insert(0, maker)
+        is_reshape = maker is not None and facts(maker).shapes and len(maker.invars) == 1
+        if maker is None or not is_reshape:
+            return maker, reshapes
+        reshapes.insert(0, maker)
         (variable,) = maker.invars
 
 
@@ -101,21 +103,22 @@ def _totals(body: Program, count: int, carried: int) -> Iterator[_Total]:
     """Yield the totals of a scan's body with `count` constants and `carried` values."""
     starts = body.arguments[count : count + carried]
     ends = body.results[:carried]
-    fixed = set(body.arguments[:count])
-    for place, (start, end) in enumerate(zip(starts, ends, strict=True)):
+    constants = set(body.arguments[:count])
+    for index, (start, end) in enumerate(zip(starts, ends, strict=True)):
         if is_literal(end) or body.uses[end] != 1 or body.uses.get(start) != 1:
             continue
-        add = body.makers.get(end)
-        if add is None or primitive(add) not in _SUMS:
+        addition = body.makers.get(end)
+        if addition is None or primitive(addition) not in _SUMS:
             continue
-        terms = [v for v in add.invars if v is not start]
+        terms = [v for v in addition.invars if v is not start]
         if len(terms) != 1:
             continue
-        product, after = _chain(body, terms[0])
+        product, reshapes = _chain(body, terms[0])
         if product is None or primitive(product) != PRODUCT:
             continue
-        if not any(is_literal(v) or v in fixed for v in product.invars):
-            yield _Total(place, product, after)
+        reads_constant = any(is_literal(v) or v in constants for v in product.invars)
+        if not reads_constant:
+            yield _Total(index, product, reshapes)
 
 
 def _without_totals(equation: Equation, body: Program) -> Computed | None:
@@ -128,54 +131,55 @@ def _without_totals(equation: Equation, body: Program) -> Computed | None:
     totals = list(_totals(body, count, carried))
     if not totals:
         return None
-    added = {total.place for total in totals}
-    remaining = [i for i in range(carried) if i not in added]
+    moved = {total.number for total in totals}
+    remaining = [i for i in range(carried) if i not in moved]
     stacked = body.arguments[count + carried :]
     operands = [v for total in totals for v in total.product.invars]
     factors = list(dict.fromkeys(v for v in operands if v not in stacked))
-    results = [v for i, v in enumerate(body.results) if i not in added]
-    arguments = [v for i, v in enumerate(body.arguments) if i - count not in added]
+    results = [v for i, v in enumerate(body.results) if i not in moved]
+    arguments = [v for i, v in enumerate(body.arguments) if i - count not in moved]
     inner = jaxprs.of_equations(
         body.closed, body.equations, [*results, *factors], arguments=arguments
     )
-    run = jaxprs.as_function(inner)
+    evaluate = jaxprs.as_function(inner)
     options = {name: equation.params[name] for name in ("length", "reverse", "unroll")}
 
-    def function(*operands: Array) -> list[Array]:
+    def scan_and_multiply(*operands: Array) -> list[Array]:
         constants = operands[:count]
         start = operands[count : count + carried]
         stacks = operands[count + carried :]
 
-        def turn(carry: list[Array], items: list[Array]) -> tuple[list[Array], list[Array]]:
-            results = run(*constants, *carry, *items)
+        def iterate(carry: list[Array], items: list[Array]) -> tuple[list[Array], list[Array]]:
+            results = evaluate(*constants, *carry, *items)
             return results[: len(remaining)], results[len(remaining) :]
 
-        last, collected = lax.scan(turn, [start[i] for i in remaining], list(stacks), **options)
+        last, collected = lax.scan(iterate, [start[i] for i in remaining], list(stacks), **options)
         split = len(collected) - len(factors)
         values = dict[Atom, Array](zip(stacked, stacks, strict=True))
         values.update(zip(factors, collected[split:], strict=True))
         carry = dict(zip(remaining, last, strict=True))
         for total in totals:
             left, right = (values[v] for v in total.product.invars)
-            carry[total.place] = total.total(start[total.place], left, right)
+            carry[total.number] = total.final_value(start[total.number], left, right)
         return [*(carry[i] for i in range(carried)), *collected[:split]]
 
-    return Computed(function, equation.invars)
+    return Computed(scan_and_multiply, equation.invars)
 
 
 class _Sum(NamedTuple):
     """A sum of products of different inputs with parameter matrices.
 
     Args:
-        add: the equation of the last addition.
+        last_addition: the equation of the last addition.
         products: the equations of the products.
-        after: the reshapes between a product and the additions, which are equal for all products.
+        reshapes: the reshapes between a product and the additions, which are equal for all
+            products.
         terms: the other terms of the sum.
     """
 
-    add: Equation
+    last_addition: Equation
     products: Sequence[Equation]
-    after: Sequence[Equation]
+    reshapes: Sequence[Equation]
     terms: Sequence[Atom]
 
     def computed(self) -> Computed:
@@ -183,7 +187,7 @@ class _Sum(NamedTuple):
         summed_axes = [e.params["dimension_numbers"][0] for e in self.products]
         count = len(summed_axes)
 
-        def function(*operands: Array) -> Array:
+        def multiply_joined(*operands: Array) -> Array:
             inputs = operands[:count]
             matrices = operands[count : 2 * count]
             rows: list[Array] = []
@@ -196,13 +200,14 @@ class _Sum(NamedTuple):
             matrix = jnp.concatenate(columns)
             numbers = ((x.ndim - 1,), (0,)), ((), ())
             total = lax.dot_general(x, matrix, numbers, **kind_of(self.products[0]))
-            total = _applied(self.after, total)
+            total = _applied(self.reshapes, total)
             for term in operands[2 * count :]:
                 total = total + term
             return total
 
-        operands = [*(e.invars[0] for e in self.products), *(e.invars[1] for e in self.products)]
-        return Computed(function, [*operands, *self.terms])
+        inputs = [product.invars[0] for product in self.products]
+        matrices = [product.invars[1] for product in self.products]
+        return Computed(multiply_joined, [*inputs, *matrices, *self.terms])
 
 
 def _sums(program: Program) -> Iterator[_Sum]:
@@ -217,18 +222,18 @@ def _sums(program: Program) -> Iterator[_Sum]:
         pending = list(equation.invars)
         while pending:
             variable = pending.pop()
-            maker, after = _chain(program, variable)
-            if maker is not None and not after and primitive(maker) in _SUMS:
+            maker, reshapes = _chain(program, variable)
+            if maker is not None and not reshapes and primitive(maker) in _SUMS:
                 inner_additions.add(id(maker))
                 pending += maker.invars
             elif maker is not None and is_layer(maker, program.early):
                 products.append(maker)
-                chains.append(after)
+                chains.append(reshapes)
             else:
                 terms.append(variable)
-        kinds: set[str] = set()
-        for product, chain in zip(products, chains, strict=True):
-            steps = [(step.primitive, step.params) for step in chain]
+        kinds: set[str] = set()  # of products with their reshapes
+        for product, reshapes in zip(products, chains, strict=True):
+            steps = [(step.primitive, step.params) for step in reshapes]
             kinds.add(str((kind_of(product), product.outvars[0].aval, steps)))
         if len(products) > 1 and len(kinds) == 1:
             yield _Sum(equation, products, chains[0], terms)

@@ -18,6 +18,7 @@ import numpy as np
 from jax import Array, lax
 from numpy.typing import NDArray
 
+from lowering.extents import along
 from lowering.facts import facts
 from lowering.jaxpr_types import Atom, Equation
 from lowering.jaxprs import is_literal, primitive
@@ -51,14 +52,15 @@ def run(program: Program, target: Target) -> Program:
     blocks: dict[int, _SliceOfUpdates] = {}
     items = _Items(program)
     for equation in program.equations:
-        if primitive(equation) == "scatter" and (block := _block(items, equation)):
+        block = _block(items, equation) if primitive(equation) == "scatter" else None
+        if block is not None:
             blocks[id(equation)] = block
 
-    def update(matcher: Matcher, equation: Equation) -> Computed | None:
+    def update_slice(matcher: Matcher, equation: Equation) -> Computed | None:
         block = blocks.get(id(matcher.original))
-        return block and Computed(partial(_updated, block), equation.invars)
+        return None if block is None else Computed(partial(_updated, block), equation.invars)
 
-    return rewritten(program, {"scatter": update}) if blocks else program
+    return rewritten(program, {"scatter": update_slice}) if blocks else program
 
 
 def _updated(block: _SliceOfUpdates, x: Array, indices: Array, updates: Array) -> Array:
@@ -81,28 +83,31 @@ def _updated(block: _SliceOfUpdates, x: Array, indices: Array, updates: Array) -
 def _block(items: _Items, equation: Equation) -> _SliceOfUpdates | None:
     """Return the slice that a scatter overwrites, or None if the updates are not one slice."""
     x, indices, updates = equation.invars
-    numbers, shape = equation.params["dimension_numbers"], x.aval.shape
+    numbers = equation.params["dimension_numbers"]
+    shape = x.aval.shape
     indexed = numbers.scatter_dims_to_operand_dims
     is_by_item = sorted(indexed) == [*numbers.inserted_window_dims]
     drops = equation.params["mode"] == lax.GatherScatterMode.FILL_OR_DROP
-    if numbers.operand_batching_dims or not (is_by_item and drops and updates.aval.size):
+    is_by_item = is_by_item and not numbers.operand_batching_dims
+    if not is_by_item or not drops or updates.aval.size == 0:
         return None
-    places = items.of(indices)
-    if places is None:
+    coordinates_of_items = items.items_of(indices)
+    if coordinates_of_items is None:
         return None
     windows = [axis for axis in range(len(shape)) if axis not in indexed]
     axes = dict(zip(windows, numbers.update_window_dims, strict=True))
     of_indices = [i for i in range(updates.aval.ndim) if i not in numbers.update_window_dims]
     coordinates: dict[int, int] = {}
     for i, axis in enumerate(indexed):
-        coordinate = places[..., i]
-        if len({*coordinate.flat}) == 1:
+        coordinate = coordinates_of_items[..., i]
+        is_constant = len({*coordinate.flat}) == 1
+        if is_constant:
             coordinates[axis] = i
             continue
-        along = _counted(coordinate, shape[axis])
-        if along is None or of_indices[along] in axes.values():
+        counted_axis = _counted(coordinate, shape[axis])
+        if counted_axis is None or of_indices[counted_axis] in axes.values():
             return None
-        axes[axis] = of_indices[along]
+        axes[axis] = of_indices[counted_axis]
     extents = [shape[axis] for axis in axes]
     is_covered = extents == [updates.aval.shape[axis] for axis in axes.values()]
     if not is_covered or math.prod(extents) != updates.aval.size:
@@ -113,8 +118,10 @@ def _block(items: _Items, equation: Equation) -> _SliceOfUpdates | None:
 def _counted(coordinate: NDArray[Any], extent: int) -> int | None:
     """Return the axis along which a coordinate counts from 0 to `extent` - 1, or None."""
     for axis, n in enumerate(coordinate.shape):
-        count = np.arange(extent).reshape([-1 if a == axis else 1 for a in range(coordinate.ndim)])
-        if n == extent and np.array_equal(coordinate, np.broadcast_to(count, coordinate.shape)):
+        if n != extent:
+            continue
+        count = np.arange(extent).reshape(along(axis, coordinate.ndim))
+        if np.array_equal(coordinate, np.broadcast_to(count, coordinate.shape)):
             return axis
     return None
 
@@ -131,24 +138,24 @@ class _Items:
 
     def __init__(self, program: Program) -> None:
         self._program = program
-        self._known: dict[Atom, NDArray[Any] | None] = {}
+        self._determined: dict[Atom, NDArray[Any] | None] = {}
         # Maps a primitive, its parameters and its operands to the result.
         self._computed: dict[object, _Item] = {}
         constants = zip(program.constants, program.closed.consts, strict=True)
         for variable, value in constants:
             if variable.aval.size <= _LARGEST:
-                self._known[variable] = np.asarray(value).astype(object)
+                self._determined[variable] = np.asarray(value).astype(object)
 
-    def of(self, operand: Atom) -> NDArray[Any] | None:
+    def items_of(self, operand: Atom) -> NDArray[Any] | None:
         """Return the items of a tensor as an array of objects, or None if they are not determined.
 
         The items of tensors with more than `_LARGEST` items are not determined.
         """
         if is_literal(operand):
             return np.asarray(operand.val).astype(object)
-        if operand not in self._known:
-            self._known[operand] = self._items(operand)
-        return self._known[operand]
+        if operand not in self._determined:
+            self._determined[operand] = self._items(operand)
+        return self._determined[operand]
 
     def _items(self, variable: Atom) -> NDArray[Any] | None:
         if variable.aval.size > _LARGEST:
@@ -156,7 +163,11 @@ class _Items:
         equation = self._program.makers.get(variable)
         items = None
         if equation and len(equation.outvars) == 1:
-            operands = [x for v in equation.invars if (x := self.of(v)) is not None]
+            operands: list[NDArray[Any]] = []
+            for operand in equation.invars:
+                operand_items = self.items_of(operand)
+                if operand_items is not None:
+                    operands.append(operand_items)
             if len(operands) == len(equation.invars):
                 items = self._results(equation, operands)
         if items is None and variable.aval.size == 1:
@@ -178,8 +189,8 @@ class _Items:
             result = by_numpy(equation, numbers)
             return None if result is None else result.astype(object)
         items = np.empty(equation.outvars[0].aval.shape, object)
-        for place in np.ndindex(items.shape):
-            parts = [x[place] if x.ndim else x[()] for x in operands]
+        for index in np.ndindex(items.shape):
+            parts = [x[index] if x.ndim else x[()] for x in operands]
             key = primitive(equation), str(equation.params), *parts
-            items[place] = self._computed.setdefault(key, _Item())
+            items[index] = self._computed.setdefault(key, _Item())
         return items

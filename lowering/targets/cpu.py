@@ -48,8 +48,8 @@ class Choice(NamedTuple):
     has a second figure, that figure is from another machine.
     """
 
-    does: str
-    earns: str
+    purpose: str
+    gain: str
 
 
 # The choices of the last passes, by name. `python -m benchmarks --passes` measures each gain by

@@ -112,7 +112,7 @@ class Walk:
         if name == "cond":
             return _branch_bounds(equation, operands)
         checkpoint = jaxprs.recomputed(equation)
-        functions = jaxprs.inner(equation) if checkpoint is None else [checkpoint]
+        functions = jaxprs.function_params(equation) if checkpoint is None else [checkpoint]
         if len(functions) == 1 and name != "while":
             (function,) = functions
             is_call = len(function.in_avals) == len(operands)

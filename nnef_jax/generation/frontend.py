@@ -119,8 +119,7 @@ class Step:
             cache_types.append(jax.ShapeDtypeStruct(shape, x.dtype))
         one_row = [jax.ShapeDtypeStruct((1, *x.shape[1:]), x.dtype) for x in context]
         tokens = jax.ShapeDtypeStruct((1, count), self._input(self.roles.tokens).type.dtype)
-        types_by_label = {label: jax.ShapeDtypeStruct(x.shape, x.dtype) for label, x in params.items()}
-        arguments = types_by_label, cache_types, tokens, one_row
+        arguments = _types(dict(params)), cache_types, tokens, one_row
         closed, types = make_jaxpr_and_types(self._cycle, *arguments)
         return Program(closed).low_level(), jax.tree.structure(types)
 
@@ -223,3 +222,7 @@ class DecoderFrontend(Frontend):
         """Return the content of the model, the roles and the number of positions."""
         network = self.step.definition.network
         return [*network.frontend.content(), repr((self.step.roles, self.step.places))]
+
+
+def _types(arrays: Any) -> Any:
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), arrays)

@@ -13,7 +13,7 @@ import pytest
 from jax import Array
 
 from lowering import jaxprs
-from lowering.contexts import without
+from lowering.contexts import disabled
 from lowering.cpu import blocks
 from lowering.emit import network
 from lowering.ops.transformer import attention
@@ -183,14 +183,14 @@ def test_many_scores_are_never_in_memory_together() -> None:
     x = [jax.ShapeDtypeStruct((1, 2, 4096, 8), jnp.float32)] * 3
     traced = jax.make_jaxpr(optimised(spelled, alone=True))([], x)
     assert _largest(traced.jaxpr) * 4 < 10 << 20
-    with without("attention"):
+    with disabled("attention"):
         traced = jax.make_jaxpr(optimised(spelled, alone=True))([], x)
     assert _largest(traced.jaxpr) == 2 * 4096**2
 
 
 def _largest(jaxpr: Any) -> int:
     own = (v.aval.size for e in jaxpr.eqns for v in e.outvars)
-    inner = (_largest(x.jaxpr) for e in jaxpr.eqns for x in jaxprs.inner(e))
+    inner = (_largest(x.jaxpr) for e in jaxpr.eqns for x in jaxprs.function_params(e))
     return max([*own, *inner])
 
 

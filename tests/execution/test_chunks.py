@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from lowering.contexts import without
+from lowering.contexts import disabled
 from nnef_jax.execution.runnable import execution_of
 from tests.helpers import model_of
 from tests.programs import (
@@ -75,7 +75,7 @@ def test_later_layers_take_more_items_at_a_time(axis: int, runs: bool) -> None:
 
     parameters = [random(16, 3, 3, 3), random(16, 16, 3, 3), random(16, 16, 3, 3, seed=1)]
     arguments = parameters, [random(8, 3, 258, 258)]
-    with without("stacked"):
+    with disabled("stacked"):
         made = jax.make_jaxpr(optimised(function, alone=True))(*arguments).eqns
     assert lengths(made) == [4]
     later = [e for e in made if e.primitive.name == "conv_general_dilated"]

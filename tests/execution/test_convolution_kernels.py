@@ -15,7 +15,7 @@ import pytest
 from jax import lax
 
 from lowering import jaxprs
-from lowering.contexts import without
+from lowering.contexts import disabled
 from lowering.cpu import depthwise
 from lowering.cpu import kernel_costs as costs
 from lowering.cpu.convolution import Window, convolution, direct
@@ -164,7 +164,7 @@ def assert_equal_the_general_one(name: str, left_out: Collection[str]) -> None:
         return [{key: y for key, y in each.items() if key not in left_out} for each in found]
 
     others = {"summed", "stacked", "winograd"} - {name.partition("_")[0]}
-    with without(*others if len(others) == 2 else ()), pytest.MonkeyPatch.context() as patch:
+    with disabled(*others if len(others) == 2 else ()), pytest.MonkeyPatch.context() as patch:
         patch.setattr(costs, "direct", lambda extents: math.inf)
         if "long" in name:  # few cells are, so that few are compiled
             patch.setattr(depthwise, "_CELLS", 4)

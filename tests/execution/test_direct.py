@@ -144,7 +144,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], dict[str, int]]] = {
 def names(closed: Any) -> Counter[str]:
     found = Counter(map(jaxprs.primitive, closed.jaxpr.eqns))
     for equation in closed.jaxpr.eqns:
-        for function in jaxprs.inner(equation):
+        for function in jaxprs.function_params(equation):
             found += names(function)
     return found
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from lowering.contexts import without
+from lowering.contexts import disabled
 from lowering.cpu import layouts
 from lowering.cpu.pending_view import plain
 from lowering.emit import network
@@ -385,12 +385,12 @@ def test_means_of_positions_are_no_reductions() -> None:
 
 def test_what_a_product_and_others_read_is_kept() -> None:
     kept = names_of(made_of(*read_by_a_product_and_others())).count("div")
-    with without("in_memory"):
+    with disabled("in_memory"):
         assert names_of(made_of(*read_by_a_product_and_others())).count("div") < kept
 
 
 def test_a_stretch_of_convolutions_is_transposed_at_its_borders_alone() -> None:
-    with without("stacked"):  # which lays out filters in its own way
+    with disabled("stacked"):  # which lays out filters in its own way
         made = made_of(*stretch())
     images = [
         e for e in made if e.primitive.name == "transpose" and e.invars[0].aval.shape[-2:] != (3, 3)

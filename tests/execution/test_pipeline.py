@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from lowering.contexts import runs, without
+from lowering.contexts import disabled, is_enabled
 from lowering.cpu import xla_options as options
 from lowering.cpu.xla_options import compiler_options
 from lowering.kernels.levels import noted
@@ -158,15 +158,15 @@ def traced(name: str) -> str:
 def test_a_pass_can_be_left_out(name: str) -> None:
     with using(replace(with_units(True), row_pairs=2 * DEFAULT.row)):
         whole = traced(name)
-        with without(name):
+        with disabled(name):
             assert traced(name) != whole
 
 
 def test_a_pass_is_left_out_meanwhile_alone() -> None:
-    with without("folding"):
-        assert not runs("folding")
-        assert runs("layouts")
-    assert runs("folding")
+    with disabled("folding"):
+        assert not is_enabled("folding")
+        assert is_enabled("layouts")
+    assert is_enabled("folding")
 
 
 def test_each_has_a_case() -> None:
@@ -176,7 +176,7 @@ def test_each_has_a_case() -> None:
 
 def test_compiler_options_can_be_left_out() -> None:
     assert compiler_options(1 << 20)
-    with without("eigen"):
+    with disabled("eigen"):
         assert not compiler_options(1 << 20)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from lowering.cpu.rows import row_of
+from lowering.cpu.rows import positions_in_row
 from tests.programs import optimised, random, split_of
 
 
@@ -89,7 +89,7 @@ def test_factors_of_rows_are_prepared() -> None:
     ],
 )
 def test_a_row_has_as_many_positions_as_pay(shape: tuple[int, ...], row: int) -> None:
-    assert row_of(shape) == row
+    assert positions_in_row(shape) == row
 
 
 @pytest.mark.parametrize(("channels", "places"), [(128, 128), (64, 128)])

@@ -18,9 +18,9 @@ from jax.extend.core import primitives
 from jax.sharding import Mesh
 
 from lowering import jaxprs
-from lowering.axes import UNLINKED, AxisPart, axes_of, is_listed, number
+from lowering.axes import UNLINKED, AxisPart, axes_of, axis_number, is_listed
 from lowering.batches import NotSeparableError, batch_axes
-from lowering.bodies import bodies
+from lowering.bodies import inner_functions
 from lowering.cpu.layouts import evaluated
 from lowering.cpu.pending_view import View, plain, tensor
 from lowering.fallback import About, named
@@ -213,7 +213,7 @@ def equations_of(program: Program) -> list[Any]:
     """The equations of a program and of the bodies within it that evaluate no functions."""
     found: list[Any] = []
     for equation in program.equations:
-        within = bodies(equation)
+        within = inner_functions(equation)
         found += [e for body in within for e in equations_of(Program(body.closed))]
         found += [] if within else [equation]
     return found
@@ -221,7 +221,7 @@ def equations_of(program: Program) -> list[Any]:
 
 def run_of(x: Any, run: Sequence[int | AxisPart]) -> tuple[int, int, int]:
     """Items before, along and behind a run of axes, or a part of an axis."""
-    shape, first, last = np.shape(x), number(run[0]), number(run[-1])
+    shape, first, last = np.shape(x), axis_number(run[0]), axis_number(run[-1])
     before, along = math.prod(shape[:first]), math.prod(shape[first : last + 1])
     behind = math.prod(shape[last + 1 :])
     if isinstance(part := run[0], AxisPart):
@@ -238,8 +238,8 @@ def operands_of(equation: Any, rng: np.random.Generator) -> list[Any]:
     """Operands of an equation, indices within the axis of a lookup."""
     limit = 2
     for link in (axes_of(equation) or UNLINKED).links:
-        if link.does == "lookup":
-            limit = equation.invars[0].aval.shape[number(link.operands[0][0])]
+        if link.kind == "lookup":
+            limit = equation.invars[0].aval.shape[axis_number(link.operands[0][0])]
     values: list[Any] = []
     for v in equation.invars:
         if isinstance(v, jax.extend.core.Literal):
@@ -262,7 +262,7 @@ class Claims:
                 continue
             values, base = operands_of(equation, rng), len(self.calls)
             self.calls.append((equation, values))
-            for axis in table.alike:
+            for axis in table.constant_axes:
                 self.checks.append(partial(require_alike, base, axis))
             for link in table.links:
                 self._claim(equation, link, values, base, rng)
@@ -277,14 +277,14 @@ class Claims:
         changed = list(values)
         for i, run in link.operands.items():
             changed[i] = permuted(values[i], run, order)
-        if link.does == "lookup":
+        if link.kind == "lookup":
             changed[1] = np.argsort(order)[values[1]].astype(values[1].dtype)
         place = len(self.calls)
         self.calls.append((equation, changed))
 
         def check(results: Sequence[Any]) -> None:
             before, after = results[base], results[place]
-            ends = link.results if link.does == "apart" else dict.fromkeys(range(len(before)), ())
+            ends = link.results if link.kind == "apart" else dict.fromkeys(range(len(before)), ())
             for i, run in ends.items():
                 wanted = permuted(before[i], run, order) if run else before[i]
                 np.testing.assert_array_equal(after[i], wanted, f"{link} of {equation}")

@@ -11,7 +11,7 @@ from lowering.extents import (
     UNKNOWN,
     along,
     at_least,
-    common,
+    broadcast_extent,
     differ,
     padded,
     shapes_differ,
@@ -41,7 +41,7 @@ def test_unknown_is_one_object() -> None:
      (1, UNKNOWN, UNKNOWN), (UNKNOWN, 1, UNKNOWN)],
 )  # fmt: skip
 def test_common_extents(a: int, b: int, wanted: int | None) -> None:
-    assert common(a, b) is wanted
+    assert broadcast_extent(a, b) is wanted
 
 
 def test_comparison() -> None:

@@ -24,7 +24,7 @@ def test_the_own_rule_counts_most_then_the_first_fact() -> None:
         return jnp.sort(jnp.tanh(x).astype(int) * 2)[None], jnp.tanh(x[0])
 
     equations = jax.make_jaxpr(function)(np.ones(3, np.float32)).jaxpr.eqns
-    kinds = {e.primitive.name + str(e.outvars[0].aval.ndim): rules().of(e) for e in equations}
+    kinds = {e.primitive.name + str(e.outvars[0].aval.ndim): rules().rule_for(e) for e in equations}
     found = {name: rule and rule() for name, rule in kinds.items()}
     assert found["tanh1"] == "own" and found["convert_element_type1"] == "moves"
     assert found["mul1"] == "item" and found["broadcast_in_dim2"] == "moves"

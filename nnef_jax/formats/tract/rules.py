@@ -18,7 +18,7 @@ def _average_type(
     if complex:
         axis = signal_axis(input, axis)
     axis = normal_axis(axis, len(input.shape))
-    require.same_dtype(require.real, input=input, state=state)
+    require.same_dtype(require.floating, input=input, state=state)
     require.not_negative(skip=skip)
     reason = f"it is 'input' {show(input.shape)} without axis {axis}"
     shape = with_extent(input.shape, axis)

@@ -6,7 +6,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lowering.kernels.suppression import first, overlap, rotated_overlap, softened, suppressed
+from lowering.kernels.suppression import (
+    filled_first,
+    overlap,
+    rotated_overlap,
+    softened,
+    suppressed,
+)
 
 # Of the first with the others: itself, a third, the side, nothing.
 BOXES = np.float32([[0, 0, 2, 2], [1, 0, 3, 2], [2, 0, 4, 2], [5, 5, 6, 6]])
@@ -71,6 +77,6 @@ def test_softened_scores() -> None:
 
 
 def test_rows_that_are_filled_come_first() -> None:
-    rows, filled = first(jnp.arange(4), jnp.array([False, True, False, True]))
+    rows, filled = filled_first(jnp.arange(4), jnp.array([False, True, False, True]))
     np.testing.assert_array_equal(rows, [1, 3, 0, 2])
     np.testing.assert_array_equal(filled, [True, True, False, False])

@@ -7,7 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 import pytest
 
-from lowering.contexts import without
+from lowering.contexts import disabled
 from lowering.cpu import chunks
 from lowering.jaxprs import primitive
 from lowering.program import Program
@@ -54,7 +54,7 @@ def test_later_stages_take_more_items() -> None:
     before = program(function, MATRIX, X, parameters=1)
     after = changed(chunks.run, before, MATRIX, X)
     assert loops(after) == [4] and names(after)[-2:] == ["dot_general", "tanh"]
-    with without("stages"):
+    with disabled("stages"):
         assert names(changed(chunks.run, before, MATRIX, X))[-2:] == ["scan", "reshape"]
 
 
