@@ -32,7 +32,7 @@ from nnef_jax import cli
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
 LANGUAGES = {"", "python", "sh", "text", "json", "html", "yaml"}
-INSTALLS = {"git", "pip", "python3", ".", "cd"}
+INSTALLS = {"git", "pip", "python3", ".", "cd", "export"}
 DEVELOPS = {"pytest", "ruff", "pyright", "mkdocs", "pre-commit", ".ci/run"}
 
 _FENCE = re.compile(r"(?:^<!-- needs: (.*?) -->\n+)?^```(\S*)\n(.*?)^```$", re.M | re.S)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -171,6 +173,8 @@ def cost(
         message = "--topology names the platform, too"
         raise typer.BadParameter(message, param_hint="--platform")
     axes = None if mesh is None else _axes(mesh)
+    if topology is not None:
+        _use_only_cpu()
     parameters = "arrays" if topology is None else "shapes"
     model = reading.load(source, parameters=parameters)
     if batch is not None:
@@ -186,6 +190,16 @@ def cost(
             keywords |= {"batch": batch_axis, "params": params_axis}
         estimate = nnef_jax.cost(model, *types, **keywords)
     compared_models.Shown(as_json=as_json).show(estimate)
+
+
+def _use_only_cpu() -> None:
+    """Keep jax from searching for TPUs and GPUs, unless the user has chosen its platforms.
+
+    The compilers for devices bring plugins with which jax searches for devices. Where there are no
+    devices, the plugins print tracebacks. jax reads the variable when it is imported.
+    """
+    if "jax" not in sys.modules:
+        os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 
 def _axes(text: str) -> dict[str, int]:

@@ -152,7 +152,7 @@ def cost(
     By default the program of `model(*inputs)` is compiled for the default platform of jax. For
     another `platform`, `jax.jit(model.apply)` is lowered, and the memory is unknown. For a
     `topology`, the program that a call would run on those devices is compiled, and the time is
-    estimated (see docs/devices.md). Nothing is run.
+    estimated (see docs/planning.md). Nothing is run.
 
     Args:
         model: the model of the call. With a topology it may also be a pure function, jitted or not,
@@ -164,7 +164,8 @@ def cost(
         topology: devices that need not be attached: "v5e:1", "v5e:4x4", "v4:2x2x1", "v5p:2x2x1",
             "v6e:2x2", "tpu7x:2x2x1", "a100", "h100", "h200", "h100:8", "h100:2x8" (2 hosts).
         mesh: extents of a mesh by name. The model is sharded over this mesh as by `Model.shard`.
-            The default is the mesh of the model; without a mesh one device computes.
+            The mesh may use fewer devices than the topology has. The default is the mesh of the
+            model; without a mesh one device computes.
         batch: axes of `mesh` as in `Model.shard`. The default "data" holds only if the mesh has
             this axis.
         params: axes of `mesh`, or specs, as in `Model.shard`. The default "model" holds only if the
@@ -280,9 +281,8 @@ def _cost_on(
             model = with_layout(model, replace(layout, mesh=mesh))
     graph = graph_for(model, types)
     function, arguments = program_on(model, types, devices.chip.platform)
-    operations = [*dict.fromkeys(operation.name for operation in graph.operations)]
     try:
-        return device_cost(graph.name, function, arguments, devices, total(graph), operations)
+        return device_cost(graph.name, function, arguments, devices, graph)
     except UnsupportedError as error:
         raise located(error, graph, evaluation(model), devices) from None
 

@@ -12,15 +12,23 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType, Mesh
 
+from lowering import total
+from lowering.graph import Graph, Operation
 from nnef_jax.errors import InputError, UnsupportedError
 from nnef_jax.measure.hlo import Collective, HloText
 from nnef_jax.measure.instructions import program_of
-from nnef_jax.measure.topologies import Topology
+from nnef_jax.measure.topologies import Topology, topology_of
 from nnef_jax.measure.unattached import Compiled, Refused, compile_for, lowered_program
 from nnef_jax.options import require, shown
+from nnef_jax.parameters.module_names import ModuleNames, shared_start
 from nnef_jax.results import Result, Table, table_of
 
+<<<<<<< HEAD
 _MOST_ROWS = 8  # the largest number of operations in a table
+=======
+_MOST = 8  # the largest number of kernels in a table
+_NAMES = 3  # the largest number of operations that a table names for a kernel
+>>>>>>> 13430ab276d1d033b6c425b0cb9f92a1214ad708
 
 
 @dataclass(frozen=True)
@@ -31,10 +39,15 @@ class DeviceRow:
         operations: the names of the operations in the order of the document. It is () for the row
             of all kernels whose operations are not known.
         seconds: the time of these kernels in a call, in seconds.
+        kinds: the kinds of the operations, each kind once.
+        module: the innermost module that contains all operations whose module is known, or "".
+            Modules are inferred from names, as in `model.summary()`.
     """
 
     operations: tuple[str, ...]
     seconds: float
+    kinds: tuple[str, ...] = ()
+    module: str = ""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -60,11 +73,14 @@ class DeviceCost(Result):
             None for a function.
         flops: floating-point operations; a multiply-add counts as 2.
         bytes_accessed: bytes that kernels read and write.
-        compute_seconds: the time for `flops` at the published peak rate of the matrix units.
+        compute_seconds: the time for `flops` at the published peak rate of the matrix units, for
+            the dtype that most items of the arguments have. For float32 this is the rate of the
+            default precision of jax: TF32 on GPUs, and bfloat16 on TPUs.
         memory_seconds: the time for `bytes_accessed` at the published bandwidth of the memory.
         seconds: the compiler's estimate of the time. The body of a loop counts once for each
             iteration. Instructions whose time is unknown, as in `custom_calls`, count as 0. Links
-            between devices count as fast as memory.
+            between devices count as fast as memory. XLA does not take the precision of products
+            into account.
         custom_calls: the number of custom calls, by target. The compiler may not know the time of a
             custom call. For a Pallas kernel it uses the cost that the kernel declares.
         open_loops: the number of loops whose number of iterations is known only in a run. In
@@ -72,7 +88,9 @@ class DeviceCost(Result):
         collectives: exchanges between devices, by kind.
         link_seconds: the time of the collectives if they run in rings, one after the other, at the
             published bandwidth of the links. This is an estimate of nnef_jax, not of the compiler.
-        rows: `seconds` by kernel, from slowest to fastest.
+        rows: `seconds` by kernel, from slowest to fastest. The time is divided in proportion to the
+            cycles that the compiler estimates for each kernel. The compiler estimates no cycles for
+            collectives, so the time of collectives is divided among the rows too.
     """
 
     network: str
@@ -98,7 +116,10 @@ class DeviceCost(Result):
 
     @property
     def needed_bytes(self) -> int | None:
-        """Return the bytes that a call needs on a device, or None if the compiler refuses."""
+        """Return the bytes that a call needs on a device, or None if the compiler refuses.
+
+        They are the sum of `argument_bytes`, `output_bytes` and `temporary_bytes`.
+        """
         if self.argument_bytes is None or self.output_bytes is None:
             return None
         return self.argument_bytes + self.output_bytes + (self.temporary_bytes or 0)
@@ -134,6 +155,8 @@ class DeviceCost(Result):
 
     def _rows(self) -> list[tuple[str, str, str]]:
         rows = [self._verdict()]
+        is_gpu = self._is_gpu()
+        fusion = "before fusion" if is_gpu else ""
 
         def add(name: str, value: float | None, text: Callable[[float], str], note: str) -> None:
             if value is not None:
@@ -144,27 +167,45 @@ class DeviceCost(Result):
         add("temporaries", self.temporary_bytes, _size, "")
         add("code", self.code_bytes, _size, "")
         add("multiply-adds", self.multiply_adds, _count, "of the document, on all devices")
-        add("flops", self.flops, _count, "")
-        add("bytes accessed", self.bytes_accessed, _size, "")
-        add("time by matrix units", self.compute_seconds, _time, "flops at the published peak")
-        add("time by memory", self.memory_seconds, _time, "bytes at the published bandwidth")
-        add("time by the compiler", self.seconds, _time, self._time_note())
+        add("flops", self.flops, _count, fusion)
+        add("bytes accessed", self.bytes_accessed, _size, fusion)
+        peak = f"at the published peak{_rate(self.flops, self.compute_seconds, 1e12, 'Tflop/s')}"
+        add("time by matrix units", self.compute_seconds, _time, f"flops {peak}")
+        bandwidth = _rate(self.bytes_accessed, self.memory_seconds, 1e9, "GB/s")
+        moved = f"bytes {fusion}," if fusion else "bytes"
+        note = f"{moved} at the published bandwidth{bandwidth}"
+        add("time by memory", self.memory_seconds, _time, note)
+        if self.seconds is not None:
+            rows.append(("time by the compiler", _time(self.seconds), self._time_note()))
+        elif is_gpu and not self.refusal:
+            rows.append(("time by the compiler", "", "not reported for GPUs"))
         for x in self.collectives:
             name = f"{x.count} {x.kind}"
             rows.append((name, _size(x.bytes), f"between {x.group} devices"))
         if self.collectives:
             add("time by links", self.link_seconds, _time, "our estimate, at published bandwidth")
+<<<<<<< HEAD
         for row in self.rows[:_MOST_ROWS]:
             names = ", ".join(row.operations) or "other kernels"
             rows.append((names, _time(row.seconds), "of the time by the compiler"))
+=======
+        if self.rows:
+            rows.append(("slowest kernels", "", "of the time by the compiler"))
+        rows += [(f"  {_names(x)}", _time(x.seconds), _place(x)) for x in self.rows[:_MOST]]
+>>>>>>> 13430ab276d1d033b6c425b0cb9f92a1214ad708
         return rows
 
     def _verdict(self) -> tuple[str, str, str]:
-        available = f"of {_size(self.memory_bytes)}"
         if self.refusal:
             return "fits", "no", self.refusal
-        needed = _size(self.needed_bytes or 0)
-        return "fits", "yes" if self.fits else "no", f"{needed} {available}"
+        needed = f"{_size(self.needed_bytes or 0)} (arguments, results, temporaries)"
+        note = f"{needed} of {_size(self.memory_bytes)}"
+        if self._is_gpu():
+            note += "; by size: the compiler does not check"
+        return "fits", "yes" if self.fits else "no", note
+
+    def _is_gpu(self) -> bool:
+        return topology_of(self.topology).chip.platform == "cuda"
 
     def _time_note(self) -> str:
         notes: list[str] = []
@@ -203,8 +244,7 @@ def device_cost(
     function: Callable[..., Any],
     arguments: Sequence[Any],
     topology: Topology,
-    multiply_adds: int | None = None,
-    operations: Sequence[str] = (),
+    graph: Graph | None = None,
 ) -> DeviceCost:
     """Compile a function for devices, and return its cost.
 
@@ -213,12 +253,12 @@ def device_cost(
         function: a function, jitted or not.
         arguments: the types of the function's arguments. For a mesh the types have shardings.
         topology: the devices.
-        multiply_adds: the number of multiply-adds in the document.
-        operations: names of operations in the order of the document.
+        graph: the graph that the function computes, without open extents, or None if there is none.
 
     Raises UnsupportedError if the compiler refuses the function for a reason other than memory.
     """
     topology.require_compiler()
+    multiply_adds = None if graph is None else total(graph)
     mesh = _mesh(arguments, topology)
     axes = dict(mesh.shape) if mesh else {}
     chip = topology.chip
@@ -257,6 +297,7 @@ def device_cost(
     link_rate = chip.network if chip.network and has_hosts else chip.link
     seconds = estimated_seconds(compiled.analysis, text)
     return DeviceCost(
+<<<<<<< HEAD
         network=network,
         topology=topology.name,
         mesh=axes,
@@ -277,13 +318,36 @@ def device_cost(
         collectives=text.collectives,
         link_seconds=sum(x.exchanged for x in text.collectives) / link_rate,
         rows=_kernel_times(compiled.text, text, operations, seconds) if seconds else (),
+=======
+        network,
+        topology.name,
+        axes,
+        "",
+        compiled.argument_bytes,
+        compiled.output_bytes - compiled.alias_bytes,
+        compiled.temp_bytes,
+        compiled.generated_code_bytes or None,
+        chip.memory,
+        multiply_adds,
+        flops,
+        accessed,
+        compute_seconds,
+        memory_seconds,
+        seconds,
+        text.custom_calls,
+        text.open_loops,
+        text.collectives,
+        link_seconds,
+        _kernel_times(compiled.text, text, graph, seconds) if seconds else (),
+>>>>>>> 13430ab276d1d033b6c425b0cb9f92a1214ad708
     )
 
 
 def _kernel_times(
-    hlo: str, text: HloText, operations: Sequence[str], seconds: float
+    hlo: str, text: HloText, graph: Graph | None, seconds: float
 ) -> tuple[DeviceRow, ...]:
     """Divide the time of a call among kernels, in proportion to the compiler's cycles."""
+<<<<<<< HEAD
     names = program_of(hlo, operations).operations
     positions = {name: index for index, name in enumerate(operations)}
     cycles: defaultdict[tuple[str, ...], int] = defaultdict(int)
@@ -294,6 +358,26 @@ def _kernel_times(
     rows: list[DeviceRow] = []
     for row_names, row_cycles in cycles.items():
         rows.append(DeviceRow(row_names, row_cycles * seconds_per_cycle))
+=======
+    by_name: defaultdict[str, list[Operation]] = defaultdict(list)
+    for operation in graph.operations if graph else ():
+        by_name[operation.name].append(operation)
+    modules = ModuleNames(graph) if graph else None
+    names = program_of(hlo, by_name).operations
+    position = {name: index for index, name in enumerate(by_name)}
+    cycles: defaultdict[tuple[str, ...], int] = defaultdict(int)
+    for instruction, number in text.cycles.items():
+        key = tuple(sorted(names.get(instruction, ()), key=position.__getitem__))
+        cycles[key] += number
+    rate = seconds / sum(cycles.values())
+    rows: list[DeviceRow] = []
+    for key, number in cycles.items():
+        operations = [operation for name in key for operation in by_name[name]]
+        kinds = tuple(dict.fromkeys(operation.kind for operation in operations))
+        paths = [modules.of_operation(operation) for operation in operations] if modules else []
+        module = ".".join(shared_start([path for path in paths if path]) or ())
+        rows.append(DeviceRow(key, number * rate, kinds, module))
+>>>>>>> 13430ab276d1d033b6c425b0cb9f92a1214ad708
     return tuple(sorted(rows, key=lambda row: -row.seconds))
 
 
@@ -351,8 +435,25 @@ def _peak_rate(topology: Topology, arguments: Sequence[Any]) -> float:
     return peaks.get(multiplied_in, peaks["bfloat16"])
 
 
+<<<<<<< HEAD
 def _size(count: float) -> str:
     """Return a number of bytes as text."""
+=======
+def _names(row: DeviceRow) -> str:
+    """Return the names of a row's operations, at most three of them."""
+    more = len(row.operations) - _NAMES
+    names = ", ".join(row.operations[:_NAMES]) or "other kernels"
+    return f"{names} and {more} more" if more > 0 else names
+
+
+def _place(row: DeviceRow) -> str:
+    """Return the kinds of a row's operations, and their module if it is known."""
+    kinds = ", ".join(row.kinds)
+    return f"{kinds} in {row.module}" if row.module else kinds
+
+
+def _size(n: float) -> str:
+>>>>>>> 13430ab276d1d033b6c425b0cb9f92a1214ad708
     for unit in ("B", "KiB", "MiB", "GiB"):
         if count < 1024:
             return f"{count:.4g} {unit}"
@@ -362,6 +463,11 @@ def _size(count: float) -> str:
 
 def _count(number: float) -> str:
     return f"{int(number):,}"
+
+
+def _rate(amount: float | None, seconds: float | None, scale: float, unit: str) -> str:
+    """Return the text " of 197 Tflop/s" for an amount in a time, or "" if there is no time."""
+    return f" of {amount / seconds / scale:.4g} {unit}" if amount and seconds else ""
 
 
 def _time(seconds: float) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import platform as host
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 
@@ -152,8 +152,13 @@ class Topology:
     def description(self) -> dict[str, object]:
         """Return the keywords for `jax.experimental.topologies.get_topology_desc`."""
         if self.chip.platform == "tpu":
+<<<<<<< HEAD
             name = f"{self.name.split(':')[0]}:{'x'.join(map(str, self.shape))}"
             bounds = [min(extent, 2) for extent in self.shape[:2]] + [1]
+=======
+            name = f"{self.name.split(':')[0]}:{_extents(self.shape)}"
+            bounds = [min(n, 2) for n in self.shape[:2]] + [1]
+>>>>>>> 13430ab276d1d033b6c425b0cb9f92a1214ad708
             return {"platform": "tpu", "topology_name": name, "chips_per_host_bounds": bounds}
         figures = {**_LIMITS, **self.chip.target}
         major = int(figures.pop("major"))
@@ -163,7 +168,7 @@ class Topology:
         return {
             "platform": "cuda",
             "topology_name": "gpu",
-            "topology": "x".join(map(str, (1, *self.shape))),
+            "topology": _extents((1, *self.shape)),
             "target_config": f'gpu_device_info {{ {fields} {capability} }} platform_name: "CUDA"',
         }
 
@@ -195,17 +200,54 @@ def topology_of(name: object) -> Topology:
         raise InputError(f"there is no device '{kind}' in topology '{text}'", hint=hint)
     chip = CHIPS[kind]
     if chip.platform == "cuda":
+<<<<<<< HEAD
         what = "hosts x GPUs of each"
         example = "2x8"
         pattern = r"N(xN)?"
+=======
+        what, examples, pattern = "hosts x GPUs of each", ("8", "2x8"), r"N(xN)?"
+>>>>>>> 13430ab276d1d033b6c425b0cb9f92a1214ad708
     else:
         what = f"chips along {chip.axes} axes"
-        example = "x".join(["2", "2", "1"][: chip.axes])
+        examples = [x + "x1" * (chip.axes - 2) for x in ("1x2", "2x2")]
         pattern = f"N(xN){{{chip.axes - 1}}}|1"
     extents = extents if colon else "1"
     if not re.fullmatch(pattern.replace("N", r"[1-9]\d*"), extents):
-        hint = f"'{kind}:1' or '{kind}:{example}': {what}"
-        raise InputError(f"topology '{text}' has no {what}", hint=hint)
+        names = listed([f"{kind}:{x}" for x in ("1", *examples)])
+        hint = f"write {names}, ...; a mesh may use fewer devices than these have"
+        raise InputError(f"topology '{text}' does not give {what}", hint=hint)
     shape = tuple(map(int, extents.split("x")))
+<<<<<<< HEAD
     missing_axes = chip.axes - len(shape)
     return Topology(text, chip, (*[1] * missing_axes, *shape))
+=======
+    ones = (1,) * (chip.axes - len(shape))
+    topology = Topology(text, chip, (*ones, *shape))
+    _require_layout(topology)
+    return topology
+
+
+def _require_layout(topology: Topology) -> None:
+    """Raise InputError if libtpu has no layout of this shape.
+
+    Each host has 1 or 2 chips along each of the first two axes, and libtpu divides a layout into
+    hosts.
+    """
+    if topology.chip.platform != "tpu":
+        return
+    kind = topology.name.partition(":")[0]
+    shape = topology.shape
+    odd = [n % 2 if n > 1 and axis < 2 else 0 for axis, n in enumerate(shape)]
+    if any(odd):
+        layouts = [[n + sign * x for n, x in zip(shape, odd, strict=True)] for sign in (-1, 1)]
+        near = listed([f"{kind}:{_extents(x)}" for x in layouts])
+        axes = "each axis" if topology.chip.axes == 2 else "each of the first two axes"
+        message = f"'{kind}' has no layout {_extents(shape)}"
+        reason = f"along {axes} it has 1 chip or an even number of chips"
+        hint = f"the nearest layouts are {near}; a mesh may use fewer devices than a layout has"
+        raise InputError(f"{message}: {reason}", hint=hint)
+
+
+def _extents(shape: Sequence[int]) -> str:
+    return "x".join(map(str, shape))
+>>>>>>> 13430ab276d1d033b6c425b0cb9f92a1214ad708

@@ -160,8 +160,7 @@ def _compiled(
             command, env=os.environ | _ENVIRONMENT, capture_output=True, text=True, errors="replace"
         )
         if not (folder / "devices.json").exists():
-            message = f"the compiler for '{topology.name}' does not start: {_last_line(run.stderr)}"
-            raise InputError(message, hint="pip install -U 'nnef_jax[devices]'")
+            raise _not_started(topology, _last_line(run.stderr))
         devices = json.loads((folder / "devices.json").read_text())
         if devices != topology.devices:
             message = f"the compiler has {devices} devices for '{topology.name}'"
@@ -178,6 +177,16 @@ def _compiled(
             else:
                 results.append(Compiled((folder / f"{number}.hlo").read_text(), **figures))
         return results
+
+
+def _not_started(topology: Topology, reason: str) -> InputError:
+    """Return the error for a compiler that does not start. `reason` is its last line."""
+    if "Topology layout" in reason:
+        # The layout is one that `topology_of` accepts, so another version of libtpu refuses it.
+        message = f"the compiler has no layout '{topology.name}': {reason}"
+        return InputError(message, hint="name another layout; a mesh may use fewer devices")
+    message = f"the compiler for '{topology.name}' does not start: {reason}"
+    return InputError(message, hint="pip install -U 'nnef_jax[devices]'")
 
 
 def _last_line(text: str) -> str:

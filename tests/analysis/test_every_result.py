@@ -38,7 +38,7 @@ def model(batch: int = 2) -> nnef_jax.Model:
 def device_cost() -> DeviceCost:
     """Return a cost on devices as of a compiler that is not installed."""
     collective = Collective("all-reduce", 2, 1024, 1536.0, 4)
-    rows = (DeviceRow(("a", "b"), 2e-6), DeviceRow((), 1e-6))
+    rows = (DeviceRow(("a", "b"), 2e-6, ("conv", "relu"), "stem"), DeviceRow((), 1e-6))
     return DeviceCost(
         "net", "v5e:2x2", {"data": 4}, "", 4096, 1024, 2048, 100, 1 << 30, 10_000, 5000.0, 9000.0,
         1e-9, 2e-9, 3e-6, {"Lu": 2}, 1, (collective,), 1e-8, rows,

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -100,6 +103,37 @@ def test_cost(scores):
     assert found["flops"] == 2 * 2 * 4 * 3 + 2 * 3  # and the bias
     assert "flops a byte" in ok("cost", scores, "--shape", "x=2,4")
     assert "--shape x=1,4" in fails("cost", scores)
+
+
+# In a process of its own, in which jax is not imported yet.
+_PLATFORMS = """
+import sys
+from nnef_jax import cli
+code = cli.main(sys.argv[1:])
+import jax
+print([code, jax.config.jax_platforms])
+"""
+
+
+@pytest.mark.parametrize(
+    ("chosen", "platforms"), [(None, "cpu"), ("", ""), ("cpu,tpu", "cpu,tpu")], ids=str
+)
+def test_cost_on_a_topology_searches_for_no_devices(scores, chosen, platforms):
+    """Plugins that search print tracebacks. The topology is wrong, so nothing is compiled."""
+    environment = {name: x for name, x in os.environ.items() if name != "JAX_PLATFORMS"}
+    if chosen is not None:
+        environment["JAX_PLATFORMS"] = chosen
+    command = [sys.executable, "-c", _PLATFORMS, "cost", str(scores), "--topology", "v5e:1x3"]
+    command += ["--shape", "x=2,4"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+    assert "v5e:1x2" in done.stderr
+    assert done.stdout == f"{[1, platforms]}\n"
+
+
+def test_cost_leaves_the_environment_of_a_process_with_jax(scores, monkeypatch):
+    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+    assert "no layout" in fails("cost", scores, "--topology", "v5e:1x3", "--shape", "x=2,4")
+    assert "JAX_PLATFORMS" not in os.environ
 
 
 def test_weight_statistics(scores):

@@ -14,7 +14,8 @@ import pytest
 
 import nnef_jax
 from nnef_jax.errors import InputError
-from nnef_jax.measure.topologies import topology_of
+from nnef_jax.measure.topologies import Topology, topology_of
+from nnef_jax.measure.unattached import compile_for, lowered_program
 from tests import eight_devices
 from tests.devices import plain
 from tests.llama import llama
@@ -81,6 +82,18 @@ def test_a_network_that_does_not_fit_is_a_result(topology: str, tmp_path: Path) 
     assert not cost.fits and cost.to_dict()["fits"] is False
     assert bool(cost.refusal) is (topology == "v5e:1")
     assert "no" in str(cost)
+
+
+@pytest.mark.parametrize(("name", "shape"), [("v5e:1x3", (1, 3)), ("v4:3x2x1", (3, 2, 1))])
+def test_the_compiler_lacks_the_layouts_that_are_refused(name: str, shape: tuple[int, ...]) -> None:
+    require_compiler("v5e:1")
+    with pytest.raises(InputError, match="has no layout"):
+        topology_of(name)
+    topology = Topology(name, topology_of(f"{name.partition(':')[0]}:1").chip, shape)
+    program = lowered_program(jax.nn.relu, [jax.ShapeDtypeStruct((2,), "float32")], "tpu")
+    with pytest.raises(InputError, match=f"the compiler has no layout '{name}'") as caught:
+        compile_for(topology, [program])
+    assert "pip install" not in str(caught.value)
 
 
 def test_a_view_is_coloured_by_the_estimate() -> None:

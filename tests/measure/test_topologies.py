@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 import pytest
 from jax import export
 from onnx import TensorProto, helper
@@ -14,7 +18,7 @@ from onnx import TensorProto, helper
 import nnef_jax
 from nnef_jax import InputError, UnsupportedError
 from nnef_jax.measure import device_costs, refusals, topologies, unattached
-from nnef_jax.measure.device_costs import estimated_seconds
+from nnef_jax.measure.device_costs import DeviceCost, DeviceRow, estimated_seconds
 from nnef_jax.measure.hlo import HloText
 from nnef_jax.measure.topologies import Topology, topology_of
 from nnef_jax.measure.unattached import Compiled, LoweredFunction, Refused
@@ -23,10 +27,12 @@ DIGITS = "examples/digits/model"
 
 NAMES: dict[str, tuple[tuple[int, ...], int]] = {
     "v5e:1": ((1, 1), 1),
+    "v5e:1x2": ((1, 2), 2),
     "v5e:4x4": ((4, 4), 16),
     "v4:2x2x1": ((2, 2, 1), 8),
     "v5p:2x2x1": ((2, 2, 1), 4),
     "tpu7x:2x2x1": ((2, 2, 1), 8),
+    "v5p:2x4x3": ((2, 4, 3), 24),
     "h100": ((1, 1), 1),
     "h100:8": ((1, 8), 8),
     "a100:2x8": ((2, 8), 16),
@@ -42,12 +48,15 @@ def test_names(name: str, shape: tuple[int, ...], devices: int) -> None:
 WRONG = {
     "v9:1": "there is no device 'v9'",
     "v5:2x2": "there is no device 'v5'.*\n.*v5e",
-    "v5e:3": "has no chips along 2 axes",
-    "v5e:0x2": "has no chips along 2 axes",
-    "v4:2x2": "has no chips along 3 axes",
-    "v5e:": "has no chips along 2 axes",
-    "h100:2x2x2": "has no hosts x GPUs of each",
-    "h100:x": "has no hosts x GPUs of each",
+    "v5e:3": "does not give chips along 2 axes.*v5e:1, v5e:1x2, v5e:2x2",
+    "v5e:0x2": "does not give chips along 2 axes",
+    "v4:2x2": "does not give chips along 3 axes.*v4:1, v4:1x2x1, v4:2x2x1",
+    "v5e:": "does not give chips along 2 axes",
+    "h100:2x2x2": "does not give hosts x GPUs of each",
+    "h100:x": "does not give hosts x GPUs of each.*h100:1, h100:8, h100:2x8",
+    "v5e:1x3": "'v5e' has no layout 1x3: along each axis .*v5e:1x2, v5e:1x4; a mesh may use fewer",
+    "v6e:3x8": "'v6e' has no layout 3x8.*v6e:2x8, v6e:4x8",
+    "v4:1x3x5": "has no layout 1x3x5: along each of the first two .*v4:1x2x5, v4:1x4x5",
     "": "there is no device ''",
 }
 
@@ -97,6 +106,25 @@ def test_a_compiler_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(topologies.host, "machine", lambda: "arm64")
     with pytest.raises(InputError, match=r"which has no .* arm64"):
         nnef_jax.cost(model, topology="v5e:1")
+
+
+@pytest.mark.parametrize(
+    ("reason", "message"),
+    [
+        ('INVALID_ARGUMENT: Topology layout "v5e:1x2" is not', "no layout 'v5e:1x2'.*fewer"),
+        ("ImportError: libtpu.so", "does not start: ImportError: libtpu.*pip install -U"),
+    ],
+)
+def test_a_compiler_that_does_not_start(
+    monkeypatch: pytest.MonkeyPatch, reason: str, message: str
+) -> None:
+    """Only an installation that is broken is installed again."""
+    ended = subprocess.CompletedProcess([], 1, "", f"Traceback\n{reason}\n")
+    monkeypatch.setattr(Topology, "require_compiler", lambda _: None)
+    monkeypatch.setattr(unattached.subprocess, "run", lambda *_, **__: ended)
+    with pytest.raises(InputError, match=f"(?s){message}") as caught:
+        nnef_jax.cost(jax.nn.relu, jax.ShapeDtypeStruct((2,), "float32"), topology="v5e:1x2")
+    assert ("pip install" in str(caught.value)) == ("ImportError" in reason)
 
 
 REFUSED = """version 1.0;
@@ -200,3 +228,92 @@ def test_unknown_times_do_not_count() -> None:
     assert estimated_seconds({"optimal_seconds": -1.75}, text) == 0.25 * factor
     assert estimated_seconds({"flops": 1.0}, text) is None
     assert estimated_seconds({}, text) is None
+
+
+# One kernel of the operations of a network that PyTorch's ONNX exporter writes, and one of others.
+KERNELS = """HloModule jit_net, is_scheduled=true
+
+%fused (p: f32[2,4]) -> f32[2,3] {
+  %dot.1 = f32[2,3]{1,0} dot(%p, %w), metadata={op_name="jit(net)/fc/Gemm_output_0/dot"}
+  ROOT %maximum.1 = f32[2,3]{1,0} maximum(%dot.1, %zero), metadata={op_name="jit(net)/fc/Relu_output_0/max"}
+}
+
+ENTRY %main (x: f32[2,4]) -> f32[2,3] {
+  %copy.1 = f32[2,4]{1,0} copy(%x), backend_config={"window_config":{"estimated_cycles":"100"}}
+  ROOT %fusion.1 = f32[2,3]{1,0} fusion(%copy.1), kind=kLoop, calls=%fused, backend_config={"window_config":{"estimated_cycles":"300"}}
+}
+"""  # noqa: E501
+
+
+def compiled_for(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, topology: str, analysis: dict[str, float]
+) -> DeviceCost:
+    """Return the cost of a network with a product and a ReLU, by a compiler that writes KERNELS."""
+    compiled = Compiled(KERNELS, 2 << 30, 1 << 30, 0, 3 << 30, 7 << 20, analysis)
+    monkeypatch.setattr(Topology, "require_compiler", lambda _: None)
+    monkeypatch.setattr(device_costs, "compile_for", lambda *_: [compiled])
+    nodes = [
+        helper.make_node("Gemm", ["x", "fc.weight"], ["/fc/Gemm_output_0"], transB=1),
+        helper.make_node("Relu", ["/fc/Gemm_output_0"], ["/fc/Relu_output_0"]),
+    ]
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 4])
+    y = helper.make_tensor_value_info("/fc/Relu_output_0", TensorProto.FLOAT, [2, 3])
+    weight = helper.make_tensor("fc.weight", TensorProto.FLOAT, [3, 4], np.ones(12))
+    graph = helper.make_graph(nodes, "net", [x], [y], [weight])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)])
+    (folder / "net.onnx").write_bytes(model.SerializeToString())
+    return nnef_jax.cost(nnef_jax.load(folder / "net.onnx"), topology=topology)
+
+
+def cells(cost: DeviceCost) -> dict[str, list[str]]:
+    """Return the second and the third cell of each row by the first cell."""
+    columns = [[str(cell).strip() for cell in column.cells] for column in cost.table().columns]
+    return {name: row for name, *row in zip(*columns, strict=True)}
+
+
+def test_a_table_says_what_its_figures_are(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    analysis = {"optimal_seconds": 4e-6, "flops": 48.0, "bytes accessed": 1e6}
+    cost = compiled_for(monkeypatch, tmp_path, "v5e:1", analysis)
+    names = ("/fc/Gemm_output_0", "/fc/Relu_output_0")
+    fused, copied = cost.rows
+    assert fused == DeviceRow(names, pytest.approx(3e-6), ("matmul", "relu"), "fc")
+    assert copied == DeviceRow((), pytest.approx(1e-6))
+    rows = cells(cost)
+    assert rows["fits"] == ["yes", "6 GiB (arguments, results, temporaries) of 15.75 GiB"]
+    assert rows["time by matrix units"][1].endswith("peak of 197 Tflop/s")
+    assert rows["time by memory"][1] == "bytes at the published bandwidth of 819 GB/s"
+    assert rows["time by the compiler"] == ["4 us", ""]
+    assert list(rows)[-3:] == ["slowest kernels", ", ".join(names), "other kernels"]
+    assert rows[", ".join(names)] == ["3 us", "matmul, relu in fc"]
+
+
+def test_a_table_says_what_the_compiler_for_gpus_leaves_out(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    rows = cells(compiled_for(monkeypatch, tmp_path, "h100", {}))
+    assert rows["fits"][1].endswith("of 79.11 GiB; by size: the compiler does not check")
+    assert rows["bytes accessed"][1] == rows["flops"][1] == "before fusion"
+    assert rows["time by memory"][1].startswith("bytes before fusion, at the published")
+    assert rows["time by the compiler"] == ["", "not reported for GPUs"]
+
+
+def test_a_table_names_three_operations_of_a_kernel(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    cost = compiled_for(monkeypatch, tmp_path, "h100", {})
+    rows = tuple(DeviceRow(tuple("abcde"[:n]), 1e-6, ("conv",)) for n in (3, 4))
+    assert list(cells(replace(cost, rows=rows)))[-2:] == ["a, b, c", "a, b, c and 1 more"]
+
+
+def test_the_page_has_the_figures_of_the_devices() -> None:
+    page = Path("docs/planning.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (`.*?) \| .* \| (.*) GiB \| (.*) GB/s \| (.*) \|$", page, re.M)
+    for names, memory, bandwidth, peaks in rows:
+        for name in re.findall(r"`(.+?)`", names):
+            chip = topology_of(name).chip
+            assert f"{chip.memory / 2**30:.4g}" == memory, name
+            assert f"{chip.bandwidth / 1e9:.4g}" == bandwidth.replace(",", ""), name
+            written = {*re.findall(r"([\d.]+) (?:TF32|bfloat16)", peaks)}
+            assert {f"{peak / 1e12:.4g}" for peak in chip.peaks.values()} == written, name
+    documented = {x.split(":")[0] for names, *_ in rows for x in re.findall(r"`(.+?)`", names)}
+    assert documented == set(topologies.CHIPS)
