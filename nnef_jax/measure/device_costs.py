@@ -23,12 +23,8 @@ from nnef_jax.options import require, shown
 from nnef_jax.parameters.module_names import ModuleNames, shared_start
 from nnef_jax.results import Result, Table, table_of
 
-<<<<<<< HEAD
-_MOST_ROWS = 8  # the largest number of operations in a table
-=======
 _MOST = 8  # the largest number of kernels in a table
 _NAMES = 3  # the largest number of operations that a table names for a kernel
->>>>>>> 13430ab276d1d033b6c425b0cb9f92a1214ad708
 
 
 @dataclass(frozen=True)
@@ -184,15 +180,9 @@ class DeviceCost(Result):
             rows.append((name, _size(x.bytes), f"between {x.group} devices"))
         if self.collectives:
             add("time by links", self.link_seconds, _time, "our estimate, at published bandwidth")
-<<<<<<< HEAD
-        for row in self.rows[:_MOST_ROWS]:
-            names = ", ".join(row.operations) or "other kernels"
-            rows.append((names, _time(row.seconds), "of the time by the compiler"))
-=======
         if self.rows:
             rows.append(("slowest kernels", "", "of the time by the compiler"))
         rows += [(f"  {_names(x)}", _time(x.seconds), _place(x)) for x in self.rows[:_MOST]]
->>>>>>> 13430ab276d1d033b6c425b0cb9f92a1214ad708
         return rows
 
     def _verdict(self) -> tuple[str, str, str]:
@@ -210,7 +200,7 @@ class DeviceCost(Result):
     def _time_note(self) -> str:
         notes: list[str] = []
         if self.custom_calls:
-            calls = [f"{count} {target}" for target, count in self.custom_calls.items()]
+            calls = [f"{n} {target}" for target, n in self.custom_calls.items()]
             notes.append(f"without {', '.join(calls)}")
         if self.open_loops:
             notes.append(f"{self.open_loops} loops of unknown length")
@@ -267,58 +257,22 @@ def device_cost(
     if isinstance(compiled, Refused):
         if not compiled.is_for_memory:
             raise UnsupportedError(f"the compiler for '{topology.name}' refuses: {compiled.reason}")
+        reason = compiled.reason.removeprefix("RESOURCE_EXHAUSTED: ")
         return DeviceCost(
-            network=network,
-            topology=topology.name,
-            mesh=axes,
-            refusal=compiled.reason.removeprefix("RESOURCE_EXHAUSTED: "),
-            argument_bytes=None,
-            output_bytes=None,
-            temporary_bytes=None,
-            code_bytes=None,
-            memory_bytes=chip.memory,
-            multiply_adds=multiply_adds,
-            flops=None,
-            bytes_accessed=None,
-            compute_seconds=None,
-            memory_seconds=None,
-            seconds=None,
-            custom_calls={},
-            open_loops=0,
-            collectives=(),
-            link_seconds=0.0,
-            rows=(),
-        )
+            network, topology.name, axes, reason, None, None, None, None,
+            chip.memory, multiply_adds, None, None, None, None, None, {}, 0, (), 0.0, (),
+        )  # fmt: skip
     text = HloText(compiled.text)
     size = math.prod(axes.values())
-    flops, accessed = _flops_and_bytes(compiled, program.analysis, size)
-    peak = _peak_rate(topology, arguments)
+    flops, accessed = _work(compiled, program.analysis, size)
+    peak = _peak(topology, arguments)
     has_hosts = topology.shape[0] > 1
     link_rate = chip.network if chip.network and has_hosts else chip.link
     seconds = estimated_seconds(compiled.analysis, text)
+    compute_seconds = None if flops is None else flops / peak
+    memory_seconds = None if accessed is None else accessed / chip.bandwidth
+    link_seconds = sum(x.exchanged for x in text.collectives) / link_rate
     return DeviceCost(
-<<<<<<< HEAD
-        network=network,
-        topology=topology.name,
-        mesh=axes,
-        refusal="",
-        argument_bytes=compiled.argument_bytes,
-        output_bytes=compiled.output_bytes - compiled.alias_bytes,
-        temporary_bytes=compiled.temp_bytes,
-        code_bytes=compiled.generated_code_bytes or None,
-        memory_bytes=chip.memory,
-        multiply_adds=multiply_adds,
-        flops=flops,
-        bytes_accessed=accessed,
-        compute_seconds=None if flops is None else flops / peak,
-        memory_seconds=None if accessed is None else accessed / chip.bandwidth,
-        seconds=seconds,
-        custom_calls=text.custom_calls,
-        open_loops=text.loops_of_unknown_length,
-        collectives=text.collectives,
-        link_seconds=sum(x.exchanged for x in text.collectives) / link_rate,
-        rows=_kernel_times(compiled.text, text, operations, seconds) if seconds else (),
-=======
         network,
         topology.name,
         axes,
@@ -335,11 +289,10 @@ def device_cost(
         memory_seconds,
         seconds,
         text.custom_calls,
-        text.open_loops,
+        text.loops_of_unknown_length,
         text.collectives,
         link_seconds,
         _kernel_times(compiled.text, text, graph, seconds) if seconds else (),
->>>>>>> 13430ab276d1d033b6c425b0cb9f92a1214ad708
     )
 
 
@@ -347,18 +300,6 @@ def _kernel_times(
     hlo: str, text: HloText, graph: Graph | None, seconds: float
 ) -> tuple[DeviceRow, ...]:
     """Divide the time of a call among kernels, in proportion to the compiler's cycles."""
-<<<<<<< HEAD
-    names = program_of(hlo, operations).operations
-    positions = {name: index for index, name in enumerate(operations)}
-    cycles: defaultdict[tuple[str, ...], int] = defaultdict(int)
-    for instruction, instruction_cycles in text.cycles.items():
-        row_names = tuple(sorted(names.get(instruction, ()), key=positions.__getitem__))
-        cycles[row_names] += instruction_cycles
-    seconds_per_cycle = seconds / sum(cycles.values())
-    rows: list[DeviceRow] = []
-    for row_names, row_cycles in cycles.items():
-        rows.append(DeviceRow(row_names, row_cycles * seconds_per_cycle))
-=======
     by_name: defaultdict[str, list[Operation]] = defaultdict(list)
     for operation in graph.operations if graph else ():
         by_name[operation.name].append(operation)
@@ -377,7 +318,6 @@ def _kernel_times(
         paths = [modules.of_operation(operation) for operation in operations] if modules else []
         module = ".".join(shared_start([path for path in paths if path]) or ())
         rows.append(DeviceRow(key, number * rate, kinds, module))
->>>>>>> 13430ab276d1d033b6c425b0cb9f92a1214ad708
     return tuple(sorted(rows, key=lambda row: -row.seconds))
 
 
@@ -401,14 +341,13 @@ def _mesh(arguments: Sequence[Any], topology: Topology) -> Mesh | AbstractMesh |
     meshes = [x.mesh for x in shardings if isinstance(x, jax.sharding.NamedSharding)]
     if not meshes:
         return None
-    mesh = meshes[0]
-    if any(dict(other.shape) != dict(mesh.shape) for other in meshes):
+    if any(dict(mesh.shape) != dict(meshes[0].shape) for mesh in meshes):
         raise InputError("the arguments are on several meshes", hint="give all the same mesh")
-    _require_devices(topology, mesh.shape)
-    return mesh
+    _require_devices(topology, meshes[0].shape)
+    return meshes[0]
 
 
-def _flops_and_bytes(
+def _work(
     compiled: Compiled, lowered: Mapping[str, float], size: int
 ) -> tuple[float | None, float | None]:
     """Return the flops and accessed bytes of a device.
@@ -417,11 +356,12 @@ def _flops_and_bytes(
     """
     if compiled.analysis:
         return compiled.analysis.get("flops"), compiled.analysis.get("bytes accessed")
-    shares = {name: figure / size for name, figure in lowered.items()}
-    return shares.get("flops"), shares.get("bytes accessed")
+    flops = lowered.get("flops")
+    accessed = lowered.get("bytes accessed")
+    return None if flops is None else flops / size, None if accessed is None else accessed / size
 
 
-def _peak_rate(topology: Topology, arguments: Sequence[Any]) -> float:
+def _peak(topology: Topology, arguments: Sequence[Any]) -> float:
     """Return the peak rate of the matrix units for the most frequent dtype of the arguments."""
     peaks = topology.chip.peaks
     items: defaultdict[str, int] = defaultdict(int)
@@ -431,14 +371,11 @@ def _peak_rate(topology: Topology, arguments: Sequence[Any]) -> float:
     dtype = max(items, key=items.__getitem__, default="float32")
     # Unless the precision is higher, jax multiplies float32 in TF32 on GPUs and in bfloat16 on
     # TPUs.
-    multiplied_in = "tf32" if dtype == "float32" else dtype
-    return peaks.get(multiplied_in, peaks["bfloat16"])
+    if dtype == "float32":
+        dtype = "tf32"
+    return peaks.get(dtype, peaks["bfloat16"])
 
 
-<<<<<<< HEAD
-def _size(count: float) -> str:
-    """Return a number of bytes as text."""
-=======
 def _names(row: DeviceRow) -> str:
     """Return the names of a row's operations, at most three of them."""
     more = len(row.operations) - _NAMES
@@ -453,16 +390,15 @@ def _place(row: DeviceRow) -> str:
 
 
 def _size(n: float) -> str:
->>>>>>> 13430ab276d1d033b6c425b0cb9f92a1214ad708
     for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.4g} {unit}"
-        count /= 1024
-    return f"{count:.4g} TiB"
+        if n < 1024:
+            return f"{n:.4g} {unit}"
+        n /= 1024
+    return f"{n:.4g} TiB"
 
 
-def _count(number: float) -> str:
-    return f"{int(number):,}"
+def _count(n: float) -> str:
+    return f"{int(n):,}"
 
 
 def _rate(amount: float | None, seconds: float | None, scale: float, unit: str) -> str:

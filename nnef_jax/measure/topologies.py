@@ -152,13 +152,8 @@ class Topology:
     def description(self) -> dict[str, object]:
         """Return the keywords for `jax.experimental.topologies.get_topology_desc`."""
         if self.chip.platform == "tpu":
-<<<<<<< HEAD
-            name = f"{self.name.split(':')[0]}:{'x'.join(map(str, self.shape))}"
-            bounds = [min(extent, 2) for extent in self.shape[:2]] + [1]
-=======
             name = f"{self.name.split(':')[0]}:{_extents(self.shape)}"
             bounds = [min(n, 2) for n in self.shape[:2]] + [1]
->>>>>>> 13430ab276d1d033b6c425b0cb9f92a1214ad708
             return {"platform": "tpu", "topology_name": name, "chips_per_host_bounds": bounds}
         figures = {**_LIMITS, **self.chip.target}
         major = int(figures.pop("major"))
@@ -200,13 +195,7 @@ def topology_of(name: object) -> Topology:
         raise InputError(f"there is no device '{kind}' in topology '{text}'", hint=hint)
     chip = CHIPS[kind]
     if chip.platform == "cuda":
-<<<<<<< HEAD
-        what = "hosts x GPUs of each"
-        example = "2x8"
-        pattern = r"N(xN)?"
-=======
         what, examples, pattern = "hosts x GPUs of each", ("8", "2x8"), r"N(xN)?"
->>>>>>> 13430ab276d1d033b6c425b0cb9f92a1214ad708
     else:
         what = f"chips along {chip.axes} axes"
         examples = [x + "x1" * (chip.axes - 2) for x in ("1x2", "2x2")]
@@ -217,10 +206,6 @@ def topology_of(name: object) -> Topology:
         hint = f"write {names}, ...; a mesh may use fewer devices than these have"
         raise InputError(f"topology '{text}' does not give {what}", hint=hint)
     shape = tuple(map(int, extents.split("x")))
-<<<<<<< HEAD
-    missing_axes = chip.axes - len(shape)
-    return Topology(text, chip, (*[1] * missing_axes, *shape))
-=======
     ones = (1,) * (chip.axes - len(shape))
     topology = Topology(text, chip, (*ones, *shape))
     _require_layout(topology)
@@ -250,4 +235,3 @@ def _require_layout(topology: Topology) -> None:
 
 def _extents(shape: Sequence[int]) -> str:
     return "x".join(map(str, shape))
->>>>>>> 13430ab276d1d033b6c425b0cb9f92a1214ad708
