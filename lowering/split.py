@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import cache, partial
 from itertools import filterfalse
 from operator import attrgetter
@@ -51,6 +51,9 @@ def split(program: Program, platform: str | None = None) -> Split:
     closed = program.closed
     parameters = program.arguments[: program.parameters]
     prepared, later = _prepared_and_later(program)
+    if platform != "cpu":
+        # A call reads these parameters anyway, and TPUs and GPUs multiply by transposed matrices.
+        prepared, later = _prepared_and_later(program, {*prepared} & {*_roots(program)})
     narrow = _narrow(program, prepared)
     stored = [narrow.get(v, v) for v in prepared]
     indices = {v: i for i, v in enumerate(parameters)}
@@ -78,8 +81,13 @@ def _as_read(x: Array, variable: Atom) -> Any:
     return x if x.dtype == dtype else x.astype(dtype)
 
 
-def _prepared_and_later(program: Program) -> tuple[list[Variable], list[Equation]]:
-    """Return the variables to prepare, and the equations that a call evaluates."""
+def _prepared_and_later(
+    program: Program, roots_read: Collection[Variable] = ()
+) -> tuple[list[Variable], list[Equation]]:
+    """Return the variables to prepare, and the equations that a call evaluates.
+
+    Transpositions of `roots_read`, parameters that calls read too, are not prepared.
+    """
     sources = _sources(program)
     prepared: dict[Variable, None] = {}
     later: list[Equation] = []
@@ -87,7 +95,8 @@ def _prepared_and_later(program: Program) -> tuple[list[Variable], list[Equation
     for equation in reversed(program.equations):
         is_late = program.is_late(equation)
         results = [v for v in equation.outvars if v in needed]
-        if not is_late and not _is_free(equation):
+        is_transposed_root = _transposed_root(program, equation) in roots_read
+        if not is_late and not _is_free(equation) and not is_transposed_root:
             for v in results:
                 if _is_worth_storing(v, *sources[v]):
                     prepared[v] = None
@@ -108,6 +117,18 @@ def _is_free(equation: Equation) -> bool:
         return False
     is_same_size = [*map(_size, equation.invars)] == [*map(_size, equation.outvars)]
     return is_same_size and not any(map(is_literal, equation.invars))
+
+
+def _transposed_root(program: Program, equation: Equation) -> Atom | None:
+    """Return the parameter that an equation transposes, None for another equation."""
+    if primitive(equation) != "transpose":
+        return None
+    (operand,) = equation.invars
+    maker = program.makers.get(operand)
+    while maker is not None and _is_free(maker):
+        operand = maker.invars[0]
+        maker = program.makers.get(operand)
+    return operand
 
 
 def _roots(program: Program) -> list[Variable]:
