@@ -11,11 +11,13 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from lowering import GraphBuilder
+from lowering import GraphBuilder, jaxprs
+from lowering.errors import InvalidOperation
 from lowering.extents import UNKNOWN, Shape
 from lowering.graph import Graph, Rule, TensorType, Value
+from lowering.jaxpr_types import Equation
 from lowering.jaxprs import make_jaxpr_and_types
-from lowering.padding import Extents, padded
+from lowering.padding import Extents, NotPaddableError, padded
 from lowering.program import Program
 from nnef_jax.execution.definition import Definition
 from nnef_jax.execution.probe import NOTHING
@@ -83,7 +85,11 @@ class Step:
             leaves = jax.tree.leaves(inputs)
             first = len(by_label)
             finite = range(first, first + len(caches))
-            results = padded(program, leaves, Extents(most, {_SYMBOL: length}), finite)
+            extents = Extents(most, {_SYMBOL: length})
+            try:
+                results = padded(program, leaves, extents, finite)
+            except NotPaddableError as error:
+                raise _refusal(*error.args) from None
             logits, *after = jax.tree.unflatten(tree, results)
             pairs = enumerate(zip(caches, after, strict=True))
             return logits[0], [self._kept(i, x, y, length) for i, (x, y) in pairs]
@@ -222,6 +228,16 @@ class DecoderFrontend(Frontend):
         """Return the content of the model, the roles and the number of positions."""
         network = self.step.definition.network
         return [*network.frontend.content(), repr((self.step.roles, self.step.places))]
+
+
+def _refusal(equation: Equation) -> InvalidOperation:
+    """Return the error for an equation that would take places of a cache for tokens."""
+    name = jaxprs.outer_scope(equation) or jaxprs.primitive(equation)
+    return InvalidOperation(
+        f"'{name}' cannot read a cache of fixed size: '{jaxprs.primitive(equation)}' would take "
+        "empty places for tokens",
+        "the network itself runs with caches that grow: model(...)",
+    )
 
 
 def _types(arrays: Any) -> Any:

@@ -8,10 +8,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import onnx
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 
 import nnef_jax
-from nnef_jax.errors import InputError
+from nnef_jax.errors import InputError, NnefError
 from nnef_jax.generation import Decoder, Roles, Sampling
 from nnef_jax.generation.roles import Cache
 
@@ -168,6 +170,37 @@ def test_networks_that_are_no_decoders() -> None:
         nnef_jax.decoder(fixed)
     with pytest.raises(InputError, match=r"decoder\(\.\.\., tokens=NAME\)"):
         nnef_jax.decoder(nnef_jax.load(NETWORKS / "gpt2.onnx"), tokens="words")
+
+
+def test_an_operation_that_cannot_be_padded(tmp_path: Path) -> None:
+    """A reshape that joins positions with the axis before them is refused by name."""
+    nodes = [
+        helper.make_node("Gather", ["table", "input_ids"], ["embedded"]),
+        helper.make_node("Unsqueeze", ["embedded", "one"], ["new"]),
+        helper.make_node("Concat", ["past_key_values.0.key", "new"], ["present.0.key"], axis=2),
+        helper.make_node("Concat", ["present.0.key", "present.0.key"], ["heads"], axis=1),
+        helper.make_node("Reshape", ["heads", "shape"], ["joined"]),
+        helper.make_node("MatMul", ["embedded", "joined"], ["logits"]),
+    ]
+    ids = helper.make_tensor_value_info("input_ids", TensorProto.INT64, [1, "tokens"])
+    past = helper.make_tensor_value_info(
+        "past_key_values.0.key", TensorProto.FLOAT, [1, 1, "past", 4]
+    )
+    outputs = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, None)
+        for name in ("logits", "present.0.key")
+    ]
+    constants = {
+        "table": np.ones((9, 4), np.float32),
+        "one": np.array([1]),
+        "shape": np.array([1, 4, -1]),
+    }
+    initializers = [numpy_helper.from_array(x, name) for name, x in constants.items()]
+    graph = helper.make_graph(nodes, "joins", [ids, past], outputs, initializers)
+    onnx.save(helper.make_model(graph), tmp_path / "net.onnx")
+    decoder = nnef_jax.decoder(nnef_jax.load(tmp_path / "net.onnx"), 16)
+    with pytest.raises(NnefError, match="'joined' cannot read a cache of fixed size"):
+        decoder.generate([1, 2], 3)
 
 
 def test_roles_by_the_user() -> None:
