@@ -14,8 +14,10 @@ from onnx import TensorProto, helper, numpy_helper
 
 import nnef_jax
 from nnef_jax.errors import InputError, NnefError
+from nnef_jax.execution.runnable import execution_of
 from nnef_jax.generation import Decoder, Roles, Sampling
 from nnef_jax.generation.roles import Cache
+from nnef_jax.parameters.sharding import chosen_divisions
 
 NETWORKS = Path(__file__).parent / "networks"
 FILES = ("llama.nnef.tgz", "qwen3.nnef.tgz", "llama.onnx", "gpt2.onnx")
@@ -213,3 +215,11 @@ def test_roles_by_the_user() -> None:
     )  # fmt: skip
     decoder = nnef_jax.decoder(model, PLACES, roles=roles)
     assert decoder.generate(prompt, 5).tokens.tolist() == tokens[:, :5].tolist()
+
+
+def test_caches_are_divided_by_heads(llama: Decoder) -> None:
+    """Over two devices the heads of keys are divided, and with them the caches that hold these."""
+    divisions = chosen_divisions(execution_of(llama.model).definition, 2, "cpu")
+    assert {divisions[cache.before].axis for cache in llama.roles.caches} == {1}
+    keys = [label for label in llama.model.params if "k_proj" in label]
+    assert keys and {divisions[label].why for label in keys} == {"columns"}
