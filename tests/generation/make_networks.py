@@ -25,6 +25,9 @@ from transformers import (
     LlamaConfig,
     PreTrainedTokenizerFast,
     Qwen3Config,
+    WhisperConfig,
+    WhisperFeatureExtractor,
+    WhisperForConditionalGeneration,
 )
 
 WORDS, WIDTH, LAYERS, HEADS, STEPS = 96, 16, 2, 4, 200
@@ -94,6 +97,41 @@ def make(kind: str, folder: Path, out: Path) -> None:
     shutil.copy(archive / "model" / "model.nnef.tgz", out / f"{kind}.nnef.tgz")
 
 
+def make_whisper(folder: Path, out: Path) -> None:
+    """Write the decoder of a speech model, keys and values of a sound, and tokens by torch."""
+    torch.manual_seed(0)
+    config = WhisperConfig(
+        vocab_size=WORDS, d_model=WIDTH, encoder_layers=LAYERS, decoder_layers=LAYERS,
+        encoder_attention_heads=HEADS, decoder_attention_heads=HEADS, encoder_ffn_dim=WIDTH,
+        decoder_ffn_dim=WIDTH, max_target_positions=64, init_std=0.3, pad_token_id=0,
+        decoder_start_token_id=3, suppress_tokens=None, begin_suppress_tokens=None,
+    )  # fmt: skip
+    model = WhisperForConditionalGeneration(config).eval()
+    source = folder / "whisper"
+    model.save_pretrained(source)
+    WhisperFeatureExtractor().save_pretrained(source)
+    states = torch.randn(1, 20, WIDTH)  # of the encoder
+    token, past, tokens = torch.tensor([[3]]), None, list[int]()
+    for _ in range(50):
+        step = model(
+            encoder_outputs=(states,), decoder_input_ids=token, past_key_values=past, use_cache=True
+        )
+        past = step.past_key_values
+        token = step.logits[:, -1].argmax(-1, keepdim=True)
+        tokens.append(int(token))
+    arrays = {"prompt": np.array([[3]]), "tokens": np.array([tokens])}
+    for layer, cache in enumerate(past.cross_attention_cache.layers):
+        for name, array in (("key", cache.keys), ("value", cache.values)):
+            arrays[f"past_key_values.{layer}.encoder.{name}"] = array.detach().numpy()
+    np.savez_compressed(out / "whisper.npz", **arrays)
+    main_export(
+        str(source), str(folder / "whisper-onnx"), task="automatic-speech-recognition-with-past",
+        do_validation=False, no_post_process=True,
+    )  # fmt: skip
+    shutil.copy(folder / "whisper-onnx" / "decoder_with_past_model.onnx", out / "whisper.onnx")
+
+
 if __name__ == "__main__":
     for name in ("llama", "qwen3", "gpt2"):
         make(name, Path(sys.argv[1]), Path(__file__).parent / "networks")
+    make_whisper(Path(sys.argv[1]), Path(__file__).parent / "networks")

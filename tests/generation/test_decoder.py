@@ -9,8 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import onnx
+import openvino
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from openvino._offline_transformations import apply_make_stateful_transformation
 
 import nnef_jax
 from nnef_jax.errors import InputError, NnefError
@@ -64,6 +66,30 @@ def test_rows_of_different_lengths(file: str, decoder: Decoder) -> None:
     rows = np.stack([np.pad(text[:n], (0, 40 - n)) for n in lengths])
     generated = decoder.generate(rows, 20, lengths=lengths)
     assert generated.tokens.tolist() == [text[n : n + 20].tolist() for n in lengths]
+
+
+def test_caches_that_are_states_of_openvino(tmp_path: Path) -> None:
+    """OpenVINO makes inputs and outputs of caches states, as optimum-intel does."""
+    network = openvino.Core().read_model(NETWORKS / "llama.onnx")
+    names = [x.any_name for x in network.inputs]
+    pairs = {x: x.replace("past_key_values", "present") for x in names if "past" in x}
+    apply_make_stateful_transformation(network, pairs)
+    openvino.save_model(network, tmp_path / "llama.xml", compress_to_fp16=False)
+    decoder = nnef_jax.decoder(nnef_jax.load(tmp_path / "llama.xml"), PLACES)
+    prompt, tokens = reference("llama")
+    assert decoder.generate(prompt, 30).tokens.tolist() == tokens[:, :30].tolist()
+
+
+def test_a_speech_model_reads_an_encoder() -> None:
+    """Keys and values of the encoder are inputs that stay the same from token to token."""
+    decoder = nnef_jax.decoder(nnef_jax.load(NETWORKS / "whisper.onnx"), 64)
+    with np.load(NETWORKS / "whisper.npz") as arrays:
+        encoded = {name: arrays[name] for name in arrays.files if "encoder" in name}
+        assert sorted(decoder.roles.context) == sorted(encoded)
+        generated = decoder.generate(arrays["prompt"], 50, **encoded)
+        assert generated.tokens.tolist() == arrays["tokens"].tolist()
+    with pytest.raises(InputError, match="encoder"):
+        decoder.generate([3], 5)
 
 
 def test_a_stream_has_the_same_tokens(llama: Decoder) -> None:
