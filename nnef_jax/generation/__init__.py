@@ -5,6 +5,7 @@ Which inputs and outputs have which role? `roles`
 How does a model with growing caches run on caches of fixed size? `frontend`
 How are prompts read and tokens generated? `decoder.Decoder`
 How is the next token chosen? `sampling`
+How does a beam search work? `beams`
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from nnef_jax.calls.arguments import Params, State
 from nnef_jax.errors import InputError
 from nnef_jax.execution.run_options import Prepared
+from nnef_jax.generation.beams import Hypotheses, search
 from nnef_jax.generation.frontend import LENGTH
 from nnef_jax.generation.roles import Roles
 from nnef_jax.generation.sampling import GREEDY, Sampling
@@ -260,6 +261,60 @@ class Decoder:
         """Yield the tokens that `generate` returns, one of each row at a time: int32 (batch,)."""
         request = self._request(tokens, steps, lengths, sample, key, stop, params, context)
         return (block[:, 0] for block in self._blocks(request, 1))
+
+    def search(
+        self,
+        tokens: ArrayLike,
+        steps: int,
+        *,
+        beams: int = 4,
+        lengths: ArrayLike | None = None,
+        stop: int | Sequence[int] = (),
+        length_penalty: float = 1.0,
+        **context: ArrayLike,
+    ) -> Generated:
+        """Return the most probable continuation of each prompt that a beam search visits.
+
+        Args:
+            tokens: prompts, (batch, tokens), or (tokens,) for one prompt.
+            steps: the largest number of tokens to generate.
+            beams: the number of continuations that are extended at a time.
+            lengths: the number of tokens in each prompt (batch,); by default all.
+            stop: one token or several; a continuation ends after one of them.
+            length_penalty: the exponent of the length, by which log-probabilities are divided.
+            context: the network's further inputs, by name.
+
+        Raises InputError if the prompts and `steps` tokens do not fit into the caches.
+        """
+        require("beams", beams, int, "a number of continuations")
+        if beams < 1:
+            raise InputError(f"beams must be at least 1, it is {beams}")
+        request = self._request(tokens, steps, lengths, GREEDY, 0, stop, None, context)
+        prompts, sizes, stops = request.prompts, request.lengths, request.stop
+        rows = len(prompts) * beams
+        repeated = {name: np.repeat(x, beams, axis=0) for name, x in context.items()}
+        logits, state = self.prefill(None, prompts, sizes, **context)
+        key = "search", steps, beams, stops, length_penalty
+        if key not in self._loops:
+
+            def run(params: Any, logits: Array, state: State, context: _Context) -> Hypotheses:
+                def step(state: State, tokens: Array) -> tuple[Array, State]:
+                    return self.step(params, state, tokens, **context)
+
+                return search(
+                    step, logits, state, steps=steps, beams=beams, stop=stops,
+                    length_penalty=length_penalty,
+                )  # fmt: skip
+
+            self._loops[key] = self.model.jit(run)
+        inputs: dict[str, Any] = {self.roles.tokens: np.zeros((rows, 1), np.int32), **repeated}
+        prepared = self.model.prepare(self.model.params, state=self.init_state(rows), **inputs)
+        best = self._loops[key](prepared, logits, state, repeated)
+        ends = np.asarray(best.lengths)
+        best_tokens = np.asarray(best.tokens)
+        last = np.take_along_axis(best_tokens, ends[:, None] - 1, axis=1)
+        is_token = np.arange(steps) < ends[:, None]
+        return Generated(np.where(is_token, best_tokens, last), ends)
 
     def _request(
         self, tokens: ArrayLike, steps: int, lengths: ArrayLike | None, sample: Sampling,

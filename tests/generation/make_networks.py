@@ -77,9 +77,15 @@ def make(kind: str, folder: Path, out: Path) -> None:
     text = model.generate(
         prompt, max_new_tokens=STEPS, do_sample=False, pad_token_id=0, eos_token_id=None
     )
-    np.savez_compressed(
-        out / f"{kind}.npz", prompt=prompt.numpy(), tokens=text[:, len(prompt[0]) :]
-    )
+    first = len(prompt[0])
+    arrays = {"prompt": prompt.numpy(), "tokens": text[:, first:].numpy()}
+    if kind == "llama":
+        search = {"max_new_tokens": 20, "num_beams": 4, "do_sample": False, "pad_token_id": 0}
+        beams = model.generate(prompt, eos_token_id=None, **search)[:, first:]
+        stop = beams[0, 12]
+        stopped = model.generate(prompt, eos_token_id=int(stop), **search)[:, first:]
+        arrays |= {"beams": beams.numpy(), "stop": stop.numpy(), "stopped": stopped.numpy()}
+    np.savez_compressed(out / f"{kind}.npz", **arrays)
     main_export(
         str(source), str(folder / f"{kind}-onnx"), task="text-generation-with-past",
         do_validation=False, no_post_process=True,

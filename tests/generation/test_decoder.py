@@ -100,6 +100,23 @@ def test_a_stream_has_the_same_tokens(llama: Decoder) -> None:
     assert streamed == llama.generate(prompt, 20, sample=sample, key=5).tokens[0].tolist()
 
 
+def test_beams_are_those_of_torch(llama: Decoder) -> None:
+    with np.load(NETWORKS / "llama.npz") as arrays:
+        prompt, tokens = arrays["prompt"], arrays["tokens"]
+        beams, stop, stopped = arrays["beams"], int(arrays["stop"]), arrays["stopped"]
+    assert llama.search(prompt, 20).tokens.tolist() == beams.tolist()
+    assert beams.tolist() != tokens[:, :20].tolist()
+    assert llama.search(prompt, 20, beams=1).tokens.tolist() == tokens[:, :20].tolist()
+    ended = llama.search(prompt, 20, stop=stop)
+    assert ended.tokens[0, : ended.lengths[0]].tolist() == stopped[0].tolist()
+    length = prompt.shape[1]
+    rows = np.stack([np.pad(tokens[0, :6], (0, length - 6)), prompt[0]])
+    both = llama.search(rows, 20, lengths=[6, length])
+    assert both.tokens[1].tolist() == beams[0].tolist()
+    with pytest.raises(InputError, match="beams must be at least 1"):
+        llama.search(prompt, 5, beams=0)
+
+
 def test_a_row_ends_after_a_stop_token(llama: Decoder) -> None:
     prompt, tokens = reference("llama")
     stop = int(tokens[0, 9])

@@ -1,0 +1,141 @@
+"""Beam search: generates the most probable continuation among several that are kept at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from nnef_jax.calls.arguments import State
+
+# Reads a token of each row. Takes the state and tokens (rows,), returns logits (rows, words) and
+# the next state.
+Step = Callable[[State, Array], tuple[Array, State]]
+
+
+class Hypotheses(NamedTuple):
+    """The best continuation of each prompt that has ended.
+
+    Attributes:
+        tokens: the continuation, int32 (batch, steps).
+        scores: its log-probability divided by a power of its length (batch,); -inf without one.
+        lengths: the number of its tokens, its stop token included, int32 (batch,).
+    """
+
+    tokens: Array
+    scores: Array
+    lengths: Array
+
+
+class _Beams(NamedTuple):
+    """The continuations that go on; their rows in the state are those of a batch of batch * beams.
+
+    Attributes:
+        logits: logits of the next token (batch * beams, words).
+        state: the state of the network.
+        tokens: the tokens of the continuations (batch, beams, steps).
+        scores: their log-probabilities (batch, beams).
+        ended: the best continuations that have ended.
+    """
+
+    logits: Array
+    state: State
+    tokens: Array
+    scores: Array
+    ended: Hypotheses
+
+
+def search(
+    step: Step,
+    logits: Array,
+    state: State,
+    *,
+    steps: int,
+    beams: int,
+    stop: tuple[int, ...],
+    length_penalty: float,
+) -> Hypotheses:
+    """Return the best continuation of each prompt.
+
+    In each iteration all continuations are extended by all words, and the `beams` most probable
+    ones that do not end with a stop token go on. The search ends after `steps` tokens. The result
+    has the largest log-probability divided by length ** `length_penalty`, among continuations that
+    have ended with a stop token and those that have `steps` tokens (Wu et al. 2016, section 7,
+    without coverage).
+
+    Args:
+        step: reads a token of each row.
+        logits: logits after each prompt (batch, words).
+        state: the state after the prompts.
+        steps: the largest number of tokens.
+        beams: the number of continuations of each prompt.
+        stop: the stop tokens.
+        length_penalty: the exponent of the length.
+    """
+    batch = logits.shape[0]
+
+    def repeat(x: Array) -> Array:
+        return jnp.repeat(x, beams, axis=0)
+
+    repeated_state = jax.tree.map(repeat, dict(state))
+    tokens = jnp.zeros((batch, beams, steps), jnp.int32)
+    # All beams of a prompt are equal at first, so that only one may be extended.
+    scores = jnp.full((batch, beams), -jnp.inf).at[:, 0].set(0)
+    ended = Hypotheses(tokens[:, 0], jnp.full(batch, -jnp.inf), jnp.zeros(batch, jnp.int32))
+    start = _Beams(repeat(logits), repeated_state, tokens, scores, ended)
+    extend = partial(_extended, step, stop, length_penalty)
+    last = lax.fori_loop(0, steps, extend, start)
+    return _better(last.ended, last.tokens, last.scores, steps, length_penalty)
+
+
+def _extended(
+    step: Step, stop: tuple[int, ...], length_penalty: float, i: Array, beams: _Beams
+) -> _Beams:
+    """Extend each continuation by token `i`."""
+    batch, count, _ = beams.tokens.shape
+    words = beams.logits.shape[-1]
+    log_probabilities = jax.nn.log_softmax(beams.logits.astype(jnp.float32), axis=-1)
+    totals = beams.scores[..., None] + log_probabilities.reshape(batch, count, words)
+    # Of twice as many candidates at least half go on, unless several stop tokens compete.
+    candidates = min(count * (1 + max(len(stop), 1)), count * words)
+    scores, indices = lax.top_k(totals.reshape(batch, -1), candidates)
+    parents, words_of_candidates = indices // words, indices % words
+    tokens = jnp.take_along_axis(beams.tokens, parents[..., None], axis=1)
+    token_column = words_of_candidates.astype(jnp.int32)[..., None]
+    tokens = lax.dynamic_update_slice_in_dim(tokens, token_column, i, axis=2)
+    is_stop = jnp.isin(words_of_candidates, jnp.asarray(stop, jnp.int32))
+    # A stop token counts only among the best candidates, as many as there are beams.
+    is_end = is_stop & (jnp.arange(candidates) < count)[None]
+    ended_scores = jnp.where(is_end, scores, -jnp.inf)
+    ended = _better(beams.ended, tokens, ended_scores, i + 1, length_penalty)
+    scores, chosen = lax.top_k(jnp.where(is_stop, -jnp.inf, scores), count)
+    tokens = jnp.take_along_axis(tokens, chosen[..., None], axis=1)
+    parents = jnp.take_along_axis(parents, chosen, axis=1)
+    rows = (jnp.arange(batch)[:, None] * count + parents).reshape(-1)
+    state = jax.tree.map(lambda x: jnp.take(x, rows, axis=0), dict(beams.state))
+    last_tokens = jnp.take_along_axis(words_of_candidates, chosen, axis=1).astype(jnp.int32)
+    logits, next_state = step(state, last_tokens.reshape(-1))
+    return _Beams(logits, next_state, tokens, scores, ended)
+
+
+def _better(
+    ended: Hypotheses, tokens: Array, scores: Array, length: Any, length_penalty: float
+) -> Hypotheses:
+    """Return the better of the ended continuations and of others of one length.
+
+    `tokens` are (batch, count, steps), and `scores` (batch, count) their log-probabilities.
+    """
+    normalized = scores / jnp.asarray(length, jnp.float32) ** length_penalty
+    best = jnp.argmax(normalized, axis=1)[:, None]
+    best_scores = jnp.take_along_axis(normalized, best, axis=1)[:, 0]
+    best_tokens = jnp.take_along_axis(tokens, best[..., None], axis=1)[:, 0]
+    is_better = best_scores > ended.scores
+    return Hypotheses(
+        jnp.where(is_better[:, None], best_tokens, ended.tokens),
+        jnp.where(is_better, best_scores, ended.scores),
+        jnp.where(is_better, jnp.asarray(length, jnp.int32), ended.lengths),
+    )
