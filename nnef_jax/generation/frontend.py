@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -19,14 +19,18 @@ from lowering.jaxpr_types import Equation
 from lowering.jaxprs import make_jaxpr_and_types
 from lowering.padding import Extents, NotPaddableError, padded
 from lowering.program import Program
+from nnef_jax.errors import NnefError
 from nnef_jax.execution.definition import Definition
 from nnef_jax.execution.probe import NOTHING
-from nnef_jax.formats.base import Frontend, Options, Stored
+from nnef_jax.formats.base import ExtentNeeded, Frontend, Options, Stored
 from nnef_jax.generation.roles import Roles
 
 LENGTH = "length"  # the label of the state with the number of positions in use
 _SYMBOL = "P"
 _KIND = "decode"
+# Computes a step of one row: takes parameters by label, caches, tokens, context and the number of
+# tokens in the caches; returns logits and the next caches.
+_RowStep = Callable[..., list[Array]]
 
 
 @dataclass(frozen=True)
@@ -70,52 +74,95 @@ class Step:
         shape = (rows, *(UNKNOWN for _ in logits.shape[1:-1]), logits.shape[-1])
         return TensorType(shape, logits.dtype), length, list(caches)
 
+    @cached_property
+    def has_buffers(self) -> bool:
+        """Tell whether the network writes new keys into caches of a fixed size by itself.
+
+        Such a network counts the ones of its mask, and returns caches of the size that it took.
+        onnxruntime-genai's operator GroupQueryAttention is an example.
+        """
+        roles = self.roles
+        are_states = {state.label for state in self.graph.states} & {x.before for x in roles.caches}
+        if not roles.mask or roles.context or are_states:
+            return False
+        shapes: dict[str, Shape] = {
+            roles.tokens: (1, 1),
+            roles.mask: (1, self.places),
+            roles.positions: (1, 1),
+        }
+        for cache, type in zip(roles.caches, self.cache_types, strict=True):
+            shapes[cache.before] = (1, *type.shape[1:])
+        try:
+            graph = self.definition.network.specialise([shapes[x.name] for x in self.graph.inputs])
+        except (NnefError, ExtentNeeded, KeyError):
+            return False
+        outputs = dict(zip(graph.output_names, graph.outputs, strict=True))
+        lengths = {outputs[x.after].type.shape[x.axis] for x in roles.caches if x.after in outputs}
+        return lengths == {self.places}
+
     def lower(
         self, tokens: Array, length: Array, params: list[Array], caches: list[Array],
         context: list[Array],
     ) -> tuple[Array, Array, list[Array]]:  # fmt: skip
-        """Return logits, the next length [batch], and the next caches."""
+        """Return logits, the next length (batch,), and the next caches."""
         by_label = dict(zip(sorted(self.definition.labels), params, strict=True))
         rows, count = tokens.shape
-        program, tree = self._program(count, by_label, caches, context)
+        compute: _RowStep = self._with_buffers
+        if not self.has_buffers:
+            compute = self._padded(by_label, tokens, caches, context)
 
         def row(tokens: Array, length: Array, caches: list[Array], context: list[Array]) -> Any:
-            most = {_SYMBOL: self.places - count}
-            inputs = by_label, [x[None] for x in caches], tokens[None], [x[None] for x in context]
-            leaves = jax.tree.leaves(inputs)
-            first = len(by_label)
-            finite = range(first, first + len(caches))
-            extents = Extents(most, {_SYMBOL: length})
+            one_row = jax.tree.map(lambda x: x[None], (caches, tokens, context))
+            logits, *after = compute(by_label, *one_row, length)
+            return logits[0], [x[0] for x in after]
+
+        if rows == 1:
+            first = jax.tree.map(lambda x: x[0], (tokens, length, caches, context))
+            logits, after = jax.tree.map(lambda x: x[None], row(*first))
+        else:
+            logits, after = jax.vmap(row)(tokens, length, caches, context)
+        return logits, length + count, after
+
+    def _with_buffers(
+        self, params: Mapping[str, Array], caches: list[Array], tokens: Array,
+        context: list[Array], length: Array,
+    ) -> list[Array]:  # fmt: skip
+        """Compute a step of one row by a network that writes into its caches."""
+        mask = jnp.arange(self.places)[None] < length + tokens.shape[1]
+        return self._cycle(params, caches, tokens, context, length, mask)
+
+    def _padded(
+        self, params: Mapping[str, Array], tokens: Array, caches: Sequence[Array],
+        context: Sequence[Array],
+    ) -> _RowStep:  # fmt: skip
+        """Return the function that computes a step of one row by a network with growing caches."""
+        count = tokens.shape[1]
+        program, tree = self._program(count, params, caches, context)
+        finite = range(len(params), len(params) + len(caches))
+
+        def compute(
+            params: Mapping[str, Array], caches: list[Array], tokens: Array,
+            context: list[Array], length: Array,
+        ) -> list[Array]:  # fmt: skip
+            leaves = jax.tree.leaves((params, caches, tokens, context))
+            extents = Extents({_SYMBOL: self.places - count}, {_SYMBOL: length})
             try:
                 results = padded(program, leaves, extents, finite)
             except NotPaddableError as error:
                 raise _refusal(*error.args) from None
             logits, *after = jax.tree.unflatten(tree, results)
-            pairs = enumerate(zip(caches, after, strict=True))
-            return logits[0], [self._kept(i, x, y, length) for i, (x, y) in pairs]
+            for i, (cache, x) in enumerate(zip(self.roles.caches, after, strict=True)):
+                if x.shape[cache.axis] != self.places:  # it has the keys of the new tokens only
+                    after[i] = lax.dynamic_update_slice_in_dim(caches[i], x, length, cache.axis)
+            return [logits, *after]
 
-        if rows == 1:
-            logits, after = row(
-                tokens[0], length[0], [x[0] for x in caches], [x[0] for x in context]
-            )
-            logits, after = logits[None], [x[None] for x in after]
-        else:
-            logits, after = jax.vmap(row)(tokens, length, caches, context)
-        return logits, length + count, after
-
-    def _kept(self, i: int, before: Array, after: Array, length: Array) -> Array:
-        """Return a cache after a step. Some models return the keys of the new tokens alone."""
-        x = after[0]
-        axis = self.roles.caches[i].axis - 1
-        if x.shape[axis] == self.places:
-            return x
-        return lax.dynamic_update_slice_in_dim(before, x, length, axis)
+        return compute
 
     def _program(
         self, count: int, params: Mapping[str, Array], caches: Sequence[Array],
         context: Sequence[Array],
     ) -> tuple[Program, Any]:  # fmt: skip
-        """Trace the model for one row of `count` tokens, with a symbol for the positions in use."""
+        """Trace the network for one row of `count` tokens, with a symbol for the tokens before."""
         constraints = [f"{_SYMBOL} <= {self.places - count}"]
         (length,) = jax.export.symbolic_shape(_SYMBOL, constraints=constraints)
         cache_types: list[jax.ShapeDtypeStruct] = []
@@ -125,21 +172,24 @@ class Step:
             cache_types.append(jax.ShapeDtypeStruct(shape, x.dtype))
         one_row = [jax.ShapeDtypeStruct((1, *x.shape[1:]), x.dtype) for x in context]
         tokens = jax.ShapeDtypeStruct((1, count), self._input(self.roles.tokens).type.dtype)
+
+        def grow(params: Any, caches: list[Array], tokens: Array, context: list[Array]) -> Any:
+            mask = jnp.ones((1, length + count), bool)
+            return self._cycle(params, caches, tokens, context, jnp.asarray(length), mask)
+
         arguments = _types(dict(params)), cache_types, tokens, one_row
-        closed, types = make_jaxpr_and_types(self._cycle, *arguments)
+        closed, types = make_jaxpr_and_types(grow, *arguments)
         return Program(closed).low_level(), jax.tree.structure(types)
 
     def _input(self, name: str) -> Value:
         return next(x for x in self.graph.inputs if x.name == name)
 
     def _cycle(
-        self, params: Mapping[str, Array], caches: list[Array], tokens: Array, context: list[Array]
-    ) -> list[Array]:
-        """Compute logits and the next caches of the model, with a growing cache."""
+        self, params: Mapping[str, Array], caches: list[Array], tokens: Array,
+        context: list[Array], length: Array, mask: Array,
+    ) -> list[Array]:  # fmt: skip
+        """Compute logits and the next caches by the network."""
         roles = self.roles
-        axis = roles.caches[0].axis
-        before = caches[0].shape[axis]
-        count = tokens.shape[1]
         arrays: dict[str, Any] = {roles.tokens: tokens}
         arrays |= dict(zip(roles.context, context, strict=True))
         states = {state.label for state in self.graph.states}
@@ -147,13 +197,11 @@ class Step:
         for cache, x in zip(roles.caches, caches, strict=True):
             (state if cache.before in states else arrays)[cache.before] = x
         if roles.mask:
-            dtype = self._input(roles.mask).type.dtype
-            arrays[roles.mask] = jnp.ones((1, before + count), dtype)
+            arrays[roles.mask] = mask.astype(self._input(roles.mask).type.dtype)
         if roles.positions:
-            value = self._input(roles.positions)
-            positions = jnp.arange(count) + jnp.asarray(before, "int32")
-            positions = positions.astype(value.type.dtype)
-            arrays[roles.positions] = positions if len(value.type.shape) == 1 else positions[None]
+            type = self._input(roles.positions).type
+            positions = (jnp.arange(tokens.shape[1]) + length.astype(jnp.int32)).astype(type.dtype)
+            arrays[roles.positions] = positions if len(type.shape) == 1 else positions[None]
         inputs = [arrays[x.name] for x in self.graph.inputs]
         outputs, after, _ = self.definition.cycle(params, state, inputs, NOTHING)
         results = dict(zip(self.graph.output_names, outputs, strict=True)) | after

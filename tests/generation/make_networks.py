@@ -3,8 +3,9 @@
     python -m tests.generation.make_networks FOLDER
 
 The models are small and random. Each is written as its users write it: by torch_to_nnef's own
-command (0.24.12, with transformers 4.57.6), and by optimum (optimum-onnx 0.1.0, optimum 2.1.0).
-torch is 2.13.0. No test runs this script: the files that it makes are part of the tests.
+command (0.24.12, with transformers 4.57.6), by optimum (optimum-onnx 0.1.0, optimum 2.1.0), and by
+the builder of onnxruntime-genai (0.15.2). torch is 2.13.0. No test runs this script: the files that
+it makes are part of the tests.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import torch
 from optimum.exporters.onnx import main_export
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
@@ -93,6 +95,12 @@ def make(kind: str, folder: Path, out: Path) -> None:
     shutil.copy(folder / f"{kind}-onnx" / "model.onnx", out / f"{kind}.onnx")
     if kind == "gpt2":
         return  # torch_to_nnef's command does not take its configuration
+    if kind == "llama":
+        genai = folder / f"{kind}-genai"
+        builder = [sys.executable, "-m", "onnxruntime_genai.models.builder", "-i", source]
+        options = ["-o", genai, "-c", folder / "cache", "-p", "fp32", "-e", "cpu"]
+        subprocess.run([*builder, *options], check=True)
+        onnx.save(onnx.load(genai / "model.onnx"), out / f"{kind}-genai.onnx")
     tract = folder / "tract"  # otherwise the command downloads tract
     tract.write_text("#!/bin/sh\necho tract 0.22.1\n")
     tract.chmod(0o755)

@@ -80,6 +80,19 @@ def test_caches_that_are_states_of_openvino(tmp_path: Path) -> None:
     assert decoder.generate(prompt, 30).tokens.tolist() == tokens[:, :30].tolist()
 
 
+def test_buffers_that_the_network_fills() -> None:
+    """GroupQueryAttention writes keys into a cache of fixed size, and counts the ones of a mask."""
+    head_size = 4
+    model = nnef_jax.load(NETWORKS / "llama-genai.onnx", input_shapes={"kv_cache_dim": head_size})
+    decoder = nnef_jax.decoder(model, PLACES)
+    prompt, tokens = reference("llama")
+    assert decoder.generate(prompt, 200).tokens.tolist() == tokens.tolist()
+    text = np.concatenate([prompt, tokens], axis=1)[0]
+    rows = np.stack([text[:30], np.pad(text[:14], (0, 16))])
+    generated = decoder.generate(rows, 10, lengths=[30, 14]).tokens
+    assert generated.tolist() == [text[30:40].tolist(), text[14:24].tolist()]
+
+
 def test_a_speech_model_reads_an_encoder() -> None:
     """Keys and values of the encoder are inputs that stay the same from token to token."""
     decoder = nnef_jax.decoder(nnef_jax.load(NETWORKS / "whisper.onnx"), 64)
