@@ -82,7 +82,7 @@ class Decoder:
     model: Model
     roles: Roles
     places: int
-    _loops: dict[Any, Any] = field(default_factory=dict[Any, Any], compare=False, repr=False)
+    _cache: dict[Any, Any] = field(default_factory=dict[Any, Any], compare=False, repr=False)
 
     def __repr__(self) -> str:
         return f"decoder of '{self.model.graph.name}', {self.places} places\n{self.roles}"
@@ -295,7 +295,7 @@ class Decoder:
         repeated = {name: np.repeat(x, beams, axis=0) for name, x in context.items()}
         logits, state = self.prefill(None, prompts, sizes, **context)
         key = "search", steps, beams, stops, length_penalty
-        if key not in self._loops:
+        if key not in self._cache:
 
             def run(params: Any, logits: Array, state: State, context: _Context) -> Hypotheses:
                 def step(state: State, tokens: Array) -> tuple[Array, State]:
@@ -306,10 +306,9 @@ class Decoder:
                     length_penalty=length_penalty,
                 )  # fmt: skip
 
-            self._loops[key] = self.model.jit(run)
-        inputs: dict[str, Any] = {self.roles.tokens: np.zeros((rows, 1), np.int32), **repeated}
-        prepared = self.model.prepare(self.model.params, state=self.init_state(rows), **inputs)
-        best = self._loops[key](prepared, logits, state, repeated)
+            self._cache[key] = self.model.jit(run)
+        prepared = self._prepared(None, rows, repeated)
+        best = self._cache[key](prepared, logits, state, repeated)
         ends = np.asarray(best.lengths)
         best_tokens = np.asarray(best.tokens)
         last = np.take_along_axis(best_tokens, ends[:, None] - 1, axis=1)
@@ -347,9 +346,7 @@ class Decoder:
             seen[row, prompts[row, :length]] = True
         last = jnp.zeros(rows, jnp.int32)
         carry = _Loop(logits, state, request.key, jnp.asarray(seen), last, last > 0)
-        params = self.model.params if request.params is None else request.params
-        inputs = {self.roles.tokens: np.zeros((rows, 1), np.int32), **context}
-        prepared = self.model.prepare(params, state=state, **inputs)
+        prepared = self._prepared(request.params, rows, context)
         run = self._compiled_loop(size, request.sample, request.stop)
         for begin in range(0, request.steps, size):
             count = min(size, request.steps - begin)
@@ -358,11 +355,27 @@ class Decoder:
             if np.all(carry.is_done):
                 return
 
+    def _prepared(self, params: Params | None, rows: int, context: _Context) -> Prepared:
+        """Return parameters prepared for steps of this many rows. Those of the model are kept."""
+
+        def prepare(params: Params) -> Prepared:
+            tokens = np.zeros((rows, 1), np.int32)
+            inputs: dict[str, Any] = {self.roles.tokens: tokens, **context}
+            return self.model.prepare(params, state=self.init_state(rows), **inputs)
+
+        if params is not None:
+            return prepare(params)
+        shapes = tuple((name, np.shape(x)) for name, x in sorted(context.items()))
+        key = "prepared", rows, shapes
+        if key not in self._cache:
+            self._cache[key] = prepare(self.model.params)
+        return self._cache[key]
+
     def _compiled_loop(self, size: int, sample: Sampling, stop: tuple[int, ...]) -> Any:
         key = size, sample, stop
-        if key not in self._loops:
-            self._loops[key] = self.model.jit(partial(self._run_loop, size, sample, stop))
-        return self._loops[key]
+        if key not in self._cache:
+            self._cache[key] = self.model.jit(partial(self._run_loop, size, sample, stop))
+        return self._cache[key]
 
     def _run_loop(
         self, size: int, sample: Sampling, stop: tuple[int, ...], params: Params | Prepared,
