@@ -22,6 +22,7 @@ from lowering.program import Program
 from nnef_jax.errors import NnefError
 from nnef_jax.execution.definition import Definition
 from nnef_jax.execution.probe import NOTHING
+from nnef_jax.execution.threads import Once
 from nnef_jax.formats.base import ExtentNeeded, Frontend, Options, Stored
 from nnef_jax.generation.roles import Roles
 
@@ -44,6 +45,14 @@ class Step:
     definition: Definition
     roles: Roles
     places: int
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Step, (self.definition, self.roles, self.places)  # traced programs do not pickle
+
+    @cached_property
+    def _programs(self) -> Once:
+        """Return the traced programs by number of tokens, and shapes."""
+        return Once()
 
     @cached_property
     def graph(self) -> Graph:
@@ -137,7 +146,9 @@ class Step:
     ) -> _RowStep:  # fmt: skip
         """Return the function that computes a step of one row by a network with growing caches."""
         count = tokens.shape[1]
-        program, tree = self._program(count, params, caches, context)
+        types = _types((dict(params), list(caches), list(context)))
+        shapes = tuple((x.shape, x.dtype) for x in jax.tree.leaves(types))
+        program, tree = self._programs.get((count, shapes), lambda: self._program(count, *types))
         finite = range(len(params), len(params) + len(caches))
 
         def compute(
@@ -159,9 +170,8 @@ class Step:
         return compute
 
     def _program(
-        self, count: int, params: Mapping[str, Array], caches: Sequence[Array],
-        context: Sequence[Array],
-    ) -> tuple[Program, Any]:  # fmt: skip
+        self, count: int, params: Mapping[str, Any], caches: Sequence[Any], context: Sequence[Any]
+    ) -> tuple[Program, Any]:
         """Trace the network for one row of `count` tokens, with a symbol for the tokens before."""
         constraints = [f"{_SYMBOL} <= {self.places - count}"]
         (length,) = jax.export.symbolic_shape(_SYMBOL, constraints=constraints)
@@ -177,7 +187,7 @@ class Step:
             mask = jnp.ones((1, length + count), bool)
             return self._cycle(params, caches, tokens, context, jnp.asarray(length), mask)
 
-        arguments = _types(dict(params)), cache_types, tokens, one_row
+        arguments = params, cache_types, tokens, one_row
         closed, types = make_jaxpr_and_types(grow, *arguments)
         return Program(closed).low_level(), jax.tree.structure(types)
 
