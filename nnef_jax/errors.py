@@ -33,7 +33,7 @@ class NnefError(ValueError):
 
     `span` is the place in the document, `calls` are the fragment calls that led to this place, and
     `hint` is advice. `siblings` are other errors that the same reading of the document revealed.
-    `str(error)` shows all of these.
+    `str(error)` shows the message, the place, the calls, the hint and the siblings.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class NnefError(ValueError):
         return "\n".join(self.lines())
 
     def lines(self) -> list[str]:
-        """Return the lines of `block` as a list.
+        """Return the text of this error, as `block` returns it, in lines.
 
         A line may quote a name, and a name may contain a line break.
         """
@@ -109,7 +109,7 @@ class DataError(NnefError):
 
 
 class ArchiveError(NnefError):
-    """The file is not a network's container, lacks a member, or links to a member (spec 5.1)."""
+    """The file is not a network's container, lacks a member, or has a link for one (spec 5.1)."""
 
 
 class UnsupportedError(NnefError):
@@ -125,12 +125,15 @@ class InputError(NnefError):
 
 
 def extra_missing(message: str, extra: str, instead: str = "") -> UnsupportedError:
-    """Return the error for a missing extra of the package, with the command that installs it."""
+    """Return the error for a missing extra of the package, with the command that installs it.
+
+    `message` tells what needs the extra. `instead` is a text that follows the command.
+    """
     return UnsupportedError(message, hint=f'pip install "nnef_jax[{extra}]"{instead}')
 
 
 def family_of(error: InvalidOperation, family: type[NnefError] = SemanticError) -> type[NnefError]:
-    """Return the class of the exception that users get when a rule raises an error.
+    """Return the class of the exception that users get when a rule of an operation raises `error`.
 
     The class is ShapeError for InvalidShape, and `family` for all other errors.
     """
@@ -143,7 +146,7 @@ def family_of(error: InvalidOperation, family: type[NnefError] = SemanticError) 
 def at_operation(error: InvalidComputation, family: type[NnefError] = SemanticError) -> NnefError:
     """Return the exception that users get for an operation that cannot be computed.
 
-    The exception names the place of the operation in the document.
+    The exception names the operation's place in the document. `family` is as in `family_of`.
     """
     operation = error.operation
     family = family_of(error, family)
@@ -172,7 +175,7 @@ def first_line(error: Exception) -> str:
 
 
 def without_frames(error: NnefError) -> tuple[NnefError, ...]:
-    """Remove the tracebacks from an error and its siblings, and return all of these errors.
+    """Remove the tracebacks from an error and its siblings, and return the error and siblings.
 
     The frames of a traceback would keep their local variables in memory.
     """
@@ -183,7 +186,10 @@ def without_frames(error: NnefError) -> tuple[NnefError, ...]:
 
 
 def raise_all(errors: Sequence[NnefError]) -> None:
-    """Raise the first error with the others as its siblings; do nothing if there are no errors."""
+    """Raise the first of several errors, with all others as its siblings.
+
+    If there are no errors, nothing happens.
+    """
     if errors:
         first_error = errors[0]
         first_error.siblings = tuple(errors[1:])

@@ -35,9 +35,9 @@ FOLDED_PER_STEP = 16  # items of constants that are computed on the host while a
 class Limits:
     """Bounds on the cost of an untrusted document; exceeding one raises `LimitError`.
 
-    A load counts memory in `expanded_bytes` and time in `steps`; the other fields bound the
-    document's structure. The defaults are far above the needs of real networks, and stop a hostile
-    document within 10 seconds and 2 GB.
+    `expanded_bytes` bounds the memory of a load, and `steps` bounds its time. The other fields
+    bound the document's structure. The defaults are far above the needs of real networks, and stop
+    a hostile document within 10 seconds and 2 GB.
 
     >>> model = nnef_jax.load(path, limits=nnef_jax.Limits(expanded_bytes=16 << 30))
     """
@@ -95,7 +95,7 @@ class Meter:
             )
 
     def try_spend(self, steps: int) -> bool:
-        """Count the steps of optional work if the limit allows them, and tell whether it does.
+        """Count the steps of optional work if the limit allows them all; return whether it does.
 
         If the limit does not allow the steps, none of them is counted.
         """
@@ -109,7 +109,7 @@ class Meter:
         self.spend(items // FOLDED_PER_STEP, "folding constants")
 
     def expand(self, size: int, name: str) -> None:
-        """Count bytes of a file before they are allocated; raise LimitError for too many."""
+        """Count bytes of a file before they are allocated; raise LimitError for too many bytes."""
         self.expanded += size
         if self.expanded > self.limits.expanded_bytes:
             bound = f"{self.limits.expanded_bytes} bytes of memory when it is expanded"
@@ -118,7 +118,7 @@ class Meter:
 
 
 def raising(limit: str) -> str:
-    """Return a hint that shows the call of `load` with a higher limit."""
+    """Return a hint that shows a call of `load` in which the limit with this name is higher."""
     return f"load(..., limits=nnef_jax.Limits({limit}=...)) allows more, if the file is trusted"
 
 

@@ -82,8 +82,8 @@ class Model(Writable):
     def lengths(self) -> tuple[str, ...]:
         """Return the names of the tensors that hold the lengths of outputs.
 
-        Only an output whose length depends on values, as that of `NonZero` does, has such a tensor.
-        Give the names to a call as `capture=`, and the captured lengths to `nnef_jax.trim`.
+        Only an output whose length depends on values, such as the output of `NonZero`, has such a
+        tensor. Give the names to a call as `capture=`, and the captured lengths to `nnef_jax.trim`.
         """
         return tuple(filter(is_length, self.graph.aliases))
 
@@ -107,7 +107,7 @@ class Model(Writable):
     def with_params(self, params: Params, *, state: State | None = None) -> Model:
         """Return a model of the same network with other arrays, which stay on their devices.
 
-        Compiled functions are shared: the first of these models that is called compiles for all of
+        The models share compiled functions: the first model that is called compiles for all of
         them. The arrays may be traced, on other devices, or sharded; jax then places the
         computation. Raises InputError in the same cases as `apply`.
 
@@ -225,7 +225,7 @@ class Model(Writable):
         return Model(self._execution.with_layout(layout))
 
     def batcher(self, sizes: Sequence[int] = (1, 2, 4, 8, 16, 32)) -> Batcher:
-        """Return a function of batches of any size, which compiles programs for these sizes only.
+        """Return a function of batches of any size, which compiles programs only for `sizes`.
 
         Batches may have other sizes than the batch that the network declares. `Batcher.compile`
         compiles the programs before the first call. Raises InputError if items of a batch may
@@ -280,8 +280,8 @@ class Model(Writable):
             inputs: names of the tensors that become inputs of the part, in order. Each is the name
                 of a tensor in `summary`, of an input, of a parameter or of a state, and not a
                 pattern. The input replaces the tensor for all operations that read it; a tensor
-                that graph.quant rounds is replaced after the rounding. By default the part has
-                those of the network's inputs that the outputs depend on.
+                that graph.quant rounds is replaced after the rounding. By default the part has the
+                inputs of the network on which the outputs depend.
             outputs: names of the part's outputs in order. By default they are the network's outputs
                 that can be computed from the inputs.
 

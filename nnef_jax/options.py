@@ -20,7 +20,10 @@ _RUN_FLAGS = ("optimize", "autotune", "donate_state", "measure")
 
 
 def require(name: str, value: object, types: type | UnionType, expected: str) -> None:
-    """Raise TypeError unless the value has one of these types. A bool does not count as an int."""
+    """Raise TypeError unless a value has one of the types. A bool does not count as an int.
+
+    `name` is the argument's name, and `expected` describes the types in the message.
+    """
     is_bool_for_number = isinstance(value, bool) and types is not bool
     if not isinstance(value, types) or is_bool_for_number:
         raise TypeError(f"{name} must be {expected}, it is {shown(value)}")
@@ -38,9 +41,10 @@ def require_keywords(
     accepted: Collection[str],
     hints: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
-    """Raise TypeError, as Python does, for a keyword that the function does not accept.
+    """Raise TypeError, as Python does, for a keyword that a function does not accept.
 
-    `hints` maps the keywords of a related function to their names in this function.
+    `function` is the function's name. `hints` is a dict from keywords of related functions to the
+    function's own keywords.
     """
     for name in keywords:
         if name in accepted:
@@ -102,7 +106,7 @@ def require_samples(name: str, value: Any) -> None:
 
 
 def names_of(name: str, value: object, hint: str) -> tuple[str, ...]:
-    """Check a list of strings, and return it as a tuple.
+    """Return an argument as a tuple, after checking that it is a list of strings.
 
     Raises TypeError for a single string, and for items that are not strings.
     """
@@ -119,7 +123,10 @@ def names_of(name: str, value: object, hint: str) -> tuple[str, ...]:
 
 
 def word_pairs(name: str, value: Any, hint: str) -> dict[str, str]:
-    """Check a dict from strings to strings, and return it. Raises TypeError for any other value."""
+    """Check a dict from strings to strings, and return it.
+
+    Raises TypeError for any other value.
+    """
     require(name, value, Mapping, f"a dict of {hint}")
     for item in chain(*value.items()):
         if not isinstance(item, str):
@@ -156,11 +163,11 @@ def shapes_by_name(name: str, value: Any) -> dict[str, tuple[int | None, ...]]:
 
 
 def extents_by_name(name: str, value: Any) -> tuple[dict[str, Any], dict[str, int]]:
-    """Split a dict into shapes by input name, and extents by symbol.
+    """Split a dict into a dict of shapes by input name, and a dict of extents by symbol.
 
-    An integer is the extent of a symbol, and any other value is the shape of an input. If the value
-    is not a dict, it is returned as the first member of the result, and the later check of the
-    shapes refuses it. Raises InputError for a negative extent.
+    An integer is the extent of a symbol, and any other value is the shape of an input. A value that
+    is not a dict is returned as the first dict, because `shapes_by_name` will refuse it. Raises
+    InputError for a negative extent.
     """
     if not isinstance(value, Mapping):
         return value, {}
@@ -181,7 +188,8 @@ def extents_by_name(name: str, value: Any) -> tuple[dict[str, Any], dict[str, in
 def arrays_by_name(name: str, value: Any) -> dict[str, NDArray[Any]]:
     """Check a dict of arrays by input name, and return numpy arrays.
 
-    Raises TypeError or InputError for other values.
+    Raises TypeError if the value is not a dict with names as keys, and InputError for a value in it
+    that is not an array.
     """
     expected = "a dict of arrays by input name"
     require(name, value, Mapping, expected)
@@ -218,9 +226,10 @@ def shown(value: object) -> str:
 
 
 def checked_run(keywords: Mapping[str, Any], *, has_rules: bool) -> dict[str, Any]:
-    """Check the options that say how a network runs, those of `RunKeywords`, and return them.
+    """Check the options that say how a network runs, and return them.
 
-    Raises TypeError or ValueError for a wrong value, and for `cache_dir` if the user has rules.
+    The options are the fields of `RunKeywords`. Raises TypeError or ValueError for a wrong value,
+    and for `cache_dir` if the user has rules.
     """
     checked = dict(keywords)
     flags = {name: value for name, value in checked.items() if name in _RUN_FLAGS}

@@ -29,7 +29,7 @@ _R = TypeVar("_R", bound="Result")
 
 
 def static(default: object = ...) -> Any:
-    """Declare a static field of a result.
+    """Declare a static field of a class that `result` decorates, with an optional default.
 
     jax makes a static field part of the tree structure, so its value must be hashable.
     """
@@ -57,11 +57,11 @@ class Result:
       itself is no array.
     - `str` and `print` give a table, and a notebook shows the same table. `table()` returns it as a
       table of `rich`, with options in some classes.
-    - `to_dict()` returns plain values of JSON.
+    - `to_dict()` returns values that JSON can hold.
     - `plot(ax=None)`, in classes with a picture, draws on axes of matplotlib and returns them.
     - Results can be pickled and copied.
     - The result of a pure function of arrays is a pytree: the function can be jitted and mapped.
-      `jax.vmap` adds a first axis to all arrays. A table shows one item of that axis:
+      `jax.vmap` adds a first axis to all arrays. A table can only show one index of this axis:
       `jax.tree.map(lambda x: x[0], results)`.
     """
 
@@ -91,7 +91,9 @@ class Result:
 
 
 def table_of(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Table:
-    """Return a table. Columns of numbers are right-aligned, and None is an empty cell.
+    """Return a table from rows of cells.
+
+    Columns of numbers are right-aligned, and None is an empty cell.
 
     Args:
         title: the line above the table.

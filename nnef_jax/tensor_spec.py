@@ -14,7 +14,7 @@ class TensorSpec:
     """The name, shape and dtype of an input or output.
 
     An unknown extent is None in the shape. `extents` has the names that the document gives to the
-    extents, and "" for an extent without a name. It may be shorter than the shape.
+    extents, and "" for an extent without a name. `extents` may be shorter than the shape.
     """
 
     name: str
@@ -28,6 +28,6 @@ class TensorSpec:
 
 
 def spec_of(name: str, value: Value, extents: Sequence[str] = ()) -> TensorSpec:
-    """Describe a value of a graph. `extents` are the names of its extents, if they have names."""
+    """Describe a value of a graph by a spec. `extents` are the names of its extents, if any."""
     shape = tuple(None if extent is UNKNOWN else extent for extent in value.type.shape)
     return TensorSpec(name, shape, value.type.dtype, tuple(extents))

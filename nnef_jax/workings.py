@@ -21,12 +21,12 @@ _NOTHING: Mapping[str, object] = {}
 
 
 def network_of(model: Runnable) -> Network:
-    """Return the network that a model runs."""
+    """Return the network, with its document and graph, that a model runs."""
     return execution_of(model).network
 
 
 def graph_for(model: Runnable, inputs: Inputs) -> Graph:
-    """Return the graph for the shapes of these inputs, in which no extent is open."""
+    """Return the graph for inputs of these shapes, in which no extent is open."""
     return network_of(model).specialise([x.shape for x in inputs])
 
 
@@ -69,10 +69,10 @@ def bind(
 
 
 def types_of(model: Runnable, args: Sequence[object], kwargs: Mapping[str, object]) -> list[Any]:
-    """Return the types of the inputs of a call.
+    """Return the shapes and dtypes of the inputs of a call, as `jax.ShapeDtypeStruct`s.
 
-    The arguments are arrays or types. Without arguments, returns the types that the network
-    declares.
+    The arguments of the call are arrays or types. Without arguments, the result is the types that
+    the network declares.
     """
     return execution_of(model).types(tuple(args), kwargs)
 
@@ -80,7 +80,7 @@ def types_of(model: Runnable, args: Sequence[object], kwargs: Mapping[str, objec
 def checked_params(model: Runnable, params: Params) -> Any:
     """Check parameters and put them on the model's devices.
 
-    Raises InputError if they do not fit.
+    Raises InputError if the parameters do not fit the network.
     """
     return execution_of(model).check_params(params)
 
@@ -101,24 +101,27 @@ def layout_of(model: Runnable) -> Layout | None:
 
 
 def with_layout(model: _Model, layout: Layout) -> _Model:
-    """Return the model on the mesh of a layout."""
+    """Return the model on the mesh of a layout, sharded as the layout tells."""
     return type(model)(execution_of(model).with_layout(layout))
 
 
 def without_mesh(model: _Model) -> _Model:
-    """Return the model on the default device."""
+    """Return the model on the default device instead of a mesh."""
     execution = execution_of(model)
     other = execution.without_mesh()
     return model if other is execution else type(model)(other)
 
 
 def for_one_call(model: _Model, inputs: Inputs) -> _Model:
-    """Return the variant of a model that is compiled and called once in the least time."""
+    """Return the variant of a model for which compilation and one call take the least time."""
     return type(model)(execution_of(model).for_one_call(inputs))
 
 
 def compiled(model: Runnable, entry: str, state: _ByLabel, inputs: Inputs) -> jax.stages.Compiled:
-    """Return the compiled program of an entry, which is named "outputs", "step" or "scan"."""
+    """Return the compiled program of an entry, for the given state and inputs.
+
+    The entry is "outputs" (a call), "step" or "scan".
+    """
     execution = execution_of(model)
     return execution.compiled(getattr(execution, entry), state, inputs)
 
@@ -141,19 +144,25 @@ Evaluation = Callable[..., dict[Value, Any]]
 
 
 def evaluation(model: Runnable) -> Evaluation:
-    """Return the function that computes tensors of a graph from params, state and inputs."""
+    """Return a function that computes tensors of a graph from parameters, state and inputs."""
     return execution_of(model).definition.tensors
 
 
 def cycle_of(model: Runnable) -> Callable[..., Any]:
-    """Return the uncompiled function of one cycle, from params, state, inputs and a probe."""
+    """Return a function, not compiled, that runs one cycle.
+
+    Its arguments are the parameters, the state, the inputs and a probe.
+    """
     return execution_of(model).definition.cycle
 
 
 def arrays_read(
     model: Runnable, inputs: Inputs, probe: Probe
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the parameters that a cycle with a probe reads, and the initial state, by label."""
+    """Return the parameters that a cycle with a probe reads, and the initial state.
+
+    Both are dicts by label.
+    """
     execution = execution_of(model)
     state = execution.arrays.initial_state()
     return execution.arrays.select(execution.definition.labels_read(inputs, probe, state)), state

@@ -45,7 +45,7 @@ class Adversarial(Result):
         distance: the norm of `x - original`, [batch]; infinite if `smallest_perturbation` did not
             succeed.
         margin: the score of the class minus the highest other score, [batch], with opposite sign in
-            a targeted attack. It is below 0 where the attack succeeded.
+            a targeted attack. The margin is below 0 where the attack succeeded.
         before: the class of the original, int32 [batch]; None if the target is a function.
         after: the class of `x`, int32 [batch]; None if the target is a function.
         method: the name of the attack.
@@ -125,7 +125,7 @@ def fgsm(
 ) -> Adversarial:
     """Attack by one step along the gradient's sign (Goodfellow et al. 2014, arXiv:1412.6572).
 
-    The gradient is that of the cross-entropy of `output`, a tensor of logits.
+    The gradient is the derivative of the cross-entropy of `output`, a tensor of logits.
 
     >>> nnef_jax.analysis.fgsm(model, images, epsilon=16, bounds=(0, 255)).found
 
@@ -133,9 +133,9 @@ def fgsm(
         epsilon: the change of each entry in units of the input: a number, or a number for each
             item.
         target: the class from which the attack leads away: an integer, or an integer for each item.
-            By default it is the class with the highest score. The target may also be a function
-            that returns scores [batch] from the outputs. The attack then lowers these scores, and
-            succeeds if they are below 0.
+            By default the target is the class with the highest score. The target may also be a
+            function that returns scores [batch] from the outputs. The attack then lowers these
+            scores, and succeeds if they are below 0.
         targeted: whether the attack leads towards the target. If the target is a function, a
             targeted attack raises its scores, and succeeds if they are above 0.
         bounds: the least and the largest value of an entry.
@@ -216,7 +216,7 @@ def smallest_perturbation(
 
     Each step goes just beyond the nearest plane on which two scores are equal to first order
     (DeepFool, Moosavi-Dezfooli et al. 2015, arXiv:1511.04599). If the answer has changed already,
-    the next step goes half way towards the point of that plane that is nearest to the original, as
+    the next step goes half way towards the point of this plane that is nearest to the original, as
     in the fast adaptive boundary attack (Croce and Hein 2019, arXiv:1907.02044). Finally a
     bisection between the best point and the original finds where the answer changes.
 
@@ -229,8 +229,9 @@ def smallest_perturbation(
     Args:
         norm: the norm of distances: "l2" or "linf".
         steps: the number of steps.
-        classes: the number of other classes whose planes are computed. They are the classes with
-            the highest scores.
+        classes: the number of other classes that a step considers, namely the classes with the
+            highest scores. For each of them, a step computes the plane on which its score equals
+            the score of the original class.
         options: `target`, `targeted`, `bounds`, `output`, `wrt` and `params`, as in `fgsm`.
 
     Raises the errors of `fgsm`.

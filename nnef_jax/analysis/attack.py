@@ -30,7 +30,7 @@ class _Plane(NamedTuple):
     """The points whose margin over one other class is 0 to first order, for each item.
 
     Args:
-        margin: the margin over that class at the current point.
+        margin: the margin over the other class at the current point.
         normal: the gradient of the margin.
         succeeds: whether the attack succeeds at the current point.
     """
@@ -43,8 +43,9 @@ class _Plane(NamedTuple):
 class _Verdict(NamedTuple):
     """Margins [batch], whether the attack succeeds, bool [batch], and a mask of the other classes.
 
-    The attack succeeds if the margin is below 0 by more than the rounding error of equal scores.
-    The mask is bool [batch, class], or None if the target is a function.
+    The attack succeeds for an item if its margin is below 0 by more than the rounding error of
+    equal scores. The mask, bool [batch, class], is True except at the class of each item. It is
+    None if the target is a function.
     """
 
     margin: Array
@@ -57,8 +58,8 @@ class _Verdict(NamedTuple):
 class Attack:
     """An attack that leads each item of a batch away from its class, or towards it if `targeted`.
 
-    An attack is a pytree. Its methods take and return a number for each item as an array [batch, 1,
-    ...], which broadcasts to the tensor `wrt`.
+    An attack is a pytree. In its methods, an argument or result with a number for each item is an
+    array [batch, 1, ...], which broadcasts to the attacked tensor `wrt`.
     """
 
     question: Question
@@ -68,7 +69,7 @@ class Attack:
     start: Array | None = None
 
     def with_original(self) -> Attack:
-        """Compute the original tensor and its classes, and return an attack with these."""
+        """Return an attack that holds the tensor before the attack, and its items' classes."""
         x = self.question.value()
         return replace(self, question=self.question.with_classes(x), start=x)
 
@@ -79,17 +80,20 @@ class Attack:
         return self.start
 
     def sizes(self, numbers: Array) -> Array:
-        """Return a number, or an array [batch], as an array [batch, 1, ...]."""
+        """Broadcast a number, or an array [batch], to a number for each item, [batch, 1, ...]."""
         batch = self.original.shape[:1]
         items = jnp.broadcast_to(jnp.asarray(numbers, self.original.dtype), batch)
         return self.broadcast_items(items)
 
     def broadcast_items(self, items: Array) -> Array:
-        """Return an array [batch] as [batch, 1, ...]."""
+        """Reshape an array [batch] to [batch, 1, ...], so that it broadcasts to the tensor."""
         return items.reshape(-1, *[1] * (self.original.ndim - 1))
 
     def length(self, change: Array) -> Array:
-        """Return the norm of each item of a change, [batch, 1, ...]."""
+        """Return the norm of the change of each item, [batch, 1, ...].
+
+        It is the largest magnitude of an entry for the norm "linf", and the L2 norm for "l2".
+        """
         if self.norm == "linf":
             return jnp.abs(change).max(tuple(range(1, change.ndim)), keepdims=True, initial=0)
         return _euclidean(change)
@@ -100,10 +104,11 @@ class Attack:
         return verdict.margin, verdict.succeeds
 
     def gradient(self, x: Array) -> tuple[Array, tuple[Array, Array]]:
-        """Return the gradient along which the attack succeeds, and `margins_and_success`.
+        """Return the gradient along which the attack succeeds, and `margins_and_success(x)`.
 
-        It is the gradient of the log-odds against the class. Its direction is that of the gradient
-        of the cross-entropy, but it does not vanish where the network is certain.
+        The gradient is the derivative of the log-odds of the other classes against the class, with
+        opposite sign in a targeted attack. It has the direction of the gradient of the
+        cross-entropy, but does not vanish where the network is certain.
         """
 
         def log_odds(x: Array) -> tuple[Array, tuple[Array, Array]]:
@@ -123,7 +128,7 @@ class Attack:
         return -1 if self.targeted else 1
 
     def _judged(self, outputs: Any) -> _Verdict:
-        """Return the margins that outputs give, and whether the attack succeeds."""
+        """Return the margins at the outputs of a network, and whether the attack succeeds."""
         question = self.question
         scores = question.scores(outputs)
         if question.score is not None:
@@ -138,7 +143,11 @@ class Attack:
         return _Verdict(margin, margin < -rounding, is_other)
 
     def after_step(self, x: Array, gradient: Array, length: Array) -> Array:
-        """Take a step of a length in the direction of steepest ascent, within the bounds."""
+        """Return `x` after a step of the given length in the direction of steepest ascent.
+
+        The direction is the sign of the gradient for the norm "linf", and the normalised gradient
+        for "l2". The result is clipped to the bounds.
+        """
         if self.norm == "linf":
             step = jnp.sign(gradient)
         else:
@@ -172,7 +181,8 @@ class Attack:
     def after_descent(self, x: Array, size: Array, step_size: Array, steps: int) -> Array:
         """Return the point with the smallest margin during projected gradient descent from `x`.
 
-        All points of the descent are within a distance `size` of the original.
+        The point is chosen for each item separately. All points of the descent are within a
+        distance `size` of the original.
         """
 
         def move(state: tuple[Array, ...], _: None) -> tuple[tuple[Array, ...], None]:
@@ -190,7 +200,10 @@ class Attack:
     def _better(
         self, x: Array, margin: Array, best: Array, best_margin: Array
     ) -> tuple[Array, Array]:
-        """Return, for each item, the point with the smaller margin, and this margin."""
+        """Return, for each item, the better of two points and its margin.
+
+        The better point is `x` or `best`, whichever has the smaller margin.
+        """
         margin = margin.astype(best_margin.dtype)
         is_better = self.broadcast_items(margin < best_margin)
         return jnp.where(is_better, x, best), jnp.minimum(margin, best_margin)
@@ -198,9 +211,9 @@ class Attack:
     def nearest(self, steps: int, classes: int) -> Array:
         """Return the point nearest to the original at which the attack succeeds, or the original.
 
-        A step goes just beyond the nearest plane, which consists of the points whose margin is 0 to
-        first order. If the attack has succeeded already, the step goes half way towards the point
-        of that plane that is nearest to the original.
+        A plane consists of the points at which the margin over another class is 0 to first order. A
+        step goes just beyond the nearest plane. If the attack has succeeded already, the step goes
+        half way towards the point of the plane that is nearest to the original.
         """
         original = self.original
 
@@ -227,7 +240,10 @@ class Attack:
         return jnp.where(is_best, x, best)
 
     def _nearest_plane(self, x: Array, classes: int) -> _Plane:
-        """Return the plane of the other class whose plane is nearest."""
+        """Return the nearest of the planes on which the margin over another class is 0.
+
+        The planes belong to the `classes` other classes with the highest scores.
+        """
         question = self.question
 
         def margins_at(x: Array) -> tuple[Array, Array]:
@@ -253,17 +269,21 @@ class Attack:
         return _Plane(margin, normal, succeeds)
 
     def _dual_norm(self, normal: Array) -> Array:
-        """Return the dual norm of each item. A margin divided by it is the distance to margin 0."""
+        """Return the dual norm of each item of a gradient, [batch, 1, ...].
+
+        The margin divided by the dual norm of its gradient is the distance to the plane of margin
+        0.
+        """
         if self.norm == "linf":
             return jnp.abs(normal).sum(tuple(range(1, normal.ndim)), keepdims=True)
         return _euclidean(normal)
 
     def _nearest_on_plane(self, x: Array, margin: Array, normal: Array) -> Array:
-        """Return the nearest point within bounds where a linear margin with this gradient is 0.
+        """Return the point within bounds, nearest to `x`, where a linear margin is 0.
 
-        The point is clip(x - t * direction) for some number t. The decrease of the margin is a
-        concave, piecewise linear function of t, so Newton's method approaches the solution from
-        below.
+        `margin` is the margin at `x`, and `normal` is its gradient. The result is clip(x - t *
+        direction) for some number t. The decrease of the margin is a concave, piecewise linear
+        function of t, so Newton's method approaches the solution from below.
         """
         axes = tuple(range(1, x.ndim))
         direction = jnp.sign(normal) if self.norm == "linf" else normal
@@ -287,7 +307,7 @@ class Attack:
 
         Args:
             x: a point where the attack succeeds.
-            rounds: the number of bisections.
+            rounds: the number of bisections of the line from the original to `x`.
         """
         change = x - self.original
 
@@ -317,7 +337,7 @@ class Attack:
 
 
 def _euclidean(change: Array) -> Array:
-    """Return the L2 norm of each item. Squares are added in at least 32 bits."""
+    """Return the L2 norm of each item, [batch, 1, ...]. Squares are added in at least 32 bits."""
     wide = change if change.dtype == jnp.float64 else change.astype(jnp.float32)
     squares = jnp.square(wide).sum(tuple(range(1, change.ndim)), keepdims=True)
     return jnp.sqrt(squares).astype(change.dtype)

@@ -29,8 +29,8 @@ class Attribution(Result):
         x: the tensor over which `plot` draws the values.
         classes: the class of each score, int32 [batch]; None if the target is a function.
         gap: the sum of an item's values minus the change of its score, [batch]. It is None for
-            methods whose values do not add up to that change. If the path from the baseline had
-            infinitely many steps, the gap would be 0.
+            methods whose values do not add up to the change of the score. If the path from the
+            baseline had infinitely many steps, the gap would be 0.
         method: the name of the method.
         of: the name of the tensor with the attributed entries.
         output: the name of the tensor with the scores.
@@ -157,7 +157,7 @@ def require_method(method: object) -> None:
 
 
 def zeros(x: Array) -> Array:
-    """Return zeros in the shape of a tensor, of at least 32 bits, to which numbers are added."""
+    """Return zeros in the shape of a tensor, of at least 32 bits, as the start of a sum."""
     dtype = jnp.float64 if x.dtype == jnp.float64 else jnp.float32
     return jnp.zeros(x.shape, dtype)
 
@@ -168,7 +168,7 @@ def sums(values: Array) -> Array:
 
 
 def array_of(name: str, value: object) -> Any:
-    """Return an argument as an array of numbers. Raises InputError for any other value."""
+    """Return an argument as an array of numbers. Raises InputError if it is not numeric."""
     message = f"{name} must be a number or an array"
     array = value if isinstance(value, jax.Array) else numpy_of(value, InputError, message)
     is_number = is_float(str(array.dtype)) or array.dtype.kind in "iu"
@@ -178,7 +178,7 @@ def array_of(name: str, value: object) -> Any:
 
 
 def sizes_of(question: Question, name: str, value: object) -> Any:
-    """Check a length, or lengths [batch], and return them.
+    """Check an argument that is a length, or lengths [batch], and return it as an array.
 
     Raises ValueError for a length that is negative or infinite.
     """

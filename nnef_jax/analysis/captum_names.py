@@ -35,8 +35,8 @@ _CALLS = {
 def call_for(name: str, functions: Iterable[str]) -> str:
     """Return the call in this package that replaces a class or function of captum.
 
-    Return "" for any other name. Most names differ only in spelling: `LayerDeepLift` is
-    `deep_lift(..., wrt=)`.
+    The result is "" if there is no such call. `functions` are the names of this package's
+    functions. Most names differ only in spelling: `LayerDeepLift` is `deep_lift(..., wrt=)`.
     """
     if name in _CALLS:
         return _CALLS[name]

@@ -41,7 +41,7 @@ class Bounds(Result):
     Args:
         lower: the lower bound of each entry of the output, [batch, ...]; a tuple if there are
             several outputs.
-        upper: the upper bounds, in the same form.
+        upper: the upper bound of each entry of the output, in the form of `lower`.
         margins: lower bounds of the score of the class minus each other score, [batch, class]; 0
             for the class itself. If the target is a function, they are lower bounds of its score,
             [batch].
@@ -94,25 +94,25 @@ def bounds(
 
     The bounds hold for the network as it is written, computed in exact arithmetic or in 32 bits,
     for any order of summation: they include the largest rounding errors of all values that change.
-    They do not include rounding errors of values that depend only on parameters, nor those of
-    products in fewer than 32 bits.
+    They do not include the rounding errors of values that depend only on parameters, or the
+    rounding errors of products in fewer than 32 bits.
 
     >>> nnef_jax.analysis.bounds(model, images, epsilon=2, bounds=(0, 255)).certified
 
     Args:
         epsilon: the largest change of an entry: a number, or a number for each item.
         method: "interval" propagates intervals (Gowal et al. 2018, arXiv:1810.12715), and takes
-            about as long as two calls. "crown" bounds the outputs, and the operands of nonlinear
-            operations, by a backward pass to the input for each of their entries (Zhang et al.
-            2018, arXiv:1811.00866). It is the tightest method, and suits small networks.
-            "crown-ibp" uses backward passes only for the outputs, and intervals inside (Zhang et
+            about as long as two calls. "crown" makes a backward pass to the input for each entry of
+            the outputs, and of the operands of nonlinear operations (Zhang et al. 2018,
+            arXiv:1811.00866). It gives the tightest bounds, and suits small networks. "crown-ibp"
+            makes backward passes only for the outputs, and propagates intervals inside (Zhang et
             al. 2019, arXiv:1906.06316). It suits training.
         bounds: the least and the largest value of an entry.
 
-    The other arguments, and the errors, are those of `saliency`. Margins are those of the class
-    `target`, or the scores if `target` is a function. Items of a batch must not depend on one
-    another. Raises UnsupportedError for an operation without a rule, and for a network that
-    computes in 16 bits.
+    The other arguments, and the errors, are those of `saliency`. The margins of the result are
+    computed for the class `target`. If `target` is a function, they are its scores. Items of a
+    batch must not depend on one another. Raises UnsupportedError for an operation without a rule,
+    and for a network that computes in 16 bits.
     """
     require_choice("method", method, ("interval", "crown-ibp", "crown"))
     question = ask("bounds", model, inputs, options)
@@ -174,7 +174,10 @@ def _bounds(question: Question, epsilon: Array, ends: Ends | None, *, method: Me
 
 
 def _changed_inputs(x: Array, epsilon: Array, ends: Ends | None) -> Interval:
-    """Return the interval of the changed tensor, which is clipped to `ends`."""
+    """Return the interval of all tensors whose entries differ from `x` by at most epsilon.
+
+    `epsilon` is a number, or a number for each item. The interval is clipped to `ends`.
+    """
     by_item = jnp.broadcast_to(jnp.asarray(epsilon, x.dtype), x.shape[:1])
     change = by_item.reshape(-1, *[1] * (x.ndim - 1))
     low = x - change
@@ -188,7 +191,7 @@ def _changed_inputs(x: Array, epsilon: Array, ends: Ends | None) -> Interval:
 def _item_bounds(
     question: Question, item: Interval, count: int, method: Method
 ) -> tuple[Any, Interval]:
-    """Return the intervals of the outputs, and of the margins, for one item.
+    """Return two intervals for one item: of the outputs, and of the margins (or scores).
 
     The network runs on a batch in which the item is repeated `count` times.
     """
@@ -219,7 +222,7 @@ def _is_interval(x: object) -> bool:
 
 
 def _takes_one(question: Question, batched_indices: Sequence[int]) -> bool:
-    """Tell whether the network takes a batch of one item."""
+    """Tell whether the network takes a batch of one item, with one item in each batched input."""
     inputs: list[Any] = list(question.inputs)
     for index in batched_indices:
         x = question.inputs[index]
@@ -232,7 +235,10 @@ def _takes_one(question: Question, batched_indices: Sequence[int]) -> bool:
 
 
 def _located(question: Question, error: NoBounds) -> UnsupportedError:
-    """Return an error that names the operation of the document to which an equation belongs."""
+    """Return an UnsupportedError that names the operation to which an equation belongs.
+
+    `error` has the equation, for which there is no rule.
+    """
     equation = error.equation
     assert equation is not None
     name = jaxprs.outer_scope(equation)

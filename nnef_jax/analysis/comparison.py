@@ -32,9 +32,9 @@ _MOST_LABELLED = 40  # the largest number of tensors whose names are shown in a 
 
 @dataclass(frozen=True, kw_only=True)
 class TensorDifference:
-    """The difference of a tensor of `b` from its counterpart in `a`.
+    """The difference of a tensor of network `b` from its counterpart in network `a`.
 
-    `compare` explains the fields.
+    The docstring of `compare` explains the fields.
     """
 
     a: str
@@ -66,7 +66,7 @@ class Comparison(Result):
         unmatched: names of tensors without a partner, for the keys "a" and "b".
         rtol: the relative tolerance.
         atol: the absolute tolerance.
-        isolated: whether the differences have `own`, which is the reason why a layer differs by
+        isolated: whether each difference has the field `own`, the reason why a layer differs by
             itself.
     """
 
@@ -78,16 +78,22 @@ class Comparison(Result):
 
     @property
     def first(self) -> TensorDifference | None:
-        """Return the first tensor that differs, or None."""
+        """Return the difference of the first tensor that differs, or None."""
         return next((x for x in self.tensors.values() if x.reason), None)
 
     @property
     def origins(self) -> tuple[str, ...]:
-        """Return the names of the tensors that differ although their operands are those of `a`."""
+        """Return the names of the tensors at which a difference arises.
+
+        Such a tensor also differs if it is computed from operands with the values of `a`.
+        """
         return tuple(name for name, x in self.tensors.items() if x.own)
 
     def to_dict(self) -> dict[str, object]:
-        """Return plain values of JSON, with `first` (the name in `a`, or None) and `origins`."""
+        """Return values that JSON can hold.
+
+        `first` is the name of the first differing tensor in `a`, or None. `origins` is a list.
+        """
         first = None if self.first is None else self.first.a
         return super().to_dict() | {"first": first, "origins": list(self.origins)}
 
@@ -172,8 +178,8 @@ def compare(
 
     `by` tells how a pair of tensors was matched. "given": by `names`. "name": by equal names, or
     names that are equal without characters other than letters and digits. "output": by the order of
-    the outputs, if both networks have equally many. "position": by a longest common sequence of
-    equal kinds and shapes between two matched pairs.
+    the outputs, if both networks have equally many outputs. "position": by a longest common
+    sequence of equal kinds and shapes between two matched pairs.
 
     A tensor differs if an item is out of tolerance: `|b - a| > atol + rtol * max(|a|, rms of a)`,
     where rms is the root mean square. `reason` is "" for a tensor that does not differ, and
@@ -185,23 +191,23 @@ def compare(
     `to_dict()` is `{"tensors": {name in a: {"a", "b", "by", "kind", "shapes", "dtypes", "nan",
     "inf", "reason", "absolute", "relative", "excess", "snr", "ulps", "saturated", "own",
     "own_excess", "own_snr"}}, "unmatched": {"a": [...], "b": [...]}, "first": name or None,
-    "origins": [...], "rtol", "atol", "isolated"}`. `nan` and `inf` are the numbers of such items in
-    a and b. `absolute` and `relative` are the largest errors, `excess` is the largest error divided
-    by its tolerance, `snr` is the signal-to-noise ratio in dB, `ulps` are steps of the coarser
-    dtype, and `saturated` is the share of the wrong items that are saturated. A figure that cannot
-    be computed is NaN.
+    "origins": [...], "rtol", "atol", "isolated"}`. `nan` is the numbers of NaNs in a and in b, and
+    `inf` is the numbers of infinities. `absolute` and `relative` are the largest errors, `excess`
+    is the largest error divided by its tolerance, `snr` is the signal-to-noise ratio in dB, `ulps`
+    are steps of the coarser dtype, and `saturated` is the share of the wrong items that are
+    saturated. A figure that cannot be computed is NaN.
 
     Args:
         a: the reference.
         b: the network that is compared with the reference.
         inputs: the inputs of a call of each network, in order, or one dict by name.
-        names: names in b by names in a, for pairs that are not matched otherwise.
+        names: a dict from names in a to names in b, for pairs that the other rules do not match.
         rtol: the relative tolerance.
         atol: the absolute tolerance.
         isolate: whether each layer of `b`, which must be a model, is also run on the tensors of
-            `a`. `own` is then the reason why the layer differs by itself. It is "" if the layer
-            only inherits its error, and None if this is unknown. Operands that `a` lacks are
-            computed from tensors of `a`.
+            `a`. Then `own` is the reason why the layer differs by itself. It is "" if the layer
+            only inherits its error, and None if the layer was not run on tensors of `a`. Operands
+            that `a` lacks are computed from tensors of `a`.
 
     Raises InputError for inputs that a model does not take, for unknown `names`, and if no tensor
     is matched. Raises TypeError or ValueError for wrong arguments.
@@ -267,10 +273,11 @@ def compare(
 def _tensors(
     side: str, source: Run, other: Run, inputs: tuple[Input, ...]
 ) -> tuple[dict[str, Array], dict[str, TensorKind]]:
-    """Return the arrays of one network by name, in order, and their kinds.
+    """Return the arrays of one network by name, in order, and a `TensorKind` for each of them.
 
-    Outputs without names get the names of the other network, if that is a model with as many
-    outputs.
+    If `source` is a function that returns outputs without names, and the other network is a model
+    with as many outputs, the outputs get the names of the other network. `side` names the network
+    in errors.
     """
     if isinstance(source, Model):
         try:
@@ -305,7 +312,11 @@ def _tensors(
 
 
 def _outputs_by_name(returned: Any, names: list[str]) -> dict[str, Any]:
-    """Return the outputs of a function by name: its own names, or `names` if there are as many."""
+    """Return the outputs of a function by name.
+
+    The fields of a named tuple give the names. Otherwise `names` are used if there is one for each
+    output, and "output0", "output1", ... if not.
+    """
     outputs: list[Any] = [*returned] if isinstance(returned, tuple | list) else [returned]
     if len(names) != len(outputs):
         names = [f"output{i}" for i in range(len(outputs))]
@@ -338,10 +349,10 @@ def _isolated(
     arrays_a: Mapping[str, Array],
     arrays_b: Mapping[str, Array],
 ) -> dict[str, Array]:
-    """Return the tensors of b's model by name, each computed on operands with the values of a.
+    """Return the tensors of the model `b` by name, computed on operands with the values of `a`.
 
-    One run computes all tensors. Each tensor has an edit, which records the tensor and replaces it
-    by that of a. The operations that read the tensor therefore get the values of a.
+    One run computes all tensors. An edit of each tensor records it, and replaces it by its
+    counterpart in `a`. The operations that read the tensor therefore get the values of `a`.
     """
     replacements: dict[str, Array] = {}
     for pair in pairs:
@@ -384,5 +395,8 @@ def _count(test: Callable[[Array], Array], x: Array) -> int:
 
 
 def _relative_error(snr: float) -> float:
-    """Return the root mean square of the errors, divided by that of the reference."""
+    """Return the root mean square of the errors, relative to that of the reference.
+
+    `snr` is the signal-to-noise ratio in dB. For 20 dB the result is 0.1.
+    """
     return float(10 ** (-snr / 20))

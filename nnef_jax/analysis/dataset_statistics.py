@@ -63,7 +63,7 @@ class Statistics(Result):
         return Statistics(tensors=both, of=self.of, batches=self.batches + other.batches)
 
     def to_dict(self) -> dict[str, object]:
-        """Return `{"of", "batches", "tensors": {name: ...}}` of plain values of JSON."""
+        """Return `{"of", "batches", "tensors": {name: ...}}`, of values that JSON can hold."""
         tensors = {name: x.to_dict() for name, x in self.tensors.items()}
         return {"of": self.of, "batches": self.batches, "tensors": tensors}
 
@@ -85,8 +85,8 @@ class Statistics(Result):
         """Draw a row for each tensor, in the order of computation. Return the axes.
 
         The row of an activation is a line from minimum to maximum, which is thick within a standard
-        deviation of the mean, with the number of dead units. The row of a gradient shows its root
-        mean square.
+        deviation of the mean. The number of dead units stands beside it. The row of a gradient
+        shows its root mean square.
         """
         rows = list(self.tensors.values())
         ax = axes(ax, (7.5, max(2.5, 0.22 * len(rows))))
@@ -128,9 +128,9 @@ def activation_statistics(
 
     The statistics are mean, standard deviation, extremes, the share of zeros, and the numbers of
     NaNs and infinities. Dead units are channels or features that are 0 in all items. The effective
-    rank is that of a matrix whose columns are the units, with a row for each item and position.
-    Only one batch is in memory at a time. A network with state runs one cycle from its initial
-    state.
+    rank is computed for the matrix whose columns are the units, with a row for each item and
+    position. Only one batch is in memory at a time. A network with state runs one cycle from its
+    initial state.
 
     Args:
         batches: the inputs of each call: an array, a tuple of arrays, or a dict of arrays by name.
@@ -224,7 +224,10 @@ def _gradients(
     *,
     loss: Loss,
 ) -> tuple[dict[str, Array], dict[str, Array]]:
-    """Return the gradients at tensors, and the gradients at parameters."""
+    """Return two dicts by name: gradients of the loss at tensors, and at parameters.
+
+    `zeros` has an array of zeros for each tensor, which is added to the tensor.
+    """
 
     def loss_at(added: Mapping[str, Array], chosen: Mapping[str, Array]) -> Array:
         params = {**model.params, **chosen}
@@ -241,7 +244,13 @@ def _statistics_over(
     tensors_of: Callable[[list[Any], Mapping[str, LayerTensor]], Mapping[str, Any]],
     rank: bool,
 ) -> Statistics:
-    """Return the statistics of the tensors that a function computes from each batch's inputs."""
+    """Return the merged statistics of the tensors that a function computes from each batch.
+
+    Args:
+        tensors_of: a function from the inputs of a call, and the layers by name, to tensors by
+            name.
+        rank: whether effective ranks are computed.
+    """
     require_samples("batches", batches)
 
     def run(batch: tuple[Input, ...]) -> Any:
@@ -263,7 +272,7 @@ def _statistics_over(
 def _measured(
     arrays: Mapping[str, Any], layers: Mapping[str, LayerTensor], rank: bool
 ) -> Iterator[tuple[str, TensorStatistics]]:
-    """Yield statistics by name, in order.
+    """Yield the name of each tensor and its statistics, in order.
 
     The computations of all tensors are dispatched before the first result is fetched.
     """

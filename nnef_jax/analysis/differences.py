@@ -14,21 +14,21 @@ Array = NDArray[Any]
 def difference(
     array: Array, reference: Array, rtol: float, atol: float
 ) -> tuple[str, dict[str, float]]:
-    """Return the reason why an array differs from a reference, and figures by name.
+    """Return the reason why an array differs from a reference, and a dict of figures.
 
     NaNs at the same position are equal, and so are infinities of the same sign. Only items that are
     finite in both arrays count in the figures. The tolerance of an item is `atol + rtol *
     max(|item|, rms)`. Here `item` is the item of the reference, and `rms` is the root mean square
     of the reference. An item that is about 0 by cancellation therefore has the tolerance of a
-    typical item.
+    typical item. The figures are:
 
     - absolute: the largest error.
     - relative: the largest error divided by |item|, among items other than 0.
     - excess: the largest error divided by its tolerance; above 1 if the arrays differ.
     - snr: 10 log10(sum of squares of the reference / sum of squares of the errors), in dB; infinite
       without errors.
-    - ulps: the largest number of representable steps between both items, in the coarser of both
-      dtypes; NaN unless the arrays are floating-point.
+    - ulps: the largest number of representable steps between an item and its reference, in the
+      coarser of the two dtypes; NaN unless the arrays are floating-point.
     - saturated: the share of saturated items among those out of tolerance. An item is saturated if
       it is the minimum or maximum of one array, several items share this extreme, and the other
       array goes beyond it.
@@ -77,10 +77,7 @@ def difference(
 
 
 def kind_of(x: Array) -> str:
-    """Return the kind of an array: "b" for bool, "i" for integers, "f" for floating-point, or "c".
-
-    "c" stands for complex numbers.
-    """
+    """Return "b" for an array of bool, "i" of integers, "f" of floating-point, "c" of complex."""
     if x.dtype.kind in "biufc":
         return {"u": "i"}.get(x.dtype.kind, x.dtype.kind)
     try:
@@ -105,7 +102,7 @@ def _largest(x: Array) -> float:
 
 
 def _saturated(x: Array, y: Array) -> Array:
-    """Return the mask of saturated items, which `difference` defines."""
+    """Return the mask of saturated items, bool, as `difference` defines them."""
     mask = np.zeros(x.shape, bool)
     if not x.size:
         return mask
@@ -120,7 +117,10 @@ def _saturated(x: Array, y: Array) -> Array:
 
 
 def _ulps(a: Array, b: Array) -> float:
-    """Return the largest number of representable steps between items that are finite in both."""
+    """Return the largest number of representable steps between items at the same position.
+
+    Only positions count at which both arrays are finite.
+    """
     coarser = max(a.dtype, b.dtype, key=lambda dtype: float(ml_dtypes.finfo(dtype).eps))
     with np.errstate(all="ignore"):
         a = a.astype(coarser)
@@ -131,7 +131,7 @@ def _ulps(a: Array, b: Array) -> float:
 
 
 def _ranks(x: Array) -> Array:
-    """Return the rank of each item among all representable numbers. Both zeros have rank 0."""
+    """Return the rank of each item among all numbers of its dtype. 0 and -0 have rank 0."""
     bits = x.dtype.itemsize * 8
     codes = np.ascontiguousarray(x).view(f"u{x.dtype.itemsize}")
     sign = codes >> (bits - 1)

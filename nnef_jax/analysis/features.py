@@ -34,17 +34,17 @@ _SWEEPS = 200  # the number of rounds of coordinate descent, each over all coeff
 
 
 class FeatureOptions(QuestionOptions, total=False):
-    """Keywords of `feature_ablation`."""
+    """The keyword arguments `mask`, `baseline` and others, as `feature_ablation` takes them."""
 
     mask: ArrayLike | None
     baseline: ArrayLike
 
 
 class _Start(NamedTuple):
-    """The fields of a `Line`, and the score as a function of a coalition.
+    """The line from the baseline to the inputs, and the score as a function of a coalition.
 
-    A coalition is the mask of the features that keep their values, bool [count]. The score is an
-    array [batch].
+    A coalition is a mask of the features that keep their values, bool [count]. All other features
+    have the values of the baseline. The score is an array [batch].
     """
 
     x: Array
@@ -61,7 +61,7 @@ class _Features:
     Args:
         question: the question.
         baseline: the values of removed features.
-        groups: for each entry of an item, the number of its feature.
+        groups: for each entry of an item, the index of the feature to which it belongs.
         count: the number of features.
     """
 
@@ -84,7 +84,8 @@ class _Features:
     ) -> Attribution:
         """Return the attribution in which each entry has the value of its feature.
 
-        `values` are the values of features, [batch, feature].
+        `values` are the values of features, [batch, feature]. `question`, `method`, `scores` and
+        `x` are as in the function `attributed`.
         """
         return attributed(question, method, values[:, self.groups], scores, x)
 
@@ -140,9 +141,9 @@ def shapley_values(
     >>> nnef_jax.analysis.shapley_values(model, images, mask=rows, sampled=(key, 25))
 
     Args:
-        sampled: a key of `jax.random`, and the number of random orders (Castro et al. 2009), which
-            are the same for all items. By default the values are exact; this is possible for at
-            most 16 features.
+        sampled: a key of `jax.random`, and the number of random orders (Castro et al. 2009). All
+            items use the same orders. By default the values are exact; this is possible for at most
+            16 features.
 
     The other arguments, and the errors, are those of `feature_ablation`.
     """
@@ -166,8 +167,8 @@ def kernel_shap(
     add up to the change of its score from the baseline.
 
     Args:
-        sampled: a key of `jax.random`, and the number of coalitions, which are the same for all
-            items.
+        sampled: a key of `jax.random`, and the number of coalitions (sets of features that keep
+            their values). All items use the same coalitions.
 
     The other arguments, and the errors, are those of `feature_ablation`.
     """
@@ -188,9 +189,10 @@ def lime(
     d is 1 minus the cosine of the angle between sample and item.
 
     Args:
-        sampled: a key of `jax.random`, and the number of samples, which are the same for all items.
-        penalty: the weight of the sum of absolute coefficients. This sum is added to half the
-            weighted mean of squared errors.
+        sampled: a key of `jax.random`, and the number of samples. A sample keeps the same features
+            in all items.
+        penalty: the weight of the sum of absolute coefficients in the loss. The loss also contains
+            half the weighted mean of squared errors.
 
     The other arguments, and the errors, are those of `feature_ablation`.
     """
@@ -204,7 +206,10 @@ def lime(
 def _features(
     function: str, model: Model, inputs: tuple[Input, ...], options: Mapping[str, Any]
 ) -> _Features:
-    """Check the arguments of a function, and return the features that they describe."""
+    """Check the arguments of an attribution function, and return the features that they describe.
+
+    `function` is its name, and `options` are its keyword arguments.
+    """
     keywords = {**options}
     mask = keywords.pop("mask", None)
     baseline = array_of("baseline", keywords.pop("baseline", 0.0))
@@ -277,7 +282,7 @@ def _orders(features: _Features, key: Array, *, samples: int) -> Attribution:
     empty_score = score(empty)
 
     def add_order(total: Array, key: Array) -> tuple[Array, None]:
-        """Add up the changes of the score by each feature if features join in a random order."""
+        """Add to `total` how the score changes when features are added in a random order."""
 
         def add_feature(carry: tuple[Array, Array, Array], feature: Array) -> Any:
             coalition, score_without, total = carry
@@ -339,7 +344,14 @@ def _lime(features: _Features, drawn: Array, penalty: Array) -> Attribution:
 
 
 def _lasso(rows: Array, penalty: Array, y: Array, weights: Array) -> Array:
-    """Return the coefficients of a weighted lasso regression, computed by coordinate descent."""
+    """Return the coefficients of a weighted lasso regression, computed by coordinate descent.
+
+    Args:
+        rows: the features of each sample, [sample, feature].
+        penalty: the weight of the sum of absolute coefficients.
+        y: the predicted number of each sample, [sample].
+        weights: the weight of each sample, [sample].
+    """
     shares = weights / weights.sum()
     centred_rows = rows - (shares @ rows)[None]
     centred_y = y - shares @ y

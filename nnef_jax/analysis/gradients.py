@@ -48,12 +48,13 @@ def saliency(
         model: any network; a network with state runs one cycle from its initial state.
         inputs: the inputs of a call, in order, or one dict by name. The first axis is the batch.
         target: the class whose score is explained: an integer, or an integer for each item. By
-            default it is the class with the highest score. The score is the mean of `output[:,
-            target]`. The target may also be a function that returns scores [batch] from the
-            outputs; each function object is compiled anew.
-        output: the name of an output, or of a tensor inside. By default it is the only output; if
-            that is the softmax or sigmoid of logits, it is the logits. The result has the name that
-            was chosen. If the target is a function, it gets all outputs by default.
+            default the target is the class with the highest score. The score is the mean of
+            `output[:, target]`. The target may also be a function that returns scores [batch] from
+            the outputs; each function object is compiled anew.
+        output: the name of an output, or of a tensor inside the network. The default is the only
+            output; if the only output is the softmax or sigmoid of logits, the default is the
+            logits. The field `output` of the result has the name of the tensor. If the target is a
+            function, it gets all outputs by default.
         wrt: the name of the tensor by which the score is explained. It is an input, by default the
             first floating-point input, or the result of an operation, such as the embeddings of
             integer ids.
@@ -95,7 +96,7 @@ def integrated_gradients(
 
     Args:
         baseline: the start of the line: a number, or an array that broadcasts to the tensor. If
-            `wrt` is a tensor inside that depends on floating-point inputs, it is the baseline of
+            `wrt` is a tensor inside that depends on floating-point inputs, the baseline replaces
             these inputs.
         steps: the number of gradients.
         method: the quadrature rule: "riemann_middle", "riemann_left", "riemann_right",

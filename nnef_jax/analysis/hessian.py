@@ -30,13 +30,11 @@ from nnef_jax.workings import graph_for
 
 @result
 class HessianTrace(Result):
-    """An estimate of the trace of a Hessian, and of the traces of its diagonal blocks.
-
-    There is a block for each parameter.
+    """An estimate of the trace of a Hessian, and of the trace of each parameter's diagonal block.
 
     Args:
-        samples: estimates of the trace of each block by label, [samples], with an estimate for each
-            random vector. The mean of the estimates is the final estimate.
+        samples: by label of a parameter, the estimates of the trace of its block, [samples], with
+            an estimate for each random vector. The mean of the estimates is the final estimate.
     """
 
     samples: Mapping[str, Array]
@@ -61,7 +59,7 @@ class HessianTrace(Result):
         return sum(self.samples.values(), jnp.zeros(()))
 
     def to_dict(self) -> dict[str, object]:
-        """Return `value`, `error`, and the dicts `parameters` and `errors` by label."""
+        """Return `value`, `error`, and by label the dicts `parameters` and `errors`."""
         return {
             "value": float(self.value),
             "error": float(self.error),
@@ -177,8 +175,8 @@ def hessian_eigenvalues(
 
     Args:
         k: the number of eigenvalues; at most the number of entries of the parameters.
-        steps: the number of blocks; more blocks make residuals smaller. The memory is 2 * k * steps
-            times that of the parameters.
+        steps: the number of blocks; more blocks make residuals smaller. The vectors take 2 * k *
+            steps times the memory of the parameters.
         key: a key of `jax.random`, for the start; the default is a fixed key.
 
     The other arguments, and the errors, are those of `hessian_trace`.
@@ -213,7 +211,7 @@ def _arguments(
 def _gradient(
     model: Model, inputs: Sequence[Array], loss: Loss
 ) -> Callable[[Params], dict[str, Array]]:
-    """Return the gradient of the loss as a function of the chosen parameters."""
+    """Return a function from the chosen parameters to the gradient of the loss."""
 
     def loss_at(chosen: Params) -> Array:
         return loss_of(model, {**model.params, **chosen}, inputs, loss, {})[0]

@@ -102,8 +102,8 @@ def tracin(
         data: the training items: a pair of inputs and answers. Inputs are an array or a tuple of
             arrays. The first axis of every array counts items.
         test: the test items, as a pair of the same form.
-        loss: a function from the outputs and the answers, both for a batch of one item, to a number
-            or an array [1].
+        loss: a function from the outputs and the answers of a batch of one item to a number or an
+            array [1].
         checkpoints: parameters or models at steps of the training, by default the model itself.
         rates: the learning rate at all checkpoints, or a learning rate for each checkpoint.
         labels: labels or patterns of the differentiated parameters, by default all.
@@ -145,7 +145,7 @@ def _require_batch_of_one(model: Model) -> None:
 
 
 def _items(argument: str, pair: Any) -> tuple[tuple[Array, ...], Array]:
-    """Check an argument of `tracin` that is a pair, and return its inputs and its answers."""
+    """Check `data` or `test` of `tracin`, a pair, and return its inputs and its answers."""
     require(argument, pair, tuple | list, "a pair of inputs and answers")
     if len(pair) != 2:
         raise InputError(f"{argument} must be a pair, it has {len(pair)} parts")

@@ -25,14 +25,17 @@ from lowering.jaxprs import Aval, Equation, primitive
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Interval:
-    """A tensor whose items are between two ends. A tensor with known items is an array instead."""
+    """A tensor whose items are known only to be between two ends, the arrays `low` and `high`.
+
+    A tensor whose items are known exactly is an array instead of an `Interval`.
+    """
 
     low: Array
     high: Array
 
     @property
     def size(self) -> Array:
-        """Return the largest magnitude of each item."""
+        """Return the largest magnitude that each item can have."""
         return jnp.maximum(jnp.abs(self.low), jnp.abs(self.high))
 
     def within(self, other: Interval) -> Interval:
@@ -52,29 +55,30 @@ class NoBounds(Exception):
 
 
 def ends(x: Bounded) -> tuple[Array, Array]:
-    """Return the ends of an interval. For a known array, both ends are the array."""
+    """Return the ends of an interval. Both ends of an array are the array."""
     return (x.low, x.high) if isinstance(x, Interval) else (x, x)
 
 
 def interval(x: Bounded) -> Interval:
-    """Return an interval unchanged, and a known array as an interval."""
+    """Return an interval unchanged, and convert an array to an interval whose ends are equal."""
     return Interval(*map(jnp.asarray, ends(x)))
 
 
 def size(x: Bounded) -> Array:
-    """Return the largest magnitude of each item."""
+    """Return the largest magnitude that each item of an array or interval can have."""
     return interval(x).size
 
 
 def varies(x: Bounded) -> TypeGuard[Interval]:
-    """Tell whether a value is an interval, and not a known array."""
+    """Tell whether a value is an interval, instead of an array whose items are known."""
     return isinstance(x, Interval)
 
 
 def apply(equation: Equation, operands: Sequence[Any]) -> list[Array]:
     """Compute an equation for arrays, with products in 32 bits, and return its results.
 
-    Primitives that stop gradients or mark values are the identity, so that bounds have derivatives.
+    Primitives that stop gradients or mark values return their operands, so that bounds have
+    derivatives.
     """
     name = primitive(equation)
     if name in ("stop_gradient", "levels", "optimization_barrier"):
@@ -88,7 +92,8 @@ def apply(equation: Equation, operands: Sequence[Any]) -> list[Array]:
 def epsilon(x: Array | Aval) -> float:
     """Return the step from 1 to the next number in a dtype, or 0 for integers.
 
-    The rounding error of one operation is at most epsilon / 2 times the result.
+    The dtype is that of `x`. The rounding error of one operation is at most epsilon / 2 times the
+    result.
     """
     return float(jnp.finfo(x.dtype).eps) if jnp.issubdtype(x.dtype, jnp.floating) else 0.0
 
@@ -141,7 +146,10 @@ _PRODUCTS = {jaxprs.PRODUCT, jaxprs.CONVOLUTION}
 
 
 def is_affine(equation: Equation, operands: Sequence[Bounded]) -> bool:
-    """Tell whether an equation is affine in its varying operands, and these are floating-point."""
+    """Tell whether an equation is affine in the operands that are intervals.
+
+    Operands and result must be floating-point.
+    """
     name = primitive(equation)
     varying = _varying_operands(operands)
     avals = [equation.outvars[0].aval, *(x.low for x in varying.values())]
@@ -156,12 +164,16 @@ def is_affine(equation: Equation, operands: Sequence[Bounded]) -> bool:
 
 
 def _varying_operands(operands: Sequence[Bounded]) -> dict[int, Interval]:
-    """Return the operands that are intervals, by position."""
+    """Return the operands that are intervals, as a dict from their positions."""
     return {i: x for i, x in enumerate(operands) if varies(x)}
 
 
 def _indices(name: str) -> range:
-    """Return the positions of operands that select or index. These operands must be known."""
+    """Return the positions of the operands of a primitive that select or index.
+
+    For "gather" the only such position is 1. The rules for bounds require that operands at these
+    positions are arrays.
+    """
     first, last = {
         "gather": (1, 2), "scatter": (1, 2), "scatter-add": (1, 2), "select_n": (0, 1),
         "dynamic_slice": (1, _ALL), "dynamic_update_slice": (2, _ALL),
@@ -170,15 +182,17 @@ def _indices(name: str) -> range:
 
 
 def _has_indices(equation: Equation, varying: Iterable[int]) -> bool:
-    """Tell whether one of the operands that vary selects or indexes."""
+    """Tell whether one of the operands at the positions `varying` selects or indexes."""
     positions = _indices(primitive(equation))
     return any(position in positions for position in varying)
 
 
 def term_counts(equation: Equation) -> tuple[int, int]:
-    """Return the number of terms in a sum: in an item of the result, and in one of the transpose.
+    """Return the numbers of terms in the sums of an affine equation and of its transpose.
 
-    The rounding error of a sum is proportional to its number of terms.
+    The first number is the terms of an item of the result, and the second number is the terms of an
+    item of the transpose. For a product of [2, 3] and [3, 5] they are 3 and 5. The rounding error
+    of a sum is proportional to its number of terms.
     """
     name = primitive(equation)
     params = equation.params
@@ -206,7 +220,7 @@ def term_counts(equation: Equation) -> tuple[int, int]:
 
 
 def magnitude(equation: Equation, operands: Sequence[Bounded]) -> Array:
-    """Return the sum of the magnitudes of the terms of an affine equation, for each item."""
+    """Return, for each item of an affine result, the sum of the magnitudes of its terms."""
     name = primitive(equation)
     sizes: list[Any] = list(operands)
     for position, x in enumerate(operands):
@@ -220,7 +234,7 @@ def magnitude(equation: Equation, operands: Sequence[Bounded]) -> Array:
 
 
 def bounded(equation: Equation, operands: Sequence[Bounded]) -> list[Interval]:
-    """Return the intervals of an equation's results. Raises NoBounds if there is no rule."""
+    """Return an interval for each result of an equation. Raises NoBounds if there is no rule."""
     name = primitive(equation)
     if name in _RULES:
         return [_RULES[name](equation, *operands)]
@@ -259,7 +273,11 @@ def bounded(equation: Equation, operands: Sequence[Bounded]) -> list[Interval]:
 def _between(
     equation: Equation, operands: Sequence[Bounded], signs: Sequence[int]
 ) -> list[Interval]:
-    """Bound a function that is monotone in each operand. A sign is 1 for rising, -1 for falling."""
+    """Bound a function that is monotone in each operand.
+
+    `signs` has 1 for an operand in which the function rises, and -1 for an operand in which it
+    falls.
+    """
     lows: list[Array] = []
     highs: list[Array] = []
     for x, sign in zip(operands, signs, strict=False):  # There may be more signs than operands.
@@ -271,12 +289,15 @@ def _between(
 
 
 def _hull(values: Sequence[Array]) -> Interval:
-    """Return the smallest interval that contains all values. A NaN makes its ends NaN."""
+    """Return the smallest interval that contains all values.
+
+    If one of the values of an item is NaN, the ends of the item are NaN.
+    """
     return Interval(reduce(jnp.minimum, values), reduce(jnp.maximum, values))
 
 
 def _corners(equation: Equation, x: Bounded, y: Bounded) -> Interval:
-    """Bound a function of two operands whose extremes are at ends of both operands."""
+    """Bound a function of two operands that takes its extremes at ends of x and of y."""
     ends_x = ends(x) if varies(x) else [x]
     ends_y = ends(y) if varies(y) else [y]
     result = _hull([apply(equation, [a, b])[0] for a in ends_x for b in ends_y])
@@ -294,10 +315,11 @@ def _div(equation: Equation, x: Bounded, y: Bounded) -> Interval:
 
 
 def related_bounds(equation: Equation, x: Interval, y: Interval, result: Interval) -> Interval:
-    """Return tighter bounds for x minus its maximum y, or x divided by its sum y (a softmax).
+    """Return tighter bounds of x minus its maximum y, or of x divided by its sum y (a softmax).
 
-    The quotient x / y is x / (x + z), where z is the sum of the other items. If x is positive, the
-    quotient is monotone in x and in z.
+    `result` is the interval that ignores the relation of x and y. The quotient x / y is x / (x +
+    z), where z is the sum of the other items. If x is positive, the quotient is monotone in x and
+    in z.
     """
     if primitive(equation) == "sub":
         return Interval(result.low, jnp.minimum(result.high, 0))
@@ -316,7 +338,7 @@ def related_bounds(equation: Equation, x: Interval, y: Interval, result: Interva
 
 
 def _bounded_where(condition: Array, x: Interval) -> Interval:
-    """Return an interval that is unbounded where the condition is False."""
+    """Return the interval `x`, with infinite ends where the condition is False."""
     return Interval(jnp.where(condition, x.low, -jnp.inf), jnp.where(condition, x.high, jnp.inf))
 
 
@@ -353,7 +375,7 @@ def _product(equation: Equation, x: Bounded, y: Bounded) -> Interval:
 
 
 def _valley(function: Callable[[Array], Array], x: Interval) -> Interval:
-    """Bound a function that falls below 0 and rises above 0."""
+    """Bound a function that falls for negative arguments and rises for positive arguments."""
     result = _hull([function(x.low), function(x.high)])
     contains_zero = (x.low < 0) & (x.high > 0)
     low = jnp.where(contains_zero, function(jnp.zeros_like(x.low)), result.low)
@@ -383,11 +405,11 @@ def _pow(equation: Equation, x: Bounded, y: Bounded) -> Interval:
 
 
 def _waves(shift: float) -> Callable[[Equation, Interval], Interval]:
-    """Return the rule for the function x -> cos(x - shift)."""
+    """Return a function that bounds cos(x - shift) for an interval x."""
 
     def rule(equation: Equation, x: Interval) -> Interval:
         def contains(angle: float) -> Array:
-            """Tell whether x - shift is an angle plus a multiple of 2 pi in the interval."""
+            """Tell whether the interval x contains shift + angle plus a multiple of 2 pi."""
             margin = _ULPS * epsilon(x.low) * (1 + x.size)
             turns = jnp.ceil((x.low - margin - shift - angle) / (2 * np.pi))
             first_angle = turns * (2 * np.pi) + shift + angle
@@ -413,7 +435,10 @@ def _tan(equation: Equation, x: Interval) -> Interval:
 
 
 def _rem(_: Equation, x: Bounded, y: Bounded) -> Interval:
-    """Bound a remainder, which has the sign of x, and whose magnitude is at most that of x or y."""
+    """Bound the remainder of x by y.
+
+    A remainder has the sign of x, and its magnitude is at most the magnitude of x, and of y.
+    """
     low, high = ends(x)
     limit = size(y)
     zero = jnp.zeros_like(low)
@@ -437,7 +462,7 @@ def _equal(equation: Equation, x: Bounded, y: Bounded) -> Interval:
 
 
 def _position(equation: Equation, x: Interval) -> Interval:
-    """Bound the index of a maximum or minimum by the extent of its axes."""
+    """Bound the index of a maximum or minimum, which lies in the range of the reduced axes."""
     result = equation.outvars[0].aval
     count = math.prod(x.low.shape[axis] for axis in equation.params["axes"])
     zero = jnp.zeros(result.shape, result.dtype)
@@ -467,7 +492,7 @@ def _reduce_prod(equation: Equation, x: Interval) -> Interval:
         return x
 
     def flattened(end: Array) -> Array:
-        """Move the reduced axes to the end, as one axis."""
+        """Move the reduced axes to the end, and merge them into one axis."""
         moved = jnp.moveaxis(end, axes, range(-len(axes), 0))
         return moved.reshape(*shape, math.prod(end.shape[axis] for axis in axes))
 

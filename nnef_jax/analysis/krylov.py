@@ -40,12 +40,11 @@ def singular_triplets(
 ) -> SingularTriplets:
     """Return the k largest singular values of each item, their right vectors, and residuals.
 
-    For a singular value s with the
-    left vector u and the right vector v, two equations should hold: A v = s u and A^T u = s v. One
-    of them is fulfilled: the first, or the second if A has fewer rows than columns. The residual is
-    the error of the other equation, |A^T u - s v| or |A v - s u|. A singular value of A is within
-    this distance of s. If A has at most k * steps rows or columns, the values are exact up to
-    rounding.
+    For a singular value s with the left vector u and the right vector v, two equations should hold:
+    A v = s u and A^T u = s v. The result fulfils the first equation, and its residual is |A^T u - s
+    v|, the error of the second equation. If A has fewer rows than columns, the result fulfils the
+    second equation, and its residual is |A v - s u|. A singular value of A is within this distance
+    of s. If A has at most k * steps rows or columns, the values are exact up to rounding.
 
     Args:
         forward: the map A from [batch, columns, n] to [batch, rows, n].
@@ -93,7 +92,11 @@ def eigenpairs(product: Map, key: Array, size: int, k: int, steps: int) -> Eigen
 def _krylov(
     product: Map, back: Map | None, key: Array, batch: int, size: int, width: int, steps: int
 ) -> tuple[Array, Array]:
-    """Return an orthonormal basis of the Krylov space of `back(product(x))`, and its products."""
+    """Return an orthonormal basis of the Krylov space of a map, and the images of the basis.
+
+    The map is x -> back(product(x)), or `product` if `back` is None. The images are `product` of
+    the basis. Both arrays are [batch, size, columns].
+    """
     if size <= width * steps:  # The Krylov space is the full space.
         basis = jnp.broadcast_to(jnp.eye(size, dtype=jnp.float32), (batch, size, size))
         return basis, product(basis)
@@ -119,10 +122,11 @@ def _krylov(
 def _orthonormal(basis: Array, block: Array, spare: Array) -> Array:
     """Return orthonormal columns that are orthogonal to a basis and span the block's columns.
 
-    A column that depends linearly on others is replaced by a column of `spare`: in this case the
-    Krylov space has become invariant, and random columns extend it. Columns of the basis may be 0.
-    The second of the three rounds corrects cancellation in the first round (Giraud et al. 2005), or
-    orthogonalises spare columns.
+    Arrays are [batch, size, columns]. A column of `block` that depends linearly on the basis or on
+    other columns is replaced by a column of `spare`, which is random: the Krylov space has become
+    invariant, and the random column extends it. Columns of the basis may be 0. The second of the
+    three rounds corrects cancellation in the first round (Giraud et al. 2005), or orthogonalises
+    spare columns.
     """
     for _ in range(3):
         scale = jnp.max(jnp.linalg.norm(block, axis=1), axis=1)[:, None]

@@ -44,8 +44,8 @@ def grad_cam(
 ) -> Attribution:
     """Compute Grad-CAM of a layer's maps (Selvaraju et al. 2017, arXiv:1610.02391).
 
-    The values are relu(sum over channels of maps * mean over positions of their gradient), an array
-    [batch, *positions].
+    The weight of a channel is the mean, over positions, of the gradient of the score at its map.
+    The values are relu(sum over channels of weight * map), an array [batch, *positions].
 
     >>> nnef_jax.analysis.grad_cam(model, images, layer="relu2", target=3).plot()
 
@@ -170,10 +170,13 @@ def neuron_conductance(
 ) -> Attribution:
     """Compute the part of each entry's integrated gradient through one unit (arXiv:1805.12233).
 
+    The unit is an entry of a tensor inside the network. The values have the shape of the tensor
+    `wrt`.
+
     >>> nnef_jax.analysis.neuron_conductance(model, images, neuron=("relu2", 5, 2, 2))
 
     Args:
-        neuron: the name of a tensor inside, followed by the indices of the unit in an item of that
+        neuron: the name of a tensor inside, followed by the indices of the unit in an item of this
             tensor.
         baseline: the start of the line, as in `integrated_gradients`.
         steps: the number of gradients. Each is computed in the middle of a step.
@@ -194,7 +197,7 @@ def neuron_conductance(
 
 
 def _is_unit(unit: tuple[Any, ...], extents: Sequence[int]) -> bool:
-    """Tell whether a tuple has the indices of one entry of an item."""
+    """Tell whether a tuple has an index for each of the extents, within its range."""
     if len(unit) != len(extents):
         return False
     pairs = zip(unit, extents, strict=True)

@@ -39,7 +39,8 @@ class LayerTensor:
         operation: the operation that computes the tensor.
         params: labels of the parameters that the operation reads, either directly or after they are
             rearranged.
-        weights: labels of those parameters that are multiplied with a tensor. Biases are left out.
+        weights: labels of the parameters in `params` that are multiplied with a tensor. Biases are
+            left out.
         unit_axis: the axis of channels or features; None for a tensor with a single axis.
     """
 
@@ -55,9 +56,10 @@ class LayerTensor:
 def on_one_device(
     model: Model, inputs: Sequence[Sample], params: Params | None
 ) -> tuple[Model, list[Any]]:
-    """Return the model on the default device with these parameters, and the inputs in graph order.
+    """Return the model on one device, with `params` as parameters, and the inputs in graph order.
 
-    A model on a mesh is moved from the mesh, since matrix decompositions are not distributed.
+    A model on a mesh is moved to the default device, since matrix decompositions are not
+    distributed.
     """
     if params is not None:
         model = model.with_params(params)
@@ -69,9 +71,11 @@ def on_one_device(
 
 
 def layers_of(graph: Graph, names: Iterable[str] | None = None) -> dict[str, LayerTensor]:
-    """Return layers by tensor name, in order: all layers, or those of some names or patterns.
+    """Return layers by tensor name, in order of computation.
 
-    Raises TypeError unless `names` is a list of names, and InputError for a name without a layer.
+    If `names` is None, the result has all layers. Otherwise it has the layers whose names are in
+    `names`, or match a pattern in it. Raises TypeError unless `names` is a list of names, and
+    InputError for a name without a layer.
     """
     layers = {layer.name: layer for layer in _layers(graph)}
     if names is None:
@@ -115,7 +119,11 @@ def _layers(graph: Graph) -> Iterable[LayerTensor]:
 def _parameters(
     operation: Operation, labels: Mapping[Value, tuple[str, ...]]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the values of `LayerTensor.params` and `LayerTensor.weights` for an operation."""
+    """Return the labels of the parameters, and of the weights, that an operation reads.
+
+    The two tuples are the fields `params` and `weights` of `LayerTensor`. `labels` has the labels
+    of the parameters from which each value is rearranged.
+    """
     rule = operation.rule or rules[operation.kind]
     params: dict[str, None] = {}
     weights: dict[str, None] = {}
@@ -128,9 +136,11 @@ def _parameters(
 
 
 def _unit_axis(operation: Operation, value: Value, axes: Mapping[Value, int | None]) -> int | None:
-    """Return the axis of channels of a result.
+    """Return the axis of channels or features of an operation's result.
 
-    This is the channel axis of the last product or convolution, followed through later operations.
+    This is the channel axis of the last product or convolution before the result, followed through
+    later operations. `axes` has the axes of earlier values. The axis is None for fewer than two
+    axes.
     """
     rank = len(value.type.shape)
     if rank < 2:
@@ -155,7 +165,10 @@ def _unit_axis(operation: Operation, value: Value, axes: Mapping[Value, int | No
 
 
 def real_layers(layers: Mapping[str, LayerTensor]) -> dict[str, LayerTensor]:
-    """Return the layers whose tensors are floating-point. Raises InputError if there are none."""
+    """Return the layers whose tensors are floating-point.
+
+    Raises InputError if there are no such layers.
+    """
     real = {name: x for name, x in layers.items() if is_float(x.value.type.dtype)}
     if not real:
         message = "no tensor that is computed, or chosen, is of real numbers"
@@ -164,10 +177,12 @@ def real_layers(layers: Mapping[str, LayerTensor]) -> dict[str, LayerTensor]:
 
 
 def chosen_params(params: Mapping[str, Array], labels: Iterable[str] | None) -> dict[str, Array]:
-    """Return the floating-point parameters: all, or those of some labels or patterns of `fnmatch`.
+    """Return floating-point parameters by label.
 
-    Raises TypeError unless `labels` is a list of strings. Raises InputError for a label without a
-    floating-point parameter, and if no parameter is floating-point.
+    If `labels` is None, the result has all floating-point parameters. Otherwise it has the
+    parameters whose labels are in `labels`, or match a pattern of `fnmatch` in it. Raises TypeError
+    unless `labels` is a list of strings. Raises InputError for a label without a floating-point
+    parameter, and if no parameter is floating-point.
     """
     real = {label: x for label, x in params.items() if jnp.issubdtype(x.dtype, jnp.floating)}
     if labels is not None:
@@ -193,7 +208,7 @@ def require_gradients(
 
 
 def require_callable(name: str, value: object, expected: str) -> None:
-    """Raise TypeError unless the value is a function."""
+    """Raise TypeError unless the value is a function. `name` and `expected` are for the message."""
     if not callable(value):
         raise TypeError(f"{name} must be {expected}, it is {shown(value)}")
 
@@ -209,7 +224,7 @@ def zeros_at(model: Model, inputs: Sequence[Array], names: Sequence[str]) -> dic
 def loss_of(
     model: Model, params: Arrays, inputs: Sequence[Array], loss: Loss, added: Arrays
 ) -> tuple[Array, dict[str, Any]]:
-    """Return the loss after `added` arrays are added to tensors, and these tensors by name."""
+    """Return the loss after the arrays `added` are added to tensors, and the tensors by name."""
 
     def adding(array: Array) -> Callable[[Array], Array]:
         return lambda x: x + array

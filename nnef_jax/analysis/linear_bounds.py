@@ -3,7 +3,7 @@
 The backward pass bounds sum(coefficients * tensor) from below, and follows the coefficients back to
 the input (Zhang et al. 2018, arXiv:1811.00866; Xu et al. 2020, arXiv:2002.12920). It passes an
 affine equation by its transpose, and a nonlinear equation by the lines of `relaxations`. At an
-equation without lines it ends with the interval.
+equation without lines, the pass ends with the interval of the result.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class Walk:
     Args:
         closed: the function.
         arguments: an array or an interval for each argument.
-        linear: whether results have backward bounds too.
-        sharp: whether operands of nonlinear equations have backward bounds too.
+        linear: whether the results of the function are also bounded by the backward pass.
+        sharp: whether operands of nonlinear equations are also bounded by the backward pass.
     """
 
     def __init__(
@@ -94,13 +94,16 @@ class Walk:
             self.results = [*map(self.read, closed.jaxpr.outvars)]
 
     def read(self, variable: Atom) -> Bounded:
-        """Return the array or interval of a variable or a literal."""
+        """Return the array or interval of a variable, or the value of a literal."""
         if is_literal(variable):
             return jnp.asarray(variable.val, variable.aval.dtype)
         return self._values[variable]
 
     def evaluated(self, equation: Equation, read: Read) -> Sequence[Bounded]:
-        """Return the results of an equation. `read` returns its operands."""
+        """Return the results of an equation, as arrays or intervals.
+
+        `read` is a function from a variable to its array or interval.
+        """
         operands = [*map(read, equation.invars)]
         name = primitive(equation)
         if not any(map(varies, operands)):
@@ -126,7 +129,11 @@ class Walk:
         return results
 
     def _source(self, variable: Atom) -> tuple[str, Atom | None]:
-        """Return the primitive that computes a variable, except moves, and its first operand."""
+        """Return the name and the first operand of the primitive that computes a variable.
+
+        Primitives that only move items, such as a transpose, are skipped. The result is ("", None)
+        if no primitive computes the variable.
+        """
         equation = None if is_literal(variable) else self.makers.get(variable)
         if equation is None:
             return "", None
@@ -140,10 +147,11 @@ class Walk:
         return name, operand
 
     def at(self, variable: Atom, values: Mapping[Atom, Bounded], depth: int = _DEPTH) -> Bounded:
-        """Return the value that a variable has for these values of other variables.
+        """Return the value of a variable if other variables have the values in `values`.
 
-        Elementwise equations are evaluated again, up to `depth` of them in a row. A variable that
-        is further away, or behind another equation, keeps the value of the walk.
+        Elementwise equations between the variables are evaluated again, up to `depth` equations in
+        a row. A variable behind more equations, or behind another kind of equation, keeps the value
+        that the walk computed.
         """
         if is_literal(variable):
             return self.read(variable)
@@ -155,9 +163,10 @@ class Walk:
         return self.evaluated(equation, lambda operand: self.at(operand, values, depth - 1))[0]
 
     def compared(self, equation: Equation) -> ThresholdSelection | None:
-        """Return the parts of `select_n(x < threshold, ...)`, as in `Values.compared`.
+        """Return the variable and the threshold of a selection `select_n(x < threshold, ...)`.
 
-        Return None if the condition is not such a comparison, or the threshold is unknown.
+        The result also tells which case is selected below the threshold. Return None if the
+        condition is not a comparison of a variable with a known threshold.
         """
         comparison = self.makers.get(equation.invars[0])
         has_two_cases = len(equation.invars) == 3
@@ -191,9 +200,10 @@ class Walk:
         )
 
     def _selection_bounds(self, equation: Equation, read: Read) -> Interval:
-        """Bound a selection between two cases.
+        """Bound the result of a selection between two cases by a condition.
 
-        In a selection by `x < threshold`, each case is bounded for only those x that select it.
+        In a selection by `x < threshold`, each case is bounded only for the values of x at which it
+        is selected.
         """
         selector, *case_variables = equation.invars
         condition = interval(read(selector))
@@ -222,7 +232,11 @@ class Walk:
         )
 
     def _step(self, equation: Equation, results: Sequence[Interval]) -> BackwardStep:
-        """Return the affine bounds of an equation that the backward pass uses."""
+        """Return affine functions that bound an equation's results, for the backward pass.
+
+        `results` are the intervals of the results. If there is no rule for affine functions, the
+        step has the ends of the intervals as constants.
+        """
         operands = [*map(self.read, equation.invars)]
         if not is_affine(equation, operands):
             step = lines_of(self, equation, operands, results[0]) if len(results) == 1 else None
@@ -253,7 +267,11 @@ class Walk:
         return BackwardStep([equation.invars[i] for i in varying], (pull,), lows, highs)
 
     def _sharpen(self, variable: Atom) -> None:
-        """Intersect the interval of a variable with the backward bounds of each of its items."""
+        """Tighten the interval of a variable by the backward pass, item by item.
+
+        The new interval is the intersection of the old interval and the bounds from the backward
+        pass.
+        """
         if is_literal(variable) or variable in self._sharp:
             return
         x = self.read(variable)
@@ -267,7 +285,10 @@ class Walk:
         shape = x.low.shape
 
         def bound(row: Array) -> Array:
-            """Return a lower bound of item `row`, or of the negative of item `row - count`."""
+            """Return a lower bound of item `row`.
+
+            From `count` on, return a lower bound of minus item `row - count`.
+            """
             sign = jnp.where(row < count, 1, -1).astype(x.low.dtype)
             unit = jnp.where(jnp.arange(count) == row % count, sign, 0).reshape(shape)
             return self._lower_bound(variable, unit)
@@ -282,10 +303,10 @@ class Walk:
         self._values[variable] = x.within(Interval(low, high))
 
     def _is_exact(self, variable: Variable) -> bool:
-        """Tell whether backward bounds are no better than the interval of a variable.
+        """Tell whether the backward pass cannot improve the interval of a variable.
 
-        They are no better for an argument, for the result of a nonlinear equation, and for a
-        rearrangement of such variables.
+        It cannot improve the interval of an argument, of the result of a nonlinear equation, and of
+        a rearrangement of arguments and such results.
         """
         equation = self.makers.get(variable)
         if equation is None or not is_affine(equation, [*map(self.read, equation.invars)]):
@@ -295,7 +316,7 @@ class Walk:
         return facts(equation).moves and all(map(self._is_exact, sources))
 
     def _lower_bound(self, variable: Variable, coefficients: Array) -> Array:
-        """Return a lower bound of sum(coefficients * variable), by the backward pass."""
+        """Return a lower bound of the number sum(coefficients * variable), by the backward pass."""
         remaining: dict[Atom, Array] = {variable: coefficients}
         bound = jnp.zeros((), coefficients.dtype)
         rounding_error = bound
@@ -304,7 +325,7 @@ class Walk:
             """Add the least value of sum((positive + negative) * x) for lows <= x <= highs.
 
             `positive` has the coefficients above 0, and `negative` has the coefficients below 0.
-            All other entries of both are 0.
+            All other entries of `positive` and `negative` are 0.
             """
             nonlocal bound, rounding_error
             products = _times(positive, lows) + _times(negative, highs)
@@ -347,10 +368,10 @@ def _times(coefficients: Array, x: Array) -> Array:
 
 
 def _branch_bounds(equation: Equation, operands: Sequence[Bounded]) -> list[Interval]:
-    """Bound a choice between functions.
+    """Bound the results of jax's primitive "cond", which calls one of several functions by index.
 
-    If the index is known, the chosen function gives the bounds. If the index varies, the bounds
-    contain the results of all functions.
+    If the index is an array, the chosen function gives the bounds. If the index is an interval, the
+    bounds contain the results of all functions.
     """
     index, *arguments = operands
     branches = equation.params["branches"]
@@ -367,7 +388,10 @@ def _branch_bounds(equation: Equation, operands: Sequence[Bounded]) -> list[Inte
 
 
 def _loop_bounds(equation: Equation, operands: Sequence[Bounded]) -> list[Bounded]:
-    """Bound a loop. A carry that varies after some iteration is an interval from the start."""
+    """Bound the results of a `jax.lax.scan`.
+
+    A carry that is an interval after some iteration is an interval from the start.
+    """
     closed = equation.params["jaxpr"]
     constants, start, stacks = jaxprs.scan_parts(equation, operands)
     is_varying: list[bool] = [varies(x) for x in operands]
@@ -386,7 +410,7 @@ def _loop_bounds(equation: Equation, operands: Sequence[Bounded]) -> list[Bounde
 
 
 def _intervals_where(flags: Sequence[bool], values: Sequence[Bounded]) -> list[Bounded]:
-    """Return the values, in which those whose flag is True are converted to intervals."""
+    """Return the values, after converting each value whose flag is True to an interval."""
     results = list(values)
     for index, is_varying in enumerate(flags):
         if is_varying:

@@ -21,9 +21,10 @@ class TensorKind:
     """A tensor without its values.
 
     Args:
-        kind: the kind of the operation that computes it, or "" if that is unknown.
+        kind: the kind of the operation that computes the tensor, or "" if the kind is unknown.
         shape: the shape of the tensor.
-        output: its position among the network's outputs, or None if it is not an output.
+        output: the position of the tensor among the network's outputs, or None if it is not an
+            output.
     """
 
     kind: str
@@ -47,12 +48,12 @@ def match(
 
     Tensors are paired in four ways. If several apply to a tensor, the first one counts:
 
-    - given: `names` has a name in `b` for each of some names in `a`.
+    - given: `names` is a dict from names in `a` to names in `b`.
     - name: equal names, or names that are equal without characters other than letters and digits,
       such as "/conv1/Conv" in ONNX and "conv1_conv" in NNEF.
-    - output: the outputs in order, if both networks have equally many.
-    - position: between two neighbouring pairs of those above, a longest common sequence of tensors
-      of equal kind and shape.
+    - output: the outputs in order, if both networks have equally many outputs.
+    - position: between two neighbouring pairs from the other three ways, a longest common sequence
+      of tensors of equal kind and shape.
 
     Raises InputError for an unknown name in `names`, and if `names` has the same name in `b` for
     two names in `a`.
@@ -89,9 +90,10 @@ def match(
 def _with_same_spelling(
     a: Mapping[str, TensorKind], b: Mapping[str, TensorKind], spelling: Callable[[str], str]
 ) -> Iterator[tuple[str, str]]:
-    """Yield pairs of names that have the same spelling.
+    """Yield a name of `a` and a name of `b` that have the same spelling.
 
-    A pair requires that only one name of `a` and one name of `b` have this spelling.
+    `spelling` is a function that simplifies a name. A pair requires that only one name of `a` and
+    one name of `b` have this spelling.
     """
     spellings_a = _by_spelling(a, spelling)
     spellings_b = _by_spelling(b, spelling)
@@ -125,8 +127,8 @@ def _between(
 ) -> Iterator[tuple[str, str]]:
     """Yield pairs of tensors of equal kind and shape, in the gaps between the pairs so far.
 
-    The pairs so far divide both lists of tensors into segments. A pair that is out of order in `b`
-    does not divide them.
+    `pairs` are the pairs so far, which divide the lists of tensors of `a` and `b` into segments. A
+    pair that is out of order in `b` does not divide them.
     """
     names_b = list(b)
     index = {name: i for i, name in enumerate(names_b)}
@@ -155,9 +157,9 @@ def _common(
     a: Mapping[str, TensorKind],
     b: Mapping[str, TensorKind],
 ) -> Iterator[tuple[str, str]]:
-    """Yield the pairs of a longest common sequence of kinds and shapes.
+    """Yield the pairs of a longest common sequence of tensors with equal kinds and shapes.
 
-    Recorded tensors are left out, because they have no kind, and a shape by itself is ambiguous.
+    Tensors without a kind, from a recording, are left out, because a shape by itself is ambiguous.
     """
     names_a = [name for name in names_a if a[name].kind]
     names_b = [name for name in names_b if b[name].kind]

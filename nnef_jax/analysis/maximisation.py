@@ -87,7 +87,7 @@ def activation_maximisation(
 ) -> Maximised:
     """Maximise an activation by gradient ascent from noise (Olah 2017, doi:10.23915/distill.00007).
 
-    Steps have the same length for all items and get shorter towards the end. Lengths and costs are
+    All items take steps of equal length, which get shorter towards the end. Lengths and costs are
     relative to the range of the bounds; without bounds they are in units of the input. Equal keys
     give equal results.
 
@@ -99,7 +99,7 @@ def activation_maximisation(
             declared shape, with an item for each target.
         target: a channel (an index along axis 1 of `output`), or a channel for each item. The mean
             of the channel is maximised. The target may also be a function that returns scores
-            [batch] from the outputs, such as those of single units.
+            [batch] from the outputs, such as the activations of single units.
         key: a key of `jax.random`, for the noise.
         output: the name of an output or of a tensor inside.
         bounds: the least and the largest value of an entry. Without bounds the noise has mean 0.

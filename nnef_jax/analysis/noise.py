@@ -110,8 +110,8 @@ def noise_tunnel(
         samples: the number of copies of the batch.
         kind: "mean" of the attributions, "square" (the mean of their squares) or "variance".
         options: options of the method, such as `target`. If `wrt` is a tensor inside, noise is
-            added to the first floating-point input. A method with a parameter `key` gets a separate
-            key, which is the same for all copies.
+            added to the first floating-point input. A method with a parameter `key` gets another
+            key of `jax.random`, which is equal for all copies.
     """
     if kind not in _KINDS:
         here = NT_TYPES.get(str(kind))
@@ -233,8 +233,8 @@ def infidelity(
     Args:
         values: attributions that stand for the gradient: a number, or an array that broadcasts to
             the tensor. Attributions that are multiplied by the input must first be divided by it.
-            An `Attribution` of classes also sets those of `wrt`, `target` and `output` that are not
-            passed.
+            If `values` is an `Attribution` of classes, it also gives the defaults of `wrt`,
+            `target` and `output`.
         key: a key of `jax.random`.
         noise: the standard deviation of the normal noise, in units of the input. The default suits
             inputs of about 1. If noise is lost to rounding, there is a warning.
@@ -257,7 +257,7 @@ def infidelity(
 
 
 def _explained(values: Attribution, options: QuestionOptions) -> QuestionOptions:
-    """Return the options of an attribution. Options of the call replace them."""
+    """Return `wrt`, `target` and `output` of an attribution, updated by the options of the call."""
     if values.values.shape != values.x.shape:
         shapes = f"{show(values.values.shape)}, the tensor is {show(values.x.shape)}"
         raise InputError(f"values: {values.method} is {shapes}", hint="give a value for each entry")
@@ -291,14 +291,17 @@ def _infidelity(
 
 
 def _warn_lost(question: Question, lost: Array) -> None:
-    """Warn if all noise of a copy is lost to rounding. In a traced function there is no warning."""
+    """Warn if rounding removes all noise of one of the copies, as the mask `lost` tells.
+
+    In a traced function there is no warning.
+    """
     if has_values(lost) and np.asarray(lost).any():
         message = f"noise of '{question.wrt}' is lost to rounding: a copy did not move"
         warnings.warn(message, stacklevel=3)
 
 
 class _Copies:
-    """The attributions of changed copies of an input, for the classes of the input itself."""
+    """The attributions of noisy copies of an input, for the classes of the input without noise."""
 
     def __init__(
         self,
@@ -340,9 +343,9 @@ class _Copies:
     def attributed(
         self, samples: int, noise_of: Callable[[Array, Array], Array]
     ) -> Iterator[Attribution]:
-        """Yield the attributions of copies.
+        """Yield the attribution of each of `samples` noisy copies of the input.
 
-        `noise_of` returns the noise for a key and the input.
+        `noise_of` is a function from a key of `jax.random` and the input to the noise.
         """
         for key in jax.random.split(self._key, require_count("samples", samples)):
             inputs = list(self._inputs)

@@ -52,9 +52,9 @@ class OperationStep:
         return keeps_shape and not is_affine
 
     def run(self, tensors: Tensors, *reads: Array) -> list[Array]:
-        """Return the results for these values of `reads`.
+        """Return the results of the operation for the values `reads` of its operands.
 
-        Other operands are taken from `tensors`.
+        Operands that are not in the field `reads` are taken from `tensors`.
         """
         values = {**tensors, **dict(zip(self.reads, reads, strict=True))}
         inputs = [values[value] for value in self.graph.inputs]
@@ -62,7 +62,10 @@ class OperationStep:
         return [jnp.asarray(results[value]) for value in self.writes]
 
     def pull(self, tensors: Tensors, scores: Sequence[Array]) -> list[Array]:
-        """Return the gradients at `reads` from those at `writes`: the transposed derivative."""
+        """Return the gradients at the operands `reads` from gradients at the results `writes`.
+
+        This multiplies `scores`, the gradients at the results, by the transposed derivative.
+        """
         reads = [jnp.asarray(tensors[value]) for value in self.reads]
         _, pull = jax.vjp(lambda *xs: self.run(tensors, *xs), *reads)
         return list(pull(list(scores)))
@@ -73,7 +76,7 @@ Rule = Callable[[OperationStep, list[Array]], list[Array]]
 
 
 def tensors_at(question: Question, x: Array) -> dict[Value, Any]:
-    """Return the tensors of a network by value. `x` replaces the tensor `wrt`."""
+    """Return the tensors of a network by value, computed with `x` as the tensor `wrt`."""
     graph = question.graph
     model = question.model
     wrt = graph.values[question.wrt]
@@ -131,7 +134,7 @@ def propagated(
 
 
 def _scored(question: Question) -> list[Value]:
-    """Return the tensors from which scores are computed: `output`, or all outputs."""
+    """Return the tensors from which scores are computed: the tensor `output`, or all outputs."""
     graph = question.graph
     named = graph.values | dict(zip(graph.output_names, graph.outputs, strict=True))
     return [named[question.output]] if question.output else list(dict.fromkeys(graph.outputs))
@@ -146,7 +149,11 @@ def _score(question: Question, arrays: Sequence[Array]) -> Array:
 
 
 def _steps(evaluate: Evaluation, graph: Graph, wrt: Value) -> list[OperationStep]:
-    """Return the operations that depend on a tensor by floating-point operands, in order."""
+    """Return a step for each operation that depends on a tensor by floating-point operands.
+
+    The steps are in order of computation. `wrt` is the tensor, and `evaluate` computes the tensors
+    of a graph.
+    """
     varies = {wrt}
     steps: list[OperationStep] = []
     for operation in graph.operations:

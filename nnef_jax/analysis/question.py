@@ -34,14 +34,14 @@ _PASSES = ("copy", "log", "reshape", "squeeze", "unsqueeze", *_QUANTIZES)
 
 
 class TensorOptions(TypedDict, total=False):
-    """The keywords of `saliency` for the explaining tensor and for the parameters."""
+    """The keyword arguments `wrt`, the explaining tensor, and `params` of `saliency`."""
 
     wrt: str | None
     params: Params | None
 
 
 class QuestionOptions(TensorOptions, total=False):
-    """The keywords of `saliency` for the explained score, and those of `TensorOptions`."""
+    """The keyword arguments `target` and `output` of `saliency`, and `wrt` and `params`."""
 
     target: Target
     output: str | None
@@ -79,16 +79,16 @@ class Question:
     score: Callable[[Any], Any] | None = field(metadata={"static": True})
 
     def value(self) -> Array:
-        """Return the tensor `wrt` that the inputs give."""
+        """Return the tensor `wrt`, computed from the inputs."""
         if self.position is not None:
             return jnp.asarray(self.inputs[self.position])
         return self.model(*self.inputs, capture=[self.wrt])[1][self.wrt]
 
     def start(self, baseline: ArrayLike) -> Array:
-        """Return the tensor `wrt` at a baseline.
+        """Return the tensor `wrt`, computed from a baseline instead of the inputs.
 
-        The baseline replaces the floating-point inputs from which the tensor is computed. If the
-        tensor is an input, or depends only on integer inputs, the baseline replaces the tensor
+        The baseline replaces the floating-point inputs from which the tensor `wrt` is computed. If
+        `wrt` is an input, or depends only on integer inputs, the baseline replaces the tensor
         itself.
         """
         x = self.value()
@@ -103,7 +103,11 @@ class Question:
         return replace(self, inputs=tuple(inputs)).value()
 
     def run(self, x: Array, edit: Edits | None = None, capture: Sequence[str] = ()) -> Any:
-        """Return `output`, or all outputs, and captured tensors. `x` replaces the tensor `wrt`."""
+        """Return `output`, or all outputs, and captured tensors by name.
+
+        `x` replaces the tensor `wrt`. `edit` has functions that change tensors, by name, and
+        `capture` has the names of the captured tensors.
+        """
         inputs = list(self.inputs)
         edits = dict(edit or {})
         if self.position is None:
@@ -147,7 +151,7 @@ class Question:
         return self.scores(self.run(x)[0])
 
     def gradient(self, x: Array) -> tuple[Array, Array]:
-        """Return the score of each item, [batch], and its gradient at `x`."""
+        """Return the score of each item, [batch], and the gradient of the scores at `x`."""
         self.require_derivative()
 
         def total(x: Array) -> tuple[Array, Array]:
@@ -158,7 +162,7 @@ class Question:
         return scores, gradient
 
     def layer_gradient(self, x: Array, layer: str) -> LayerGradient:
-        """Return the scores, and their gradient at the tensor of a layer."""
+        """Return the scores, the tensor of a layer, and the scores' gradient at this tensor."""
         type = self.graph.values[layer].type
         self.require_derivative(layer)
 
@@ -172,7 +176,10 @@ class Question:
         return LayerGradient(scores, values, gradient)
 
     def require_derivative(self, name: str | None = None) -> None:
-        """Raise InputError if rounding makes all derivatives by a tensor (default `wrt`) 0."""
+        """Raise InputError if rounding makes every derivative by a tensor 0.
+
+        The tensor is named `name`, and is `wrt` by default.
+        """
         graph = self.graph
         named = graph.values | dict(zip(graph.output_names, graph.outputs, strict=True))
         scored = [named[self.output]] if self.output else graph.outputs
@@ -190,7 +197,7 @@ class Question:
 
     @property
     def graph(self) -> Graph:
-        """Return the graph for the shapes of the inputs."""
+        """Return the graph of the network for the shapes of the inputs."""
         return graph_for(self.model, self.inputs)
 
     @property
@@ -208,7 +215,7 @@ class Question:
 
     @property
     def batch(self) -> int:
-        """Return the number of items of `wrt`."""
+        """Return the number of items of the tensor `wrt`."""
         return _batch_of(self.graph.values[self.wrt])
 
 
@@ -217,9 +224,9 @@ def ask(
 ) -> Question:
     """Check the arguments of an analysis, and return its question.
 
-    `options` are `QuestionOptions`. Raises TypeError for arguments of wrong types. Raises
-    InputError for names that the graph lacks, classes that the output lacks, and tensors without a
-    derivative.
+    `options` are `QuestionOptions`. `function` is the name of the analysis. Raises TypeError for
+    arguments of wrong types. Raises InputError for names that the graph lacks, classes that the
+    output lacks, and tensors without a derivative.
     """
     require_keywords(function, options, QuestionOptions.__annotations__, KEYWORDS)
     target, output, wrt, params = map(options.get, ("target", "output", "wrt", "params"))
@@ -256,7 +263,10 @@ def ask(
 def require_derivative(
     model: Model, graph: Graph, sources: Iterable[Value], results: Iterable[Value]
 ) -> None:
-    """Raise InputError if every path from `sources` to `results` has rounding or integers."""
+    """Raise InputError if every path from `sources` to `results` stops derivatives.
+
+    A path stops derivatives if it passes through rounding or integers.
+    """
     kinds = () if rounds_straight_through(model) else _ROUNDS
     stop = _stopping_operation(graph, sources, results, kinds)
     if stop is not None:
@@ -271,9 +281,10 @@ def require_derivative(
 def _stopping_operation(
     graph: Graph, sources: Iterable[Value], results: Iterable[Value], kinds: Sequence[str]
 ) -> Operation | None:
-    """Return the first operation that stops derivatives, or None if a path avoids such operations.
+    """Return the first operation from `sources` to `results` that stops derivatives.
 
     An operation stops derivatives if its kind is in `kinds`, or if all its results are integers.
+    Return None if a path from `sources` to `results` avoids all of them.
     """
     with_derivative = set(sources)
     first_stop = None
@@ -291,7 +302,7 @@ def _stopping_operation(
 def require_derivatives(model: Model, graph: Graph, sources: Iterable[Value]) -> None:
     """Raise InputError if rounding makes the derivatives at one of `sources` 0.
 
-    This is the case if all its paths to outputs pass through rounding.
+    Rounding does so if all paths from the source to outputs pass through it.
     """
     if rounds_straight_through(model):
         return
@@ -316,7 +327,10 @@ def _differentiable(graph: Graph, avoided: Sequence[str]) -> set[Value]:
 
 
 def bound(model: Model, inputs: Sequence[Sample]) -> list[Any]:
-    """Return the inputs of a call in graph order, from that order or from one dict by name."""
+    """Return the inputs of a call in graph order.
+
+    `inputs` are the inputs in graph order, or one dict by name.
+    """
     args, kwargs = arguments_of(inputs)
     texts = [x for x in args if isinstance(x, str)]
     surplus_integers = [x for x in args[len(model.inputs) :] if isinstance(x, int)]
@@ -327,7 +341,11 @@ def bound(model: Model, inputs: Sequence[Sample]) -> list[Any]:
 
 
 def tensor_named(graph: Graph, argument: str, name: str) -> Value:
-    """Return the input or computed tensor with this name. `argument` is the argument's name."""
+    """Return the input or computed tensor with a name.
+
+    Raises InputError if there is none. `argument` is the name of the caller's argument, for the
+    message.
+    """
     require(argument, name, str, "a name of a tensor")
     tensor = graph.values.get(name)
     if tensor is None:
@@ -358,7 +376,10 @@ def require_real(name: str, value: Any, *, least: float | None = 0) -> float:
 
 
 def require_count(name: str, value: Any) -> int:
-    """Return a value that must be a positive integer. Raises TypeError or ValueError."""
+    """Return a value that must be a positive integer.
+
+    Raises TypeError if it is not an integer, and ValueError if it is not positive.
+    """
     require(name, value, int | np.integer, "an integer")
     if value < 1:
         raise ValueError(f"{name} must be at least 1, it is {value}")
@@ -386,14 +407,20 @@ def require_key(key: object) -> None:
 
 
 def array_from(name: str, returned: object) -> Array:
-    """Convert the result of a caller's function to an array. Raises TypeError for other results."""
+    """Convert the result of a function of the caller, the argument `name`, to an array.
+
+    Raises TypeError if the result is not an array of numbers.
+    """
     if not isinstance(returned, Array | np.ndarray | np.generic | float | int):
         raise TypeError(f"{name} must return an array, it returns {shown(returned)}")
     return jnp.asarray(returned)
 
 
 def broadcast(argument: str, array: Array, tensor: str, shape: Shape) -> Array:
-    """Broadcast an argument's array to a tensor's shape; raise InputError if it does not fit."""
+    """Broadcast an argument's array to the shape of a tensor.
+
+    `argument` and `tensor` are their names. Raises InputError if the array does not fit.
+    """
     try:
         return jnp.broadcast_to(array, [int(extent) for extent in shape])
     except ValueError:
@@ -406,9 +433,10 @@ def _filled(name: str, baseline: ArrayLike, x: Array) -> Array:
 
 
 def _logits(graph: Graph, output: str) -> str:
-    """Return the name of the logits if the output is their softmax or sigmoid, else the output.
+    """Return the name of the logits if an output is their softmax or sigmoid, else `output`.
 
-    Warns if the output is a softmax or sigmoid, but the graph has no logits of the same classes.
+    Warns if the output is a softmax or sigmoid, but the graph has no logits with an entry for each
+    class of the output.
     """
     makers = {value: x for x in graph.operations for value in x.writes()}
     final = dict(zip(graph.output_names, graph.outputs, strict=True))[output]
@@ -430,7 +458,10 @@ def _logits(graph: Graph, output: str) -> str:
 
 
 def _batch_and_classes(value: Value) -> tuple[int, ...]:
-    """Return the first two extents. An axis that is missing counts as an axis of extent 1."""
+    """Return the first two extents of a tensor, the batch and the number of classes.
+
+    An axis that is missing counts as an axis of extent 1.
+    """
     return (*value.type.shape, 1, 1)[:2]
 
 

@@ -41,11 +41,11 @@ def deep_lift(
     """Attribute the change of a score from a baseline (Shrikumar et al. 2017, arXiv:1704.02685).
 
     Each operation multiplies the attributions by a multiplier. For a nonlinear function of one
-    tensor it is the change of the result divided by the change of the operand (the rescale rule).
-    For an operand of a product of two tensors it is the mean of the other operand at the baseline
-    and at the item. A maximum passes its change to the positions of the maxima at the baseline and
-    at the item. The values of an item add up to the change of its score plus `gap`. If other
-    nonlinear operations occur, `gap` is not 0.
+    tensor, the multiplier is the change of the result divided by the change of the operand (the
+    rescale rule). For an operand of a product of two tensors, the multiplier is the mean of the
+    other operand's values at the baseline and at the item. A maximum passes its change to the
+    positions of the maxima at the baseline and at the item. The values of an item add up to the
+    change of its score plus `gap`. If other nonlinear operations occur, `gap` is not 0.
 
     >>> attribution = nnef_jax.analysis.deep_lift(model, images)
 
@@ -78,7 +78,10 @@ def deep_lift_shap(
 
 
 def several(name: str, value: object) -> Any:
-    """Return an array whose first axis must have at least one item. Raises InputError if not."""
+    """Return an argument as an array of several items along axis 0.
+
+    Raises InputError if it is a single number, or has no item. `name` is the argument's name.
+    """
     array = array_of(name, value)
     if not array.ndim or not len(array):
         message = f"{name} is {show(array.shape)}, it needs a first axis with an item or more"
@@ -114,9 +117,10 @@ def _mean(a: Array, b: Array) -> Array:
 
 
 def _rescaled(values: Tensors, start: Tensors, middle: Tensors) -> Rule:
-    """Return the rule of DeepLIFT between the tensors at the item and at the baseline.
+    """Return the rule of DeepLift that compares the tensors at the item and at the baseline.
 
-    `values` are the tensors at the item, `start` those at the baseline, and `middle` their means.
+    `values` are the tensors at the item, `start` the tensors at the baseline, and `middle` the
+    means of the two.
     """
 
     def rule(step: OperationStep, pulled: list[Array]) -> list[Array]:

@@ -21,18 +21,21 @@ Pull = Callable[[Sequence[Array]], Sequence[Array]]
 
 
 class Values(Protocol):
-    """The values of the variables of a traced function, as `linear_bounds.Walk` has them."""
+    """The values of the variables of a traced function, as `linear_bounds.Walk` computes them."""
 
     def read(self, variable: Atom) -> Bounded:
         """Return the array or interval of a variable or a literal."""
         ...
 
     def at(self, variable: Atom, values: Mapping[Atom, Bounded]) -> Bounded:
-        """Return the value that a variable has for these values of other variables."""
+        """Return the value of a variable if other variables have the values in `values`."""
         ...
 
     def compared(self, equation: Equation) -> ThresholdSelection | None:
-        """Return a selection by the comparison of a variable with a threshold, or None."""
+        """Return the variable x and the threshold of a selection by `x < threshold`.
+
+        Return None if the equation is another selection.
+        """
         ...
 
     def is_affine_in(self, variable: Atom, x: Atom) -> bool:
@@ -41,7 +44,7 @@ class Values(Protocol):
 
 
 class ThresholdSelection(NamedTuple):
-    """A selection by the comparison of a variable with a threshold.
+    """A selection between two cases by the comparison of a variable with a threshold.
 
     Args:
         x: the variable.
@@ -58,7 +61,7 @@ class BackwardStep(NamedTuple):
     """Affine functions of the operands of an equation that bound its results.
 
     Args:
-        variables: the operands that vary.
+        variables: the operands that are intervals.
         pulls: the transposes of the linear parts of the lower and the upper function. If both
             linear parts are equal, there is a single transpose.
         low: the constant of the lower function, for each result.
@@ -130,15 +133,16 @@ def _step(
     out: Interval,
     ulps: int = _FEW_ULPS,
 ) -> BackwardStep:
-    """Return a step made of two lines, which are widened by their rounding errors.
+    """Return a step of the backward pass that bounds a result by two lines.
 
-    Where a line is not finite, an end of the interval `out` replaces it.
+    The lines `below` and `above` are moved apart by their rounding errors. Where a line is not
+    finite, an end of the interval `out` replaces it.
     """
 
     def finite(line: Line, end: Array) -> tuple[Line, Array]:
-        """Return the line, and its rounding error.
+        """Return the line with `end` in place of items that are not finite, and its rounding error.
 
-        Items of the line that are not finite are replaced by `end`, with an error of 0.
+        The rounding error is 0 for the replaced items.
         """
         sizes = [jnp.abs(slope) * x.size for slope, x in zip(line.slopes, xs, strict=True)]
         error = ulps * epsilon(end) * (sum(sizes) + jnp.abs(line.constant))
@@ -179,7 +183,7 @@ class _Kink(NamedTuple):
 
 
 def _kink(walk: Values, equation: Equation, operands: Sequence[Bounded]) -> _Kink | None:
-    """Return an equation as a function of two straight parts, or None for another function."""
+    """Return the two straight parts of an equation's function, or None for another function."""
     name = primitive(equation)
     out = equation.outvars[0].aval
     if name == "select_n":
@@ -197,9 +201,9 @@ def _kink(walk: Values, equation: Equation, operands: Sequence[Bounded]) -> _Kin
 
 
 def _selection_kink(walk: Values, equation: Equation) -> _Kink | None:
-    """Return a selection by `x < threshold` between two affine functions of x as a kink.
+    """Return the two straight parts of a selection by `x < threshold`.
 
-    Return None for any other selection.
+    The two cases must be affine functions of x. Return None for any other selection.
     """
     comparison = walk.compared(equation)
     if comparison is None:
@@ -225,10 +229,10 @@ def _selection_kink(walk: Values, equation: Equation) -> _Kink | None:
 
 
 def _kink_step(x: Interval, kink: _Kink) -> tuple[Line, Line]:
-    """Bound a kink from below and above, by its chord and by one of its parts.
+    """Return a line below and a line above a function of two straight parts.
 
-    A convex kink is below its chord and above both parts. A concave kink is above its chord and
-    below both parts. The lines are NaN where the function is not continuous.
+    A convex function is below its chord and above its two parts. A concave function is above its
+    chord and below its two parts. The lines are NaN where the function is not continuous.
     """
     _, place, value, before, after, is_continuous = kink
     is_after = x.low >= place
@@ -261,15 +265,16 @@ def _kink_step(x: Interval, kink: _Kink) -> tuple[Line, Line]:
 
 
 def _planes(x: Interval, y: Interval) -> tuple[Line, Line]:
-    """Bound a product of two operands by planes (McCormick 1976)."""
+    """Return a plane below and a plane above the product of two operands (McCormick 1976)."""
     below = Line((y.low, x.low), -x.low * y.low)
     return below, Line((y.high, x.low), -x.low * y.high)
 
 
 def _maximum(equation: Equation, x: Interval, out: Interval) -> BackwardStep:
-    """Bound a maximum.
+    """Bound a maximum of several items, such as a reduction or a pooling.
 
-    The lower bound is the item with the highest lower end, and the upper bound is that of `out`.
+    The lower bound is the operand's item whose lower end is highest. The upper bound is the upper
+    end of `out`, the interval of the result.
     """
     # The barrier ensures that `low` is rounded only once, since the maximum must equal one of its
     # items.
@@ -291,13 +296,13 @@ Curve = Callable[[Array], Array]
 
 
 def _tangent(curve: Curve, x: Array) -> tuple[Array, Array]:
-    """Return slope and constant of the tangent at a point."""
+    """Return slope and constant of the tangent of a curve at the point `x`."""
     value, slope = jax.jvp(curve, (x,), (jnp.ones_like(x),))
     return slope, value - slope * x
 
 
 def _chord(curve: Curve, x: Interval) -> tuple[Array, Array]:
-    """Return slope and constant of the line through both ends of the curve."""
+    """Return slope and constant of the line through the points of a curve at the ends of `x`."""
     width = x.high - x.low
     low = curve(x.low)
     slope = (curve(x.high) - low) / jnp.where(width > 0, width, 1)
@@ -305,7 +310,10 @@ def _chord(curve: Curve, x: Interval) -> tuple[Array, Array]:
 
 
 def _convex(curve: Curve, x: Interval) -> tuple[Line, Line]:
-    """Bound a convex curve from below by the tangent in the middle, and from above by the chord."""
+    """Return a line below a convex curve and a line above it.
+
+    The line below is the tangent in the middle of the interval, and the line above is the chord.
+    """
     tangent_slope, tangent_constant = _tangent(curve, (x.low + x.high) / 2)
     chord_slope, chord_constant = _chord(curve, x)
     return Line([tangent_slope], tangent_constant), Line([chord_slope], chord_constant)
@@ -317,7 +325,7 @@ def _concave(curve: Curve, x: Interval) -> tuple[Line, Line]:
 
 
 def _reciprocal(curve: Curve, x: Interval) -> tuple[Line, Line]:
-    """Bound a multiple of 1 / x, which is convex or concave.
+    """Return a line below and a line above a multiple of 1 / x, which is convex or concave.
 
     The lines are NaN where the interval contains 0.
     """
@@ -334,7 +342,7 @@ def _reciprocal(curve: Curve, x: Interval) -> tuple[Line, Line]:
 
 
 def _sigmoidal(curve: Curve, x: Interval) -> tuple[Line, Line]:
-    """Bound a sigmoid.
+    """Return a line below and a line above a sigmoid, in the interval `x`.
 
     A sigmoid is convex below 0 and concave above 0, and it is an odd function plus a constant.
     """
@@ -345,15 +353,16 @@ def _sigmoidal(curve: Curve, x: Interval) -> tuple[Line, Line]:
 
 
 def _line_above(curve: Curve, x: Interval) -> tuple[Array, Array]:
-    """Return slope and constant of a line above a sigmoid, which is the chord or a tangent.
+    """Return slope and constant of a line above a sigmoid: of its chord or of a tangent.
 
     If the interval is in the concave half, the tangent touches the curve in the middle of the
-    interval. Otherwise it is the tangent that passes through the lower end of the curve.
+    interval. Otherwise the tangent passes through the curve's point at the lower end of the
+    interval.
     """
     slope, constant = _chord(curve, x)
 
     def gap(point: Array, low: Array = x.low) -> Array:
-        """Return the height of the curve at the lower end above the tangent at a point."""
+        """Return the height of the curve above its tangent at `point`, measured at `low`."""
         tangent_slope, tangent_constant = _tangent(curve, point)
         return curve(low) - (tangent_slope * low + tangent_constant)
 

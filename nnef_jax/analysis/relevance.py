@@ -127,8 +127,9 @@ def deconvolution(
 ) -> Attribution:
     """Compute a gradient that each rectifier clips to 0 instead of masking (arXiv:1311.2901).
 
-    At a rectifier such as ReLU, the backward pass sets negative entries of the gradient to 0,
-    whatever the operand is (Zeiler 2013). The arguments, and the errors, are those of `saliency`.
+    At a rectifier such as ReLU, the backward pass sets negative entries of the gradient to 0, and
+    ignores the sign of the operand (Zeiler 2013). The arguments, and the errors, are those of
+    `saliency`.
     """
     question = _rectified(ask("deconvolution", model, inputs, options))
     return _guided(question, method="deconvolution")
@@ -140,7 +141,7 @@ def guided_grad_cam(
     layer: str,
     **options: Unpack[QuestionOptions],
 ) -> Attribution:
-    """Multiply `guided_backprop` by `grad_cam`, position by position (arXiv:1610.02391).
+    """Multiply `guided_backprop` by `grad_cam` of a layer, position by position (arXiv:1610.02391).
 
     The arguments, and the errors, are those of `grad_cam`.
     """
@@ -186,7 +187,7 @@ def _rule_for(operation: Operation, rules_by_pattern: RuleNames) -> str:
 
 
 def _weights(step: OperationStep, tensors: Tensors) -> dict[Value, Any]:
-    """Return the constant operands of a product, except its bias."""
+    """Return the operands of a product that do not depend on `wrt`, except its bias."""
     operation = step.operation
     if (operation.rule or rules[operation.kind]).work is None:
         return {}

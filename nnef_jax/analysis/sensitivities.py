@@ -43,8 +43,8 @@ class Sensitivity(Result):
 
     Args:
         loss: the loss at the inputs.
-        scores: norms of gradients by kind of score, [layers]; NaN for a layer without parameters of
-            that kind.
+        scores: norms of gradients by kind of score, [layers]; NaN for a layer without the
+            parameters that a kind needs.
         increases: increases of the loss by kind of rounding, [layers]; NaN for a layer without
             weights.
         names: the names of the layers' tensors, in the order of computation.
@@ -185,7 +185,7 @@ def sensitivity(
 
 
 class _Measured(NamedTuple):
-    """The loss, and the scores and increases of a Sensitivity."""
+    """The loss, and the arrays `scores` and `increases` of a `Sensitivity`."""
 
     loss: Array
     scores: dict[str, Array]
@@ -270,7 +270,8 @@ def _scores(
 ) -> dict[str, Array]:
     """Return the four kinds of scores by name, [layers].
 
-    They are norms of gradients, and norms of products with gradients.
+    The scores are norms of gradients, and norms of products of gradients with tensors or
+    parameters.
     """
     params = model.params
     real = {label: x for label, x in params.items() if jnp.issubdtype(x.dtype, jnp.floating)}

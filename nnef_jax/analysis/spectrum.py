@@ -69,7 +69,10 @@ class JacobianSpectrum(Result):
         return table_of(f"Jacobian of '{self.output}' to '{self.input}'", columns, rows)
 
     def plot(self, ax: Axes | None = None) -> Axes:
-        """Draw the values of each item by index, with residuals as error bars. Return the axes."""
+        """Draw the singular values of each item by index, with residuals as error bars.
+
+        Returns the axes of matplotlib.
+        """
         ax = axes(ax, (6.4, 4))
         indices = np.arange(1, self.values.shape[-1] + 1)
         values = np.asarray(self.values)
@@ -154,12 +157,12 @@ def jacobian_spectrum(
 
 
 def _whole_output(outputs: ArrayLike) -> ArrayLike:
-    """Stand in for the function of a score, since the spectrum is that of the output itself."""
+    """Return the outputs, in place of a function that computes scores from them."""
     return outputs
 
 
 class _Spectrum(NamedTuple):
-    """The fields of a JacobianSpectrum, and whether items depend on one another."""
+    """The arrays of a `JacobianSpectrum`, and whether items of the batch depend on one another."""
 
     values: Array
     directions: Array
@@ -188,7 +191,11 @@ def _spectrum(question: Question, key: Array, *, k: int, steps: int, batched: bo
     rows = y.size // batch
 
     def by_column(product: Callable[[Array], Array], like: Array) -> Map:
-        """Return a linear map of tensors like `like` as a map of blocks [batch, size, columns]."""
+        """Return a linear map of tensors as a map of blocks [batch, size, columns].
+
+        `product` takes a tensor of the shape of `like`. The map applies it to each column of a
+        block.
+        """
 
         def block_product(block: Array) -> Array:
             tensors = jnp.moveaxis(block, 2, 0).reshape(-1, *like.shape).astype(like.dtype)
@@ -215,9 +222,10 @@ def _spectrum(question: Question, key: Array, *, k: int, steps: int, batched: bo
 def _has_mixed_items(product: Map, vectors: Array, rounding: float) -> Array:
     """Tell whether an item of a linear map's result depends on another item.
 
-    If it does not, changing the sign of an item changes the sign of the same item of the result.
-    Column i of `signs` changes the signs of the items whose number has bit i set, so any two items
-    differ in at least one column.
+    If items are independent, changing the sign of an item only changes the sign of the same item of
+    the result. The test uses one column of signs for each bit of an item's number: column i changes
+    the signs of the items whose number has bit i set. Any two items therefore differ in at least
+    one column.
 
     Args:
         product: the map of blocks [batch, size, columns].

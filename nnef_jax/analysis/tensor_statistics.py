@@ -22,7 +22,7 @@ class TensorStatistics(Moments):
 
     Args:
         name: the name of the tensor.
-        kind: the kind of the operation that computes it.
+        kind: the kind of the operation that computes the tensor.
         shape: the shape of the tensor in the first batch.
         alive: whether a unit (a channel or feature) is ever different from 0, bool [units]. It is
             None if the tensor has no axis of units, or if the number of units changes.
@@ -59,8 +59,9 @@ class TensorStatistics(Moments):
 
         The rank is exp of the entropy of s / sum(s). Here s are the singular values of the matrix
         whose columns are the units, and whose rows are all items and positions. The rank is 1 if
-        all rows are parallel, and the number of units if all singular values are equal. It is 0 for
-        zeros, and None if it is not computed.
+        all rows are parallel, and the number of units if all singular values are equal. It is 0 if
+        all activations are 0, and None if no Gram matrix was computed, or if there are NaNs or
+        infinities.
         """
         if self.gram is None or self.nan or self.inf:
             return None
@@ -84,7 +85,7 @@ class TensorStatistics(Moments):
         return merged(self, other, alive=alive, gram=gram)
 
     def to_dict(self) -> dict[str, object]:
-        """Return plain values of JSON. `zeros` is the share of items that are 0."""
+        """Return values that JSON can hold. `zeros` is the share of items that are 0."""
         names = "name", "kind", "shape", "count", "mean", "min", "max", "zeros", "nan", "inf"
         values = {name: vars(self)[name] for name in names}
         values |= {"std": self.std, "rms": self.rms, "zeros": self.zeros / max(self.size, 1)}
@@ -94,7 +95,10 @@ class TensorStatistics(Moments):
 
 @partial(jax.jit, static_argnames="axis")
 def measure(x: Array, *, axis: int | None) -> tuple[dict[str, Array], Array | None]:
-    """Return moments and counts of a tensor by name, and `alive` if it has an axis of units."""
+    """Return moments and counts of a tensor by name, and whether each unit is ever not 0.
+
+    The second result is bool [units]. It is None if `axis`, the axis of units, is None.
+    """
     dtype = np.promote_types(x.dtype, np.float32) if x.dtype.kind == "f" else np.float32
     x = x.astype(dtype)
     is_finite = jnp.isfinite(x)

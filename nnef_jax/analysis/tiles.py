@@ -36,7 +36,10 @@ def in_rows(ax: Axes | None, tiles: Sequence[Tile], titles: Sequence[str]) -> Ax
     root = max(1, len(tiles)) ** 0.5
 
     def cost(columns: int) -> tuple[int, int]:
-        """Return the number of empty places in the last row, followed by the number of columns."""
+        """Return the empty places in the last row of `columns` tiles, followed by `columns`.
+
+        The arrangement with the least cost is drawn.
+        """
         places = ceil(len(tiles) / columns) * columns
         return places - len(tiles), columns
 
@@ -79,7 +82,7 @@ def montage(
 def heat(values: ArrayLike, under: Tile) -> Tile:
     """Return the tile `under` with a map drawn over it, which is red above 0 and blue below 0.
 
-    Large values cover the tile, and values near 0 let it show through.
+    Large values hide the tile, and the tile shows through where values are near 0.
     """
     plane = _plane(np.asarray(values, np.float64))
     limit = np.abs(plane).max(initial=0) or 1.0
@@ -129,7 +132,7 @@ def _colours(shares: NDArray[np.float64]) -> Tile:
 
 
 def _plane(x: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return an item as a matrix, in which channels (the first or the last axis) are added up."""
+    """Return an item as a matrix, the sum over channels, which are the first or the last axis."""
     x = np.nan_to_num(x, nan=0.0)
     has_channels_last = x.ndim == 3 and x.shape[-1] in _CHANNELS and x.shape[0] not in _CHANNELS
     if has_channels_last:

@@ -25,17 +25,18 @@ from nnef_jax.wording.similar import did_you_mean
 class ArrayType(Protocol):
     """The shape and dtype of an array, as `jax.ShapeDtypeStruct` has them.
 
-    This protocol stands for that class because jax does not annotate the types of its attributes.
+    The protocol stands for `jax.ShapeDtypeStruct`, because jax does not annotate the types of the
+    attributes of that class.
     """
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Return the extents."""
+        """Return the extents of the array."""
         ...
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Return the dtype of items."""
+        """Return the dtype of the array's items."""
         ...
 
 
@@ -99,7 +100,10 @@ def bind_inputs(
 def _by_name(
     network: Network, args: tuple[object, ...], kwargs: Mapping[str, object]
 ) -> dict[str, Any]:
-    """Return the arguments by the names of the inputs. Raises InputError unless all are passed."""
+    """Return the arguments of a call by the names of the inputs.
+
+    Raises InputError unless each input is passed once.
+    """
     inputs = network.graph.inputs
     names = [value.name for value in inputs]
     if len(args) == 1 and isinstance(args[0], Mapping):
@@ -134,13 +138,13 @@ def _by_name(
 
 
 def _inputs(names: Sequence[str]) -> str:
-    """Return the subject and the verb of a sentence about the inputs with these names."""
+    """Return the start of a sentence about inputs, such as "inputs 'x' and 'y' are"."""
     quoted = ", ".join(map(repr, names))
     return f"inputs {quoted} are" if len(names) > 1 else f"input {quoted} is"
 
 
 def is_key(x: object) -> bool:
-    """Tell whether an object is a key of `jax.random`, or None."""
+    """Tell whether an object is a key of `jax.random` or None."""
     if x is None:
         return True
     dtype = getattr(x, "dtype", None)
@@ -158,9 +162,9 @@ def bind_variables(
 ) -> dict[str, Any]:
     """Check the arrays of variables, and return them by label in the declared dtypes.
 
-    The arrays are converted like inputs. `what` is the name of the argument that they are from, for
-    errors. Raises one InputError for all variables if labels, shapes or dtypes are wrong, or if one
-    of the `needed` labels is missing.
+    The arrays are converted like inputs. `what` is the name of the argument that has the arrays,
+    for errors. Raises one InputError for all variables if labels, shapes or dtypes are wrong, or if
+    a label in `needed` is missing.
     """
     source = "model.params" if what == "params" else "model.init_state()"
     hint = f"take {source} and replace values in it"
@@ -199,9 +203,9 @@ def bind_variables(
 
 @cache
 def _dtype(name: str) -> np.dtype[Any]:
-    """Return the dtype of a name from a cache.
+    """Return the numpy dtype with a name. Results are cached.
 
-    A comparison of an array's dtype with the name would look the name up each time.
+    Comparing an array's dtype with a name would look the name up each time.
     """
     return jnp.dtype(name)
 
@@ -239,7 +243,10 @@ def _require_shape(
 
 
 def _hint_for_shape(what: str, shape: tuple[int, ...], declared: Shape) -> str:
-    """Return a hint for an array whose shape is not the declared one."""
+    """Return a hint for an array whose shape is not the declared one.
+
+    `what` names the input or variable, as in "input 'x'".
+    """
     if not what.startswith("input"):
         source = "init_state()" if what.startswith("state") else "params"
         return f"give an array of the shape that model.{source} has"
@@ -265,8 +272,9 @@ def converted_to_type(
 ) -> Any:
     """Convert an array, or the type of an array, to the dtype of `type`.
 
-    Raises InputError if the shape differs, or if the dtype is of another kind. `declared` is the
-    text for the shape of `type` in errors, with the names of open extents.
+    Raises InputError if the shape differs, or if the dtype is of another kind. `leading` is the
+    number of axes before the axes of `type`. `declared` is the text for the shape of `type` in
+    errors, with the names of open extents.
     """
     _require_shape(what, array, type, leading, declared or show(type.shape))
     dtype = _dtype(type.dtype)
@@ -287,7 +295,7 @@ def converted_to_type(
 
 @partial(jax.jit, static_argnums=1)
 def _narrowed(x: jax.Array, dtype: np.dtype[Any]) -> jax.Array:
-    """Convert a jax array to a dtype in such a way that finite numbers stay finite.
+    """Convert a jax array to a narrower dtype in such a way that finite numbers stay finite.
 
     `rounding.saturated` does the same for a numpy array.
     """
@@ -303,7 +311,10 @@ def _narrowed(x: jax.Array, dtype: np.dtype[Any]) -> jax.Array:
 def in_order(
     inputs: Sequence[Value], args: tuple[_T, ...], kwargs: Mapping[str, _T]
 ) -> tuple[_T, ...] | None:
-    """Return the arguments in the order of the inputs, or None if the names do not match."""
+    """Return the arguments of a call in the order of the inputs.
+
+    Return None if the names or the number of arguments do not match.
+    """
     names = [value.name for value in inputs[len(args) :]]
     if len(names) != len(kwargs) or any([name not in kwargs for name in names]):
         return None
@@ -326,10 +337,10 @@ def array_type(value: Value) -> jax.ShapeDtypeStruct:
 
 
 def arguments_of(inputs: Sequence[Sample]) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
-    """Return the args and kwargs of a call with these inputs.
+    """Return the positional and the keyword arguments of a call with these inputs.
 
-    `inputs` are either the inputs in order, or a single item, which is a tuple of all inputs or a
-    dict of all inputs by name.
+    `inputs` are either the inputs in order, or a single element, which is a tuple of all inputs or
+    a dict of all inputs by name.
     """
     sample: Any = inputs[0] if len(inputs) == 1 else None
     if isinstance(sample, Mapping):
@@ -416,7 +427,8 @@ def require_one_length(inputs: Sequence[Any]) -> None:
 def has_values(x: object) -> bool:
     """Tell whether all values of an array are on this host.
 
-    They are not if the array is traced, if it is only a type, or if parts of it are on other hosts.
+    The result is False if the array is traced, if it is only a type, or if parts of it are on other
+    hosts.
     """
     if isinstance(x, Tracer | jax.ShapeDtypeStruct):
         return False
@@ -429,7 +441,7 @@ def require_values(
     """Raise InputError for a traced array in `trees`, since such an array has no values.
 
     `trees` has the arrays by label for "params" and for "state". `verb` names the user's action in
-    the hint. If `must_be_on_host`, an array that is partly on other hosts is an error too.
+    the hint. If `must_be_on_host`, an array that is partly on other hosts also raises the error.
     """
     for what, arrays in trees.items():
         for label, array in arrays.items():

@@ -33,10 +33,10 @@ class Batcher:
 
     A batch is padded to the next larger one of `sizes`, and the rows of the padding are cut off the
     result. A batch beyond the largest size is split. The batch is the first axis of all inputs and
-    outputs. A batcher is called like the model, and returns arrays of numpy. Their rows equal those
-    of the model, except for rounding (docs/numerics.md).
+    outputs. A batcher is called like the model, and returns arrays of numpy. The rows of the arrays
+    equal the rows that the model computes, except for rounding (docs/numerics.md).
 
-    `inputs` and `outputs` describe the arguments and results of a call; their first extent is None.
+    `inputs` and `outputs` describe the arguments and results of a call, whose first extent is None.
     """
 
     def __init__(self, execution: Execution, sizes: Sequence[int]) -> None:
@@ -85,7 +85,7 @@ class Batcher:
     def bind(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> list[NDArray[Any]]:
         """Check the inputs of a batch, and return them as numpy arrays in order.
 
-        Raises InputError if they do not fit, or differ in their number of items.
+        Raises InputError if the inputs do not fit, or differ in their number of items.
         """
         arrays = [np.asarray(x) for x in bind_inputs(self._network, args, kwargs)]
         counts = {spec.name: len(x) for spec, x in zip(self.inputs, arrays, strict=True)}
@@ -110,7 +110,7 @@ class Batcher:
         return [_joined(parts_of_output) for parts_of_output in zip(*parts, strict=True)]
 
     def _padded(self, arrays: _Arrays) -> Sequence[jax.Array]:
-        """Return the outputs for a batch, after padding it with copies of its last item."""
+        """Return the outputs for a batch that is padded with copies of its last item."""
         count = len(arrays[0])
         size = next(size for size in self.sizes if size >= count)
         if size == count:
@@ -145,9 +145,9 @@ def require_sizes(sizes: Sequence[int]) -> None:
 
 
 def zeros(inputs: Sequence[TensorSpec], size: int | None = None) -> list[NDArray[Any]]:
-    """Return an array of zeros for each input; if `size` is given, it is the extent of the batch.
+    """Return an array of zeros for each input. The first extent is `size`, unless that is None.
 
-    Raises InputError for an input with any other open extent.
+    Raises InputError for an input with another open extent.
     """
     arrays: list[NDArray[Any]] = []
     for spec in inputs:
@@ -164,9 +164,9 @@ def _joined(parts: _Arrays) -> NDArray[Any]:
 
 
 class _Batched(NamedTuple):
-    """An execution that takes batches, in multiples of `unit`.
+    """An execution for batches whose size is a multiple of `unit`.
 
-    If it `is_mapped`, it is run for each group of `unit` items.
+    If `is_mapped`, the execution takes `unit` items, and is run for each group of `unit` items.
     """
 
     execution: Execution
@@ -175,12 +175,12 @@ class _Batched(NamedTuple):
 
 
 def _batched(execution: Execution, largest: int) -> _Batched:
-    """Return an execution for batches of up to `largest` items.
+    """Return the variant of an execution that takes batches of up to `largest` items.
 
-    If the network declares a fixed batch, the execution has an open batch instead. If that fails
-    because the network fixes the size of the batch elsewhere too, the execution is mapped over
-    groups of the declared size, which may be 1. Raises InputError if items of a batch may depend on
-    one another.
+    If the network declares a fixed batch, the variant has an open batch. If opening fails because
+    the network also fixes the size of the batch elsewhere, the execution is mapped over groups of
+    the declared size, which may be 1. Raises InputError if items of a batch may depend on one
+    another.
     """
     network = execution.network
     graph = network.graph
@@ -214,7 +214,11 @@ def _batched(execution: Execution, largest: int) -> _Batched:
 
 
 def _require_batch_axes(graph: Graph) -> None:
-    """Raise InputError if there is a state or no input, or an input or output without axes."""
+    """Raise InputError if a graph cannot take batches.
+
+    A graph cannot take batches if it has a state, has no inputs, or has an input or output without
+    axes.
+    """
     if graph.states:
         raise InputError(f"{graph.name} has a state, which items of a batch would share")
     for kind, values in (("input", graph.inputs), ("output", graph.outputs)):
@@ -228,10 +232,10 @@ def _require_batch_axes(graph: Graph) -> None:
 def _require_separate(execution: Execution, *sizes: int, largest: int = 0) -> None:
     """Raise InputError if items of a batch may depend on one another, or on the number of items.
 
-    The programs for all `sizes` must be equal except for extents. For instance, a network that
-    divides by the number of items has programs that differ. A program with a constant row for each
-    item is also checked for `largest` items. Raises NnefError if the network does not take a batch
-    of one of these sizes.
+    The programs of the network for the batch sizes `sizes` must be equal except for extents. A
+    network that divides by the number of items, for instance, has different programs. A program
+    with a constant row for each item is also checked for `largest` items. Raises NnefError if the
+    network does not take a batch of one of these sizes.
     """
     size, *other_sizes = sizes
     program = _program(execution, size)
@@ -246,7 +250,7 @@ def _require_separate(execution: Execution, *sizes: int, largest: int = 0) -> No
 
 
 def _require_rows(execution: Execution, program: Program) -> None:
-    """Raise InputError unless each output has a row for each item that depends only on it."""
+    """Raise InputError unless each output has a row for each item that depends only on the item."""
     try:
         inputs = program.arguments[program.parameters :]
         axes = batch_axes(program, dict.fromkeys(inputs, 0), resizes=False)
@@ -262,7 +266,7 @@ def _require_rows(execution: Execution, program: Program) -> None:
 
 
 def _program(execution: Execution, size: int) -> Program:
-    """Return the program of the network without any passes, for a batch of `size` items."""
+    """Return the program of the network for a batch of `size` items, before any passes."""
     network = execution.network
     try:
         example = network.example()
@@ -280,7 +284,11 @@ def _program(execution: Execution, size: int) -> Program:
 
 
 def _are_equal_but_for_extents(a: Program, b: Program) -> bool:
-    """Tell whether two programs have equal primitives and constants. Their extents may differ."""
+    """Tell whether two programs are equal in everything but the extents of arrays.
+
+    Equal programs have the same primitives in the same order, and constants of equal shape have
+    equal values.
+    """
     primitives_a, literals_a = _primitives_and_literals(a)
     primitives_b, literals_b = _primitives_and_literals(b)
     if primitives_a != primitives_b:

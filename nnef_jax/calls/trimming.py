@@ -69,7 +69,11 @@ def trim(results: ArrayLike | tuple[ArrayLike, ...], lengths: Mapping[str, Array
         raise InputError("the lengths are from another call than the results")
 
     def trimmed(item: tuple[int, ...]) -> Any:
-        """Return the outputs of the item of the batch, or of all items with the first indices."""
+        """Return the trimmed outputs of one item of the batch.
+
+        `item` has the indices of the item along the batch axes. With fewer indices than batch axes,
+        the result is a list over all items that begin with them.
+        """
         if len(item) < len(batch_shape):
             extent = batch_shape[len(item)]
             return [trimmed((*item, i)) for i in range(extent)]
@@ -88,7 +92,7 @@ def _array(x: ArrayLike) -> NDArray[Any]:
 
 
 def _index(results: Any, output: str) -> int:
-    """Return the index of the output with this name."""
+    """Return the position of the output with this name. Raises InputError if there is none."""
     try:
         value = results[output]
     except (KeyError, TypeError, IndexError):

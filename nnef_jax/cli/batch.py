@@ -142,7 +142,7 @@ def batch(
 
 
 def _shard(text: str) -> tuple[int, int]:
-    """Return the two numbers in the text I/N."""
+    """Return the numbers I and N of the text I/N of the option --shard."""
     if not re.fullmatch("[0-9]{1,9}/[0-9]{1,9}", text):
         message = f"{text!r:.60} is not of the form I/N, such as 0/4"
         raise typer.BadParameter(message, param_hint="--shard")
@@ -154,9 +154,10 @@ def _shard(text: str) -> tuple[int, int]:
 
 
 def _folder(out: Path, first: int, count: int) -> Path:
-    """Return the folder for the results of a shard.
+    """Return the folder for the results of shard `first` of `count` shards.
 
-    If there are several shards, create its parent.
+    It is `out` if there is one shard. Otherwise it is a subfolder such as shard-0-of-4, and `out`
+    is created.
     """
     if count == 1:
         return out
@@ -165,7 +166,11 @@ def _folder(out: Path, first: int, count: int) -> Path:
 
 
 def _item_specs(network: Network, item_shapes: Mapping[str, Any]) -> tuple[TensorSpec, ...]:
-    """Return the inputs of one item. Raise InputError for an open shape or a missing batch axis."""
+    """Return the inputs of the network for a single item, whose batch extent is 1.
+
+    `item_shapes` are the shapes of items that the user gives. Raises InputError for an open shape,
+    and for an input without an axis for the batch.
+    """
     from lowering.extents import is_known, show
     from nnef_jax import InputError, TensorSpec
     from nnef_jax.wording.similar import did_you_mean, listed
@@ -202,7 +207,10 @@ def _item_specs(network: Network, item_shapes: Mapping[str, Any]) -> tuple[Tenso
 
 
 def _declared(network: Network) -> int:
-    """Return the batch extent that the document declares, or 0 if it declares none."""
+    """Return the batch extent that the document declares, or 0.
+
+    The result is 0 if the batch is open, or if the first extents of the inputs differ.
+    """
     from lowering.extents import is_known
 
     first_extents = {value.type.shape[:1] for value in network.graph.inputs}
@@ -215,7 +223,11 @@ def _declared(network: Network) -> int:
 def _load(
     source: str, specs: Sequence[TensorSpec], size: int, declared: int, **options: Any
 ) -> Model:
-    """Load a network for batches; raise InputError if it cannot compute batches of this size."""
+    """Load a network for batches of `size` items.
+
+    `declared` is the batch extent that the document declares. Raises InputError if the network
+    cannot compute batches of this size.
+    """
     from nnef_jax import InputError, NnefError, load
     from nnef_jax.errors import raise_all
 
@@ -249,7 +261,13 @@ def _digest(network: Network) -> str:
 
 
 def _report(parts: Parts, count: int, computed: int, devices: int) -> None:
-    """Print the report of a batch; raise DataError if at least one file failed."""
+    """Print the report of a batch; raise DataError if at least one file failed.
+
+    Args:
+        count: the number of all items.
+        computed: the number of items that this run has computed.
+        devices: the number of devices.
+    """
     from nnef_jax import DataError
 
     path_of_failures = parts.write_failures()

@@ -51,9 +51,10 @@ class Parts:
         folder: the folder of the parts.
         items: all items, in order.
         settings: JSON values on which results depend, by their names in error messages.
-        outputs: the outputs of the network, whose first extent is that of a batch.
-        size: the number of items of a part. By default it is that of an earlier run. If there was
-            none, it is the number of items that have 64 MB of outputs, but at most 1024.
+        outputs: the outputs of the network. Their first extent is the size of a batch.
+        size: the number of items of a part. The default is the size in an earlier run. Without an
+            earlier run, the default is the number of items that have 64 MB of outputs, but at most
+            1024.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class Parts:
         self.pending: list[int] = self._pending_parts()
 
     def items_of(self, part: int) -> Sequence[Item]:
-        """Return the items of a part."""
+        """Return the items of the part with the index `part`."""
         return self._items[part * self._size : (part + 1) * self._size]
 
     def write(self, part: int, results: Sequence[ItemArrays]) -> None:
@@ -115,9 +116,9 @@ class Parts:
         return ""
 
     def _settle(self, settings: Mapping[str, Any], size: int | None) -> int:
-        """Write the settings, or compare them with those of an earlier run.
+        """Write the settings, or compare them with the settings of an earlier run.
 
-        Returns the number of items of a part.
+        Returns the number of items of a part. Raises InputError if the settings differ.
         """
         with suppress(FileExistsError):
             self.folder.mkdir()
@@ -158,7 +159,7 @@ class Parts:
     def _pending_parts(self) -> list[int]:
         """Return the parts that are missing, damaged or outdated.
 
-        A part is outdated if a file in it that failed has changed since.
+        A part is outdated if items were added to it, or if a file that failed has changed since.
         """
         part_count = ceil(len(self._items) / self._size)
         matches = map(_PART.fullmatch, os.listdir(self.folder))
@@ -185,7 +186,8 @@ class Parts:
     ) -> bool:
         """Tell whether items were added to a part, or a file that failed has changed.
 
-        Raises InputError if a file that did not fail has changed, or if the part had other items.
+        `lines` are the records of the earlier run, and `items` are the current items. Raises
+        InputError if a file that did not fail has changed, or if the part had other items.
         """
         if len(lines) > len(items):
             raise self._other_inputs(f"there were more than {len(self._items)}")
@@ -206,7 +208,7 @@ class Parts:
         return has_changed_failure or len(lines) < len(items)
 
     def _read(self, part: int) -> list[dict[str, Any]] | None:
-        """Return the records of a part's items, or None if the part is damaged."""
+        """Return the records of the items of a part, or None if the part is damaged."""
         try:
             with (
                 protected_files.without_noting(),
@@ -242,7 +244,7 @@ class Parts:
 def _read_settings(path: str) -> dict[str, Any] | None:
     """Return the settings of an earlier run, or None if there was none.
 
-    Raises DataError if they are damaged.
+    Raises DataError if the file at `path` is damaged.
     """
     try:
         with protected_files.without_noting(), files.open_regular(path, DataError) as file:

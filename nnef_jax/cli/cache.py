@@ -37,7 +37,10 @@ def bounded_folder(cache_dir: str | None) -> Generator[str | None]:
 
 @contextmanager
 def required_folder(cache_dir: str | None) -> Generator[str]:
-    """Yield the folder as `bounded_folder` does; raise InputError if it cannot be used."""
+    """Yield the folder for compiled networks, as `bounded_folder` does.
+
+    Raises InputError if the folder cannot be used.
+    """
     if cache_dir is None:
         folder = cache_folder.users_folder()
         _require_usable(folder, cache_folder.prepare(folder))
@@ -49,8 +52,8 @@ def required_folder(cache_dir: str | None) -> Generator[str]:
 def cache_report(*, clear: bool, as_json: bool) -> str:
     """Return the path of the user's folder, and the number and size of its files, as text or JSON.
 
-    If `clear`, the files are removed first. The number and size are then those of the removed
-    files. Raises InputError if the folder cannot be used.
+    If `clear`, the files are removed, and the report has the number and size of the removed files.
+    Raises InputError if the folder cannot be used.
     """
     folder = cache_folder.users_folder()
     if os.path.lexists(folder):

@@ -104,7 +104,10 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command an option for each field of its parameters that are dataclasses."""
+    """Return a command in which a parameter that is a dataclass becomes an option for each field.
+
+    The command that typer calls gets the fields, and passes dataclasses to `command`.
+    """
     groups: dict[str, Any] = {}
     parameters: list[Any] = []
     for parameter in signature(command, eval_str=True).parameters.values():
@@ -163,7 +166,7 @@ class Reading:
 
     @property
     def keywords(self) -> dict[str, Any]:
-        """Return the options as keywords of `load`, `convert` and similar functions."""
+        """Return the options as keyword arguments of `load`, `convert` and similar functions."""
         return {
             "dialect": self.dialect,
             "weights": self.weights,
@@ -205,7 +208,10 @@ class Pixels:
     ] = False
 
     def options(self, inputs: Sequence[str] | None) -> PictureOptions:
-        """Return the options of pictures; raise BadParameter for options without a picture."""
+        """Return the options for pictures, in which texts are converted to numbers.
+
+        Raises BadParameter if an option is passed, but `inputs` has no picture.
+        """
         from nnef_jax.cli.pictures import PictureOptions, is_picture
 
         mean = _numbers(self.mean, "--mean")
@@ -219,7 +225,10 @@ class Pixels:
 
 
 def caching(cache_dir: str | None, no_cache: bool) -> AbstractContextManager[str | None]:
-    """Return a context manager that yields the folder of compiled networks, or None."""
+    """Return a context manager that yields the folder for compiled networks, or None.
+
+    It yields None if `no_cache`, or if the user's folder cannot be used.
+    """
     if no_cache and cache_dir is not None:
         raise typer.BadParameter("does not go with --cache-dir", param_hint="--no-cache")
     return nullcontext() if no_cache else bounded_folder(cache_dir)
@@ -246,7 +255,7 @@ def _numbers(text: str, option: str) -> tuple[float, ...]:
 
 
 def _value(text: str) -> tuple[str, Any]:
-    """Return the name and the array in NAME=VALUE.
+    """Return the name and the array in the text NAME=VALUE of the option --value.
 
     VALUE is a number in JSON, or a list of numbers.
     """
@@ -262,7 +271,10 @@ def _value(text: str) -> tuple[str, Any]:
 
 
 def _shape(text: str) -> tuple[str, tuple[int | None, ...]]:
-    """Return the name and the extents in NAME=EXTENTS. The extent '?' becomes None."""
+    """Return the name and the extents in the text NAME=EXTENTS of the option --shape.
+
+    The extent '?' becomes None.
+    """
     name, _, extents = text.rpartition("=")
     items = [item.strip() for item in extents.split(",")] if extents else []
     shape: list[int | None] = []

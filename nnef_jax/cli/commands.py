@@ -284,9 +284,9 @@ def cache(
 
 
 def _run_on_zeros(model: Model) -> None:
-    """Run a network on zeros, and by `step` too if it has a state.
+    """Run a network on zeros, so that it is compiled.
 
-    Raises InputError for an open shape.
+    A network with state is also run by `step`. Raises InputError for an open shape.
     """
     import numpy as np
 
@@ -304,7 +304,8 @@ def main(args: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code.
 
     The exit code is 0, or 1 for an error, 2 for wrong usage, and 130 if the command is interrupted.
-    Exceptions that are not errors of the user pass through. Signal handlers are not changed.
+    Exceptions that are neither errors of this package, nor system errors, nor wrong usage, pass
+    through. Signal handlers are not changed.
     """
     for stream in (sys.stdout, sys.stderr):
         # The encoding of the stream may lack characters of tables.

@@ -46,7 +46,7 @@ _PICTURES = (".png", ".svg", ".pdf")
 def calls_of(
     model: Model, files: Sequence[str], pictures: PictureOptions | None = None
 ) -> list[dict[str, Any]]:
-    """Return the inputs that files contain, as a dict by input name for each call."""
+    """Return the inputs that files contain: for each call, a dict of arrays by input name."""
     from nnef_jax.cli.inputs import read_inputs
     from nnef_jax.cli.pictures import PictureOptions
 
@@ -57,7 +57,11 @@ def calls_of(
 def arrays_of(
     model: Model, files: Sequence[str] | None, pictures: PictureOptions | None = None
 ) -> list[Any]:
-    """Return the inputs in files in order. Raise InputError for inputs of several calls."""
+    """Return the inputs of one call in the order of the model, from files.
+
+    Without files, the list is empty. Raises InputError if the files have the inputs of several
+    calls.
+    """
     if not files:
         return []
     from nnef_jax import InputError
@@ -70,7 +74,7 @@ def arrays_of(
 
 
 def check_tolerance(rtol: float, atol: float) -> None:
-    """Raise BadParameter if both tolerances are 0."""
+    """Raise BadParameter if both tolerances, relative and absolute, are 0."""
     if rtol == atol == 0:
         raise typer.BadParameter("must not both be 0", param_hint="--rtol, --atol")
 
@@ -107,7 +111,8 @@ class Shown:
     def show(self, result: Result, table: Table | None = None, saved: Path | None = None) -> None:
         """Print a result as JSON or as a table, and save a picture of it.
 
-        `table` is by default the result's own table. `saved` is the path of another file to report.
+        The default of `table` is the result's own table. `saved` is the path of another file, which
+        the output reports as saved.
         """
         from nnef_jax.results import plotting, text_of
 

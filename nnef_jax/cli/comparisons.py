@@ -163,7 +163,7 @@ def activation_statistics(
 
 
 def _outputs_of(model: Model) -> Callable[..., tuple[Any, ...]]:
-    """Return a function from inputs by name to the outputs in order."""
+    """Return a function that runs a model on inputs by name, and returns the outputs in order."""
     from nnef_jax.cli.outputs import by_name
 
     def run(**arrays: Any) -> tuple[Any, ...]:
@@ -174,7 +174,12 @@ def _outputs_of(model: Model) -> Callable[..., tuple[Any, ...]]:
 
 
 def _source_of(path: str, reading: option.Reading, *, inside: bool) -> Any:
-    """Return one of the networks to compare: a model, recorded tensors, or an ONNX function."""
+    """Return a network to compare, by the suffix of its path.
+
+    For .npz the result is a dict of recorded tensors, for .onnx a function that runs onnxruntime,
+    and otherwise a model. `inside` tells whether the function returns tensors inside the network
+    too.
+    """
     match Path(path).suffix.lower():
         case ".npz":
             from nnef_jax.cli.inputs import read_members
@@ -191,9 +196,9 @@ def _source_of(path: str, reading: option.Reading, *, inside: bool) -> Any:
 def _inputs(
     sources: list[Any], files: list[str] | None, seed: int, pictures: PictureOptions
 ) -> dict[str, Any]:
-    """Return the inputs of both networks by name.
+    """Return the inputs for the networks to compare, as a dict of arrays by name.
 
-    The arrays are from files, or from recorded tensors. Otherwise they are random.
+    The arrays are from `files`, or else from recorded tensors among `sources`, or else random.
     """
     models = [source for source in sources if _is_model(source)]
     if not models:

@@ -42,11 +42,11 @@ class Item:
 def find_items(arguments: Sequence[str], listed: Path | None, output: Path) -> list[Item]:
     """Return the items in files, folders and patterns, followed by the items in the list `listed`.
 
-    A folder stands for all input files below it, sorted by name, except those in the output folder.
-    A file in the list may be missing. In this case its item fails.
+    A folder stands for all input files below it, sorted by name, except the files in the output
+    folder. A file in the list may be missing; its item then fails when it is read.
 
-    Raises InputError for an argument without a file, and OSError if a file is missing or
-    unreadable.
+    Raises InputError for a folder or pattern without a file, and OSError if a file in `arguments`,
+    or the list, is missing or unreadable.
     """
     output_prefix = os.path.realpath(output) + os.sep
 
@@ -117,7 +117,7 @@ def _item(file: str) -> Item:
 
 @dataclass(frozen=True, slots=True)
 class ItemReader:
-    """A reader of files as items: an array for each input, whose batch extent is 1.
+    """A function that reads a file as an item: an array for each input, with a batch extent of 1.
 
     `specs` are the inputs of a single item, whose first extent is 1.
     """
@@ -126,7 +126,10 @@ class ItemReader:
     pictures: PictureOptions
 
     def __call__(self, file: str) -> dict[str, Array]:
-        """Return the arrays in a file by input name; raise NnefError or OSError."""
+        """Return the arrays in a file by input name.
+
+        Raises NnefError if the file does not fit the inputs, and OSError if it cannot be read.
+        """
         path = Path(file)
         names = [spec.name for spec in self.specs]
         if len(names) > 1:
@@ -160,9 +163,10 @@ def _as_item(file: str, array: Array, spec: TensorSpec) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class ItemArrays:
-    """An item and the outcome of reading or computing it.
+    """An item, and the outcome of reading or computing it.
 
-    The outcome is its arrays by input name, its rows by output name, or its error.
+    The outcome of reading is a dict of arrays by input name. The outcome of computing is a dict of
+    rows by output name. If the item failed, the outcome is the error.
     """
 
     item: Item
@@ -172,10 +176,11 @@ class ItemArrays:
 def reading_ahead(
     read: Callable[[str], dict[str, Array]],
 ) -> Callable[[Sequence[Item], int], Iterator[ItemArrays]]:
-    """Return a function that reads items in order with grain's threads.
+    """Return a function that reads items with grain's threads, and yields them in order.
 
-    The function reads a number of items ahead. Threads suffice, since decoders release the GIL.
-    Processes of grain would survive a command that is killed.
+    `read` reads a file. The returned function takes items, and the number of items to read ahead.
+    Threads are fast enough, since decoders release the GIL, whereas processes of grain would
+    survive a command that is killed.
 
     Raises UnsupportedError if grain is not installed.
     """

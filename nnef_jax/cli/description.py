@@ -25,7 +25,9 @@ def describe(summary: Summary) -> list[str]:
 
 
 def machine_lines(*, as_json: bool) -> list[str]:
-    """Return the rates of the machine, and decisions by these rates, as lines or as JSON.
+    """Return the lines that show the rates of the machine, and the decisions that depend on them.
+
+    If `as_json`, the lines are JSON.
 
     Rates that are not stored are measured. If they cannot be measured, the rates that are shipped
     with the package are used.

@@ -169,7 +169,7 @@ def _dtype(profile: str, unsigned: bool) -> str | None:
 
 
 def _raw_of(lowered: Lowered) -> Any:
-    """Return a function of floating-point inputs that returns the raw integers of outputs."""
+    """Return a function of floating-point inputs that returns the outputs as raw integers."""
     from nnef_jax.openvx import Tensor
 
     def data_of(output: Any) -> Any:

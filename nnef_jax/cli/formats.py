@@ -59,10 +59,10 @@ def formats(
 def _entries_of(
     name: str, tables: Mapping[str, list[OperatorEntry]]
 ) -> dict[str, list[OperatorEntry]]:
-    """Return the entries of an operator, by format.
+    """Return the entries of an operator, by the name of each format that has it.
 
-    Upper and lower case are equal, and prefixes of registries may be left out. Raises InputError if
-    no format has the operator.
+    Upper and lower case are equal, and the prefix of a registry may be left out of `name`. Raises
+    InputError if no format has the operator.
     """
 
     def has_name(entry: OperatorEntry) -> bool:
@@ -125,7 +125,7 @@ def versions(entry: OperatorEntry) -> str:
 def becomes(entry: OperatorEntry) -> str:
     """Return a text for the kinds of operations that an operator becomes.
 
-    If there are none, the text says why.
+    If it becomes no operation, the text tells why.
     """
     if entry.role == "refused":
         return f"refused: {entry.refusal}"

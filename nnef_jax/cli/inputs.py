@@ -95,7 +95,11 @@ def _calls(arrays: dict[str, Array], batches: Sequence[_Batch]) -> list[CallInpu
 def _assign(
     arguments: Sequence[str], names: Sequence[str]
 ) -> tuple[dict[str, Array], dict[str, list[Path]]]:
-    """Return the arrays of unnamed .npz files, and the files of the other inputs, both by input."""
+    """Assign the arrays and files of a command line to inputs.
+
+    The first result has arrays from unnamed .npz files, and the second result has the files of the
+    other inputs. Both are dicts by the name of the input.
+    """
     arrays: dict[str, Array] = {}
     paths: dict[str, list[Path]] = {}
     unnamed: list[Path] = []
@@ -139,7 +143,7 @@ def _assign(
 
 
 def _require_single_arrays(paths: dict[str, list[Path]]) -> None:
-    """Raise InputError for several files of an input, unless all of them are pictures."""
+    """Raise InputError if an input has several files, unless all its files are pictures."""
     for name, input_paths in paths.items():
         are_pictures = all(map(is_picture, input_paths))
         if len(input_paths) > 1 and not are_pictures:

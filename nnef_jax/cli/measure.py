@@ -215,9 +215,9 @@ def _axes(text: str) -> dict[str, int]:
 
 
 def _with_open_batch(model: Model, source: str, reading: option.Reading, **options: Any) -> Model:
-    """Load a network again with open batches.
+    """Load a network again, with a batch of any size.
 
-    The batch of an input is its first extent, if it equals the first extent of the first input.
+    The first extent of an input becomes open if it equals the first extent of the first input.
     """
     keywords = reading.keywords
     shapes = keywords.pop("input_shapes")

@@ -29,7 +29,7 @@ Array = NDArray[Any]
 class CallOutputs:
     """The outputs for one picture, or for one set of arrays.
 
-    For a picture, the title is its name.
+    The title is the name of the picture, or "" for arrays.
     """
 
     title: str
@@ -47,9 +47,10 @@ class Top:
 def run_calls(
     model: Model, calls: Sequence[CallInputs], function: Callable[..., Any] | None = None
 ) -> list[CallOutputs]:
-    """Run the network for each call. A single call runs with little compilation.
+    """Run the network for each call, and return the outputs of each picture or call.
 
-    If `function` is not None, this function of the inputs runs instead of the network.
+    A single call uses the variant of the model that is compiled and run once in the least time. If
+    `function` is not None, this function of the inputs runs instead of the network.
     """
     if function is None and len(calls) == 1:
         model = for_one_call(model, bind(model, (), calls[0].arrays))
@@ -60,7 +61,10 @@ def run_calls(
 
 
 def _run_call(model: Model, call: CallInputs, function: Callable[..., Any]) -> list[CallOutputs]:
-    """Run the network; return outputs by picture, or together if an output has no batch axis."""
+    """Run the network for one call, and return the outputs of each picture.
+
+    If an output has no axis for the batch, all outputs are returned together.
+    """
     results = function(*(call.arrays[spec.name] for spec in model.inputs))
     outputs = {name: np.asarray(array) for name, array in by_name(model, results).items()}
     count = len(call.pictures)
@@ -97,7 +101,11 @@ def saved_or_shown(
     as_json: bool,
     overwrite: bool,
 ) -> list[str]:
-    """Save results if there is a path; return the lines to print: results or names of files."""
+    """Save results if there is a path, and return the lines to print.
+
+    If `output` is None, the lines show the results. Otherwise they name the written files, and show
+    the largest entries if `top` is not None.
+    """
     saved = save_results(output, results, overwrite) if output else []
     if as_json:
         return [_as_json(network, results, top, values=not saved, files=saved)]
@@ -105,9 +113,10 @@ def saved_or_shown(
 
 
 def _as_text(results: Sequence[CallOutputs], top: Top | None, *, values: bool) -> list[str]:
-    """Return the lines of results, with a block for each result.
+    """Return lines that show results, with a block for each result.
 
-    If not `values`, a block has only types and the largest entries.
+    A block has the types of the outputs. With `top` it also has the largest entries, and otherwise,
+    if `values`, all values.
     """
     lines: list[str] = []
     for result in results:
@@ -133,7 +142,11 @@ def _as_json(
     values: bool,
     files: Sequence[str],
 ) -> str:
-    """Return results as one JSON object, with "NaN", "Infinity" and "-Infinity" as strings."""
+    """Return results as the text of one JSON object.
+
+    Numbers that JSON lacks are the strings "NaN", "Infinity" and "-Infinity". If not `values`, the
+    object has no values of outputs. `files` are the names of the written files.
+    """
     shown: list[dict[str, Any]] = []
     for result in results:
         outputs: list[dict[str, Any]] = []
@@ -151,7 +164,7 @@ def _as_json(
 
 
 class _TopRow(NamedTuple):
-    """The position of a row, and the index, label and value of its largest entries."""
+    """The position of a row in an output, and the index, label and value of its largest entries."""
 
     position: tuple[int, ...]
     entries: list[dict[str, Any]]
@@ -224,8 +237,8 @@ def check_output(path: Path, names: Sequence[str], overwrite: bool) -> None:
 def save_results(path: Path, results: Sequence[CallOutputs], overwrite: bool) -> list[str]:
     """Save outputs to a path, and return the names of the written files.
 
-    Several results are joined along axis 0 if they have a batch of 1, and otherwise along a new
-    axis.
+    Several results are concatenated along axis 0 if each has a batch of 1, and otherwise stacked
+    along a new axis.
     """
     names = results[0].outputs
     arrays = {name: _joined([result.outputs[name] for result in results]) for name in names}

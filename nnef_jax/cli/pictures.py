@@ -48,7 +48,7 @@ def is_picture(path: str | Path) -> bool:
 
 
 def read_picture(path: Path, spec: TensorSpec, options: PictureOptions) -> Array:
-    """Read a picture as a tensor in the layout of the input, with a batch extent of 1."""
+    """Read a picture as an array in the layout of the input `spec`, with a batch extent of 1."""
     layout = options.layout
     if len(spec.shape) != len(layout):
         raise InputError(
@@ -84,7 +84,11 @@ def read_picture(path: Path, spec: TensorSpec, options: PictureOptions) -> Array
 
 
 def _pixels(path: Path, name: str, extents: dict[str, int | None], resize: bool) -> Array:
-    """Return the pixels as numbers from 0 to 255, float32 [height, width, channel]."""
+    """Return the pixels of a picture as float32 numbers from 0 to 255, [height, width, channel].
+
+    `name` is the name of the input, and `extents` are the extents of its axes by letter. If
+    `resize`, the picture is resized to them.
+    """
     channels = extents.get("c", 1)
     image = _open_picture(path, channels or 3)
     if image.mode.startswith("I"):
@@ -111,7 +115,11 @@ def _pixels(path: Path, name: str, extents: dict[str, int | None], resize: bool)
 
 
 def _open_picture(path: Path, channels: int) -> Any:
-    """Return a decoded picture; raise DataError, or LimitError before decoding."""
+    """Open a picture, and decode it to the given number of channels.
+
+    Raises DataError for a broken picture, and LimitError, before decoding, for a picture that is
+    too large.
+    """
     limit = _image_module().MAX_IMAGE_PIXELS
     from PIL import ImageOps, JpegImagePlugin, PngImagePlugin
 

@@ -113,7 +113,11 @@ def _write_line(text: str) -> None:
 
 
 def _reading_of(name: str, names: Collection[str], reading: option.Reading) -> option.Reading:
-    """Return the options for reading one network: those for all networks, and those only for it."""
+    """Return the options for reading the network `name`.
+
+    They are the options without the name of a network, and the options with this name, as in
+    "digits:x=1,28,28". `names` are the names of all networks.
+    """
 
     def for_network(texts: Sequence[str] | None) -> list[str]:
         selected: list[str] = []

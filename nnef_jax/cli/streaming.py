@@ -38,9 +38,10 @@ def groups_of(reads: Iterator[ItemArrays], size: int, *, stop: bool) -> Iterator
 
 
 def computing(model: Model, devices: Sequence[Any], size: int) -> _Compute:
-    """Return a function that starts to compute items on devices, and returns outputs by name.
+    """Return a function that starts to compute a batch of items on devices.
 
-    Batches are padded to `size` rows, so that only one program is compiled.
+    The function takes arrays by input name for each item, and returns outputs by name without
+    waiting for them. Batches are padded to `size` rows, so that only one program is compiled.
     """
     sharding = None
     if len(devices) > 1:
@@ -62,8 +63,9 @@ def results_of(
     groups: Iterator[list[ItemArrays]],
     done: Callable[[int], None],
 ) -> Iterator[ItemArrays]:
-    """Yield results. Each group is computed while the results of the previous group are written.
+    """Yield the result of each item, in order.
 
+    A group of items is computed on devices while the caller uses the results of the previous group.
     `done` is called with the number of finished items.
     """
     running: deque[tuple[list[ItemArrays], dict[str, Any]]] = deque()

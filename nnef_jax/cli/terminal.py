@@ -18,7 +18,7 @@ STATUS_AFTER = 0.5  # in seconds
 def print_result(*lines: str) -> None:
     """Write lines to standard output after making them printable.
 
-    If that fails with an OSError, the error names "standard output".
+    If writing fails with an OSError, the error names "standard output".
     """
     try:
         typer.echo(_shown(lines))
@@ -83,7 +83,7 @@ def report_error(*lines: str) -> None:
 
 
 def report_usage(text: str) -> None:
-    """Print a usage error in the form in which typer has formatted it."""
+    """Print the text of a usage error, which typer has formatted, to standard error."""
     with suppress(OSError):
         typer.echo(_shown(text.removesuffix("\n").split("\n")), err=True)
 

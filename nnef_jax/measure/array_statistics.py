@@ -22,9 +22,9 @@ class Moments:
     """Statistics of numbers.
 
     Args:
-        count: the number of finite items. `mean`, `squares`, `min` and `max` are statistics of
-            these.
-        mean, min, max: 0, infinity and -infinity if no item is finite.
+        count: the number of finite items. `mean`, `squares`, `min` and `max` are statistics of the
+            finite items.
+        mean, min, max: the mean and the extremes; 0, infinity and -infinity if no item is finite.
         squares: the sum of (x - mean)^2 over the finite items x.
         zeros, nan, inf: the numbers of items that are 0, NaN or infinite.
     """
@@ -55,7 +55,8 @@ _Moments = TypeVar("_Moments", bound=Moments)
 def merged(a: _Moments, b: Moments, **fields: object) -> _Moments:
     """Return the statistics of the numbers of `a` and `b` together.
 
-    `fields` replace further fields of the type of `a`. Source: Chan, Golub and LeVeque 1983.
+    If `a` is of a subclass of `Moments`, `fields` are new values for fields that only the subclass
+    has. Source: Chan, Golub and LeVeque 1983.
     """
     count = a.count + b.count
     share = b.count / count if count else 0.0
@@ -77,7 +78,7 @@ def merged(a: _Moments, b: Moments, **fields: object) -> _Moments:
 
 
 def moments_of(values: NDArray[np.float64]) -> Moments:
-    """Return the statistics of an array."""
+    """Return the moments of the numbers in an array."""
     finite = values[np.isfinite(values)]
     nan = int(np.isnan(values).sum())
     if not finite.size:
@@ -139,8 +140,8 @@ def statistics_of(array: ArrayLike) -> dict[str, Any]:
 def histogram_of(values: NDArray[np.float64], low: float, high: float, bins: int) -> list[int]:
     """Return the number of items in each of `bins` equal bins from low to high.
 
-    If low equals high, there is one bin. The numbers are scaled first, because numpy cannot divide
-    the widest possible range, nor a range between two neighbouring numbers.
+    If `low` equals `high`, there is one bin. The numbers are scaled first, because numpy cannot
+    divide the widest possible range, or a range between two neighbouring numbers, into bins.
     """
     if not low < high:
         return [values.size]

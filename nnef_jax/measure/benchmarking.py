@@ -44,13 +44,13 @@ class Timing:
         batch: the number of items in a call, or None if no input has a batch.
         first: the time of the first call, which compiles.
         p50, p90, p99: percentiles of the time of a call.
-        spread: the range of the medians of the rounds, relative to `p50`. If two engines differ by
-            less, the difference is not significant.
+        spread: the range of the medians of the rounds, relative to `p50`. A difference between two
+            engines that is smaller than the spread is not significant.
         throughput: items per second, over all timed calls.
         calls: the number of timed calls.
-        difference: the largest difference between the outputs of this engine and those of nnef_jax,
-            relative to the largest number in the output. It is infinite if shapes differ, or if an
-            item is NaN in only one of the outputs.
+        difference: the largest difference between the outputs of this engine and the outputs of
+            nnef_jax, relative to the largest number in the output. It is infinite if shapes differ,
+            or if an item is NaN in only one of the outputs.
         failure: the reason why nothing was timed, or "".
     """
 
@@ -74,9 +74,9 @@ class Benchmark(Result):
     Attributes:
         network: the name of the network.
         device: the devices that nnef_jax used.
-        rounds: the number of turns of each engine and batch size.
+        rounds: the number of rounds. In each round, every engine and batch size is timed once.
         elsewhere: the mean number of cores that other processes used during the measurement, or NaN
-            if the system does not report it. If it is large, the figures mislead.
+            if the system does not report it. If this number is large, the figures mislead.
 
     `to_dict` has times in seconds.
     """
@@ -213,7 +213,7 @@ class _Case:
 
 
 def _batches(model: Model, sizes: Sequence[int], seed: int) -> list[tuple[Array, ...]]:
-    """Return random inputs for each batch size."""
+    """Return random inputs for each of the batch sizes `sizes`."""
     has_open_batch = any(spec.shape[:1] == (None,) for spec in model.inputs)
     if sizes and not has_open_batch:
         hint = "load it with input_shapes whose first extent is None"
@@ -228,7 +228,7 @@ def _other_engine(
     inputs: Mapping[str, ArrayLike],
     results: object,
 ) -> _Case:
-    """Make the first call of another engine, and return its case for the measurement.
+    """Make the first call of another engine, and return the engine as a case to measure.
 
     `results` are the results of nnef_jax, with which the outputs of the engine are compared.
     """
@@ -251,9 +251,10 @@ def _timed_call(call: Callable[[], Any]) -> tuple[float, Any]:
 
 
 def _measure(cases: Sequence[_Case], rounds: int, seconds: float) -> float:
-    """Time the calls of each case in turns, and add the times to the case.
+    """Time calls of each case, an engine with a batch size, and add the times to the case.
 
-    Returns the mean number of cores that other processes used during the measurement.
+    In each round every case is timed once, for at least `seconds`. Returns the mean number of cores
+    that other processes used during the measurement.
     """
     start = time.perf_counter()
     seconds_before = _core_seconds_of_others()
@@ -273,7 +274,7 @@ def _measure(cases: Sequence[_Case], rounds: int, seconds: float) -> float:
 
 
 def timed(timing: Timing, rounds: Sequence[Sequence[float]]) -> Timing:
-    """Add percentiles to a timing.
+    """Return a timing to which the percentiles and the number of calls are added.
 
     `rounds` has the durations in seconds of the calls of each round.
     """
@@ -294,7 +295,7 @@ def timed(timing: Timing, rounds: Sequence[Sequence[float]]) -> Timing:
 
 
 def _core_seconds_of_others() -> float:
-    """Return the core seconds that other processes have used since an arbitrary start."""
+    """Return the core seconds that other processes have used, counted from an arbitrary start."""
     try:
         with open("/proc/stat") as file:
             _name, *words = file.readline().split()
@@ -307,7 +308,11 @@ def _core_seconds_of_others() -> float:
 
 
 def _relative_difference(a: Sequence[Array], b: Sequence[Array]) -> float:
-    """Return the largest difference of outputs, relative to the largest finite number in `a`."""
+    """Return the largest difference between two lists of outputs, as a relative error.
+
+    Each difference between an output of `a` and its counterpart in `b` is divided by the largest
+    finite number of the output of `a`.
+    """
     if [x.shape for x in a] != [y.shape for y in b]:
         return math.inf
     differences = [0.0]

@@ -60,7 +60,7 @@ def calibrate(
             widen the steps between levels. None takes the minimum and the maximum.
         names: the tensors to quantise. By default they are the inputs, all computed tensors, and
             the variables that are a filter or a factor of a matrix product. If a network is saved
-            as a flat document, as ONNX networks are, the text has the names in that document.
+            as a flat document, as ONNX networks are, the text has the names in the flat document.
 
     Raises InputError if there is no sample, if a sample does not fit the inputs, or if a range is
     not finite. Raises TypeError or ValueError for wrong options.
@@ -108,7 +108,11 @@ def calibrate(
 def _tensors_to_quantise(
     network: Network, identifiers: Iterable[str], names: Sequence[str] | None
 ) -> tuple[list[str], dict[str, str]]:
-    """Return the names of the activations to quantise, and the labels of the weights by name."""
+    """Return the names of the activations to quantise, and a dict from names to labels of weights.
+
+    `identifiers` are the names of tensors that a graph.quant can have. `names` are the tensors that
+    the user chose, or None for the default.
+    """
     if network.frontend.quantizes:
         message = "the network is quantised already: its ranges would be ranges of rounded values"
         raise InputError(message, hint="load it with quantization='ignore'")
@@ -135,8 +139,7 @@ def _is_real(value: Value) -> bool:
 def _default_names(graph: Graph, tensors: Mapping[str, Value]) -> list[str]:
     """Return the names of the tensors that are quantised by default.
 
-    These are all floating-point tensors except constants, and except variables that are not
-    weights.
+    They are all floating-point tensors, except constants and variables that are not weights.
     """
     weights: set[Value] = set()
     for operation in graph.operations:
@@ -187,8 +190,7 @@ def _ranges_of_runs(
 def _widened_if_empty(low: Array, high: Array) -> _Range:
     """Widen ranges whose ends are equal.
 
-    A range of a positive number is widened down to 0, a range of a negative number up to 0, and [0,
-    0] to [0, 1].
+    The range [2, 2] becomes [0, 2], the range [-2, -2] becomes [-2, 0], and [0, 0] becomes [0, 1].
     """
     is_empty = low == high
     widened_low = np.where(is_empty & (low > 0), 0, low)
@@ -204,7 +206,10 @@ def _min_max(low: Array, high: Array, symmetric: bool) -> str:
 
 
 def _zero_point(low: Array, high: Array, bits: int, signed: bool, symmetric: bool) -> str:
-    """Return the zero point and the scale for a range, which is first widened to include 0."""
+    """Return the arguments for the zero point and the scale of a range, in NNEF's syntax.
+
+    The range is first widened to include 0.
+    """
     highest_code = 2 ** (bits - 1) - 1 if signed else 2**bits - 1
     lowest_code = 0
     if signed:

@@ -56,10 +56,11 @@ def compile_program(
     axes: dict[str, int],
     axis_types: list[str],
 ) -> Any:
-    """Compile an exported function for a mesh with these axes.
+    """Compile a function, which `jax.export` serialised, for a mesh.
 
-    If there are no axes, the function is compiled for the first devices. The axis types must be
-    those of the mesh for which the function was exported.
+    `axes` are the extents of the mesh by name. Without axes, the function is compiled for the first
+    devices. The axis types must be those of the mesh for which the function was exported. `donated`
+    are the positions of the arguments whose memory the program may overwrite.
     """
     exported = export.deserialize(bytearray(serialized))
     axes = axes or {"devices": exported.nr_devices}

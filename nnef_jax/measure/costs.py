@@ -76,17 +76,20 @@ class Cost(Result):
 
     @property
     def intensity(self) -> float | None:
-        """Return flops per byte. Below about 10, memory limits the speed of most machines."""
+        """Return flops per accessed byte.
+
+        Below about 10, memory limits the speed of most machines.
+        """
         if not self.flops or not self.bytes_accessed:
             return None
         return self.flops / self.bytes_accessed
 
     def to_dict(self) -> dict[str, object]:
-        """Return the attributes, and `intensity`, as values of JSON."""
+        """Return the attributes, and `intensity`, as values that JSON can hold."""
         return super().to_dict() | {"intensity": self.intensity}
 
     def table(self) -> Table:
-        """Return a table of XLA's figures."""
+        """Return a table with a line for each of XLA's figures."""
         rows: list[tuple[str, str, str]] = []
 
         def add(name: str, figure: float | None, note: str = "") -> None:
@@ -172,13 +175,13 @@ def cost(
             mesh has this axis.
         named: inputs by name.
 
-    Returns a `Cost`, or a `DeviceCost` for a topology. If a program is too large for the devices,
-    this is not an error, and a result is returned too.
+    Returns a `Cost`, or a `DeviceCost` for a topology. A program that is too large for the devices
+    is not an error; the result tells that it does not fit.
 
     Raises InputError in the same cases as a call; if shapes are open and no inputs are passed; if
     the compiler for a topology is not installed; or if the mesh has more devices than the topology.
-    Raises UnsupportedError if that compiler refuses an operation; the error names the operation's
-    line.
+    Raises UnsupportedError if the compiler for a topology refuses an operation; the error names the
+    operation's line.
 
     >>> nnef_jax.cost(model, images).flops
     >>> print(nnef_jax.cost(model, images, topology="v5e:4x4", mesh={"data": 4, "model": 4}))
@@ -223,7 +226,7 @@ def cost(
 
 
 class _Figures(NamedTuple):
-    """XLA's analysis of a program, its memory (None if unknown), and the number of its loops."""
+    """XLA's analysis of a program, the program's memory (None if unknown), and number of loops."""
 
     analysis: Mapping[str, float]
     memory: object
@@ -233,7 +236,7 @@ class _Figures(NamedTuple):
 def _compiled_figures(
     model: Model, types: Sequence[jax.ShapeDtypeStruct], platform: str
 ) -> _Figures:
-    """Return the figures of the program that a call runs on the default platform."""
+    """Return the figures of the compiled program that a call runs on the default platform."""
     if has_arrays(model):
         arrays = bind(model, [jax.numpy.zeros(x.shape, x.dtype) for x in types])
         program = compiled(model, "outputs", {}, arrays)
@@ -248,7 +251,7 @@ def _compiled_figures(
 def _lowered_figures(
     model: Model, types: Sequence[jax.ShapeDtypeStruct], platform: str
 ) -> _Figures:
-    """Return the figures of `apply`, lowered for a platform."""
+    """Return the figures of the function `apply`, lowered for a platform but not compiled."""
     traced = jax.jit(model.apply).trace(model.params, *types)
     lowered = traced.lower(lowering_platforms=(platform,))
     analysis: Any = lowered.cost_analysis() or {}
@@ -264,7 +267,10 @@ def _cost_on(
     batch: str | Sequence[str] | None,
     params: str | Sequence[str] | Mapping[str, PartitionSpec] | None,
 ) -> DeviceCost:
-    """Return the cost of a model's call on the devices of a topology."""
+    """Return the cost of a model's call on the devices of a topology.
+
+    The other arguments are as in `cost`; `axes` is `mesh`.
+    """
     devices = topology_of(topology)
     types = _types(model, inputs, named)
     layout = layout_of(model)
@@ -294,7 +300,10 @@ def _cost_of_function(
     topology: str,
     mesh: Mapping[str, int] | None,
 ) -> DeviceCost:
-    """Return the cost of a pure function on the devices of a topology."""
+    """Return the cost of a pure function on the devices of a topology.
+
+    The arguments are as in `cost`.
+    """
     if not callable(function):
         raise TypeError(f"model must be a nnef_jax.Model or a function, it is {shown(function)}")
     if mesh is not None:
@@ -321,7 +330,7 @@ def _type(x: Any) -> Any:
 
 
 def _platform_of(device: Any) -> str:
-    """Return the name that a device's platform has in lowering: cuda or rocm instead of gpu."""
+    """Return the name of a device's platform in `jax.export`: "cuda" or "rocm" instead of "gpu"."""
     if device.platform != "gpu":
         return device.platform
     return "rocm" if "rocm" in device.client.platform_version else "cuda"

@@ -29,11 +29,11 @@ _NAMES = 3  # the largest number of operations that a table names for a kernel
 
 @dataclass(frozen=True)
 class DeviceRow:
-    """The kernels that compute the same operations, and the compiler's estimate of their time.
+    """The time, as the compiler estimates it, of the kernels that compute the same operations.
 
     Attributes:
-        operations: the names of the operations in the order of the document. It is () for the row
-            of all kernels whose operations are not known.
+        operations: the names of the operations in the order of the document, or () for the row of
+            all kernels whose operations are not known.
         seconds: the time of these kernels in a call, in seconds.
         kinds: the kinds of the operations, each kind once.
         module: the innermost module that contains all operations whose module is known, or "".
@@ -112,9 +112,10 @@ class DeviceCost(Result):
 
     @property
     def needed_bytes(self) -> int | None:
-        """Return the bytes that a call needs on a device, or None if the compiler refuses.
+        """Return the bytes that a call needs on a device.
 
-        They are the sum of `argument_bytes`, `output_bytes` and `temporary_bytes`.
+        They are the sum of `argument_bytes`, `output_bytes` and `temporary_bytes`. The result is
+        None if the compiler refuses the program.
         """
         if self.argument_bytes is None or self.output_bytes is None:
             return None
@@ -126,10 +127,10 @@ class DeviceCost(Result):
         return not self.refusal and (self.needed_bytes or 0) <= self.memory_bytes
 
     def to_dict(self) -> dict[str, object]:
-        """Return the attributes, `needed_bytes`, `fits`, and seconds by operation.
+        """Return the attributes, `needed_bytes` and `fits`, and seconds by operation.
 
-        `nnef_jax.view(model, profile=cost)` colours operations by these seconds. The operations of
-        a kernel get equal shares of its time.
+        `nnef_jax.view(model, profile=cost)` colours operations by these seconds. A kernel that
+        computes several operations gives each of them an equal share of its time.
         """
         seconds: defaultdict[str, float] = defaultdict(float)
         for row in self.rows:
@@ -140,7 +141,7 @@ class DeviceCost(Result):
         return super().to_dict() | more
 
     def table(self) -> Table:
-        """Return a table of the figures."""
+        """Return a table with a line for each figure."""
         mesh = ", ".join(f"{name}={extent}" for name, extent in self.mesh.items())
         where = f"{self.topology}, mesh {mesh}" if mesh else self.topology
         title = f"{self.network}, compiled for one device of {where}; nothing ran"
@@ -208,9 +209,9 @@ class DeviceCost(Result):
 
 
 def mesh_of(topology: Topology, axes: Mapping[str, int]) -> AbstractMesh:
-    """Return an abstract mesh of devices of a topology.
+    """Return an abstract mesh with the axes `axes` over devices of a topology.
 
-    Raises InputError if the topology has too few devices.
+    `axes` are extents by name. Raises InputError if the topology has too few devices.
     """
     require("mesh", axes, Mapping, "numbers of devices by axis: {'data': 4}")
     for extent in axes.values():
@@ -236,7 +237,7 @@ def device_cost(
     topology: Topology,
     graph: Graph | None = None,
 ) -> DeviceCost:
-    """Compile a function for devices, and return its cost.
+    """Compile a function for devices, and return the cost of a call.
 
     Args:
         network: the name for the table.
@@ -299,7 +300,11 @@ def device_cost(
 def _kernel_times(
     hlo: str, text: HloText, graph: Graph | None, seconds: float
 ) -> tuple[DeviceRow, ...]:
-    """Divide the time of a call among kernels, in proportion to the compiler's cycles."""
+    """Return the rows of a `DeviceCost`, whose times sum to `seconds`.
+
+    The time is divided in proportion to the cycles that the compiler estimates for each kernel.
+    `hlo` and `text` are the program, as text and after parsing.
+    """
     by_name: defaultdict[str, list[Operation]] = defaultdict(list)
     for operation in graph.operations if graph else ():
         by_name[operation.name].append(operation)
@@ -352,7 +357,8 @@ def _work(
 ) -> tuple[float | None, float | None]:
     """Return the flops and accessed bytes of a device.
 
-    If the compiler does not count them, they are the counts before fusion.
+    If the compiler has no counts, the result is the counts before fusion, `lowered`, divided by the
+    number of devices `size`.
     """
     if compiled.analysis:
         return compiled.analysis.get("flops"), compiled.analysis.get("bytes accessed")
@@ -384,7 +390,7 @@ def _names(row: DeviceRow) -> str:
 
 
 def _place(row: DeviceRow) -> str:
-    """Return the kinds of a row's operations, and their module if it is known."""
+    """Return the kinds of a row's operations, and the module that contains them if it is known."""
     kinds = ", ".join(row.kinds)
     return f"{kinds} in {row.module}" if row.module else kinds
 
@@ -402,7 +408,10 @@ def _count(n: float) -> str:
 
 
 def _rate(amount: float | None, seconds: float | None, scale: float, unit: str) -> str:
-    """Return the text " of 197 Tflop/s" for an amount in a time, or "" if there is no time."""
+    """Return a text such as " of 197 Tflop/s": an amount divided by a time.
+
+    `scale` is the size of the unit `unit`. The text is "" if the amount or the time is unknown.
+    """
     return f" of {amount / seconds / scale:.4g} {unit}" if amount and seconds else ""
 
 

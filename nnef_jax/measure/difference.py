@@ -69,7 +69,7 @@ class Difference(Result):
         return not self.changes
 
     def to_dict(self) -> dict[str, object]:
-        """Return the attributes, and whether the networks are the `same`."""
+        """Return the attributes and `same` as a dict of values that JSON can hold."""
         return super().to_dict() | {"same": self.same}
 
     def table(self) -> Table:
@@ -101,10 +101,10 @@ def _two_numbers(a: int, b: int) -> str:
 def diff(a: Model | Source, b: Model | Source) -> Difference:
     """Compare two networks as documents: structure, types, attributes and weights. Nothing runs.
 
-    Operations are paired by name. They are also paired by structure, which means by kind, type,
-    attributes and order. If this leaves fewer differences, it is used instead: in a network with
-    new names every operation is then "renamed". Kinds of operations have the same meaning in all
-    formats, so a network can be compared with its conversion to another format.
+    Operations are paired by name. If some pairs differ, operations are also paired by structure: by
+    kind, type, attributes and order. The pairing with fewer differences counts. In a network with
+    new names, pairing by structure makes every operation "renamed". Kinds of operations have the
+    same meaning in all formats, so a network can be compared with its conversion to another format.
 
     Args:
         a, b: models, or sources as in `load`.
@@ -144,10 +144,10 @@ def _outputs(graph: Graph) -> dict[str, str]:
 
 
 def _values(part: str, a: Mapping[str, str], b: Mapping[str, str]) -> Iterator[Change]:
-    """Yield the differences of inputs or outputs.
+    """Yield the differences of inputs or of outputs; `part` is "input" or "output".
 
-    Tensors are paired by name. If both networks have equally many tensors but other names, they are
-    paired in order.
+    `a` and `b` have the types by name. Tensors are paired by name. If both networks have equally
+    many tensors, but the names differ, the tensors are paired in order.
     """
     if len(a) == len(b) and set(a) != set(b):
         pairs = list(zip(a, b, strict=True))
@@ -196,7 +196,7 @@ def _operands(operation: Operation) -> tuple[str]:
 
 
 def _changes(a: Operation, b: Operation, pairs: Pairs) -> Iterator[str]:
-    """Yield differences between two operations that are paired."""
+    """Yield a text for each difference between two paired operations, such as "conv -> linear"."""
     if a.kind != b.kind:
         yield f"{a.kind} -> {b.kind}"
     for items_a, items_b in ((a.attributes, b.attributes), (a.operands, b.operands)):
@@ -216,7 +216,10 @@ def _changes(a: Operation, b: Operation, pairs: Pairs) -> Iterator[str]:
 
 
 def _states(a: Graph, b: Graph, pairs: Pairs) -> Iterator[Change]:
-    """Yield the states whose update differs. `_weights` reports added and removed states."""
+    """Yield a change for each state whose update differs.
+
+    States that only one network has are left out, because `_weights` reports them.
+    """
     updates = {state.label: state.update for state in b.states}
     for state in a.states:
         label = pairs.labels.get(state.label)
@@ -252,7 +255,10 @@ def _weights(a: Mapping[str, Any], b: Mapping[str, Any], pairs: Pairs) -> Iterat
 
 
 def _distance(a: Array, b: Array) -> tuple[tuple[str, ...], float] | None:
-    """Return the distance of two arrays of one type as texts and as a number, or None if equal."""
+    """Return the distance of two arrays of one type, or None if they are equal.
+
+    The result has texts that describe the distance, and the number `Change.distance`.
+    """
     # The figures are summed over chunks of the arrays.
     count = 0
     largest = 0.0

@@ -19,11 +19,12 @@ Call = Callable[[], Sequence[Any]]  # A function that returns the outputs in ord
 
 
 def engine(name: str, path: str | os.PathLike[str]) -> Callable[[Mapping[str, Any]], Call]:
-    """Return a function that prepares a call of another engine, for inputs by name.
+    """Return a function that prepares a call of another engine.
 
-    The prepared call waits for its results. "onnxruntime" and "openvino" read ONNX, and "tract"
-    reads NNEF. Raises ValueError for other names, UnsupportedError if the engine is not installed,
-    and InputError if it cannot read the file.
+    The function takes inputs by name, and returns a function without arguments, which runs the
+    network and waits for the results. `path` is the file of the network. "onnxruntime" and
+    "openvino" read ONNX, and "tract" reads NNEF. Raises ValueError for other names,
+    UnsupportedError if the engine is not installed, and InputError if it cannot read the file.
     """
     if name not in ENGINES:
         raise ValueError(f"the engines are {', '.join(ENGINES)}; there is no '{name}'")
@@ -101,7 +102,10 @@ def _onnxruntime(module: Any, path: str) -> Callable[[Mapping[str, Any]], Call]:
 
 
 def _typed(session: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert inputs to the types that an ONNX file declares. jax's types may have fewer bits."""
+    """Convert inputs to the types that an ONNX file declares.
+
+    An input that jax computed may have fewer bits than the declared type.
+    """
     types = {x.name: x.type.removeprefix("tensor(").removesuffix(")") for x in session.get_inputs()}
     dtypes = {"float": "float32", "double": "float64"}
     return {name: np.asarray(x, dtypes.get(types[name], types[name])) for name, x in inputs.items()}
@@ -136,7 +140,10 @@ def _tract(module: Any, path: str) -> Callable[[Mapping[str, Any]], Call]:
 
 
 def _in_order(inputs: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """Return inputs by the engine's names. If these differ, they are assigned in order."""
+    """Return inputs by the names that an engine gives to inputs.
+
+    If the names in `inputs` are not those in `names`, the inputs are assigned in order.
+    """
     if set(inputs) == set(names):
         return {name: inputs[name] for name in names}
     if len(inputs) != len(names):

@@ -42,11 +42,12 @@ class Subject:
 def subject_of(
     model: Model, args: Sequence[Any], named: Mapping[str, Any], entry: str = "apply", seed: int = 0
 ) -> Subject:
-    """Return a model's call, its step from the initial state, or its scan, with these inputs.
+    """Return an entry of a model with the arrays on which it runs.
 
-    By default inputs are random, and a scan of random inputs has 16 cycles. Raises ValueError for
-    another entry. Raises InputError in the same cases as a call, and if shapes are open and no
-    inputs are passed.
+    The entry is "apply" (a call), "step" (a cycle from the initial state) or "scan". By default
+    inputs are random, and a scan of random inputs has 16 cycles. Raises ValueError for another
+    entry. Raises InputError in the same cases as a call, and if shapes are open and no inputs are
+    passed.
     """
     require_choice("entry", entry, ("apply", "step", "scan"))
     time_extents = (_CYCLES,) if entry == "scan" else ()
@@ -79,8 +80,9 @@ def random_inputs(
     """Return random inputs by name.
 
     Floating-point numbers are normally distributed, and integers are 0 or 1. `leading` are extents
-    that precede the declared extents. Raises InputError in the same cases as `declared_types`, and
-    LimitError for too many numbers.
+    that precede the declared extents, such as the number of cycles. `batch` takes the place of an
+    open first extent. Raises InputError in the same cases as `declared_types`, and LimitError for
+    too many numbers.
     """
     random = np.random.default_rng(seed)
     inputs: dict[str, Any] = {}
@@ -99,7 +101,7 @@ def declared_types(
 ) -> list[jax.ShapeDtypeStruct]:
     """Return the declared types of inputs, with `batch` in place of an open first extent.
 
-    Raises InputError for other open extents. Its hint ends with the option `--shape`.
+    Raises InputError for an extent that is still open. `hint` is the error's hint.
     """
     errors: list[InputError] = []
     types: list[jax.ShapeDtypeStruct] = []
@@ -120,7 +122,7 @@ def declared_types(
 
 
 def devices_of(results: Any) -> str:
-    """Return the devices on which some results are, as text: "cpu" or "8 x TPU v4"."""
+    """Return the devices that hold some results, as text: "cpu" or "8 x TPU v4"."""
     kinds: set[str] = set()
     count = 1
     for x in jax.tree.leaves(results):

@@ -69,16 +69,16 @@ class Instruction:
 
 @dataclass(frozen=True)
 class Collective:
-    """The collectives of one kind in a call.
+    """The collectives (exchanges between devices) of one kind in a call.
 
     Attributes:
         kind: the name in HLO, such as "all-reduce".
         count: the number of collectives. A collective in a loop counts once for each iteration.
-        bytes: bytes of their results on one device.
+        bytes: bytes of the collectives' results on one device.
         exchanged: bytes that one device sends if n devices form a ring. For an all-reduce this is 2
             (n - 1) / n of the result. For the other kinds it is (n - 1) / n of the operand or the
             result, whichever is larger.
-        group: the largest number of devices that take part in one of the collectives.
+        group: the number of devices in the largest group that exchanges data.
     """
 
     kind: str
@@ -137,7 +137,10 @@ class HloText:
                         yield from self._running(branch, runs)
 
     def _iterations(self, definition: str, condition: str) -> int | None:
-        """Return the number of iterations of a loop, or None if it is known only in a run."""
+        """Return the number of iterations of a loop, or None if the number is known only in a run.
+
+        `definition` is the definition of the loop, and `condition` is the name of its condition.
+        """
         if match := _TRIPS.search(definition):
             return int(match[1])
         definitions = [text for _, text in self._computations.get(condition, ())]
@@ -148,7 +151,7 @@ class HloText:
 
     @cached_property
     def loops_of_unknown_length(self) -> int:
-        """Return the number of loops whose number of iterations is known only in a run."""
+        """Return the number of loops for which the text does not tell the number of iterations."""
         count = 0
         for x in self.instructions:
             loop = _LOOP.search(x.definition) if x.opcode == "while" else None
@@ -158,7 +161,7 @@ class HloText:
 
     @cached_property
     def cycles(self) -> dict[str, int]:
-        """Return the estimated cycles in a call by the name of the instruction."""
+        """Return the estimated cycles of all runs of an instruction in a call, by its name."""
         cycles: defaultdict[str, int] = defaultdict(int)
         for x in self.instructions:
             if x.cycles:
@@ -167,9 +170,10 @@ class HloText:
 
     @property
     def trips_factor(self) -> float:
-        """Return the factor by which the iterations of loops multiply the cycles of a call.
+        """Return the factor by which the iterations of loops lengthen a call.
 
-        The divisor is the number of cycles if the body of each loop runs once.
+        The factor is the number of cycles in a call, divided by the number of cycles if the body of
+        each loop ran once.
         """
         cycles_once = sum({x.name: x.cycles for x in self.instructions}.values())
         if not cycles_once:
@@ -191,7 +195,10 @@ class HloText:
 
     @cached_property
     def custom_calls(self) -> dict[str, int]:
-        """Return the number of custom calls that compute something, by target."""
+        """Return the number of custom calls in a call of the program, by target.
+
+        Custom calls that compute nothing are left out.
+        """
         counts: defaultdict[str, int] = defaultdict(int)
         for x in self.instructions:
             target = _TARGET.search(x.definition) if x.opcode == "custom-call" else None
@@ -203,8 +210,8 @@ class HloText:
     def collectives(self) -> list[Collective]:
         """Return the collectives of a call, one object for each kind.
 
-        A collective counts once for each channel, because the compiler may write it as several
-        instructions.
+        Instructions with the same channel count as one collective, because the compiler may write a
+        collective as several instructions.
         """
         by_channel: dict[tuple[str, str], tuple[Instruction, str]] = {}
         for x in self.instructions:
@@ -230,13 +237,16 @@ class HloText:
 
 
 def _written_bytes(instruction: Instruction) -> int:
-    """Return the bytes of an instruction's results."""
+    """Return the number of bytes of an instruction's results."""
     shapes = instruction.definition.partition(f" {instruction.opcode}(")[0]
     return sum(_bytes(*match) for match in _SHAPE.findall(shapes))
 
 
 def _exchanged_bytes(kind: str, size: int, group: int) -> float:
-    """Return `Collective.exchanged` for one collective with a result of `size` bytes."""
+    """Return the bytes that one device sends in a collective, as `Collective.exchanged`.
+
+    `size` is the bytes of the result, and `group` is the number of devices.
+    """
     if "permute" in kind:
         return size
     if kind == "reduce-scatter":
@@ -246,7 +256,7 @@ def _exchanged_bytes(kind: str, size: int, group: int) -> float:
 
 
 def _result_bytes(instruction: Instruction) -> int:
-    """Return the bytes of a collective's result.
+    """Return the number of bytes of a collective's result.
 
     An instruction that starts a collective has a tuple as its result, with the operands in the
     first half and the results in the second half. The start of an all-reduce is different: its
@@ -270,7 +280,7 @@ def _bytes(dtype: str, extents: str) -> int:
 
 
 def _group_size(definition: str) -> int:
-    """Return the number of devices that exchange data with each other."""
+    """Return the number of devices in a group that exchanges data in a collective."""
     if match := _GROUPS.search(definition):
         return int(match[1])
     if match := _MESH_GROUPS.search(definition):

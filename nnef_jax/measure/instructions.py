@@ -27,7 +27,8 @@ _TRANSFORMED = re.compile(r"(?!jit\()\w+\((.*)\)")
 class HloProgram:
     """A compiled program, with the names of the operations that each instruction computes.
 
-    `operations` is by the name of the instruction.
+    `operations` is a dict from the name of an instruction to the set of its operations' names.
+    `control` has the names of loops, branches and calls.
     """
 
     module: str
@@ -38,9 +39,11 @@ class HloProgram:
 
 
 def program_of(text: str, names: Collection[str]) -> HloProgram:
-    """Return the program in the text of a compiled module. `names` are the names of operations.
+    """Return the program that the text of a compiled module describes.
 
-    A fusion has the operations of all instructions in it.
+    `names` are the names of the document's operations.
+
+    A fusion computes the operations of all instructions inside the fusion.
     """
     by_path = {_without_empty_parts(name): name for name in names} | {name: name for name in names}
     slashes = max([name.count("/") for name in names], default=0)
@@ -75,7 +78,10 @@ def program_of(text: str, names: Collection[str]) -> HloProgram:
 
 
 def _without_empty_parts(name: str) -> str:
-    """Return "conv1/Conv" for "/conv1//Conv", since jax may leave out empty parts of a path."""
+    """Return a name without empty parts: "conv1/Conv" for "/conv1//Conv".
+
+    jax may also leave out empty parts of a path.
+    """
     return "/".join(filter(None, name.split("/")))
 
 
@@ -87,11 +93,12 @@ def _unescaped(text: str) -> str:
 
 
 def _operation(path: str, names: Mapping[str, str], slashes: int) -> str | None:
-    """Return the outermost name of an operation in a path such as "jit(net)/conv1/transpose".
+    """Return the outermost operation in a path such as "jit(net)/conv1/transpose": "conv1".
 
-    The last part of the path is the primitive, and is left out. A name contains at most `slashes`
-    slashes. A derivative has a part such as "transpose(jvp(conv1))". Inner parts may be other
-    operations, such as those in the body of a loop.
+    `names` is a dict from the names in paths to names of operations. The last part of the path is
+    the primitive, and is ignored. A name contains at most `slashes` slashes. A derivative has a
+    part such as "transpose(jvp(conv1))". Inner parts may be other operations, such as the
+    operations in the body of a loop.
     """
     parts = path.split("/")[:-1]
     for start in range(len(parts)):
@@ -108,7 +115,7 @@ def _operation(path: str, names: Mapping[str, str], slashes: int) -> str | None:
 
 
 class Run(NamedTuple):
-    """A run of an instruction. Its start and end are in nanoseconds."""
+    """A run of an instruction, with start and end in nanoseconds."""
 
     name: str
     start: float
@@ -116,7 +123,7 @@ class Run(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """Return the duration in seconds."""
+        """Return the duration of the run in seconds."""
         return (self.end - self.start) / 1e9
 
 
@@ -134,7 +141,9 @@ def _without_warnings_of_types() -> Generator[None]:
 
 @_without_warnings_of_types()
 def recorded(data: Any, module: str, call: str) -> tuple[list[Run], list[Run]]:
-    """Return the annotated calls, and the runs of a module's instructions, both sorted by start.
+    """Return the annotated calls, and the runs of a module's instructions.
+
+    The calls, and the runs, are sorted by start.
 
     Args:
         data: a `jax.profiler.ProfileData`.
@@ -164,7 +173,7 @@ def recorded(data: Any, module: str, call: str) -> tuple[list[Run], list[Run]]:
 
 
 def times(runs: Iterable[Run], call: Run, control: Collection[str]) -> dict[str, float]:
-    """Return the seconds by instruction during a call.
+    """Return the seconds during a call that each instruction took, by the instruction's name.
 
     The seconds sum to the time in which at least one instruction ran. Instructions that run at the
     same time have equal shares of this time. An instruction in `control` has only the time in which
@@ -188,7 +197,7 @@ def times(runs: Iterable[Run], call: Run, control: Collection[str]) -> dict[str,
 class _Edge(NamedTuple):
     """The start or the end of a run. Edges are sorted by time, and ends come before starts.
 
-    Of several ends at the same time, those of the inner runs come first, which began later.
+    Of several runs that end at the same time, the inner run, which began last, ends first.
     """
 
     time: float
@@ -198,7 +207,7 @@ class _Edge(NamedTuple):
 
 
 def _edges(runs: Iterable[Run], call: Run) -> list[_Edge]:
-    """Return each start and end of a run within a call, in the order of time."""
+    """Return the edges, by time, of all runs within a call: the start and the end of each run."""
     edges: list[_Edge] = []
     for number, run in enumerate(runs):
         start = max(run.start, call.start)

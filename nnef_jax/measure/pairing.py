@@ -70,7 +70,7 @@ def paired(a: Graph, b: Graph) -> Pairs:
 
 
 def named_operations(graph: Graph) -> dict[str, Operation]:
-    """Return operations by name.
+    """Return the operations of a graph by name.
 
     If two operations have the same name, the second one is listed as 'name (2)'.
     """
@@ -108,7 +108,7 @@ def _pairs(a: Graph, b: Graph, labels: Mapping[str, str], operations: Mapping[st
 
 
 def _count_differing(a: Graph, b: Graph, pairs: Pairs) -> int:
-    """Count the operations that have no counterpart, or a counterpart that differs."""
+    """Return the number of operations that have no counterpart, or one that differs."""
     operations_a = named_operations(a)
     operations_b = named_operations(b)
     equal_pairs = 0

@@ -42,13 +42,13 @@ _MOST_BARS = 20  # the number of rows in a picture
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The kernels that compute the same operations: a fusion, or all kernels of one operation.
+    """The time of kernels that compute the same operations: of a fusion, or of one operation.
 
     Attributes:
         operations: names of operations, in the order of the document.
         kinds: the kind of each operation.
-        seconds: the time of these kernels in a call, in seconds.
-        nbytes: bytes of the results of these operations.
+        seconds: the time of the kernels in a call, in seconds.
+        nbytes: bytes of the results of the operations.
         kernels: names of instructions in the compiled program.
     """
 
@@ -72,11 +72,11 @@ class Profile(Result):
         calls: the number of recorded calls.
         seconds: the duration of a call that is not recorded, in seconds.
         recorded_seconds: the duration of a call while it is recorded, in seconds.
-        rows: rows from slowest to fastest. Their seconds and `other_seconds` sum to
+        rows: rows from slowest to fastest. The seconds of all rows and `other_seconds` sum to
             `recorded_seconds`.
         other_seconds: the time of calling and returning, and of kernels without an operation.
-        operations: for each name of an operation its kind, its line, the bytes of its results, and
-            its multiply-adds.
+        operations: by the name of an operation, a dict with its kind, its line, the bytes of its
+            results, and its multiply-adds.
     """
 
     network: str
@@ -89,10 +89,10 @@ class Profile(Result):
     operations: Mapping[str, Mapping[str, Any]]
 
     def by_operation(self) -> dict[str, float]:
-        """Return seconds by operation.
+        """Return the time in seconds of each operation in a call, by the operation's name.
 
-        The time of a fusion counts for the operation in it that has the most multiply-adds, or for
-        the first of several such operations.
+        The time of a fusion is assigned to the operation in it with the most multiply-adds. If
+        several operations have the most, the first one gets the time.
         """
         seconds = dict.fromkeys(self.operations, 0.0)
         for row in self.rows:
@@ -101,7 +101,7 @@ class Profile(Result):
         return seconds
 
     def to_dict(self) -> dict[str, object]:
-        """Return the profile as plain values of JSON.
+        """Return the profile as values that JSON can hold.
 
         "rows" has the rows, and "operations" has a dict for each operation with the seconds of
         `by_operation`.
@@ -178,8 +178,8 @@ def profile(
 
     The compiled network of `model(*inputs)` runs under jax's profiler. XLA's metadata tell which
     operations each kernel computes. The time of a fusion is not divided between its operations.
-    Kernels that run at the same time get equal shares of that time, so that all times sum to the
-    time of a call.
+    Kernels that run at the same time share the time equally, so that all times sum to the time of a
+    call.
 
     Args:
         model: the model, which runs on the device of the inputs.
@@ -249,9 +249,9 @@ def _seconds(call: Callable[[], Any], calls: int) -> float:
 def _profile(
     graph: Graph, program: HloProgram, data: Any, unrecorded: float, device: str
 ) -> Profile:
-    """Return the profile of a recording.
+    """Return the profile that jax's profiler recorded in `data`.
 
-    `unrecorded` is the duration of a call without recording.
+    `unrecorded` is the duration in seconds of a call without recording.
     """
     calls, runs = recorded(data, program.module, _CALL)
     operations = _operations(graph)
@@ -287,7 +287,7 @@ def _faster(calls: Sequence[Run]) -> Sequence[Run]:
 
 
 def _operations(graph: Graph) -> dict[str, dict[str, Any]]:
-    """Return the kind, line, bytes and multiply-adds of operations by name.
+    """Return, by the name of an operation, a dict with its kind, line, bytes and multiply-adds.
 
     Bytes and multiply-adds of operations with the same name are summed.
     """
@@ -312,7 +312,7 @@ def _operations(graph: Graph) -> dict[str, dict[str, Any]]:
 
 
 def _title(row: Row) -> str:
-    """Return as many of the first names of a row as fit into `_WIDEST` characters."""
+    """Return the first names of a row, as many as fit into `_WIDEST` characters."""
     title = row.operations[0]
     for count, name in enumerate(row.operations[1:], start=1):
         longer = f"{title} + {name}"
@@ -332,7 +332,7 @@ def _check_trace(path: str | os.PathLike[str], *, overwrite: bool) -> None:
 def _write_trace(
     folder: str, path: str | os.PathLike[str], program: HloProgram, *, overwrite: bool
 ) -> None:
-    """Write the events in a folder of jax's profiler as a trace.
+    """Write the events that jax's profiler left in a folder as one file.
 
     Events of the program get the names of their operations.
     """

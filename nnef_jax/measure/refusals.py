@@ -22,9 +22,9 @@ def located(
     If there is no such operation, return `error`.
 
     Args:
-        error: the refusal of the whole network.
+        error: the compiler's refusal of the whole network.
         graph: the network, without open extents.
-        evaluate: computes the tensors of a graph.
+        evaluate: a function that computes the tensors of a graph.
         topology: the devices.
     """
     programs: dict[Operation, LoweredFunction] = {}
@@ -45,7 +45,7 @@ def located(
 def _distinct(graph: Graph) -> list[Operation]:
     """Return the operations on which results depend, without repetitions.
 
-    If several operations have the same kind, attributes and types, only the first is returned.
+    Of several operations with the same kind, attributes and types, the result has only the first.
     """
     operations: dict[str, Operation] = {}
     for operation in graph.operations:
@@ -59,7 +59,10 @@ def _distinct(graph: Graph) -> list[Operation]:
 
 
 def _comparable(item: Any) -> Any:
-    """Replace tensors by their types, and graphs by numbers, so that operands can be compared."""
+    """Return operands or attributes in a form in which two operations can be compared.
+
+    Tensors are replaced by their types, and graphs by their `id`.
+    """
     if isinstance(item, tuple):
         return [*map(_comparable, item)]  # pyright: ignore[reportUnknownArgumentType]
     if isinstance(item, Graph):
@@ -68,7 +71,7 @@ def _comparable(item: Any) -> Any:
 
 
 def _lowered(operation: Operation, evaluate: Evaluation, platform: str) -> LoweredFunction:
-    """Lower the graph of a single operation."""
+    """Lower a single operation, as a function of its operands, for a platform."""
     inputs = tuple(dict.fromkeys(operation.reads()))
     outputs = tuple(operation.writes())
     graph = Graph(operation.kind, inputs, outputs, tuple(x.name for x in outputs), (operation,))

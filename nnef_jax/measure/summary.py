@@ -30,8 +30,8 @@ class OperationSummary:
 
     Attributes:
         name, kind: the name and the kind of the operation.
-        results: the tensors that it computes.
-        parameters: the number of items in the parameters that this operation is the first to read.
+        results: the tensors that the operation computes.
+        parameters: the number of items in parameters that no earlier operation reads.
         multiply_adds: the number of multiply-adds of a product or convolution; 0 for other kinds.
         module: the module in the source code, inferred from names, or "".
         int8: whether the operation computes in integers.
@@ -71,9 +71,10 @@ class Summary(Result):
         dialect, extensions: the format of the document, and its extensions.
         inputs, outputs: inputs and outputs of a call.
         unknown: operators that are not supported.
-        counts: the numbers of "operations", of "variables", of items in "parameters", in
-            "unused_parameters" and in "state", of "weight_bytes", and of "multiply_adds". An open
-            extent counts as 1, so an open batch counts as one item.
+        counts: a dict of numbers. "operations" and "variables" are counted; "parameters",
+            "unused_parameters" and "state" are numbers of items; "weight_bytes" and "multiply_adds"
+            are sums over the network. An open extent counts as 1, so an open batch counts as one
+            item.
         operations: the operations in the order in which they are computed.
         variables: the parameters, followed by the states.
         remarks: lines about products that a CPU computes in another dtype.
@@ -91,7 +92,7 @@ class Summary(Result):
     remarks: tuple[str, ...]
 
     def to_dict(self) -> dict[str, object]:
-        """Return the attributes as plain values of JSON."""
+        """Return the attributes as values that JSON can hold."""
         operations: list[dict[str, Any]] = []
         for operation in self.operations:
             fields = {name: getattr(operation, name) for name in OperationSummary.__slots__}
@@ -124,7 +125,7 @@ class Summary(Result):
         return "\n".join([printable(self.name), "", *lines, "", self._totals(), *self.remarks])
 
     def _rows(self) -> list[Sequence[Any]]:
-        """Return the heads of the columns, and the rows.
+        """Return the heads of the columns, and the rows of the table.
 
         There is a column of modules only if at least one module is known.
         """
@@ -156,7 +157,10 @@ class Summary(Result):
 def summarise(
     network: Network, in_integers: Collection[str] = (), remarks: Iterable[str] = ()
 ) -> Summary:
-    """Return a summary of a network. `in_integers` names operations that compute in integers.
+    """Return a summary of a network.
+
+    `in_integers` has the names of operations that compute in integers, and `remarks` are lines
+    below the table.
 
     Raises LimitError for more rows than the network's limits allow.
     """

@@ -63,7 +63,8 @@ def _tpu(
 ) -> Chip:
     """Describe a kind of TPU.
 
-    The memory (in GiB) and the rates are those of a device in jax, which may be half of a chip.
+    The memory (in GiB) and the rates are for a device in the sense of jax, which may be half of a
+    chip.
     """
     peaks = {"bfloat16": peak}
     return Chip(kind, "tpu", int(memory * _GIB), bandwidth, peaks, link, axes=axes, devices=devices)
@@ -77,7 +78,10 @@ def _gpu(
     link: float,
     **target: float,
 ) -> Chip:
-    """Describe a kind of GPU. `target` has fields of XLA's target configuration."""
+    """Describe a kind of GPU. The memory is in bytes, and rates are per second.
+
+    `target` has fields of XLA's target configuration.
+    """
     target = {"device_memory_size": memory, "memory_bandwidth": int(bandwidth), **target}
     return Chip(kind, "cuda", memory, bandwidth, peaks, link, 50e9, target=target)
 
@@ -146,11 +150,11 @@ class Topology:
 
     @property
     def devices(self) -> int:
-        """Return the number of devices in the sense of jax."""
+        """Return the number of devices; jax may count two devices in a chip."""
         return math.prod(self.shape) * self.chip.devices
 
     def description(self) -> dict[str, object]:
-        """Return the keywords for `jax.experimental.topologies.get_topology_desc`."""
+        """Return the keyword arguments for `jax.experimental.topologies.get_topology_desc`."""
         if self.chip.platform == "tpu":
             name = f"{self.name.split(':')[0]}:{_extents(self.shape)}"
             bounds = [min(n, 2) for n in self.shape[:2]] + [1]
@@ -186,7 +190,10 @@ class Topology:
 
 
 def topology_of(name: object) -> Topology:
-    """Return the topology with this name. Raises TypeError or InputError for another name."""
+    """Return the topology with a name such as "v5e:4x4".
+
+    Raises TypeError if the name is not a string, and InputError for an unknown name.
+    """
     require("topology", name, str, "a name: 'v5e:4x4', 'h100:8'")
     text = str(name)
     kind, colon, extents = text.partition(":")
@@ -213,7 +220,7 @@ def topology_of(name: object) -> Topology:
 
 
 def _require_layout(topology: Topology) -> None:
-    """Raise InputError if libtpu has no layout of this shape.
+    """Raise InputError if libtpu has no layout of the topology's shape.
 
     Each host has 1 or 2 chips along each of the first two axes, and libtpu divides a layout into
     hosts.

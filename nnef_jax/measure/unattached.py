@@ -39,8 +39,8 @@ class LoweredFunction:
     Attributes:
         serialized: the function, whose arguments and results are lists.
         donated: positions of the arguments whose memory the function may overwrite.
-        analysis: counts before fusion and partitioning. They are for CUDA, whose compiler has no
-            counts, and empty for other platforms.
+        analysis: counts of work before fusion and partitioning, for CUDA, whose compiler has no
+            counts. It is empty for other platforms.
     """
 
     serialized: bytes
@@ -75,8 +75,8 @@ class Compiled:
 class Refused:
     """The compiler's refusal of a program.
 
-    `reason` is the first line of the compiler's reason. `aborted` says that the process of the
-    compiler ended.
+    `reason` is the first line of the compiler's message. `aborted` tells whether the compiler's
+    process ended.
     """
 
     reason: str
@@ -129,7 +129,7 @@ def compile_for(
     """Compile programs for the devices of a topology.
 
     Args:
-        topology: the devices. Their compiler must be installed.
+        topology: the devices, whose compiler must be installed.
         programs: the programs, which are compiled one after the other. If the compiler aborts, a
             new process compiles the remaining programs.
         mesh: the mesh of the programs' shardings, or None if they have none.
@@ -143,7 +143,10 @@ def compile_for(
 def _compiled(
     topology: Topology, programs: Sequence[LoweredFunction], mesh: Mesh | AbstractMesh | None
 ) -> list[Compiled | Refused]:
-    """Compile programs until the compiler aborts. In that case the last result is its refusal."""
+    """Compile programs, one after the other, until the compiler aborts.
+
+    The last result is then the refusal of the program at which the compiler aborted.
+    """
     with TemporaryDirectory() as name:
         folder = Path(name)
         request = {
@@ -180,7 +183,7 @@ def _compiled(
 
 
 def _not_started(topology: Topology, reason: str) -> InputError:
-    """Return the error for a compiler that does not start. `reason` is its last line."""
+    """Return the error for a compiler that does not start. `reason` is its message's last line."""
     if "Topology layout" in reason:
         # The layout is one that `topology_of` accepts, so another version of libtpu refuses it.
         message = f"the compiler has no layout '{topology.name}': {reason}"

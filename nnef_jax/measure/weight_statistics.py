@@ -60,7 +60,7 @@ class Weight:
 class WeightStatistics(Result):
     """Statistics of arrays by label, in the order of the document.
 
-    `to_dict` returns them by label too.
+    `to_dict` also returns the statistics by label.
     """
 
     weights: Mapping[str, Weight]

@@ -30,9 +30,9 @@ _MOST_LABELLED = 40  # the largest number of tensors whose names are shown in a 
 
 @dataclass(frozen=True, kw_only=True)
 class TensorStats:
-    """A fixed-point tensor compared with the floating-point one.
+    """The error of a fixed-point tensor, compared with the same tensor in floating point.
 
-    `Lowered.stats` explains the fields.
+    The docstring of `Lowered.stats` explains the fields.
     """
 
     name: str
@@ -68,11 +68,11 @@ class Stats(Result):
 
     @property
     def first(self) -> TensorStats | None:
-        """Return the first tensor that differs, or None."""
+        """Return the figures of the first tensor that differs, or None."""
         return next((x for x in self.tensors.values() if x.reason), None)
 
     def to_dict(self) -> dict[str, object]:
-        """Return plain values of JSON. `first` is a name or None."""
+        """Return values that JSON can hold. `first` is the name of a tensor, or None."""
         names = "tensors", "clipped", "samples"
         fields: dict[str, object] = {name: plain(getattr(self, name)) for name in names}
         return fields | {"first": None if self.first is None else self.first.name}
@@ -126,7 +126,10 @@ def _counted(count: int, noun: str) -> str:
 def statistics(
     lowered: Any, inputs: tuple[Input, ...], *, rtol: float, atol: float, isolate: bool
 ) -> Stats:
-    """Return the result of `Lowered.stats`. The module of `Lowered` imports this module."""
+    """Compare the tensors of a lowered network with those of the original, as `Lowered.stats`.
+
+    `lowered` is a `Lowered`. The other arguments are those of `Lowered.stats`.
+    """
     require_flags(isolate=isolate)
     model = lowered.model
     arrays, is_set = _samples(model, inputs)
@@ -189,7 +192,11 @@ def _tensor_stats(
     layer: str,
     own_snr: float,
 ) -> TensorStats:
-    """Return the figures of a tensor. `mask` is the mask of its items that overflowed."""
+    """Return the figures of a tensor of the lowered network.
+
+    `mask` tells which of its items overflowed, and is None if none can. `difference` compares it
+    with the tensor in floating point.
+    """
     data = np.asarray(real(tensor))
     low = _NONE
     high = _NONE
@@ -216,9 +223,9 @@ def _arrays(tensors: Mapping[str, Tensor | Array], names: Iterable[str]) -> dict
 
 
 def _samples(model: Model, inputs: tuple[Input, ...]) -> tuple[list[Array], bool]:
-    """Return the inputs in order, and whether they are sets of inputs.
+    """Return the inputs in the order of the model, and whether they are for several calls.
 
-    Inputs of a set have one more axis than declared.
+    Inputs for several calls have an additional first axis, which the model does not declare.
     """
     names = [spec.name for spec in model.inputs]
     ordered: list[Any] = [*inputs]

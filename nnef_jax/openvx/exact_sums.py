@@ -46,11 +46,11 @@ _SINGLE_CELL = Slide((1, 1), ((0, 0), (0, 0)), (1, 1), (1, 1))  # windows of one
 )
 @dataclass(frozen=True, slots=True)
 class Factors:
-    """A filter of integers, as float32 digits of `width` bits, with the lowest digit first.
+    """A filter of integers as `digits`, float32 arrays of digits of `width` bits, the lowest first.
 
     The filter has the shape (outputs, inputs of a group, *window). The input of the layer is split
-    into `pieces` digits: one digit, or two digits of 8 bits. `depth` channels are summed at once.
-    No sum of products exceeds `largest`.
+    into `pieces` digits: one digit, or two digits of 8 bits. One float32 sum has the products of
+    `depth` channels. No complete sum of products exceeds `largest`.
     """
 
     digits: tuple[Array, ...]
@@ -64,10 +64,10 @@ def factors(filter: Array | NDArray[Any]) -> Factors | None:
     """Split a filter into the digits that are cheapest for exact sums over any input.
 
     The filter has the shape (outputs, inputs of a group, *window). The digits are chosen by the
-    values of the filter, or by the worst case if these are traced. A filter in Q7.8 is typically
-    one digit of 16 bits, and its input two digits of 8 bits. The result is None if there are too
-    many products for exact sums. In the worst case this happens for more than 16384 cells of a
-    channel.
+    values of the filter, or by the worst case if the values are traced. A filter in Q7.8 is
+    typically one digit of 16 bits, and its input two digits of 8 bits. The result is None if there
+    are too many products for exact sums. For a traced filter this happens if a channel has more
+    than 16384 cells.
     """
     limits = jnp.iinfo(filter.dtype)
     bits = limits.bits
@@ -112,7 +112,10 @@ def factors(filter: Array | NDArray[Any]) -> Factors | None:
 
 
 class _Split(NamedTuple):
-    """A way to split a filter. Splits are ordered by cost; the other fields are as in `Factors`."""
+    """A way to split a filter into digits. The way with the least `cost` is taken.
+
+    The other fields are as in `Factors`, and `digit_count` is the number of digits.
+    """
 
     cost: int
     digit_count: int
@@ -123,7 +126,10 @@ class _Split(NamedTuple):
 
 
 def _largest_digit_sums(filter: Array | NDArray[Any], width: int) -> list[NDArray[np.int64]]:
-    """Return, for each digit, the largest possible sums of absolute values, (1, inputs)."""
+    """Return the largest possible sum of absolute values over a window, for each digit.
+
+    The sums do not depend on the values of the filter. Each array has the shape (1, inputs).
+    """
     limits = jnp.iinfo(filter.dtype)
     cells = math.prod(filter.shape[2:])
     sums: list[NDArray[np.int64]] = []
@@ -135,9 +141,10 @@ def _largest_digit_sums(filter: Array | NDArray[Any], width: int) -> list[NDArra
 
 
 def _most_channels(sums: list[NDArray[np.int64]], most: int) -> int:
-    """Return how many channels can be summed at once without a sum above `most`, or 0.
+    """Return the number of channels whose sum never exceeds `most`, or 0 if no number does.
 
-    `sums` has, for each digit, the sums of absolute values over the window: (outputs, inputs).
+    `sums` has, for each digit, the sums of absolute values over the window, (outputs, inputs). If 8
+    of 32 channels can be summed at once, the result is 8.
     """
     channels = sums[0].shape[1]
     depth = channels
@@ -152,7 +159,10 @@ def _most_channels(sums: list[NDArray[np.int64]], most: int) -> int:
 
 
 def _digits(x: _Integers, width: int, bits: int) -> list[_Integers]:
-    """Split int32 into balanced digits; lower digits are from -2**(width-1) to 2**(width-1) - 1."""
+    """Split int32 into `bits / width` balanced digits, the lowest first.
+
+    All digits except the last are from -2**(width-1) to 2**(width-1) - 1.
+    """
     half = 1 << (width - 1)
     digits: list[_Integers] = []
     for _ in range(bits // width - 1):
@@ -163,9 +173,9 @@ def _digits(x: _Integers, width: int, bits: int) -> list[_Integers]:
 
 
 def sums_of_products(x: Array, filter: Factors, slide: Slide) -> list[tuple[Array, int]]:
-    """Return terms (int32, shift), whose shifted sum is the correlation of `x` with the filter.
+    """Return pairs (int32 array, shift), whose sum is the correlation of `x` with the filter.
 
-    `x` has the shape (batch, channels, *positions).
+    A pair stands for `array * 2**shift`. `x` has the shape (batch, channels, *positions).
     """
     batch, _, *extents = x.shape
     depth = filter.digits[0].shape[1]
@@ -238,7 +248,10 @@ def _by_cells(x: Array, filter: Array, slide: Slide) -> Array:
 @partial(jax.tree_util.register_dataclass, data_fields=["high", "low"], meta_fields=["base"])
 @dataclass(frozen=True, slots=True)
 class Wide:
-    """A tensor of integers `high * 2**base + low`, with 0 <= low < 2**base. Both are int32."""
+    """A tensor of integers `high * 2**base + low`, with 0 <= low < 2**base.
+
+    `high` and `low` are arrays of int32.
+    """
 
     high: Array
     low: Array
@@ -246,10 +259,10 @@ class Wide:
 
 
 def base_for(largest: int, shift: int) -> int | None:
-    """Return the base for sums up to `largest`, whose last `shift` bits are rounded away.
+    """Return the `base` of a `Wide` that holds sums up to `largest`.
 
-    The base is `shift` if possible, which takes the fewest operations. The result is None if no
-    base suffices.
+    The last `shift` bits of the sums will be rounded away. The base is `shift` if possible, because
+    this takes the fewest operations. The result is None if no base suffices.
     """
     for base in (min(max(shift, 0), _LOW), _LOW):
         if largest < 1 << (31 + base):
@@ -318,7 +331,7 @@ def _rounded(x: Wide, shift: int, rounding_policy: str) -> Array:
 
 
 class _Quotient(NamedTuple):
-    """The floor of a quotient, the next lower bit, and whether any bit below that is set."""
+    """The parts of x / 2**shift: its floor, the bit below, and whether a lower bit is set."""
 
     floor: Array
     half: Array
@@ -326,7 +339,7 @@ class _Quotient(NamedTuple):
 
 
 def _quotient(x: Wide, shift: int) -> _Quotient:
-    """Return x / 2**shift."""
+    """Return the floor of x / 2**shift, and the bits below it by which the floor is rounded."""
     if shift > x.base:
         high_shift = shift - x.base
         half = (x.high >> (high_shift - 1)) & 1 == 1

@@ -80,7 +80,7 @@ class Lowered:
 
     @property
     def steps(self) -> Sequence[PlanStep]:
-        """Return the steps for the declared shapes, in order."""
+        """Return the steps that compute the network for the declared shapes, in order."""
         return self.evaluation(declared_shapes(self.model)).plan.needed
 
     @cached_property
@@ -98,7 +98,7 @@ class Lowered:
         return {name: int(counts[name]) for name in names if counts[name]}
 
     def __call__(self, *args: Tensor | ArrayLike, **kwargs: Tensor | ArrayLike) -> Any:
-        """Run the network on tensors of the profile's type and position.
+        """Run the network on tensors of raw integers, in the profile's type and position.
 
         Raises TypeError for other objects, VxError for other types and positions, and InputError
         for other shapes.
@@ -113,9 +113,9 @@ class Lowered:
         return self._raw(self._prepared_weights(shapes), inputs)
 
     def float(self, *args: ArrayLike, **kwargs: ArrayLike) -> Any:
-        """Run the network on floating-point numbers.
+        """Run the network in fixed point on floating-point inputs.
 
-        Inputs are rounded, and outputs converted back.
+        Inputs are rounded to fixed point, and outputs are converted to floating point.
         """
         inputs = bind(self.model, args, kwargs)
         weights = self._prepared_weights([x.shape for x in inputs])
@@ -129,8 +129,8 @@ class Lowered:
         differ by one unit, since the two functions are compiled separately.
 
         Derivatives pass straight through rounding: they are derivatives of the floating-point
-        network at these values, and 0 where a number is cut off (straight-through estimation,
-        arXiv:1308.3432). In this way parameters can be trained for the profile:
+        network at the values in fixed point, and 0 where a number is cut off (straight-through
+        estimation, arXiv:1308.3432). In this way parameters can be trained for the profile:
 
         >>> gradient = jax.grad(lambda params: loss(fixed.apply(params, x)))(model.params)
 
@@ -146,7 +146,7 @@ class Lowered:
     def intermediates(self, *args: ArrayLike, **kwargs: ArrayLike) -> dict[str, Tensor | Array]:
         """Return all tensors inside the network by name, for inputs in floating point.
 
-        Operations that do not fit have arrays as results.
+        The result of an operation that does not fit is an array instead of a `Tensor`.
         """
         inputs = bind(self.model, args, kwargs)
         return self.inside(*inputs)[0]
@@ -154,10 +154,10 @@ class Lowered:
     def inside(
         self, *inputs: Array, instead: Mapping[str, Array] | None = None
     ) -> tuple[dict[str, Tensor | Array], dict[str, Array]]:
-        """Return tensors by name, and masks of items that overflow, for tensors that can overflow.
+        """Return the tensors inside the network by name, and masks of items that overflow.
 
-        `instead` has floating-point arrays by the name of a tensor. Operations that read this
-        tensor get the array instead.
+        Only tensors that can overflow have a mask. `instead` is a dict from names of tensors to
+        floating-point arrays. Operations that read such a tensor get the array instead.
         """
         weights = self._prepared_weights([x.shape for x in inputs])
         return self._inside(weights, list(inputs), dict(instead or {}))
@@ -187,7 +187,8 @@ class Lowered:
         items that were cut off or wrapped, or NaN if neither can happen. `absolute` is the largest
         error. `snr` is 10 log10(sum of squares / sum of squared errors). `reason` is why the tensor
         differs, as in `analysis.compare`, and "" if all items are within tolerance. If `isolate`,
-        `own_snr` is the SNR of a layer whose operands are those of the floating-point network.
+        `own_snr` is the SNR of a layer whose operands have the values of the floating-point
+        network.
 
         `to_dict()` is `{"tensors": {name: {"name", "layer", "shape", "position", "low", "high",
         "beyond", "absolute", "snr", "reason", "own_snr"}}, "clipped": {name: count}, "samples",
@@ -245,7 +246,7 @@ class Lowered:
         return packed(self.model, outputs)
 
     def _prepared_weights(self, shapes: Sequence[Shape]) -> Prepared:
-        """Return the prepared weights for inputs of these shapes. They are cached."""
+        """Return the weights, prepared for inputs of the shapes `shapes`. They are cached."""
         evaluation = self.evaluation(shapes)
         key = tuple((step.name, step.layer and step.layer.name) for step in evaluation.plan.needed)
         if key in self._weights:
@@ -260,11 +261,14 @@ class Lowered:
         return self._weights[key]
 
     def real_weights(self, evaluation: Evaluation) -> dict[str, dict[str, Array]]:
-        """Return the floating-point operands that do not depend on inputs, by step and operand."""
+        """Return the weights in floating point, by the names of step and operand.
+
+        Weights are the operands that depend only on parameters and constants.
+        """
         return evaluation.real_weights(self.model.params)
 
     def evaluation(self, shapes: Sequence[Shape]) -> Evaluation:
-        """Return the evaluation for inputs of these shapes."""
+        """Return the plan and positions of the network for inputs of the shapes `shapes`."""
         key = tuple(map(tuple, shapes))
         if key not in self._evaluations:
             choices = self.choices
@@ -279,7 +283,10 @@ class Lowered:
         return self._evaluations[key]
 
     def _require_known_positions(self, evaluation: Evaluation) -> None:
-        """Raise VxError for a position out of range, InputError for that of an unknown tensor."""
+        """Raise an error for a wrong entry of the argument `positions`.
+
+        Raises VxError for a position out of range, and InputError for a name that no tensor has.
+        """
         if not self.choices.positions:
             return
         weights = self.real_weights(evaluation)
@@ -355,7 +362,7 @@ def _is_tensor(x: object) -> bool:
 def _bind_tensors(
     model: Model, args: tuple[Tensor | ArrayLike, ...], kwargs: Mapping[str, Tensor | ArrayLike]
 ) -> list[Any]:
-    """Return the inputs of a call in the order of the graph.
+    """Return the inputs of a call in the order of the graph, after checking them.
 
     A floating-point input must be passed as a `Tensor`, otherwise TypeError is raised. An integer
     input is passed as an array. Raises InputError for wrong names and shapes.
@@ -381,7 +388,7 @@ def _bind_tensors(
 
 
 def _require_format(name: str, x: Tensor, profile: FixedPointProfile, position: int) -> None:
-    """Raise VxError for a tensor of another type or position."""
+    """Raise VxError unless a tensor has the type of the profile, and the position."""
     if str(x.dtype) != profile.dtype:
         wrong_format(f"input '{name}' has the type {x.dtype}, {profile.name} takes {profile.dtype}")
     actual = x.fixed_point_position

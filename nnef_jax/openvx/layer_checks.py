@@ -29,7 +29,7 @@ SHIFTS = range(-16, 47)
 
 
 def layer(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorate a layer, such that its errors begin with its name."""
+    """Decorate a function for a layer, such that its errors begin with the name of the layer."""
 
     @wraps(function)
     def located(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -44,7 +44,8 @@ def layer(function: Callable[P, R]) -> Callable[P, R]:
 def tensor(name: str, x: object, *ranks: int) -> Tensor:
     """Return a value after checking that it is a tensor.
 
-    Raises TypeError for another object. If `ranks` are passed, raises VxError for any other rank.
+    Raises TypeError if it is not a tensor, and VxError if its rank is not one of `ranks`. Without
+    `ranks`, any rank is allowed.
     """
     x = require_tensor(name, x)
     if ranks and len(x.dims) not in ranks:
@@ -54,9 +55,9 @@ def tensor(name: str, x: object, *ranks: int) -> Tensor:
 
 
 def same_format(strict: bool, **tensors: Tensor | None) -> None:
-    """Raise VxError unless all tensors have the same type.
+    """Raise VxError unless all tensors have one type.
 
-    If `strict`, they must also have the default position of this type.
+    If `strict`, the tensors must also have the default position of the type. A tensor may be None.
     """
     by_name = {name: tensor for name, tensor in tensors.items() if tensor is not None}
     first_name, first = next(iter(by_name.items()))
@@ -90,7 +91,7 @@ def position_of_output(strict: bool, output_position: int | None, inputs: Tensor
 
 
 def shift_of(title: str, shift: int) -> int:
-    """Check a shift between two positions, and return it.
+    """Return a shift between two fixed-point positions, after checking that it is allowed.
 
     Raises VxError if it is not in `SHIFTS`.
     """
@@ -103,7 +104,10 @@ def shift_of(title: str, shift: int) -> int:
 
 
 def pair(name: str, values: Iterable[SupportsIndex], least: int = 0) -> tuple[int, int]:
-    """Return two integers (x, y) of at least `least`. Raises TypeError or VxError."""
+    """Return two integers (x, y) of at least `least`.
+
+    Raises TypeError if the values are not integers, and VxError for any other fault.
+    """
     try:
         x, y = map(operator.index, values)
     except (TypeError, ValueError):
@@ -116,7 +120,7 @@ def pair(name: str, values: Iterable[SupportsIndex], least: int = 0) -> tuple[in
 def shape(name: str, values: Iterable[SupportsIndex]) -> tuple[int, ...]:
     """Return a shape of positive extents with less than 2**31 items.
 
-    Raises TypeError or VxError.
+    Raises TypeError if the values are not integers, and VxError for any other fault.
     """
     try:
         extents = tuple(map(operator.index, values))
@@ -135,7 +139,10 @@ def bounded(name: str, extents: Sequence[int]) -> None:
 
 
 def real(name: str, value: object, above: float | None = None) -> float:
-    """Return a finite number that is greater than `above`. Raises TypeError or VxError."""
+    """Return a value as a finite number, which must be greater than `above`.
+
+    Raises TypeError if it is not a number, and VxError if it is out of range.
+    """
     if isinstance(value, bool) or not isinstance(value, int | float | np.number):
         raise TypeError(f"{name} must be a number, not {type(value).__name__}")
     try:
@@ -152,9 +159,10 @@ def real(name: str, value: object, above: float | None = None) -> float:
 def output_shape(
     values: Iterable[SupportsIndex], leading: tuple[int, ...], free: int
 ) -> tuple[int, ...]:
-    """Return the shape of an output, which must be `leading` followed by `free` further extents.
+    """Return the shape of an output: the extents `leading`, followed by `free` other extents.
 
-    Raises TypeError or VxError.
+    Raises TypeError if `values` are not integers, and VxError if their first extents or their
+    number differ.
     """
     extents = shape("output_shape", values)
     has_rank = len(extents) == len(leading) + free
@@ -173,13 +181,14 @@ def stride(
     size: Sequence[int],
     *parameters: Sequence[int],
 ) -> tuple[int, int]:
-    """Return a pair (x, y) of skips or upscales.
+    """Return a pair (x, y) of skips or upscales, for the parameter `name` of a layer.
 
-    The pair is `value` if it is not None. Otherwise it is inferred from the output's shape if that
-    is known, and (1, 1) if not. For each axis, `infer` is called with the extent, the size of
-    windows, the output's extent, and an item of each of `parameters`. These arguments are in C
-    order. `leading` are the first extents of the output. Raises TypeError or VxError, also if both
-    `value` and `output` are passed.
+    The pair is `value` if it is not None. Otherwise it is inferred from the output's shape
+    `output`. If `value` and `output` are None, the pair is (1, 1). For each axis, `infer` is called
+    with the extent, the size of windows, the output's extent, and an element of each of
+    `parameters`. `extents`, `size`, and `parameters` are in C order. `leading` are the first
+    extents of the output. Raises VxError for a wrong pair, and if both `value` and `output` are
+    passed. Raises TypeError if an argument is not of integers.
     """
     if output is not None:
         if value is not None:

@@ -32,7 +32,10 @@ _AFFINE = frozenset({"batch_normalization", "add", "sub", "mul", "div"})
 
 @dataclass(eq=False)
 class PlanStep:
-    """An operation, its layer or the reason why there is none, and operations folded into it."""
+    """An operation of a plan with the layer that computes it, or the reason why no layer does.
+
+    `folded` are later operations that are folded into the weights of the layer.
+    """
 
     operation: Operation
     layer: VxLayer | None
@@ -41,17 +44,17 @@ class PlanStep:
 
     @property
     def last(self) -> Operation:
-        """Return the operation whose results the layer computes."""
+        """Return the operation whose results the layer computes: the last one folded, if any."""
         return self.folded[-1] if self.folded else self.operation
 
     @property
     def name(self) -> str:
-        """Return the name of the first result."""
+        """Return the name of the first result of the step."""
         return self.last.name
 
     @property
     def results(self) -> list[Value]:
-        """Return the results of the step."""
+        """Return the tensors that the step computes."""
         return list(self.last.writes())
 
 
@@ -59,8 +62,8 @@ class PlanStep:
 class Plan:
     """The steps of a graph in order.
 
-    The tensors in `fixed` do not depend on inputs. `folded` has, for each operation that is folded
-    into a step, that step.
+    The tensors in `fixed` do not depend on inputs. `folded` is a dict from an operation to the step
+    into which the operation is folded.
     """
 
     graph: Graph
@@ -163,7 +166,7 @@ def _step(mapped: MappedOperation) -> PlanStep:
 
 
 def _is_positive(operation: MappedOperation) -> bool:
-    """Tell whether no item of the results is negative."""
+    """Tell whether an operation has no negative item in its results, for any inputs."""
     if operation.kind in _POSITIVE:
         return True
     if operation.kind == "clamp":
@@ -208,7 +211,8 @@ def _product_before(
 def weights_of(step: PlanStep, values: Mapping[Value, ArrayLike]) -> dict[str, Any]:
     """Return the fixed operands of a step by name: arrays and numbers in NNEF's layouts.
 
-    Operations that are folded into a product change its weights and bias. A bias of 0 is left out.
+    Operations that are folded into a product change the weights and the bias of the product. A bias
+    of 0 is left out.
     """
 
     def fixed_operands(operation: Operation) -> dict[str, Any]:
@@ -263,7 +267,8 @@ class _Line(NamedTuple):
 def _composed(operation: Operation, operands: Mapping[str, ArrayLike], line: _Line) -> _Line:
     """Compose a line with an operation that follows it, and return the composition.
 
-    All other operands of the operation are fixed, so the composition is a line too.
+    Except for the line, the operands of the operation are fixed. The composition is therefore a
+    line too.
     """
     attributes: dict[str, Any] = dict(operation.attributes)
     fixed: dict[str, Array] = {}

@@ -31,7 +31,7 @@ Prepared = Mapping[str, Mapping[str, Tensor | StaticWeights | ArrayLike]]
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
-    """A plan with its arithmetic: the arguments of `lower`, and positions by tensor."""
+    """A plan with the choices of its arithmetic, and the fixed-point position of each tensor."""
 
     plan: Plan
     choices: Choices
@@ -39,10 +39,7 @@ class Evaluation:
     positions: Mapping[Value, int]
 
     def real_weights(self, params: Mapping[str, ArrayLike]) -> dict[str, dict[str, Any]]:
-        """Return the fixed operands of steps in floating point, after folding.
-
-        `params` are arrays by label.
-        """
+        """Return the fixed operands in floating point, by the names of step and operand."""
         plan = self.plan
         operands: list[Value] = []
         for step in plan.needed:
@@ -55,15 +52,19 @@ class Evaluation:
         return {step.name: weights_of(step, fixed) for step in plan.needed}
 
     def quantised(self, step: PlanStep, name: str, weights: ArrayLike) -> Tensor:
-        """Convert a fixed operand to fixed point. It is rounded to nearest even, then saturated."""
+        """Convert a fixed operand to fixed point.
+
+        The numbers are rounded to nearest even, and then saturated.
+        """
         positions = dict(self.choices.positions)
         position = positions.get(weights_name(step, name), self.plan.profile.position)
         return Tensor.quantize(weights, self.plan.profile.dtype, position)
 
     def prepared(self, weights: Weights, *, static: bool) -> Prepared:
-        """Return weights in the form in which the layers read them: rounded, in OpenVX's layouts.
+        """Return weights in the form in which layers read them: rounded, and in OpenVX's layouts.
 
-        If `static`, the values are known, and the weights of products become `StaticWeights`.
+        If `static`, which requires weights that are not traced, the weights of products become
+        `StaticWeights`.
         """
         tensor_weights = {step.name: weights[step.name] for step, _ in self.tensor_steps}
         has_values = static and any(tensor_weights.values())
@@ -102,7 +103,10 @@ class Evaluation:
         return tensors
 
     def clipped(self, weights: Weights) -> dict[str, Array]:
-        """Return the number of weights that are outside the type, by step and operand."""
+        """Return the number of weights outside the range of the type, by step and operand.
+
+        A key is a name such as "conv1.filter".
+        """
         counts: dict[str, Array] = {}
         for step, _ in self.tensor_steps:
             for name, x in weights[step.name].items():
@@ -111,7 +115,11 @@ class Evaluation:
         return counts
 
     def _table(self, step: PlanStep, operands: Mapping[str, ArrayLike]) -> dict[str, Array]:
-        """Return the table of a function of one tensor, and a mask of results that overflow."""
+        """Return the table of a function of one tensor, and a mask of results that overflow.
+
+        The table and the mask have an item for each number of the type. `operands` are the fixed
+        operands of the step.
+        """
         (operand,) = {value for value in step.operation.reads() if value not in self.plan.fixed}
         limits = jnp.iinfo(self.plan.profile.dtype)
         raw = jnp.arange(limits.min, limits.max + 1, dtype=np.int32)
@@ -133,10 +141,11 @@ class Evaluation:
         inputs: Sequence[Tensor | Array],
         instead: Mapping[Value, Array] | None = None,
     ) -> tuple[Values, dict[Value, Array]]:
-        """Return all results, and masks of items that overflow, for results that can overflow.
+        """Return all results of the network, and masks of items that overflow.
 
-        `inputs` are tensors, or arrays of integers. `instead` has floating-point arrays by value.
-        Operations that read this value get the array instead of the result.
+        Only results that can overflow have a mask. `inputs` are tensors, or arrays of integers.
+        `instead` is a dict from values to floating-point arrays. Operations that read such a value
+        get the array instead of the result.
         """
         values = dict(zip(self.plan.graph.inputs, inputs, strict=True))
         computed = dict(values)
@@ -186,9 +195,10 @@ class Evaluation:
         return [self._rescaled(x, self.positions[value]) for value, x in pairs], mask
 
     def fixed(self, value: Value, x: Tensor | Array) -> Tensor | Array:
-        """Convert a value's tensor to fixed point; an array of floating-point numbers is rounded.
+        """Convert the tensor of a value to fixed point.
 
-        Integers stay arrays.
+        An array of floating-point numbers is rounded. A tensor, and an array of integers, is
+        unchanged.
         """
         if isinstance(x, Tensor) or not is_float(value.type.dtype):
             return x
@@ -270,7 +280,10 @@ class Evaluation:
         return self._with_clipped_derivative(tensor, x)
 
     def _with_clipped_derivative(self, tensor: Tensor, x: ArrayLike) -> Array:
-        """Convert a tensor to floating point, with the derivative of `x` clipped to its range."""
+        """Convert a tensor to floating point, with the derivative of `x`.
+
+        The derivative is 0 where `x` is outside the range of the tensor's type.
+        """
         low, high = bounds(tensor)
         array = jnp.asarray(x)
         result = lax.stop_gradient(tensor.to_float()).astype(array.dtype)
@@ -294,7 +307,7 @@ def bounds(tensor: Tensor) -> tuple[float, float]:
 
 
 def overflow_mask(x: ArrayLike, tensor: Tensor) -> Array:
-    """Return a mask of the numbers that, after rounding, do not fit the type of the tensor."""
+    """Return a mask of the numbers in `x` that, after rounding, do not fit the type of `tensor`."""
     low, high = bounds(tensor)
     half_step = 2.0 ** -(tensor.fixed_point_position + 1)
     return _outside(x, low - half_step, high + half_step)

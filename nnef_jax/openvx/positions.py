@@ -87,7 +87,10 @@ def search_positions(
 
 
 def _best(x: NDArray[Any], dtype: str) -> int:
-    """Return the position at which a tensor has the least squared error in a dtype."""
+    """Return the fixed-point position at which a tensor has the least squared error.
+
+    The tensor is rounded and saturated to the type `dtype`.
+    """
     largest = float(np.max(np.abs(x[np.isfinite(x)]), initial=0))
     all_bits = np.iinfo(dtype).bits
     bits = all_bits if dtype == "uint8" else all_bits - 1  # without the sign bit

@@ -52,7 +52,7 @@ class ProfileReport(Result):
         return all(node.fits for node in self.nodes)
 
     def to_dict(self) -> dict[str, object]:
-        """Return plain values of JSON."""
+        """Return values that JSON can hold."""
         return super().to_dict() | {"fits": self.fits}
 
     def table(self) -> Table:
@@ -76,8 +76,8 @@ def check_profile(
         model: a model of any format.
         profile: "openvx-8bit" or "openvx-16bit" (the extension, 1.6).
         dtype: "uint8" for the 8-bit profile without signs.
-        semantics: "spec" for the text, or "khronos" for the published C code. In the text padding
-            takes part in a maximum, but not in the C code.
+        semantics: "spec" for the text, or "khronos" for the published C code. Padding takes part in
+            a maximum according to the text, but not in the C code.
 
     Raises UnsupportedError for a network with state, InputError for open shapes, and TypeError or
     ValueError for wrong arguments.

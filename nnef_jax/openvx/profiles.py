@@ -22,10 +22,7 @@ class FixedPointProfile:
 
     @property
     def has_tables(self) -> bool:
-        """Tell whether vxTensorTableLookupNode takes the type.
-
-        It takes UINT8 and INT16, but not INT8.
-        """
+        """Tell whether vxTensorTableLookupNode takes the type: UINT8 and INT16, but not INT8."""
         return self.dtype != "int8"
 
 
@@ -39,7 +36,11 @@ PROFILES: Mapping[str, tuple[FixedPointProfile, ...]] = {
 
 
 def profile_of(name: str, dtype: str | None = None) -> FixedPointProfile:
-    """Return a profile by its name. `dtype` selects uint8 or int8. Raises ValueError."""
+    """Return a profile by its name.
+
+    `dtype` selects uint8 or int8 for the 8-bit profile. Raises ValueError for an unknown name or
+    dtype.
+    """
     require_choice("profile", name, PROFILES)
     by_dtype = {profile.dtype: profile for profile in PROFILES[name]}
     if dtype is None:
@@ -71,7 +72,11 @@ class Choices:
         strict: bool,
         positions: Mapping[str, int] | None,
     ) -> Choices:
-        """Check the arguments, and return the choices. Raises TypeError or ValueError."""
+        """Return the choices, after checking them.
+
+        Raises TypeError for an argument of a wrong type, and ValueError for a wrong value or for
+        values that exclude each other.
+        """
         require_choice("overflow_policy", overflow_policy, OVERFLOW)
         require_choice("rounding_policy", rounding_policy, ROUNDING)
         require_choice("semantics", semantics, SEMANTICS)

@@ -22,7 +22,7 @@ def infer_skip(
     dilation: int = 0,
     rounding: str = "floor",
 ) -> int:
-    """Return the smallest skip for which windows of a size have `output` positions.
+    """Return the smallest skip for which windows have `output` positions along an axis.
 
     The extents fulfil `output = round((extent + 2 padding - size - (size - 1) dilation) / skip) +
     1`, where `round` is the floor or ceiling (vxConvolutionLayer).

@@ -35,7 +35,7 @@ _State: TypeAlias = tuple[Sums, tuple[Array, Array]]  # sums, and the operands o
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """The operations on each product, and on the sums after each channel.
+    """The rules for rounding and overflow of each product, and of the sums after each channel.
 
     Args:
         dtype: the dtype of the numbers.
@@ -59,9 +59,10 @@ class Steps:
         return self.policies[0] == "saturate"
 
     def factors(self, x: Array, filter: Array) -> tuple[Array, Array]:
-        """Return `x` and `filter` in the dtype of their products.
+        """Return an input and a filter, converted to the dtype in which they are multiplied.
 
-        In float32, `x` is also divided by 2^shift, so that the products need no division.
+        If products saturate, the dtype is float32, and `x` is also divided by 2^shift, so that the
+        products need no division. Otherwise it is int32.
         """
         if self.saturates:
             divided = x.astype(np.float32) * np.float32(2.0**-self.shift)
@@ -69,9 +70,9 @@ class Steps:
         return x.astype(np.int32), filter.astype(np.int32)
 
     def add(self, sums: Sums, product: Array) -> Sums:
-        """Add a product, which is first divided by 2^shift and rounded.
+        """Add a product to sums, after dividing it by 2^shift, rounding it, and limiting its range.
 
-        Rounding to the nearest adds a half and truncates.
+        To round to the nearest, a half is added, and the number is truncated.
         """
         half = 0.5 if self.saturates else (1 << self.shift) >> 1
         if self.shift and self.policies[1] == "nearest_even":
@@ -132,7 +133,7 @@ def stepwise(x: Array, filter: Array, biases: Array | None, *, slide: Slide, ste
         return x.swapaxes(1, 2) if swaps else x
 
     def fetch(channel: Array | int) -> tuple[Array, Array]:
-        """Return the rows and columns of a channel."""
+        """Return the inputs (rows) and the weights (columns) of one channel."""
         cells = operands.cells(channel)
         weights = operands.weights(channel)
         return (cells, weights) if swaps else (weights, cells)
@@ -161,7 +162,7 @@ def stepwise(x: Array, filter: Array, biases: Array | None, *, slide: Slide, ste
 
 
 class _Operands(NamedTuple):
-    """The operands of products, by channel. A matrix product has one channel.
+    """The operands of the products of a convolution, by channel. A matrix product has one channel.
 
     Args:
         cells: a function from the index of a channel to the inputs in its windows (cells of the
@@ -206,7 +207,7 @@ def _operands(x: Array, filter: Array, slide: Slide) -> _Operands:
 
 
 def _with_products(sums: Sums, operands: tuple[Array, Array], steps: Steps) -> Sums:
-    """Add the products of rows and columns to sums.
+    """Add the products of all rows and columns to sums, cell by cell.
 
     The rows are (cells, groups, rows), the columns (cells, groups, columns), and the sums (groups,
     rows, columns).
@@ -237,7 +238,7 @@ def _pipelined(
     """Compute `sums = body(sums, fetch(index))` for each index below `count`.
 
     Each iteration fetches the operands of the next iteration. XLA's loop over products then reads
-    arrays in memory and is vectorised, which takes a third of the time.
+    arrays in memory and is vectorised, so the computation takes a third of the time.
     """
     if count == 1:
         return body(sums, fetch(0))

@@ -56,11 +56,11 @@ def table(
 def table_layer(
     inputs: Tensor, table: Array | NDArray[Any], output_position: int | None = None
 ) -> Tensor:
-    """Replace each number by its item in a table (vxTensorTableLookupNode of OpenVX 1.2).
+    """Replace each number by the item of a table for it (vxTensorTableLookupNode of OpenVX 1.2).
 
     The table has an item for each number of the inputs' type, starting with the least number, like
     the result of the function `table`. By default the output has the position of the inputs. Raises
-    TypeError or VxError.
+    TypeError if an argument has a wrong type, and VxError if the table does not fit.
     """
     x = checks.tensor("inputs", inputs)
     if not hasattr(table, "dtype") or not hasattr(table, "shape"):
@@ -79,6 +79,9 @@ def table_layer(
 
 @jax.jit
 def look_up(x: Array, table: Array) -> Array:
-    """Return the items of a table for raw integers. The first item is for the least integer."""
+    """Return, for each raw integer in `x`, the item of the table that belongs to it.
+
+    The first item of the table belongs to the least integer of the dtype.
+    """
     indices = x.astype(np.int32) - int(jnp.iinfo(x.dtype).min)
     return table.at[indices].get(mode="promise_in_bounds")

@@ -29,8 +29,8 @@ class Tensor:
     Args:
         data: a jax or numpy array of uint8, int8 or int16 in C order: [batch,] channels, height,
             width.
-        fixed_point_position: the number of fractional bits. By default it is that of the profile,
-            which is 0 for 8 bits, and 8 for 16 bits (Q7.8).
+        fixed_point_position: the number of fractional bits. The default is the position of the
+            profile: 0 for 8 bits, and 8 for 16 bits (Q7.8).
 
     Raises `VxError` for other types or positions, and TypeError for other objects.
     """
@@ -96,7 +96,7 @@ class Tensor:
         return _scaled(self.data, scale)
 
     def view(self, start: Sequence[int], end: Sequence[int]) -> Tensor:
-        """Return the region from `start` to `end`, which is excluded (vxCreateTensorFromView).
+        """Return the region from `start` to before `end` (vxCreateTensorFromView).
 
         `start` and `end` are in OpenVX's order. If they have fewer entries than the tensor has
         dimensions, the view has only the first dimensions, at index 0 of all other dimensions.
@@ -104,7 +104,10 @@ class Tensor:
         return Tensor(self.data[self._indices(start, end)], self.fixed_point_position)
 
     def with_view(self, start: Sequence[int], end: Sequence[int], part: Tensor) -> Tensor:
-        """Return a copy with the region from `start` to `end` replaced, like a write to a view."""
+        """Return a copy in which `part` replaces the region from `start` to `end`.
+
+        This is a write to a view: `start` and `end` are as in `view`.
+        """
         indices = self._indices(start, end)
         require_tensor("part", part)
         shape = jax.eval_shape(lambda: jnp.zeros(self.shape, bool)[indices]).shape
@@ -160,7 +163,7 @@ def _scaled(integers: Array, scale: np.float32) -> Array:
 
 
 class StaticWeights:
-    """Weights, prepared once for the layers, as a pytree.
+    """Weights in the form in which layers multiply by them, prepared once, as a pytree.
 
     The shape is (outputs, inputs, height, width) or (outputs, inputs). OpenVX marks weights
     [static], which means that an implementation may cache and convert them before a run. Weights
@@ -184,12 +187,15 @@ class StaticWeights:
 
 
 def static_weights(weights: Tensor) -> StaticWeights:
-    """Prepare weights once for the layers (see `StaticWeights`)."""
+    """Prepare weights once for many runs of a layer (see `StaticWeights`)."""
     return StaticWeights(weights)
 
 
 def checked_position(position: SupportsIndex) -> int:
-    """Return a fixed-point position from -32 to 32. Raises TypeError or VxError."""
+    """Return a fixed-point position from -32 to 32.
+
+    Raises TypeError if it is not an integer, and VxError if it is out of range.
+    """
     try:
         position = operator.index(position)
     except TypeError:
@@ -202,7 +208,7 @@ def checked_position(position: SupportsIndex) -> int:
 
 
 def require_tensor(name: str, x: object) -> Tensor:
-    """Return a value after checking that it is a tensor. Raises TypeError for anything else."""
+    """Return a value after checking that it is a tensor. Raises TypeError if it is not."""
     if not isinstance(x, Tensor):
         kind = type(x).__name__
         raise TypeError(f"{name} must be a Tensor, not {kind}: Tensor(array) makes one")
@@ -217,8 +223,9 @@ def require_one_of(name: str, value: object, allowed: Sequence[str]) -> None:
 
 
 def _register(kind: type, leaf_names: tuple[str, ...], static_names: tuple[str, ...]) -> None:
-    """Register a class as a pytree.
+    """Register a class as a pytree. The two tuples have the names of its fields.
 
+    The fields `leaf_names` are leaves, and the fields `static_names` belong to the structure.
     Unflattening checks nothing, since jax may put any object into the leaves.
     """
 

@@ -21,7 +21,7 @@ class VxError(NnefError):
         self.reason = message
 
     def within(self, layer: str) -> VxError:
-        """Return the same error with the layer's name before its message."""
+        """Return a copy of the error whose message begins with the name of a layer."""
         return VxError(self.status, f"{layer}: {self.reason}", hint=self.hint)
 
 
@@ -29,7 +29,7 @@ class Refuse(Protocol):
     """A function that raises a `VxError` with a certain status."""
 
     def __call__(self, message: str, hint: str = "") -> NoReturn:
-        """Raise the error."""
+        """Raise a `VxError` with a message and a hint."""
         ...
 
 

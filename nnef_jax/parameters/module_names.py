@@ -23,7 +23,7 @@ _FOLDED = "onnx::MatMul_"
 
 
 def components(name: str) -> Path:
-    """Split a name into its parts in PyTorch: the modules, and the name in the innermost module."""
+    """Split a name into the names of its modules in PyTorch, and the name in the last module."""
     if "/" in name:
         parts: list[str] = []
         for part in filter(None, name.split("/")):
@@ -92,18 +92,24 @@ class ModuleNames:
             self._modules.update(path[:end] for end in range(1, len(path) + 1))
 
     def of_label(self, label: str) -> Path:
-        """Return the parts of the name that a parameter has in PyTorch."""
+        """Return a parameter's name in PyTorch as a tuple.
+
+        It has the names of the modules, followed by the name in the innermost module.
+        """
         return self._folded.get(label) or self._full_path(label)
 
     def is_transposed(self, label: str) -> bool:
-        """Tell whether an exporter stores this matrix transposed.
+        """Tell whether an exporter stores the matrix with this label transposed.
 
-        This matters for square matrices.
+        The shape does not tell it if the matrix is square.
         """
         return label in self._folded
 
     def groups_of(self, label: str) -> int:
-        """Return the groups of a deconvolution whose filter torch_to_nnef wrote; 0 for others."""
+        """Return the number of groups of the deconvolution that has a filter from torch_to_nnef.
+
+        Return 0 if the label is not that of such a filter.
+        """
         return self._groups.get(label, 0)
 
     def of_operation(self, operation: Operation) -> Path:
@@ -111,7 +117,7 @@ class ModuleNames:
         return self.by_labels([operation]) or self.by_name(operation) or ()
 
     def by_labels(self, operations: Sequence[Operation]) -> Path | None:
-        """Return the innermost module that contains all parameters that some operations read.
+        """Return the path of the innermost module that contains all parameters of operations.
 
         Return None if the operations read no parameters.
         """
@@ -123,7 +129,7 @@ class ModuleNames:
         return shared_start([path for path in paths if path])
 
     def by_name(self, operation: Operation) -> Path | None:
-        """Return the path in an operation's name, up to the last module that has parameters.
+        """Return the modules in an operation's name, up to the last one that has parameters.
 
         The path is () for an operation that torch_to_nnef puts into no module, and None if it is
         unknown.
@@ -144,7 +150,11 @@ class ModuleNames:
 
 
 def _abbreviated(name: str, label: str) -> Path | None:
-    """Return the start of the label's path that the root of an operation's name abbreviates."""
+    """Return the modules for which the root of an operation's name is an abbreviation, or None.
+
+    The result is a start of the path in the parameter's label `label`: it ends in the root of
+    `name`, and the parts of `name` after the root continue the path.
+    """
     root, *inner = components(name)
     path = components(label)[:-1]
     for end in range(1, len(path) + 1):

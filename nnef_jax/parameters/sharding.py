@@ -41,7 +41,7 @@ def layout_of(
 ) -> Layout:
     """Return the layout for the arguments of `Model.shard`.
 
-    Raises TypeError or InputError in the same cases as that method.
+    Raises TypeError or InputError in the same cases as `Model.shard`.
     """
     expected = "a jax.sharding.Mesh: jax.make_mesh((2, 4), ('data', 'model'))"
     require("mesh", mesh, Mesh | AbstractMesh, expected)
@@ -81,9 +81,10 @@ def layout_of(
 
 
 def _names(what: str, value: object, mesh: AnyMesh) -> tuple[str, ...]:
-    """Check an argument that names mesh axes, and return the names.
+    """Check an argument that names axes of the mesh, and return the names.
 
-    Raises TypeError or InputError.
+    `what` is the name of the argument. Raises TypeError if it is not names, and InputError for a
+    name that the mesh lacks, or that occurs twice.
     """
     names: Any = value
     if value is None:
@@ -118,7 +119,11 @@ def _joined(names: Sequence[str]) -> str | tuple[str, ...]:
 def _divide_fully(
     specs: dict[str, _Spec], shapes: Shapes, names: Sequence[str], mesh: AnyMesh
 ) -> None:
-    """Shard each large parameter along its longest axis that is not sharded and is divisible."""
+    """Change `specs` such that each large parameter is sharded along one more axis.
+
+    The axis is the longest axis that is not sharded and whose extent is divisible. `names` are the
+    mesh axes along which it is sharded.
+    """
     if not names:
         return
     count = _divisor(tuple(names), mesh)
@@ -131,13 +136,13 @@ def _divide_fully(
 
 
 def _least_gathered(shape: Sequence[int]) -> int:
-    """Return the least number of items with which a parameter of this rank is fully sharded."""
+    """Return the number of items from which on a parameter of this shape is fully sharded."""
     is_vector = sum(extent > 1 for extent in shape) < 2
     return _SHORT if is_vector else _SMALL
 
 
 def _by_pattern(params: Mapping[Any, object], shapes: Shapes, mesh: AnyMesh) -> dict[str, _Spec]:
-    """Return a user's specs by label.
+    """Return the specs that the argument `params` of `Model.shard` has for labels and patterns.
 
     If several keys match a label, the label itself takes precedence over a pattern, and an earlier
     pattern over a later one.
@@ -163,7 +168,10 @@ def _by_pattern(params: Mapping[Any, object], shapes: Shapes, mesh: AnyMesh) -> 
 
 
 def _checked(label: str, spec: PartitionSpec, shape: Sequence[int], mesh: AnyMesh) -> _Spec:
-    """Return a spec as a list. Raises InputError if it does not fit the parameter's shape."""
+    """Return a spec as a list with an entry for each axis of the parameter.
+
+    Raises InputError if the spec does not fit the parameter's shape.
+    """
     what = f"params of '{label}'"
     if len(spec) > len(shape):
         raise InputError(f"{what} divides {len(spec)} axes, its shape is {show(shape)}")
@@ -190,9 +198,9 @@ def chosen_divisions(
 ) -> dict[str, Division]:
     """Return how tensor parallelism divides parameters and states into `count` parts, by label.
 
-    Parameters of at least `least` items are divided, and the states that are computed from them: a
-    cache is divided by the heads of its keys. Open extents have the values of an example, and a
-    network without an example has no divisions.
+    Parameters of at least `least` items are divided. So are the states that are computed from
+    divided parameters: a cache of keys is divided by its heads. Open extents have the values of
+    `Network.example`, and a network without an example has no divisions.
     """
     network = definition.network
     try:
@@ -243,7 +251,10 @@ class ShardingPlan(tuple[ShardedParameter, ...]):
 
 
 def _axes(spec: PartitionSpec) -> str:
-    """Return the sharded axes with their mesh axes as text, such as '0: data, 1: model'."""
+    """Return the sharded axes of a spec as text, such as '0: data, 1: model'.
+
+    In the text, the names of mesh axes follow each axis of the array.
+    """
     texts: list[str] = []
     for axis, names in enumerate(spec):
         if isinstance(names, str):
@@ -279,7 +290,7 @@ def plan_of(definition: Definition) -> ShardingPlan | None:
 
 
 def _why_replicated(layout: Layout, shape: Sequence[int]) -> str:
-    """Return the reason why no axis of a parameter is divided, "" if the choice was the user's."""
+    """Return the reason why no axis of a parameter is divided, or "" if the user chose so."""
     are_gathered = any(has_names(spec, layout.batch) for _, spec in layout.specs)
     least = _least_gathered(shape) if are_gathered else _SMALL
     if math.prod(shape) < least:

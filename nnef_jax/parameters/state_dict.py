@@ -28,7 +28,10 @@ _Array = Any  # an array of numpy or jax
 
 
 class _Candidate(NamedTuple):
-    """Names of arrays, and the parameter stored from these arrays, or None if they do not fit."""
+    """Names of arrays that may be a parameter, and the parameter that is stored from them.
+
+    `stored` is None if the arrays do not fit the parameter's shape.
+    """
 
     names: Sequence[str]
     stored: _Array | None
@@ -53,7 +56,7 @@ def stored_params(
 
 
 class _Matching:
-    """The arrays of a state dict, and the parameters of a graph for which they may be."""
+    """The matching of the arrays of a state dict with the parameters of a graph."""
 
     def __init__(self, graph: Graph, values: Mapping[str, object]) -> None:
         self.names = ModuleNames(graph)
@@ -108,7 +111,7 @@ class _Matching:
         return params
 
     def _candidates(self, label: str, shape: Shape) -> Iterator[_Candidate]:
-        """Yield candidates for a parameter."""
+        """Yield each choice of arrays that may be the parameter with the given label and shape."""
         if label in self.exact_names:
             yield _Candidate([label], _shaped(self.arrays[label], shape, exactly=True))
             return
@@ -132,14 +135,15 @@ class _Matching:
             yield from matches or candidates
 
     def _names_ending_in(self, path: str) -> list[str]:
-        """Return the names that end in a path and are not labels themselves."""
+        """Return the names that end in a path in PyTorch, and that are not labels of parameters."""
         names = self.by_leaf.get(path.rpartition(".")[2], ())
         return [name for name in names if name.endswith(f".{path}")]
 
     def _as_stored(self, label: str, array: _Array, shape: Shape) -> _Array | None:
         """Convert an array to the form that torch_to_nnef stores.
 
-        Return None if it does not fit.
+        `label` and `shape` are those of the parameter. Return None if the array does not fit the
+        shape.
         """
         groups = self.names.groups_of(label)
         is_divisible = groups and array.ndim > 2 and array.shape[0] % groups == 0
@@ -151,7 +155,11 @@ class _Matching:
         return _shaped(array, shape)
 
     def _gate(self, gate: re.Match[str], shape: Shape) -> _Candidate:
-        """Return the names of a recurrent layer's arrays, and the rows of a gate in these."""
+        """Return a candidate for the parameter of one gate of a recurrent layer.
+
+        PyTorch stores all gates of a layer in one array, of which the parameter has some rows. If
+        the label stands for a sum of biases, the rows of two arrays are added.
+        """
         module, layer, back, kind_letter, side, letter = gate.groups()
         if back:
             layer += "_reverse"
@@ -181,7 +189,7 @@ class _Matching:
         return is_number or _INITIAL.fullmatch(label) is not None
 
     def _is_neutral(self, name: str, used: Iterable[str]) -> bool:
-        """Tell whether an unused array has no effect.
+        """Tell whether an array that no parameter uses has no effect on the results.
 
         An array has no effect if it equals an array that is used, or if it is the weight of a norm
         and contains only ones, or the bias of a norm and contains only zeros.
@@ -204,9 +212,10 @@ class _Matching:
 
 
 def _shaped(array: _Array, shape: Shape, *, exactly: bool = False) -> _Array | None:
-    """Return an array in a shape, or None if that is impossible.
+    """Return an array in a shape, or None if the array does not fit it.
 
-    Without `exactly`, axes of extent 1 may be added or removed. With it, the shapes must be equal.
+    If `exactly`, the array must have this shape. Otherwise axes of extent 1 may be added or
+    removed.
     """
     if array.shape == shape:
         return array
@@ -218,7 +227,7 @@ def _shaped(array: _Array, shape: Shape, *, exactly: bool = False) -> _Array | N
 
 
 def _layer(label: str) -> str:
-    """Return the recurrent layer in the label of a gate, or '' for other labels."""
+    """Return the name of the recurrent layer in the label of a gate, or '' for other labels."""
     gate = _GATE.fullmatch(label)
     return f"{gate[1]}.{gate[2]}{gate[3]}" if gate else ""
 
@@ -226,7 +235,7 @@ def _layer(label: str) -> str:
 def _array(name: str, value: object) -> _Array:
     """Convert a value to an array; a torch tensor is copied.
 
-    Raises InputError for another object.
+    Raises InputError if the value cannot be converted. `name` is its name in the state dict.
     """
     try:
         if isinstance(value, jax.Array):

@@ -28,7 +28,10 @@ def trained_labels(graph: Graph) -> Set[str]:
 
 
 def _statistics(graph: Graph, constants: Collection[Value]) -> Set[Value]:
-    """Return the values that statistics are computed from and that depend only on `constants`."""
+    """Return the values from which statistics of normalisations are computed.
+
+    The result has only values that depend on nothing but `constants`.
+    """
     constant = set(constants)
     for operation in graph.operations:
         if constant.issuperset(operation.reads()):
@@ -47,9 +50,10 @@ def _statistics(graph: Graph, constants: Collection[Value]) -> Set[Value]:
 
 
 def _read_by_bodies(operation: Operation, constant: Set[Value]) -> Iterator[Value]:
-    """Yield the operands that are statistics in a graph that the operation repeats or chooses.
+    """Yield the operands that are statistics in a body of the operation, such as that of a loop.
 
-    The inputs of such a graph stand for the last operands of the operation.
+    A body is a graph that the operation repeats or chooses. Its inputs stand for the last operands
+    of the operation. `constant` are the values that depend only on parameters and constants.
     """
     operands = [(name, x) for name, operand in operation.operands for x in _items(operand)]
     for _, body in operation.attributes:

@@ -25,7 +25,7 @@ def cut(
     outputs: _Names,
     stored: Callable[[str], NDArray[np.generic]],
 ) -> Network:
-    """Return the part of a network between tensors of these names, as a network.
+    """Return the part of a network from the tensors `inputs` to `outputs`, as a network.
 
     `Model.cut` explains `inputs` and `outputs`. `stored` returns the array of a variable by its
     label.
@@ -53,7 +53,10 @@ def cut(
 
 
 def _wrong_states(network: Network, part: Graph) -> Iterator[InputError]:
-    """Yield an error for each state of a part that depends on inputs of the network."""
+    """Yield an error for each state of a part that is not known without the network's inputs.
+
+    The shape or the initial value of such a state depends on inputs of the network.
+    """
     for state in part.states:
         if state.label in network.open_states:
             yield InputError(
@@ -65,7 +68,10 @@ def _wrong_states(network: Network, part: Graph) -> Iterator[InputError]:
 
 
 def _part_of_arguments(graph: Graph, inputs: _Names, outputs: _Names) -> Part:
-    """Return the part that the arguments describe. Raises one InputError with all errors."""
+    """Return the part that the arguments of `Model.cut` describe.
+
+    Raises one InputError with all errors in the arguments.
+    """
     by_name = tensors(graph)
     in_names = None if inputs is None else names_of("inputs", inputs, "names of tensors")
     out_names = None if outputs is None else names_of("outputs", outputs, "names of tensors")
@@ -108,10 +114,10 @@ def _wrong_names(graph: Graph, what: str, names: Sequence[str] | None) -> Iterat
 
 
 def _wrong_part(graph: Graph, inputs: _Named, outputs: _Named) -> Iterator[InputError]:
-    """Yield the errors of a part.
+    """Yield an error for each fault of a part.
 
-    The errors are inputs that are missing, outputs that depend on no input, and inputs that are not
-    needed.
+    Faults are inputs that are missing, outputs that depend on no input, and inputs that are not
+    needed. `inputs` and `outputs` are the part's tensors by name.
     """
     cuts = frozenset(inputs.values())
     values = dependencies_down_to(graph, outputs.values(), cuts)
@@ -165,7 +171,10 @@ def _missing_names(graph: Graph, inputs: frozenset[Value], values: set[Value]) -
 
 
 def _computable(graph: Graph, inputs: frozenset[Value]) -> set[Value]:
-    """Return the values that can be computed from the inputs of a part, in any cycle."""
+    """Return the values that can be computed from the inputs of a part, in any cycle.
+
+    They are the values that do not depend on any other input of the network.
+    """
     variables = [variable.value for variable in (*graph.parameters, *graph.states)]
     results = [value for operation in graph.operations for value in operation.writes()]
     return {*inputs, *variables, *results} - _dependent(graph, {*graph.inputs} - inputs, inputs)
@@ -209,7 +218,8 @@ def _dependent_in_cycle(
 def _names_of(graph: Graph, value: Value, among: set[Value]) -> Iterator[str]:
     """Yield the name of a value.
 
-    If the value has no name, yield the names of the values in `among` from which it is computed.
+    If the value has no name, yield the names of the nearest values in `among` from which it is
+    computed.
     """
     names = {tensor: name for name, tensor in tensors(graph).items()}
     if value in names:

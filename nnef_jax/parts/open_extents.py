@@ -33,10 +33,10 @@ Sizes = Mapping[str, int]
 
 @dataclass(frozen=True)
 class Solver:
-    """A part of a network, which is flattened for shapes of the part's inputs.
+    """A solver that flattens a part of a network for given shapes of the part's inputs.
 
-    `cut` returns the part's graph for a graph of the network. `described` returns objects that are
-    equal if two graphs are equal.
+    `cut` is a function from a graph of the network to the part's graph. `described` is a function
+    from a graph to an object; equal graphs give equal objects.
     """
 
     network: Network
@@ -44,14 +44,14 @@ class Solver:
     described: Callable[[Graph], object]
 
     def solve(self, shapes: Sequence[Shape], meter: Meter) -> Graph:
-        """Return the part's graph for these shapes of the part's inputs.
+        """Return the part's graph if the part's inputs have the shapes `shapes`.
 
-        The method is Newton's, applied to the open extents of the network's inputs. A slope is the
-        difference between the results for two extents, and each step is a least-squares solution,
+        Newton's method finds the open extents of the network's inputs. A slope is the difference
+        between the shapes for two values of an extent, and each step is a least-squares solution,
         rounded to integers.
 
-        Raises InputError if no shapes of the network's inputs give the part these shapes, or if
-        several shapes do and their graphs differ.
+        Raises InputError if no extents give the part these shapes, or if several extents do and
+        their graphs differ.
         """
         target = [extent for shape in shapes for extent in shape]
         sizes = self._first_guess(target)
@@ -77,7 +77,7 @@ class Solver:
         )
 
     def _first_guess(self, target: Sequence[int]) -> dict[str, int]:
-        """Return the first guess, which is the largest target extent for every open extent."""
+        """Return the first guess of the open extents: for each, the largest extent in `target`."""
         names: dict[str, None] = {}
 
         def note(name: str) -> int:
@@ -88,7 +88,11 @@ class Solver:
         return dict.fromkeys(names, max(target, default=1))
 
     def _slopes(self, sizes: Sizes, name: str, part: Graph, meter: Meter) -> Sequence[float]:
-        """Return how much each extent of the part's inputs changes per unit of an open extent."""
+        """Return the change of each extent of the part's inputs per unit of the extent `name`.
+
+        `name` is an open extent of the network. `sizes` are the open extents now, and `part` is the
+        part for them.
+        """
         before = _extents(part)
         size = sizes[name]
         for factor in _FACTORS:
@@ -117,7 +121,7 @@ class Solver:
                     )
 
     def _part_if_valid(self, sizes: Sizes, meter: Meter) -> Graph | None:
-        """Return the part for some open extents, or None if they do not fit the network."""
+        """Return the part for the open extents `sizes`, or None if they do not fit the network."""
         try:
             return self._part(sizes, meter)
         except NnefError:
@@ -134,9 +138,9 @@ class Solver:
         return self.cut(network.frontend.flatten(options))
 
     def _shapes(self, size: Callable[[str], int]) -> dict[str, list[int]]:
-        """Return the shapes of the network's inputs.
+        """Return the shapes of the network's inputs by name, for values of the open extents.
 
-        `size` returns the value of each open extent.
+        `size` is a function from the name of an open extent to its value.
         """
         network = self.network
         shapes: dict[str, list[int]] = {}

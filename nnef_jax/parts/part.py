@@ -18,14 +18,20 @@ from nnef_jax.reading.network import Network
 
 
 def tensors(graph: Graph) -> dict[str, Value]:
-    """Return the values of a graph by name. Outputs are listed by their output names too."""
+    """Return the values of a graph by name.
+
+    An output of the graph is also listed by its output name.
+    """
     return graph.values | dict(zip(graph.output_names, graph.outputs, strict=True))
 
 
 def dependencies_down_to(
     graph: Graph, results: Iterable[Value], inputs: Collection[Value]
 ) -> set[Value]:
-    """Return the values on which results depend, in any cycle, going back only to `inputs`."""
+    """Return the values on which results depend, in any cycle.
+
+    The search does not go back beyond the values in `inputs`.
+    """
     values = set(results)
 
     def is_computed(value: Value) -> bool:
@@ -43,13 +49,13 @@ def dependencies_down_to(
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The names of a part's inputs and outputs, which are tensors of the graph."""
+    """The names of the tensors that become a part's inputs, and of the part's outputs."""
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
 
     def cut_from(self, graph: Graph) -> tuple[Graph, Mapping[Value, Value]]:
-        """Return the part of a graph, and a dict from the replaced values to the part's inputs."""
+        """Return the part's graph, and a dict from the values that were replaced to its inputs."""
         by_name = tensors(graph)
         inputs: dict[Value, Value] = {}
         for name in self.inputs:
@@ -84,8 +90,8 @@ class Part:
 class PartFrontend(Frontend):
     """The front end of a part of `network`.
 
-    If the part has states that are pairs of an input and an output, its inputs and outputs include
-    these.
+    A state of the part may be a pair of an input and an output of the document. Such an input and
+    output are also among the inputs and outputs of the front end.
     """
 
     def __init__(self, network: Network, part: Part, pairs: Mapping[str, str]) -> None:
@@ -115,7 +121,7 @@ class PartFrontend(Frontend):
     def flatten(self, options: Options) -> Graph:
         """Return the part's graph for the shapes in `options.input_shapes`.
 
-        Inputs that are not in the options have the shapes of the network.
+        An input that is not in `options.input_shapes` has the shape that it has in the network.
         """
         if not self._is_open:
             return _retyped(self.graph, options, self.integer)
@@ -158,13 +164,14 @@ class PartFrontend(Frontend):
         return {name: span for name, span in spans.items() if name in names}
 
     def identifiers(self, graph: Graph) -> Mapping[str, str]:
-        """Return the names of the part's tensors, by their names in a saved graph.quant."""
+        """Return, for each name in a saved graph.quant, the name of the tensor in the part."""
         return self.network.frontend.identifiers(graph)
 
     def members(self, arrays: Mapping[str, Any], quantization: str | None) -> Written:
-        """Return the archive of the part as a flat document, in which roundings are operations.
+        """Return the members of an archive with the part as a flat document.
 
-        Raises an UnsupportedError that lists everything that a flat document cannot express.
+        In the document, roundings of tensors are operations. Raises an UnsupportedError that lists
+        everything that a flat document cannot express.
         """
         network = self.network
         if network.is_guessed:
@@ -193,13 +200,13 @@ def _has_unknown(operation: Operation) -> bool:
 
 
 def _shape(value: Value, options: Options) -> Shape:
-    """Return the shape of an input from the options, or its own shape if they have none for it."""
+    """Return the shape that the options give to an input, or else the input's own shape."""
     declared = [None if extent is UNKNOWN else extent for extent in value.type.shape]
     return options.shape(value.name, declared)
 
 
 def _retyped(graph: Graph, options: Options, integer: str) -> Graph:
-    """Return the graph with types that are inferred from other shapes of its inputs.
+    """Return the graph with types that are inferred from the shapes of inputs in the options.
 
     If the shapes do not fit an operation, raises a ShapeError or SemanticError that names it.
     """

@@ -106,7 +106,7 @@ def refuse_file(path: str, start: bytes) -> None:
 
 
 def refuse_stand_in(path: str, data: memoryview) -> None:
-    """Raise ArchiveError if a member is a stand-in for a file that was not downloaded."""
+    """Raise ArchiveError if a member is a placeholder for a file that was not downloaded."""
     # This test avoids a copy of the data in most cases.
     if bytes(data[:1]) in (b"v", b"<", b" ", b"\n", b"\r"):
         _refuse(path, _by_content(bytes(data[:_START]), _STAND_INS))

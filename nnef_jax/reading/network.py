@@ -39,9 +39,9 @@ for _module, _kinds in KINDS.items():
 class Network:
     """A checked document, the options for flattening it, its graph, and its data by label.
 
-    `graph` is the graph for the input shapes in `options.input_shapes`, or for the declared shapes
-    of inputs that are not in it. Open extents in the graph are UNKNOWN; `specialise` returns the
-    graph for known shapes.
+    `graph` is the graph for the input shapes in `options.input_shapes`. An input that is not there
+    has its declared shape. Open extents in the graph are UNKNOWN; `specialise` returns the graph
+    for known shapes.
 
     `pairs` maps inputs that are states to the outputs that update them. The graph has a state
     variable in place of each such input and its output. The variable has the name of the input.
@@ -66,10 +66,10 @@ class Network:
     def build(
         cls, frontend: Frontend, options: Options, pairs: Mapping[str, str], *, data: bool
     ) -> Network:
-        """Flatten a document and check its shapes. If `data`, its stored data are read.
+        """Flatten a document and check its shapes. If `data`, read the arrays of its variables.
 
-        Raises InputError for shapes and pairs that do not fit the document, and NnefError for a
-        broken document.
+        `pairs` is the argument `state` of `load`. Raises InputError for shapes and pairs that do
+        not fit the document, and NnefError for a broken document.
         """
         errors = [
             *_unknown("input_shapes", options.input_shapes, "input", frontend.inputs),
@@ -100,7 +100,7 @@ class Network:
     def example(self) -> Graph:
         """Return the graph with 8 in place of each open extent.
 
-        Raises NnefError if 8 does not fit.
+        Raises NnefError if the network does not allow 8 as an extent.
         """
         if not self.is_open:
             return self.graph
@@ -114,7 +114,7 @@ class Network:
     def specialise(
         self, shapes: Sequence[Shape], state: Mapping[str, Shape] | None = None
     ) -> Graph:
-        """Return the graph for these shapes of the inputs, in order, after checking all shapes.
+        """Return the graph for inputs of the shapes `shapes`, in order, after checking all shapes.
 
         `state` has the shapes of state variables by label. Without `state`, the result is the graph
         of the first cycle. If the shapes do not fit an operation, raises a ShapeError or
@@ -159,7 +159,10 @@ class Network:
         return replace(options, labels=self.labels) if self.is_guessed else options
 
     def _disagreement(self, shapes: Sequence[Shape]) -> str:
-        """Return a sentence on a named extent that differs between these inputs, or ''."""
+        """Return a sentence on a named extent that has different values in `shapes`, or ''.
+
+        An example is "'batch' is 2 in 'x', 3 in 'y'".
+        """
         first_uses: dict[str, tuple[str, int]] = {}
         for value, shape in zip(self.graph.inputs, shapes, strict=True):
             names = self.extent_names.get(value.name, ())
@@ -172,8 +175,9 @@ class Network:
     def with_open_batch(self, stored: Callable[[str], NDArray[np.generic]]) -> Network:
         """Return the network for batches of any size: the first axis of each input is open.
 
-        `stored` returns the data of a label. Raises NnefError if the document fixes the batch. Some
-        documents fix the batch in ways that only `specialise` detects.
+        `stored` is a function from a label to the variable's array. Raises NnefError if the
+        document fixes the batch. Some documents fix the batch in ways that only `specialise`
+        detects.
         """
         shapes: dict[str, list[int | None]] = {}
         for value in self.graph.inputs:
@@ -189,7 +193,7 @@ class Network:
         return replace(network, data={label: stored(label) for label in labels})
 
     def _symbolic(self, options: Options) -> Graph:
-        """Return the graph for shapes with the symbolic extents of `jax.export`."""
+        """Return the graph for shapes that contain symbolic extents of `jax.export`."""
         symbolic = options.input_shapes
         numeric: dict[str, list[int | None]] = {}
         for name, shape in symbolic.items():
@@ -205,7 +209,7 @@ class Network:
     def specs(
         self, values: Sequence[Value], names: Sequence[str] | None = None
     ) -> tuple[TensorSpec, ...]:
-        """Return the specs of inputs or outputs.
+        """Return the names, shapes and dtypes of inputs or outputs as specs.
 
         `names`, if passed, replace the names of the values.
         """
@@ -252,7 +256,11 @@ class Network:
         return with_pairs(_flatten(self.frontend, options), self.pairs)
 
     def _check_variables(self, graph: Graph) -> None:
-        """Raise SemanticError for a variable that is new, or has another type than its data."""
+        """Raise SemanticError for a variable whose type depends on an open extent.
+
+        `graph` is the graph for some input shapes. A variable is wrong if the network's own graph
+        lacks it, or has another type for it.
+        """
         types = {
             variable.label: variable.value.type
             for variable in (*self.graph.parameters, *self.graph.states)
@@ -288,7 +296,7 @@ class _Flattened(NamedTuple):
 
 
 def _flatten_and_check(frontend: Frontend, options: Options) -> _Flattened:
-    """Return the graph for the options, after checking the shapes in them."""
+    """Return the graph for the options, after checking `input_shapes` in the options."""
     shapes = options.input_shapes
     declared = None
     if shapes or options.extents:
@@ -303,7 +311,7 @@ def _flatten_and_check(frontend: Frontend, options: Options) -> _Flattened:
 
 
 def _flatten_or_guess(frontend: Frontend, options: Options) -> tuple[Graph, bool]:
-    """Return the graph, and whether it is the graph for guessed open extents."""
+    """Return the graph for the options, and whether its open extents had to be guessed."""
     try:
         return _flatten(frontend, options), False
     except ExtentNeeded:
@@ -342,7 +350,11 @@ def _has_open_inputs(graph: Graph) -> bool:
 
 
 def _unknown(what: str, names: Iterable[str], kind: str, valid: Sequence[str]) -> list[InputError]:
-    """Return an error for each name in `what`, an argument of `load`, that is not valid."""
+    """Return an error for each of the names that is not in `valid`.
+
+    `what` is the argument of `load` with the names, and `kind` is the kind of things that they
+    name.
+    """
     choices = f"the graph has no {kind} with a name"
     if valid:
         choices = f"the graph's {kind}s are {', '.join(valid)}"
@@ -354,7 +366,10 @@ def _unknown(what: str, names: Iterable[str], kind: str, valid: Sequence[str]) -
 
 
 def with_pairs(graph: Graph, pairs: Mapping[str, str]) -> Graph:
-    """Return the graph with each pair as a state variable. Raises InputError if types differ."""
+    """Return a graph that has a state variable in place of each pair of an input and an output.
+
+    Raises InputError if the dtypes or the ranks of an input and its output differ.
+    """
     if not pairs:
         return graph
     inputs = {value.name: value for value in graph.inputs}
@@ -379,7 +394,10 @@ def with_pairs(graph: Graph, pairs: Mapping[str, str]) -> Graph:
 
 
 def _zeros(graph: Graph, pairs: Mapping[str, str], frontend: Frontend) -> dict[str, NDArray[Any]]:
-    """Return zeros by label for the states that are inputs of the document."""
+    """Return arrays of zeros for the states that replace an input and an output of the document.
+
+    The result is by label. Raises InputError for a state of unknown shape.
+    """
     types = {state.label: state.value.type for state in graph.states if state.label in pairs}
     for label, type in types.items():
         if not is_known(type.shape):
@@ -408,7 +426,11 @@ def _require_ranks(frontend: Frontend, declared: Graph | None, shapes: Shapes) -
 
 
 def _require_no_constant_extents(declared: Graph | None, graph: Graph) -> None:
-    """Raise ShapeError if `input_shapes` changes an extent that is a constant in a reshape."""
+    """Raise ShapeError if `input_shapes` changes an extent that is a constant in a reshape.
+
+    `declared` is the graph for the document's own shapes, and `graph` is the graph for the new
+    ones.
+    """
     if declared is None or len(declared.operations) != len(graph.operations):
         return
     errors: list[ShapeError] = []
@@ -421,7 +443,11 @@ def _require_no_constant_extents(declared: Graph | None, graph: Graph) -> None:
 
 
 def _constant_extent(original: Operation, changed: Operation) -> ShapeError | None:
-    """Return the error for a reshape that keeps a leading extent of the declared shape, or None."""
+    """Return the error for a reshape that has a declared extent as a constant, or None.
+
+    `original` is the reshape for the document's own shapes. In `changed`, the input has another
+    extent at some axis, but the output still has the declared extent there.
+    """
     original_input = next(original.reads()).type.shape
     original_output = next(original.writes()).type.shape
     input = next(changed.reads()).type.shape
@@ -443,7 +469,10 @@ def _constant_extent(original: Operation, changed: Operation) -> ShapeError | No
 
 
 def _with_open_extents(graph: Graph, shapes: Shapes, states: Shapes) -> Graph:
-    """Return the graph with these shapes of inputs and states. All other extents become open."""
+    """Return a graph in which all extents are open, except the extents of inputs and states.
+
+    Inputs have the shapes `shapes` if they are there, and states have the shapes `states`.
+    """
     opened: dict[Value, Value] = {}
     state_shapes = {
         state.value: states[state.label] for state in graph.states if state.label in states

@@ -39,7 +39,7 @@ _REAL_DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
 class DocumentOptions(TypedDict, total=False):
-    """The keywords of `load` that `convert` accepts too."""
+    """The keyword arguments of `load` that `convert` also accepts."""
 
     input_shapes: Mapping[str, Sequence[int | None] | int] | None
     values: Mapping[str, ArrayLike] | None
@@ -53,7 +53,7 @@ class DocumentOptions(TypedDict, total=False):
 class ReadingOptions:
     """The options for reading a network.
 
-    They are keywords of `nnef_jax.load`, which explains them.
+    They are keyword arguments of `nnef_jax.load`, whose docstring explains them.
     """
 
     input_shapes: Mapping[str, Sequence[int | None] | int] | None = None
@@ -71,9 +71,9 @@ class ReadingOptions:
     outline: bool = False
 
     def checked(self) -> Options:
-        """Check the keywords, and return the options of front ends from them.
+        """Check the options, and return them in the form that front ends take.
 
-        Raises TypeError or ValueError for a wrong keyword.
+        Raises TypeError for an option of a wrong type, and ValueError for a wrong value.
         """
         dtype: Any = self.dtype
         if isinstance(dtype, type | np.dtype):
@@ -188,7 +188,8 @@ def network_of(
 ) -> Network:
     """Read and check the network in an archive.
 
-    `state` maps input names to output names, as in `load`.
+    `state` is a dict from input names to output names, as in `load`. If `data` is False, the
+    network has no tensor data.
     """
     format = format_of(archive, options.format)
     labels = None  # the labels in a separate file of weights

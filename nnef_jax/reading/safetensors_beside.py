@@ -17,7 +17,7 @@ from nnef_jax.wording.similar import listed
 
 
 def with_safetensors(archive: Archive, meter: Meter) -> tuple[Archive, Collection[str]]:
-    """Return the archive with `archive.weights` in place of its tensor files, and the labels in it.
+    """Return an archive whose tensors come from the file `archive.weights`, and the file's labels.
 
     Raises InputError if the weights are not a safetensors file, and DataError if that file is
     damaged.
@@ -36,7 +36,7 @@ def with_safetensors(archive: Archive, meter: Meter) -> tuple[Archive, Collectio
 
 
 def require_labels(labels: Collection[str], variables: Collection[str]) -> None:
-    """Raise InputError if the file of weights has labels that no variable has."""
+    """Raise InputError if the file of weights has labels that no variable of the network has."""
     valid = {*variables, *(label.removeprefix("/") for label in variables)}
     wrong = sorted(set(labels) - valid)
     if wrong:

@@ -107,8 +107,8 @@ def write_network(
 def require_readable(network: Network, written: Written) -> None:
     """Raise UnsupportedError or DataError if `load` would refuse the archive of a network.
 
-    The archive is read here, unless `loads_same_graph` is set. An unchanged document is read with
-    the same input shapes as before.
+    The function reads the archive, unless `written.loads_same_graph` is set. An unchanged document
+    is read with the same input shapes as before.
     """
     if written.loads_same_graph:
         return
@@ -142,9 +142,10 @@ def require_readable(network: Network, written: Written) -> None:
 
 
 def _image(member: Member) -> memoryview:
-    """Return the bytes of a member; data of a megabyte or more become zeros that take no memory.
+    """Return a stand-in for a member's bytes: large data are zeros that take no memory.
 
-    Reading a document depends only on the values of small tensors, such as shapes and attributes.
+    Data of a megabyte or more are large. The stand-in suffices for reading a document, which
+    depends only on the values of small tensors, such as shapes and attributes.
     """
     header, *data = parts_of(member)
     size = sum(map(len, data))
@@ -156,7 +157,7 @@ def _image(member: Member) -> memoryview:
 
 
 def written(network: Network, arrays: Mapping[str, Any], quantization: str | None) -> Written:
-    """Return the archive of a network with these arrays for its variables.
+    """Return the members of an archive for a network, with `arrays` as its variables.
 
     `quantization` is the text of graph.quant; with None the text that was read is kept. Raises a
     DataError with a sibling for each variable whose array is missing or does not fit.
@@ -199,7 +200,10 @@ def written(network: Network, arrays: Mapping[str, Any], quantization: str | Non
 
 
 def _checked_array(label: str, type: TensorType, arrays: Mapping[str, Any]) -> NDArray[Any]:
-    """Return the array of a variable. Raises DataError if it is missing or does not fit."""
+    """Return the array of a variable, by its label, after checking it against the variable's type.
+
+    Raises DataError if the array is missing or does not fit.
+    """
     if label not in arrays:
         raise DataError(
             f"params: there is no array for variable '{label}'",

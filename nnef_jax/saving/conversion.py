@@ -27,9 +27,10 @@ def convert(
 
     A document in NNEF 1.0 final or in tract's dialect keeps its text, unless `flat` is set. A
     document in NNEF 1.0 provisional always becomes flat, since 1.0 final allows no variables in
-    fragments. Tensor files get the layout of 1.0 final and keep their items. If the header of a
-    tensor file names a quantisation algorithm, graph.quant gets a line for it. If graph.quant
-    cannot express the algorithm, the stored codes are converted to floating-point numbers.
+    fragments. Tensor files are written in the layout of 1.0 final, with the same items. If the
+    header of a tensor file names a quantisation algorithm, graph.quant gets a line for it. If
+    graph.quant cannot express the algorithm, the stored codes are converted to floating-point
+    numbers.
 
     A flat document in tract's dialect has no graph.quant: casts and rounding are operations of the
     document. Its tensor files have the numbers with which the network computes.

@@ -87,7 +87,10 @@ def export(
 
 
 def _function(execution: Execution, entry: str) -> Callable[..., Any]:
-    """Return the function of the parameters, the state (unless it is "apply"), and the inputs."""
+    """Return an entry as a function of the parameters, the state and the inputs.
+
+    The function for the entry "apply" has no state.
+    """
     execution = execution.without_mesh()
     recurrent = execution.scan if entry == "scan" else execution.step
 
@@ -114,7 +117,7 @@ def _without_paths() -> AbstractContextManager[object]:
 
 
 def _as_tuple(outputs: object) -> object:
-    """Return several outputs as a plain tuple.
+    """Return several outputs as a plain tuple, and a single output unchanged.
 
     The type of a namedtuple exists only in this process, so it cannot be exported.
     """
@@ -156,7 +159,10 @@ def _serialised(
 
 
 def _checked_platforms(platforms: Sequence[str]) -> tuple[str, ...]:
-    """Check platforms, and return them without repetitions. Raises TypeError or InputError."""
+    """Return the names of platforms without repetitions, after checking them.
+
+    Raises TypeError if they are not a list of names, and InputError for an unknown name.
+    """
     names = tuple(dict.fromkeys(names_of("platforms", platforms, "names of platforms")))
     if not names:
         raise InputError("platforms is empty", hint=f"take some of {', '.join(PLATFORMS)}")
@@ -226,7 +232,7 @@ def _input_types(
 
 
 class _Symbols:
-    """The symbols of open extents, which have different names."""
+    """The symbols of `jax.export` for open extents. Each has a different name."""
 
     def __init__(self, scope: jax.export.SymbolicScope) -> None:
         self.names: list[str] = []
@@ -234,9 +240,10 @@ class _Symbols:
         self._symbols: dict[tuple[str, str], Any] = {}
 
     def symbol(self, text: str, origin: str = "name") -> Any:
-        """Return the symbol for a text, and for the origin of the text.
+        """Return the symbol for a text, whose name is similar to the text.
 
-        A symbol that the document names must differ from one that is made for an axis.
+        Equal texts of equal `origin` have the same symbol. The origin distinguishes a name in the
+        document from a text that is made for an axis.
         """
         key = origin, text
         if key not in self._symbols:
@@ -249,7 +256,10 @@ class _Symbols:
 
 
 def _scope(constraints: Sequence[str]) -> jax.export.SymbolicScope:
-    """Return jax's scope of symbols with these constraints. Raises InputError for a wrong one."""
+    """Return a scope of symbols with the given constraints.
+
+    Raises InputError for a constraint that jax does not understand.
+    """
     try:
         return jax.export.SymbolicScope(constraints)
     except Exception as error:  # jax's parser raises many types of errors.

@@ -84,8 +84,8 @@ class Writable(Runnable):
                 graph. Several outputs are a tuple.
             platforms: the platforms that can run the file: some of cpu, cuda, rocm, tpu.
             batch: the symbol for the first axis of all inputs whose first axis is open. With None
-                each of these axes has a symbol of its own, as other open extents have: 'x_2' for
-                axis 2 of x, the document's names in tract's dialect, and 'time' for the cycles of a
+                each of these axes has a separate symbol, as other open extents have: 'x_2' for axis
+                2 of x, the document's names in tract's dialect, and 'time' for the cycles of a
                 scan.
             constraints: constraints between open extents, such as 'x_2 >= 8' or 'x_2 == z_2'.
             vjp_order: how many times the function can be differentiated in reverse mode: 0, 1 or 2.

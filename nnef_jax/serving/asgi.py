@@ -37,7 +37,7 @@ _LONG_TEXT = 64 << 10
 
 
 class RequestProgress:
-    """The id of one request, and the seconds that each part of the answer took."""
+    """The id of one request, and the seconds that each part of answering it took."""
 
     def __init__(self) -> None:
         self.id: str = ""
@@ -46,11 +46,11 @@ class RequestProgress:
 
     @property
     def seconds(self) -> float:
-        """Return the seconds since the request arrived."""
+        """Return the seconds that have passed since the request arrived."""
         return time.monotonic() - self._start
 
     def done(self, part: str) -> None:
-        """Record the end of a part, which began when the part before it ended."""
+        """Note the end of a part of the answer, which began when the part before it ended."""
         self._parts[part] = self.seconds - sum(self._parts.values())
 
     def line(self, model: str, status: int) -> str:
@@ -145,7 +145,10 @@ class Application:
         return JSONResponse({"name": service.name, "ready": True})
 
     def _service(self, request: Request) -> Service:
-        """Return the service that a path names. Raises HTTPException if there is none."""
+        """Return the service of the model that a path names.
+
+        Raises HTTPException if there is no model of this name.
+        """
         name = request.path_params["name"]
         version = request.path_params.get("version", "1")
         if name not in self.services:
@@ -177,9 +180,9 @@ class Application:
     async def _answer(
         self, request: Request, service: Service, body: bytearray, progress: RequestProgress
     ) -> Response:
-        """Read the body of an inference request, and return the response.
+        """Read the body of an inference request, compute it, and return the response.
 
-        Any error may be raised.
+        The function may raise any error.
         """
         _require_ready(service)
         await self._read(request, body)
@@ -226,7 +229,7 @@ class Application:
         return HTTPException(500, f"'{name}' failed: {error}")
 
     async def _called(self, size: int, function: Callable[[], _Result]) -> _Result:
-        """Call a function and return its result. If the size is large, call it on a thread."""
+        """Call a function and return its result; if `size` is large, call it on a thread."""
         if size < _LONG_TEXT:
             return function()
         return await asyncio.get_running_loop().run_in_executor(self.texts, function)

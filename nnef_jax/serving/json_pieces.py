@@ -34,14 +34,14 @@ Items = list[Any]  # a list of JSON values, or of Pieces
 class Pieces:
     """A long JSON array, as consecutive lists of its items.
 
-    If the items include lists of numbers, these are flattened. An array that contains `Pieces` is
-    `Pieces` too, and never a list.
+    If the items include lists of numbers, these lists are flattened. An array that contains
+    `Pieces` is itself `Pieces`, and never a list.
     """
 
     lists: list[Items]
 
     def flat(self) -> Iterator[Items]:
-        """Yield the lists, including the lists of `Pieces` among the items."""
+        """Yield lists of items; items that are `Pieces` are replaced by their own lists."""
         for items in self.lists:
             types = set(map(type, items))
             if Pieces in types and types <= {Pieces, list}:
@@ -61,7 +61,10 @@ def loads(data: bytes) -> Any:
 
 
 def flattened(items: Items) -> Items:
-    """Return the items of nested lists, in order. Raises ValueError if their lengths differ."""
+    """Return the items of nested lists in one flat list.
+
+    Raises ValueError if the lists have different lengths.
+    """
     while set(map(type, items)) == {list}:
         if len(set(map(len, items))) > 1:
             raise ValueError("lists in a list differ in length")
@@ -87,14 +90,14 @@ class _Reader:
         self._values = 0
 
     def document(self) -> Any:
-        """Return the value of the whole text."""
+        """Return the value of the text. Raises ValueError if it is not one complete JSON value."""
         value = self._value()
         if self._next():
             raise self._error("nothing")
         return value
 
     def _next(self) -> str:
-        """Return the next character after white space, or '' at the end."""
+        """Return the next character that is not white space, or '' at the end of the text."""
         self.at = _space(self.text, self.at).end()  # pyright: ignore[reportOptionalMemberAccess]
         return self.text[self.at : self.at + 1]
 
@@ -156,7 +159,10 @@ class _Reader:
                 return lists[0]
 
     def _numbers(self) -> Items | None:
-        """Return the next complete items of an array, up to a string or object; None if none."""
+        """Return the next complete items of an array, before any string or object.
+
+        Return None if the next part of the text has no complete item.
+        """
         stop = self.at + _PIECE
         for mark in ('"', "{"):
             position = self.text.find(mark, self.at, stop)

@@ -64,7 +64,7 @@ class InferenceRequest:
 def datatype(spec: TensorSpec) -> str:
     """Return the name that the protocol gives to a dtype.
 
-    Raises UnsupportedError for other dtypes.
+    Raises UnsupportedError for a dtype that the protocol lacks.
     """
     if spec.dtype not in _NAMES:
         raise UnsupportedError(f"'{spec}' cannot be served: the protocol has no {spec.dtype}")
@@ -72,7 +72,7 @@ def datatype(spec: TensorSpec) -> str:
 
 
 def described(specs: Sequence[TensorSpec]) -> list[dict[str, Any]]:
-    """Return the metadata of tensors. -1 stands for an open extent."""
+    """Return the metadata of inputs or outputs in the protocol's form. -1 is an open extent."""
     tensors: list[dict[str, Any]] = []
     for spec in specs:
         shape = [-1 if extent is None else extent for extent in spec.shape]
@@ -81,7 +81,11 @@ def described(specs: Sequence[TensorSpec]) -> list[dict[str, Any]]:
 
 
 def json_length(header: str | None, size: int) -> int:
-    """Return the number of bytes of JSON in a body of `size` bytes. Raises InputError."""
+    """Return the number of bytes of JSON in a body of `size` bytes.
+
+    `header` is the value of the HTTP header with this number; without a header the whole body is
+    JSON. Raises InputError for a wrong number.
+    """
     if header is None:
         return size
     is_number = header.isascii() and header.isdecimal() and len(header) < 20
@@ -93,7 +97,10 @@ def json_length(header: str | None, size: int) -> int:
 def decoded(
     body: bytes | bytearray, length: int, outputs: Sequence[TensorSpec]
 ) -> InferenceRequest:
-    """Return the request in a body that starts with `length` bytes of JSON. Raises InputError."""
+    """Return the request that a body contains, which starts with `length` bytes of JSON.
+
+    `outputs` are the outputs of the model. Raises InputError for a wrong request.
+    """
     try:
         document: Any = loads(bytes(memoryview(body)[:length]))
     except (ValueError, RecursionError) as error:
@@ -155,7 +162,10 @@ def encoded(
 
 
 def _in_little_endian(array: NDArray[Any]) -> NDArray[Any]:
-    """Convert the items of an array to little endian, or back from little endian."""
+    """Convert the items of an array to little endian, or back from little endian.
+
+    On a host that is little endian, the array is returned unchanged.
+    """
     return array if _LITTLE else array.byteswap()
 
 
@@ -181,7 +191,10 @@ def _parameters(what: str, item: _Object) -> _Object:
 
 
 def _name_and_title(kind: str, item: object) -> tuple[str, str]:
-    """Return the name of an input or output, and the title by which messages name it."""
+    """Return the name of an input or output, and its title in messages, such as "input 'x'".
+
+    `kind` is "input" or "output". Raises InputError if `item` has no name.
+    """
     name = _fields(f"an {kind}", item).get("name")
     if not isinstance(name, str):
         raise InputError(f"an {kind} has no name, it is {shown(name)}")
@@ -191,7 +204,10 @@ def _name_and_title(kind: str, item: object) -> tuple[str, str]:
 def _requested(
     request: _Object, parameters: _Object, outputs: Sequence[TensorSpec]
 ) -> dict[str, bool]:
-    """Return the requested outputs by name, each with whether it is sent as a binary tensor."""
+    """Return the names of the requested outputs, each with whether it is sent as a binary tensor.
+
+    `outputs` are all outputs of the model, which are requested by default.
+    """
     names = [spec.name for spec in outputs]
     is_binary = parameters.get("binary_data_output") is True
     requested: dict[str, bool] = {}
@@ -205,7 +221,10 @@ def _requested(
 
 
 def _type(what: str, item: _Object) -> tuple[list[int], np.dtype[Any]]:
-    """Return the shape and the dtype in the description of an input. Raises InputError."""
+    """Return the shape and the dtype in the description of an input.
+
+    `what` is the title of the input in messages. Raises InputError if shape or datatype are wrong.
+    """
     shape: Any = item.get("shape")
     name = item.get("datatype")
     if not isinstance(name, str) or name not in _DATATYPES:
@@ -234,7 +253,10 @@ def _from_bytes(what: str, item: _Object, data: memoryview) -> NDArray[Any]:
 
 
 def _from_json(what: str, item: _Object) -> NDArray[Any]:
-    """Return an input whose items are JSON numbers, in a flat list or in nested lists."""
+    """Return an input whose items are JSON numbers, in a flat list or in nested lists.
+
+    `item` is the description of the input, and `what` is its title in messages.
+    """
     shape, dtype = _type(what, item)
     data = item.get("data")
     lists = data.flat() if isinstance(data, Pieces) else [_items("data", item, None)]
@@ -246,7 +268,7 @@ def _from_json(what: str, item: _Object) -> NDArray[Any]:
 
 
 def _numbers(what: str, name: str, dtype: np.dtype[Any], items: Items) -> NDArray[Any]:
-    """Return the numbers in nested lists as a flat array.
+    """Return the numbers in nested lists as a flat array of a dtype.
 
     Types are checked before the array is made. Otherwise a list of strings would become an array in
     which every item has the length of the longest string.

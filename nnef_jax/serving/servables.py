@@ -22,7 +22,7 @@ _MOST_ID_BITS = 64
 
 
 class Full(Exception):
-    """Raised when a limit is reached for now. The request may be sent again later."""
+    """Raised if a limit is reached at the moment; the client may send the request again later."""
 
 
 class Servable(Protocol):
@@ -44,15 +44,21 @@ class Servable(Protocol):
         ...
 
     def compile(self, progress: Progress | None = None) -> None:
-        """Compile for all calls whose shapes are known."""
+        """Compile the network for all calls whose shapes are known."""
         ...
 
     def bind(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Arrays:
-        """Return the arrays of a call in order. Raises InputError if they do not fit."""
+        """Return the arrays of a call in the order of the inputs.
+
+        Raises InputError if the arrays do not fit.
+        """
         ...
 
     def compute(self, arrays: Arrays) -> Arrays:
-        """Return the outputs for bound arrays. The arrays may join those of several calls."""
+        """Return the outputs for arrays that `bind` returned.
+
+        Arrays of several calls may be concatenated along the batch.
+        """
         ...
 
 
@@ -67,7 +73,7 @@ class FewShapes:
         self._served: set[Hashable] = set()
 
     def require(self, shapes: Hashable) -> None:
-        """Raise InputError for new shapes beyond the limit."""
+        """Note a set of shapes. Raises InputError if it is new and the limit is reached."""
         if shapes not in self._served and len(self._served) >= self._most:
             message = f"inputs of {self._most} shapes were served, which is the limit"
             raise InputError(message, hint="load the network with known shapes, or allow more")
@@ -75,7 +81,7 @@ class FewShapes:
 
 
 class SingleCalls:
-    """A network with calls that are computed singly, since items of a batch are not independent."""
+    """A network whose requests are computed singly, since items of a batch are not independent."""
 
     sizes: tuple[int, ...] = ()
 
@@ -85,7 +91,7 @@ class SingleCalls:
         self.outputs: tuple[TensorSpec, ...] = model.outputs
 
     def compile(self, progress: Progress | None = None) -> None:
-        """Compile for the declared shapes, if no extent is open."""
+        """Compile the network for the declared shapes. If an extent is open, do nothing."""
         try:
             example = zeros(self.inputs)
         except InputError:
@@ -95,7 +101,7 @@ class SingleCalls:
             self.model.step(self.model.init_state(*example), *example)
 
     def bind(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Arrays:
-        """Return the arrays of a call in order."""
+        """Return the arrays of a call in the order of the inputs."""
         return bind(self.model, args, kwargs)
 
     def compute(self, arrays: Arrays) -> Arrays:
@@ -108,7 +114,7 @@ class SingleCalls:
 
 
 class SequenceStep(NamedTuple):
-    """The sequence of a request's cycle, and whether the cycle starts or ends the sequence."""
+    """The sequence to which a request belongs, and whether the request starts or ends it."""
 
     id: int | str
     starts: bool
@@ -116,7 +122,7 @@ class SequenceStep(NamedTuple):
 
     @classmethod
     def of(cls, parameters: Mapping[str, Any]) -> SequenceStep | None:
-        """Return the step of a request, or None if its parameters name no sequence.
+        """Return the step that the parameters of a request describe, or None without a sequence.
 
         Raises InputError for wrong parameters.
         """
@@ -134,7 +140,7 @@ class SequenceStep(NamedTuple):
 
 
 class Sequences(SingleCalls):
-    """A network with a state. Each sequence of requests has a separate state.
+    """A network with a state, which keeps a separate state for each sequence of requests.
 
     States stay on the device. A state is dropped after `idle` seconds without use, and also if a
     cycle fails. A single thread makes all calls.
@@ -152,7 +158,7 @@ class Sequences(SingleCalls):
         return len(self._states)
 
     def step(self, step: SequenceStep, arrays: Arrays) -> Arrays:
-        """Run a cycle of a sequence.
+        """Run a cycle of a sequence, and return the outputs.
 
         Raises InputError for an unknown sequence, and Full if there are too many sequences.
         """
@@ -178,7 +184,7 @@ class Sequences(SingleCalls):
         return outputs
 
     def end(self, step: SequenceStep) -> None:
-        """Drop the state of a sequence, if there is one."""
+        """Drop the state of the sequence of `step`, if it has one."""
         self._states.pop(step.id, None)
 
     def expire(self) -> None:

@@ -31,8 +31,8 @@ def listeners(host: str, port: int) -> list[socket.socket]:
 class Server(uvicorn.Server):
     """A server that stops at a signal, after it has answered all requests that it accepted.
 
-    A connection that has no request in progress for `idle` seconds is closed. Its client may send
-    slowly, may not send at all, or may not read. `listening` is called with the URL.
+    A connection that has no request in progress for `idle` seconds is closed, whether its client
+    sends slowly, does not send at all, or does not read. `listening` is called with the URL.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Server(uvicorn.Server):
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop listening, answer the requests on open connections, and then close these."""
+        """Stop listening, answer the requests on open connections, and then close them."""
         for server in self.servers:
             server.close()
         self._app.state.is_draining = True

@@ -53,7 +53,7 @@ class _Waiting:
 
 
 class Service:
-    """A network that answers requests. `state` is "loading", "ready" or the text of an error.
+    """A network that answers requests. `state` is "loading", "ready" or an error's text.
 
     Requests are computed in the order of arrival, and requests with equal shapes are computed
     together. The next batch starts when the thread is free and one of two conditions holds: enough
@@ -115,7 +115,8 @@ class Service:
     async def infer(self, parameters: Mapping[str, Any], arrays: Arrays, timeout: float) -> Arrays:
         """Return the outputs for the parameters and the bound arrays of a request.
 
-        Raises InputError, Full, or TimeoutError after `timeout` seconds.
+        Raises InputError for wrong parameters, Full if the queue is full, and TimeoutError after
+        `timeout` seconds.
         """
         step = SequenceStep.of(parameters)
         sizes = self.servable.sizes
@@ -166,7 +167,7 @@ class Service:
                     await self._in_thread(self.servable.end, request.step)
 
     async def _wait_for_batch(self) -> None:
-        """Wait until it is time to compute a batch."""
+        """Wait until enough requests wait for a batch, or the first one has waited long enough."""
         now = asyncio.get_running_loop().time
         while True:
             self._arrived.clear()
@@ -181,7 +182,11 @@ class Service:
                 await asyncio.wait_for(self._arrived.wait(), delay)
 
     def _take_batch(self) -> list[_Waiting]:
-        """Remove a batch from the queue: the first request, and others with its shapes that fit."""
+        """Remove the requests of the next batch from the queue, and return them.
+
+        The batch has the first request, and later requests with the same shapes that fit into the
+        batch.
+        """
         pending = [request for request in self._waiting if not request.result.done()]
         batch = pending[:1]
         if pending and self.servable.sizes:
@@ -211,7 +216,7 @@ def _servable(name: str, model: Model, sizes: Sequence[int], limits: ServingLimi
 
 
 def batch_size(sizes: Sequence[int], waiting: int) -> int:
-    """Return the size of the next batch if `waiting` items wait."""
+    """Return the best of the batch sizes `sizes` if `waiting` items wait."""
     filled = [size for size in sizes if size * _FILLED <= waiting]
     return max(filled, default=min(sizes))
 

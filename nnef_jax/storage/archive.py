@@ -121,7 +121,7 @@ class Archive:
         self.close()
 
     def close(self) -> None:
-        """Close the container. If this is an archive of a subfolder, its container stays open."""
+        """Close the container, unless this archive is a subfolder of another one."""
         if isinstance(self._container, Folder) and not self._folder:
             self._container.close()
         self._container = None
@@ -166,24 +166,24 @@ class Archive:
     def open_tensor(self, name: str) -> memoryview:
         """Return the bytes of a member that is a regular file, without a copy if possible.
 
-        Raises ArchiveError if there is no such file.
+        Raises ArchiveError if no regular file has this name.
         """
         data = self._open.read(self._inner(name))
         refuse_stand_in(self.location(name), data)
         return data
 
     def subfolder(self, folder: str) -> Archive:
-        """Return a subfolder as an archive. It is readable as long as this archive is open."""
+        """Return a subfolder as an archive, which is readable until this archive is closed."""
         return Archive(self._open, self.location(folder), self._meter, f"{self._folder}{folder}/")
 
     @property
     def is_changed(self) -> bool:
-        """Tell whether the container is a folder that was changed or replaced since its opening."""
+        """Tell whether the container is a folder that was changed or replaced after its opening."""
         return isinstance(self._open, Folder) and self._open.is_changed()
 
     @property
     def is_of_texts(self) -> bool:
-        """Tell whether this archive was made by `archive_of_texts`."""
+        """Tell whether `archive_of_texts` made this archive."""
         return isinstance(self._open, _Texts)
 
     @property
@@ -269,21 +269,26 @@ def _graph_in(container: _Container, graphs: Sequence[str], name: str) -> str:
 
 
 def archive_of_texts(texts: Mapping[str, str], meter: Meter) -> Archive:
-    """Return an archive whose members are these texts, by name."""
+    """Return an archive in memory. `texts` has the text of each member, by the member's name."""
     return Archive(_Texts(texts), "the document", meter)
 
 
 def archive_of_members(
     members: Mapping[str, Callable[[], memoryview]], graph: str, meter: Meter
 ) -> Archive:
-    """Return an archive of members by name. Each function returns the bytes of its member."""
+    """Return an archive in memory.
+
+    `members` has, by the name of a member, a function that returns the bytes. `graph` is the name
+    of the member with the graph.
+    """
     return Archive(_InMemory(members), "the network to save", meter, graph=graph)
 
 
 class _OpenSource(NamedTuple):
     """A source's name for errors, its container, and the name of its graph's member.
 
-    The name of the member is "" if the source is a folder or an archive.
+    The name of the member is "" if the source is a folder or an archive, in which the graph must
+    still be searched.
     """
 
     name: str
@@ -320,8 +325,8 @@ def _container_of(
     """Return a file's bytes as a container, and the name of its graph's member.
 
     A file that is a graph becomes a container with this graph as its only member. For an archive
-    the name is "", because the graph must still be searched. Raises ArchiveError for any other
-    file.
+    the name is "", because the graph must still be searched. Raises ArchiveError for a file that is
+    neither a graph nor an archive.
     """
     start = bytes(data[:_START])
     if not _is_packed(start):

@@ -50,7 +50,7 @@ def open_regular(
     folder: int | None = None,
     shown: str = "",
 ) -> BinaryIO:
-    """Open a regular file for reading; raise `error` if it is not a regular file.
+    """Open a regular file for reading; raise `error` if the path is not a regular file.
 
     If `follow` is False, the last part of the path must not be a symbolic link. A relative path
     starts at the folder with the descriptor `folder`. `shown` is the file's name in errors. The
@@ -80,9 +80,10 @@ def _require_regular(mode: int, path: str, error: type[NnefError]) -> None:
 
 @contextmanager
 def reported(shown: str, error: type[NnefError]) -> Generator[None]:
-    """Convert errors of reading in the block to `error`, and a MemoryError to a LimitError.
+    """Convert system errors that the block raises to `error`, and a MemoryError to a LimitError.
 
-    FileNotFoundError and the errors of this package pass unchanged.
+    FileNotFoundError and the errors of this package pass unchanged. `shown` is the file's name in
+    the message.
     """
     try:
         yield
@@ -96,18 +97,20 @@ def reported(shown: str, error: type[NnefError]) -> Generator[None]:
 
 
 class _FileMap(mmap.mmap):
-    """A map of a file.
+    """A memory map of a file.
 
     `release` may free pages of the map, since the system can read them again.
     """
 
 
 def contents(file: BinaryIO, meter: Meter | None = None, name: str = "") -> memoryview:
-    """Return the bytes of an open file, read-only; a file of `MAP_FROM` bytes or more is mapped.
+    """Return the bytes of an open file as a read-only view.
+
+    A file of `MAP_FROM` bytes or more is mapped.
 
     The meter counts bytes that are read, but not bytes that are mapped. After the call the file may
     be closed, renamed or deleted. A mapped file must not be changed while its bytes are in use.
-    Raises MemoryError and OSError.
+    Raises MemoryError and OSError if the file cannot be read.
     """
     descriptor = file.fileno()
     size = os.fstat(descriptor).st_size
@@ -126,10 +129,10 @@ def contents(file: BinaryIO, meter: Meter | None = None, name: str = "") -> memo
 def contents_of(
     source: Readable, meter: Meter, name: str, error: type[NnefError]
 ) -> tuple[str, memoryview]:
-    """Return a source's name for errors, and its bytes.
+    """Return the name of a source for errors, and the bytes of the source.
 
-    `name` is used for a source that has no name itself. Raises `error` for a path that is not a
-    regular file, or cannot be read.
+    `name` is used for a source that is not a path. Raises `error` for a path that is not a regular
+    file, or cannot be read.
     """
     if not isinstance(source, str | os.PathLike):
         file_name = getattr(source, "name", None)
@@ -173,7 +176,10 @@ def _may_map(descriptor: int) -> bool:
 
 
 def release(array: NDArray[np.generic]) -> None:
-    """Free the memory of an array in a mapped file until it is read again; ignore other arrays."""
+    """Free the memory of an array in a mapped file; the next access reads the file again.
+
+    An array that is not in a mapped file is ignored.
+    """
     base: Any = array
     while isinstance(base, np.ndarray):
         base = base.base
@@ -213,7 +219,7 @@ def check_target(path: str, *, overwrite: bool) -> os.stat_result | None:
 def replacing(path: str, *, overwrite: bool = False) -> Generator[BinaryIO]:
     """Open a temporary file for the block, and put it in the place of `path` after the block.
 
-    After that the file is complete and on the disk, with the mode of the old file. If the block
+    The new file is then complete and on the disk, and has the mode of the old file. If the block
     raises an error or the process is killed, the old file stays. If the path is a link, the link is
     replaced, and not its target. Temporary files that killed processes left in the folder are
     removed by its next writer.
@@ -247,7 +253,7 @@ def replacing(path: str, *, overwrite: bool = False) -> Generator[BinaryIO]:
 def bytes_of(source: Any, meter: Meter, name: str) -> memoryview:
     """Return the bytes of a buffer, or all bytes that are left in a binary file.
 
-    Raises LimitError.
+    Raises LimitError if there are more bytes than the meter allows.
     """
     try:
         return memoryview(source).cast("B").toreadonly()

@@ -38,10 +38,10 @@ _OPENAT = os.scandir in os.supports_fd and ({os.open, os.stat, os.readlink} <= o
 class Folder:
     """The files in a folder and its subfolders, even if another folder gets its name.
 
-    A symbolic link may only lead to one of these files, or to a blob. A hard link is a file like
+    A symbolic link may only lead to a file in the folder, or to a blob. A hard link is a file like
     any other. `named` is the path by which the user names a file of this folder. If `named` is a
     link, the files beside its target are the blobs. Otherwise, if this folder is in the cache of a
-    hub, the blobs are those of that cache.
+    model hub, the blobs are the files in the cache's folder `blobs`.
     """
 
     def __init__(self, path: str, meter: Meter, named: str = "") -> None:
@@ -70,13 +70,17 @@ class Folder:
     def names(self) -> Iterator[str]:
         """Yield the names of all readable files and all links.
 
-        Raises LimitError for deep nesting.
+        Raises LimitError if folders are nested too deeply.
         """
         self._check_open()
         return self._names(self._root, ".", "", _MAX_DEPTH)
 
     def _names(self, parent: int | None, folder: str, prefix: str, depth: int) -> Iterator[str]:
-        """Yield the names in a folder of the folder `parent`, down to the given depth."""
+        """Yield the names of the files and links in a folder and its subfolders.
+
+        `folder` is a name in the folder with the descriptor `parent`. Each yielded name begins with
+        `prefix`. Raises LimitError for more than `depth` levels.
+        """
         if not depth:
             raise LimitError(f"{self._path}: folders are nested more than {_MAX_DEPTH} deep")
         subfolders: list[str] = []
@@ -113,9 +117,10 @@ class Folder:
         return not stat.S_ISDIR(mode)
 
     def read(self, name: str) -> memoryview:
-        """Return the bytes of a regular file; a large file is mapped.
+        """Return the bytes of the regular file with this name; a large file is mapped.
 
-        Raises ArchiveError or LimitError.
+        Raises ArchiveError if there is no such file, or it cannot be read, and LimitError if it is
+        too large.
         """
         self._check_open()
         location = self.location(name)
@@ -226,21 +231,30 @@ class Folder:
                 os.close(descriptor)
 
     def _blob_name(self, path: str) -> str:
-        """Return the name of the blob at a path, or '' for any other path."""
+        """Return the name of the blob at a path, or '' if the path is not that of a blob."""
         folder, name = os.path.split(path)
         if not self._blobs or os.path.realpath(folder) != self._blobs:
             return ""
         return "" if name in (".", "..") else name
 
     def _below_root(self, name: str, target: str) -> str:
-        """Make an absolute path relative to the folder, by comparing texts only."""
+        """Return an absolute path as a path relative to this folder.
+
+        Only texts are compared. Raises ArchiveError if the path is outside of the folder. `name` is
+        the member for the message.
+        """
         for root in (self._real, os.path.abspath(self._path)):
             if f"{target}/".startswith(f"{root}/"):
                 return target.removeprefix(root)
         raise self._outside(name)
 
     def _resolved(self, name: str, parts: Sequence[str], *, follow: bool) -> str:
-        """Resolve the links in the path of a member, on systems without descriptors of folders."""
+        """Return the path of a member after its links are resolved.
+
+        This is for systems on which a path cannot be opened relative to a folder's descriptor.
+        `parts` are the parts of the member's name. A link in the last part is followed only if
+        `follow`.
+        """
         *folders, last = parts
         path = os.path.realpath(os.path.join(self._real, *folders), strict=True)
         path = os.path.join(path, last)
@@ -259,7 +273,13 @@ class Folder:
 
 
 def _blobs_of(real: str, named: str) -> str:
-    """Return the path of the folder of blobs, or '' if there is none."""
+    """Return the path of the folder of blobs, or '' if there is none.
+
+    Args:
+        real: the path of the opened folder, without links.
+        named: the path by which the user names a file in it. If it is a link, the blobs are beside
+            the target.
+    """
     if named and os.path.islink(named):
         return os.path.dirname(os.path.realpath(named))
     top, separator, _ = real.rpartition(f"{os.sep}snapshots{os.sep}")

@@ -70,7 +70,7 @@ def write_jointly(
 
 @contextmanager
 def _together() -> Generator[None]:
-    """Wait until all hosts have run the block. If it failed on one host, raise on all hosts."""
+    """Wait until all hosts have run the block. If one failed, raise an error on each host."""
     error: Exception | None = None
     try:
         yield
@@ -84,7 +84,7 @@ def _together() -> Generator[None]:
 
 
 def _broadcast(text: str) -> str:
-    """Return on all hosts the text that the first host passes."""
+    """Return, on all hosts, the argument `text` of the first host."""
     content = np.zeros(_LONGEST_PATH, np.uint8)
     encoded = np.frombuffer(os.fsencode(text), np.uint8)
     content[: encoded.size] = encoded
@@ -103,7 +103,10 @@ def _fill_parts(path: str, spread: Mapping[str, jax.Array]) -> None:
 
 
 def _write_shard(file: BinaryIO, start: int, shard: jax.Shard, shape: Sequence[int]) -> None:
-    """Write the items of a shard into the tensor file of an array, which begins at `start`."""
+    """Write a shard into the tensor file of its array.
+
+    The tensor file begins at the offset `start` of the archive. `shape` is the shape of the array.
+    """
     array = np.asarray(shard.data)
     header, data = encode_tensor(array)
     itemsize = len(data) // max(array.size, 1)
@@ -114,7 +117,10 @@ def _write_shard(file: BinaryIO, start: int, shard: jax.Shard, shape: Sequence[i
 
 
 def _runs(index: Sequence[slice], shape: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Yield each contiguous run of items that a shard covers, as its start and its length."""
+    """Yield each contiguous run of the items of an array that a shard covers.
+
+    A run is a pair of its first item's index in the flat array, and its number of items.
+    """
     bounds = [part.indices(extent)[:2] for part, extent in zip(index, shape, strict=True)]
     last = -1  # the last axis along which the shard does not cover the whole array
     for axis, extent in enumerate(shape):

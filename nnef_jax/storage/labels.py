@@ -32,8 +32,9 @@ def parent_folders(name: str) -> set[str]:
 def member_of(label: str, suffix: str = ".dat") -> str:
     """Return the member that holds the data of a label: 'conv1/filter.dat' for 'conv1/filter'.
 
-    One leading '/' is dropped, as in the Khronos tools. Raises ArchiveError for a label that could
-    name anything but a file in the container. The error does not name a line of the document.
+    One leading '/' is dropped, as in the Khronos tools. Raises ArchiveError for a label that is not
+    the name of a file in the container, such as '../a'. The error does not name a line of the
+    document.
     """
     reason = refusal(label)
     if reason:
@@ -47,9 +48,9 @@ def member_of(label: str, suffix: str = ".dat") -> str:
 
 
 def quoted_members(text: str) -> set[str]:
-    """Return the members for all strings of a document that are valid labels.
+    """Return the members that a document's labels name.
 
-    The document need not be valid.
+    Every string in `text` that is a valid label counts. The document need not be valid.
     """
     members: set[str] = set()
     for match in _QUOTED.finditer(text):
@@ -60,7 +61,7 @@ def quoted_members(text: str) -> set[str]:
 
 
 def refusal(label: str) -> str:
-    """Return the reason why a label or member name is invalid, or ''."""
+    """Return the reason why a label or member name is invalid, or '' if it is valid."""
     path = label.removeprefix("/")
     if not path:
         return "is empty"

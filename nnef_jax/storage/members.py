@@ -13,7 +13,7 @@ _SHOWN_NAMES = 5
 
 
 class PackedArchive(Generic[_Member]):
-    """The members of an archive by name. If several have the same name, the last one counts.
+    """The members of an archive by name. If two members have the same name, the last one counts.
 
     If none of `graphs` is at the top level, the folder that contains one of them is the container.
     Members whose names are absolute or have a part '..' are left out.
@@ -52,9 +52,10 @@ def _normal(name: str) -> str:
 
 
 def _at_top(members: dict[str, _Member], name: str, graphs: Sequence[str]) -> dict[str, _Member]:
-    """Return the members of the container, which has one of `graphs` at its top level.
+    """Return the members of the folder that has one of `graphs` at its top level.
 
-    The result is by names relative to the container.
+    This is the archive itself, or the only such folder in it. In the result, names are relative to
+    the folder.
     """
     top = [path for path in members if "/" not in path]
     if any(is_graph(path, graphs) for path in top):

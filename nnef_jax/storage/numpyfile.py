@@ -46,7 +46,7 @@ Array = NDArray[Any]
 
 
 def read_npy(data: memoryview, name: str) -> Array:
-    """Return the array in the bytes of a .npy file, read-only.
+    """Return the array in the bytes of a .npy file. The array is read-only.
 
     Bytes after the items are ignored, as numpy does. If the bytes are not a .npy file, raises a
     DataError whose message starts with `name`.
@@ -104,10 +104,10 @@ def _header(text: str, name: str) -> _Header:
 
 
 def read_npz(data: memoryview, name: str, meter: Meter) -> dict[str, Array]:
-    """Return the arrays in the bytes of a .npz file by name, read-only.
+    """Return the arrays in the bytes of a .npz file by name. The arrays are read-only.
 
     Only members that end in .npy are read. Raises DataError for a broken archive or member, and
-    LimitError for an archive that expands to too much.
+    LimitError for an archive that expands to more than the meter allows.
     """
     try:
         archive = ZipArchive(data, name, meter, (), checked=True)

@@ -69,7 +69,7 @@ def keep_mode(path: str, old: os.stat_result | None) -> None:
 
 
 def place_file(temporary: str, target: str, *, overwrite: bool) -> None:
-    """Rename a complete file in one step.
+    """Rename a complete temporary file to its target in one step.
 
     If `overwrite` is False, an existing target is an error.
     """
@@ -90,10 +90,10 @@ def place_file(temporary: str, target: str, *, overwrite: bool) -> None:
 def place_folder(temporary: str, target: str, check: Callable[[str], None] | None) -> None:
     """Rename a complete folder to its target, and remove the folder that was at the target.
 
-    `check` is called with the path of the old folder, and raises an error if that folder must stay.
-    Without `check` only an empty folder is replaced. On most file systems, Linux and macOS exchange
-    the two names in one step. On other systems the old folder is renamed to TARGET.replaced-HEX
-    first. For a moment there is no folder at the target.
+    `check` is called with the path of the old folder, and raises an error if the old folder must
+    stay. Without `check` only an empty folder is replaced. On most file systems, Linux and macOS
+    exchange the two names in one step. On other systems the old folder is renamed to
+    TARGET.replaced-HEX first. For a moment there is no folder at the target.
     """
     try:
         os.rename(temporary, target)  # This replaces nothing but an empty folder.
@@ -132,7 +132,10 @@ def _swap(temporary: str, target: str, check: Callable[[str], None]) -> None:
 
 
 def _exchange(one: str, other: str) -> bool:
-    """Exchange the names of two files or folders in one step. Return False if impossible."""
+    """Exchange the names of two files or folders in one step.
+
+    Return False if the system or the file system cannot do so.
+    """
     exchange = _exchanger()
     if exchange is None:
         return False
@@ -160,7 +163,7 @@ def _exchanger() -> Callable[[bytes, bytes], int] | None:
 
 
 def sync_folder(path: str) -> None:
-    """Write the names in a folder to the disk, if the system can do so."""
+    """Make sure that the names in a folder are on the disk, if the system can do so."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except PermissionError:  # The system is Windows, or the names in the folder may not be read.
@@ -175,14 +178,14 @@ def sync_folder(path: str) -> None:
 
 
 def exists(path: str) -> FileExistsError:
-    """Return the error for a path that exists already."""
+    """Return a FileExistsError for a path that exists already."""
     reason = "exists already (--overwrite replaces it, overwrite=True in Python)"
     return FileExistsError(errno.EEXIST, reason, path)
 
 
 @contextmanager
 def naming(path: str) -> Generator[None]:
-    """Put a path into system errors of the block that name a temporary file, or no file."""
+    """Put `path` into system errors of the block that name a temporary file, or no file."""
     try:
         yield
     except OSError as error:

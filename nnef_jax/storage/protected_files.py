@@ -26,25 +26,31 @@ def protecting_inputs() -> AbstractContextManager[None]:
 
 
 def without_noting() -> AbstractContextManager[None]:
-    """Do not note the files that are read in the block, such as the package's own caches."""
+    """Suspend the protection in the block, for reads of the package's own caches."""
     return holding(_read, None)
 
 
 def note(status: os.stat_result) -> None:
-    """Note a file, given by its status, as one that is read."""
+    """Protect a file from being replaced, since the command reads it.
+
+    `status` identifies the file.
+    """
     read = _read.get()
     if read is not None:
         read.add((status.st_dev, status.st_ino))
 
 
 def note_path(path: str | os.PathLike[str]) -> None:
-    """Note a file that another library will read. A missing file is ignored."""
+    """Protect a file that another library will read from being replaced.
+
+    A missing file is ignored.
+    """
     with suppress(OSError):
         note(os.stat(path))
 
 
 def require_other(path: str) -> None:
-    """Raise FileExistsError if the path is that of a noted file, or of a link to a noted file."""
+    """Raise FileExistsError if a path leads to a protected file, directly or by a link."""
     read = _read.get()
     if not read:
         return

@@ -73,7 +73,7 @@ class _Member:
 
 
 def is_tarball(start: bytes) -> bool:
-    """Tell whether a file with these first bytes is a tar archive or a compressed file."""
+    """Tell whether a file is a tar archive or a compressed file. `start` has its first bytes."""
     return _compression(start) is not None or _is_header(start[:_BLOCK])
 
 
@@ -253,7 +253,10 @@ def _is_header(block: bytes) -> bool:
 
 
 def _number(field: bytes) -> int:
-    """Return the number in a field: octal digits, or big-endian bytes after the byte 0x80."""
+    """Return the number in a field of a header.
+
+    The field has octal digits, or the byte 0x80 followed by a big-endian number.
+    """
     if field[0] == 0x80:
         return int.from_bytes(field[1:], "big")
     digits = field.split(b"\0")[0].strip()

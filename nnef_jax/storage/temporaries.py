@@ -44,7 +44,10 @@ def temporary_file(target: str, *, private: bool) -> Generator[tuple[str, Binary
 
 @contextmanager
 def temporary_folder(target: str, *, private: bool) -> Generator[str]:
-    """Make a new folder beside its target. The folder is removed at the end of the block."""
+    """Make a new folder beside its target.
+
+    If `private`, the folder has the mode 0700. The folder is removed at the end of the block.
+    """
     with _temporary(target, folder=True, private=private) as (path, descriptor):
         try:
             yield path
@@ -71,9 +74,9 @@ def _temporary(target: str, *, folder: bool, private: bool) -> Generator[tuple[s
 
 
 def _create(path: str, folder: bool, mode: int) -> int | None:
-    """Make a temporary file or folder, lock it, and return its descriptor.
+    """Make a temporary file, or a folder if `folder`, lock it, and return its descriptor.
 
-    Return None if another process swept it away before it was locked.
+    Return None if another process removed it before it was locked.
     """
     if folder:
         os.mkdir(path, mode)
@@ -154,7 +157,7 @@ def remove(path: str) -> None:
 
 @contextmanager
 def locked(folder: str) -> Generator[None]:
-    """Hold the lock of a folder in the block, so that no other writer replaces or sweeps it.
+    """Hold the lock of a folder in the block, so that no other writer replaces or removes it.
 
     The function waits for the lock for at most 2 s. A writer holds the lock of its new folder until
     it has removed the old folder. Without the lock, a second writer might see a folder that the

@@ -124,7 +124,7 @@ def read_tensor(source: files.Readable, *, limits: Limits | None = None) -> NDAr
     `source` is a path, bytes, or a binary file object, which is read to its end. The dtype of the
     array is float16, float32, float64, bool, or the smallest integer type that holds the items.
     Quantised items are the stored codes. The array is read-only. A large file is mapped if
-    possible. `limits` bounds the memory of unpacked items.
+    possible. `limits` bounds the memory that items of unusual widths take when they are unpacked.
 
     Raises `DataError` for a broken file, `UnsupportedError` for an item type that a vendor defines,
     and `LimitError` for a tensor that takes too much memory. Warns about a file of the Khronos
@@ -170,7 +170,7 @@ def read_tensor_file(
 
 
 def shaped(array: NDArray[np.generic], shape: tuple[int, ...], name: str) -> NDArray[Any]:
-    """Return the array in its stored shape. Raises DataError if numpy cannot have that shape."""
+    """Return a flat array in the shape `shape`. Raises DataError if numpy cannot hold the shape."""
     try:
         return array.reshape(shape)
     except ValueError as error:
@@ -178,7 +178,11 @@ def shaped(array: NDArray[np.generic], shape: tuple[int, ...], name: str) -> NDA
 
 
 def _first_word_and_rank(data: memoryview, name: str) -> tuple[int, int]:
-    """Return the first word after the version, and the rank, from a header of either kind."""
+    """Return the first word after the version, and the rank, from a tensor file's header.
+
+    The header is that of NNEF 1.0 or of the provisional specification. Raises DataError if the file
+    is not a tensor file.
+    """
     magic = bytes(data[:2])
     if magic != _MAGIC:
         start = f"starts with {magic.hex(' ')}" if magic else "is empty"
@@ -225,7 +229,7 @@ def _read_header(data: memoryview, name: str) -> _Header:
 
 
 def _is_old(data: memoryview, header: FinalHeader) -> bool:
-    """Tell whether the surplus word of the tools from before 2018-10-19 follows the header."""
+    """Tell whether the header has the surplus word of the Khronos tools from before 2018-10-19."""
     word = bytes(data[HEADER_SIZE : HEADER_SIZE + 4])
     has_surplus_word = len(data) == HEADER_SIZE + 4 + header.length and word == bytes(4)
     has_old_type = header.item_type in _OLD_TYPES and header.bits % 8 == 0
@@ -233,9 +237,9 @@ def _is_old(data: memoryview, header: FinalHeader) -> bool:
 
 
 def final_header(data: memoryview, name: str) -> FinalHeader:
-    """Return a header of NNEF 1.0, unchecked, even if its item type is that of a vendor.
+    """Return the header of an NNEF 1.0 tensor file without checking its fields.
 
-    Raises DataError if the header is broken.
+    The item type may be one that a vendor defines. Raises DataError if the header is broken.
     """
     _, rank = _first_word_and_rank(data, name)
     if len(data) < HEADER_SIZE:
@@ -268,7 +272,7 @@ def _provisional_header(
 def _item_type(
     types: dict[int, _ItemType], code: int, bits: int, name: str
 ) -> tuple[np.dtype[Any], bool]:
-    """Return the dtype of an item type, and whether its items are quantised."""
+    """Return the dtype of an item type's code, and whether its items are quantised."""
     if code not in types:
         codes = ", ".join(f"{number} {type.name}" for number, type in types.items())
         raise DataError(f"{name}: item type {code}, expected one of {codes}")
@@ -282,9 +286,10 @@ def _item_type(
 
 
 def _dtype(kind: str, bits: int) -> np.dtype[Any] | None:
-    """Return the smallest dtype for items of a kind with a number of bits.
+    """Return the smallest dtype for items with `bits` bits.
 
-    Return None if items of this kind cannot have that many bits.
+    `kind` is numpy's letter for a kind of numbers, such as "f". Return None if items of this kind
+    cannot have so many bits.
     """
     if kind == "b" and bits in (1, 8):
         return np.dtype(np.bool_)
@@ -403,7 +408,7 @@ def encode_tensor(
 
 
 def _require_range(values: NDArray[Any], bits: int) -> None:
-    """Raise DataError unless all integers can be stored in so many bits."""
+    """Raise DataError unless every integer in an array fits `bits` bits."""
     low = -(1 << (bits - 1)) if values.dtype.kind == "i" else 0
     high = low + (1 << bits) - 1
     least = int(values.min())

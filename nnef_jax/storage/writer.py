@@ -59,8 +59,8 @@ def write_members(
     """Write members by name into a container: bytes unchanged, arrays as tensor files (spec 5.1).
 
     If the path ends in .tar, .tar.gz, .tgz, .tar.xz, .txz, .tar.bz2 or .tbz2, the container is an
-    archive, otherwise a folder. Equal members give equal archives. A `TensorFile` keeps its number
-    of bits and its mark as quantised.
+    archive, otherwise a folder. Equal members give equal archives. A member that is a `TensorFile`
+    keeps its number of bits and its mark as quantised.
 
     The container is written atomically, even if the process is killed. A folder is replaced only if
     it holds no other files than graph.nnef, graph.quant, the tensor files of labels in that
@@ -95,7 +95,10 @@ def write_members(
 
 
 def _opener_for(path: str) -> _Opener | None:
-    """Return the function that opens an archive of a path, or None if the path is of a folder."""
+    """Return the function that opens an archive for writing, by the ending of its path.
+
+    Return None if the path is that of a folder.
+    """
     for suffixes, opener in _FORMATS.items():
         if path.endswith(suffixes):
             return opener
@@ -103,7 +106,7 @@ def _opener_for(path: str) -> _Opener | None:
 
 
 def by_normal_name(members: Mapping[str, Member]) -> dict[str, Member]:
-    """Return the members sorted by normalised name. Raises ArchiveError for an unsafe name."""
+    """Return members by normalised name, sorted. Raises ArchiveError for an unsafe name."""
     by_name: dict[str, Member] = {}
     for name in sorted(members):
         reason = "is an absolute path" if name.startswith("/") else refusal(name)
@@ -120,7 +123,10 @@ def by_normal_name(members: Mapping[str, Member]) -> dict[str, Member]:
 
 
 def parts_of(member: Member) -> tuple[bytes | memoryview, ...]:
-    """Return the bytes of a member in parts. A tensor has two parts, its header and its data."""
+    """Return the bytes to write for a member, in one or two parts.
+
+    A tensor has two parts, its header and its data.
+    """
     if isinstance(member, TensorFile):
         return encode_tensor(member.array, bits=member.bits, quantized=member.quantized)
     if isinstance(member, np.ndarray):
@@ -129,7 +135,7 @@ def parts_of(member: Member) -> tuple[bytes | memoryview, ...]:
 
 
 def write_tar(stream: BinaryIO, members: dict[str, Member]) -> None:
-    """Write members as a tar archive. Their names must be normalised."""
+    """Write members by name as a tar archive. The names must be normalised."""
     with tarfile.open(fileobj=stream, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for name, member in members.items():
             content = b"".join(parts_of(member))
@@ -141,13 +147,12 @@ def write_tar(stream: BinaryIO, members: dict[str, Member]) -> None:
 def write_folder(
     path: str, members: Mapping[str, Member], *, overwrite: bool, network: bool = False
 ) -> None:
-    """Write members as a folder, atomically. Their names must be safe.
+    """Write members by name as a folder, atomically. The names must be safe.
 
     An empty folder is replaced. Any other folder is replaced only if `overwrite`, and only if all
     its files have names of new members or, if `network`, belong to a network.
 
-    Raises FileExistsError for a folder that may not be replaced, and otherwise the same errors as
-    `write_archive`.
+    Raises FileExistsError for a folder that may not be replaced, and the errors of `write_members`.
     """
     target = os.path.abspath(path)
     names = members.keys()
@@ -166,7 +171,10 @@ def write_folder(
 def check_folder(
     path: str, names: Collection[str], *, overwrite: bool, network: bool = False
 ) -> os.stat_result | None:
-    """Raise the error that `write_folder` would raise for these names; return the old status."""
+    """Raise the error that `write_folder` would raise before writing; return the old status.
+
+    `names` are the names of the new members. The status is None if there is no old folder.
+    """
     placing.require_parent(path)
     target = os.path.abspath(path)
     old_status = placing.status(target)
@@ -180,7 +188,10 @@ def check_folder(
 
 
 def _write_members(folder: str, members: Mapping[str, Member], old_folder: str | None) -> None:
-    """Write members into a new folder. If an old folder has a member, its mode is kept."""
+    """Write members into the new folder `folder`.
+
+    If `old_folder` has a member of the same name, the new file gets the mode of the old file.
+    """
 
     def keep_old_mode(name: str) -> None:
         if old_folder:
@@ -202,10 +213,10 @@ def _write_members(folder: str, members: Mapping[str, Member], old_folder: str |
 
 
 def _check_replaceable(path: str, *, shown: str, names: Collection[str], network: bool) -> None:
-    """Raise FileExistsError for a path that must stay: an input, or a folder with other files.
+    """Raise FileExistsError if a path must not be replaced.
 
-    Files with the names in `names` may be replaced. If `network`, the files of the network in the
-    folder may be replaced too.
+    An input of the same command must not be replaced, and neither may a folder with files that are
+    not in `names`. If `network`, the files of the network in the folder may be replaced too.
     """
     protected_files.require_other(path)
     if os.path.islink(path) or not os.path.isdir(path):
@@ -232,9 +243,10 @@ def _check_replaceable(path: str, *, shown: str, names: Collection[str], network
 
 
 def _other_file(root: str, members: set[str]) -> str:
-    """Return a name in a folder that is neither a member nor a folder of a member, or ''.
+    """Return the name of a file or folder in `root` that is not expected there, or ''.
 
-    Raises FileExistsError for a member that is an input of the same command.
+    `members` and the folders that contain them are expected. Raises FileExistsError for a member
+    that is an input of the same command.
     """
     folders = set[str]().union(*map(parent_folders, members))
     unsearched = [""]

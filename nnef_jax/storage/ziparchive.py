@@ -36,8 +36,8 @@ _ENCRYPTED = 1  # a bit of a member's flags
 class ZipArchive(PackedArchive[zipfile.ZipInfo]):
     """The members of a zip archive. Folders are left out.
 
-    The checksum of a stored member is compared only if `checked`, since that reads all its bytes.
-    The checksum of an inflated member is always compared.
+    The checksum of a stored member is compared only if `checked`, since this reads all bytes of the
+    member. The checksum of an inflated member is always compared.
     """
 
     def __init__(
@@ -142,9 +142,9 @@ def _check(content: memoryview, member: zipfile.ZipInfo, location: str) -> None:
 
 
 class _File(io.RawIOBase):
-    """Bytes as a file from which the standard library reads the central directory.
+    """A file object over bytes, from which the standard library reads the central directory.
 
-    The meter counts what is read.
+    The meter counts the bytes that are read.
     """
 
     def __init__(self, data: memoryview, name: str, meter: Meter) -> None:

@@ -35,7 +35,8 @@ _STYLE = """
 def card(network: Network) -> str:
     """Return a network as HTML: inputs, outputs, and operations in groups that unfold.
 
-    The card has up to 200 rows, and counts of the omitted rows. `nnef_jax.view` shows all of them.
+    The card has up to 200 rows, and counts the rows that are left out. `nnef_jax.view` shows all
+    operations.
     """
     data = page_data(network)
     nodes: list[_Node] = data["nodes"]
@@ -75,7 +76,10 @@ def card(network: Network) -> str:
 
 
 def _ports_line(data: _Node, type: str, ports: list[_Node]) -> str:
-    """Return the names and types of at most `_PORTS` inputs, states or outputs."""
+    """Return the names and types of the inputs, states or outputs of a network, at most `_PORTS`.
+
+    `type` is "input", "state" or "output", and `ports` are the nodes of this type.
+    """
     names = ", ".join(_name_and_type(data, node) for node in ports[:_PORTS])
     line = f"{type}s: {names}"
     if len(ports) > _PORTS:

@@ -139,7 +139,10 @@ class _Page:
         }
 
     def _values(self, array: ArrayLike | None) -> dict[str, Any]:
-        """Return statistics of an array. If it is small, add the array as a .npy file in base64."""
+        """Return statistics of an array for the page, by name.
+
+        If the array is small, the result also has the array as a .npy file in base64.
+        """
         if array is None:
             return {"statistics": None}
         statistics = statistics_of(array)
@@ -155,10 +158,10 @@ class _Page:
         return values
 
     def _with_parents(self, what: str, ports: Sequence[_T]) -> Iterator[tuple[int, _T]]:
-        """Yield each port with the index of its parent, which is the root or a group of ports.
+        """Yield each port (input, state or output) with the index of its parent node.
 
-        Groups are used if there are many ports. A group is added when its first port is yielded, so
-        that a parent comes before its members.
+        The parent is the root, or a group of ports if there are many. A group is added when its
+        first port is yielded, so that a parent comes before its members.
         """
         if len(ports) <= _PORTS:
             yield from ((0, port) for port in ports)
@@ -256,7 +259,10 @@ class _Page:
             yield name, _shown(operand)
 
     def _describe(self, node: _Node, operation: Operation) -> None:
-        """Add attributes, and place and line of the document, if the page's size allows it."""
+        """Add an operation's attributes, and its place in the document, to its node.
+
+        The additions are left out if the page has become too large.
+        """
         if self.details < 0:
             return
         attributes: list[list[str]] = []
@@ -271,9 +277,10 @@ class _Page:
             self.details -= len(str(node.get(field, "")))
 
     def _body(self, operation: Operation, body: Graph, parent: int) -> None:
-        """Add the body of an operation.
+        """Add the nodes of an operation's body, such as the body of a loop.
 
-        Its ports connect it with the tensors around the operation.
+        The ports of the body connect it with the tensors around the operation. `parent` is the
+        index of the operation's node.
         """
         outside = list(operation.reads())
         initial = dict(operation.operands).get("initial", ())
@@ -303,7 +310,11 @@ class _Page:
 
 
 def _summed(nodes: list[_Node]) -> dict[str, int]:
-    """Add to each group the sums over its members, and return the sums of the root."""
+    """Add to each group the sums over its members, and return the sums of the root.
+
+    Summed are operations, multiply-adds, parameters and seconds. The error of a group is the
+    largest error of a member.
+    """
     for node in nodes:
         if node["type"] == "group":
             node |= {"operations": 0, "multiply_adds": 0, "parameters": 0}
@@ -325,9 +336,9 @@ _COUNTED = ("group", "operation")
 
 
 def _initially_open(nodes: list[_Node]) -> list[int]:
-    """Return the groups that are open at first.
+    """Return the indices of the groups that are open when the page appears.
 
-    All groups of a level are opened, level by level, as long as this does not show too many boxes.
+    The groups are opened level by level, until opening the next level would show too many boxes.
     """
     members: dict[int, list[int]] = {}
     for index, node in enumerate(nodes[1:], 1):

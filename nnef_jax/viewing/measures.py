@@ -18,7 +18,7 @@ def fields_by_name(profile: object, comparison: object) -> dict[str, dict[str, A
     """Return the fields seconds, error and reason of nodes, by the name of a tensor they write.
 
     `profile` and `comparison` are results, the dicts that their `to_dict()` returns, or None.
-    Raises InputError for a dict of another form.
+    Raises InputError if a dict has another form.
     """
     measures: dict[str, dict[str, Any]] = {}
     for name, result, fields_in in (
@@ -51,9 +51,10 @@ def _times(profile: _Result) -> list[tuple[str, Fields]]:
 
 
 def _errors(comparison: _Result) -> list[tuple[str, Fields]]:
-    """Return the relative error of each tensor, by the names of the tensor in both networks.
+    """Return the relative error of each tensor of a comparison, and the reason why it differs.
 
-    The relative error is the root mean square of the difference, divided by that of the tensor.
+    A tensor occurs twice: by its names in the two networks. The relative error is the root mean
+    square of the difference, divided by the root mean square of the tensor.
     """
     rows: list[tuple[str, Fields]] = []
     for name, row in comparison["tensors"].items():
@@ -71,6 +72,6 @@ def _errors(comparison: _Result) -> list[tuple[str, Fields]]:
 def _noise_ratio(decibels: float) -> float:
     """Return the relative error for a signal-to-noise ratio in dB.
 
-    It is infinite below `_LEAST_DECIBELS` and for NaN.
+    The error is infinite if the ratio is below `_LEAST_DECIBELS` or NaN.
     """
     return 10 ** (-decibels / 20) if decibels > _LEAST_DECIBELS else math.inf

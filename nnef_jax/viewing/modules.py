@@ -22,14 +22,18 @@ _ENDS_IN_NUMBER = re.compile(r".*\d", re.DOTALL)
 
 @dataclass(slots=True)
 class OperationUnit:
-    """An operation, after the operations that prepare parameters and constants only for it."""
+    """An operation, together with the operations that prepare its constant operands.
+
+    The list `operations` ends with the operation. Before it are the operations that prepare
+    parameters and constants only for it.
+    """
 
     operations: list[Operation]
     path: Path = ()
 
     @property
     def main(self) -> Operation:
-        """Return the last operation, for which the others prepare operands."""
+        """Return the last operation of the unit, for which the others prepare operands."""
         return self.operations[-1]
 
     @property
@@ -68,7 +72,8 @@ def units_of(graph: Graph) -> list[OperationUnit]:
 def live_counts(units: Sequence[OperationUnit], graph: Graph) -> list[int]:
     """Return the number of live tensors before each unit, and after the last unit.
 
-    A tensor is live before a unit if an earlier unit writes it, and this or a later unit reads it.
+    A tensor is live before a unit if an earlier unit writes it, and the unit or a later one reads
+    it.
     """
     writers: dict[Value, int] = {}
     last_readers: dict[Value, int] = {}
@@ -90,7 +95,7 @@ def live_counts(units: Sequence[OperationUnit], graph: Graph) -> list[int]:
 def find_modules(units: Sequence[OperationUnit], graph: Graph, live_counts: Sequence[int]) -> None:
     """Set the path of each unit's module. Units of one fragment call share the start of a path.
 
-    `live_counts` are the numbers of live tensors, as the function of this name returns them.
+    `live_counts` is the result of the function `live_counts`.
     """
     names = ModuleNames(graph)
     paths = [names.by_labels(unit.operations) for unit in units]
@@ -116,7 +121,11 @@ def find_modules(units: Sequence[OperationUnit], graph: Graph, live_counts: Sequ
 
 
 def _paths_by_words(units: Sequence[OperationUnit], graph: Graph) -> list[Path | None]:
-    """Return the path that the labels of each unit share, if "_" separates names of modules."""
+    """Return a path for each unit: the words with which the labels of all its parameters begin.
+
+    This is for labels in which "_" separates the names of modules. The path is None if there is
+    none.
+    """
     labels: dict[Value, Path] = {}
     for parameter in graph.parameters:
         labels[parameter.value] = tuple(parameter.label.split("_"))[:-1]
@@ -130,7 +139,11 @@ def _paths_by_words(units: Sequence[OperationUnit], graph: Graph) -> list[Path |
 def _with_paths_by_name(
     units: Sequence[OperationUnit], by_labels: Sequence[Path | None], names: ModuleNames
 ) -> list[Path | None]:
-    """Add paths from names of operations that agree with a path from labels before or after."""
+    """Return `by_labels`, with further paths that come from the names of operations.
+
+    A path from a name is used if the nearest path from labels before or after the operation begins
+    with it.
+    """
     before = [*accumulate(by_labels, _latest)]
     after = [*accumulate(reversed(by_labels), _latest)][::-1]
     paths = [*by_labels]
@@ -153,7 +166,11 @@ def _are_distinctive(paths: Sequence[Path | None]) -> bool:
 
 
 def _invocations(units: Sequence[OperationUnit]) -> list[tuple[int, int]]:
-    """Return ranges (start, end) of units: all units of one call, or one unit without a call."""
+    """Return ranges (start, end) of units.
+
+    Consecutive units of the same call form a range, and a unit without a call is a range of its
+    own.
+    """
     spans: list[tuple[int, int]] = []
     for index, unit in enumerate(units):
         if spans and unit.calls and units[index - 1].calls[:1] == unit.calls[:1]:
@@ -166,9 +183,10 @@ def _invocations(units: Sequence[OperationUnit]) -> list[tuple[int, int]]:
 def _paths_of_spans(
     anchors: Sequence[Path | None], spans: Sequence[tuple[int, int]], live_counts: Sequence[int]
 ) -> list[Path]:
-    """Return the path of each span.
+    """Return the module's path of each span, a range of units (start, end).
 
-    A span without a path takes the start of the path before or after it, or their common start.
+    `anchors` are the paths that are known. A span without a path takes the start of the path before
+    or after it, or the common start of both paths.
     """
     indices = [index for index, path in enumerate(anchors) if path is not None]
     paths = [path or () for path in anchors]

@@ -32,7 +32,7 @@ By = Literal["root", "module", "call", "operation", "repetition", "range"]
 
 @dataclass(eq=False)
 class Group:
-    """A group of operations and groups under one label. `by` is the kind of the group."""
+    """A group of operations and inner groups, with a label. `by` is the kind of the group."""
 
     label: str
     by: By
@@ -52,7 +52,10 @@ class _Key(NamedTuple):
 
 
 def tree_of(graph: Graph) -> Group:
-    """Return the tree of a graph's operations. The root of the tree has the graph's name."""
+    """Return the root of a tree of groups, whose leaves are the operations of a graph.
+
+    The label of the root is the graph's name.
+    """
     units = units_of(graph)
     counts = live_counts(units, graph)
     find_modules(units, graph, counts)
@@ -63,9 +66,10 @@ def tree_of(graph: Graph) -> Group:
 
 
 def _keys(units: Sequence[OperationUnit]) -> list[tuple[_Key, ...]]:
-    """Return the groups that contain each unit, outermost first, at most `_DEEPEST` groups.
+    """Return, for each unit, the modules and calls that contain it, outermost first.
 
-    A call comes after the start of the module path that all units of the call share.
+    There are at most `_DEEPEST` keys for a unit. A call comes after the modules that contain all
+    units of the call.
     """
     keys: list[list[_Key]] = [[] for _ in units]
 
@@ -73,9 +77,9 @@ def _keys(units: Sequence[OperationUnit]) -> list[tuple[_Key, ...]]:
         keys[index] += [_Key("module", name, name) for name in names]
 
     def add_keys(start: int, end: int, used: int, depth: int) -> None:
-        """Add the keys of units `start` to `end`, from the calls at `depth` on.
+        """Add the keys of the units from `start` to `end`, for calls nested in `depth` calls.
 
-        The first `used` modules of each path are keys already.
+        The first `used` modules of each unit's path are keys already.
         """
         stretches = groupby(range(start, end), key=lambda i: units[i].calls[depth : depth + 1])
         for calls, stretch in stretches:
@@ -126,7 +130,7 @@ def _unit_member(unit: OperationUnit, index: int) -> Group | Operation:
 
 
 def _unless_single(group: Group) -> Group | Operation:
-    """Return a group, or its only member in place of the group."""
+    """Return a group, or, if the group has only one member, this member."""
     if len(group.members) > 1:
         return group
     (member,) = group.members
@@ -144,7 +148,7 @@ def _unless_single(group: Group) -> Group | Operation:
 
 
 class _Folding:
-    """The folding of groups until each has a bounded number of members.
+    """The folding of a tree, which makes groups until each group has a bounded number of members.
 
     The innermost groups are folded first. Repeated members become groups.
     """
@@ -168,7 +172,10 @@ class _Folding:
             group.members = [*_ranges(group.members, self._start_of(group))]
 
     def _signature(self, member: Group | Operation) -> int:
-        """Return a number for the structure of a member: the nested kinds of its operations."""
+        """Return a number that is equal for members of equal structure.
+
+        The structure consists of the kinds of all operations, and of how they are nested.
+        """
         if isinstance(member, Group):
             return member.signature
         return self._number(member.kind)
@@ -219,9 +226,10 @@ class _Folding:
     def _blocks_range(
         self, repetition: _Repetition, start_of: Callable[[int], int]
     ) -> tuple[int, int]:
-        """Return the range (first, end) of the members that whole blocks of a repetition cover.
+        """Return the range (first, end) of the members that the whole blocks of a repetition cover.
 
-        The first block starts where the fewest tensors are alive; at least two blocks remain.
+        A block has as many members as the period. The first block starts at the member before which
+        the fewest tensors are live, but so early that at least two blocks fit.
         """
         start, period, length = repetition
         shifts = range(min(period, length - 2 * period + 1))
@@ -232,7 +240,7 @@ class _Folding:
 
 
 class _Repetition(NamedTuple):
-    """A range of members in which each equals the member that is a period before it."""
+    """A range of members that repeats: each member equals the one that is `period` before it."""
 
     start: int
     period: int
@@ -240,7 +248,7 @@ class _Repetition(NamedTuple):
 
 
 def _longest_repetition(signatures: NDArray[np.int64]) -> _Repetition | None:
-    """Return the longest repetition of signatures, or None if there is none."""
+    """Return the longest range of signatures that repeats with a period, or None."""
     best: _Repetition | None = None
     longest = int(len(signatures) * _SMALLEST_SHARE)
     for period in range(1, min(len(signatures) // 2, _LONGEST_PERIOD) + 1):
@@ -259,7 +267,7 @@ def _longest_repetition(signatures: NDArray[np.int64]) -> _Repetition | None:
 def _ranges(members: list[Group | Operation], start_of: Callable[[int], int]) -> list[Group]:
     """Cut a long row of members into ranges of about equal length.
 
-    `start_of` returns the index of the first unit of a member.
+    `start_of` is a function from the index of a member to the index of its first unit.
     """
     count = max(2, ceil(len(members) / _RANGE_LENGTH))
     bounds = [len(members) * i // count for i in range(count + 1)]
@@ -279,7 +287,7 @@ def _label_of(member: Group | Operation) -> str:
 
 
 def _size(member: Group | Operation) -> int:
-    """Return the number of operations in a member."""
+    """Return the number of operations in a group, or 1 for an operation."""
     return 1 if isinstance(member, Operation) else sum(map(_size, member.members))
 
 

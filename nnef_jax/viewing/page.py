@@ -79,14 +79,14 @@ def view(
         network: a model, or a source that `load` reads.
         output: the file to write. This file needs no other file, and no connection.
         profile: a result of `nnef_jax.profile`, or a dict `{"operations": [{"name": ..., "seconds":
-            ...}, ...]}`. Operations are coloured by time.
-        comparison: a result of `nnef_jax.analysis.compare`, or its `to_dict()`. Operations are
-            coloured by error.
+            ...}, ...]}`, by whose times operations are coloured.
+        comparison: a result of `nnef_jax.analysis.compare`, or its `to_dict()`, by whose errors
+            operations are coloured.
         overwrite: whether an existing file is replaced; otherwise it raises FileExistsError. The
             files of the network are never replaced.
 
-    Raises InputError for a profile or comparison of another form, or if it names no operation of
-    the network, and NnefError for a broken network.
+    Raises InputError if `profile` or `comparison` has another form, or names no operation of the
+    network. Raises NnefError for a broken network.
     """
     require_flags(overwrite=overwrite)
     if output is not None:

@@ -7,8 +7,8 @@ def printable(line: str) -> str:
     r"""Return a line in which each character that is not printable is an escape such as '\u001b'.
 
     Characters that are not printable are controls, line ends, marks of direction, separators other
-    than the space, and lone surrogates. The escapes are those of JSON, so a line of JSON keeps its
-    meaning.
+    than the space, and lone surrogates. The escapes are written as in JSON, so a line of JSON keeps
+    its value.
     """
     return line if line.isprintable() else "".join(map(_escaped, line))
 

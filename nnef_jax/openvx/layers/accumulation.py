@@ -28,7 +28,7 @@ _LARGEST_BIAS_BITS = 15  # the largest magnitude of a bias is 2^15
 
 @dataclass(frozen=True, slots=True)
 class Arithmetic:
-    """The parameters that layers with products share. Raises VxError for unknown words."""
+    """The parameters that layers with products share. Raises VxError for unknown words in them."""
 
     overflow_policy: str
     rounding_policy: str
@@ -101,8 +101,8 @@ def multiply_accumulate(
 def _offsets(biases: Tensor, count: int, item_shape: tuple[int, ...]) -> Array:
     """Return biases in a shape that broadcasts to the sums, (batch, outputs, *positions).
 
-    `count` is the number of outputs, and `item_shape` the shape of one item of the output. Raises
-    VxError unless the biases have one of these shapes.
+    `count` is the number of outputs, and `item_shape` is the shape of the output without the batch.
+    Raises VxError unless the biases have the shape (count,) or `item_shape`.
     """
     is_by_item = biases.shape == item_shape
     if not is_by_item and biases.shape != (count,):
@@ -113,7 +113,10 @@ def _offsets(biases: Tensor, count: int, item_shape: tuple[int, ...]) -> Array:
 
 
 def _bias_shift(biases: Tensor, product_position: int) -> int:
-    """Return the number of bits by which biases are shifted to the position of the products."""
+    """Return the number of bits by which biases are shifted to the position of the products.
+
+    Raises VxError if the biases have more fractional bits than the products.
+    """
     bits = product_position - biases.fixed_point_position
     shift = checks.shift_of("the position of biases", bits)
     if shift < 0:
@@ -124,7 +127,7 @@ def _bias_shift(biases: Tensor, product_position: int) -> int:
 def _require_stepwise(arithmetic: Arithmetic, core: list[int]) -> None:
     """Raise VxError unless `stepwise` can compute a layer.
 
-    `core` has the extents of the weights without that of the outputs.
+    `core` has the extents of the weights, except the number of outputs.
     """
     if not arithmetic.strict:
         unsupported("the C routines have only the positions of the extension", "strict=True")
@@ -137,9 +140,9 @@ def _require_stepwise(arithmetic: Arithmetic, core: list[int]) -> None:
 def _rounds_products(x: Tensor, arithmetic: Arithmetic) -> bool:
     """Tell whether rounding and saturating each product can change the sums.
 
-    Products of 8 bits are not rounded, so only saturation can change a sum of 8-bit products. For
-    uint8 it does not: a saturated sum stays saturated, since no term is negative. If int8 wraps,
-    nothing saturates.
+    Products of 8 bits are not rounded, so only saturation can change a sum of 8-bit products. It
+    cannot change a sum of uint8: a saturated sum stays saturated, since no term is negative. If
+    int8 wraps, nothing saturates.
     """
     saturates = arithmetic.overflow_policy == "saturate"
     return x.dtype == "int16" or (x.dtype == "int8" and saturates)
@@ -164,7 +167,10 @@ def _exact(
 
 
 def prepared(weights: Tensor | StaticWeights, *ranks: int) -> StaticWeights:
-    """Return prepared weights. Raises TypeError, or VxError unless their rank is one of `ranks`."""
+    """Return weights in the prepared form `StaticWeights`.
+
+    Raises TypeError if they are not a tensor, and VxError unless their rank is one of `ranks`.
+    """
     if isinstance(weights, StaticWeights):
         checks.tensor("weights", weights.tensor, *ranks)
         return weights
@@ -174,7 +180,7 @@ def prepared(weights: Tensor | StaticWeights, *ranks: int) -> StaticWeights:
 def require_fitting(x: Tensor, weights: Tensor, groups: int) -> None:
     """Raise an error unless weights have as many channels as a group of the inputs.
 
-    The error is a TypeError or a VxError.
+    The error is a VxError, or a TypeError if `groups` is not an integer.
     """
     groups = operator.index(groups)
     count, depth, *_ = weights.shape
@@ -189,9 +195,9 @@ def require_fitting(x: Tensor, weights: Tensor, groups: int) -> None:
 def ends(
     extent: int, before: int, span: int, output: int, skip: int = 1, upscale: int = 1
 ) -> tuple[int, int]:
-    """Return the padding of an axis, at which windows of a span have `output` positions.
+    """Return the padding before and after an axis, with which windows have `output` positions.
 
-    The two members are the padding before and after the axis.
+    The padding before the axis is `before`. A window spans `span` items.
     """
     upscaled = (extent - 1) * upscale + 1
     return before, (output - 1) * skip + span - before - upscaled

@@ -48,8 +48,8 @@ def activation_layer(
 
     The number is x = `data / 2**position`. The functions are 'logistic', 'hyperbolic_tan' (a tanh(b
     x)), 'relu', 'brelu' (relu of at most a), 'softrelu', 'abs', 'square', 'sqrt' (0 for x < 0) and
-    'linear' (a x + b). All functions except 'relu' and 'brelu' are tables, whose results are those
-    of exact arithmetic on every platform.
+    'linear' (a x + b). All functions except 'relu' and 'brelu' are read from tables, which have the
+    results of exact arithmetic on every platform.
     """
     require_one_of("function", function, ACTIVATIONS)
     a = checks.real("a", a)
@@ -136,9 +136,9 @@ def normalization_layer(
 
     The layer is vxNormalizationLayer, with the `bias` of OpenVX 1.3. The inputs are ([batch,]
     channels, height, width). If `type` is 'across_maps', the sum is over `normalization_size` (3, 5
-    or 7) channels around an item. If it is 'same_map', the sum is over a square window of this size
-    in the item's channel. n is the number of items in the sum. The result is computed in float32,
-    and differs from exact arithmetic by at most one unit.
+    or 7) channels around an item. If `type` is 'same_map', the sum is over a square window of this
+    size in the item's channel. n is the number of items in the sum. The result is computed in
+    float32, and differs from exact arithmetic by at most one unit.
     """
     require_one_of("type", type, NORMALIZATION)
     size = operator.index(normalization_size)

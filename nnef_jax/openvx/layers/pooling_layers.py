@@ -48,8 +48,9 @@ def pooling_layer(
     means.
 
     `skip` is by default the smallest skip that leads to `output_shape`, or 1 if there is no
-    `output_shape`. `rounding` of sizes is 'floor' or 'ceiling'. The output has the position of the
-    inputs. Raises TypeError or VxError.
+    `output_shape`. `rounding` of sizes is 'floor' or 'ceiling'. The output has the fixed-point
+    position of the inputs. Raises TypeError for an argument of a wrong type, and VxError for one
+    that OpenVX does not allow.
     """
     require_one_of("pooling_type", pooling_type, POOLING)
     require_one_of("rounding", rounding, SIZE_ROUNDING)
@@ -92,7 +93,10 @@ def _mean(x: Array, *, windows: _Windows) -> Array:
 
 @partial(jax.jit, static_argnames=("windows", "ignores_padding"))
 def _maximum(x: Array, *, windows: _Windows, ignores_padding: bool) -> Array:
-    """Return the maxima of windows. The zeros of the padding are ignored or take part."""
+    """Return the maximum of each window.
+
+    The zeros of the padding take part, unless `ignores_padding`.
+    """
     least = int(jnp.iinfo(x.dtype).min)
     if not ignores_padding:
         # As many zeros follow the inputs as precede them. Cells beyond these zeros have the least
@@ -139,7 +143,8 @@ def roi_pooling_layer(
     the fixed-point position is. `output_shape` is ([batch,] regions, channels, rows, columns),
     where a region is divided into rows x columns parts. The maximum of a part outside the inputs is
     0. A part that begins before the inputs has its items inside the inputs if `semantics` is
-    'spec', and no items if it is 'khronos'. Raises TypeError or VxError.
+    'spec', and no items if it is 'khronos'. Raises TypeError for an argument of a wrong type, and
+    VxError for one that OpenVX does not allow.
     """
     require_one_of("semantics", semantics, SEMANTICS)
     if pool_type != "max":
@@ -167,8 +172,8 @@ def roi_pooling_layer(
 def _pooled_regions(x: Array, rois: Array, *, part_counts: _Pair, clips: bool) -> Array:
     """Divide each region into parts, and return the maximum of each part.
 
-    If `clips`, a part that begins before the inputs has its items inside the inputs; otherwise it
-    has no items.
+    A part may begin before the inputs. If `clips`, such a part has only its items inside the
+    inputs; otherwise it has no items.
 
     `rois` has the shape (regions, 4), `x` has the shape (channels, height, width), and the result
     has the shape (regions, channels, rows, columns). The rows of `x` are reduced first, then the
@@ -187,7 +192,12 @@ def _pooled_regions(x: Array, rois: Array, *, part_counts: _Pair, clips: bool) -
 
 
 def _items_of_parts(first: Array, last: Array, count: int, extent: int, clips: bool) -> Array:
-    """Return a mask (regions, count, extent): which items along an axis are in each part."""
+    """Return a mask that tells whether an item along an axis belongs to a part of a region.
+
+    The mask has the shape (regions, count, extent), where `count` is the number of parts, and
+    `extent` is the number of items. `first` and `last` are the ends of the regions. `clips` is as
+    in `_pooled_regions`.
+    """
     length = jnp.maximum(last - first, 0) + 1
     part = jnp.arange(count, dtype=np.int32)
     # Starts are rounded down, and ends up, so that neighbouring parts may overlap.

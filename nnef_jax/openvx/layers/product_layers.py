@@ -51,7 +51,7 @@ def convolution_layer(
         weights: (output channels, input channels / groups, window height, window width).
         biases: (output channels,), or a bias for each item of an output (output channels, height,
             width).
-        padding: the number of zeros (x, y) at both ends.
+        padding: the number of zeros (x, y) at each end of an axis.
         dilation: the number of zeros (x, y) between weights.
         overflow_policy: 'saturate' or 'wrap'.
         rounding_policy: 'to_zero' or 'nearest_even'.
@@ -59,11 +59,12 @@ def convolution_layer(
         output_shape: ([batch,] output channels, height, width), from which the skip is inferred.
         skip: the strides (x, y). By default they are the smallest strides that lead to
             `output_shape`, or 1 if there is no `output_shape`.
-        groups: the number of groups of channels. Each group is a layer on a view.
+        groups: the number of groups of channels. In OpenVX each group is a separate layer on a
+            view.
         semantics: 'spec' sums without bounds and rounds once. 'khronos' computes the same bits as
             the released C routines.
         strict: False allows tensors of any position.
-        output_position: the position of the output, by default that of the inputs.
+        output_position: the position of the output, by default the position of the inputs.
         report_overflow: whether to return also a bool array of the output's shape, which is true
             for sums that overflowed.
 
@@ -138,12 +139,12 @@ def deconvolution_layer(
 
     The inputs are spread to a distance of `upscale`. Along an axis the output has (extent - 1) *
     upscale - 2 * padding + size + a items. NNEF flips the filter of a deconvolution, but OpenVX
-    does not flip the weights. The first axis of the weights is that of the output channels.
+    does not flip the weights. The first axis of the weights counts the output channels.
 
     Args:
         inputs: ([batch,] input channels, height, width).
         weights: (output channels, input channels / groups, window height, window width).
-        padding: the number of items (x, y) that are cut off at both ends.
+        padding: the number of items (x, y) that are cut off at each end of an axis.
         a: the number of items (x, y) that are added at the end, which must be below `upscale`.
         upscale: the distance (x, y) between neighbouring inputs once they are spread. By default it
             follows from `output_shape`; without an `output_shape` it is 1.
@@ -219,10 +220,10 @@ def fully_connected_layer(
 
     The result is `saturate(round(sum of inputs * weights + biases))`, of the shape ([batch...,]
     outputs). The inputs are ([batch...,] channels) or ([batch...,] channels, height, width), and
-    the weights (outputs, products). The last three axes of the inputs are joined if they have as
-    many items as the weights have products, or if the weights are (outputs, channels, height,
-    width). If the last axis by itself fits too, `output_shape` decides. The other parameters, and
-    the errors, are those of `convolution_layer`.
+    the weights (outputs, products). The last three axes of the inputs are merged if they have as
+    many items as a row of the weights, or if the weights are (outputs, channels, height, width). If
+    the last axis by itself also has as many items as a row, `output_shape` decides. The other
+    parameters, and the errors, are those of `convolution_layer`.
     """
     arithmetic = Arithmetic(overflow_policy, rounding_policy, semantics, strict, output_position)
     x = checks.tensor("inputs", inputs)

@@ -68,7 +68,10 @@ def _activation(name: str, function: str, a: float = 1.0, b: float = 1.0) -> VxL
 
 @maps(*_TABLES)
 def table(operation: MappedOperation) -> VxLayer:
-    """Map any other function of one tensor onto vxTensorTableLookupNode with an exact table."""
+    """Map a function of one tensor onto vxTensorTableLookupNode with an exact table.
+
+    Functions of vx_nn_activation_function_e are mapped by `activation` instead.
+    """
     name = _only_tensor(operation)
     if name is None:
         raise Unfit("no node of OpenVX computes it on two tensors")
@@ -85,7 +88,10 @@ def table(operation: MappedOperation) -> VxLayer:
 
 @maps("clamp", "min", "max")
 def bounded(operation: MappedOperation) -> VxLayer:
-    """Map a bound of 0 onto RELU, bounds of 0 and a number onto BRELU, others onto a table."""
+    """Map a bound of 0 onto RELU, bounds of 0 and a number onto BRELU, others onto a table.
+
+    The table has the result of the operation for each number of the type.
+    """
     kind = operation.kind
     names = ("a", "b") if kind == "clamp" else ("y",)
     bounds = [operation.number(name) for name in names]
@@ -149,10 +155,10 @@ def sums(operation: MappedOperation) -> VxLayer:
 
 
 def _only_tensor(operation: MappedOperation) -> str | None:
-    """Return the name of the only computed operand, or None.
+    """Return the name of the only operand that depends on inputs, or None.
 
-    The result is None if several tensors are computed, or if another operand is not a single
-    number.
+    The result is None if several tensors depend on inputs, or if one of the other operands is not a
+    single number.
     """
     computed = operation.computed()
     operands = operation.operands
@@ -169,7 +175,10 @@ def _only_tensor(operation: MappedOperation) -> str | None:
 
 
 def _line(operation: MappedOperation) -> tuple[float, float] | None:
-    """Return (a, b) if the operation is a * x + b for a tensor x and numbers a and b, else None."""
+    """Return (a, b) if an operation is a * x + b for a tensor x and numbers a and b.
+
+    For `sub(x, 3)` the result is (1, -3). For any other operation it is None.
+    """
     kind = operation.kind
     x = operation.number("x")
     y = operation.number("y")
@@ -183,7 +192,11 @@ def _line(operation: MappedOperation) -> tuple[float, float] | None:
 
 
 def _combined(kind: str, node: NodeInputs, tensors: Sequence[Tensor]) -> Computed:
-    """Add, subtract or multiply raw integers, then round once, and saturate or wrap."""
+    """Add, subtract or multiply two tensors as raw integers, and return the result and a mask.
+
+    The result is rounded once, and then saturated or wrapped. The mask tells which items overflow.
+    `kind` is the kind of the operation.
+    """
     x, y = broadcast.align(*(tensor.data.astype(np.int32) for tensor in tensors))
     positions = [tensor.fixed_point_position for tensor in tensors]
     if kind == "mul":

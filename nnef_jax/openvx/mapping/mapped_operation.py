@@ -23,7 +23,8 @@ class NodeInputs:
     """The inputs of a layer.
 
     Args:
-        tensors: operands by name, which are tensors, lists of tensors, arrays or numbers.
+        tensors: the operands by name. An operand is a tensor, a list of tensors, an array or a
+            number.
         choices: the arguments of `lower`.
         position: the fixed-point position of the results.
     """
@@ -36,17 +37,17 @@ class NodeInputs:
         return self.tensors[name]
 
     def get(self, name: str) -> Any:
-        """Return an operand, or None if it is missing."""
+        """Return the operand with a name, or None if it is missing."""
         return self.tensors.get(name)
 
     @property
     def output(self) -> dict[str, Any]:
-        """Return the keyword arguments that all layers take."""
+        """Return the keyword arguments `strict` and `output_position`, which all layers take."""
         return {"strict": self.choices.strict, "output_position": self.position}
 
     @property
     def products(self) -> dict[str, Any]:
-        """Return the keyword arguments of layers that sum products."""
+        """Return the keyword arguments that layers with sums of products take."""
         return {
             **self.output,
             "report_overflow": True,
@@ -69,10 +70,10 @@ class VxLayer:
     Args:
         name: the name of the node in OpenVX, preceded by a count if there are several nodes.
         run: the computation on raw integers.
-        arrange: functions that convert a fixed operand to OpenVX's layout, by operand.
-        static: the names of weights of products, which are prepared once.
+        arrange: by the name of a fixed operand, the function that converts it to OpenVX's layout.
+        static: the names of operands that are weights of products. They are prepared once.
         scale: the name of the weights, and a function that multiplies them by a factor for each
-            channel. It is None if no operation can be folded into the weights.
+            channel. `scale` is None if no operation can be folded into the weights.
         channels: the number of channels of the result.
         axis: the axis of the channels in the result.
         is_unit: whether the weights are 1 before the operation itself is folded into them.
@@ -105,7 +106,7 @@ class MappedOperation:
 
     Args:
         source: the operation in the graph.
-        profile: the type of all tensors.
+        profile: the fixed-point type of all tensors.
         semantics: "spec" or "khronos".
         fixed: the tensors that depend only on parameters and constants.
         not_negative: the tensors that have no negative items for any inputs.
@@ -133,7 +134,7 @@ class MappedOperation:
         return dict(self.source.operands)
 
     def operand(self, name: str) -> Operand:
-        """Return an operand."""
+        """Return the operand with a name."""
         return self.operands[name]
 
     def type(self, name: str) -> TensorType:
@@ -144,7 +145,7 @@ class MappedOperation:
 
     @property
     def result(self) -> TensorType:
-        """Return the type of the first result."""
+        """Return the type of the operation's first result."""
         return next(self.source.writes()).type
 
     def is_fixed(self, name: str) -> bool:
@@ -174,7 +175,10 @@ class MappedOperation:
         return [name for name in self.operands if not self.is_fixed(name)]
 
     def require_fixed(self, *names: str) -> None:
-        """Raise Unfit for computed weights, since OpenVX reads weights when it verifies a graph."""
+        """Raise Unfit if one of the operands `names` depends on inputs.
+
+        These operands are weights, and OpenVX reads weights when it verifies a graph.
+        """
         for name in names:
             if not self.is_fixed(name):
                 raise Unfit(
@@ -182,7 +186,10 @@ class MappedOperation:
                 )
 
     def require_planes(self, name: str) -> Shape:
-        """Return the shape of an operand of 3 or 4 axes, (batch, channels, ...). Raises Unfit."""
+        """Return the shape (batch, channels, ...) of an operand.
+
+        Raises Unfit unless the operand has 3 or 4 axes.
+        """
         shape = self.shape(name)
         if len(shape) not in (3, 4):
             raise Unfit(f"'{name}' has {len(shape)} axes, a layer has width, height, IFM and batch")

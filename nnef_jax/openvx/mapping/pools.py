@@ -26,7 +26,7 @@ from nnef_jax.openvx.mapping.registry import maps
 
 @maps("max_pool", "avg_pool", "box")
 def pool(operation: MappedOperation) -> VxLayer:
-    """Map a pool onto vxPoolingLayer. The zeros of its padding count in averages."""
+    """Map a pool onto vxPoolingLayer. The zeros of the padding count in averages."""
     kind = "max" if operation.kind == "max_pool" else "avg"
     shape = operation.require_planes("input")
     attributes = dict(operation.attributes)
@@ -55,8 +55,8 @@ def pool(operation: MappedOperation) -> VxLayer:
 def _require_border(operation: MappedOperation, kind: str, border: str) -> None:
     """Raise Unfit if the operation and the layer treat padding differently.
 
-    In averages, the layer counts padding. In maxima, padding takes part or not according to the
-    semantics.
+    In averages, the layer counts padding. In maxima, padding takes part in the semantics "spec",
+    and not in "khronos".
     """
     if kind == "avg":
         if border != "constant":
@@ -99,7 +99,11 @@ def _pooling(operation: MappedOperation, **attributes: Any) -> VxLayer:
 
 @maps("softmax")
 def softmax(operation: MappedOperation) -> VxLayer:
-    """Map `softmax` onto vxSoftmaxLayer: over channels, or over the last axis of a view as rows."""
+    """Map `softmax` onto vxSoftmaxLayer.
+
+    A softmax over channels is computed directly. A softmax over the last axis is computed on a view
+    whose rows run along this axis.
+    """
     shape = operation.shape("x")
     axes = tuple(operation.attributes["axes"])
     is_over_channels = len(shape) == 4 and axes == (1,)
@@ -119,7 +123,7 @@ def softmax(operation: MappedOperation) -> VxLayer:
 def normalization(operation: MappedOperation) -> VxLayer:
     """Map local response normalisation onto vxNormalizationLayer.
 
-    Both divide alpha by the size of the window.
+    NNEF and OpenVX both divide alpha by the size of the window.
     """
     if operation.profile.dtype != "int16":
         raise Unfit("vxNormalizationLayer is optional in the 8-bit extension")

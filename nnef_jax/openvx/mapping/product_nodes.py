@@ -129,7 +129,7 @@ def _addition(extent: int, result: int, size: int, stride: int, padding: int) ->
         result: the extent of the result.
         size: the extent of the filter.
         stride: the distance between neighbouring inputs once they are spread.
-        padding: the number of items that are cut off at both ends.
+        padding: the number of items that are cut off at each end.
     """
     addition = result - ((extent - 1) * stride + size - 2 * padding)
     if extent == 1:
@@ -158,8 +158,7 @@ def linear(operation: MappedOperation) -> VxLayer:
 def product(operation: MappedOperation) -> VxLayer:
     """Map `matmul` with a fixed matrix onto vxFullyConnectedLayer.
 
-    Other matrix products, in which both operands are computed, are mapped onto
-    vxTensorMatrixMultiplyNode.
+    A matrix product whose operands both depend on inputs is mapped onto vxTensorMatrixMultiplyNode.
     """
     a_shape = operation.shape("A")
     b_shape = operation.shape("B")
@@ -233,12 +232,14 @@ def batch_normalization(operation: MappedOperation) -> VxLayer:
 def _fully_connected(
     operation: MappedOperation, names: tuple[str, str], transposes: tuple[bool, bool]
 ) -> VxLayer:
-    """Map a product with a matrix of weights. Rows of the other operand are items of a batch.
+    """Map a product of a tensor and a matrix of weights onto vxFullyConnectedLayer.
+
+    The rows of the tensor become items of a batch.
 
     Args:
         operation: the operation.
-        names: the names of the operand and of the weights.
-        transposes: whether the operation transposes the operand, and whether it transposes the
+        names: the names of the tensor and of the weights.
+        transposes: whether the operation transposes the tensor, and whether it transposes the
             weights.
     """
     left, right = names
@@ -286,7 +287,11 @@ def _fully_connected(
 
 
 def _matrices(x: Tensor, is_transposed: bool, result_shape: Shape) -> Tensor:
-    """Return a matrix for each product, (count, rows, columns). A shared matrix is repeated."""
+    """Return the matrices of an operand of a batched product, (count, rows, columns).
+
+    There is one matrix for each product of the result. A matrix that several products share is
+    repeated.
+    """
     data = _transposed_if(is_transposed, x.data)
     shape = (*result_shape[:-2], *data.shape[-2:])
     matrices = jnp.broadcast_to(data, shape).reshape(-1, *shape[-2:])
@@ -298,9 +303,9 @@ def _transposed_if(is_transposed: bool, x: Array) -> Array:
 
 
 def symmetric(window: windows.Windows, border: str) -> list[int]:
-    """Return the padding of each axis.
+    """Return the padding at each end of every axis.
 
-    Raises Unfit unless it is symmetric and consists of zeros.
+    Raises Unfit unless the padding is equal at both ends, and consists of zeros.
     """
     for before, after in window.padding:
         if before != after:
@@ -313,8 +318,8 @@ def symmetric(window: windows.Windows, border: str) -> list[int]:
 def require_smallest_strides(window: windows.Windows, padding: list[int]) -> None:
     """Raise Unfit for strides that OpenVX would not infer from the extents of input and output.
 
-    OpenVX infers the smallest stride for each axis. It rounds either all axes down (floor) or all
-    axes up (ceiling).
+    OpenVX infers the smallest stride for each axis. It rounds the numbers of positions along all
+    axes down (floor), or along all axes up (ceiling).
     """
     wrong: list[str] = []
     is_exact = True  # whether the floor and the ceiling agree on all axes
@@ -332,9 +337,9 @@ def require_smallest_strides(window: windows.Windows, padding: list[int]) -> Non
 
 
 def xy_pair(values: Sequence[int], single: int) -> tuple[int, int]:
-    """Return values of spatial axes in OpenVX's order (x, y).
+    """Return the values of the spatial axes in OpenVX's order (x, y).
 
-    If there is one axis, y is `single`.
+    `values` has the values of y and x, or only of x. In the second case y is `single`.
     """
     y = values[0] if len(values) == 2 else single
     return values[-1], y
@@ -346,7 +351,11 @@ def _window_attributes(operation: MappedOperation) -> dict[str, Any]:
 
 
 def _as_rank(layer: Tensor | tuple[Tensor, Array], rank: int) -> Computed:
-    """Return the result and the mask of a layer. For rank 3 the axis of rows is dropped."""
+    """Return the result and the overflow mask of a layer, in the given rank.
+
+    The layer has the axes (batch, channels, height, width). For rank 3 its height, which is 1, is
+    dropped.
+    """
     assert isinstance(layer, tuple)
     result, mask = layer
     if rank == 4:
@@ -362,7 +371,7 @@ def _biases(channels: int) -> Callable[[Array], Array]:
 
 
 def _by_first(filter: Array, factor: Array) -> Array:
-    """Multiply a filter by a factor for each index of its first axis."""
+    """Multiply a filter by an array of factors, one for each index of axis 0."""
     return filter * factor.reshape(-1, *(1 for _ in filter.shape[1:]))
 
 
