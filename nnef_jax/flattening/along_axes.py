@@ -33,8 +33,8 @@ def sliced(
 ) -> Any:
     """Slice a tensor along the axes that are keys of `parts`.
 
-    The value for an axis is its begin, end and step, as in a Python slice. Bounds beyond the axis
-    are clipped to the axis. If `final`, the slice is the last operation of the layer or node.
+    The value for an axis is (begin, end, step), as in a Python slice. Bounds beyond the axis are
+    clipped to the axis. If `final`, the slice is the last operation of the layer or node.
     """
     has_symbols = any(is_symbolic(n) for part in parts.values() for n in part)
     if isinstance(x, Constant) and x.array.size <= LARGEST and not has_symbols:
@@ -76,9 +76,9 @@ def sliced(
 def _open_bounds(
     site: Site[TensorGraph], x: Tensor, begin: int | None, end: int | None, step: int
 ) -> tuple[int, int, int]:
-    """Return begin, end and stride of a slice along an axis whose extent or bounds are open.
+    """Return (begin, end, stride) of a slice along an axis whose extent or bounds are open.
 
-    The end 0 stands for the end of the axis.
+    If the slice goes to the end of the axis, `end` is 0 in the result.
     """
     start = 0 if begin is None else begin
     if step < 0 or _counts_from_end(start):
@@ -97,9 +97,10 @@ def _counts_from_end(bound: int | None) -> bool:
 
 
 def cropped(site: Site[TensorGraph], x: Tensor, around: Mapping[int, Sequence[int]]) -> Any:
-    """Remove the items that negative padding cuts off a tensor.
+    """Remove the items of a tensor that negative padding cuts off.
 
-    `around` maps an axis to its padding (before, after). Positive numbers are ignored here.
+    `around` maps an axis to its padding (before, after). Positive numbers of padding have no effect
+    here.
     """
     parts: dict[int, SliceBounds] = {}
     for axis, (before, after) in around.items():
@@ -112,7 +113,7 @@ def cropped(site: Site[TensorGraph], x: Tensor, around: Mapping[int, Sequence[in
 def split_by_lengths(
     site: Site[TensorGraph], x: Tensor, axis: int, lengths: Sequence[int]
 ) -> list[Any]:
-    """Split a tensor along an axis into consecutive parts, one for each item of `lengths`."""
+    """Split a tensor along an axis into consecutive parts with the lengths `lengths`."""
     total = site.shape(x)[axis]
     if min(lengths, default=0) < 0:
         raise InvalidShape(f"lengths must not be negative, they are {list(lengths)}")
@@ -161,11 +162,12 @@ def reduced(
     keeps_axes: bool,
     result_dtype: str = "",
 ) -> Any:
-    """Add the operations of a reduction, of which the last one is the operation of the site.
+    """Add the operations of a reduction, such as a sum or a norm, along axes.
 
-    `steps` is an item of `REDUCTIONS`. If `result_dtype` is not "", the result is cast to this
-    dtype. The reduced axes have extent 1 in the result if `keeps_axes` is set; otherwise they are
-    removed.
+    `steps` is an item of `REDUCTIONS`: the kinds of the operations before the reduction, of the
+    reduction, and after it. If `result_dtype` is not "", the result is cast to this dtype. If
+    `keeps_axes`, the reduced axes have extent 1 in the result, otherwise they are removed. The last
+    of the operations is that of the layer or node.
     """
     before, kind, after = steps
     attributes: dict[str, Any] = {"axes": axes}

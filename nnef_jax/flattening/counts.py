@@ -34,7 +34,7 @@ class Count:
 def refusal(name: str, count: Count, reader: str) -> InvalidOperation:
     """Return the error for an operation that would take the padding of a tensor for items.
 
-    `reader` is the description of the operation in the message.
+    `name` is the name of the tensor, and `reader` describes the operation in the message.
     """
     return InvalidOperation(
         f"axis {count.axis} of '{name}' is padded, since its number of items depends on values: "
@@ -46,8 +46,8 @@ def refusal(name: str, count: Count, reader: str) -> InvalidOperation:
 class PaddedOperation:
     """An operation that reads padded tensors, before it is added to the graph.
 
-    `counts` maps the name of each padded operand to its count. If an operand is an
-    array of tensors, each padded tensor has an entry with a name such as "values[0]".
+    `counts` maps the name of each padded operand to its `Count`. If an operand is an array of
+    tensors, each padded tensor has an entry with a name such as "values[0]".
     """
 
     def __init__(
@@ -71,28 +71,28 @@ class PaddedOperation:
 
     @property
     def first_count(self) -> Count:
-        """Return the count of the first padded operand."""
+        """Return the `Count` of the first operand that is padded."""
         return next(iter(self.counts.values()))
 
     def refusal(self) -> InvalidOperation:
-        """Return the error that this operation would take padding for items."""
+        """Return the error that says that this operation would take padding for items."""
         return refusal(*next(iter(self.counts.items())), f"'{self.kind}'")
 
     def require_only(self, *names: str) -> Count:
-        """Return the count of the first of the named operands.
+        """Return the `Count` of the operand with the first of the names `names`.
 
-        Raises InvalidOperation unless the named operands are padded and no other operand is.
+        Raises InvalidOperation unless exactly the operands with these names are padded.
         """
         if set(self.counts) != set(names):
             raise self.refusal()
         return self.counts[names[0]]
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of an operand."""
+        """Return the shape of the operand `name`."""
         return self.operands[name].type.shape
 
     def insert(self, kind: str, operands: Mapping[str, Any], **attributes: Any) -> Value:
-        """Insert an operation before this one."""
+        """Add another operation to the graph before this one, and return its result."""
         names = [self.graph.builder.unreserved(f"counted.{kind}")]
         # `CountedEmission.add` would follow padding through these operations, which replace the
         # padding.
@@ -100,9 +100,9 @@ class PaddedOperation:
         return add(self.graph, kind, operands, attributes, names, self.span, inserted=True)[0]
 
     def masked(self, name: str, padding: float) -> Value:
-        """Return an operand in which each item of padding is replaced by `padding`.
+        """Return the operand `name`, in which each item of the padding is replaced by a number.
 
-        The value is converted to the operand's dtype.
+        `padding` is the number. It is converted to the operand's dtype.
         """
         x = self.operands[name]
         count = self.counts[name]
@@ -141,18 +141,18 @@ class PaddedOperation:
         return self.insert("unsqueeze", {"input": items}, axes=tuple(range(1, rank)))
 
     def mask(self, name: str, padding: float) -> None:
-        """Replace an operand by one whose padding has the value `padding`."""
+        """Replace the padding of the operand `name` by the number `padding`."""
         self.operands[name] = self.masked(name, padding)
 
     def at_most(self, axis: int, count: Count, most: int) -> Count:
-        """Return the count for a result that has at most `most` items along `axis`.
+        """Return the `Count` of a result that takes the first items that `count` counts.
 
-        The number of items is the smaller of `most` and the items of `count`.
+        The result takes at most `most` items. They lie along `axis` in the result.
         """
         dtype = count.items.type.dtype
         limit = self.insert("constant", {}, shape=(1,), value=(most,), dtype=dtype)
         return Count(axis, self.insert("min", {"x": count.items, "y": limit}))
 
     def ends(self, name: str) -> tuple[Any, Any]:
-        """Return the least and the greatest finite number in the dtype of an operand."""
+        """Return the least and the greatest finite number in the dtype of the operand `name`."""
         return ends_of(self.operands[name].type.dtype)

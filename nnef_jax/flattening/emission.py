@@ -51,7 +51,7 @@ def ends_of(dtype: str) -> tuple[Any, Any]:
 
 
 class Emission:
-    """A graph under construction.
+    """A graph under construction, to which operations are added within the limits of a load.
 
     `integer` is the dtype of integers for which the document declares no dtype.
     """
@@ -81,13 +81,15 @@ class Emission:
         rule: Rule | None = None,
         inserted: bool = False,
     ) -> tuple[Any, ...]:
-        """Add an operation to the graph and return its results.
+        """Add an operation to the graph and return a tuple of its results.
 
-        A result array is returned as a list. `rule` is the user's rule for the kind, if there is
-        one. `inserted` says that the document has no tensor with the name of the result; see
+        A result that is an array of tensors is a list. `names` are the names of the results. `span`
+        and `calls` are the place of the operation in the document. `rule` is the user's rule for
+        the kind, if there is one. If `inserted`, the document has no tensors with these names; see
         `Value`.
 
-        Raises InvalidOperation, NnefError.
+        Raises InvalidOperation if the operation refuses its operands or attributes, and NnefError
+        if the graph exceeds a limit.
         """
         if len(self.builder.operations) >= self.limits.operations:
             message = f"the flat graph has more than {self.limits.operations} operations"
@@ -145,10 +147,10 @@ class Emission:
     def fold(
         self, constants: Iterable[str], steps: Iterable[tuple[Iterable[str], Sequence[str]]]
     ) -> None:
-        """Note which constants are folded, each with the tensors that are computed from it.
+        """Note the constants that were computed while flattening, and what is computed from each.
 
-        `constants` are the names of the folded constants. A step stands for a node of the document:
-        it has the names of the tensors that the node reads, and the names of the node's results.
+        `constants` are the names of these constants. `steps` has, for each node of the document,
+        the names of the tensors that the node reads, and the names of the node's results.
         """
         is_taken = self.builder.is_taken
         readers: dict[str, list[str]] = {name: [] for name in constants if not is_taken(name)}
@@ -161,8 +163,8 @@ class Emission:
     def hint_to_fix(self, *values: Value) -> str:
         """Return a hint that says which input of the network to fix so that `values` become known.
 
-        The hint is "" in a body. The hint is also "" unless the tensors are computed only from
-        inputs with at most one axis, or are inputs themselves.
+        Return "" in a body. Return "" also unless `values` are inputs, or are computed only from
+        inputs with at most one axis.
         """
         origins = self.origins(values)
         inputs = [x for x in origins if self.builder.is_input(x)]
@@ -183,7 +185,7 @@ class Emission:
     def beyond(
         self, message: str, limit: str, span: Span | None, calls: tuple[Call, ...] = ()
     ) -> LimitError:
-        """Return the error for an exceeded limit, with a hint that says how to raise the limit."""
+        """Return the error for exceeding the limit `limit`, with a hint how to raise the limit."""
         endless = "is the recursion endless? " if limit == "call_depth" else ""
         return LimitError(message, span=span, calls=calls, hint=endless + raising(limit))
 
@@ -196,7 +198,7 @@ def located(
     translate: Callable[[str], str] = str,
     suffix: str = "",
 ) -> NnefError:
-    """Return an error with its place in the source, for an operation or an input.
+    """Convert an error of an operation or input to an error that has a place in the source.
 
     `what` describes the operation or input and begins the message. `translate` replaces the names
     in the message and in the hint by the words of the document. The message ends with `suffix`.
@@ -213,9 +215,10 @@ def refused(
     calls: tuple[Call, ...],
     translate: Callable[[str], str] = str,
 ) -> NnefError:
-    """Return the error of an operation that refuses its operands.
+    """Convert the error of an operation that refuses its operands to an error with a place.
 
-    The message lists the types of tensors among the operands, and the values of the others.
+    The message lists the types of operands that are tensors, and the values of all other operands.
+    `translate` replaces the names in the message and in the hint by the words of the document.
     """
     pairs = ", ".join(f"{name} {show_operand(x)}" for name, x in operands.items())
     shown_operands = f" ({pairs})" if pairs else ""
@@ -223,7 +226,7 @@ def refused(
 
 
 def show_operand(operand: object) -> str:
-    """Return an operand in the form that messages show. A tensor is shown by its type."""
+    """Return the text that messages show for an operand. For a tensor, the text is its type."""
     match operand:
         case Value():
             return str(operand.type)
@@ -235,13 +238,14 @@ def show_operand(operand: object) -> str:
 
 # A class takes a quarter of the time of a context manager made from a generator.
 class locating_errors:
-    """A context that locates errors of a layer, a node or an input in the source.
+    """A context in which errors get the place of a layer, a node or an input in the source.
 
-    A Python error, such as a TypeError, counts as an error of the file. The reason is that meanings
-    of operators rely on the inputs, axes and items that every writer of files provides, and do not
-    check for them.
+    A Python error, such as a TypeError, counts as an error of the file, because the meanings of
+    operators rely on the inputs, axes and items that all writers of files provide, and do not check
+    for them.
 
-    Raises NnefError, ExtentNeeded.
+    The context raises such errors, and InvalidOperation, as NnefError. An NnefError or ExtentNeeded
+    is not changed.
     """
 
     __slots__ = ("_parts", "_span", "_title")

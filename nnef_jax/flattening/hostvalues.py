@@ -38,11 +38,14 @@ _BEYOND = 1 << 64  # larger than all 64-bit integers, signed or unsigned
 
 
 class NotFolded(Exception):
-    """The host does not compute an operation, so the compiled network must compute it."""
+    """The host cannot compute an operation, so the compiled network must compute it."""
 
 
 def host(value: Any) -> Host:
-    """Convert a number, an array or a nested list to a host value. Raises InvalidOperation."""
+    """Convert a number, an array or a nested list of numbers to a host value.
+
+    Raises InvalidOperation if the value contains anything else, or complex numbers.
+    """
     if isinstance(value, np.ndarray):
         kind = value.dtype.kind
         if kind == "c":
@@ -84,7 +87,7 @@ def is_integer(value: Host) -> bool:
 
 
 def integers(value: Host) -> list[int]:
-    """Return the items as a flat list of integers, in order.
+    """Return the items of a host value as a flat list of integers, in order.
 
     NaN becomes UNKNOWN. Raises InvalidOperation for a fraction or an infinite number.
     """
@@ -102,7 +105,7 @@ def integers(value: Host) -> list[int]:
 
 
 def integer_array(items: Sequence[int], shape: Sequence[int] = (-1,)) -> Host:
-    """Return integers as a host value with the given shape."""
+    """Return a list of integers as a host value with a shape."""
     array = np.empty(len(items), object)
     array[:] = items
     return array.reshape(shape)
@@ -114,12 +117,12 @@ def is_plain(items: Iterable[object]) -> bool:
 
 
 def is_open(items: Iterable[object]) -> bool:
-    """Tell whether an open extent is among the items."""
+    """Tell whether one of the items is UNKNOWN."""
     return any(item is UNKNOWN for item in items)
 
 
 def weight(value: object) -> int:
-    """Return the number of items in nested lists and host values.
+    """Return the number of items in a host value or in a nested list.
 
     In a string, every `LETTERS_PER_STEP` letters count as one item.
     """
@@ -202,7 +205,7 @@ def attempt(function: Callable[..., Any], *operands: object, **attributes: objec
 
 
 def require_few(items: int) -> None:
-    """Raise NotFolded if there are more items than the host computes."""
+    """Raise NotFolded if there are more than `LARGEST` items, which the host does not compute."""
     if items > LARGEST:
         raise NotFolded
 
@@ -215,7 +218,7 @@ def _is_open(attribute: object) -> bool:
 
 
 def _absorbing(function: Callable[..., int]) -> Callable[..., int]:
-    """Return a function of 64-bit integers whose result is UNKNOWN if any argument is UNKNOWN."""
+    """Make a function of 64-bit integers that is UNKNOWN if an argument is, else `function`."""
 
     def absorb(*items: int) -> int:
         if is_open(items):
@@ -237,9 +240,9 @@ def _each(function: Callable[..., int], *operands: Host) -> Host:
 
 
 def _decided(function: Callable[..., bool], *operands: Host) -> Host:
-    """Apply a predicate to each tuple of items; return an array of bool.
+    """Apply a predicate, such as "less than", to the items of operands; return an array of bool.
 
-    If the truth of any item is unknown, return an array of the integers 0, 1 and UNKNOWN instead.
+    If the truth for an item is unknown, return an array of the integers 0, 1 and UNKNOWN instead.
     """
 
     def decide(*items: int) -> int:
@@ -274,12 +277,12 @@ def _unified(*operands: Host) -> list[Host]:
 
 
 def _is_whole(x: Host) -> bool:
-    """Tell whether all real numbers are finite and have no fraction."""
+    """Tell whether all items of a real host value are finite and have no fraction."""
     return bool(np.all(np.isfinite(x) & (x == np.trunc(x))))
 
 
 def ceil_div(dividend: int, divisor: int) -> int:
-    """Return the quotient, rounded up. The dividend may be a symbolic extent."""
+    """Return `dividend / divisor`, rounded up. The dividend may be a symbolic extent."""
     return -(-dividend // divisor)
 
 

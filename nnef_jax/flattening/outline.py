@@ -19,7 +19,7 @@ _UNKNOWN = " (unknown)"
 
 
 def has_untyped(operands: Iterable[object]) -> bool:
-    """Tell whether a tensor without a type is among the operands, or in an operand array."""
+    """Tell whether an operand is a tensor without a type, or an array with such a tensor."""
     return any(map(_is_untyped, operands))
 
 

@@ -31,9 +31,9 @@ _DIVISIBLE = 5040  # an extent that is divisible by all numbers up to 10
 
 
 class CountedEmission(Emission):
-    """A graph under construction in which padded axes are followed.
+    """A graph under construction that notes which tensors are padded.
 
-    `counts` maps each padded tensor to the count of its items.
+    `counts` maps each padded tensor to the `Count` of its items.
     """
 
     def __init__(self, options: Options, integer: str = "int32") -> None:
@@ -45,7 +45,7 @@ class CountedEmission(Emission):
         span: Span | None, calls: tuple[Call, ...] = (), *, rule: Rule | None = None,
         inserted: bool = False,
     ) -> tuple[Any, ...]:  # fmt: skip
-        """Add an operation as `Emission.add` does, and note which of its results are padded."""
+        """Add an operation as `Emission.add` does, and note which of the results are padded."""
         add = partial(super().add, calls=calls, rule=rule, inserted=inserted)
         if not self.counts:
             return add(kind, operands, attributes, names, span)
@@ -60,9 +60,10 @@ class CountedEmission(Emission):
         return results
 
     def _trace_padding(self, step: PaddedOperation, operation: Operation) -> None:
-        """Trace the rule of an operation to find the padded axes of its results, and note them.
+        """Find the padded axes of an operation's results by tracing its rule, and note them.
 
-        The trace takes `_DIVISIBLE` for an open extent.
+        An open extent is traced as the extent `_DIVISIBLE`. Raises InvalidOperation if padding
+        would be taken for items.
         """
         from lowering import Context, NotSeparableError, Program, batch_axes, compute
         from lowering.jaxprs import is_literal, make_jaxpr
@@ -101,10 +102,11 @@ class CountedEmission(Emission):
         return [_DIVISIBLE if n is UNKNOWN else n for n in x.type.shape]
 
     def with_defined_padding(self, x: Value, name: str, span: Span) -> Value:
-        """Return an output of the network with defined values in its padding.
+        """Return `x`, an output of the network, with defined values in its padding.
 
-        The padding is NaN for real numbers, -1 for signed integers and 0 for other dtypes. A run
-        can capture the number of items under the name that `length_name` returns.
+        The padding is NaN for real numbers, -1 for signed integers and 0 for other dtypes. `name`
+        is the name of the output. A run can capture the number of items under the name that
+        `length_name` returns.
         """
         count = self.counts.get(x)
         if count is None:

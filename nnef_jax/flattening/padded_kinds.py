@@ -21,10 +21,11 @@ _FAR = 2**31 - 1  # an index that is beyond every axis
 
 
 def followed(step: PaddedOperation) -> ResultPadding:
-    """Return the count of an operation's results, or None if the results are not padded.
+    """Return the `Count` of the results of an operation that reads padded tensors.
 
-    `TRACE_RULE` is returned if the operation's rule must be traced instead. Operands in `step` may
-    be replaced, for example by operands with other padding.
+    Return None if the results are not padded, and `TRACE_RULE` if the operation's rule must be
+    traced to find out. Operands in `step` may be replaced, for example by operands with other
+    padding.
 
     Raises InvalidOperation if the operation would take padding for items.
     """
@@ -36,7 +37,10 @@ def followed(step: PaddedOperation) -> ResultPadding:
 
 
 def _sliced(step: PaddedOperation) -> ResultPadding:
-    """Follow a slice of the padded axis, which must begin with the first item and have stride 1."""
+    """Return the `Count` of the result of a slice of a padded tensor.
+
+    Along the padded axis, the slice must begin with the first item and have stride 1.
+    """
     count = step.require_only("input")
     axes = list(step.attributes["axes"])
     if count.axis not in axes:
@@ -54,7 +58,7 @@ def _sliced(step: PaddedOperation) -> ResultPadding:
 
 
 def _gathered(step: PaddedOperation) -> ResultPadding:
-    """Follow a padded axis of the indices or of the input to the result of a gather."""
+    """Return the `Count` of the result of a gather with padded indices or a padded input."""
     axis = step.attributes["axis"]
     source = step.counts.get("input")
     indices = step.counts.get("indices")
@@ -74,7 +78,7 @@ def _gathered(step: PaddedOperation) -> ResultPadding:
 
 
 def _constant(step: PaddedOperation, x: Value) -> Any:
-    """Return the items of a constant of the graph, or None if the tensor is computed."""
+    """Return the items of `x` if it is a constant of the graph, or None if it is computed."""
     for operation in step.graph.builder.operations:
         if operation.kind == "constant" and x in operation.results:
             items = np.array(dict(operation.attributes)["value"]).reshape(-1)
@@ -83,7 +87,10 @@ def _constant(step: PaddedOperation, x: Value) -> Any:
 
 
 def _gathered_at(step: PaddedOperation) -> Count:
-    """Follow a padded axis of the indices. Along it the result has an item for each index."""
+    """Return the `Count` of the result of a gather with padded indices.
+
+    Along the padded axis, the result has an item for each index.
+    """
     count = step.require_only("indices")
     if _is_within_index(step, count.axis) or step.attributes.get("batch_dims", 0):
         raise step.refusal()
@@ -91,13 +98,16 @@ def _gathered_at(step: PaddedOperation) -> Count:
 
 
 def _is_within_index(step: PaddedOperation, axis: int) -> bool:
-    """Tell whether an axis of the indices is the one along which the numbers of an index lie."""
+    """Tell whether the numbers of an index lie along `axis` of the indices.
+
+    This is so for the last axis of the indices of gather_nd and scatter_nd.
+    """
     is_spread = step.kind in ("gather_nd", "scatter_nd")
     return is_spread and axis == len(step.shape("indices")) - 1
 
 
 def _scattered(step: PaddedOperation) -> None:
-    """Replace the padding of indices by an index beyond the axis, where nothing is written."""
+    """Replace the padding of the indices of a scatter by an index at which nothing is written."""
     other_counts = {**step.counts}
     indices = other_counts.pop("indices", None)
     updates = other_counts.pop("updates", indices)
@@ -109,7 +119,10 @@ def _scattered(step: PaddedOperation) -> None:
 
 
 def _reduced(step: PaddedOperation) -> ResultPadding:
-    """Set the padding of the reduced axis to the neutral value of the reduction, as 0 for sums."""
+    """Set the padding along a reduced axis to a number that does not change the result.
+
+    The number is 0 for sums, for example, and the smallest number of the dtype for maxima.
+    """
     count = step.require_only("input")
     if count.axis not in step.attributes["axes"]:
         return TRACE_RULE
@@ -133,7 +146,10 @@ def _reduced(step: PaddedOperation) -> ResultPadding:
 
 
 def _best(step: PaddedOperation) -> ResultPadding:
-    """Set the padding along the axis of a top-k operation to the value that is chosen last."""
+    """Set the padding along the axis of a top-k operation to the number that is chosen last.
+
+    Return the `Count` of the result.
+    """
     count = step.require_only("input")
     if count.axis != step.attributes["axis"]:
         return TRACE_RULE
@@ -144,27 +160,33 @@ def _best(step: PaddedOperation) -> ResultPadding:
 
 
 def _regions(step: PaddedOperation) -> Count:
-    """Follow the padded axis of regions. Along it the result has an item for each region."""
+    """Return the `Count` of the result of a pool of padded regions.
+
+    Along the padded axis, the result has an item for each region.
+    """
     if step.require_only("rois", "batch_index").axis or step.counts["batch_index"].axis:
         raise step.refusal()
     return step.first_count
 
 
 def _nonzero(step: PaddedOperation) -> None:
-    """Set the padding to 0 in a tensor that is searched for nonzero items."""
+    """Set the padding to 0 in the tensor whose nonzero items an operation searches."""
     step.require_only("input")
     step.mask("input", 0)
 
 
 def _adapted(step: PaddedOperation) -> ResultPadding:
-    """Refuse padding along an adaptively pooled axis, since all its items are in windows."""
+    """Raise InvalidOperation if an adaptive pool has a padded spatial axis.
+
+    The windows of such a pool cover the axis with its padding.
+    """
     if step.first_count.axis > 1:
         raise step.refusal()
     return TRACE_RULE
 
 
 def _entered(step: PaddedOperation) -> ResultPadding:
-    """Refuse an operation with a body, because the body is built for the padded extent."""
+    """Raise InvalidOperation, because the body of the operation is built for the padded extent."""
     raise step.refusal()
 
 

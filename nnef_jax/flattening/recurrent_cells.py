@@ -38,10 +38,10 @@ PARAMETERS: Mapping[str, tuple[float | None, float | None]] = {
 
 
 def activation(name: str, alpha: float | None = None, beta: float | None = None) -> Activation:
-    """Return the activation function with the given lower-case name.
+    """Return the activation function with the name `name`, which is in lower case.
 
-    If `alpha` or `beta` is None, the activation's default is used. Raises InvalidOperation if the
-    name is unknown, or if a required parameter is None.
+    If `alpha` or `beta` is None, the activation's default is used. Raises InvalidOperation if there
+    is no such activation, or if a parameter without a default is None.
     """
     if name not in PARAMETERS:
         raise InvalidOperation(f"the activation {name[:40]!r} is not supported")
@@ -81,8 +81,9 @@ class Cell:
     Args:
         kind: "lstm", "gru" or "rnn".
         order: the order of an LSTM's gates, by letter: i(nput), o(utput), f(orget), c(ell).
-        activations: the activation of the gates, then that of the candidate for the state, then
-            that of an LSTM's memory, in the order of `DEFAULTS`. An RNN has only one activation.
+        activations: the activation of the gates, then the activation of the candidate for the
+            state, then the activation of an LSTM's memory, in the order of `DEFAULTS`. An RNN has
+            only one activation.
         clip: the bound on absolute values before an activation. 0 stands for no bound.
         resets_after: says where a GRU applies its reset gate. If true, the gate multiplies the
             product of the state with the weights. Otherwise the gate multiplies the state, before
@@ -104,7 +105,7 @@ class Cell:
 
     @property
     def states(self) -> int:
-        """Return the number of states: an LSTM has output and memory, other cells one state."""
+        """Return the number of states: 2 for an LSTM (output and memory), 1 for all other cells."""
         return 2 if self.kind == "lstm" else 1
 
     def next(
@@ -150,7 +151,12 @@ class Cell:
     def _next_lstm(
         self, at: Site[TensorGraph], gates: Tensor, before: Tensor, peepholes: Mapping[str, Tensor]
     ) -> list[Any]:
-        """Return the output and the memory after a time step. `before` is the memory before it."""
+        """Return the output and the memory of an LSTM after a time step.
+
+        `gates` are the gates before the activations, and `before` is the memory before the time
+        step. `peepholes` are the weights with which the memory enters a gate, by letter of the
+        gate.
+        """
         step = at.step
         by_letter = dict(zip(self.order, _split(at, gates, 4), strict=True))
 
@@ -212,13 +218,17 @@ class Cell:
 
 
 def _split(at: Site[TensorGraph], gates: Tensor, count: int) -> list[Any]:
-    """Split the tensor of gates, (batch, count * hidden), into `count` of shape (batch, hidden)."""
+    """Split gates that lie side by side along the last axis into a list of tensors.
+
+    `gates` has shape (batch, count * hidden). Each of the `count` results has shape (batch,
+    hidden).
+    """
     last_axis = at.rank(gates) - 1
     return list(at.step.split(gates, axis=last_axis, ratios=[1] * count))
 
 
 def steps_within(site: Site[TensorGraph], time: int, lengths: Tensor | None, axis: int) -> Any:
-    """Return the mask of the time steps that are within sequences, or None if all steps are.
+    """Return a mask that is true for the time steps within each sequence, or None if all steps are.
 
     `lengths` has the length of each sequence, and `time` is the number of time steps. The mask has
     shape (time, batch, 1) if `axis` is 0, and (batch, time, 1) if `axis` is 1.

@@ -23,7 +23,8 @@ _Body = TypeVar("_Body")
 class RepeatedBody:
     """The body of a scan or loop under construction. `at` is the site that adds operations to it.
 
-    A tensor of the graph around the body is the same in every iteration.
+    The outer graph is the graph around the body. A tensor of the outer graph has the same value in
+    every iteration.
     """
 
     def __init__(self, site: Site[TensorGraph]) -> None:
@@ -43,14 +44,17 @@ class RepeatedBody:
         return self.graph.builder.input(name, TensorType(tuple(shape), dtype))
 
     def outer_input(self, x: Operand | None) -> Any:
-        """Return the body's input for a tensor of the outer graph; constants are unchanged."""
+        """Return the body's input for `x`, a tensor of the graph around the body.
+
+        A constant is returned unchanged.
+        """
         return self.graph.input_for(x) if isinstance(x, Value) else x
 
     def part(self, x: Tensor, axis: int, chunk: int, name: str = "") -> Value:
         """Cut a tensor of the outer graph into slices; return the slice of the current iteration.
 
-        A slice has abs(chunk) items along the axis. If `chunk` is negative, slices are taken from
-        the end of the axis backwards.
+        A slice has abs(chunk) items along the axis. If `chunk` is negative, the first slice is at
+        the end of the axis.
         """
         value = self.site.tensor(x)
         shape = list(value.type.shape)
@@ -61,9 +65,10 @@ class RepeatedBody:
         return self.loop_inputs[-1]
 
     def item(self, x: Tensor, axis: int, *, reverse: bool = False) -> Value:
-        """Cut a tensor along an axis into items; return the item of the current iteration.
+        """Cut a tensor along an axis into slices of extent 1; return the slice of one iteration.
 
-        The item does not have the axis. If `reverse`, the last item comes first.
+        The slice is the one of the current iteration, and it does not have the axis. If `reverse`,
+        the first iteration has the last slice.
         """
         chunk = -1 if reverse else 1
         part = self.part(x, axis, chunk)
@@ -82,7 +87,10 @@ class RepeatedBody:
         return self.item(numbers, 0)
 
     def state(self, x: Tensor) -> Value:
-        """Return the state before the current iteration. `x` is the state before the first."""
+        """Add a state; return its value before the current iteration.
+
+        `x` is the value before the first iteration.
+        """
         value = self.site.tensor(x)
         self.initial_states.append(value)
         name = f"state_{len(self.inner_states)}"
@@ -92,10 +100,10 @@ class RepeatedBody:
     def scan(
         self, after: Sequence[Tensor], values: Sequence[Tensor], output_modes: Outputs
     ) -> list[Value]:
-        """Add a scan; return the last states, followed by the outputs of `values`.
+        """Add a scan to the outer graph; return the last states, then the outputs of `values`.
 
         `after` are the states after an iteration. `output_modes` says for each of `values` how its
-        outputs are made.
+        values of all iterations become an output.
         """
         last_states = [LAST] * len(after)
         return self.add(self.site.emit, [], after, [*after, *values], [*last_states, *output_modes])
@@ -110,16 +118,16 @@ class RepeatedBody:
         start: ByName | None = None,
         limit: int = -1,
     ) -> list[Value]:
-        """Add a scan or a loop; return the outputs of `values`.
+        """Add a scan or a loop to the graph around the body; return the outputs of `values`.
 
         Args:
             add_operation: adds the operation, as `site.emit` does.
-            continue_condition: the condition of a loop after an iteration, as a logical scalar.
-                Empty for a scan.
+            continue_condition: a list with the condition of a loop after an iteration, a tensor of
+                bool without axes. The list is empty for a scan.
             after: the states after an iteration.
             values: the tensors of the body whose values are outputs.
-            output_modes: for each of `values`, how its outputs are made: an item of the attribute
-                `outputs`.
+            output_modes: for each of `values`, how its values of all iterations become an output:
+                an item of the attribute `outputs`.
             start: the operands "count" and "condition" of a loop. None for a scan.
             limit: the largest number of iterations of a loop. -1 stands for no limit.
         """
@@ -143,13 +151,13 @@ class RepeatedBody:
 
 
 def flattened_branches(flatteners: Sequence[Callable[[], _Body]], hint_to_fix: str) -> list[_Body]:
-    """Flatten both branches of a choice and return the results.
+    """Flatten the two branches of a choice, and return their results.
 
-    `flatteners` has a function for each branch, which flattens the branch and returns its result.
-    If only one branch can be flattened, the error of the other branch has the hint `hint_to_fix`,
-    which says how to make the condition known.
+    `flatteners` has a function for each branch, which is called to flatten it. If only one branch
+    can be flattened, the error of the other branch has the hint `hint_to_fix`, which says how to
+    make the condition known.
 
-    Raises InvalidOperation, NnefError.
+    Raises InvalidOperation or NnefError if a branch cannot be flattened.
     """
     bodies: list[_Body] = []
     errors: list[InvalidOperation | NnefError] = []
@@ -198,6 +206,9 @@ def add_choice(
 
 
 def finished_body(graph: TensorGraph, inputs: Sequence[Value], outputs: Sequence[Value]) -> Graph:
-    """Finish the graph of a body with these inputs and outputs, and return it."""
+    """Finish the graph of a body, and return it.
+
+    `inputs` and `outputs` are its inputs and outputs.
+    """
     names = [f"{i}_{value.name}" for i, value in enumerate(outputs)]
     return graph.builder.graph("body", outputs, names, [value.name for value in inputs])

@@ -20,10 +20,10 @@ def resized(
     add: ByKind, x: Tensor, mode: str, coordinates: str, region: Tensor | bool = False,
     **attributes: object,
 ) -> Any:  # fmt: skip
-    """Add a resize to the extents `sizes`, or by the factors `scales`.
+    """Add a resize to the extents `sizes`, or by the factors `scales`, which are in `attributes`.
 
-    Both attributes have an item for each axis. `mode` is the interpolation, and `coordinates` the
-    transformation of coordinates.
+    `sizes` or `scales` has an item for each axis. `mode` is the interpolation, such as "linear",
+    and `coordinates` says how positions in the result are mapped to positions in `x`.
     """
     attributes = _RESIZE | attributes
     return add.resize(
@@ -55,15 +55,15 @@ def roi_aligned(
 def suppressed(
     site: Site[TensorGraph], boxes: Tensor, scores: Tensor, *, score: float, **attributes: object
 ) -> tuple[Value, Value, Value]:
-    """Suppress boxes that overlap a better box of the same class.
+    """Add a suppression of boxes that overlap a better box of the same class.
 
     Three inputs of the site must be known or left out: input 2 is the largest number of boxes in a
     class, by default 0; input 3 is the largest allowed overlap, by default 0; input 4 is the lowest
     score of a box, by default `score`.
 
     Returns:
-        Three tensors: the indices (image, class, box) of the remaining boxes, padded with -1; their
-            scores; and the number of remaining boxes.
+        Three tensors: the indices (image, class, box) of the remaining boxes, padded with -1; the
+            scores of these boxes; and their number.
     """
     most = int(min(site.scalar(2, 0), site.known_shape(boxes)[1]))
     return site.last.sorted_suppression(

@@ -41,7 +41,7 @@ class Site(OperatorSite[_Graph]):
 
     @abstractmethod
     def is_read(self, i: int) -> bool:
-        """Tell whether output `i` may be read, so that it must be computed."""
+        """Tell whether other layers or nodes may read output `i`, so that it must be computed."""
 
     def _operand(self, x: int | Tensor) -> Tensor:
         return self.operand(x) if isinstance(x, int) else x
@@ -57,11 +57,10 @@ class Site(OperatorSite[_Graph]):
         return self.graph.tensor(operand, operand.label or f"{self.name}.constant", self.span)
 
     def known(self, x: int | Tensor) -> NDArray[Any]:
-        """Return the array of an operand that is known.
+        """Return the array of an operand that must be known when the network is flattened.
 
-        `x` is the operand or the index of an input.
-
-        Raises InvalidOperation if the network computes the operand.
+        `x` is the operand or the index of an input. Raises InvalidOperation if the network computes
+        the operand.
         """
         operand = self._operand(x)
         if isinstance(operand, Constant):
@@ -77,12 +76,15 @@ class Site(OperatorSite[_Graph]):
         return f"input {i}"
 
     def integers(self, x: int | Tensor) -> list[int]:
-        """Return the items of a known operand as integers. Extents may be symbolic."""
+        """Return the items of a known operand as integers, which may be symbolic extents."""
         items = self.known(x).reshape(-1).tolist()
         return [n if is_symbolic(n) else int(n) for n in items]
 
     def scalar(self, i: int, default: float | None = None) -> float:
-        """Return the first item of known input `i`, or `default` if the input is left out."""
+        """Return the first item of input `i`, which must be known.
+
+        Return `default` if the input is left out.
+        """
         if default is not None and not self.has(i):
             return default
         return float(self.known(i).ravel()[0])
@@ -146,9 +148,9 @@ class Site(OperatorSite[_Graph]):
         return self.evaluated(lambda *values: evaluate(kind, values, attributes), operands)
 
     def evaluated(self, function: Callable[..., Any], operands: Operands) -> Any:
-        """Apply a function of host values to known tensors; return its result or list of results.
+        """Apply a function of host values to known tensors; return the results as known tensors.
 
-        Raises NotFolded if the function does.
+        The result is a list if the function returns one. Raises NotFolded if the function does.
         """
         operands = list(operands)
         constants = [x for x in _flat(operands) if isinstance(x, Constant)]
@@ -179,13 +181,16 @@ class Site(OperatorSite[_Graph]):
     # Shorthands
 
     def cast(self, x: Tensor, dtype: str) -> Any:
-        """Cast a tensor to a dtype of computation, unless it already has this dtype."""
+        """Cast a tensor to a dtype.
+
+        If the network computes it in this dtype already, return it unchanged.
+        """
         return x if self.dtype_of(x) == dtype else self.insert("cast", {"input": x}, dtype=dtype)
 
     def reshaped(self, x: Tensor, shape: Sequence[int], first: int = 0, count: int = -1) -> Any:
-        """Reshape a tensor by replacing the extents of the `count` axes from `first` on by `shape`.
+        """Reshape a tensor: replace the extents of `count` axes, from the axis `first` on.
 
-        By default `shape` replaces all extents.
+        `shape` has the extents in their place. By default `shape` replaces all extents.
         """
         replaces_all = (first, count) == (0, -1)
         if not replaces_all:
@@ -237,10 +242,10 @@ class Site(OperatorSite[_Graph]):
         return self.insert("transpose", {"input": x}, axes=tuple(axes))
 
     def chain(self, x: Tensor, *steps: tuple[str, Sequence[Operand], ByName]) -> Any:
-        """Apply several operations to a tensor in sequence.
+        """Apply several operations to a tensor, one after the other; return the result.
 
-        The last one is that of the layer or node. A step has three items: the kind, the operands
-        that follow the tensor, and the attributes. Steps of the kind "" are skipped.
+        The last of them is the last operation of the layer or node. A step has three items: the
+        kind, the operands after the tensor, and the attributes. Steps of the kind "" are skipped.
         """
         steps = tuple(step for step in steps if step[0])
         for i, (kind, operands, attributes) in enumerate(steps, 1):
@@ -250,8 +255,8 @@ class Site(OperatorSite[_Graph]):
     def root(self, x: Tensor, add: ByKind | None = None, degree: float = 2) -> Any:
         """Compute x^(1/degree) for x >= 0, with the derivative 0 at x = 0.
 
-        `add` adds the last operation. Pass `last` if the root is the last operation of the layer or
-        node. The default is `step`.
+        `add` adds the last of the operations. Pass `site.last` if the root is the last operation of
+        the layer or node. The default is `site.step`.
         """
         step = self.step
         is_zero = step.eq(x, 0.0)
@@ -263,13 +268,13 @@ class Site(OperatorSite[_Graph]):
         return last.select(is_zero, x, root)
 
     def part(self, x: Tensor, axis: int, first: int, last: int, step: int = 1) -> Any:
-        """Take the items `first:last:step` of a tensor along an axis."""
+        """Return the items `first:last:step` of a tensor along an axis, as in a Python slice."""
         if (first, last, step) == (0, self.shape(x)[axis], 1):
             return x
         return self.step.slice(x, axes=(axis,), begin=(first,), end=(last,), stride=(step,))
 
     def cut_or_padded(self, x: Tensor, axis: int, size: int, value: float = 0.0) -> Any:
-        """Cut a tensor to `size` items along an axis, or pad the axis with `value`."""
+        """Cut a tensor to `size` items along an axis, or pad the end of the axis with `value`."""
         axis = self.axis(axis, self.rank(x))
         missing = size - self.known_shape(x)[axis]
         if missing <= 0:
@@ -290,11 +295,11 @@ class Site(OperatorSite[_Graph]):
 
 
 def is_folded(operands: Operands, reals: int = 1) -> bool:
-    """Tell whether an operation is folded: its operands are known and are likely parts of a shape.
+    """Tell whether an operation on `operands` is computed now, as it is likely part of a shape.
 
-    The operation is folded if an operand is derived from shapes or from other known tensors. The
-    operation is also folded if each operand has few integers, or at most `reals` real numbers. All
-    other operations on weights stay in the graph.
+    All operands must be known. The operation is computed now if an operand is derived from shapes
+    or from other known tensors, or if each operand has few integers, or at most `reals` real
+    numbers. All other operations on weights stay in the graph.
     """
     flat = [*_flat(operands)]
     constants = [x for x in flat if isinstance(x, Constant)]
@@ -311,7 +316,10 @@ def _is_foldable(x: Constant) -> bool:
 
 
 def _has_few_items(x: Constant, reals: int) -> bool:
-    """Tell whether a tensor has few items. A matrix of quantised weights never counts as few."""
+    """Tell whether a known tensor has few items: at most `_FEW` integers, or `reals` real numbers.
+
+    A matrix of quantised weights counts as few only if it has a single item.
+    """
     is_real = x.array.dtype.kind == "f"
     if is_real:
         return x.array.size <= reals
@@ -326,7 +334,7 @@ def _flat(operands: Operands) -> Iterator[Operand | None]:
 
 
 def _host_value(x: Operand | Sequence[Operand] | None) -> Any:
-    """Convert an operand to a host value, and an operand array to a list of host values."""
+    """Convert an operand to a host value, and a list of operands to a list of host values."""
     if isinstance(x, list | tuple):
         return [_host_value(item) for item in x]
     array = x.array if isinstance(x, Constant) else np.asarray(x)
@@ -336,8 +344,8 @@ def _host_value(x: Operand | Sequence[Operand] | None) -> Any:
 def _as_constant(graph: TensorGraph, x: NDArray[Any], type: str) -> Constant:
     """Convert a host value to a known tensor of the element type `type`.
 
-    If the items are of another kind (bool, integer or real) than `type`, the tensor has the type
-    that the graph uses for that kind.
+    If the host value has items of another kind (bool, integer or real) than the type, the tensor
+    has the type that the graph uses for the items' kind.
     """
     kind = {"b": "b", "O": "i"}.get(x.dtype.kind, "f")
     dtype = graph.array_dtype(type)
@@ -352,7 +360,7 @@ def _as_constant(graph: TensorGraph, x: NDArray[Any], type: str) -> Constant:
 
 
 def _wrapped(x: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Convert integers to a dtype. Integers beyond its range wrap, as in the network."""
+    """Convert integers to a dtype of integers. Numbers beyond its range wrap, as in the network."""
     ends = ml_dtypes.iinfo(dtype)
     low = int(ends.min)
     count = int(ends.max) - low + 1

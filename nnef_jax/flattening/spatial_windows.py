@@ -17,10 +17,9 @@ Pairs = list[tuple[int, int]]  # padding before and after each axis
 
 
 def halves(total: int, *, more_behind: bool) -> tuple[int, int]:
-    """Divide the total padding of an axis into the padding before the axis and that behind it.
+    """Divide the padding of an axis into two halves: (before the axis, behind the axis).
 
-    If the total is odd, the padding behind the axis is larger if `more_behind`, otherwise the
-    padding before it.
+    If `total` is odd, the half behind is larger by 1 if `more_behind`, otherwise the half before.
     """
     less = total // 2
     more = total - less
@@ -31,11 +30,11 @@ def same_padding(
     site: Site[TensorGraph], shape: Sequence[int], reach: Sequence[int], strides: Sequence[int], *,
     more_behind: bool,
 ) -> Pairs:  # fmt: skip
-    """Return the padding with which an axis has ceil(extent / stride) windows.
+    """Return the padding with which there are ceil(extent / stride) windows along each axis.
 
-    `shape` has the spatial extents. `reach` has the extents of a window, counted with its dilation.
-    If the total padding of an axis is odd, the padding behind the axis is larger if `more_behind`,
-    otherwise the padding before it.
+    The result has a pair (before, behind) for each spatial axis. `shape` has the spatial extents.
+    `reach` has the extents of a window with its dilation. If the total padding of an axis is odd,
+    the padding behind is larger by 1 if `more_behind`, otherwise the padding before.
     """
     if any(n is UNKNOWN and s != 1 for n, s in zip(shape, strides, strict=True)):
         shape = site.known_shape()[2:]
@@ -57,10 +56,10 @@ def _padding_to_round_up(
     *,
     begins_inside: bool,
 ) -> list[int]:
-    """Return the number of items to add behind each axis, to round the number of windows up.
+    """Return the number of items to add behind each axis to round the number of windows up.
 
-    The items become part of the padding. With `begins_inside`, no window begins in the padding
-    behind an axis.
+    `window` has the items "stride", "dilation" and "padding". The added items become part of the
+    padding. If `begins_inside`, no window begins in the padding behind an axis.
     """
     shape = site.shape()[2:]
     strides = window["stride"]
@@ -135,8 +134,8 @@ def add_patches(
     """Sum patches at their positions in an image of the size `size`, as torch's `fold` does.
 
     The positions in a patch are called cells. Input 0 has shape (batch, channels * cells, patches)
-    or (channels * cells, patches). `zero` is an operand with the value 0, which becomes the bias of
-    a deconvolution.
+    or (channels * cells, patches). `kernel` has the extents of a patch. `zero` is an operand with
+    the value 0, which becomes the bias of a deconvolution.
     """
     *batch, channels, patches = site.known_shape()
     reach = windows.spans(kernel, window["dilation"])
@@ -166,7 +165,7 @@ def add_patches(
 
 
 def depth_to_space(site: Site[TensorGraph], block: int, *, depth_first: bool) -> Any:
-    """Move channels of input 0 into blocks on its spatial axes.
+    """Move channels of input 0 into blocks along its spatial axes, as the site's last operation.
 
     The channel axis is split into (depth, *block) if `depth_first`, otherwise into (*block, depth).
     In the result, each spatial extent is multiplied by `block`.
@@ -188,9 +187,9 @@ def depth_to_space(site: Site[TensorGraph], block: int, *, depth_first: bool) ->
 
 
 def space_to_depth(site: Site[TensorGraph], block: int, *, depth_first: bool) -> Any:
-    """Move blocks on the spatial axes of input 0 into channels.
+    """Move blocks along the spatial axes of input 0 into channels; the inverse of `depth_to_space`.
 
-    This is the inverse of `depth_to_space`.
+    The new channel axis is (depth, *block) if `depth_first`, otherwise (*block, depth).
     """
     batch, channels, *extents = site.known_shape()
     k = len(extents)

@@ -18,9 +18,9 @@ from lowering.graph import Graph, Operation, TensorType, Value
 
 @dataclass(slots=True)
 class SymbolicShapes:
-    """Infers the shapes of a graph's tensors with symbolic extents.
+    """Infers the shapes of a graph's tensors while symbolic extents stand for open extents.
 
-    The types of the tensors have UNKNOWN where these shapes have symbolic extents.
+    The type of a tensor in the graph has UNKNOWN in the place of a symbolic extent.
     """
 
     builder: GraphBuilder
@@ -44,9 +44,9 @@ class SymbolicShapes:
         return _struct(value, value.type.shape) if struct is None else struct
 
     def _trace(self, operation: Operation) -> None:
-        """Trace an operation; note the shapes of its results, or the results themselves.
+        """Trace an operation, and note the shapes of its results.
 
-        The results themselves are noted if the host computes them during the trace.
+        If the host computes a result during the trace, the result is noted instead of its shape.
         """
         reads = tuple(dict.fromkeys(operation.reads()))
         writes = tuple(operation.writes())
@@ -71,12 +71,12 @@ def _struct(value: Value, shape: Sequence[int]) -> jax.ShapeDtypeStruct:
 
 
 def open_type(shape: Sequence[int], dtype: str) -> TensorType:
-    """Return the type of a tensor, with UNKNOWN in the place of each symbolic extent."""
+    """Return the type of a tensor, with UNKNOWN in the place of each symbolic extent of `shape`."""
     return TensorType(tuple(UNKNOWN if is_symbolic(n) else n for n in shape), dtype)
 
 
 def numbers(shape: Sequence[int]) -> NDArray[Any]:
-    """Return a shape as an array of shape (rank,).
+    """Return the extents of a shape as an array of one axis.
 
     The dtype is int64, or object if an extent is symbolic.
     """

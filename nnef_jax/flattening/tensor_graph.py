@@ -49,7 +49,8 @@ class TensorGraph(CountedEmission, ABC):
     """A graph under construction whose operands may be known tensors.
 
     `data` has the weights of the graph's variables, by label. The graph of a body reads tensors of
-    the graph around it, `outer`, through inputs of the body, which are the keys of `captured`.
+    `outer`, the graph around the body, through inputs. `captured` maps such an input to the tensor
+    of the outer graph.
     """
 
     # The names of bool, int64 and float32 in the format.
@@ -76,14 +77,17 @@ class TensorGraph(CountedEmission, ABC):
 
     @abstractmethod
     def variable(self, constant: Constant, name: str, span: Span) -> Value:
-        """Add weights and their data as a variable; return it in the dtype of computation."""
+        """Add weights to the graph as a variable, and return it in its dtype of computation.
+
+        `constant` holds the weights, and `name` is the name of the variable.
+        """
 
     def array_dtype(self, type: str) -> np.dtype[Any]:
         """Return the dtype of the arrays that hold known tensors of an element type."""
         return np.dtype(type)
 
     def element(self, dtype: str) -> str:
-        """Return the element type that corresponds to a dtype."""
+        """Return the name of the element type that stands for a dtype in the format."""
         return dtype
 
     def computation_dtype(self, type: str) -> str:
@@ -91,7 +95,10 @@ class TensorGraph(CountedEmission, ABC):
         return self.computation_dtype_with(self.options, type)
 
     def is_literal(self, constant: Constant) -> bool:
-        """Tell whether a known tensor with one item may be a literal of an operation."""
+        """Tell whether a known tensor with a single item can be a literal of operations.
+
+        The tensor must have one of the dtypes that literals have.
+        """
         return self.computation_dtype(constant.type) in (
             self.builder.real,
             self.builder.integer,
@@ -106,9 +113,9 @@ class TensorGraph(CountedEmission, ABC):
         self, name: str, declared: Sequence[int | str | None] | None, type: str, dtype: str,
         span: Span,
     ) -> Value | Constant:  # fmt: skip
-        """Add an input of the network and return its tensor.
+        """Add an input of the network to the graph and return its tensor.
 
-        If the user fixes the input, it is known.
+        If the user fixes the input's value, the tensor is known.
 
         Args:
             name: the input's name.
@@ -117,7 +124,8 @@ class TensorGraph(CountedEmission, ABC):
             dtype: the dtype of a value that the user fixes.
             span: the input's place in the source.
 
-        Raises InvalidOperation, NnefError.
+        Raises InvalidOperation if the shape is not valid or the fixed value does not fit, and
+        NnefError if the input exceeds a limit.
         """
         options = self.options
         if name in options.values:
@@ -137,10 +145,9 @@ class TensorGraph(CountedEmission, ABC):
         return value
 
     def hint_to_fix(self, *values: Value) -> str:
-        """Return a hint that says which inputs of the network to fix so that `values` become known.
+        """Return a hint that says which input of the network to fix so that `values` become known.
 
-        In a body the hint is "" unless the tensors are computed only from tensors of the outer
-        graph.
+        In a body, return "" unless `values` are computed only from tensors of the outer graph.
         """
         if self.outer is None:
             return super().hint_to_fix(*values)
@@ -150,10 +157,10 @@ class TensorGraph(CountedEmission, ABC):
         return self.outer.hint_to_fix(*(self.captured[x] for x in origins))
 
     def input_for(self, value: Value, name: str = "") -> Value:
-        """Return the input of this graph that stands for a tensor of the outer graph.
+        """Return the input of this graph, which is a body, for a tensor of the outer graph.
 
-        `name` is the input's name if the tensor is one that an operation passes to its body.
-        Without a name, InvalidOperation is raised for a padded tensor.
+        `name` is the name of the input if an operation passes the tensor to its body. If `name` is
+        "", InvalidOperation is raised for a padded tensor.
         """
         if not name and self.outer is not None and value in self.outer.counts:
             raise InvalidOperation(

@@ -55,9 +55,9 @@ def graphs() -> tuple[str, ...]:
 
 
 def sole_member(start: bytes) -> str:
-    """Return the name of the archive's member that a single file becomes.
+    """Return the name under which a network that is a single file is read as an archive's member.
 
-    `start` has the first bytes of the file. The result is '' if no format recognises them.
+    `start` has the first bytes of the file. Return "" if no format recognises them.
     """
     for name in FORMATS:
         for member, pattern in _format(name).ALONE.items():
@@ -69,7 +69,8 @@ def sole_member(start: bytes) -> str:
 def format_of(archive: Archive, name: str = "auto") -> Format:
     """Return the format with a name. For "auto", return the format that recognises the network.
 
-    Raises ArchiveError if no format recognises it. Then the graph was removed from the archive.
+    Raises ArchiveError if no format recognises the network. This happens only if the graph was
+    removed from the archive in the meantime.
     """
     if name != "auto":
         return _format(name)
@@ -80,7 +81,7 @@ def format_of(archive: Archive, name: str = "auto") -> Format:
 
 
 def operators_of(name: str) -> Iterable[OperatorEntry]:
-    """Return the table of a format's operators, from `entries` of its module `operator_table`."""
+    """Return the table of the operators of the format `name`."""
     return import_module(f"{FORMATS[name]}.operator_table").entries()
 
 

@@ -81,7 +81,7 @@ class Options:
         return type(self), tuple(getattr(copied, field.name) for field in fields(self))
 
     def unfixed(self, names: Iterable[str]) -> list[str]:
-        """Return `names` of inputs without the names of inputs whose values the user fixes."""
+        """Return `names`, names of inputs, without the inputs whose values the user fixes."""
         return [name for name in names if name not in self.values]
 
     def value(self, name: str, shape: Sequence[Any] | None, dtype: str) -> NDArray[Any]:
@@ -106,7 +106,7 @@ class Options:
     def shape(self, name: str, declared: Sequence[int | str | None]) -> Shape:
         """Return the shape of an input: the shape that the user chose, or else the declared shape.
 
-        A declared extent may be a name. The values of names are in `extents`.
+        A declared extent may be a name, which stands for its value in `extents`.
         """
         extents: list[int] = []
         for n in self.input_shapes.get(name, declared):
@@ -127,7 +127,10 @@ def _fits(shape: Shape, declared: Sequence[Any]) -> bool:
 
 
 class Format(Protocol):
-    """The interface of a package that reads a format. Its reader is imported at the first use."""
+    """The interface of a package that reads a format.
+
+    The module of the package that reads documents is imported when it is first used.
+    """
 
     # Patterns of the name of the member that holds the graph. An archive has one such member, which
     # is not in a folder.
@@ -140,18 +143,21 @@ class Format(Protocol):
     HAS_WEIGHTS_BESIDE: bool
 
     def recognises(self, archive: Archive) -> bool:
-        """Tell whether an archive that has one of `GRAPHS` is of this format."""
+        """Tell whether an archive that has a member with a name in `GRAPHS` is of this format."""
         ...
 
     def read(self, archive: Archive, options: Options) -> Frontend:
-        """Read the document of an archive and check it. Raises NnefError, which has all errors."""
+        """Read the document of an archive and check it.
+
+        Raises NnefError, which contains all errors of the document.
+        """
         ...
 
 
 class Frontend(ABC):
     """A checked document that can be flattened.
 
-    Its archive stays open while the network is read.
+    The archive of the document stays open while the network is read.
     """
 
     dialect: str  # the format and version, as `nnef-jax summary` shows them
@@ -165,7 +171,7 @@ class Frontend(ABC):
     is_saved_flat: bool = False  # true for documents that are not written in NNEF's language
 
     def describe_as(self, other: Frontend) -> None:
-        """Copy the attributes that describe the document from another of its front ends."""
+        """Copy the attributes that describe a document from another front end of the document."""
         self.dialect = other.dialect
         self.extensions = other.extensions
         self.quantizes = other.quantizes
@@ -173,10 +179,9 @@ class Frontend(ABC):
 
     @abstractmethod
     def flatten(self, options: Options) -> Graph:
-        """Return the flat graph of the document for certain shapes of its inputs.
+        """Return the flat graph of the document for the shapes of inputs in `options.input_shapes`.
 
-        The shapes are those in `options.input_shapes`. Inputs that are missing there have the
-        shapes that the document declares.
+        An input that is not in `options.input_shapes` has the shape that the document declares.
 
         Raises NnefError, and ExtentNeeded if the structure of the graph depends on an open extent.
         """
@@ -210,22 +215,23 @@ class Frontend(ABC):
         return {}
 
     def extent_names(self) -> Mapping[str, Sequence[str]]:
-        """Return the names of the extents of inputs and outputs, "" for an unnamed extent."""
+        """Return the names of the extents of each input and output.
+
+        The name is "" if there is none.
+        """
         return {}
 
     def call_with_extents(self, function: str = "load") -> str:
-        """Return Python code that calls a function with values for the open extents.
+        """Return the text of a Python call that sets the open extents, for hints of errors.
 
-        Hints of errors show this code.
+        An example is "load(..., input_shapes={'N': ...})". `function` is the called function.
         """
         extents = ", ".join(f"{name!r}: ..." for name in self.symbols)
         shapes = f"{{{extents}}}" if extents else "..."
         return f"{function}(..., input_shapes={shapes})"
 
     def content(self) -> Iterable[object]:
-        """Return everything except the options that graphs depend on.
-
-        The items are texts, bytes and hashable objects.
+        """Return texts, bytes and hashable objects that, with the options, determine all graphs.
 
         Two front ends with equal content are the same network. By default a front end is only equal
         to itself.
@@ -245,10 +251,10 @@ class Frontend(ABC):
         return ()
 
     def members(self, arrays: Arrays, quantization: str | None) -> Written:
-        """Return the archive of the document with new data for its variables.
+        """Return the archive of the document, with new data for its variables.
 
         `arrays` has the data by the label of the variable. `quantization` is the text of a new
-        graph.quant. If it is None, the text of the document is kept.
+        graph.quant. If it is None, the graph.quant of the document is kept.
         """
         raise UnsupportedError(f"a network of {self.dialect} cannot be saved")
 
@@ -260,11 +266,12 @@ class Frontend(ABC):
         arrays: Arrays,
         quantization: str | None,
     ) -> Written:
-        """Return a part of the graph as an archive of a flat document, in which operations round.
+        """Return a part of the graph as an archive with a flat document.
 
-        `graph` is the graph of the entire document, flattened with `options`. `cut` cuts the part
-        out of a graph. Raises UnsupportedError, which names everything that the format cannot
-        express.
+        In the flat document, rounding of quantised tensors is an operation. `graph` is the graph of
+        the entire document, flattened with `options`. `cut` cuts the part out of a graph. `arrays`
+        are the data by label, and `quantization` is the text of graph.quant. Raises
+        UnsupportedError, which names everything that the format cannot express.
         """
         raise UnsupportedError(f"a part of a network of {self.dialect} cannot be saved")
 
@@ -272,9 +279,9 @@ class Frontend(ABC):
         """Return the archive of the document in the newest version of its format.
 
         The graph is the first member of the archive. `graph` and `data` are the document's graph
-        and data. If `data` is None, the archive has no data. If `flat`, the document is flattened.
-        If `keep`, a format that is written as NNEF keeps operations that NNEF lacks as custom
-        operations; otherwise UnsupportedError is raised, which names everything that the format
+        and data. If `data` is None, the archive has no data. If `flat`, the archive has a flat
+        document. If `keep`, a format that is written as NNEF writes operations that NNEF lacks as
+        custom operations; otherwise UnsupportedError is raised, which names everything that NNEF
         cannot express.
         """
         raise UnsupportedError(f"a network of {self.dialect} cannot be converted")
@@ -295,7 +302,7 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """The data of variables by label, and the front end that flattens the network from now on.
+    """The data of a network's variables by label, and the front end to flatten the network with.
 
     The front end is a new one if the data decide which tensors are rounded in a run.
     """

@@ -13,12 +13,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Attribute:
-    """An attribute of an operator. A call with a site returns the attribute's value at that site.
+    """An attribute of an operator: its name, its type and its default.
+
+    Calling the object with a site returns the value that the attribute has at this site.
 
     Args:
         name: the attribute's name in the format.
         type: the name of the method of `OperatorSite` that reads the attribute.
-        arguments: further arguments of that method, such as a default or the allowed words.
+        arguments: further arguments of this method, such as a default or the allowed words.
     """
 
     name: str
@@ -49,7 +51,10 @@ def integer(name: str, default: int | None = None) -> Any:
 
 
 def numbers(name: str, default: Sequence[float] | None = None) -> Any:
-    """Declare an attribute that is a list of real numbers. It is required without a default."""
+    """Declare an attribute that is a list of real numbers.
+
+    It is required if the default is None.
+    """
     return Attribute(name, "numbers", (default,))
 
 
@@ -64,12 +69,12 @@ def axis(name: str, default: int | None = None) -> Any:
 
 
 def dtype(name: str, default: int | str | None = None) -> Any:
-    """Declare an attribute that is an element type."""
+    """Declare an attribute that is an element type. It is required if the default is None."""
     return Attribute(name, "dtype", (default,))
 
 
 def text(name: str, default: str | None = None) -> Any:
-    """Declare an attribute that is a string."""
+    """Declare an attribute that is a string. It is required if the default is None."""
     return Attribute(name, "text", (default,))
 
 
@@ -84,5 +89,8 @@ def one_of(name: str, *allowed: str) -> Any:
 
 
 def attribute(name: str, type: str, *arguments: object) -> Any:
-    """Declare an attribute that is read by the method named `type` of the format's site."""
+    """Declare an attribute that the method `type` of the format's site reads.
+
+    `arguments` are further arguments of the method.
+    """
     return Attribute(name, type, arguments)

@@ -58,9 +58,10 @@ class Inspection:
 
 
 def inspected(operator: Operator, site: type) -> Inspection:
-    """Inspect a meaning and all functions of this package that the meaning calls.
+    """Return the kinds and attributes that the code of an operator's meaning uses.
 
-    `site` is the class of the format's sites.
+    The code of all functions of this package that the meaning calls is inspected too. `site` is the
+    class of the format's sites.
     """
     inspection = Inspection()
     seen: set[object] = set()
@@ -101,7 +102,11 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 
 
 def _followed(code: CodeType, namespace: dict[str, Any], site: type) -> Iterator[Any]:
-    """Yield the objects that a function may use: globals of its module, and methods of classes."""
+    """Yield the objects that a function may use: globals of its module, and methods of classes.
+
+    `namespace` has the globals of the function's module, and `site` is the class of the format's
+    sites.
+    """
     sites = site.__mro__
     classes = [*sites]
     classes += [x for x in namespace.values() if isinstance(x, type) and _adds(x)]
@@ -118,7 +123,7 @@ def _followed(code: CodeType, namespace: dict[str, Any], site: type) -> Iterator
 
 
 def _adds(x: type) -> bool:
-    """Tell whether methods of a class may add operations."""
+    """Tell whether a class is defined in a module whose code may add operations to a graph."""
     return x.__module__ in _HOMES or _FAMILIES.match(x.__module__) is not None
 
 
@@ -143,9 +148,9 @@ def _kinds(code: CodeType) -> Iterator[str]:
 
 
 def _attributes(code: CodeType) -> Iterator[Attribute]:
-    """Yield the attributes that code reads by calling methods of a site.
+    """Yield the attributes that the code of a function reads by calling methods of a site.
 
-    Such a call is `site.int("axis", 0)`, for example.
+    An example of such a call is `site.int("axis", 0)`.
     """
     method = ""  # the method that is called next
     constants: list[Any] = []  # the constants among the method's arguments

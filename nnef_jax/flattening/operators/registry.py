@@ -43,7 +43,7 @@ NEWEST = 2**63 - 1  # the greatest version that a file can have
 
 
 class Registration(Protocol):
-    """The type of the method `Operators.operator` of a registry."""
+    """The type of the method `operator` of a registry, an `Operators`."""
 
     def __call__(
         self,
@@ -53,7 +53,10 @@ class Registration(Protocol):
         until: int = NEWEST,
         **attributes: object,
     ) -> Callable[[_Function], _Function]:
-        """Return a decorator that registers a meaning."""
+        """Return a decorator that registers a function as the meaning of operators.
+
+        See `Operators.operator`.
+        """
         ...
 
 
@@ -62,14 +65,15 @@ class Operator:
     """An operator of a format in a range of versions.
 
     The range ends with the version `until`. If the registry has the same operator with a later
-    `since`, the range ends before that version.
+    `since`, the range ends before the version of this `since`.
 
     Args:
         name: the operator's name in the format.
         domain: the domain of the name, "" in formats without domains.
         since: the first version.
         until: the last version.
-        run: the function of a site that reads the inputs and attributes and calls the meaning.
+        run: a function that is called with a site, reads its inputs and attributes, and calls the
+            meaning.
         meaning: the function or row that adds the operator's operations.
         attributes: values, or functions of the site, by the name of the meaning's parameter.
     """
@@ -84,11 +88,11 @@ class Operator:
 
 
 class Operators:
-    """The operators of a format.
+    """The registry of the operators of a format.
 
     `families` are the full names of the modules that add operators. The modules are imported when
-    an operator is first looked up. `key` maps all names that files may use for an operator to the
-    same key.
+    an operator is first looked up. `key` is a function that returns the same key for all spellings
+    of an operator's name in files.
     """
 
     def __init__(self, key: Callable[[str], str] = str) -> None:
@@ -105,9 +109,10 @@ class Operators:
         until: int = NEWEST,
         **attributes: object,
     ) -> Callable[[_Function], _Function]:
-        """Register the decorated function as the meaning of the operators `names`.
+        """Return a decorator that registers a function as the meaning of the operators `names`.
 
         The function is the meaning of the operators from version `since` to version `until`.
+        `attributes` are values, or functions of the site, for keyword parameters of the function.
         """
 
         def register(function: _Function) -> _Function:
@@ -127,12 +132,15 @@ class Operators:
         since: int = 1,
         until: int = NEWEST,
     ) -> None:
-        """Add operators by name. Each meaning is an `OperatorRow`, a `Refusal` or a function."""
+        """Register the meaning of each operator in `rows`, by the operator's name.
+
+        A meaning is an `OperatorRow`, a `Refusal` or a function.
+        """
         for name, meaning in rows.items():
             self.operator(name, domain=domain, since=since, until=until)(meaning)
 
     def get(self, name: str, version: int = NEWEST, domain: str = "") -> Operator | None:
-        """Return the operator that has this name in a version of its domain, or None."""
+        """Return the operator with a name in a version of its domain, or None if there is none."""
         if self.families:
             self._load()
         for operator in reversed(self._by_name.get((domain, self.key(name)), ())):
@@ -161,13 +169,20 @@ class Operators:
 
 
 def inputs_of(meaning: Meaning) -> tuple[str, ...]:
-    """Return the names of a meaning's inputs. An `OperatorRow` has no names of inputs: ()."""
+    """Return the names of a meaning's inputs.
+
+    The inputs of an `OperatorRow` have no names, so the result is ().
+    """
     code = getattr(meaning, "__code__", None)
     return code.co_varnames[1 : code.co_argcount] if code else ()
 
 
 def _calling(meaning: Meaning, attributes: Mapping[str, Any]) -> Callable[[_Site], Any]:
-    """Return a function of a site that calls a meaning with the site's inputs and attributes."""
+    """Make a function that is called with a site, and that calls `meaning`.
+
+    The function passes the inputs of the site, and the values of `attributes` at the site, to
+    `meaning`.
+    """
     code = getattr(meaning, "__code__", None)
     # A meaning without code is an `OperatorRow`, which holds its attributes itself.
     if code is None:
@@ -212,8 +227,10 @@ class OperatorRow:
 
     Args:
         kind: the operation's kind.
-        inputs: the operation's operands. Each is an input's index, or a function of the site.
-        attributes: the operation's attributes by name. Each is a value, or a function of the site.
+        inputs: the operation's operands. An operand is the index of an input, or a function of the
+            site.
+        attributes: the operation's attributes by name. An attribute is a value, or a function of
+            the site.
     """
 
     kind: str
@@ -228,23 +245,24 @@ class OperatorRow:
 
 
 def operation(kind: str, *inputs: int | Callable[..., object], **attributes: object) -> OperatorRow:
-    """Return the row of an operator that becomes one operation.
+    """Return the meaning of an operator that becomes one operation of a kind.
 
-    Without `inputs`, the only operand of the operation is input 0.
+    `inputs` and `attributes` are described at `OperatorRow`. If there are no `inputs`, the only
+    operand of the operation is input 0.
     """
     return OperatorRow(kind, inputs or (0,), attributes)
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """The meaning of an operator that is refused.
+    """The meaning of an operator that is not supported.
 
-    `reason` says why, and `hint` says what the user can do instead.
+    `reason` says why the operator is refused, and `hint` says what the user can do instead.
     """
 
     reason: str
     hint: str
 
     def __call__(self, site: _Site) -> Any:
-        """Raise InvalidOperation."""
+        """Raise InvalidOperation with the reason and the hint."""
         raise InvalidOperation(self.reason, self.hint)

@@ -24,8 +24,9 @@ _Graph = TypeVar("_Graph", bound=Emission, covariant=True)
 
 
 class OperatorSite(ABC, Generic[_Graph]):
-    """A site of an operator. It reads operands and attributes, and adds operations to `graph`.
+    """A place in a document where an operator occurs, while the operator is flattened.
 
+    A meaning reads operands and attributes from the site, and adds operations to the site's graph.
     `operands` has an item for each input. The item of an input that is left out is None.
     """
 
@@ -41,7 +42,10 @@ class OperatorSite(ABC, Generic[_Graph]):
     @property
     @abstractmethod
     def name(self) -> str:
-        """Return the name of the first result. Names of inserted tensors begin with it."""
+        """Return the name of the operator's first result.
+
+        The names of tensors that are inserted for the operator begin with this name.
+        """
 
     @property
     @abstractmethod
@@ -58,7 +62,7 @@ class OperatorSite(ABC, Generic[_Graph]):
 
     @abstractmethod
     def has_attribute(self, name: str) -> bool:
-        """Tell whether the document has an attribute here."""
+        """Tell whether the document gives the operator the attribute `name` at this site."""
 
     @abstractmethod
     def flag(self, name: str, default: bool = False) -> bool:
@@ -100,7 +104,10 @@ class OperatorSite(ABC, Generic[_Graph]):
         return self.choice(name, *allowed, default=allowed[0])
 
     def choice(self, name: str, *allowed: str, default: str | None = None) -> str:
-        """Return an attribute that is one of the allowed words; required without a default."""
+        """Return the attribute `name`, which must be one of the words `allowed`.
+
+        The attribute is required if the default is None.
+        """
         word = self.text(name, default)
         if word not in allowed:
             words = ", ".join(filter(None, allowed))
@@ -111,16 +118,16 @@ class OperatorSite(ABC, Generic[_Graph]):
         return word
 
     def axis_of(self, name: str, default: int | None = None, rank: int | None = None) -> int:
-        """Return an attribute that is an axis, as a number from 0 on.
+        """Return the attribute `name`, an axis, as a number from 0 on.
 
-        The axis is one of `rank` axes. If `rank` is None, it is an axis of input 0.
+        It is one of `rank` axes. If `rank` is None, it is an axis of input 0.
         """
         return self.axis(self.int(name, default), rank)
 
     # Operands
 
     def has(self, i: int) -> bool:
-        """Tell whether input `i` is connected."""
+        """Tell whether the operator has an input `i` that is not left out."""
         return i < len(self.operands) and self.operands[i] is not None
 
     def operand(self, i: int) -> Any:
@@ -130,7 +137,10 @@ class OperatorSite(ABC, Generic[_Graph]):
         return self.operands[i]
 
     def input(self, i: int) -> Any:
-        """Return input `i` in the form in which meanings of the format's operators take it."""
+        """Return input `i` in the form in which the meanings of the format take inputs.
+
+        For example, the meanings of OpenVINO's layers take tensors of the graph.
+        """
         return self.operand(i)
 
     def optional(self, i: int) -> Any:
@@ -170,34 +180,40 @@ class OperatorSite(ABC, Generic[_Graph]):
     # Operations
 
     def spend(self, steps: int) -> None:
-        """Count steps of work on the host before they are done.
+        """Count steps of work on the host before the work is done.
 
-        Raises LimitError if there are too many.
+        Raises LimitError if there are too many steps.
         """
         self.graph.meter.spend(steps, self.title, self.span)
 
     def emit(self, kind: str, operands: ByName, /, **attributes: object) -> Any:
-        """Add the last operation of the operator and return its result.
+        """Add the last operation of the operator to the graph, and return its result.
 
-        Several results are returned as a tuple.
+        If the operation has several results, return a tuple.
         """
         return self._emit(kind, operands, attributes, False)
 
     def insert(self, kind: str, operands: ByName, /, **attributes: object) -> Any:
-        """Add an operation before the last one and return its result.
+        """Add an operation before the operator's last one to the graph, and return its result.
 
-        Several results are returned as a tuple.
+        If the operation has several results, return a tuple.
         """
         return self._emit(kind, operands, attributes, True)
 
     @property
     def step(self) -> ByKind:
-        """Return the shorthand for operations before the last one."""
+        """Return an object whose methods add operations before the operator's last one.
+
+        For example, `site.step.mul(x, y)` adds a product; see `ByKind`.
+        """
         return ByKind(self.insert)
 
     @property
     def last(self) -> ByKind:
-        """Return the shorthand for the last operation, whose result has the operator's name."""
+        """Return an object whose methods add the operator's last operation.
+
+        The result of this operation has the operator's name. See `ByKind`.
+        """
         return ByKind(self.emit)
 
     def step_or_last(self, is_last: bool) -> ByKind:
@@ -206,8 +222,8 @@ class OperatorSite(ABC, Generic[_Graph]):
 
     @abstractmethod
     def _emit(self, kind: str, operands: ByName, attributes: ByName, inserted: bool) -> Any:
-        """Add an operation at the site.
+        """Add an operation of a kind to the graph, and return its result.
 
-        The operation comes before the operator's last operation if `inserted`. Otherwise the
-        operation is the last one.
+        If `inserted`, the operation comes before the operator's last operation, otherwise it is the
+        last operation.
         """

@@ -62,7 +62,10 @@ class OperatorEntry:
 
 
 def entries_of(operators: Operators, site: type) -> Iterator[OperatorEntry]:
-    """Yield the entries for the operators of a registry. `site` is the class of their sites."""
+    """Yield a row of the table for each operator of a registry.
+
+    `site` is the class of the sites.
+    """
     for _, group in groupby(operators, lambda x: (x.domain, operators.key(x.name))):
         versions = list(group)
         # A meaning ends before the version in which the next meaning of the same operator begins.

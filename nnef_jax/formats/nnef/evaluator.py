@@ -44,7 +44,8 @@ class Evaluator(Emitter, ABC):
     def _invoke(self, node: s.Invocation, frame: Frame, names: Sequence[str]) -> Any:
         """Invoke an operation; return its result, or a generator that returns the result.
 
-        A generator is returned if the evaluation is not finished. `_run` drives it to its end.
+        A generator is returned if evaluating the operation takes several steps; `_run` drives the
+        generator to its end. `names` are the names of the results.
         """
 
     def _emit(
@@ -52,8 +53,8 @@ class Evaluator(Emitter, ABC):
     ) -> tuple[Any, ...]:
         """Add an operation to the graph and return its results.
 
-        `least` is the smallest number that is allowed in the attributes `_POSITIVE`. Raises
-        ExtentNeeded if an extent among the operands is unknown.
+        `_POSITIVE` names, for some kinds, an attribute whose items must be positive, that is, at
+        least `least`. Raises ExtentNeeded if an extent among the operands is unknown.
         """
         self.spend(RESULT_STEPS * result_count(kind, operands, attributes), place.node, place.frame)
         v.require_known(operands.values(), self.meter)
@@ -69,9 +70,10 @@ class Evaluator(Emitter, ABC):
     # The loop that drives evaluation
 
     def _run(self, step: object) -> Any:
-        """Run a generator, and all generators that it yields, to the end. Return its value.
+        """Drive a generator to its end and return its value.
 
-        Any other object is returned unchanged.
+        If the generator yields other generators, these are driven to their ends too, and their
+        values are sent to it. If `step` is no generator, it is returned unchanged.
         """
         stack: list[Step] = []
         while True:
@@ -91,8 +93,8 @@ class Evaluator(Emitter, ABC):
     def _evaluate(self, node: s.Expression, frame: Frame, names: Sequence[str] = ()) -> Any:
         """Evaluate an expression; return its value, or a generator that returns the value.
 
-        A generator is returned if the evaluation is not finished. `names` are the names of the
-        tensors that are added for the expression.
+        A generator is returned if evaluating the expression takes several steps. `names` are the
+        names of the tensors that are added to the graph for the expression.
         """
         self.meter.steps += 1
         if self.meter.steps > self.limits.steps:
@@ -124,10 +126,10 @@ class Evaluator(Emitter, ABC):
                 return self._compound(node, frame, names)
 
     def _all(self, items: Sequence[s.Expression], frame: Frame) -> Any:
-        """Evaluate expressions.
+        """Evaluate expressions; return the list of their values, or a generator for the list.
 
-        Return the list of their values, or a generator that returns the list. A generator is
-        returned as soon as an expression has one.
+        A generator, which returns the list, is needed if evaluating one of the expressions takes
+        several steps.
         """
         values: list[Any] = []
         pending = iter(items)
@@ -191,9 +193,10 @@ class Evaluator(Emitter, ABC):
                 raise TypeError(f"not an expression: {node!r}")
 
     def _declared(self, node: s.SyntaxNode, frame: Frame, value: object, type: Type) -> Any:
-        """Convert the value of an argument to the type of its parameter.
+        """Convert the value of an argument to the declared type of its parameter.
 
-        Only provisional documents need such conversions.
+        Only documents of 1.0 provisional need such conversions, since they write scalars as
+        integers.
         """
         if not self.document.provisional:
             return value
@@ -202,9 +205,10 @@ class Evaluator(Emitter, ABC):
     def _value(
         self, node: s.SyntaxNode, frame: Frame, compute: Callable[[], Any], *read: Any
     ) -> Any:
-        """Compute a value, and report the errors of the computation at a node.
+        """Call `compute` and return its result. Its errors get the place of a node.
 
-        Steps are counted for the length of the value, and for the length of the operands in `read`.
+        Steps are counted for the length of the result, and for the lengths of the operands in
+        `read`.
         """
         try:
             value = compute()

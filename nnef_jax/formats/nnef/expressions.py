@@ -29,10 +29,10 @@ Calls = Mapping[str, Sequence[s.Invocation]]  # invocations by the name of the o
 
 @dataclass
 class ExpressionTypes:
-    """Infers the types of the expressions in one body. Errors and invocations are collected.
+    """Infers the types of the expressions in the body of a fragment, or of the graph.
 
-    `fragment` is None for the graph's body. `types` has the types of the names that are assigned so
-    far.
+    `fragment` is None for the graph. `types` has the types of the names that are assigned so far.
+    Errors are collected in `errors`.
     """
 
     scope: Scope
@@ -53,9 +53,9 @@ class ExpressionTypes:
         self._tuples: dict[tuple[t.Type, ...], t.TupleOf] = {}
 
     def fits(self, actual: t.Type, formal: t.Type) -> bool:
-        """Tell whether a type fits a declared type, as `types.fits` does.
+        """Tell whether the type `actual` fits the declared type `formal`, as `types.fits` does.
 
-        In provisional documents, integers fit scalars.
+        In documents of 1.0 provisional, integers fit scalars.
         """
         return t.fits(actual, formal, mixed=self.provisional)
 
@@ -72,7 +72,7 @@ class ExpressionTypes:
     def type_of(self, expression: s.Expression) -> t.Type:
         """Return the type of an expression.
 
-        If it has an error, report the error and return `ANY`.
+        If the expression has an error, report the error and return `ANY`.
         """
         match expression:
             case s.Literal(value=value):
@@ -138,13 +138,13 @@ class ExpressionTypes:
         return self._report_error(f"a value of type {type} has no ranges", expression)
 
     def _counted(self, type: t.Type) -> t.Type:
-        """Return a type, and count the steps that it takes to compare a large type."""
+        """Return `type` after counting the steps of the meter that comparing a large type takes."""
         if isinstance(type, t.TupleOf | t.ArrayOf):
             self.scope.meter.spend(t.weight(type), "the text")
         return type
 
     def _report_undefined(self, node: s.Identifier) -> t.Type:
-        """Report an undefined name. Only its first use is reported."""
+        """Report a name that nothing defines, and return `ANY`. Only its first use is reported."""
         if node.name not in self._undefined:
             self._undefined.add(node.name)
             self._report_error(
@@ -165,9 +165,9 @@ class ExpressionTypes:
         return "assign it before this"
 
     def _common(self, a: t.Type, b: t.Type) -> t.Type | None:
-        """Return the common type of two types, as `types.common` does.
+        """Return the type that the types `a` and `b` have in common, as `types.common` does.
 
-        In provisional documents, the common type of an integer and a scalar is a scalar.
+        In documents of 1.0 provisional, the common type of an integer and a scalar is a scalar.
         """
         mixed = self.provisional and {a, b} == _NUMBERS
         return t.SCALAR if mixed else t.common(a, b)
@@ -178,9 +178,9 @@ class ExpressionTypes:
         return {i.name for a in self.body for i in s.identifiers(a.target)}
 
     def _expect(self, expression: s.Expression, expected: t.Type, title: str) -> None:
-        """Report an expression that does not have the expected type.
+        """Report an error if an expression does not have the type `expected`.
 
-        `title` names it in the error.
+        `title` names the expression in the error.
         """
         actual = self.type_of(expression)
         if not t.fits(actual, expected) or isinstance(actual, t.Tensor):
@@ -318,9 +318,10 @@ class ExpressionTypes:
         positions: Mapping[str, int],
         types: Mapping[str, t.Type],
     ) -> t.Type:
-        """Return the type of an invocation.
+        """Return the type of the result of an invocation, and report arguments of wrong types.
 
         `positions` and `types` have the positions and the types of the arguments, by parameter.
+        Several results have the type of a tuple.
         """
         generic = self._generic(fragment, node, types)
         for parameter in fragment.parameters:
@@ -344,7 +345,10 @@ class ExpressionTypes:
         return results[0] if len(results) == 1 else t.TupleOf(tuple(results))
 
     def how_to_write(self, formal: t.Type, actual: t.Type) -> str:
-        """Return a hint how to write an argument of the formal type, or '' for no hint."""
+        """Return a hint how to write an argument of type `actual` as the type `formal` needs it.
+
+        Return "" if there is no hint.
+        """
         match formal, actual:
             case _, t.Primitive("integer") if t.fits(t.SCALAR, formal):
                 return "write the number with a point, as in 2.0"
@@ -360,8 +364,9 @@ class ExpressionTypes:
     ) -> str | None:
         """Return the type that `?` stands for in an invocation.
 
-        The type is the generic argument. Without one, it is deduced from the arguments, and if that
-        fails, it is the declared default.
+        The type is the generic argument, such as `<scalar>`. If there is none, it is deduced from
+        the types of the arguments. If that fails, it is the default that the fragment declares.
+        Return None if the fragment is not generic.
         """
         if node.generic is not None:
             if not fragment.generic:
@@ -399,7 +404,10 @@ def _item(type: t.Type) -> t.Type | None:
 
 
 def _unary(operator: str, type: t.Type) -> t.Type | None:
-    """Return the type of a unary operation, or None if the operator does not take the operand."""
+    """Return the type of the result of a unary operator on an operand of type `type`.
+
+    Return None if the operator does not take an operand of this type.
+    """
     tensor_item = "logical" if operator == "!" else "scalar"
     primitives = ("logical",) if operator == "!" else ("scalar", "integer")
     match type:
@@ -412,9 +420,9 @@ def _unary(operator: str, type: t.Type) -> t.Type | None:
 
 
 def _binary(operator: str, left: t.Type, right: t.Type) -> t.Type | None:
-    """Return the type of a binary operation without tensors.
+    """Return the type of the result of a binary operator on operands that are not tensors.
 
-    None is returned if the operator does not take the operands.
+    Return None if the operator does not take operands of these types.
     """
     match operator, left, right:
         case "+", t.ArrayOf(), t.ArrayOf():

@@ -46,18 +46,19 @@ def flatten(
     `calls` are the invocations that `semantics.check` returned. `quantizers` maps names of tensors
     to the quantisers that round these tensors after they are computed.
 
-    Raises SemanticError, ShapeError, UnsupportedError or LimitError. Errors that do not depend on
-    each other are raised together. Raises ExtentNeeded if the graph depends on an open extent.
+    Raises SemanticError, ShapeError, UnsupportedError or LimitError. All errors of the document are
+    raised together, except those that follow from another error. Raises ExtentNeeded if the graph
+    depends on an open extent.
     """
     with within_memory("the flat graph"):
         return _Flattener(scope, options, quantizers).flatten(calls)
 
 
 def evaluate(expression: s.Expression, source: Source, scope: Scope, options: Options) -> Any:
-    """Evaluate a checked expression that is outside of bodies, such as one in graph.quant.
+    """Evaluate a checked expression outside of bodies, such as an argument in graph.quant.
 
-    Raises SemanticError for an expression that has no value or that invokes an operation,
-    ExtentNeeded for an expression that reads a name, and LimitError.
+    Raises SemanticError if the expression has no value or invokes an operation, ExtentNeeded if it
+    reads a name, and LimitError if its value is too large.
     """
     flattener = _Flattener(scope, options, {})
     frame = Frame(None, source, {})
@@ -127,10 +128,10 @@ class _Flattener(Evaluator):
         return [(calls_of([quantizer.node]), quantizer.source) for quantizer in quantizers]
 
     def _refused(self, bodies: Sequence[tuple[Calls, Source]]) -> frozenset[str]:
-        """Return the operations that an outline shows as unsupported.
+        """Return the names of unsupported operations and of the fragments that call them.
 
-        If the network is not only shown, UnsupportedError is raised for unsupported operations
-        instead.
+        If the network is flattened to be run, not only to be shown, raise UnsupportedError for
+        unsupported operations instead.
         """
         search = bodies, self.scope, self._has_rule, self._is_atomic
         if self.options.outline:
@@ -142,9 +143,9 @@ class _Flattener(Evaluator):
         return frozenset()
 
     def _named(self, name: str, item: Value | Scalar, node: s.SyntaxNode, frame: Frame) -> Value:
-        """Return a tensor for an item that the main graph assigns to a name.
+        """Return the tensor for `item`, a tensor or a number that the main graph assigns to `name`.
 
-        A second name of the same tensor becomes an alias.
+        If the tensor has a name already, `name` becomes an alias of it.
         """
         if not isinstance(item, Value):
             try:
@@ -156,13 +157,20 @@ class _Flattener(Evaluator):
         return item
 
     def _constant(self, value: Scalar, rank: int, place: CallPlace) -> Value:
-        """Add a constant tensor with a single item, which is a number (spec 3.3.2)."""
+        """Add a number to the graph as a constant tensor with a single item (spec 3.3.2).
+
+        The tensor has `rank` axes of extent 1.
+        """
         dtype = self.builder.literal_type(value).dtype
         attributes = {"shape": [1] * rank, "value": [value], "dtype": dtype}
         return self.emit("constant", {}, attributes, place)[0]
 
     def _quantized(self, name: str, value: Value) -> Value:
-        """Return the value that expressions read for a name; graph.quant may quantise it (7.1)."""
+        """Return the tensor that expressions read for `name`.
+
+        It is `value`, or `value` after quantisation if graph.quant has an entry for the name (spec
+        7.1).
+        """
         quantizer = self.quantizers.get(name)
         if quantizer is None:
             return value
@@ -187,9 +195,10 @@ class _Flattener(Evaluator):
         return self._apply(fragment, form, values, place)
 
     def _apply(self, fragment: s.Fragment, form: Form, values: list[Any], place: CallPlace) -> Any:
-        """Apply an operation. Return its result, or a generator that returns the result.
+        """Apply an operation to the values of its parameters; return its result.
 
-        The operation of a fragment with a body gives a generator.
+        If the operation is a fragment whose body is evaluated, return a generator that returns the
+        result.
         """
         node, frame, _ = place
         if self.document.provisional:
@@ -218,7 +227,10 @@ class _Flattener(Evaluator):
     def _call(
         self, fragment: s.Fragment, arguments: dict[str, Any], generic: str | None, place: CallPlace
     ) -> Step:
-        """Evaluate the body of a fragment, and return the results of the fragment."""
+        """Evaluate the body of a fragment for arguments; return the results of the fragment.
+
+        `generic` is the type that `?` stands for in the body.
+        """
         node, frame, names = place
         calls = (*frame.calls, Call(fragment.name, s.span_in(frame.source, node)))
         if len(calls) > self.limits.call_depth:
@@ -249,7 +261,10 @@ class _Flattener(Evaluator):
     # Custom operations of a network that was converted from another format
 
     def _custom_kind(self, fragment: s.Fragment) -> str:
-        """Return the kind that a custom operation stands for, or '' for any other operation."""
+        """Return the kind that a fragment stands for if it is a custom operation, otherwise "".
+
+        A fragment for which the user has a rule is not a custom operation.
+        """
         if fragment.source is not self.document.source or fragment.name in self.options.rules:
             return ""
         return custom_kind(fragment)
@@ -257,7 +272,7 @@ class _Flattener(Evaluator):
     def _emit_custom(
         self, kind: str, operands: ByName, attributes: ByName, place: CallPlace
     ) -> tuple[Any, ...]:
-        """Add an operation of the kind that a custom operation stands for."""
+        """Add an operation of the kind that a custom operation stands for; return its results."""
         try:
             attributes = dict(attributes)
             for name, x in attributes.items():
@@ -272,9 +287,9 @@ class _Flattener(Evaluator):
             raise self.error(message, place.node, place.frame) from error
 
     def _of_one_dtype(self, operands: ByName) -> ByName:
-        """Convert integers among operands to the dtype of the integer tensors.
+        """Convert Python integers among the operands to the dtype of the tensors of integers.
 
-        Integers are converted only if all integer tensors have the same dtype.
+        The integers are not converted if the tensors of integers have different dtypes.
         """
         tensors = [x.type.dtype for x in operands.values() if isinstance(x, Value)]
         dtypes = set(filter(is_integer, tensors))
@@ -285,9 +300,10 @@ class _Flattener(Evaluator):
         return {**operands, **integers}
 
     def _body(self, value: Sequence[Any], place: CallPlace) -> Graph:
-        """Return the graph for an argument that stands for a graph.
+        """Return the graph that the argument `value` of a custom operation stands for.
 
         The argument has the name of a fragment, followed by the types of the fragment's parameters.
+        The graph is the flattened body of the fragment.
         """
         fragment = self.scope.lookup(value[0], None)
         types = types_of(value, self.options.real)
@@ -356,7 +372,10 @@ class _Flattener(Evaluator):
     # What can be run
 
     def _is_atomic(self, fragment: s.Fragment) -> bool:
-        """Tell whether an operation becomes a single operation of the graph and is not expanded."""
+        """Tell whether a call of a fragment becomes a single operation of the graph.
+
+        Otherwise the body of the fragment is evaluated.
+        """
         is_atomic = self._atomic.get(id(fragment))
         if is_atomic is None:
             is_expanded = self.options.expand == "all" or not self._has_rule(fragment)
@@ -365,12 +384,12 @@ class _Flattener(Evaluator):
         return is_atomic
 
     def _has_rule(self, fragment: s.Fragment) -> bool:
-        """Tell whether an operation is a kind of the graph or has a user's rule.
+        """Tell whether a fragment can become a single operation: as a kind, or by a user's rule.
 
-        The kinds are the operations of 1.0 final, and the provisional primitives of the same names.
-        A fragment of the document is no kind, even if it has the name of a kind. A user's rule
-        applies to operations of 1.0 final, to operations that only the provisional library has, and
-        to fragments of the document.
+        The kinds are the operations of 1.0 final, and the primitives of 1.0 provisional that have
+        the same names. A fragment of the document is no kind, even if it has the name of a kind. A
+        user's rule applies to operations of 1.0 final, to operations that only the provisional
+        library has, and to fragments of the document.
         """
         if self._custom_kind(fragment):
             return True

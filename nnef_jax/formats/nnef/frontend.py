@@ -35,10 +35,10 @@ from nnef_jax.storage.writer import Member
 
 
 class StandardFrontend(TextFrontend):
-    """A checked document with the entries of its graph.quant.
+    """A checked document of NNEF 1.0 with the entries of its graph.quant.
 
-    The entries round tensors only after the data are read, since an entry may also describe stored
-    codes.
+    The entries round tensors only after the data of variables are read, since an entry may also say
+    how a file's codes are decoded.
     """
 
     def __init__(self, archive: Archive, options: Options) -> None:
@@ -60,7 +60,10 @@ class StandardFrontend(TextFrontend):
         return self.reader.entries(source)
 
     def declared_shapes(self, options: Options) -> Shapes:
-        """Return the shapes that the `external` operations declare. An open extent is None."""
+        """Return the shapes of inputs that the `external` operations declare.
+
+        An open extent is None.
+        """
         shapes: dict[str, Sequence[int | None]] = {}
         source = self.document.source
         for assignment in self.document.graph.body:
@@ -76,7 +79,10 @@ class StandardFrontend(TextFrontend):
         return shapes
 
     def flatten(self, options: Options) -> Graph:
-        """Return the flat graph for `options.input_shapes`, or else the document's shapes."""
+        """Return the flat graph for `options.input_shapes`.
+
+        An input that is not in `options.input_shapes` has the shape that the document declares.
+        """
         graph = flatten(self.scope, self._calls, options, self._rounding)
         if self._rounding:
             message = "a quantisation algorithm must not have variables"
@@ -88,9 +94,9 @@ class StandardFrontend(TextFrontend):
     def stored(self, graph: Graph) -> Stored:
         """Return the data of the variables, and a front end that rounds as graph.quant says.
 
-        Quantised data become real numbers. If a provisional file has an algorithm in its header,
-        this algorithm is used. Otherwise the variable's entry in graph.quant is used, and such an
-        entry does not round the parameter.
+        Quantised data become real numbers. If the header of a provisional tensor file names an
+        algorithm, this algorithm decodes the data. Otherwise the variable's entry in graph.quant
+        decodes them, and does not round the parameter.
         """
         data: dict[str, NDArray[Any]] = {}
         rounding = dict(self._entries)
@@ -121,10 +127,11 @@ class StandardFrontend(TextFrontend):
     def _read(
         self, variable: Parameter | StateVariable, name: str, rounding: dict[str, Quantizer]
     ) -> NDArray[Any]:
-        """Return the data of a variable.
+        """Read the data of a variable from its file.
 
-        `name` is the name of the variable's entry in graph.quant, or '' if it has none. An entry
-        that only decodes the data is removed from `rounding`.
+        `name` is the name for which graph.quant has an entry for the variable, or "" if it has
+        none. An entry that decodes the data, and need not round the variable any more, is removed
+        from `rounding`.
         """
         meter = self.options.meter
         declared = variable.value.type
@@ -154,16 +161,23 @@ class StandardFrontend(TextFrontend):
         return convert(array.reshape(declared.shape), jnp.dtype(declared.dtype), member, meter)
 
     def members(self, arrays: Arrays, quantization: str | None) -> Written:
-        """Return the archive of the document with new data. The data do not change the graph."""
+        """Return the archive that was read, with `arrays` in the place of its data.
+
+        The result notes that the graph does not depend on the data.
+        """
         return replace(super().members(arrays, quantization), loads_same_graph=True)
 
     def flat_text(self, graph: Graph, options: Options, cut: Cut) -> str:
-        """Return the flat text of a part of the graph, in 1.0 final."""
+        """Return the part of the graph that `cut` selects, as a flat text in NNEF 1.0 final."""
         part, _ = cut(graph)
         return print_document(FlatWriter(part, options.meter).write())
 
     def converted(self, graph: Graph, data: Arrays | None, *, flat: bool, keep: bool) -> Written:
-        """Return the network as an archive of 1.0 final. A provisional document becomes flat."""
+        """Return the network as an archive of NNEF 1.0 final.
+
+        If `flat`, or if the document is in 1.0 provisional, the result has a flat document. If
+        `data` is None, the archive has no tensor files.
+        """
         conversion = _Conversion(self.document, graph, self._entries)
         if flat or self.document.provisional:
             text, names, quantization = conversion.flat(self.options.meter)
@@ -202,10 +216,10 @@ class StandardFrontend(TextFrontend):
 
 @dataclass(frozen=True)
 class _Conversion:
-    """A conversion to 1.0 final.
+    """A conversion of a document to NNEF 1.0 final.
 
-    `document` is the document, `graph` is its graph without rounding, and `entries` are the entries
-    of its graph.quant.
+    `document` is the document, `graph` is the document's graph without rounding, and `entries` are
+    the entries of the document's graph.quant.
     """
 
     document: s.Document
@@ -214,7 +228,7 @@ class _Conversion:
 
     @property
     def names(self) -> Mapping[Value, str]:
-        """Return the names that values have in the document before it is flattened."""
+        """Return the name of each value of the graph in the document."""
         return {
             value: name for name, value in self.graph.values.items() if name in self._same_target
         }
@@ -235,7 +249,11 @@ class _Conversion:
         return {variable.value for variable in (*self.graph.parameters, *self.graph.states)}
 
     def _unfit_entries(self) -> Iterator[NnefError]:
-        """Yield an error for each entry of graph.quant that changes its meaning in a flat text."""
+        """Yield an error for each entry of graph.quant that would act differently in a flat text.
+
+        Such an entry would round a tensor with several names, or names an operation that has
+        another meaning in 1.0 final.
+        """
         for name, quantizer in self.entries.items():
             other = self._other_name(name)
             if other:
@@ -252,11 +270,11 @@ class _Conversion:
             yield UnsupportedError(message, span=quantizer.span())
 
     def _other_name(self, name: str) -> str | None:
-        """Return another name of a value that the entry for `name` does not round, or None.
+        """Return another name of the value with the name `name`, if graph.quant does not round it.
 
-        In the document, a later assignment reads the value by its first name, rounded or not. An
-        entry does not round other identifiers of the same assignment, nor other variables of the
-        same label.
+        Return None if there is no such name. In the document, a later assignment reads the value by
+        its first name, rounded or not. An entry does not round other identifiers of the same
+        assignment, nor other variables with the same label.
         """
         value = self.graph.values[name]
         aliases = self._aliases.get(value, frozenset[str]())
@@ -268,7 +286,7 @@ class _Conversion:
 
     @cached_property
     def _aliases(self) -> Mapping[Value, Set[str]]:
-        """Return the further names of each value."""
+        """Return the aliases of each value of the graph."""
         aliases: dict[Value, set[str]] = {}
         for alias, value in self.graph.aliases.items():
             aliases.setdefault(value, set()).add(alias)
@@ -276,7 +294,7 @@ class _Conversion:
 
     @cached_property
     def _same_target(self) -> Mapping[str, Set[str]]:
-        """For each assigned name, return all names in the target of the same assignment."""
+        """Map each name that an assignment has in its target to all names in this target."""
         targets: dict[str, Set[str]] = {}
         for assignment in self.document.graph.body:
             names = {identifier.name for identifier in s.identifiers(assignment.target)}
@@ -284,7 +302,7 @@ class _Conversion:
         return targets
 
     def entry(self, name: str, value: Value, quantizer: Quantizer) -> str:
-        """Return the line of graph.quant that quantises a value by its name."""
+        """Return the line of graph.quant that quantises `value`, whose name is `name`."""
         node = quantizer.invocation(name, value.type, variable=value in self._variables)
         node = replace(node, arguments=node.arguments[1:])  # the first argument is the tensor
         return f'"{name}": {print_expression(node)};\n'

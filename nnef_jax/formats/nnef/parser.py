@@ -56,7 +56,10 @@ _VERSION = re.compile(
 
 
 def parse(source: Source, meter: Meter) -> s.Document:
-    """Parse a document of either dialect. Raises NnefSyntaxError or LimitError."""
+    """Parse a document of NNEF 1.0, final or provisional.
+
+    Raises NnefSyntaxError if the text is not in the language, and LimitError if it is too large.
+    """
     text = source.text
     provisional = is_provisional(text)
     if provisional:
@@ -70,16 +73,19 @@ def parse(source: Source, meter: Meter) -> s.Document:
 
 
 def parse_quantization(source: Source, meter: Meter) -> Sequence[tuple[s.Literal, s.Expression]]:
-    """Parse a graph.quant (spec 5.3); return pairs of a tensor's name and an operation."""
+    """Parse a graph.quant; return pairs of a tensor's name and the operation that quantises it.
+
+    See section 5.3 of the specification.
+    """
     return STANDARD.parse(source, meter, "quantization")
 
 
 def _check_extensions(document: s.Document, features: Sequence[tuple[str, int]]) -> None:
     """Raise NnefSyntaxError if a document uses compositional syntax without its extension.
 
-    This holds for documents of 1.0 final. In a provisional document, the statements of the graph
-    must be invocations. Their arguments may be computed, as in appendix C and chapter 7, although
-    the provisional text calls the graph flat.
+    Only documents of 1.0 final declare extensions. In a document of 1.0 provisional, the statements
+    of the graph must be invocations. Their arguments may be computed, as in appendix C and chapter
+    7, although the provisional specification calls the graph flat.
     """
     source = document.source
     if document.provisional:
@@ -109,7 +115,11 @@ def is_provisional(text: str) -> bool:
 
 
 def check_features(source: Source, provisional: bool, features: Sequence[tuple[str, int]]) -> None:
-    """Raise NnefSyntaxError for the first use of each feature that the dialect does not have."""
+    """Raise NnefSyntaxError if a text uses features that its dialect does not have.
+
+    `features` has the name and the offset of each use. The error contains the first use of each
+    such feature.
+    """
     foreign = FINAL_FEATURES if provisional else PROVISIONAL_FEATURES
     dialect = "1.0 provisional" if provisional else "1.0 final"
     first: dict[str, int] = {}
@@ -129,12 +139,12 @@ def check_features(source: Source, provisional: bool, features: Sequence[tuple[s
 
 
 def end_statements(text: str) -> tuple[str, str]:
-    """Return a provisional text twice: with white space and with semicolons after statements.
+    """Return a text of 1.0 provisional twice: with spaces, and with semicolons, between statements.
 
-    The first text has at least one space before each statement and before each closing `}`. In the
-    second text, the first character of this space, or of a comment in its place, is a semicolon.
-    All other characters have the same offsets in both texts. A statement begins with the
-    identifiers, arrays and tuples before a single `=` that is outside of brackets.
+    The first result has at least one space before each statement and before each closing `}`. In
+    the second result, the first character of this space, or of a comment in its place, is a
+    semicolon. All other characters have the same offsets in both results. A statement begins with
+    the identifiers, arrays and tuples before a single `=` that is outside of brackets.
     """
     tokens = _tokens(text)
     without_comments = TOKEN.sub(_blank_comment, text)
@@ -156,7 +166,7 @@ def _blank_comment(token: re.Match[str]) -> str:
 
 
 def _tokens(text: str) -> list[tuple[str, int, int]]:
-    """Return the tokens of a text with their start and end. Each string is the token `''`."""
+    """Return (token, start, end) for each token of a text. A string is the token `''`."""
     tokens: list[tuple[str, int, int]] = []
     for match in TOKEN.finditer(text):
         if match.lastgroup == "skip":

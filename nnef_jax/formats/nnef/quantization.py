@@ -39,7 +39,10 @@ class _ArgumentTypes(ExpressionTypes):
         return "arguments must be numbers: tensors have no value here"
 
     def fits(self, actual: Type, formal: Type) -> bool:
-        """Tell whether an argument fits a formal type. An array of numbers fits a tensor."""
+        """Tell whether an argument of type `actual` fits a parameter of type `formal`.
+
+        In graph.quant, an array of numbers fits a tensor.
+        """
         if isinstance(actual, ArrayOf) and isinstance(formal, Tensor):
             actual = actual.item
         return super().fits(actual, formal)
@@ -56,7 +59,7 @@ class _ArgumentTypes(ExpressionTypes):
 
 
 class QuantizationReader:
-    """Reads and checks the quantisation of one document."""
+    """Reads graph.quant and the headers of tensor files of a document, and checks them."""
 
     def __init__(self, scope: Scope, options: Options) -> None:
         self._document = scope.document
@@ -67,7 +70,8 @@ class QuantizationReader:
     def entries(self, source: Source) -> dict[str, Quantizer]:
         """Read a graph.quant; return its quantisers by the identifiers of the tensors (spec 5.3).
 
-        Raises NnefSyntaxError, or SemanticError, which has all errors.
+        Raises NnefSyntaxError if the text is not in the language. Raises SemanticError, which
+        contains all errors of the entries.
         """
         lines: dict[str, int] = {}
         quantizers: dict[str, Quantizer] = {}
@@ -102,7 +106,8 @@ class QuantizationReader:
     def header(self, text: str, member: str) -> Quantizer:
         """Return the quantiser that the header of a provisional tensor file describes (spec 5.2).
 
-        `text` is the invocation in the header. Raises NnefSyntaxError, SemanticError.
+        `text` is the invocation in the header, and `member` is the name of the file. Raises
+        NnefSyntaxError or SemanticError if the invocation is not valid.
         """
         source = Source(member, f'"data": {text}')
         entries = parse_quantization(source, self.meter)
@@ -190,7 +195,11 @@ class QuantizationReader:
 
 
 def _labels(names: dict[str, s.Expression]) -> dict[Any, str]:
-    """Map each label of a variable to the first identifier of a variable with this label."""
+    """Map the label of each variable to the identifier of the variable.
+
+    `names` maps identifiers to the expressions that are assigned to them. If several variables have
+    a label, the label is mapped to the first of them.
+    """
     labels: dict[Any, str] = {}
     for name, value in names.items():
         if isinstance(value, s.Invocation) and value.operation == "variable":
@@ -201,7 +210,10 @@ def _labels(names: dict[str, s.Expression]) -> dict[Any, str]:
 
 
 def _as_declared(value: Any, type: Type) -> Any:
-    """Convert the value of an argument to its type. Provisional texts write scalars as integers."""
+    """Convert the value of an argument to a declared type: an integer becomes a scalar.
+
+    Texts of 1.0 provisional write scalars as integers.
+    """
     if isinstance(value, list):
         return [_as_declared(item, type) for item in value]  # pyright: ignore[reportUnknownVariableType]
     return float(value) if type in _REAL and isinstance(value, int) else value

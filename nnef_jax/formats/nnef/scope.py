@@ -33,8 +33,8 @@ FINAL_ONLY = {
 class Scope:
     """The operations that a document may call: its fragments, and the operations of its dialect.
 
-    The body of a library fragment calls operations of the library of 1.0 final only. The reason is
-    that a provisional operation may be defined by the final operation of the same name.
+    The body of a fragment of the library calls operations of 1.0 final only, since an operation of
+    1.0 provisional may be defined by the operation of 1.0 final that has the same name.
     """
 
     def __init__(self, document: Document, meter: Meter) -> None:
@@ -54,9 +54,9 @@ class Scope:
         return name in self.library and not (self.document.provisional and name in FINAL_ONLY)
 
     def lookup(self, name: str, caller: Fragment | None) -> Fragment | None:
-        """Return the declaration of an operation. `caller` is the fragment that calls it.
+        """Return the declaration of the operation `name`, or None if nothing declares it.
 
-        `caller` is None if the graph calls the operation.
+        `caller` is the fragment that calls the operation, or None if the graph calls it.
         """
         if caller is not None and caller.source is not self.document.source:
             return standard().get(name)
@@ -73,7 +73,7 @@ class Scope:
     def form(self, fragment: Fragment, invocation: Invocation) -> Form:
         """Return `form_of(fragment, invocation)`.
 
-        Invocations with the same argument names share it.
+        The form is computed only once for all invocations that have the same names of arguments.
         """
         key = (id(fragment), tuple([argument.name for argument in invocation.arguments]))
         form = self._forms.get(key)
@@ -83,5 +83,5 @@ class Scope:
         return form
 
     def similar(self, name: str) -> str:
-        """Return a hint with operations of similar names, or '' if there are none."""
+        """Return a hint that names operations with names like `name`, or "" if there are none."""
         return did_you_mean(name, self._fragments, self.library, meter=self.meter, cutoff=0.7)

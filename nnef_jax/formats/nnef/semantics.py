@@ -25,8 +25,8 @@ from nnef_jax.limits import LETTERS_PER_STEP, within_memory
 def check(scope: Scope, *, outline: bool = False) -> Calls:
     """Check a document; return the invocations in the graph's body, by operation.
 
-    Raises SemanticError, which has all errors of the document. If `outline`, an undeclared
-    operation alone is no error.
+    Raises SemanticError, which contains all errors of the document. If `outline`, and the only
+    errors are calls of operations that nothing declares, no error is raised.
     """
     checker = _Checker(scope)
     with within_memory("the text"):  # a large limit of nesting may exhaust the stack
@@ -123,9 +123,11 @@ class _Checker:
         results: Mapping[str, t.Type],
         fragment: s.Fragment | None,
     ) -> Calls:
-        """Check the assignments of a body in order; return the body's invocations.
+        """Check the assignments of a body in order; return the body's invocations, by operation.
 
-        The names that are assigned are added to `types`.
+        `types` has the types of the parameters; the types of the names that are assigned are added
+        to it. `results` has the declared types of the results. `fragment` is None for the graph's
+        body.
         """
         parameters = types.keys() - results.keys()
         assigned: set[str] = set()
@@ -149,7 +151,11 @@ class _Checker:
         return expressions.calls
 
     def _unpack(self, target: s.Expression, type: t.Type) -> list[tuple[s.Identifier, t.Type]]:
-        """Return the identifiers in the target of an assignment, with the types of their values."""
+        """Return each identifier in the target of an assignment with the type of its value.
+
+        `type` is the type of the assigned value. An error is reported if the target does not fit
+        it.
+        """
         if isinstance(target, s.Identifier):
             return [(target, type)]
         assert isinstance(target, s.Array | s.Tuple)
@@ -200,8 +206,8 @@ class _Checker:
     ) -> None:
         """Report assignments of the graph that the specification does not allow (spec 3.3.1).
 
-        Each name must be a tensor. A parameter of the graph must be assigned by 'external', and
-        'external' must not assign any other name.
+        Each name must stand for a tensor. A parameter of the graph must be assigned by `external`,
+        and `external` must not assign any other name.
         """
         parameters = {parameter.name for parameter in graph.parameters}
         # The ids of `external` invocations that are valid, or whose error is reported.
@@ -250,7 +256,7 @@ _Named = s.Identifier | s.FormalParameter | s.ResultDeclaration
 
 
 def _repeated(declared: Sequence[_Named]) -> list[_Named]:
-    """Return the nodes whose name is that of an earlier node."""
+    """Return the nodes that have the name of an earlier node in the list."""
     first = {node.name: node for node in reversed(declared)}
     return [node for node in declared if first[node.name] is not node]
 
@@ -272,10 +278,11 @@ def refuse_unsupported(
     has_rule: Callable[[s.Fragment], bool],
     is_atomic: Callable[[s.Fragment], bool],
 ) -> None:
-    """Raise UnsupportedError for all operations that are atomic and have no rule.
+    """Raise UnsupportedError if a document reaches operations that have no rule and no body.
 
-    The search begins in `bodies` and continues in the bodies of the fragments that are called
-    there.
+    The search begins in `bodies`, pairs of the invocations in a body and the body's source, and
+    continues in the bodies of the fragments that they call. `is_atomic` tells whether a fragment is
+    not expanded.
     """
     uses = unsupported(bodies, scope, has_rule, is_atomic)
     refuse(uses, lambda _: ("", "give the operation a body, or a rule: rules=registry"))
@@ -287,9 +294,11 @@ def unsupported(
     has_rule: Callable[[s.Fragment], bool],
     is_atomic: Callable[[s.Fragment], bool],
 ) -> Mapping[str, Sequence[Span]]:
-    """Return the places of operations that are atomic and have no rule, by operation.
+    """Return the operations without a rule that a document reaches, with the places of their calls.
 
-    The search is that of `refuse_unsupported`.
+    The search begins in `bodies`, pairs of the invocations in a body and the body's source, and
+    continues in the bodies of the fragments that they call. `is_atomic` tells whether a fragment is
+    not expanded.
     """
     uses: defaultdict[str, list[Span]] = defaultdict(list)
     visited: set[int] = set()

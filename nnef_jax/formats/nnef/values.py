@@ -101,7 +101,10 @@ def binary(symbol: str, left: Known, right: Known, meter: Meter) -> Known:
 
 
 def _joined(symbol: str, left: Known, right: Known, most: int) -> Known:
-    """Add two arrays or strings, or multiply one of them by an integer."""
+    """Join two arrays or strings if `symbol` is "+", or repeat one if it is "*".
+
+    Raises TooLarge if the result would have more than `most` items.
+    """
     if symbol == "*":
         _require_extent(right)
         length = len(left) * max(right, 0)
@@ -113,10 +116,10 @@ def _joined(symbol: str, left: Known, right: Known, most: int) -> Known:
 
 
 def _leaves(values: Iterable[Known], meter: Meter) -> Iterator[Known]:
-    """Yield the innermost items of arrays and tuples. Raises TooLarge if there are too many items.
+    """Yield the items of arrays and tuples, at any depth, that are not arrays or tuples themselves.
 
     An array may contain the same array many times. Therefore the number of items may be
-    exponential.
+    exponential, and TooLarge is raised if there are too many.
     """
     pending = list(values)
     count = len(pending)
@@ -134,7 +137,7 @@ def _leaves(values: Iterable[Known], meter: Meter) -> Iterator[Known]:
 
 
 def require_known(values: Iterable[Known], meter: Meter) -> None:
-    """Raise ExtentNeeded if a value is, or contains, an unknown extent."""
+    """Raise ExtentNeeded if one of `values` is an unknown extent, or contains one at any depth."""
     for value in values:
         if value is UNKNOWN:
             raise ExtentNeeded
@@ -143,7 +146,7 @@ def require_known(values: Iterable[Known], meter: Meter) -> None:
 
 
 def item(sequence: Known, index: int) -> Known:
-    """Return `sequence[index]`. Raises InvalidValue for a negative index, too."""
+    """Return `sequence[index]`. Raises InvalidValue if the index is negative or too large."""
     _require_extent(index)
     has_item = 0 <= index < len(sequence)
     if not has_item:
@@ -152,7 +155,10 @@ def item(sequence: Known, index: int) -> Known:
 
 
 def subrange(sequence: Known, begin: int | None, end: int | None) -> Known:
-    """Return `sequence[begin:end]`. The result is empty if begin is not below end."""
+    """Return `sequence[begin:end]`, which is empty if `begin` is not below `end`.
+
+    Raises InvalidValue if a bound is negative or too large.
+    """
     begin = 0 if begin is None else begin
     end = len(sequence) if end is None else end
     _require_extent(begin, end)
@@ -219,7 +225,10 @@ def _require_extent(*values: Known) -> None:
 
 
 def as_declared(value: Known, type: Type, meter: Meter) -> Known:
-    """Convert an argument of a provisional text to its type. An integer may become a scalar."""
+    """Convert an argument in a text of 1.0 provisional to its declared type.
+
+    An integer becomes a scalar if the type asks for it.
+    """
     if isinstance(value, _SEQUENCES):
         deque(_leaves([value], meter), maxlen=0)
     return _as_declared(value, type)

@@ -50,12 +50,12 @@ _DEFAULT_DOMAIN = ("", "ai.onnx")  # the two names of the standard's domain
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Node:
-    """A node.
+    """A node of a graph or function: an operator that is applied to tensors.
 
     Args:
         name: the node's name, or "" if it has none.
-        operator: the name of its operator.
-        domain: the domain of its operator, or "" for the standard's domain.
+        operator: the name of the operator.
+        domain: the domain of the operator, or "" for the standard's domain.
         inputs: the names of the input tensors. The name "" stands for an input that is left out.
         outputs: the names of the output tensors. The name "" stands for an output that is left out.
         attributes: the values of attributes by name.
@@ -106,8 +106,8 @@ class ModelPort:
 class ModelGraph:
     """The graph of a model, or a graph in an attribute of a node.
 
-    `tensors` are the initialisers by name. `reads` are the names of tensors that the graph reads
-    from the graph around its node.
+    `tensors` are the initialisers by name. `reads` are the names of the tensors of the graph around
+    the node that this graph reads.
     """
 
     name: str
@@ -121,9 +121,10 @@ class ModelGraph:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Function:
-    """A definition of an operator by nodes.
+    """A function of a model, which defines an operator by nodes.
 
-    `defaults` are the defaults of the operator's attributes.
+    `inputs` and `outputs` are names of tensors. `defaults` are the defaults of the operator's
+    attributes.
     """
 
     inputs: tuple[str, ...]
@@ -194,7 +195,11 @@ class Reader:
         return ModelDocument(graph, versions, functions, model.ir_version)
 
     def list_nodes(self, *groups: Iterable[NodeProto]) -> None:
-        """Make the listing, which has a line for each node in the order in which nodes are read."""
+        """Make the listing: a text with one line for each node, to which errors refer.
+
+        `groups` are the nodes of the model's graph and of each of its functions. A node is followed
+        by the nodes of the graphs in its attributes.
+        """
         lines: list[str] = []
 
         def add_lines(nodes: Iterable[NodeProto]) -> None:
@@ -252,7 +257,10 @@ class Reader:
         return Function(inputs, _texts(proto.output), nodes, defaults, versions)
 
     def check_distinct(self, names: Sequence[str], span: Span) -> None:
-        """Append an error to `errors` for the first name that occurs twice."""
+        """Append an error to `errors` if a name occurs twice in `names`.
+
+        `span` is the error's place.
+        """
         earlier_names = set[str]()
         for name in names:
             if name in earlier_names:
@@ -336,9 +344,10 @@ class Reader:
         return ModelPort(_decoded(proto.name), dtype, shape)
 
     def tensor(self, proto: TensorProto, label: str = "") -> Constant:
-        """Read a TensorProto. If possible, the array is a view of the file.
+        """Read a TensorProto as a constant with a label.
 
-        Raises InvalidOperation.
+        If possible, the array is a view of the file. Raises InvalidOperation if the tensor is not
+        valid.
         """
         dtype = dtype_of(proto.data_type)
         shape = _shape(proto)
@@ -412,7 +421,7 @@ class Reader:
         return array.view(tensor_dtype).reshape(shape)
 
     def sparse(self, proto: SparseTensorProto, label: str = "") -> Constant:
-        """Read a SparseTensorProto as a dense tensor."""
+        """Read a SparseTensorProto as a dense tensor, in which missing items are 0."""
         values = self.tensor(proto.values)
         indices = self.tensor(proto.indices).array
         shape = _shape(proto)
@@ -433,7 +442,10 @@ class Reader:
 
     @contextmanager
     def located(self, title: str, span: Span) -> Generator[None]:
-        """Append an error that is raised in the block to `errors`, with a title and its place."""
+        """Append an error that is raised in the `with` block to `errors`.
+
+        `title` begins the message of the error, and `span` is its place.
+        """
         try:
             yield
         except NnefError:
@@ -451,7 +463,7 @@ class Reader:
 
 
 class _AlreadyReported(ValueError):
-    """A file cannot be read, and the error was already noted for an earlier tensor."""
+    """A tensor is in a file that cannot be read, and an earlier tensor has reported this file."""
 
 
 def _titled(name: str, operator: str) -> str:
@@ -477,7 +489,11 @@ def _decoded(value: bytes | str) -> str:
 
 
 def _shape(proto: TensorProto | SparseTensorProto) -> tuple[int, ...]:
-    """Return the shape of a stored tensor. Raises InvalidOperation."""
+    """Return the shape of a stored tensor.
+
+    Raises InvalidOperation if an extent is negative, or if there are more axes than arrays can
+    have.
+    """
     shape = tuple(proto.dims)
     if len(shape) > MAX_RANK:
         raise InvalidOperation(f"it has {len(shape)} axes, arrays have at most {MAX_RANK}")
@@ -487,9 +503,9 @@ def _shape(proto: TensorProto | SparseTensorProto) -> tuple[int, ...]:
 
 
 def _extent(proto: TensorShapeProto.Dimension) -> int | str | None:
-    """Return an extent. An open extent is its name, or None if it has no name.
+    """Return an extent of a shape: a number, or the name of an open extent.
 
-    Some exporters write -1 for an open extent.
+    Return None for an open extent without a name. Some exporters write -1 for it.
     """
     if not proto.HasField("dim_value"):
         return _decoded(proto.dim_param) or None
@@ -514,7 +530,7 @@ def _is_set(proto: AttributeProto, field: str) -> bool:
 
 
 def graphs_in(value: object) -> Iterator[ModelGraph]:
-    """Yield the graphs that are in the value of an attribute."""
+    """Yield the graphs in the value of an attribute; a number or text has none."""
     parts = value if isinstance(value, tuple) else (value,)
     for part in parts:
         if isinstance(part, ModelGraph):

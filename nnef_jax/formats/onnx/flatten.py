@@ -85,7 +85,10 @@ class NodeFlattener:
     attributes: Mapping[str, Any] | None = None
 
     def input(self, port: ModelPort, top: ModelGraph) -> Tensor:
-        """Add an input of the model and return its tensor."""
+        """Add an input of the model to the graph, and return the input's tensor.
+
+        `port` describes the input, and `top` is the model's graph.
+        """
         with locating_errors(f"input '{port.name}'", top.span):
             if not port.is_tensor or port.dtype == "string":
                 kind = "strings" if port.dtype == "string" else "a sequence or an optional"
@@ -97,7 +100,10 @@ class NodeFlattener:
             return self.graph.input(port.name, port.shape, dtype, dtype, top.span)
 
     def output(self, port: ModelPort, tensors: Mapping[str, NodeOperand], top: ModelGraph) -> Value:
-        """Return an output of the model as a tensor of the graph."""
+        """Return the output of the model that `port` describes, as a tensor of the graph.
+
+        `tensors` are all tensors of `top`, the model's graph, by name.
+        """
         value = tensors.get(port.name)
         if isinstance(value, list):
             message = f"output '{port.name}' is a sequence: cut the network before it"
@@ -153,9 +159,9 @@ class NodeFlattener:
     def _flattened_for_show(
         self, node: Node, operands: list[NodeOperand], tensors: Mapping[str, NodeOperand]
     ) -> Sequence[NodeOperand]:
-        """Flatten a node of a network that is only shown.
+        """Flatten a node of a model that is only shown, never run, and return the node's results.
 
-        If the node is not supported, its results become tensors without a type.
+        If the operator is not supported, the results are tensors without a type.
         """
         kind = node.operator
         if not has_untyped(tensors.get(name) for name in node.reads):
@@ -193,7 +199,11 @@ class NodeFlattener:
         return function or specialised(node, self._version(node), operands)
 
     def _with_references_resolved(self, node: Node) -> Node:
-        """Replace a node's references to attributes of the function around it by the values."""
+        """Return a node whose attributes have values instead of references.
+
+        An attribute that refers to an attribute of the function around the node gets the value of
+        the function's attribute.
+        """
         if not node.references:
             return node
         values = self.attributes or {}
@@ -227,9 +237,10 @@ class NodeFlattener:
             return results if isinstance(results, tuple) else (results,)
 
     def _inside(self, node: Node, nesting: str, **changes: Any) -> Self:
-        """Return a flattener for a function that a node calls, or for a graph in the node.
+        """Return a flattener for a function that a node calls, or for a graph in its attributes.
 
-        `nesting` is the beginning of the error message for endless nesting.
+        `nesting` begins the message of the error that is raised if the nesting has no end.
+        `changes` are fields in which the new flattener differs from this one.
         """
         if self.depth >= _DEEPEST:
             raise InvalidOperation(f"{nesting} without end")
@@ -264,10 +275,10 @@ class NodeFlattener:
         around: Mapping[str, NodeOperand],
         inputs: Mapping[str, NodeOperand],
     ) -> list[NodeOperand]:
-        """Flatten a graph in a node into `inner`, the graph under construction; return its outputs.
+        """Flatten `graph`, which is in an attribute of a node, into `inner`; return its outputs.
 
-        `around` has the tensors of the graph around the node. The tensors that `graph` reads become
-        inputs of `inner`.
+        `around` has the tensors of the graph around the node, and `inputs` has the inputs of
+        `graph`, by name. Tensors of `around` that `graph` reads become inputs of `inner`.
         """
         outer = {k: around[k] for k in sorted(graph.reads) if k in around}
         tensors = {k: _operand_inside(inner, self.graph, x) for k, x in outer.items()}
@@ -286,7 +297,10 @@ def _key(node: Node) -> tuple[str, str, str]:
 
 
 def _operand_inside(inner: NodeGraph, outer: NodeGraph, x: NodeOperand) -> Any:
-    """Return an operand of the graph `outer` as an operand in `inner`, the graph of a node."""
+    """Return an operand of the graph `outer` as an operand in `inner`, the graph of a body.
+
+    A computed tensor becomes an input of `inner`. A constant is returned unchanged.
+    """
     if isinstance(x, list):
         return [_operand_inside(inner, outer, item) for item in x]
     if not isinstance(x, Value) or inner is outer:

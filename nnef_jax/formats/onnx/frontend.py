@@ -43,11 +43,17 @@ class OnnxFrontend(GraphFrontend):
         self.integer: str = computation_dtype("int64", options.real)
 
     def flatten(self, options: Options) -> Graph:
-        """Return the flat graph for `options.input_shapes`, or else the shapes in the model."""
+        """Return the flat graph for `options.input_shapes`.
+
+        An input that is not in `options.input_shapes` has the shape that the model declares.
+        """
         return flatten(self._document, options, self._data)
 
     def declared_shapes(self, options: Options) -> Shapes:
-        """Return the declared shapes of the inputs. Inputs with an open rank are left out."""
+        """Return the declared shapes of the inputs by name. Inputs with an open rank are left out.
+
+        An open extent is the number that `options.extents` has for its name, or None.
+        """
 
         def known_extent(n: int | str | None) -> int | None:
             return n if isinstance(n, int) else options.extents.get(n or "")
@@ -56,7 +62,11 @@ class OnnxFrontend(GraphFrontend):
         return {x.name: list(map(known_extent, x.shape)) for x in inputs if x.shape is not None}
 
     def symbolic_shapes(self, symbol: Callable[[str], Any]) -> Mapping[str, Sequence[Any]]:
-        """Return shapes with symbolic extents, of the inputs whose open extents all have names."""
+        """Return the shapes of inputs with symbolic extents, by the names of the inputs.
+
+        `symbol` makes the symbolic extent for a name. An input is left out if it has an open extent
+        without a name.
+        """
         shapes: dict[str, Sequence[Any]] = {}
         for port in self._document.graph.inputs:
             if port.shape is not None and None not in port.shape:
@@ -84,5 +94,8 @@ class OnnxFrontend(GraphFrontend):
         return {name: node.span for node in nodes for name in node.outputs if name}
 
     def titles(self) -> Titles:
-        """Return the titles of nodes, by the offset of the node's line in the listing."""
+        """Return the title of each node, by the offset of the node's line in the listing.
+
+        A title is a text such as "node 'sum' (Add)".
+        """
         return {node.span.offset: node.title for node in all_nodes(self._document)}

@@ -41,7 +41,7 @@ _DUE: Mapping[type | tuple[type, ...], str] = {
 
 
 class NodeGraph(TensorGraph):
-    """A graph under construction from nodes."""
+    """A flat graph under construction, to which the operations of nodes are added."""
 
     def __init__(
         self, options: Options, data: dict[str, NDArray[Any]], outer: TensorGraph | None = None
@@ -54,15 +54,21 @@ class NodeGraph(TensorGraph):
 
     @staticmethod
     def computation_dtype_with(options: Options, type: str) -> str:
-        """Return the dtype in which the network computes tensors of a dtype of the file."""
+        """Return the dtype in which the network computes tensors of the file's dtype `type`."""
         return computation_dtype(type, options.real)
 
     def is_literal(self, constant: Constant) -> bool:
-        """Tell whether a known tensor with a single item may become a literal of operations."""
+        """Tell whether a known tensor becomes a literal of operations, not a tensor of the graph.
+
+        Such a tensor has a single item and is not an initialiser.
+        """
         return not constant.label and super().is_literal(constant)
 
     def variable(self, constant: Constant, name: str, span: Span) -> Value:
-        """Add an initialiser as a variable."""
+        """Add an initialiser to the graph as a variable, and return the variable.
+
+        `name` is the name of the variable.
+        """
         array, label = constant.array, constant.label
         # Initialisers of different graphs may have equal names.
         while self.builder.variable_of(label) and self.data[label] is not array:
@@ -115,9 +121,9 @@ class NodeSite(Site[NodeGraph]):
         return self.operands[i]
 
     def integer(self, i: int, default: int | None = None) -> int:
-        """Return the only item of a known input of integers.
+        """Return the single integer in input `i`, which must be known.
 
-        If it is left out, return `default`.
+        If the input is left out, return `default`.
         """
         if default is not None and not self.has(i):
             return default
@@ -137,9 +143,10 @@ class NodeSite(Site[NodeGraph]):
         return self.known_shape(x)[axis] if extent is UNKNOWN else extent
 
     def axes(self, name: str, i: int) -> tuple[int, ...] | None:
-        """Return the axes that an operator works on, as numbers from 0 on, or None if it has none.
+        """Return the axes that an operator works on, as numbers from 0 on.
 
-        The axes are in input `i`, or in old versions in the attribute `name`.
+        The axes are in input `i`, or in old versions in the attribute `name`. Return None if the
+        node has neither the input nor the attribute.
         """
         if self.has(i):
             axes: Sequence[int] = self.integers(i)
@@ -150,7 +157,7 @@ class NodeSite(Site[NodeGraph]):
         return tuple(self.axis(a) for a in axes)
 
     def computation_dtype(self, dtype: str) -> str:
-        """Return the dtype in which the network computes tensors of a dtype of the file."""
+        """Return the dtype in which the network computes tensors of the file's dtype `dtype`."""
         return self.graph.computation_dtype(dtype)
 
     # Attributes
@@ -202,9 +209,9 @@ class NodeSite(Site[NodeGraph]):
         return items
 
     def spatial(self, name: str, rank: int, default: int | None = 1) -> tuple[int, ...]:
-        """Return an attribute that is a list of `rank` integers.
+        """Return the attribute `name`, a list with an integer for each of `rank` spatial axes.
 
-        By default all items are `default`.
+        If the attribute is missing, each item is `default`.
         """
         default_items = None if default is None else [default] * rank
         items = self.ints(name, default_items)
@@ -217,7 +224,10 @@ class NodeSite(Site[NodeGraph]):
         return self.attribute(name, str, default)
 
     def dtype(self, name: str, default: int | None = None) -> str:
-        """Return the dtype of the file that an attribute names by its code."""
+        """Return the dtype whose code is the value of the attribute `name`.
+
+        `default` is the default of the code.
+        """
         return dtype_of(self.int(name, default))
 
     def subgraph(self, name: str) -> ModelGraph:
@@ -242,7 +252,11 @@ class NodeSite(Site[NodeGraph]):
 
     @property
     def name(self) -> str:
-        """Return the name of the first output."""
+        """Return the name of the first output, with the prefix of the graph around the node.
+
+        If no output has a name, the node's name or the operator takes the place of the output's
+        name.
+        """
         names = [name for name in self.node.outputs if name]
         first = names[0] if names else self.node.name or self.node.operator
         return self.prefix + first
@@ -250,10 +264,10 @@ class NodeSite(Site[NodeGraph]):
     # Operations
 
     def _emit(self, kind: str, operands: ByName, attributes: ByName, inserted: bool) -> Any:
-        """Add an operation. If its operands are known and may decide shapes, fold it instead.
+        """Add an operation of a kind to the graph, or compute it now.
 
-        Operands of elementwise kinds broadcast as numpy's do. Numbers take the dtype of the
-        tensors.
+        An operation is computed now if its operands are known and its result may decide shapes.
+        Operands of elementwise kinds broadcast as in numpy. Numbers take the dtype of the tensors.
         """
         if kind in ON_ITEMS or "y" in operands:
             tensors = [x for x in operands.values() if isinstance(x, Tensor)]
@@ -268,14 +282,17 @@ class NodeSite(Site[NodeGraph]):
         return Site._emit(self, kind, operands, attributes, inserted)
 
     def is_folded(self, kind: str, operands: Operands) -> bool:
-        """Tell whether an operation of the kind `kind` on these operands is folded."""
+        """Tell whether an operation of a kind on `operands` is computed now, not in the graph."""
         reals = _SCALES if kind == "cast" else 1
         return is_folded(operands, reals)
 
     # Shorthands
 
     def cast(self, x: Tensor, dtype: str) -> Any:
-        """Cast a tensor to a dtype, which may be wider than the network's dtypes of computation."""
+        """Cast a tensor to a dtype.
+
+        The dtype may be wider than the dtypes in which the network computes.
+        """
         if isinstance(x, Constant) and is_float(dtype) and self.computation_dtype(dtype) != dtype:
             x = self.tensor(x)  # a constant would be narrowed to the dtype of computation again
         return Site.cast(self, x, dtype)
@@ -322,9 +339,9 @@ class NodeSite(Site[NodeGraph]):
         return self.step.matmul(a, b, transposeA=False, transposeB=flips)
 
     def aligned(self, *operands: Operand) -> list[Any]:
-        """Bring operands to the same rank, as numpy does for broadcasting.
+        """Reshape operands to the same rank, so that they broadcast as in numpy.
 
-        Here, initialisers that are scalars get axes too.
+        An initialiser that is a scalar gets axes too, unlike in the method of the base class.
         """
         rank = max((self.rank(x) for x in operands if isinstance(x, Tensor)), default=0)
 
@@ -336,9 +353,10 @@ class NodeSite(Site[NodeGraph]):
         return Site.aligned(self, *map(with_axes, operands))
 
     def item(self, x: Operand, like: Tensor) -> Any:
-        """Return a number as an operand with the dtype of the tensor `like`.
+        """Return the number `x` as an operand with the dtype of the tensor `like`.
 
-        The operand is a literal if possible. Tensors and symbolic extents are returned unchanged.
+        The operand is a Python number if the network's default dtypes allow it, otherwise a tensor.
+        If `x` is a tensor or a symbolic extent, it is returned unchanged.
         """
         dtype = self.dtype_of(like)
         if isinstance(x, Tensor) or is_symbolic(x):

@@ -76,7 +76,7 @@ _NUMBERS_PER_STEP = 16
 
 
 class Raw:
-    """The bytes of the tensors that are replaced by marks in the message."""
+    """The bytes of large tensors, which are replaced by short marks in the message of a model."""
 
     def __init__(self) -> None:
         self._salt = secrets.token_bytes(16)  # random, so that no file can contain a mark
@@ -95,7 +95,10 @@ class Raw:
 
 
 def parse(data: memoryview, name: str, meter: Meter) -> tuple[ModelProto, Raw]:
-    """Parse a ModelProto; return it without unread fields, and the bytes of its large tensors."""
+    """Parse a ModelProto; return the message without unread fields, and the bytes of large tensors.
+
+    `name` is the name of the file in errors.
+    """
     try:
         from google.protobuf.message import DecodeError
         from onnx import ModelProto
@@ -115,11 +118,14 @@ def parse(data: memoryview, name: str, meter: Meter) -> tuple[ModelProto, Raw]:
 
 
 class _Broken(ValueError):
-    """The bytes are not a message."""
+    """The bytes of a file are not a protobuf message."""
 
 
 class _Walk:
-    """Removes the fields that nothing reads from messages, and counts the fields that are kept."""
+    """A walk over the bytes of a message, which removes the fields that nothing reads.
+
+    The walk also counts the fields that are kept against the limits of the load.
+    """
 
     def __init__(self, name: str, meter: Meter) -> None:
         self.raw = Raw()
@@ -127,7 +133,11 @@ class _Walk:
         self._meter = meter
 
     def read(self, data: memoryview, message: str, depth: int = 0) -> memoryview | bytearray:
-        """Return a message without unread fields. If all fields are read, return `data` itself."""
+        """Return the bytes of a message without the fields that nothing reads.
+
+        `message` is the kind of the message, such as "tensor". If there is no field to remove,
+        return `data` itself.
+        """
         if depth > _DEEPEST:
             raise LimitError(f"{self._name}: graphs are nested too deeply", hint=raising("nesting"))
         self._meter.spend(_STEPS.get(message, _MESSAGE), self._name)
@@ -161,7 +171,11 @@ class _Walk:
         return out + data[copied:] if copied else data
 
     def _count(self, part: memoryview, content: str) -> None:
-        """Count the bytes of a text, or the items of packed numbers."""
+        """Count the memory and the time that the content of a field will take.
+
+        `part` has the bytes of the field, and `content` is the kind of its content, such as text or
+        packed numbers.
+        """
         steps = size = 0
         if content == _TEXT:
             size = _TEXTS * len(part)

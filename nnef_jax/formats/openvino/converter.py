@@ -32,9 +32,10 @@ _VARIABLES = re.compile(r"variables/variables\.[\w.-]+")  # members of a SavedMo
 
 
 class _Result(Folder):
-    """The files that the converter wrote.
+    """A folder with the files that the converter wrote.
 
-    Errors call them members of the file that is converted.
+    Error messages name a file in this folder as a member of the file that is being converted, such
+    as "model.pb/converted.xml", because the user does not know the folder.
     """
 
     def __init__(self, folder: str, meter: Meter, shown: str) -> None:
@@ -52,12 +53,13 @@ class _Result(Folder):
 
 @contextmanager
 def converted(archive: Archive, kind: str, meter: Meter) -> Generator[Archive]:
-    """Convert a network to an archive of OpenVINO's IR. `kind` is the framework's name, for errors.
+    """Convert a network to an archive of OpenVINO's IR, which exists within the `with` block.
 
-    The archive's files are deleted at the end of the block, but arrays that are mapped from them
-    stay valid. Raises UnsupportedError if the package openvino is not installed, InputError if the
-    user names a separate file of weights, and ArchiveError if the converter refuses the network,
-    crashes or takes too long.
+    `kind` is the name of the network's framework, for error messages. The archive's files are
+    deleted at the end of the block, but arrays that are mapped from these files stay valid. Raises
+    UnsupportedError if the package openvino is not installed, InputError if the user names a
+    separate file of weights, and ArchiveError if the converter refuses the network, crashes or
+    takes too long.
     """
     shown = archive.location(archive.graph)
     if archive.weights is not None:
@@ -83,9 +85,10 @@ def converted(archive: Archive, kind: str, meter: Meter) -> Generator[Archive]:
 
 
 def _copy(archive: Archive, folder: str, meter: Meter) -> str:
-    """Copy the files of a network to a folder.
+    """Copy the files of a network to `folder`, and return the name of the copy of the network.
 
-    Return the name of the copy of the graph, or of the copy's folder if the network is a folder.
+    For a TensorFlow SavedModel, which is a folder of files, the name is that of the folder
+    "source". For all other networks the name is that of the graph's file, such as "source.tflite".
     """
     graph = archive.graph
     stem, ending = os.path.splitext(graph)
@@ -105,9 +108,9 @@ def _copy(archive: Archive, folder: str, meter: Meter) -> str:
 
 
 def _run(source: str, folder: str, limits: Limits) -> str:
-    """Convert the network `source`, a name in `folder`, by the converter.
+    """Convert the network `source`, a file or folder in `folder`, in a separate process.
 
-    Return the reason if the conversion fails, or "" if it succeeds.
+    Return "" if the conversion succeeds, otherwise the reason of the failure.
     """
     seconds = max(1, int(limits.steps * _SECONDS_PER_STEP))
     bounds = (str(seconds), str(limits.expanded_bytes))
@@ -130,9 +133,10 @@ def _run(source: str, folder: str, limits: Limits) -> str:
 
 
 def _status(command: Sequence[str], folder: str, errors: int, seconds: int) -> int | None:
-    """Run a command and return its exit status, or None if it takes too long.
+    """Run a command and return its exit status, or None if it takes more than `seconds`.
 
-    All processes of the command are ended in either case.
+    The command runs in `folder` and writes its messages to the file descriptor `errors`. When the
+    command has ended, or has been given up, all processes that it started are ended as well.
     """
     # Lets the child import the same packages.
     paths = os.pathsep.join(map(os.path.abspath, sys.path))

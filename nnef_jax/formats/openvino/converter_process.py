@@ -26,7 +26,11 @@ _BASE_MEMORY = 1 << 30
 
 
 def main(source: str, seconds: int, size: int) -> None:
-    """Convert a network within limits; end as soon as the parent process ends."""
+    """Convert the network `source` to "converted.xml" and "converted.bin" in the current folder.
+
+    `seconds` limits the time, and `size` limits the bytes of memory and of each file. On failure,
+    exit with the message of the error. If the parent process ends, this process ends at once.
+    """
     threading.Thread(target=_end_with_parent, args=(os.getcwd(),), daemon=True).start()
     if resource is not None:
         # The system enforces these limits even while native code blocks all Python threads.
@@ -46,7 +50,10 @@ def main(source: str, seconds: int, size: int) -> None:
 
 
 def _bound(limit: int, value: int) -> None:
-    """Set a limit of the system, of 63 bits, unless the present limit is lower."""
+    """Lower a resource limit of this process, such as `resource.RLIMIT_DATA`, to `value`.
+
+    The limit stays as it is if it is lower already. A `value` of 2**62 or more means "no limit".
+    """
     assert resource is not None
     _, most = resource.getrlimit(limit)
     bounds = [n for n in (value, most) if 0 <= n < 1 << 62]
@@ -55,9 +62,9 @@ def _bound(limit: int, value: int) -> None:
 
 
 def _end_with_parent(folder: str) -> None:
-    """Wait until the parent closes the standard input.
+    """Wait until the parent process closes the standard input; then end this process.
 
-    Then remove the folder and end this process.
+    The parent's folder `folder` is removed before the process ends.
     """
     while os.read(0, 1):
         pass

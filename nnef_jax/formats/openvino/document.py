@@ -46,7 +46,7 @@ class Port:
 class Blob:
     """The place of a layer's weights in the .bin file: offset and size in bytes, and element type.
 
-    If `type` is "", the element type is that of the layer.
+    If `type` is "", the weights have the element type of the layer.
     """
 
     offset: int
@@ -85,7 +85,8 @@ class NetLayer:
     def named(self, ports: Sequence[Port]) -> list[tuple[str, Port]]:
         """Pair each port with a name.
 
-        The name of a port is the layer's name, followed by `.i` if there are several ports.
+        A single port has the name of the layer. If there are several ports, they have the names
+        `layer.0`, `layer.1` and so on.
         """
         if len(ports) == 1:
             return [(self.name, ports[0])]
@@ -109,7 +110,7 @@ class Net:
 
     @property
     def is_legacy(self) -> bool:
-        """Tell whether layers hold their weights as blobs, as they do before version 10."""
+        """Tell whether layers hold their weights as blobs, as in documents before version 10."""
         return self.version < FIRST_OF_OPSETS
 
     @cached_property
@@ -255,10 +256,10 @@ class _NetReader:
     def _edge(
         self, e: Element, layers: Mapping[int, NetLayer], sources: dict[PortRef, PortRef]
     ) -> None:
-        """Add an edge to `sources`.
+        """Add the edge that the element `e` declares to `sources`.
 
-        An error is noted if an end of the edge does not exist, or if another edge leads to the same
-        port.
+        An error is noted if a port of the edge does not exist, or if another edge leads to the same
+        input port.
         """
         try:
             start = _end(e, "from")
@@ -312,9 +313,10 @@ class _NetReader:
 
 
 def _data(e: Element, type: str) -> Element:
-    """Return the element that has a layer's attributes.
+    """Return the child of a layer's element that has the attributes of the layer.
 
-    In version 2 the element may be named after the layer's type.
+    The child is usually `<data>`. In version 2 the child may be named after the layer's type, such
+    as `<pooling_data>`. If there is no such child, return an element without attributes.
     """
     kind = type.lower()
     names = ["data"]
@@ -325,7 +327,10 @@ def _data(e: Element, type: str) -> Element:
 
 
 def _blobs(e: Element) -> dict[str, Blob]:
-    """Return the places of a layer's weights, by the tags of the elements that declare them."""
+    """Return the places of a layer's weights in the .bin file, by tag.
+
+    A tag is the name of the element that declares the place, such as "weights" or "biases".
+    """
     elements = [*e.children, *e.below("blobs")]
     blobs: dict[str, Blob] = {}
     for element in elements:
@@ -347,7 +352,11 @@ def _end(e: Element, side: str) -> PortRef:
 
 
 def whole_number(attributes: Mapping[str, str], name: str, default: int | None = None) -> int:
-    """Return an attribute that is a whole number of 0 or more. Raises InvalidOperation."""
+    """Return the attribute `name`, a whole number of 0 or more.
+
+    Raises InvalidOperation if the attribute is not such a number, or if it is missing and there is
+    no default.
+    """
     text = attributes.get(name)
     if text is None:
         if default is None:
@@ -370,9 +379,10 @@ def _extent(text: str) -> int:
 
 
 def extents(text: str) -> list[int | None]:
-    """Return the shape that an attribute declares.
+    """Return the shape that the text of an attribute declares.
 
-    Open extents (`?`, -1, or bounds as 1..8) are None.
+    Open extents are None in the result: "?,3,1..8,-1" returns [None, 3, None, None]. Raises
+    InvalidOperation if the rank is open.
     """
     if text.strip() == OPEN_RANK:
         raise InvalidOperation("its rank is open")

@@ -50,7 +50,7 @@ NF4 = (
 
 @dataclass(slots=True, eq=False)
 class Weights:
-    """The bytes of the .bin file. `name` is the file's name in errors.
+    """The bytes of the .bin file; `name` is the name of the file in error messages.
 
     `data` is None if the file is missing.
     """
@@ -63,9 +63,9 @@ class Weights:
         return Weights, (None if self.data is None else bytes(self.data), self.name)
 
     def slice(self, offset: int, size: int) -> memoryview:
-        """Return `size` bytes from `offset` on.
+        """Return `size` bytes of the .bin file, from the byte `offset` on.
 
-        Raises InvalidOperation if the file is too short.
+        Raises InvalidOperation if the file is missing or too short.
         """
         if self.data is None:
             raise InvalidOperation(
@@ -103,10 +103,10 @@ def size_of(type: str, items: int) -> int:
 
 
 def unpacked(data: memoryview, type: str, shape: tuple[int, ...]) -> NDArray[Any]:
-    """Return the items of a tensor from the tensor's bytes.
+    """Return the array of a tensor from the tensor's bytes in the .bin file.
 
-    The result is a view of the file if items are whole bytes, otherwise a copy. Items of nf4 are
-    returned as codes, which are indices into `NF4`.
+    If elements are whole bytes, the array is a view of `data`, otherwise a copy. Elements of the
+    type nf4 are returned as codes, which are indices into `NF4`.
     """
     dtype = np.dtype(_DTYPES[type])
     if type not in _BITS:

@@ -38,7 +38,7 @@ _STATEFUL = ("assign", "memory", "readvalue")
 def flatten(
     net: Net, ends: Ends, options: Options, weights: Weights, data: dict[str, NDArray[Any]]
 ) -> Graph:
-    """Flatten a network into a graph. Its weights are added to `data`, by label.
+    """Flatten a network into a graph, and add the network's weights to `data` by their labels.
 
     Raises NnefError.
     """
@@ -71,7 +71,10 @@ class Flattener:
     prefix: str = ""
 
     def input(self, name: str, layer: NetLayer, port: Port, net: Net) -> Tensor:
-        """Add an input of the network and return its tensor."""
+        """Add an input of the network to the graph, and return the input's tensor.
+
+        `name` is the name of the input, and `layer` and `port` declare its shape and type.
+        """
         declared = layer.attributes.get("element_type", "") or port.type or layer.precision
         with locating_errors(f"input '{name}'", layer.span):
             type = element_type(declared or "f32")
@@ -87,7 +90,7 @@ class Flattener:
         return value
 
     def site(self, layer: NetLayer, net: Net, operands: Sequence[Tensor | None]) -> LayerSite:
-        """Make the site of a layer with these operands."""
+        """Make the site of a layer. `operands` are the layer's inputs in the order of its ports."""
         return LayerSite(
             layer,
             net,
@@ -102,10 +105,10 @@ class Flattener:
     def run(
         self, net: Net, feeds: Mapping[PortRef, Tensor], outputs: Sequence[PortRef]
     ) -> dict[PortRef, Tensor]:
-        """Flatten the layers that the outputs and the states depend on.
+        """Flatten the layers that `outputs` and the states of the network depend on.
 
-        `feeds` are the inputs of the network or body, as tensors by port. Return all tensors by
-        port, including `feeds`.
+        `feeds` maps the ports of the inputs of the network or body to tensors. Return all tensors
+        by port, including `feeds`.
         """
         tensors: dict[PortRef, Tensor] = dict(feeds)
         layers = _needed(net, feeds, outputs)
@@ -140,9 +143,9 @@ class Flattener:
     def _flattened_for_show(
         self, layer: NetLayer, operands: Sequence[Tensor | None]
     ) -> Iterator[tuple[PortRef, Tensor]]:
-        """Add an unsupported layer to a network that is only shown.
+        """Add a layer without a known meaning to a graph that is only shown, and never run.
 
-        The layer's tensors have no types.
+        Yield the layer's results with their ports. The results have no types.
         """
         kind = layer.type if has_untyped(operands) else unknown(layer.type)
         names = [name for name, _ in layer.named(layer.outputs)]
@@ -181,14 +184,14 @@ class Flattener:
             yield (layer.id, port.id), value
 
     def _add_aliases(self, value: Value, *names: str) -> None:
-        """Note further names of a tensor. A name that a layer has is not noted."""
+        """Note further names of a tensor. A name that a layer has already is left out."""
         builder = self.graph.builder
         for name in names:
             if name != value.name and not builder.is_taken(name):
                 builder.aliases.setdefault(name, value)
 
     def output(self, net: Net, name: str, end: PortRef, tensors: Mapping[PortRef, Tensor]) -> Value:
-        """Return the tensor of an output port as the output `name` of the graph."""
+        """Return the tensor of the output port `end` as the output `name` of the graph."""
         layer = net.by_id[end[0]]
         tensor = tensors.get(end)
         site = self.site(layer, net, ())
@@ -198,7 +201,10 @@ class Flattener:
             return self.graph.with_defined_padding(site.tensor(tensor), name, layer.span)
 
     def note_folded(self, net: Net, tensors: Mapping[PortRef, Tensor]) -> None:
-        """Note the names of known tensors, each with the layers that read it."""
+        """Note the names of all constants among `tensors`, and the layers that read each of them.
+
+        `tensors` are all tensors of the network, by port.
+        """
         names: dict[PortRef, list[str]] = {}
         for layer in net.layers:
             for name, port in layer.named(layer.outputs):
@@ -227,7 +233,8 @@ class Flattener:
     ) -> dict[PortRef, Tensor]:
         """Flatten a body into `graph`; return the body's tensors by port.
 
-        `feeds` are the inputs of the body, by port.
+        `feeds` are the inputs of the body, by port. `outputs` are the ports whose tensors the body
+        must compute, and `name` is the name of the layer that has the body.
         """
         inner = Flattener(graph, self.weights, f"{self.prefix}{name}.")
         tensors = inner.run(body.net, feeds, outputs)
@@ -254,7 +261,7 @@ def _unsupported(layer: NetLayer, version: int) -> UnsupportedError:
 def _needed(
     net: Net, feeds: Mapping[PortRef, Tensor], outputs: Sequence[PortRef]
 ) -> list[NetLayer]:
-    """Return the layers that outputs and states depend on, in an order in which they can run."""
+    """Return the layers that `outputs` and states depend on, in an order in which they can run."""
     waiting = [end[0] for end in outputs]
     waiting += [layer.id for layer in net.layers if layer.kind in _STATEFUL]
     visited = set[int]()

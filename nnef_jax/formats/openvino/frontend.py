@@ -40,7 +40,10 @@ class OpenvinoFrontend(GraphFrontend):
         self.integer: str = computation_dtype("i64", options.real)
 
     def flatten(self, options: Options) -> Graph:
-        """Return the flat graph for `options.input_shapes`, or else the declared shapes."""
+        """Return the flat graph for `options.input_shapes`.
+
+        An input that is not in `options.input_shapes` has its declared shape.
+        """
         return flatten(self._net, self._ends, options, self._weights, self._data)
 
     def declared_shapes(self, options: Options) -> Shapes:
@@ -52,14 +55,18 @@ class OpenvinoFrontend(GraphFrontend):
         return {name: shape for name, shape in shapes.items() if shape is not None}
 
     def state_shapes(self) -> Shapes:
-        """Return the shapes of the variables whose shape or initial value depends on a call."""
+        """Return the shapes of variables by label, only of variables whose start depends on a call.
+
+        The start depends on a call if the shape has open extents, or if the initial value is
+        computed from inputs.
+        """
         variables = self._ends.variables.items()
         return {label: variable.shape for label, variable in variables if variable.depends_on_call}
 
     def content(self) -> Iterable[object]:
-        """Return the text of the document and all small constants.
+        """Return the dialect, the text of the document, and the bytes of all small constants.
 
-        Text and constants determine the structure of the graph.
+        Together they determine the structure of the flat graph.
         """
         constants = b"".join(_small_constants(self._net, self._weights.data or b""))
         return self.dialect, self._text, constants
@@ -69,7 +76,10 @@ class OpenvinoFrontend(GraphFrontend):
         return {layer.name: layer.span for layer in self._net.layers}
 
     def titles(self) -> Titles:
-        """Return the title of each layer, also of layers in bodies, by its offset in the text."""
+        """Return the title of each layer, by the layer's offset in the text.
+
+        A title is a text such as "layer 'pool1' (MaxPool)". Layers in bodies are included.
+        """
         return {layer.span.offset: str(layer) for layer in self._net.all_layers()}
 
     def unsavable(self) -> Sequence[NnefError]:

@@ -35,8 +35,8 @@ class LayerGraph(TensorGraph):
     def array_dtype(self, type: str) -> np.dtype[Any]:
         """Return the dtype of the arrays that hold known tensors of an element type.
 
-        Arrays of numbers have 32 or 64 bits even if the type has fewer, since they may be computed
-        from wider tensors.
+        Integers are held in int64 and real numbers in float32 even if the element type is narrower,
+        since known tensors may be computed from tensors of wider types.
         """
         if type == "boolean":
             return np.dtype(np.bool_)
@@ -44,15 +44,22 @@ class LayerGraph(TensorGraph):
         return np.dtype(np.int64) if is_integer else np.dtype(np.float32)
 
     def is_literal(self, constant: Constant) -> bool:
-        """Tell whether a known tensor with a single item may become a literal of operations."""
+        """Tell whether a known tensor becomes a literal of operations, not a tensor of the graph.
+
+        Such a tensor has a single item, of the type f32, i32, i64 or boolean.
+        """
         return constant.type in ("f32", "i32", "i64", "boolean") and super().is_literal(constant)
 
     def element(self, dtype: str) -> str:
-        """Return the element type of a dtype."""
+        """Return the name of a dtype's element type, such as "f32" for "float32"."""
         return BY_DTYPE[dtype]
 
     def variable(self, constant: Constant, name: str, span: Span) -> Value:
-        """Add weights as a variable, and convert them to their dtype of computation."""
+        """Add weights to the graph as a variable; cast the variable to its dtype of computation.
+
+        `constant` holds the weights, and `name` is the variable's name. Codes of the type nf4 are
+        replaced by the numbers that they stand for.
+        """
         self.data[constant.label] = constant.array
         type = TensorType(constant.array.shape, stored(constant.type, self.options.real))
         value = self.builder.variable(name, constant.label, type, span)
@@ -65,7 +72,7 @@ class LayerGraph(TensorGraph):
         return self.add("cast", {"input": value}, {"dtype": dtype}, names, span, inserted=True)[0]
 
     def _looked_up(self, codes: Value, name: str, span: Span) -> Value:
-        """Replace codes, which are 4-bit indices, by the numbers of `NF4`."""
+        """Replace each item of `codes`, a 4-bit index, by the number at this index in `NF4`."""
 
         def add(kind: str, operands: Mapping[str, Any], **attributes: Attribute) -> Value:
             names = [self.builder.unreserved(f"{name}.{kind}")]

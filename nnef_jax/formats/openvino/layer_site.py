@@ -47,14 +47,20 @@ _TRUE, _FALSE = ("1", "true", "yes"), ("0", "false", "no", "")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _FoldedTensor(Value):
-    """A known tensor in the form of a tensor of the graph, while its layer is folded."""
+    """A known tensor that looks like a tensor of the graph, so that a meaning can compute with it.
+
+    Such tensors exist only while a layer is folded, that is, computed when the network is loaded.
+    """
 
     constant: Constant = field(kw_only=True)
 
 
 @dataclass(slots=True, eq=False)
 class LayerSite(Site[LayerGraph]):
-    """A layer while it is flattened. `operands` has None for each port that is not connected."""
+    """A layer while it is flattened, with its operands and the graph to which operations are added.
+
+    `operands` has None for each port that is not connected.
+    """
 
     layer: NetLayer
     net: Net
@@ -79,7 +85,7 @@ class LayerSite(Site[LayerGraph]):
         return self.tensor(i)
 
     def is_read(self, i: int) -> bool:
-        """Tell whether a layer reads output `i`."""
+        """Tell whether another layer reads output `i` of this layer."""
         ports = self.layer.outputs
         return i < len(ports) and (self.layer.id, ports[i].id) in self.net.read
 
@@ -90,13 +96,16 @@ class LayerSite(Site[LayerGraph]):
     def tensor(self, x: int | Tensor) -> Value:
         """Return an operand as a tensor of the graph. `x` is the operand or the index of an input.
 
-        While a layer is folded, no constant is added to the graph.
+        A constant operand is added to the graph, unless the layer is folded.
         """
         operand = self.operand(x) if isinstance(x, int) else x
         return self._wrapped(operand) if self.folds else Site.tensor(self, operand)
 
     def body(self, name: str) -> Body:
-        """Return the body with this name. Raises InvalidOperation if there is none."""
+        """Return the body in the element `<name>` of the layer.
+
+        Raises InvalidOperation if the layer has no such element.
+        """
         body = self.layer.bodies.get(name)
         if body is None:
             raise InvalidOperation(f"it has no <{name}>")
@@ -109,7 +118,11 @@ class LayerSite(Site[LayerGraph]):
         return name in self.layer.attributes
 
     def text(self, name: str, default: str | None = None) -> str:
-        """Return an attribute as text in lower case."""
+        """Return an attribute as text in lower case.
+
+        Return `default` if the attribute is missing. Raises InvalidOperation if there is no default
+        either.
+        """
         text = self.layer.attributes.get(name)
         if text is None:
             if default is None:
@@ -158,15 +171,16 @@ class LayerSite(Site[LayerGraph]):
         return int(number)
 
     def dtype(self, name: str, default: str | None = None) -> str:
-        """Return the dtype in which tensors of the element type in an attribute are computed."""
+        """Return the dtype of computation for the element type that the attribute `name` holds."""
         return computation_dtype(element_type(self.text(name, default)), self.graph.options.real)
 
     # Operations
 
     def results(self, run: Callable[[Any], Any]) -> Any:
-        """Run a meaning and return its results.
+        """Run the meaning `run` of the layer and return its results.
 
-        If the layer can be folded, they are known tensors.
+        If all operands are known and the layer's type allows it, the layer is folded: the results
+        are computed now, as known tensors.
         """
         kind = self.layer.kind
         folded_kinds = _FOLDED_OLD if self.net.is_legacy else _FOLDED
@@ -180,19 +194,22 @@ class LayerSite(Site[LayerGraph]):
         return run(self)
 
     def _emit(self, kind: str, operands: ByName, attributes: ByName, inserted: bool) -> Any:
-        """Add an operation. If the layer is folded, compute the operation instead."""
+        """Add an operation of a kind to the graph.
+
+        While the layer is folded, compute its result instead.
+        """
         if self.folds:
             return self._wrapped(self.folded(kind, _unwrapped([*operands.values()]), attributes))
         return Site._emit(self, kind, operands, attributes, inserted)
 
     def evaluate(self, function: Callable[..., Any], *operands: Tensor | float) -> Value:
-        """Apply a function of host values to known tensors. The layer must be folded."""
+        """Apply a numpy function to known tensors. May be called only while the layer is folded."""
         return self._wrapped(self.evaluated(function, _unwrapped(operands)))
 
     def _wrapped(self, x: Any) -> Any:
-        """Return known tensors as `_FoldedTensor`, also within lists.
+        """Replace each constant by a `_FoldedTensor`, also within lists.
 
-        Anything else is returned unchanged.
+        Anything that is not a constant is returned unchanged.
         """
         if isinstance(x, list):
             return [self._wrapped(item) for item in cast("list[Any]", x)]
@@ -214,7 +231,7 @@ class LayerSite(Site[LayerGraph]):
 
     @property
     def name(self) -> str:
-        """Return the name that the layer has in the graph."""
+        """Return the layer's name in the graph. In a body, the name begins with `prefix`."""
         return self.prefix + self.layer.name
 
     @property
@@ -225,15 +242,16 @@ class LayerSite(Site[LayerGraph]):
     def has_one_weight(self) -> bool:
         """Tell whether the layer stores a single weight for all channels.
 
-        A layer without weights is judged by its biases.
+        If the layer has no weights, tell whether it stores a single bias.
         """
         blob = self.layer.blobs.get("weights") or self.layer.blobs.get("biases")
         return blob is not None and blob.size == size_of(self._stored_type(blob), 1)
 
     def blob(self, tag: str, shape: Sequence[int], type: str = "") -> Constant | None:
-        """Return weights of the layer in a shape, or None if they are missing or have 0 bytes.
+        """Return the weights in the layer's element `tag`, such as "biases", as a constant.
 
-        `type` replaces the element type that the layer declares.
+        The constant has the shape `shape`. Return None if the weights are missing or have 0 bytes.
+        If `type` is not "", it replaces the element type that the layer declares.
         """
         blob = self.layer.blobs.get(tag)
         if blob is None or blob.size == 0:
@@ -248,7 +266,10 @@ class LayerSite(Site[LayerGraph]):
         return self.read(data, type, tuple(shape), label)
 
     def read(self, data: memoryview, type: str, shape: tuple[int, ...], label: str) -> Constant:
-        """Make a known tensor from bytes of a file. Items of less than a byte take a byte each."""
+        """Make a constant with the label `label` from the bytes of a tensor in a file.
+
+        Elements of less than a byte take a whole byte each in the result.
+        """
         items = volume(shape)
         if len(data) < items:  # less than a byte
             self.spend(items // CODES_PER_STEP)
@@ -268,7 +289,10 @@ class LayerSite(Site[LayerGraph]):
 
     @property
     def declared(self) -> tuple[int, ...]:
-        """Return the declared shape of the first output, or () if its rank is open."""
+        """Return the shape that the file declares for the first output.
+
+        Return () if the rank is open.
+        """
         return self.layer.outputs[0].shape or ()
 
     def first_inputs(self, count: int) -> list[Value]:
@@ -295,16 +319,22 @@ class LayerSite(Site[LayerGraph]):
         return [self.axis(axis) for axis in self.integers(i)]
 
     def required_weights(self, tag: str, shape: Sequence[int], type: str = "") -> Constant:
-        """Return weights of the layer in a shape. Raises InvalidOperation if the layer has none."""
+        """Return the layer's weights in the element `tag` as a constant of shape `shape`.
+
+        If `type` is not "", it replaces the element type that the layer declares. Raises
+        InvalidOperation if the layer has no such weights.
+        """
         weights = self.blob(tag, shape, type)
         if weights is None:
             raise InvalidOperation("it has no weights")
         return weights
 
     def broadcast(self) -> list[Any]:
-        """Return inputs 0 and 1 with the same rank, as the attribute `auto_broadcast` says.
+        """Return inputs 0 and 1, reshaped to the same rank so that they broadcast.
 
-        In the mode "pdpd", the first axis of input 1 lies along `axis` of input 0.
+        In the mode "pdpd" of the attribute `auto_broadcast`, the first axis of input 1 lies along
+        the axis `axis` of input 0. In all other modes, the last axes of both inputs lie along each
+        other.
         """
         mode = self.word("auto_broadcast", "numpy", "none", "pdpd")
         x = self.operand(0)
@@ -327,14 +357,15 @@ class LayerSite(Site[LayerGraph]):
         return self.step.pad(x, padding=pairs, border="constant", value=value)
 
     def filled(self, item: float, dtype: str, shape: Sequence[int] = ()) -> Value:
-        """Make a tensor whose items are all equal to `item`."""
+        """Make a tensor of shape `shape` in which each element is `item`."""
         items = (item if is_float(dtype) else int(item),)
         return self.step.constant(shape=shape, value=items, dtype=dtype)
 
     def number_like(self, x: Value, item: float) -> Value | float:
-        """Return a number as an operand in the dtype of `x`.
+        """Return the number `item` as an operand that fits the dtype of `x`.
 
-        The operand is a literal if possible.
+        The operand is a Python number if the dtype is the default for real numbers or for integers,
+        otherwise a constant tensor.
         """
         dtype = x.type.dtype
         if dtype == self.real:
@@ -360,22 +391,25 @@ class LayerSite(Site[LayerGraph]):
 
 
 def _unwrapped(x: Any) -> Any:
-    """Return the constants of `_FoldedTensor` tensors. Anything else is returned unchanged."""
+    """Replace each `_FoldedTensor` by its constant, also within lists and tuples.
+
+    Anything else is returned unchanged.
+    """
     if isinstance(x, list | tuple):
         return [_unwrapped(item) for item in cast("Sequence[Any]", x)]
     return x.constant if isinstance(x, _FoldedTensor) else x
 
 
 def derived(array: Any) -> Constant:
-    """Return an array that was computed from shapes and attributes as a known tensor."""
+    """Return an array as a constant that was computed from shapes and attributes only."""
     items = np.asarray(array)
     return Constant(items, LayerGraph.TYPES[items.dtype.kind], derived=True)
 
 
 def stored(site: LayerSite, type: str = "") -> Constant:
-    """Return the data of a Const layer.
+    """Return the constant that the Const layer of `site` stores.
 
-    `type` replaces the element type that the layer declares.
+    If `type` is not "", it replaces the element type that the layer declares.
     """
     layer = site.layer
     if not layer.outputs:

@@ -30,7 +30,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """A variable of a network.
+    """A variable of a network, which is a state that lasts from call to call.
 
     `starts_from_inputs` tells whether the initial value is computed from inputs. Extents of `shape`
     that may change are UNKNOWN.
@@ -55,7 +55,7 @@ class Ends:
     variables: Mapping[str, Variable]
 
     def synonyms(self, net: Net) -> dict[str, str]:
-        """Map all other names of inputs and outputs to their names in `inputs` and `outputs`."""
+        """Map the other names of each input and output to the name in `inputs` or `outputs`."""
         names = {(layer.id, port.id): port.names for layer in net.layers for port in layer.outputs}
         synonyms: dict[str, str] = {}
         for name, (layer, port) in self.inputs.items():
@@ -69,7 +69,8 @@ class Ends:
 def ends_of(net: Net) -> Ends:
     """Return the inputs, outputs and variables of a network, in the order of the document.
 
-    Before version 10, ports without an edge are inputs and outputs too.
+    Before version 10, an input port without an edge is an input too, and an output port without an
+    edge is an output.
     """
     inputs: list[tuple[str, tuple[NetLayer, Port]]] = []
     outputs: list[tuple[str, PortRef]] = []
@@ -107,9 +108,9 @@ def _output_of(result: NetLayer, net: Net) -> tuple[str, PortRef]:
 
 
 def _by_name(items: Iterable[tuple[str, _T]]) -> dict[str, _T]:
-    """Return items by their names.
+    """Return pairs (name, item) as a dictionary.
 
-    If a name occurs twice, the second item gets the name `name_1`.
+    If a name occurs again, the later items get the names `name_1`, `name_2` and so on.
     """
     table: dict[str, _T] = {}
     repeated = Counter[str]()
@@ -123,7 +124,10 @@ def _by_name(items: Iterable[tuple[str, _T]]) -> dict[str, _T]:
 
 
 def declared_shape(layer: NetLayer, port: Port) -> list[int | None] | None:
-    """Return the declared shape of an input, or None if its rank is open. Open extents are None."""
+    """Return the shape that the file declares for an input, or None if the rank is open.
+
+    Open extents are None.
+    """
     text = layer.attributes.get("shape")
     if layer.kind != "parameter" or text is None:
         return [None if n < 0 else n for n in port.shape or ()]
@@ -131,7 +135,10 @@ def declared_shape(layer: NetLayer, port: Port) -> list[int | None] | None:
 
 
 def require_bounds(shape: Sequence[int | None], layer: NetLayer) -> None:
-    """Raise InvalidShape if an extent is outside its bounds, as `1..8`, `2..` or `..8`."""
+    """Raise InvalidShape if an extent of `shape` is outside the bounds that `layer` declares.
+
+    Bounds have the forms `1..8`, `2..` and `..8`.
+    """
     texts = layer.attributes.get("shape", "").split(",")
     # The user's shape may have another rank, which is refused later.
     for axis, (extent, text) in enumerate(zip(shape, texts, strict=False)):
@@ -152,8 +159,8 @@ def label_of(layer: NetLayer) -> str:
 def variables_of(net: Net) -> Mapping[str, Variable]:
     """Return the variables of a network by label.
 
-    A variable that no layer writes always has its initial value. Such a variable is left out if its
-    initial value depends on inputs.
+    If no layer writes a variable, and its initial value depends on inputs, the variable is left
+    out: reading it returns the initial value.
     """
     variables: dict[str, Variable] = {}
     written = {label_of(layer) for layer in net.layers if layer.kind == "assign"}
@@ -174,7 +181,10 @@ def variables_of(net: Net) -> Mapping[str, Variable]:
 
 
 def _shape(layer: NetLayer) -> Shape:
-    """Return the shape that a ReadValue declares. ReadValue-3 declares the shape at its port."""
+    """Return the shape that a ReadValue layer declares.
+
+    Layers ReadValue-3 declare the shape at their output port.
+    """
     text = layer.attributes.get("variable_shape")
     if text is None:
         return tuple(UNKNOWN if n < 0 else n for n in layer.outputs[0].shape or ())

@@ -19,6 +19,6 @@ _STRUCTURE = (
 
 
 def entries() -> Iterable[OperatorEntry]:
-    """Return the entries, sorted by name. Versions are versions of the document."""
+    """Return the rows of the table, sorted by name; their versions are versions of the document."""
     entries = [*entries_of(OPERATORS, LayerSite), *_STRUCTURE]
     return sorted(entries, key=lambda x: (x.name.lower(), x.since))

@@ -19,8 +19,9 @@ from nnef_jax.formats.openvino.document import Body, NetLayer, PortRef
 class Link:
     """A line of a port map.
 
-    The line connects a port of the layer (-1 for none) to a port of a layer in the body. The other
-    members say how an input is cut into parts, or how results are joined.
+    The line connects a port of the layer (-1 for none) to a port of a layer in the body. `axis`,
+    `start`, `stop`, `stride` and `size` say how an input is cut into parts, or how results are
+    joined.
     """
 
     port: int
@@ -34,7 +35,7 @@ class Link:
 
 
 def links(body: Body, *, inputs: bool) -> list[Link]:
-    """Return the lines of a port map for the inputs of a body, or those for its outputs."""
+    """Return the lines of a body's port map: for inputs if `inputs` is true, else for outputs."""
     return [_link(body, attributes) for is_input, attributes in body.ports if is_input == inputs]
 
 
@@ -90,9 +91,10 @@ def back_edges(body: Body) -> dict[PortRef, PortRef]:
 
 
 def source_of(body: Body, end: PortRef) -> PortRef:
-    """Return the output port that has the value of a port of the body.
+    """Return the output port that computes the value of `end`, a port of a layer in the body.
 
-    For a Result, it is the output port that the Result reads.
+    For a Result layer, it is the output port that the layer reads. For all other layers, it is
+    `end`.
     """
     is_result = body.net.by_id[end[0]].kind == "result"
     return body.net.sources.get(end, end) if is_result else end

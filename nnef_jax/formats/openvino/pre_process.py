@@ -23,9 +23,10 @@ from nnef_jax.formats.openvino.xml import Element
 def pre_processed(
     net: Net, feeds: Mapping[PortRef, Tensor], site: Callable[..., LayerSite]
 ) -> dict[PortRef, Tensor]:
-    """Return `feeds` with normalised inputs.
+    """Return `feeds`, the inputs of a network by port, after normalisation.
 
-    An input that a `<pre-process>` element names is replaced by (x - mean) / scale.
+    An input x that a `<pre-process>` element names is replaced by (x - mean) / scale. `site` makes
+    the site of a layer, at which the operations are added.
     """
     inputs = dict(feeds)
     for element in net.element.children:
@@ -39,9 +40,9 @@ def pre_processed(
 def _input(
     net: Net, inputs: Mapping[PortRef, Tensor], element: Element
 ) -> tuple[NetLayer, PortRef, Value]:
-    """Return the input that an element names.
+    """Return the input that a `<pre-process>` element names, with its layer and port.
 
-    Without a name, it is the first input with four axes.
+    If the element has no name, return the first input with four axes.
     """
     name = element.attributes.get("reference-layer-name")
     for layer in net.layers:
@@ -80,7 +81,11 @@ def _processed(element: Element, x: Value, site: LayerSite) -> Value:
 def _per_channel(
     elements: Sequence[Element | None], default: float, x: Value, name: str
 ) -> Constant:
-    """Return the `value` of each element, as a constant of shape (1, channels, 1, ...)."""
+    """Return the attribute `value` of each element as a constant of shape (1, channels, 1, ...).
+
+    Each channel has an element. If the element is None, the channel gets `default`. The constant
+    has the rank of `x`.
+    """
     try:
         items = [default if e is None else float(e.attributes["value"]) for e in elements]
     except (KeyError, ValueError):

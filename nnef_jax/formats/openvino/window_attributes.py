@@ -22,9 +22,10 @@ SAME = ("same_upper", "same_lower")
 def spatial(
     site: LayerSite, name: str, rank: int, default: Sequence[int] | None = None
 ) -> list[int]:
-    """Return an attribute that has an item for each spatial axis, such as `kernel`.
+    """Return an attribute that has an item for each of `rank` spatial axes, such as `kernel`.
 
-    Version 2 has `kernel-x`, `kernel-y` and `kernel-z` instead, where x is the last axis.
+    Version 2 has an attribute for each axis instead: `kernel-x` for the last axis, `kernel-y` for
+    the axis before it, and `kernel-z`.
     """
     keys = [f"{_OLD.get(name, name)}-{letter}" for letter in _LETTERS[:rank]]
     if name == "pads_end":
@@ -54,9 +55,10 @@ def auto_pad(site: LayerSite) -> str:
 
 
 def pads_of(site: LayerSite, rank: int) -> Pairs:
-    """Return the explicit padding.
+    """Return the padding that the file declares, as pairs (before, after) for `rank` spatial axes.
 
-    Before version 10, the default for `pads_end` is `pads_begin`.
+    If `pads_end` is missing, the padding after is 0, or as large as the padding before in versions
+    before 10.
     """
     begin = spatial(site, "pads_begin", rank, [0] * rank)
     default_end = begin if site.net.is_legacy else [0] * rank
@@ -67,9 +69,10 @@ def pads_of(site: LayerSite, rank: int) -> Pairs:
 def padding_of(
     site: LayerSite, shape: Sequence[int], reach: Sequence[int], strides: Sequence[int]
 ) -> Pairs:
-    """Return the padding before and after each spatial axis, which is automatic or explicit.
+    """Return the padding of windows, as a pair (before, after) for each spatial axis.
 
-    `reach` has the extents of a window, counted with its dilation.
+    `shape` has the spatial extents of the input, and `reach` the extents of a window with its
+    dilation. The attribute `auto_pad` says whether the padding is computed or declared.
     """
     mode = auto_pad(site)
     if mode == "valid":

@@ -39,7 +39,10 @@ class Element:
         return next((child for child in self.children if child.tag in tags), None)
 
     def below(self, *tags: str) -> list[Element]:
-        """Return the children of the first child with one of these tags, or [] without one."""
+        """Return the children of the first child whose tag is in `tags`.
+
+        Return [] if there is no such child.
+        """
         child = self.child(*tags)
         return [] if child is None else child.children
 
@@ -49,9 +52,10 @@ class Element:
 
 
 def parse(data: memoryview, name: str, meter: Meter) -> tuple[Element, Source]:
-    """Parse XML; return the root element, and the source that errors refer to.
+    """Parse XML; return the root element, and the source to which errors refer.
 
-    Raises NnefSyntaxError, LimitError.
+    `name` is the name of the file in errors. Raises NnefSyntaxError if the data are no XML, and
+    LimitError if the document is too large.
     """
     is_wide = bytes(data[:2]) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
     encoding = "utf-16" if is_wide else "utf-8-sig"

@@ -39,7 +39,10 @@ _Declared = Sequence[tuple[str, t.Type]]  # pairs (name, type)
 
 
 def custom_kind(fragment: s.Fragment) -> str:
-    """Return the kind that a custom operation stands for, or '' for any other fragment."""
+    """Return the kind for which a custom operation stands.
+
+    Return "" if the fragment is not a custom operation.
+    """
     if fragment.body is not None or not fragment.name.startswith(_PREFIX):
         return ""
     name = fragment.name.removeprefix(_PREFIX).replace("__", ".")
@@ -59,11 +62,11 @@ def is_body(value: object) -> bool:
 
 
 class KeepingWriter(FlatWriter):
-    """Writes a graph as a flat document, with custom operations for kinds that NNEF lacks.
+    """Writes a graph as a flat document; operations that NNEF lacks become custom operations.
 
-    NNEF only has items of `real`, int32 and bool, where `real` is the dtype that a reader chooses.
-    A tensor of any other dtype is the result of a custom operation. If this graph is an attribute,
-    `outer` is the writer of the graph around it.
+    In NNEF, the items of a tensor are only of `real` (the dtype that a reader of the document
+    chooses), int32 or bool. A tensor of any other dtype is the result of a custom operation. If the
+    written graph is an attribute of an operation, `outer` is the writer of the graph around it.
     """
 
     def __init__(self, graph: Graph, meter: Meter, real: str, outer: KeepingWriter | None) -> None:
@@ -76,9 +79,10 @@ class KeepingWriter(FlatWriter):
             self._uses = outer._uses
 
     def write(self) -> s.Document:
-        """Write the document.
+        """Return the flat document of the graph.
 
-        Raises UnsupportedError for the same reasons as `FlatWriter.write`.
+        Raises UnsupportedError if the document would need something that NNEF cannot express even
+        with custom operations.
         """
         document = super().write()
         if not self._custom:
@@ -87,7 +91,10 @@ class KeepingWriter(FlatWriter):
         return replace(document, extensions=(EXTENSION,), fragments=fragments)
 
     def invoked(self, operation: Operation) -> Invoked | None:
-        """Return the invocation of NNEF's operation, or of a custom one if NNEF has none."""
+        """Return the invocation of NNEF's operation for an operation of the graph.
+
+        If NNEF has no such operation, return the invocation of a custom operation.
+        """
         errors = len(self.errors)
         invoked = super().invoked(operation)
         exact = {self._real, "int32", "bool"}
@@ -117,7 +124,11 @@ class KeepingWriter(FlatWriter):
         return name if self._uses[name] == 1 else f"{name}_{self._uses[name]}"
 
     def _argument(self, value: object) -> object:
-        """Return an operand or attribute as an argument. A graph becomes a fragment and a tuple."""
+        """Return an operand or attribute in the form in which the document has it as an argument.
+
+        A graph is written as a fragment, and becomes a tuple of the fragment's name and the types
+        of its parameters. Any other value is returned unchanged.
+        """
         if not isinstance(value, Graph):
             return value
         graph = KeepingWriter(value, self.meter, self._real, self).write().graph
@@ -149,7 +160,10 @@ def _fragment(
 
 
 def _type(value: object, *, is_tensor: bool = True) -> t.Type:
-    """Return the declared type for a parameter or a result with this value."""
+    """Return the type that a declaration has for a parameter or result with this value.
+
+    If `is_tensor`, numbers stand for tensors with a single item.
+    """
     if isinstance(value, Value):
         return t.Tensor(item_of(value.type.dtype))
     if isinstance(value, tuple | list):
@@ -167,8 +181,8 @@ def _type(value: object, *, is_tensor: bool = True) -> t.Type:
 def _with_casts(graph: Graph, real: str) -> Graph:
     """Add a cast after each variable and input whose dtype NNEF does not have.
 
-    The document declares such a tensor as int32 or `real`, and the cast restores the dtype. If only
-    casts read the tensor, no cast is added.
+    The document declares such a tensor as int32 or `real`, and the cast converts it to its dtype.
+    If only casts read the tensor, no cast is added.
     """
     exact = {real, "int32", "bool"}
     sources = [*graph.inputs, *(p.value for p in graph.parameters)]
@@ -197,9 +211,10 @@ def _with_casts(graph: Graph, real: str) -> Graph:
 
 
 def types_of(value: Sequence[Any], real: str) -> list[TensorType]:
-    """Return the types of a graph's inputs, from the argument that stands for the graph.
+    """Return the types of the inputs of a graph, from the argument that stands for the graph.
 
-    Raises ValueError.
+    `real` is the dtype of tensors that are declared as real. Raises ValueError if the argument has
+    no valid types.
     """
     types: list[TensorType] = []
     try:

@@ -21,7 +21,10 @@ def entry_of(
     name: str = "",
     domain: str = "",
 ) -> OperatorEntry:
-    """Return the entry for a declaration. Its name is that of the fragment, or the alias `name`."""
+    """Return the row of the operator table for a fragment's declaration.
+
+    The row has the fragment's name, or the alias `name` if it is not "".
+    """
     attributes = tuple(_attribute(x) for x in fragment.parameters if not has_tensor(x.type))
     return OperatorEntry(
         name or fragment.name,

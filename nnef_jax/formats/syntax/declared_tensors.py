@@ -33,9 +33,9 @@ _CONVERTIBLE = {"f": "fiu", "i": "iu", "u": "iu", "b": "b", "c": "cfiu"}
 
 
 def external_type(shape: Sequence[int | None], dtype: str, open_extent: int) -> TensorType:
-    """Return the type of an external. Each extent that is None is replaced by `open_extent`.
+    """Return the type of a tensor that `external` declares, with `open_extent` for extents of None.
 
-    Raises InvalidOperation for a negative extent.
+    Raises InvalidOperation if an extent is negative.
     """
     extents = tuple(open_extent if extent is None else extent for extent in shape)
     if any(extent is not UNKNOWN and extent < 0 for extent in extents):
@@ -47,7 +47,10 @@ def external_type(shape: Sequence[int | None], dtype: str, open_extent: int) -> 
 
 
 def variable_type(shape: Sequence[int], label: str, dtype: str) -> TensorType:
-    """Return the type of a variable (spec 4.1.3). Raises InvalidOperation if it is invalid."""
+    """Return the type of a tensor that `variable` declares (spec 4.1.3).
+
+    Raises InvalidOperation if the label is empty, or if an extent is not positive or not known.
+    """
     if not label:
         raise InvalidOperation("'label' of a variable must not be empty")
     if not is_known(shape):
@@ -62,9 +65,9 @@ def variable_type(shape: Sequence[int], label: str, dtype: str) -> TensorType:
 
 
 def dtype_of(generic: str | None, builder: GraphBuilder) -> str:
-    """Return the dtype of a tensor with generic items.
+    """Return the dtype of a tensor whose items have the generic type `?`.
 
-    `generic` is the type that `?` stands for.
+    `generic` is the type that `?` stands for; None means "scalar".
     """
     dtypes = {"logical": "bool", "integer": builder.integer, "scalar": builder.real}
     if generic is not None and generic not in dtypes:
@@ -73,7 +76,7 @@ def dtype_of(generic: str | None, builder: GraphBuilder) -> str:
 
 
 def item_of(dtype: str) -> str:
-    """Return the name that the language has for items of a dtype: scalar, integer or logical."""
+    """Return the word of the language for items of a dtype: "scalar", "integer" or "logical"."""
     if dtype == "bool":
         return "logical"
     return "integer" if "int" in dtype else "scalar"
@@ -84,9 +87,9 @@ def generic_of(
 ) -> str | None:
     """Return the type that `?` stands for in an invocation, or None if the fragment is not generic.
 
-    The type is the generic argument of the invocation. Without one, it is deduced from an argument,
-    and if that fails, it is the fragment's default. `outer` is the type of `?` in the body around
-    the invocation.
+    The type is the generic argument, such as `<scalar>`. If there is none, it is deduced from the
+    values in `arguments`. If that fails, it is the default that the fragment declares. `outer` is
+    the type of `?` in the body around the invocation.
     """
     if not fragment.generic:
         return None
@@ -102,10 +105,10 @@ def generic_of(
 def result_count(
     kind: str, operands: Mapping[str, object], attributes: Mapping[str, object]
 ) -> int:
-    """Return the number of results of an operation, if attributes or extents decide it.
+    """Return the number of tensors in a result array if attributes or extents determine it.
 
-    The result is 0 if the number cannot exceed the number of names in the text. Raises ExtentNeeded
-    if the number depends on an open extent.
+    An example is the result of `split`. Return 0 for all other results. Raises ExtentNeeded if the
+    number depends on an open extent.
     """
     match kind, operands, attributes:
         case "copy_n", _, {"times": int(times)}:
@@ -125,7 +128,10 @@ def result_count(
 
 
 def _type_of(value: object) -> Type:
-    """Return the type of a value. The item type of an array is the type of its first item."""
+    """Return the type of a value in the language.
+
+    All items of an array are taken to have the type of the first item.
+    """
     match value:
         case Value(type=TensorType(dtype=dtype)):
             return Tensor(item_of(dtype))
@@ -150,9 +156,10 @@ def without_member(archive: Archive, member: str, label: str) -> ArchiveError:
 
 
 def check_shape(stored: Shape, declared: Shape, label: str, member: str) -> None:
-    """Raise DataError if a stored shape differs from the declared one in more than trailing 1s.
+    """Raise DataError if a stored shape differs from the declared shape of a variable.
 
-    See section 4.1.3 of the specification.
+    The shapes may differ in trailing extents of 1 (spec 4.1.3). `label` and `member` name the
+    variable and its file in the error.
     """
     pairs = zip_longest(stored, declared, fillvalue=1)
     if any(extent != declared_extent for extent, declared_extent in pairs):
@@ -191,7 +198,10 @@ def convert(
 def require_range(
     array: NDArray[Any], dtype: np.dtype[Any], title: str, hint: str = "integer tensors are int32"
 ) -> None:
-    """Raise DataError if integers are beyond the range of a dtype. `title` names the array."""
+    """Raise DataError if an integer in `array` is beyond the range of a dtype.
+
+    `title` names the array in the error, which has the hint `hint`.
+    """
     if dtype.kind in "iu" and array.size:
         low = int(array.min())
         high = int(array.max())
@@ -202,9 +212,10 @@ def require_range(
 
 
 def require_kind(array: NDArray[Any], dtype: np.dtype[Any], title: str) -> None:
-    """Raise DataError if the items of an array are of another kind than those of a dtype.
+    """Raise DataError if the items of `array` are not of the kind of a dtype.
 
-    An example is an array of logical values for a dtype of scalars.
+    An example is an array of bool for a dtype of real numbers. `title` names the array in the
+    error.
     """
     kind = _kind(dtype)
     stored = _kind(array.dtype)

@@ -16,10 +16,11 @@ from nnef_jax.formats.syntax import tree as s
 
 @dataclass(slots=True)
 class Frame:
-    """The state of a body while it is evaluated. The body is that of the graph or of a fragment.
+    """The state of the evaluation of a body, which is the body of the graph or of a fragment.
 
-    `fragment` is None for the graph. The names of the body's tensors begin with `prefix`. `calls`
-    are the nested calls that lead to the body, and `generic` is the type of `?` in the body.
+    `fragment` is None for the graph. `values` has the values of names. The names of the body's
+    tensors begin with `prefix`. `calls` are the calls that lead to the body, and `generic` is the
+    type that `?` stands for in the body.
     """
 
     fragment: s.Fragment | None
@@ -31,7 +32,10 @@ class Frame:
 
 
 class CallPlace(NamedTuple):
-    """A node that is being evaluated, the frame of the node, and the names for its results."""
+    """The place of an expression that is evaluated.
+
+    It consists of the node, the frame of the node, and the names for the results of the expression.
+    """
 
     node: s.SyntaxNode
     frame: Frame
@@ -46,7 +50,10 @@ _LONGEST_NAME = 400  # the largest number of characters of a name
 
 
 class Emitter(Emission):
-    """A graph under construction from a text. Errors have the span of the node in the text."""
+    """A graph under construction to which the operations of a text are added.
+
+    Errors have the place in the text.
+    """
 
     def error(
         self, message: str, node: s.SyntaxNode, frame: Frame, hint: str = ""
@@ -56,15 +63,19 @@ class Emitter(Emission):
         return SemanticError(message, span=span, calls=frame.calls, hint=hint)
 
     def spend(self, steps: int, node: s.SyntaxNode, frame: Frame) -> None:
-        """Count steps of evaluation. If there are too many, raises LimitError at the node."""
+        """Count steps of evaluation.
+
+        If there are too many, raise LimitError with the place of a node.
+        """
         self.meter.steps += steps
         if self.meter.steps > self.limits.steps:
             self.meter.spend(0, "the network", s.span_in(frame.source, node), frame.calls)
 
     def local(self, name: str) -> str:
-        """Return a name for a tensor in a fragment that is not reserved.
+        """Return a free name like `name` for a tensor in a fragment.
 
-        `name` is the name of the tensor with the prefix of the frame.
+        `name` is the tensor's name in the fragment, with the prefix of the frame. Names that the
+        document itself uses are not free.
         """
         return self.builder.unreserved(name[:_LONGEST_NAME])
 
@@ -76,10 +87,10 @@ class Emitter(Emission):
         place: CallPlace,
         rule: Rule | None = None,
     ) -> tuple[Any, ...]:
-        """Add an operation to the graph and return its results. A result array is a list.
+        """Add an operation to the graph and return a tuple of its results.
 
-        `rule` is the user's rule for the operation, if there is one. Raises NnefError with the span
-        of the call.
+        A result that is an array of tensors is a list. `rule` is the user's rule for the operation,
+        if there is one. Raises NnefError with the place of the call.
         """
         node, frame, names = place
         span = s.span_in(frame.source, node)
@@ -90,7 +101,7 @@ class Emitter(Emission):
             raise self.invalid(error, kind, operands, node, frame) from None
 
     def unpacked(self, target: s.Expression, value: object, frame: Frame) -> list[tuple[str, Any]]:
-        """Pair the names in the target of an assignment with their values."""
+        """Return each name in the target of an assignment with the part of `value` for it."""
         if isinstance(target, s.Identifier):
             return [(target.name, value)]
         assert isinstance(target, s.Array | s.Tuple)
@@ -104,7 +115,10 @@ class Emitter(Emission):
         return [named for item, part in pairs for named in self.unpacked(item, part, frame)]
 
     def bound(self, value: Value, node: s.SyntaxNode, frame: Frame) -> Value:
-        """Return a tensor. Raises NnefError if the tensor is larger than the limits allow."""
+        """Return `value`, or raise NnefError if it is larger than the limits allow.
+
+        The error has the place of a node.
+        """
         self.require_bounds(value, s.span_in(frame.source, node), frame.calls)
         return value
 

@@ -33,7 +33,7 @@ _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_]")
 
 
 class Names:
-    """A source of valid identifiers, which never returns the same identifier twice."""
+    """A source of valid identifiers that are all different."""
 
     def __init__(self, taken: Iterable[str]) -> None:
         self.taken: set[str] = set(taken)
@@ -58,7 +58,10 @@ class Names:
 
 @dataclass(frozen=True, slots=True)
 class Invoked:
-    """The invocation of an operation in a document: its declaration and its arguments."""
+    """The invocation of an operation in a document: its declaration and its arguments.
+
+    `generic` is the type in `<...>` after the operation's name, or None.
+    """
 
     declaration: s.Fragment
     arguments: Mapping[str, Any]
@@ -71,8 +74,8 @@ class FlatWriter:
     `names` has the identifiers of values. An identifier is the name of the value if the language
     allows this name. An unknown extent is written as 0 in `external`. The language has no literal
     for infinity, so an infinite operand is computed by an operation. An output is written as a copy
-    if it is an input or has another name in the graph. Updates come last, after all operations that
-    read the old values.
+    if it is an input or has another name in the graph. Updates of states come last, after all
+    operations that read the states.
     """
 
     def __init__(self, graph: Graph, meter: Meter) -> None:
@@ -132,7 +135,10 @@ class FlatWriter:
             yield from operation.writes()
 
     def _results(self, names: Names) -> tuple[tuple[s.Identifier, ...], dict[str, Value]]:
-        """Return the identifiers of the outputs, and the values of the outputs that are copies."""
+        """Return the identifiers of the graph's outputs, and the values of those written as copies.
+
+        The copies are mapped by identifier.
+        """
         copies: dict[str, Value] = {}
         results: list[s.Identifier] = []
         computed = set(self._computed())
@@ -158,11 +164,11 @@ class FlatWriter:
             yield _assign(self.names[value], node)
 
     def _updates(self, names: Names, copies: dict[str, Value]) -> Iterator[s.Assignment]:
-        """Yield the updates of the states.
+        """Yield the statements that update the states.
 
-        `copies` has the value of each output that is a copy. If an output copies the new value of a
-        state, the update assigns this output instead of a fresh name, and the output is removed
-        from `copies`.
+        `copies` maps the identifier of an output that is a copy to the value. If an output copies
+        the new value of a state, the update assigns this output instead of a new name, and the
+        output is removed from `copies`.
         """
         # The names of outputs, by the value that they copy.
         outputs_of: dict[Value, deque[str]] = {}
@@ -184,18 +190,18 @@ class FlatWriter:
         return invocation("external", generic=self._item(value), shape=integers(shape))
 
     def _item(self, value: Value) -> str:
-        """Return the item type that declares a tensor.
+        """Return the item type with which a tensor is declared, such as "scalar".
 
-        For complex numbers, an error is recorded.
+        If the tensor has complex numbers, record an error.
         """
         if is_complex(value.type.dtype):
             self.refuse(f"'{value.name}' holds complex numbers, NNEF has none")
         return item_of(value.type.dtype)
 
     def invoked(self, operation: Operation) -> Invoked | None:
-        """Return the invocation of an operation.
+        """Return the invocation of NNEF's operation for an operation of the graph.
 
-        If there is none, record an error and return None.
+        If NNEF has no such operation, record an error and return None.
         """
         kind = operation.kind
         arguments: dict[str, Any] = {**dict(operation.operands), **dict(operation.attributes)}
@@ -270,7 +276,7 @@ class FlatWriter:
         return s.Identifier(0, self.names[value])
 
     def _expression(self, value: Any, type: t.Type, operation: Operation) -> s.Expression:
-        """Return an operand or attribute as an expression of a declared type."""
+        """Return an operand or attribute as an expression for a parameter of a type."""
         self.meter.spend(_EXPRESSION, "the flat document")
         if isinstance(value, Value):
             return self._tensor(value)
@@ -284,7 +290,7 @@ class FlatWriter:
         return s.Tuple(0, nodes) if isinstance(type, t.TupleOf) else s.Array(0, nodes)
 
     def literal(self, value: Number | str, type: t.Type, operation: Operation) -> s.Expression:
-        """Return a number, a string or a truth value as an expression of a declared type."""
+        """Return a number, a string or a bool as an expression for a parameter of a type."""
         item: Any = value.item() if isinstance(value, np.generic) else value
         if isinstance(item, complex):
             self.refuse(f"an argument of '{operation.kind}' is complex", operation)
@@ -310,7 +316,10 @@ class FlatWriter:
         return s.Literal(0, item)
 
     def _infinity(self, is_positive: bool) -> s.Identifier:
-        """Return the identifier of an infinite tensor, which is computed as 1 / 0 or log(0)."""
+        """Return the identifier of a tensor that is infinity if `is_positive`, otherwise -infinity.
+
+        The tensor is computed as 1 / 0 or log(0).
+        """
         if is_positive not in self._infinities:
             name = "infinity" if is_positive else "minus_infinity"
             operation = "rcp" if is_positive else "log"
@@ -328,7 +337,11 @@ class FlatWriter:
 
 
 def _is_exact_cast(dtype: str, x: object) -> bool:
-    """Tell whether NNEF can express a cast to a dtype, or the cast keeps all values anyway."""
+    """Tell whether a cast of `x` to a dtype can be written.
+
+    This is so if NNEF can express the dtype, or if the dtype represents all numbers that `x` may
+    have.
+    """
     if not is_integer(dtype) or dtype in _INTEGERS:
         return True
     source = x.type.dtype if isinstance(x, Value) else ""

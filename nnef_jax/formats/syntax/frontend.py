@@ -23,9 +23,9 @@ GRAPH, QUANTIZATION = "graph.nnef", "graph.quant"
 
 
 def tensor_members(arrays: Arrays) -> dict[str, NDArray[Any]]:
-    """Return arrays by the names of their members.
+    """Return arrays, which are mapped by label, by the names of the files that store them.
 
-    Raises DataError if two arrays would be stored in the same member.
+    Raises DataError if two arrays would be stored in the same file.
     """
     members: dict[str, NDArray[Any]] = {}
     for label, array in arrays.items():
@@ -38,7 +38,10 @@ def tensor_members(arrays: Arrays) -> dict[str, NDArray[Any]]:
 
 
 class TextFrontend(Frontend):
-    """A document, its archive, and the text of the archive's graph.quant, which may be None."""
+    """A document in a text format, its archive, and the archive's graph.quant.
+
+    `quantization` is None if the archive has no graph.quant.
+    """
 
     def __init__(
         self, source: Source, graph: s.GraphDefinition, archive: Archive, options: Options
@@ -66,20 +69,23 @@ class TextFrontend(Frontend):
 
     @abstractmethod
     def quantizers(self, source: Source) -> Mapping[str, Quantizer]:
-        """Read a graph.quant; return its entries by tensor.
+        """Read a graph.quant; return its entries by the name of the tensor.
 
-        Raises NnefError, which has all errors.
+        Raises NnefError, which contains all errors of the entries.
         """
 
     @abstractmethod
     def flat_text(self, graph: Graph, options: Options, cut: Cut) -> str:
-        """Return the flat text of a part of the graph.
+        """Return the part of the graph that `cut` selects, as a flat text.
 
         Raises UnsupportedError, which names everything that the format cannot express.
         """
 
     def members(self, arrays: Arrays, quantization: str | None) -> Written:
-        """Return the archive of the document with new data for its variables, by label."""
+        """Return the archive that was read, with `arrays` in the place of its data.
+
+        `quantization` is the text of graph.quant; None means the text that was read.
+        """
         if quantization is None and self.quantization is not None:
             quantization = self.quantization.text
         return self._archive(self._source.text, arrays, quantization)
@@ -92,7 +98,11 @@ class TextFrontend(Frontend):
         arrays: Arrays,
         quantization: str | None,
     ) -> Written:
-        """Return a part of the graph as an archive of a flat text, in which operations round."""
+        """Return the part of the graph that `cut` selects, as an archive with a flat text.
+
+        `arrays` are the data by label, and `quantization` is the text of graph.quant. In the flat
+        text, rounding of quantised tensors is an operation.
+        """
         return self._archive(self.flat_text(graph, options, cut), arrays, quantization)
 
     def _archive(self, text: str, arrays: Arrays, quantization: str | None) -> Written:

@@ -31,7 +31,7 @@ _SHOWN = {
 
 
 class _Callbacks:
-    """A transformer for lark. For each production, it calls the builder's method of that name."""
+    """Calls the method of a tree builder that has the name of a production, for lark."""
 
     def __init__(self, kind: type[TreeBuilder]) -> None:
         self._kind = kind
@@ -60,8 +60,9 @@ class GrammarReader:
     def read(self, start: str, text: str, builder: TreeBuilder) -> Any:
         """Read a text of the production `start`; return the tree that the builder makes.
 
-        The text may have semicolons in place of white space in the builder's source, so offsets are
-        the same in both. Raises NnefSyntaxError, and errors of the builder.
+        The text may have semicolons in places where the builder's source has white space; the
+        offsets are equal. Raises NnefSyntaxError if the text does not follow the grammar, and
+        errors of the builder.
         """
         with self._lock:
             self._callbacks.builder = builder
@@ -114,7 +115,7 @@ def _offset_and_terminals(text: str, error: UnexpectedInput) -> tuple[int, Colle
 
 
 def _shown_terminals(lark: Lark, terminals: Collection[str]) -> set[str]:
-    """Return terminals of the grammar in the form that messages show."""
+    """Return the texts that messages show for terminals of the grammar, such as "';'"."""
     patterns = {terminal.name: terminal.pattern for terminal in lark.terminals}
     names: set[str] = set()
     for name in terminals:

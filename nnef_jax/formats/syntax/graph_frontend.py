@@ -39,7 +39,10 @@ _KEEP = "convert(..., keep=True), --keep, write it as a custom operation, which 
 
 
 class GraphFrontend(Frontend):
-    """A network whose weights remain in their files until a model computes with them."""
+    """A network whose weights remain in their files until a model computes with them.
+
+    Such a network is saved as a flat document of NNEF 1.0.
+    """
 
     is_saved_flat = True
 
@@ -52,10 +55,13 @@ class GraphFrontend(Frontend):
 
     @abstractmethod
     def titles(self) -> Titles:
-        """Return the title of each layer or node, which errors show, by its offset in the text."""
+        """Return the title of each layer or node for errors, by its offset in the text."""
 
     def stored(self, graph: Graph) -> Stored:
-        """Return the weights. If an array has the stored dtype, it is a view of the file."""
+        """Return the weights of the variables in the dtypes of the graph.
+
+        If a file has an array in this dtype, the array is a view of the file.
+        """
         data: dict[str, NDArray[Any]] = {}
         for variable in (*graph.parameters, *graph.states):
             if isinstance(variable, StateVariable) and variable.initial is not None:
@@ -68,7 +74,7 @@ class GraphFrontend(Frontend):
         return Stored(data, self)
 
     def identifiers(self, graph: Graph) -> Mapping[str, str]:
-        """Return the names of the graph's tensors, by their names in the flat document."""
+        """Return the names of the graph's tensors, by their identifiers in a flat document."""
         writer = FlatWriter(graph, self._options.meter)
         # The tensors of operations that cannot be written have names too.
         with suppress(UnsupportedError):
@@ -87,9 +93,10 @@ class GraphFrontend(Frontend):
         arrays: Arrays,
         quantization: str | None,
     ) -> Written:
-        """Return a part of the network as an archive of a flat document of NNEF 1.0.
+        """Return the part of the graph that `cut` selects, as an archive of a flat document.
 
-        `quantization` becomes its graph.quant.
+        `arrays` are the data by label. `quantization` is the text of the archive's graph.quant;
+        None means that it has none.
         """
         part, _ = cut(graph)
         text = print_document(_TitledWriter(part, self.titles, options).write())
@@ -99,7 +106,11 @@ class GraphFrontend(Frontend):
         return Written(members | {QUANTIZATION: quantization.encode()})
 
     def converted(self, graph: Graph, data: Arrays | None, *, flat: bool, keep: bool) -> Written:
-        """Return the network as an archive of NNEF 1.0. The document is always flat."""
+        """Return the network as an archive of NNEF 1.0, with a flat document.
+
+        If `keep`, operations that NNEF lacks are written as custom operations. Otherwise they are
+        an error.
+        """
         raise_all(self.unsavable())
         options = self._options
         arrays = data or {}
@@ -157,7 +168,10 @@ class _TitledWriter(FlatWriter):
         self._refused = set[int]()
 
     def write(self) -> Document:
-        """Write the document. A tensor with items that NNEF does not have is an error, too."""
+        """Return the flat document of the graph.
+
+        Raises UnsupportedError also for a tensor whose dtype NNEF does not have.
+        """
         for operation in self.graph.operations:
             for value in operation.writes():
                 dtype = value.type.dtype

@@ -14,9 +14,9 @@ from nnef_jax.wording.similar import did_you_mean, listed
 
 
 class InvalidInvocation(ValueError):
-    """An invocation breaks a rule at `node`.
+    """An invocation of an operation breaks a rule at `node`.
 
-    The caller raises an error with a span in its place.
+    The caller replaces the exception by an error with a place in the text.
     """
 
     def __init__(self, message: str, node: s.SyntaxNode, hint: str = "") -> None:
@@ -47,13 +47,19 @@ class Form:
     sources: Sequence[int | s.Expression | None]
 
     def expressions(self, invocation: s.Invocation) -> list[s.Expression]:
-        """Return an expression for each parameter, in the order of the declaration."""
+        """Return the expression for each parameter, in the order of the declaration.
+
+        It is the argument of `invocation`, or else the parameter's default.
+        """
         arguments = invocation.arguments
         return [arguments[x].value if type(x) is int else x for x in self.sources]  # pyright: ignore
 
 
 def form_of(fragment: s.Fragment, invocation: s.Invocation) -> Form:
-    """Return the form of an invocation. Raises InvalidInvocation."""
+    """Return the form of an invocation of `fragment`.
+
+    Raises InvalidInvocation if the arguments do not fit the parameters.
+    """
     parameters = fragment.parameters
     positions = bind(fragment, invocation)
     return Form(
@@ -73,15 +79,16 @@ def bind(
     freely: bool = False,
     ignoring: bool = False,
 ) -> dict[str, int]:
-    """Return the positions of arguments by parameter, in the order of the declaration.
+    """Return the position of the argument for each parameter, in the order of the declaration.
 
-    Parameters without an argument are left out. If there is a meter, the hint for an unknown name
-    is a similar name. Raises InvalidInvocation.
+    Parameters without an argument are left out. Raises InvalidInvocation if the arguments do not
+    fit the parameters.
 
     Args:
         fragment: the declaration of the operation.
         invocation: the invocation.
-        meter: counts the steps of the search for a similar name.
+        meter: counts the steps of the search for a similar name, which the hint for an unknown
+            name shows. Without a meter, the hint lists the parameters.
         freely: whether attributes may be positional, and positional arguments may follow named
             arguments.
         ignoring: whether arguments that have no parameter are ignored. This holds only if all
@@ -116,11 +123,11 @@ def bind(
 
 
 def refuse(uses: Mapping[str, Sequence[Span]], explain: Callable[[str], tuple[str, str]]) -> None:
-    """Raise UnsupportedError for operations without a rule.
+    """Raise UnsupportedError for operations without a rule; do nothing if there are none.
 
     `uses` has the places of the calls, by operation. `explain` is called with the name of an
-    operation. The function returns the operation's origin, which follows the name in the error, and
-    a hint.
+    operation, and returns two texts: the operation's origin, which follows the name in the error,
+    and a hint.
     """
     errors: list[UnsupportedError] = []
     for name, spans in uses.items():
@@ -139,7 +146,11 @@ def _offset(error: UnsupportedError) -> int:
 def _positional(
     fragment: s.Fragment, arguments: Sequence[s.Argument], position: int, *, freely: bool
 ) -> str:
-    """Return the name of the parameter for a positional argument. Raises InvalidInvocation."""
+    """Return the name of the parameter for the argument at a position, which has no name.
+
+    Raises InvalidInvocation if there is no such parameter, or, unless `freely`, if the argument
+    must have a name.
+    """
     parameters = fragment.parameters
     argument = arguments[position]
     if position >= len(parameters):

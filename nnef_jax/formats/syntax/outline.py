@@ -13,9 +13,9 @@ from nnef_jax.formats.syntax import tree as s
 
 
 def callers_of(names: Iterable[str], fragments: Mapping[str, s.Fragment]) -> frozenset[str]:
-    """Return `names`, and the names of fragments that call these operations.
+    """Return `names` and the names of all fragments that call one of these operations.
 
-    A fragment may call them directly, or by calling other fragments.
+    A fragment may call an operation directly, or by calling another fragment.
     """
     callers: defaultdict[str, list[str]] = defaultdict(list)
     for name, fragment in fragments.items():

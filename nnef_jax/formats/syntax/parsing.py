@@ -18,9 +18,10 @@ from nnef_jax.limits import TOKEN_STEPS, Limits, Meter, within_memory
 
 @dataclass
 class Parser:
-    """A parser of a language. Its grammar is in `package` and has the start symbols `starts`.
+    """A parser of a language, whose grammar is a file of the package `package`.
 
-    The grammar and lark are loaded only if the fast reader gives up.
+    `starts` are the productions with which a text may start. The grammar and lark are loaded only
+    if the fast reader gives up on a text.
     """
 
     package: str
@@ -36,11 +37,11 @@ class Parser:
         text: str | None = None,
         provisional: bool = False,
     ) -> Any:
-        """Parse a text; return the tree that the builder makes from the production `start`.
+        """Parse a text by the production `start`; return the tree that the builder makes.
 
-        `text` replaces the text of the source. The offsets in both texts must be the same. Raises
-        NnefSyntaxError if the text does not follow the grammar, LimitError if expressions are
-        nested too deeply or there are too many tokens, and errors of the builder.
+        `text` replaces the text of the source, with equal offsets. Raises NnefSyntaxError if the
+        text does not follow the grammar, LimitError if expressions are nested too deeply or there
+        are too many tokens, and errors of the builder.
         """
         text = source.text if text is None else text
         builder = partial(self.builder, source, meter.limits.nesting, provisional)
@@ -60,7 +61,10 @@ class Parser:
         return tree
 
     def by_grammar(self, start: str, text: str, builder: TreeBuilder, meter: Meter) -> Any:
-        """Return the tree that the grammar's reader builds."""
+        """Parse a text by the grammar; return the tree that the builder makes.
+
+        This is slower than `fast`, and explains errors.
+        """
         meter.spend(TOKEN_STEPS * count_tokens(text), builder.source.name)
         with within_memory("the text"):
             return self._grammar.read(start, text, builder)
@@ -77,6 +81,6 @@ STANDARD = Parser("nnef_jax.formats.syntax", ("document", "library", "quantizati
 
 
 def read_package(package: str, name: str) -> dict[str, Fragment]:
-    """Return the declarations in a file of a package, by name."""
+    """Return the declarations in the file `name` of a Python package, by the declared name."""
     source = Source(name, files(package).joinpath(name).read_text(encoding="utf-8"))
     return STANDARD.parse(source, Meter(Limits.unbounded()), "library")

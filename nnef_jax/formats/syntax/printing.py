@@ -26,9 +26,9 @@ _OPERATORS = {
 
 
 def print_document(document: s.Document) -> str:
-    """Print a document in its dialect, in a fixed layout.
+    """Return the text of a document in its dialect, in a fixed layout.
 
-    The tree has no comments, so neither has the text. Parentheses are printed only where the tree
+    The text has no comments, since the tree has none. Parentheses are printed only where the tree
     needs them. Parsing the text returns an equal document.
     """
     return _Printer(document.provisional).document(document)
@@ -106,7 +106,7 @@ class _Printer:
         return text if binding >= level else f"({text})"
 
     def bare(self, node: s.Expression) -> tuple[str, int]:
-        """Print an expression without outer parentheses; return the text and the level."""
+        """Return the text of an expression without outer parentheses, and how tightly it binds."""
         match node:
             case s.Literal(value=value):
                 text = _literal(value)
@@ -142,9 +142,9 @@ class _Printer:
                 return f"{head}({listing})", _ATOM
 
     def items(self, items: Sequence[s.Expression]) -> str:
-        """Print the items of an array or tuple.
+        """Return the text of the items of an array or tuple, without the brackets.
 
-        Literals only have no spaces between them: `[1,1]`.
+        There are spaces between the items unless all items are literals: `1,1`.
         """
         separator = "," if all(map(s.is_literal, items)) else ", "
         return separator.join(map(self.expression, items))

@@ -54,12 +54,12 @@ class Quantizer:
     """The quantisation of a tensor, from an entry of graph.quant or the header of a tensor file.
 
     `node` is the invocation in `source`, without the tensor. `operation` is the name of the
-    algorithm. `arguments` has the values of those arguments that are numbers, strings or constants.
+    algorithm. `arguments` has the values of the arguments that are numbers, strings or constants.
 
-    A list has a value for each channel. The channels of a variable are along axis 0. If the extent
-    of axis 0 is not the length of the list, they are along axis 1, as in a bias of shape (1,
-    channels). The channels of any other tensor are along axis 1, or along axis 0 if the tensor has
-    one axis. A constant tensor is broadcast from the left.
+    A list of numbers has a number for each channel. The channels of a variable are along axis 0. If
+    the extent of axis 0 is not the length of the list, they are along axis 1, as in a bias of shape
+    (1, channels). The channels of any other tensor are along axis 1, or along axis 0 if the tensor
+    has one axis. A constant tensor is broadcast from the left.
     """
 
     source: Source
@@ -75,9 +75,11 @@ class Quantizer:
         return s.span_in(self.source, self.node)
 
     def value(self, argument: str, shape: Shape, *, variable: bool) -> ArgumentValue:
-        """Return an argument for a tensor of a shape. A list becomes an array that broadcasts.
+        """Return the value of an argument, for a tensor of a shape.
 
-        Raises ShapeError if the length of a list is not the number of channels.
+        A list with a number for each channel becomes an array that broadcasts to the tensor.
+        `variable` tells whether the tensor is a variable, whose channels are along axis 0. Raises
+        ShapeError if the length of a list is not the number of channels.
         """
         value = self.arguments[argument]
         if not isinstance(value, list):
@@ -97,10 +99,10 @@ class Quantizer:
 
     @property
     def step(self) -> NDArray[Any] | None:
-        """Return the distance between the numbers of adjacent codes.
+        """Return the distance between the numbers that successive codes stand for.
 
-        The distance is a scalar, or an array with a distance for each channel. The result is None
-        if the distances between codes differ.
+        The distance is a single number, or an array with a number for each channel. Return None if
+        the distance is not the same for all codes.
         """
         arguments: Any = self.arguments
         match arguments:
@@ -113,7 +115,10 @@ class Quantizer:
                 return None
 
     def invocation(self, name: str, type: TensorType, *, variable: bool) -> s.Invocation:
-        """Return the invocation that quantises the tensor with this name and type."""
+        """Return the invocation that quantises the tensor with a name and a type.
+
+        `variable` tells whether the tensor is a variable, whose channels are along axis 0.
+        """
         offset = self.node.offset
         arguments = [s.Argument(offset, None, s.Identifier(offset, name))]
         for argument in self.node.arguments:
@@ -165,7 +170,7 @@ class Quantizer:
 
 
 def _expression(value: ArgumentValue, offset: int) -> s.Expression:
-    """Return a value as an expression. An array becomes a constant tensor."""
+    """Return the value of an argument as an expression. An array becomes a call of `constant`."""
     if not isinstance(value, np.ndarray):
         assert not isinstance(value, list)
         return s.Literal(offset, value)
@@ -179,9 +184,10 @@ def _expression(value: ArgumentValue, offset: int) -> s.Expression:
 
 
 def _in_order(low: ArgumentValue, high: ArgumentValue) -> bool:
-    """Tell whether each minimum is below its maximum. If they cannot be compared yet, return True.
+    """Tell whether each minimum in `low` is below the maximum for it in `high`.
 
-    The shape of the quantised tensor decides how a list is compared with a constant tensor.
+    If `low` is a list and `high` a constant tensor, or the other way round, the shape of the
+    quantised tensor decides which numbers are compared. It is not known yet, so the result is True.
     """
     are_unlike = isinstance(low, list) != isinstance(high, list)
     if are_unlike and np.size(low) > 1 and np.size(high) > 1:

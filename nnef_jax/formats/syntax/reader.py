@@ -33,14 +33,15 @@ _Item = TypeVar("_Item")
 
 
 class NotUnderstood(Exception):
-    """The fast reader gives up. The grammar reads the text instead."""
+    """The fast reader cannot read a text, so that the grammar must read it."""
 
 
 class FastReader:
-    """Reads a text. The next token is `token`, of the kind `kind`, from `start` to `stop`.
+    """Reads a text without a grammar. The next token is `token`, of the kind `kind`.
 
-    The methods are named after productions, and call the builder as the grammar does. They raise
-    NotUnderstood, and errors of the builder.
+    The token is in the text from `start` to `stop`. The methods are named after productions of the
+    grammar, and call the builder as the grammar does. They raise NotUnderstood if they cannot read
+    the text, and errors of the builder.
 
     Args:
         text: the text.
@@ -68,7 +69,7 @@ class FastReader:
         self.advance(0)
 
     def advance(self, at: int) -> None:
-        """Read the token at a position, and make it the next token."""
+        """Read the token at the offset `at`, and make it the next token."""
         self.tokens_left -= 1
         match = self.match(self.text, at)
         if match is None or self.tokens_left < 0:
@@ -95,19 +96,23 @@ class FastReader:
         self.advance(self.stop)
 
     def accept(self, token: str) -> bool:
-        """Step over the next token if it is `token`; tell whether it is."""
+        """Step over the next token if it equals `token`, and tell whether it does."""
         is_next = token == self.token
         if is_next:
             self.advance(self.stop)
         return is_next
 
     def name(self) -> Token:
-        """Step over a name and return it."""
+        """Step over the next token, which must be a name, and return it."""
         _require(self.kind == _NAME)
         return self.take()
 
     def generic(self, declared: bool = False) -> Token | None:
-        """Step over a generic argument `<type>` and return it. If there is none, return None."""
+        """Step over the next token if it is a generic argument such as `<scalar>`, and return it.
+
+        Return None if the next token is something else. `declared` tells whether the token is in a
+        declaration, where it must have the form `<?>` or `<? = type>`.
+        """
         if self.kind != _GENERIC:
             return None
         token = self.take()
@@ -122,14 +127,17 @@ class FastReader:
         return items
 
     def listed(self, brackets: str, item: Callable[[], object], least: int = 0) -> list[Any]:
-        """Read a list in brackets that has at least `least` items.
+        """Read a list in `brackets`, such as "[]", that has at least `least` items.
 
-        Return the bracket and the items.
+        `item` is called to read an item. Return a list of the opening bracket and the items.
         """
         return [self.take(brackets[0]), *self.items_to(brackets[1], item, least)]
 
     def items_to(self, closing: str, item: Callable[[], _Item], least: int = 0) -> list[_Item]:
-        """Read the items before a closing bracket, which have commas between them."""
+        """Read the items before a closing bracket, which have commas between them, and the bracket.
+
+        `item` is called to read an item. There must be at least `least` items.
+        """
         items: list[_Item] = []
         while self.token != closing:
             items.append(item())
@@ -281,7 +289,7 @@ class FastReader:
         return self.build.tuple_expression(*self.listed(brackets, self.target, least))
 
     def flat(self, start: re.Match[str]) -> tuple[s.Assignment, int]:
-        """Read a flat statement; return the statement and the offset of its end.
+        """Read a statement `name = operation<generic>(...);`; return it and the offset of its end.
 
         `start` is the match of `name = operation<generic>(`.
         """
@@ -305,7 +313,7 @@ class FastReader:
         return s.Assignment(target.offset, target, value), end.end()
 
     def arguments(self, at: int) -> tuple[list[s.Argument], int]:
-        """Read the arguments after an opening bracket.
+        """Read the arguments of an invocation from the offset `at`, after the opening bracket.
 
         Return the arguments, and the offset of the end of the closing bracket.
         """
@@ -468,7 +476,7 @@ def _number(text: str) -> int | float:
 
 
 def _numbers(text: str, offset: int) -> s.Array | s.Tuple:
-    """Make an array or a tuple of numbers, or an array of pairs of numbers."""
+    """Make an array or a tuple from a text such as "[1,2]" or "(1,2)", or an array of pairs."""
     items: list[Any] = []
     for match in _ITEM.finditer(text):
         item = match[0]

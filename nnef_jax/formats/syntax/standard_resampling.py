@@ -54,7 +54,10 @@ _MEANS = ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel")
 
 
 def standard_resampling(operation: Operation) -> Resampling | None:
-    """Return the operation of NNEF that is equal to a resize, or None if there is none."""
+    """Return the operation of NNEF 1.0 that is equal to a resize, or None if there is none.
+
+    The result is the name of the operation and its arguments by name.
+    """
     attributes: Any = dict(operation.attributes)
     x = dict(operation.operands)["input"]
     scales = attributes["scales"]
@@ -97,9 +100,10 @@ def standard_resampling(operation: Operation) -> Resampling | None:
 
 
 def _factors(larger: Sequence[float], smaller: Sequence[float]) -> tuple[int, ...]:
-    """Return the ratios of the spatial extents.
+    """Return the ratio of `larger` to `smaller` for each spatial axis.
 
-    The result is () unless all ratios are integers, and the ratios of batch and channels are 1.
+    `larger` and `smaller` have the extents of all axes. Return () unless all ratios are integers,
+    and the ratios of the axes of batch and channels are 1.
     """
     factors: list[int] = []
     for large, small in zip(larger, smaller, strict=True):

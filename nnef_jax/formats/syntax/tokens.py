@@ -42,7 +42,10 @@ _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 
 
 class Token(str):
-    """A piece of a text with its offset. The offset has the name that it has in lark's tokens."""
+    """A piece of a text with its offset, `start_pos`.
+
+    The tokens of lark have an offset of this name.
+    """
 
     __slots__ = ("start_pos",)
     start_pos: int
@@ -59,12 +62,12 @@ def unescaped(text: str) -> str:
 
 
 class Language:
-    """A dialect of the language, for the fast reader.
+    """A dialect of NNEF's language, for the fast reader.
 
     Args:
         name: the pattern of an identifier.
         extension: the pattern of an extension line.
-        levels: the binary operators. Those of the lowest precedence come first.
+        levels: the binary operators by precedence, from the lowest to the highest.
         signs: the unary operators.
         loose: whether lists may end with a comma, bodies may be empty, and results may lack types.
             Such a language has no conditions, comprehensions, ranges, or fragments without a body.

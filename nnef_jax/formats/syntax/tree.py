@@ -16,9 +16,9 @@ from nnef_jax.formats.syntax.types import Type
 
 @dataclass(slots=True)
 class SyntaxNode:
-    """A node of the tree, with its offset in the text.
+    """A node of the syntax tree, with its offset in the text.
 
-    `depth` is the nesting of an expression. It is set while the tree is built.
+    `depth` is how deep expressions are nested in the node. It is set while the tree is built.
     """
 
     offset: int = field(compare=False, repr=False)
@@ -197,7 +197,7 @@ class GraphDefinition(SyntaxNode):
 
 @dataclass(slots=True)
 class Document:
-    """A parsed text. It is in 1.0 provisional if `provisional`, otherwise in 1.0 final."""
+    """A parsed text of NNEF 1.0 provisional if `provisional`, otherwise of 1.0 final."""
 
     source: Source = field(compare=False, repr=False)
     version: str
@@ -228,17 +228,17 @@ _SEQUENCES = frozenset({Array, Tuple})
 
 
 def invocations(expressions: Iterable[Expression]) -> Iterator[Invocation]:
-    """Yield all invocations in expressions. They may come in any order."""
+    """Yield all invocations that occur in expressions, at any depth and in any order."""
     return (node for node in _parts(expressions) if type(node) is Invocation)
 
 
 def names_in(expression: Expression) -> Iterator[str]:
-    """Yield the names that an expression reads. They may come in any order."""
+    """Yield the names that an expression reads, at any depth and in any order."""
     return (node.name for node in _parts([expression]) if type(node) is Identifier)
 
 
 def _parts(expressions: Iterable[Expression]) -> Iterator[Invocation | Identifier]:
-    """Yield all invocations and identifiers in expressions. They may come in any order."""
+    """Yield all invocations and identifiers in expressions, at any depth and in any order."""
     pending: list[Any] = [*expressions]
     while pending:
         node = pending.pop()

@@ -35,9 +35,10 @@ def nodes_of(items: Sequence[object]) -> tuple[Any, ...]:
 class TreeBuilder:
     """Builds the syntax tree of a text in NNEF's language.
 
-    A method has the name of a production. Its arguments are what the production consists of: nodes
-    of inner productions, named tokens, and None for an optional token that is absent. `features`
-    lists the constructions that only one dialect has or that need an extension, with their offsets.
+    A method has the name of a production of the grammar. Its arguments are the parts of the
+    production: nodes of inner productions, named tokens, and None for an optional token that is
+    absent. `features` lists, with their offsets, the constructions that only one dialect has or
+    that need an extension.
     """
 
     def __init__(self, source: Source, nesting: int, provisional: bool = False) -> None:
@@ -60,7 +61,7 @@ class TreeBuilder:
         self._operators.clear()
 
     def name(self, token: Token) -> str:
-        """Return the identifier in a token. Raises NnefSyntaxError if it is a keyword."""
+        """Return the identifier in a token. Raises NnefSyntaxError if the token is a keyword."""
         if token in self.keywords:
             raise self._fail(f"'{token}' is a keyword, it cannot be a name", token)
         return str(token)
@@ -76,16 +77,19 @@ class TreeBuilder:
     def _nested(
         self, node: _Expression, inner: Sequence[s.SyntaxNode | None], offset: int
     ) -> _Expression:
-        """Set the depth of an expression and return it.
+        """Set the depth of an expression from the depths of the nodes `inner`, and return it.
 
-        Raises LimitError if it is nested too deeply.
+        Raises LimitError if the expression is nested too deeply.
         """
         node.depth = 1 + max([getattr(item, "depth", 0) for item in inner], default=0)
         self._check_nesting("expressions", node.depth, offset)
         return node
 
     def _computed(self, node: _Expression, *inner: s.Expression | None) -> _Expression:
-        """Note an expression as one that computes, set its depth, and return it."""
+        """Set the depth of an expression that computes with operators, and return the expression.
+
+        `inner` are the operands of the expression. Its offset is noted in the list of operators.
+        """
         self._operators.append(node.offset)
         return self._nested(node, inner, node.offset)
 
@@ -302,7 +306,10 @@ class TreeBuilder:
         return self._nested(node, values, node.offset)
 
     def generic(self, token: Token) -> str:
-        """Return the type that an invocation names in `<...>`."""
+        """Return the type in a token such as `<scalar>`.
+
+        Raises NnefSyntaxError if the token does not name a type.
+        """
         self._note("generic", token.start_pos)
         type = token[1:-1].strip()
         if type not in _GENERIC:

@@ -20,9 +20,9 @@ class Primitive:
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A tensor whose items are scalar, integer, logical or generic `?`.
+    """The type of a tensor whose items are scalar, integer, logical or generic `?`.
 
-    None stands for any items.
+    `item` is None if the items may be of any type.
     """
 
     item: str | None
@@ -33,7 +33,7 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class ArrayOf:
-    """An array. The item type of an empty array literal is `ANY`."""
+    """The type of an array. The items of an empty array literal have the type `ANY`."""
 
     item: Type
 
@@ -43,7 +43,10 @@ class ArrayOf:
 
 @dataclass(frozen=True, slots=True)
 class TupleOf:
-    """A tuple. `size` is the number of its items, including the items of inner tuples."""
+    """The type of a tuple.
+
+    `size` is the number of its items, including the items of inner tuples.
+    """
 
     items: tuple[Type, ...]
     size: int = field(init=False, compare=False, repr=False)
@@ -57,7 +60,10 @@ class TupleOf:
 
 @dataclass(frozen=True, slots=True)
 class Anything:
-    """A type that fits every type. It is the type of items of an empty array, and of errors."""
+    """A type that fits every type.
+
+    It is the type of the items of an empty array, and of an expression that has an error.
+    """
 
     def __str__(self) -> str:
         return "any"
@@ -109,10 +115,11 @@ def substitute(type: Type, generic: str | None) -> Type:
 
 
 def fits(actual: Type, formal: Type, *, mixed: bool = False) -> bool:
-    """Tell whether an argument of one type fits another, formal type (spec 3.3.2, Type Casting).
+    """Tell whether an argument of type `actual` fits a parameter of type `formal`.
 
-    A primitive fits a tensor with items of its kind. Arrays and tuples fit if their items do. If
-    `mixed`, an integer fits a scalar (spec 3.2.2).
+    See section 3.3.2 of the specification, Type Casting. A primitive fits a tensor with items of
+    this primitive type. An array or tuple fits if its items fit. If `mixed`, an integer fits a
+    scalar (spec 3.2.2).
     """
     if actual == formal or isinstance(actual, Anything) or isinstance(formal, Anything):
         return True
@@ -134,7 +141,10 @@ def fits(actual: Type, formal: Type, *, mixed: bool = False) -> bool:
 
 
 def common(a: Type, b: Type) -> Type | None:
-    """Return the type that both types fit, which is one of the two, or None if there is none."""
+    """Return the type to which values of the types `a` and `b` can be converted.
+
+    It is `a` or `b` or consists of parts of them. Return None if there is no such type.
+    """
     match a, b:
         case Anything(), _:
             return b
@@ -158,7 +168,10 @@ def common(a: Type, b: Type) -> Type | None:
 
 
 def deduce(actual: Type, formal: Type) -> str | None:
-    """Return the type of `?` in `formal` for an argument of type `actual`, None without `?`."""
+    """Return the type of `?` in `formal` if an argument for it has the type `actual`.
+
+    Return None if `formal` does not contain `?`.
+    """
     match actual, formal:
         case ((Tensor(name) | Primitive(name)), (Tensor("?") | Primitive("?"))):
             return name
@@ -189,7 +202,7 @@ def _parts(type: Type) -> Sequence[Type]:
 
 
 def holds(type: Type, *leaves: Type) -> bool:
-    """Tell whether one of `leaves` occurs in a type."""
+    """Tell whether a type is one of `leaves`, or contains one of them at any depth."""
     return any(inner in leaves for level in _levels(type) for inner in level)
 
 
@@ -199,5 +212,5 @@ def has_tensor(type: Type) -> bool:
 
 
 def nesting(type: Type) -> int:
-    """Return how deep arrays and tuples are nested in a type. It is 0 for all other types."""
+    """Return the number of levels of arrays and tuples in a type: 2 for an array of pairs."""
     return sum(1 for _ in _levels(type)) - 1

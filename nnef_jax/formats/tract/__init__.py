@@ -45,12 +45,12 @@ def read(archive: Archive, options: Options) -> Frontend:
 
 
 def is_tract(text: str) -> bool:
-    """Tell whether a text is in the dialect, that is, names a registry or quotes identifiers."""
+    """Tell whether a text is in the dialect: it names a registry, or has identifiers in quotes."""
     if not any(sign in text for sign in ("tract_", "i'", 'i"')):
         return False  # the pattern would take 20 ms for a text of 5,000 statements
     return any(signs(text))
 
 
 def signs(text: str) -> Iterator[re.Match[str]]:
-    """Yield the matches of constructions that only the dialect has."""
+    """Yield the matches in a text of signs that only the dialect has, such as "tract_core"."""
     return (match for match in _SIGN.finditer(text) if match[1])

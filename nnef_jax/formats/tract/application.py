@@ -47,16 +47,22 @@ class Results(tuple[Any, ...]):
 
 
 def apply(site: CallSite, kind: str, /, *names: str, **arguments: object) -> Any:
-    """Apply a declared operation, on the host or in the graph, and return its result."""
+    """Apply the declared operation `kind` to arguments, and return its result.
+
+    The host computes the operation if all operands are known, otherwise it is added to the graph.
+    `names` are the names of the results.
+    """
     return applied(site, kind, arguments, names)
 
 
 def applied(
     site: CallSite, kind: str, arguments: ByName, names: Sequence[str], rule: Rule | None = None
 ) -> Any:
-    """Apply an operation. If all operands are known, the host computes it, else the graph.
+    """Apply the declared operation `kind` to arguments, and return its result.
 
-    `rule` is the user's rule for the operation, if there is one.
+    If all operands are known, the host computes the operation. Otherwise it is added to the graph.
+    `names` are the names of the results. `rule` is the user's rule for the operation, if there is
+    one.
     """
     site.graph.meter.spend(_APPLICATION)
     declared = declarations.declarations()[kind]
@@ -130,9 +136,9 @@ def _attribute(site: CallSite, value: object, parameter: s.FormalParameter) -> A
 
 
 def _operand(site: CallSite, value: object, parameter: s.FormalParameter) -> Any:
-    """Return an operand as a tensor or host value, or as a list of these.
+    """Return the argument for a parameter as a tensor or host value, or as a list of these.
 
-    If an optional operand is left out, return False.
+    If the argument of an optional parameter is left out, return False.
     """
     if value is False and parameter.default == _LEFT_OUT:
         return False
@@ -188,10 +194,11 @@ def _operation_site(
 def _bias(
     site: CallSite, input: TractOperand, filter: TractOperand, bias: TractOperand
 ) -> TractOperand:
-    """Convert an integer bias to real numbers if the input and the filter are quantised.
+    """Return the bias of a convolution or product, converted to real numbers if it is quantised.
 
-    The unit of such a bias is the product of the input's scale and the filter's scale. Any other
-    bias is returned unchanged. A bias is an integer if graph.quant has no entry for it.
+    The bias is quantised if the input and the filter are, and if the bias has integers; the
+    document's graph.quant then has no entry for it. A unit of such a bias is the product of the
+    input's scale and the filter's scale. Any other bias is returned unchanged.
     """
     scales = site.graph.scales
     if not isinstance(bias, Value) or not bias.type.dtype.startswith("int"):
@@ -210,7 +217,11 @@ def _bias(
 def _unified(
     site: CallSite, kind: str, items: Mapping[str, str | None], operands: ByName
 ) -> dict[str, Any]:
-    """Cast each operand to the common dtype of the operands with the same item type."""
+    """Cast operands to their common dtypes, and return them by name.
+
+    `items` maps the name of an operand to its declared item type. All operands with the same item
+    type get the same dtype.
+    """
     graph = site.graph
     dtypes = common_dtypes(kind, items, operands, graph.defaults)
 
@@ -236,7 +247,7 @@ def _unified(
 def _added(
     site: CallSite, kind: str, operands: ByName, attributes: ByName, names: Sequence[str]
 ) -> tuple[Any, ...]:
-    """Add an operation of the dialect to the graph; return its results."""
+    """Add an operation of the dialect to the graph, and return a tuple of its results."""
     operator = OPERATORS.get(kind)
     if operator is None:
         results = site.add(kind, operands, attributes, names)

@@ -20,7 +20,7 @@ _LARGEST = (1 << 63) - 1
 
 
 def is_attribute(value: Any, type: Type) -> bool:
-    """Tell whether an argument is already an attribute of a type and needs no conversion."""
+    """Tell whether an argument already is an attribute of the declared type `type`."""
     match type:
         case Primitive("integer"):
             return value.__class__ is int and -_LARGEST <= value <= _LARGEST
@@ -36,7 +36,10 @@ def is_attribute(value: Any, type: Type) -> bool:
 
 
 def attribute(value: object, type: Type) -> Any:
-    """Convert an argument to an attribute of a type. Raises InvalidOperation."""
+    """Convert an argument to an attribute that is declared as `type`.
+
+    Raises InvalidOperation if the argument cannot be converted.
+    """
     if is_attribute(value, type):
         return value
     match type:
@@ -69,7 +72,10 @@ def attribute(value: object, type: Type) -> Any:
 
 
 def known_integer(value: object, name: str) -> int:
-    """Return an integer argument. Raises InvalidOperation if it is open or symbolic."""
+    """Return the argument `value`, which must be an integer. `name` is its name, for the error.
+
+    Raises InvalidOperation if the integer depends on an open extent or is symbolic.
+    """
     integer = attribute(value, INTEGER)
     if integer is UNKNOWN or is_symbolic(integer):
         message = f"'{name}' must be known, but it depends on an open extent or is no number"
@@ -78,7 +84,7 @@ def known_integer(value: object, name: str) -> int:
 
 
 def _signed(integer: int) -> int:
-    """Return an integer as a signed integer of 64 bits.
+    """Return an integer of 64 bits as a signed integer: 2**64 - 1 becomes -1.
 
     tract writes some negative integers as unsigned integers.
     """

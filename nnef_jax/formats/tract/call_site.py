@@ -42,9 +42,9 @@ REFUSALS = (NnefError, InvalidOperation, InconclusiveDimensionOperation, ExtentN
 
 
 class _Evaluator(Protocol):
-    """The evaluation of a unit into a graph, as sites and intrinsics use it.
+    """The methods and fields of the evaluation of a network that call sites and intrinsics use.
 
-    `flatten` implements it.
+    The class `_UnitFlattener` in the module `flatten` implements the protocol.
     """
 
     unit: Unit
@@ -63,18 +63,21 @@ class _Evaluator(Protocol):
     def lookup(self, node: s.Identifier, frame: Frame) -> Any: ...
 
     def enter(self, fragment: s.Fragment, arguments: ByName, site: CallSite) -> Frame:
-        """Evaluate the body of a fragment, and return its frame."""
+        """Evaluate the body of a fragment that `site` calls, and return the body's frame.
+
+        `arguments` are the values of the fragment's parameters.
+        """
         ...
 
 
 @dataclass(slots=True)
 class CallSite(OperatorSite[FlatGraph]):
-    """A call of an operation in the document. The results get the names in `names`.
+    """A call of an operation in the document, while the operation is applied.
 
-    `arguments` are the arguments of `operation`, and `operands` are the tensors among these.
-    `words` maps the names of parameters of the operation's meaning to the names of arguments in the
-    document. If the site `folds`, operands are host values, and operations are computed instead of
-    being added to the graph.
+    `names` are the names of the results. `arguments` are the arguments of `operation`, and
+    `operands` are the tensors among the arguments. `words` maps the names of parameters of the
+    operation's meaning to the names of arguments in the document. If the site `folds`, operands are
+    host values, and operations are computed on the host instead of being added to the graph.
     """
 
     evaluator: _Evaluator
@@ -108,15 +111,15 @@ class CallSite(OperatorSite[FlatGraph]):
 
     @property
     def kind(self) -> str:
-        """Return the name or operator that the document has for the operation, or ''.
+        """Return the word that the document has for the operation: a name such as "conv", or "+".
 
-        Expressions that are neither calls nor operators have ''.
+        Return "" for expressions that are neither calls nor operators.
         """
         return getattr(self.node, "operation", "") or getattr(self.node, "operator", "")
 
     @property
     def generic(self) -> str:
-        """Return the generic argument of the call, or '' if it has none."""
+        """Return the generic argument of the call, such as "integer" in `cast<integer>`, or ""."""
         return getattr(self.node, "generic", "") or ""
 
     @property
@@ -126,15 +129,15 @@ class CallSite(OperatorSite[FlatGraph]):
 
     @property
     def name(self) -> str:
-        """Return the name of the result."""
+        """Return the name of the first result."""
         return self.names[0] if self.names else self.frame.prefix + (self.operation or self.kind)
 
     def named(self, *names: str) -> CallSite:
-        """Return the site with other names for the results."""
+        """Return a copy of the site whose results get the names `names`."""
         return replace(self, names=names)
 
     def into(self, graph: FlatGraph) -> CallSite:
-        """Return the site of the same call in another graph."""
+        """Return a copy of the site that adds its operations to another graph."""
         return replace(self, evaluator=self.evaluator.into(graph))
 
     # The methods below read arguments. An argument that the call leaves out has the default of the
@@ -145,7 +148,7 @@ class CallSite(OperatorSite[FlatGraph]):
         return name in self.arguments
 
     def argument(self, name: str) -> Any:
-        """Return an argument without conversion."""
+        """Return the argument `name` as it is, without a conversion to an attribute."""
         return self.arguments[name]
 
     def flag(self, name: str, default: bool = False) -> bool:
@@ -173,21 +176,24 @@ class CallSite(OperatorSite[FlatGraph]):
         return self._attribute(name, STRING)
 
     def _attribute(self, name: str, type: Type) -> Any:
-        """Convert an argument to an attribute of a type.
+        """Return the argument `name`, converted to an attribute of a type.
 
-        A missing argument already has the declaration's default.
+        If the call leaves the argument out, the argument is the default of its declaration.
         """
         return attribute(self.arguments[name], type)
 
     def integer(self, name: str) -> Any:
-        """Return an integer argument on which the structure of the graph depends.
+        """Return the argument `name`, an integer on which the structure of the graph depends.
 
-        Raises InvalidOperation if the integer is open or symbolic.
+        Raises InvalidOperation if the integer depends on an open extent or is symbolic.
         """
         return known_integer(self.arguments[name], name)
 
     def dtype(self, name: str, default: str | None = None) -> str:
-        """Return the dtype in which the network computes the datum type that an argument names."""
+        """Return the dtype in which the network computes tensors of a datum type.
+
+        The argument `name` is the name of the datum type, such as "f16".
+        """
         return dtype_of(self.text(name), self.graph.builder.real)
 
     def choice(self, name: str, *allowed: Any, default: Any = None) -> Any:
@@ -199,37 +205,40 @@ class CallSite(OperatorSite[FlatGraph]):
         return value
 
     def axis_of(self, name: str, default: int | None = None, rank: int | None = None) -> int:
-        """Return the axis of the first operand that an argument specifies."""
+        """Return the axis that the argument `name` specifies, as a number from 0 on.
+
+        It is an axis of the first operand, unless `rank` is given.
+        """
         if rank is None:
             rank = self.rank()
         return normal_axis(self.arguments[name], rank)
 
     def axes_of(self, name: str) -> Sequence[int]:
-        """Return the axes of the first operand that an argument specifies."""
+        """Return the axes of the first operand that the argument `name` lists, counted from 0."""
         return normal_axes(self.arguments[name], self.rank())
 
     # Operands
 
     def shape(self, x: Any = 0) -> Shape:
-        """Return the shape of an operand. Extents may be UNKNOWN."""
+        """Return the shape of `x`, an operand or the index of one. Extents may be UNKNOWN."""
         x = self.operands[x] if type(x) is int else x
         return x.type.shape if isinstance(x, Value) else np.shape(x)
 
     def dtype_of(self, x: Any = 0) -> str:
-        """Return the dtype of an operand."""
+        """Return the dtype of `x`, an operand or the index of one."""
         x = self.operands[x] if type(x) is int else x
         return x.type.dtype if isinstance(x, Value) else x.dtype.name
 
     # Errors
 
     def error(self, message: str, hint: str = "") -> NnefError:
-        """Return an error with the span of the call."""
+        """Return an error with a message and a hint, which has the place of the call."""
         return self.graph.error(message, self.node, self.frame, hint)
 
     def located(self, error: Exception) -> NnefError:
-        """Return the error for one of the exceptions in `REFUSALS`.
+        """Convert one of the exceptions in `REFUSALS` to an error that has a place in the document.
 
-        An error without a span gets the span of the site.
+        An error that has no place yet gets the place of the call.
         """
         if isinstance(error, ExtentNeeded):
             message = "the number of its results depends on an open extent"
@@ -251,9 +260,9 @@ class CallSite(OperatorSite[FlatGraph]):
         )
 
     def invalid(self, error: InvalidOperation, kind: str, operands: ByName = _NOTHING) -> NnefError:
-        """Return the error of an operation that refuses its arguments.
+        """Return the error to raise for an operation of a kind that refuses its operands.
 
-        The error has the document's names of arguments.
+        The error names arguments as the document does, not as the kind does.
         """
         words = self.words if kind == self.operation else dict[str, str]()
         named = {words.get(name, name): x for name, x in operands.items()}
@@ -269,11 +278,11 @@ class CallSite(OperatorSite[FlatGraph]):
         self, kind: str, operands: ByName, attributes: ByName, names: Sequence[str], *,
         shown: str = "", rule: Rule | None = None, inserted: bool = False,
     ) -> tuple[Any, ...]:  # fmt: skip
-        """Add an operation to the graph and return its results. A result array is a list.
+        """Add an operation to the graph and return a tuple of its results.
 
-        `rule` is the user's rule for the operation, if there is one. Errors name `shown` instead of
-        the kind. `inserted` says that the document has no tensor of this name; see `Value`. Raises
-        NnefError with the span of the site.
+        A result that is an array of tensors is a list. `rule` is the user's rule for the operation,
+        if there is one. Errors name `shown` instead of the kind. If `inserted`, the document has no
+        tensors with the names `names`; see `Value`. Raises NnefError with the place of the call.
         """
         graph = self.graph
         calls = self.frame.calls
@@ -287,9 +296,9 @@ class CallSite(OperatorSite[FlatGraph]):
             raise self.invalid(error, shown, operands) from None
 
     def step_on(self, name: str) -> ByKind:
-        """Return the builder of operations on a named operand.
+        """Return an object whose methods add operations on the operand `name`.
 
-        The names of the operations' results end with that name.
+        The names of the results of these operations end with `name`.
         """
         return ByKind(
             lambda kind, operands, **attributes: self._insert(kind, operands, attributes, name)
@@ -316,9 +325,11 @@ class CallSite(OperatorSite[FlatGraph]):
         return results[0] if len(results) == 1 else results
 
     def _emit(self, kind: str, operands: ByName, attributes: ByName, inserted: bool) -> Any:
-        """Add an operation. If it is the last one, arguments that it lacks are taken from the call.
+        """Add an operation, or compute it if the site folds; return its result.
 
-        The argument of the call must have the name of the missing parameter.
+        If not `inserted`, it is the call's last operation, and gets the call's names. Parameters of
+        the kind that have no operand or attribute then take the call's arguments with the same
+        names.
         """
         if inserted:
             return self._insert(kind, operands, attributes, kind)
@@ -336,9 +347,10 @@ class CallSite(OperatorSite[FlatGraph]):
         return results[0] if len(results) == 1 else results
 
     def _folded(self, kind: str, operands: ByName, attributes: ByName) -> Any:
-        """Compute an operation on host values.
+        """Compute an operation of a kind on host values.
 
-        Raises NotFolded if an operand is no host value, and NnefError if operands are invalid.
+        Raises NotFolded if an operand is a tensor of the graph, and NnefError if operands are
+        invalid.
         """
         if not all(isinstance(x, np.ndarray) for x in operands.values()):
             raise NotFolded
@@ -348,7 +360,10 @@ class CallSite(OperatorSite[FlatGraph]):
             raise self.located(error) from None
 
     def cast(self, x: Value, dtype: str, *names: str) -> Value:
-        """Cast a tensor to a dtype, unless it already has this dtype."""
+        """Cast a tensor to a dtype. If it has this dtype already, return it unchanged.
+
+        `names` may have the name of the result.
+        """
         if x.type.dtype == dtype:
             return x
         graph = self.graph
@@ -361,9 +376,9 @@ class CallSite(OperatorSite[FlatGraph]):
         return result
 
     def constant(self, value: object, dtype: str, *names: str) -> Value:
-        """Return a known value as a tensor of a dtype.
+        """Return a value, such as a number, a list or a host value, as a tensor of a dtype.
 
-        If `dtype` is '', the value decides the dtype.
+        If `dtype` is "", the dtype follows from the value. `names` may have the name of the tensor.
         """
         graph = self.graph
         try:
@@ -379,5 +394,8 @@ class CallSite(OperatorSite[FlatGraph]):
         return self.add("constant", {}, attributes, names)[0]
 
     def state(self, type: TensorType, name: str, initial: NDArray[Any] | None = None) -> Value:
-        """Add a state to the graph. Its initial value is `initial`, or zeros if that is None."""
+        """Add a state to the graph and return its tensor.
+
+        The initial value of the state is `initial`, or zeros if `initial` is None.
+        """
         return self.graph.state(type, name, self.unit.labels + name, self.span, initial)

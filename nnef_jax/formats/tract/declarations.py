@@ -46,13 +46,16 @@ REFUSED = {
 
 @cache
 def registry(name: str) -> Mapping[str, s.Fragment]:
-    """Return the declarations of a registry, by the name of the operation."""
+    """Return the declarations of all operations in a registry, by the name of the operation."""
     return read_package("nnef_jax.formats.tract", f"{name}.nnef")
 
 
 @cache
 def declarations() -> Mapping[str, s.Fragment]:
-    """Return all operations that a document may call, by name. They include those of NNEF 1.0."""
+    """Return the declarations of all operations that a document may call, by name.
+
+    The operations of NNEF 1.0 are among them.
+    """
     fragments = dict(library.standard())
     for name in REGISTRIES:
         fragments |= registry(name)
@@ -60,10 +63,10 @@ def declarations() -> Mapping[str, s.Fragment]:
 
 
 def registry_of(name: str) -> str:
-    """Return the name of the registry that an operation belongs to.
+    """Return the name of the registry that declares an operation.
 
-    If no registry declares the operation, it is the registry whose name begins the operation's
-    name, or ''.
+    If no registry declares it, return the registry whose name begins the operation's name, such as
+    "tract_core" for "tract_core_new", or "" if there is none.
     """
     for candidate in reversed(REGISTRIES):
         if name in registry(candidate):
@@ -73,9 +76,10 @@ def registry_of(name: str) -> str:
 
 @cache
 def operands(name: str) -> Mapping[str, str | None]:
-    """Return the item type of each operand of an operation.
+    """Return the item type of each operand of the operation `name`, by the name of the operand.
 
-    An item type is a name, or `?`, or None if any type is allowed.
+    An item type is a name such as "scalar", or "?" for a generic type, or None if any type is
+    allowed.
     """
     return {p.name: _item(p.type) for p in declarations()[name].parameters if has_tensor(p.type)}
 

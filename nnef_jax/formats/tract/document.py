@@ -19,9 +19,10 @@ EXTERNALS = {"external": 0, "tract_core_external": 1}
 
 @dataclass(frozen=True, slots=True)
 class Assertion:
-    """The line `extension tract_assert`, which states a condition on symbols.
+    """A line `extension tract_assert` of a document, which states a condition on symbols.
 
-    `scenario` names the use of the network for which the condition holds, or is '' for all uses.
+    `scenario` names the use of the network for which the condition holds; it is "" for all uses.
+    `text` is the condition as it is written, and `offset` is its place in the document.
     """
 
     scenario: str
@@ -32,7 +33,10 @@ class Assertion:
 
 @dataclass(frozen=True)
 class TractDocument:
-    """The fragments, graph and extensions of a document, and its `tract_core_properties`."""
+    """A parsed document: its extension lines, fragments and graph.
+
+    `properties` are the entries of `tract_core_properties`, by name.
+    """
 
     source: Source
     extensions: tuple[str, ...]
@@ -45,12 +49,12 @@ class TractDocument:
 
     @property
     def names(self) -> set[str]:
-        """Return all names that the graph's body assigns."""
+        """Return all names that assignments in the graph's body give to values."""
         return {i.name for a in self.graph.body for i in s.identifiers(a.target)}
 
     @property
     def variables(self) -> int:
-        """Return the number of variables in the document."""
+        """Return the number of calls of `variable` in the document."""
         assignments = list(self.graph.body)
         for fragment in self.fragments.values():
             assignments += fragment.body or ()
@@ -79,7 +83,10 @@ class TractDocument:
 
     @cached_property
     def input_shapes(self) -> Mapping[str, tuple[s.Expression, ...]]:
-        """Return the shapes that the graph's body declares for inputs, as expressions."""
+        """Return the declared shape of each input, by name.
+
+        An extent is an expression of symbols.
+        """
         shapes: dict[str, tuple[s.Expression, ...]] = {}
         for name, call in self.inputs.items():
             shape = _argument(call, "shape", EXTERNALS[call.operation])
@@ -91,15 +98,16 @@ class TractDocument:
 
 
 def repeated_by(call: s.Invocation) -> str:
-    """Return the name of the fragment that a scan repeats, or '' for any other invocation."""
+    """Return the name of the fragment that `call` repeats if it is a scan, otherwise ""."""
     body = _argument(call, "body", 0) if call.operation == SCAN else None
     return body.value if isinstance(body, s.Literal) and isinstance(body.value, str) else ""
 
 
 def _argument(call: s.Invocation, name: str, position: int) -> s.Expression | None:
-    """Return the argument for a parameter, or None if the call has no such argument.
+    """Return the argument of a call for the parameter `name`, or None if there is no such argument.
 
-    The argument is found by the parameter's name, or else by its position.
+    An argument belongs to the parameter if it has the parameter's name, or if it has no name and is
+    at `position` in the list of arguments.
     """
     for i, argument in enumerate(call.arguments):
         if argument.name == name or (argument.name is None and i == position):

@@ -48,9 +48,10 @@ _BOOL, _INTEGER, _REAL, _COMPLEX = range(4)
 
 
 def dtype_of(name: str, real: str) -> str:
-    """Return the dtype of a datum type, which is written in upper or lower case.
+    """Return the dtype in which tensors of tract's datum type `name` are computed.
 
-    Raises InvalidOperation if there is no such dtype.
+    The name may be in upper or lower case. `real` is the dtype for "f32". Raises InvalidOperation
+    if there is no dtype for the datum type.
     """
     key = name.lower()
     if _QUANTISED.match(key):
@@ -78,9 +79,10 @@ class Defaults:
 def common_dtypes(
     kind: str, items: Mapping[str, str | None], operands: ByName, defaults: Defaults
 ) -> dict[str, str]:
-    """Map each item type to the common dtype of the operands with this item type.
+    """Return the common dtype of the operands with the same item type, by item type.
 
-    `items` maps the name of each operand to the item type that is declared for it.
+    `items` maps the name of each operand to its declared item type, such as "scalar". `kind` is the
+    operation.
     """
     dtypes = {"logical": "bool"}
     for item in ("?", "scalar"):
@@ -99,11 +101,11 @@ def common_dtypes(
 def _common_dtype(
     operands: Sequence[Value | Host], item: str, defaults: Defaults, *, exact: bool
 ) -> str:
-    """Return the common dtype of operands.
+    """Return the dtype in which operands of the same item type are computed together.
 
-    Computed tensors decide the dtype. Without computed tensors, the parameters decide it, and
-    without parameters, the constants. If the dtype is an integer's, a real constant whose numbers
-    are all whole counts as an integer, unless `exact` is set.
+    Computed tensors decide the dtype. If there are none, the parameters of the graph decide it, and
+    if there are none of these, the constants. If the dtype is one of integers, a constant of real
+    numbers that are all whole counts as an integer, unless `exact`.
     """
     parameters = defaults.parameters
     deciding = [x.type.dtype for x in operands if isinstance(x, Value) and x not in parameters]
@@ -128,9 +130,10 @@ def _common_dtype(
 
 
 def converted(stored: NDArray[Any], dtype: str) -> NDArray[Any]:
-    """Convert stored numbers as a cast to a dtype does, but only between kinds of dtypes.
+    """Convert stored numbers to the kind of a dtype: bool, integer, real or complex.
 
-    The kinds are bool, integer, real and complex.
+    The result need not have the dtype: its items have the values that a cast to the dtype would
+    give, except that they are not rounded to the dtype's precision or range.
     """
     before = _kind(stored.dtype.name)
     after = _kind(dtype)
@@ -143,9 +146,9 @@ def converted(stored: NDArray[Any], dtype: str) -> NDArray[Any]:
 
 
 def default_dtype(value: Value | Host, defaults: Defaults, item: str | None = None) -> str:
-    """Return the dtype of a tensor, or the dtype of a literal that has no tensors beside it.
+    """Return the dtype of a tensor, or of a literal that has no tensor beside it.
 
-    `item` is the declared item type.
+    `item` is the item type that is declared for the operand.
     """
     if isinstance(value, Value):
         return value.type.dtype
@@ -168,7 +171,7 @@ def _promoted(dtypes: list[str]) -> str:
 
 @cache
 def _kind(dtype: str) -> int:
-    """Return the kind of a dtype."""
+    """Return `_BOOL`, `_INTEGER`, `_REAL` or `_COMPLEX`, whichever a dtype belongs to."""
     families = {_BOOL: jnp.bool_, _INTEGER: jnp.integer, _REAL: jnp.floating}
     for kind, family in families.items():
         if jnp.issubdtype(jnp.dtype(dtype), family):

@@ -35,11 +35,11 @@ FlatCalls = dict[Value, tuple[str, Mapping[str, Any], Mapping[str, Any]]]
 
 
 class FlatGraph(Emitter):
-    """The graph under construction, to which operations are added.
+    """The graph under construction, to which the operations of a document are added.
 
     `data` collects the arrays of variables and states by label. `variables` is the number of
     variables in the document. `is_open` tells whether an extent may be UNKNOWN. The body of a scan
-    is a separate graph, which reads variables of its `outer` graph.
+    is a separate graph; `outer` is then the graph around it, whose variables the body may read.
     """
 
     def __init__(self, options: Options, data: dict[str, Stored | None], *, is_open: bool) -> None:
@@ -62,7 +62,10 @@ class FlatGraph(Emitter):
         self._states: dict[str, int] = {}
 
     def report(self) -> None:
-        """Call the `progress` function of the options, before another variable is read."""
+        """Call the user's `progress` function with the number of variables read so far and of all.
+
+        This is done before another variable is read.
+        """
         if self.options.progress is not None:
             read = len(self.data)
             self.options.progress(read, max(read + 1, self.variables))
@@ -78,8 +81,8 @@ class FlatGraph(Emitter):
     ) -> Value:
         """Add an input to the graph and return its tensor.
 
-        `shape` may have symbolic extents. If the input stands for a constant, `stored` is its
-        value.
+        `shape` is the shape of `type`, or has symbolic extents. If the input of a body stands for a
+        constant of the graph around it, `stored` is the constant's array.
         """
         value = self.builder.input(name, type)
         if self.symbolic is not None:
@@ -89,7 +92,7 @@ class FlatGraph(Emitter):
         return value
 
     def capture(self, variable: Value) -> Value:
-        """Return the body's input that stands for a variable of the graph around the scan."""
+        """Return the input of this graph, a scan's body, for a variable of the graph around it."""
         assert self.outer is not None
         if variable not in self.captured:
             name = self.builder.unreserved(variable.name)
@@ -100,11 +103,12 @@ class FlatGraph(Emitter):
     def state(
         self, type: TensorType, name: str, label: str, span: Span, initial: Stored | None
     ) -> Value:
-        """Add a state and return its tensor. `builder.update` sets the state's next value.
+        """Add a state to the graph and return its tensor.
 
-        The state starts with the array `initial`, or with zeros. The label gets a suffix if another
-        state has the same label. Raises InvalidOperation in the body of a scan and for an open
-        shape, and LimitError if the state is too large.
+        `builder.update` sets the state's next value. The state starts with the array `initial`, or
+        with zeros. The label gets a suffix if another state has the same label. Raises
+        InvalidOperation in the body of a scan and for an open shape, and LimitError if the state is
+        too large.
         """
         if self.outer is not None:
             raise InvalidOperation("the body of a scan cannot keep a state from call to call")
@@ -133,9 +137,9 @@ class FlatGraph(Emitter):
     # Known values
 
     def known(self, value: Any, *, only_shapes: bool = False) -> Any:
-        """Replace each small parameter in a value by its stored array.
+        """Replace each small parameter by its stored array, also within lists and tuples.
 
-        If `only_shapes`, only parameters that may be shapes are replaced.
+        If `only_shapes`, only small parameters of integers are replaced, since they may be shapes.
         """
         if isinstance(value, list | tuple):
             return type(value)(self.known(item, only_shapes=only_shapes) for item in value)  # pyright: ignore[reportUnknownArgumentType]
@@ -149,9 +153,9 @@ class FlatGraph(Emitter):
         return host(stored)
 
     def require_known(self, value: object) -> None:
-        """Raise InvalidOperation if a value contains an unknown extent.
+        """Raise InvalidOperation if `value` contains an unknown extent, also within lists.
 
-        Unknown extents are allowed if an extent of an input is open.
+        No error is raised if an extent of an input is open, since unknown extents then are allowed.
         """
         if not self.is_open and any(item is UNKNOWN for item in _items(value)):
             raise InvalidOperation(
@@ -159,9 +163,9 @@ class FlatGraph(Emitter):
             )
 
     def literal(self, value: Host, dtype: str) -> Any:
-        """Convert a known value with a single item to a literal of a dtype.
+        """Convert a host value with a single item to a literal of a dtype.
 
-        Raises InvalidOperation.
+        Raises InvalidOperation if the dtype cannot hold the number.
         """
         try:
             item = value.ravel()[0]
@@ -179,7 +183,10 @@ class FlatGraph(Emitter):
             raise InvalidOperation(message, hint=hint) from None
 
     def literals(self, array: Host, dtype: str) -> tuple[Any, ...]:
-        """Convert the items of a known value to literals of a dtype. Raises InvalidOperation."""
+        """Convert the items of an array to literals of a dtype.
+
+        Raises InvalidOperation if the dtype cannot hold one of the numbers.
+        """
         numpy_dtype = jnp.dtype(dtype)
         if array.size and jnp.issubdtype(numpy_dtype, jnp.integer):
             # If both extremes fit the dtype, all items fit it.

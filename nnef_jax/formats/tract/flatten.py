@@ -56,11 +56,11 @@ _DEEPEST = 100  # the deepest nesting of fragment calls, of which real networks 
 def flatten(
     unit: Unit, options: Options, extents: ByName, data: dict[str, NDArray[Any] | None]
 ) -> tuple[Graph, FlatCalls]:
-    """Flatten a network; return the graph, and the document's operations by their results.
+    """Flatten a network; return the graph, and the document's operation for each result.
 
     `extents` are the values of symbols. The arrays of variables are added to `data` by label,
-    unless `data` already has the label. Raises NnefError, which has all errors that do not depend
-    on each other.
+    unless `data` already has the label. Raises NnefError, which contains all errors that do not
+    follow from another error.
     """
     with within_memory("the flat graph"):
         document = unit.document
@@ -103,9 +103,10 @@ def _has_tensor(x: object) -> bool:
 
 @dataclass(slots=True)
 class _UnitFlattener:
-    """The evaluation of a unit into a graph.
+    """The evaluation of a network into a graph.
 
-    `extents` are the values of the unit's symbols, and `inputs` the values of its inputs.
+    `extents` are the values of the network's symbols, and `inputs` the values of its inputs.
+    `unsupported_names` are the fragments and operations that cannot run.
     """
 
     unit: Unit
@@ -182,7 +183,11 @@ class _UnitFlattener:
     # Expressions
 
     def evaluate(self, node: s.Expression, frame: Frame, names: Sequence[str] = ()) -> Any:
-        """Evaluate an expression. The tensors that are added for it get the names in `names`."""
+        """Evaluate an expression and return its value.
+
+        If operations are added to the graph for the expression, their results get the names in
+        `names`.
+        """
         match node:
             case s.Literal(value=value):
                 return value
@@ -225,9 +230,9 @@ class _UnitFlattener:
             raise site.located(error) from None
 
     def lookup(self, node: s.Identifier, frame: Frame) -> Any:
-        """Return the value of a name.
+        """Return the value of an identifier.
 
-        A name is one that the body assigns, or a symbol, or `inf` or `nan`.
+        It is a name that the body has assigned, or a symbol, or `inf` or `nan`.
         """
         name = node.name
         if name in frame.values:
@@ -299,10 +304,10 @@ class _UnitFlattener:
     def _arguments(
         self, fragment: s.Fragment, node: s.Invocation, site: CallSite, *, is_strict: bool
     ) -> dict[str, Any]:
-        """Return the values of a fragment's parameters.
+        """Return the values of a fragment's parameters by name, for an invocation of it.
 
-        If `is_strict`, an argument that has no parameter is an error. This is so for fragments of
-        the document.
+        If `is_strict`, an argument for which there is no parameter is an error. Only the fragments
+        of the document are strict.
         """
         meter, frame = self.graph.meter, site.frame
         if is_strict:
@@ -339,9 +344,9 @@ class _UnitFlattener:
         return Results.of(results)
 
     def _calls(self, fragment: s.Fragment, site: CallSite) -> tuple[Call, ...]:
-        """Return the nested calls that lead into a fragment.
+        """Return the calls that lead into a fragment, from the outermost one to the call of `site`.
 
-        Raises NnefError if it calls itself.
+        Raises NnefError if the fragment calls itself.
         """
         calls = site.frame.calls
         if any(call.fragment == fragment.name for call in calls):

@@ -47,9 +47,10 @@ _NUMBERS = ("inf", "nan")
 
 
 class TractFrontend(TextFrontend):
-    """A document and its archive.
+    """A document of the dialect and its archive.
 
-    Flattening reads the files of variables for the variables' types.
+    To flatten the document, the files of the variables are read, since they declare the variables'
+    types.
     """
 
     def __init__(self, archive: Archive, options: Options) -> None:
@@ -66,11 +67,14 @@ class TractFrontend(TextFrontend):
         self.symbols: Sequence[str] = list(symbols.solve(document, {}, options.meter))
 
     def flatten(self, options: Options) -> Graph:
-        """Return the flat graph for `options.input_shapes`, or else the document's shapes."""
+        """Return the flat graph for `options.input_shapes`.
+
+        An input that is not in `options.input_shapes` has the shape that the document declares.
+        """
         return flatten(self._unit, options, self._extents(options), self._data)[0]
 
     def content(self) -> Iterable[object]:
-        """Return the dialect, the texts, and the tensors that may decide the graphs' structure."""
+        """Return the dialect, the texts, and small tensors, which together determine the graphs."""
         return self.dialect, *self._unit.content()
 
     def _extents(self, options: Options) -> Mapping[str, int]:
@@ -80,14 +84,18 @@ class TractFrontend(TextFrontend):
     def stored(self, graph: Graph) -> Stored:
         """Return the data of the variables, which `flatten` has read.
 
-        No reference to them is kept.
+        The front end keeps no reference to the data, so that their memory can be freed.
         """
         data = cast(dict[str, NDArray[Any]], self._data)
         self._data = dict.fromkeys(data)
         return Stored(data, self)
 
     def declared_shapes(self, options: Options) -> Mapping[str, Sequence[int | None]]:
-        """Return the shapes of the inputs. An extent that depends on an open symbol is None."""
+        """Return the declared shape of each input.
+
+        An extent that depends on an open symbol is None. `options.extents` has the values of
+        symbols.
+        """
 
         def extent(expression: s.Expression) -> int | None:
             value = symbols.evaluate(expression, options.extents)
@@ -97,7 +105,11 @@ class TractFrontend(TextFrontend):
         return {name: [extent(e) for e in shape] for name, shape in shapes.items()}
 
     def extent_names(self) -> Mapping[str, Sequence[str]]:
-        """Return the extents of inputs as text. The text is "" for an extent without symbols."""
+        """Return the expressions of symbols that the extents of each input are, as texts.
+
+        The text is "" for an extent without symbols. For example, an input of shape (N, 3) has
+        ["N", ""].
+        """
 
         def extent_name(expression: s.Expression) -> str:
             is_open = symbols.evaluate(expression, {}) is UNKNOWN
@@ -107,7 +119,10 @@ class TractFrontend(TextFrontend):
         return {name: list(map(extent_name, shape)) for name, shape in shapes.items()}
 
     def symbolic_shapes(self, symbol: Callable[[str], Any]) -> Mapping[str, Sequence[Any]]:
-        """Return the shapes of the inputs, with a symbolic extent for each symbol."""
+        """Return the declared shape of each input, with symbolic extents for the symbols.
+
+        `symbol` makes the symbolic extent for the name of a symbol.
+        """
         values = {name: symbol(name) for name in self.symbols}
         return {
             name: [symbols.evaluate(expression, values) for expression in shape]
@@ -119,23 +134,27 @@ class TractFrontend(TextFrontend):
         return read_quantization(source, self.document.names, self.options.meter)
 
     def members(self, arrays: Arrays, quantization: str | None) -> Written:
-        """Return the archive with new data, and with all networks and JSON files that were read."""
+        """Return the archive that was read, with `arrays` in the place of its data.
+
+        All networks and JSON files that were read are included.
+        """
         members = {**super().members(arrays, quantization).members}
         for name, text in self._unit.texts().items():
             members.setdefault(name, text)
         return Written(members)
 
     def flat_text(self, graph: Graph, options: Options, cut: Cut) -> str:
-        """Return the flat text of a part of the graph, in the dialect.
+        """Return the part of the graph that `cut` selects, as a text in the dialect.
 
         The document is flattened again, since `graph` does not have the operations of the document.
         """
         return self._flat(options, self._data, cut)[1]
 
     def converted(self, graph: Graph, data: Arrays | None, *, flat: bool, keep: bool) -> Written:
-        """Return the archive with the text that was read, or with a flat text.
+        """Return the archive with the text that was read, or with a flat text if `flat`.
 
-        In a flat text, rounding is an operation.
+        In a flat text, rounding of quantised tensors is an operation. `data` are the arrays of the
+        variables; if it is None, the archive has no data.
         """
         if not flat:
             return self.members(data or {}, None)
@@ -151,7 +170,7 @@ class TractFrontend(TextFrontend):
     def _flat(
         self, options: Options, data: dict[str, NDArray[Any] | None], cut: Cut
     ) -> tuple[Graph, str]:
-        """Return a part of the graph, and the flat text of the part.
+        """Return the part of the graph that `cut` selects, and the flat text of this part.
 
         Raises UnsupportedError, which names all loops, states, and attributes that depend on open
         extents.
@@ -207,11 +226,10 @@ class _DialectWriter(FlatWriter):
         return self._names
 
     def external(self, value: Value) -> s.Invocation:
-        """Return the declaration of an input.
+        """Return the invocation that declares an input in a flat document.
 
-        An input of the document keeps the declaration that was read. If all extents are known,
-        integers replace the symbols in it. Any other input of a part gets a new symbol for each
-        open extent.
+        An input of the document keeps its declaration, but if all extents are known, numbers
+        replace the symbols in it. Any other input of a part gets a new symbol for each open extent.
         """
         if value in self.replaced:
             self.names[self.replaced[value]] = self.names[value]
@@ -225,7 +243,10 @@ class _DialectWriter(FlatWriter):
         return invocation("tract_core_external", shape=extents, datum_type=datum_type)
 
     def _with_known_shape(self, declared: s.Invocation, value: Value) -> s.Invocation:
-        """Replace the symbols in a declaration by integers, if all extents are known."""
+        """Replace the shape in an input's declaration by numbers, if all extents are known.
+
+        `value` is the input.
+        """
         read = self._document_read.input_shapes[value.name]
         if not is_known(value.type.shape) or all(isinstance(n, s.Literal) for n in read):
             return declared
@@ -269,7 +290,7 @@ class _DialectWriter(FlatWriter):
     def _invoked(
         self, name: str, arguments: Mapping[str, Any], generic: str | None = None
     ) -> Invoked:
-        """Return the invocation of an operation that tract declares, and note its registry."""
+        """Return the invocation of an operation of tract, and note the operation's registry."""
         registry = declarations.registry_of(name)
         self.registries[registry] = None  # the dict serves as an ordered set
         declaration = declarations.declarations()[name]

@@ -43,7 +43,11 @@ _DTYPES = {
 
 
 def read_json(source: Source, meter: Meter) -> Any:
-    """Parse a JSON document. Raises DataError, or LimitError if it is nested too deeply."""
+    """Parse a JSON document.
+
+    Raises DataError if it is no JSON, and LimitError if its lists and objects are nested too
+    deeply.
+    """
     deepest = meter.limits.nesting
     deep = LimitError(f"{source.name}: nested more than {deepest} deep", hint=raising("nesting"))
     try:
@@ -63,9 +67,9 @@ def read_json(source: Source, meter: Meter) -> Any:
 
 
 def value_at(document: object, key: str, name: str, meter: Meter) -> Json:
-    """Return the value at a path such as '$.a[0].b' or 'a.0.b'.
+    """Return the value in a JSON document at a path such as "$.a[0].b" or "a.0.b".
 
-    Raises DataError if the document has no such value.
+    `name` is the name of the document in errors. Raises DataError if there is no such value.
     """
     value: Any = document
     path = key.removeprefix("$")
@@ -117,7 +121,10 @@ def _parts(value: object) -> Iterable[Any]:
 
 
 class SafetensorsFile:
-    """A safetensors file. Its tensors are views of the file. Raises DataError or LimitError."""
+    """A safetensors file, whose tensors are views of the bytes of the file.
+
+    Raises DataError if the header is invalid, and LimitError if it is too large.
+    """
 
     def __init__(self, data: memoryview, name: str, meter: Meter) -> None:
         self._name = name
@@ -167,7 +174,11 @@ class SafetensorsFile:
         return self._entries.keys()
 
     def get(self, label: str) -> StoredTensor:
-        """Return the tensor with a label. Raises DataError, or UnsupportedError for its dtype."""
+        """Return the tensor with a label.
+
+        Raises DataError if the file has wrong data for it, and UnsupportedError if no dtype here
+        stands for its type.
+        """
         entry = self._entries[label]
         name = f"{self._name}: '{label}'"
         shape = tuple(entry["shape"])

@@ -21,13 +21,16 @@ _UNEXPANDED = frozenset(
 
 
 def has_meaning(name: str) -> bool:
-    """Tell whether the registry has a meaning for an operation, or the operation is a kind."""
+    """Tell whether an operation has a meaning in the registry, or is a kind of the standard."""
     return OPERATORS.get(name) is not None or (name in standard() and name in rules)
 
 
 @cache
 def words(name: str) -> Mapping[str, str]:
-    """Map the parameters of an operation's meaning to the names of arguments in documents."""
+    """Map the parameters of an operation's meaning to the names of its arguments in documents.
+
+    For example, the parameter "depth" of "tract_core_one_hot" is the argument "dim" in documents.
+    """
     operator = OPERATORS.get(name)
     if operator is None:
         return {}
@@ -48,10 +51,10 @@ def words(name: str) -> Mapping[str, str]:
 
 @cache
 def defined(expand: Expand) -> frozenset[str]:
-    """Return the operations that are replaced by their definitions in the standard.
+    """Return the names of the operations that are replaced by their definitions in the standard.
 
-    With "auto" these are the operations without a meaning. With "all" they also include the
-    operations that have the same meaning in tract and in the standard.
+    If `expand` is "auto", these are the operations without a meaning. If it is "all", the
+    operations that mean the same in tract and in the standard are included.
     """
     names: set[str] = set()
     for name, fragment in declarations().items():

@@ -41,7 +41,11 @@ _TEMPLATE = re.compile(r"\{\{|\{%")
 
 
 def parse(source: Source, meter: Meter) -> TractDocument:
-    """Parse a text into a document. Raises NnefSyntaxError or LimitError."""
+    """Parse a text into a document.
+
+    Raises NnefSyntaxError if the text is not in the dialect, SemanticError if a fragment is defined
+    twice, and LimitError if the text is too large.
+    """
     text, properties = without_properties(source.text)
     template = _TEMPLATE.search(text)
     if template is not None:
@@ -83,9 +87,10 @@ def parse(source: Source, meter: Meter) -> TractDocument:
 
 
 def without_properties(text: str) -> tuple[str, dict[str, str]]:
-    """Return the text with blanks in place of its properties, and the properties.
+    """Replace the properties in a text by blanks; return the text, and the properties by name.
 
-    tract does not escape quotes in properties, so the grammar cannot read properties.
+    The properties are read here because tract does not escape quotes in them, so that the grammar
+    cannot read them.
     """
     match = _properties_in(text)
     if match is None:
@@ -127,7 +132,10 @@ def _assertion(source: Source, line: _Line, meter: Meter) -> Assertion:
 
 
 class _TractBuilder(TreeBuilder):
-    """Builds the syntax tree of a text in the dialect. Declared types are ignored."""
+    """Builds the syntax tree of a text in the dialect.
+
+    The types that the text declares are ignored.
+    """
 
     def name(self, token: Token) -> str:
         if token[-1] not in "\"'":

@@ -76,8 +76,8 @@ class _Token:
 def read_quantization(source: Source, names: Collection[str], meter: Meter) -> dict[str, Quantizer]:
     """Read a graph.quant; return the quantisers by the name of the tensor.
 
-    `names` are the names of the graph's tensors. Raises NnefSyntaxError or SemanticError, which has
-    all errors.
+    `names` are the names of the graph's tensors. Raises NnefSyntaxError or SemanticError, which
+    contains all errors of the file.
     """
     quantizers: dict[str, Quantizer] = {}
     errors: list[NnefError] = []
@@ -95,7 +95,10 @@ def read_quantization(source: Source, names: Collection[str], meter: Meter) -> d
 
 
 class _EntryReader:
-    """Reads entries. After an error, it continues at the next line that begins with a name."""
+    """Reads the entries of a graph.quant one after the other.
+
+    After an error, the next entry is searched for at the next line that begins with a name.
+    """
 
     def __init__(self, source: Source, meter: Meter) -> None:
         self._source = source
@@ -103,7 +106,7 @@ class _EntryReader:
         self._token = self._read(0)
 
     def entry(self) -> tuple[_Token, _Token, _Arguments]:
-        """Read an entry; return the name of the tensor, the algorithm, and the arguments."""
+        """Read an entry; return the name of its tensor, its algorithm, and its arguments."""
         start = self._token.span.offset
         try:
             name = self._take("name", "the name of a tensor in quotes")
@@ -168,7 +171,10 @@ class _EntryReader:
         return value
 
     def require(self, message: str, token: _Token, names: Collection[str], hint: str = "") -> None:
-        """Raise SemanticError if a token is not one of `names`."""
+        """Raise SemanticError with a message if the text of a token is not in `names`.
+
+        The error suggests a similar name, or else has the hint `hint`.
+        """
         if token.text not in names:
             similar = did_you_mean(token.text, names, meter=self._meter)
             hint = similar or hint or f"there are {', '.join(names)}"

@@ -23,7 +23,7 @@ _CODED = {
 
 
 def quantized(site: CallSite, name: str, value: object) -> Any:
-    """Quantise the value of a name as its entry in graph.quant says.
+    """Quantise the value of `name` if graph.quant has an entry for it.
 
     A name without an entry keeps its value.
     """
@@ -51,7 +51,11 @@ def quantized(site: CallSite, name: str, value: object) -> Any:
 
 
 def with_codes(site: CallSite, kind: str) -> Mapping[str, Any]:
-    """Return the arguments of an operation, in which the operands in `_CODED` are codes."""
+    """Return the arguments of an operation, with codes in the place of some quantised operands.
+
+    `_CODED` lists the operands that operations of a kind read as codes. All other arguments are
+    unchanged.
+    """
 
     def coded(value: object) -> object:
         if isinstance(value, list):
@@ -66,7 +70,7 @@ def with_codes(site: CallSite, kind: str) -> Mapping[str, Any]:
 
 
 def codes_of(site: CallSite, value: Value, entry: Quantizer) -> Value:
-    """Return the codes of real numbers that are already rounded as the entry says."""
+    """Return the integer codes of `value`, real numbers that are rounded as the entry says."""
     zero, scale = _spacing(entry, value, variable=value in site.graph.constants)
     steps = apply(site, "div", x=value, y=scale)
     rounded = apply(site, "tract_core_round_even", x=steps)
@@ -80,14 +84,17 @@ def _decoded(site: CallSite, codes: Value, entry: Quantizer, name: str) -> Value
 
 
 def _spacing(entry: Quantizer, x: Value, *, variable: bool) -> list[Any]:
-    """Return the zero point and the scale of an entry, in shapes for a tensor."""
+    """Return the zero point and the scale of a quantiser, in shapes that broadcast to `x`.
+
+    `variable` tells whether `x` is a variable, which may have a number for each channel.
+    """
     return [entry.value(n, x.type.shape, variable=variable) for n in ("zero_point", "scale")]
 
 
 def _code_dtype(entry: Quantizer) -> str:
-    """Return the dtype of an entry's codes.
+    """Return the dtype of a quantiser's codes, such as "uint8".
 
-    The result is '' if the entry has no zero point, or if no dtype has the entry's number of bits.
+    Return "" if the quantiser has no zero point, or if no dtype has its number of bits.
     """
     arguments = entry.arguments
     if "zero_point" not in arguments or arguments["bits"] not in (8, 16, 32):

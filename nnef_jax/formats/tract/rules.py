@@ -32,8 +32,8 @@ def _average_type(
 def _averages(x: Array, state: Array, alpha: float, skip: int) -> Array:
     """Return the running average s after each item along axis 0.
 
-    Each item x replaces s by (1 - alpha) x + alpha s. The first value of s is `state`, and the
-    first `skip` items do not change it.
+    Each item x replaces s by (1 - alpha) x + alpha s. Before the first item, s is `state`. The
+    first `skip` items do not change s.
     """
     items = x[skip:] * (1 - alpha)
     decays = jnp.full((items.shape[0], *[1] * (x.ndim - 1)), alpha, x.dtype)
@@ -62,9 +62,9 @@ def exp_unit_norm(
 ) -> Array:
     """Compute x / sqrt(s) along the axis, where s is a running average of the magnitudes of x.
 
-    Each item x replaces s by (1 - alpha) max(|x|, epsilon) + alpha s. The first value of s is the
-    state, and the first `skip` items do not change s. If `complex`, x has pairs [re, im] along its
-    last axis, and |x| is the absolute value of a pair.
+    Each item x replaces s by (1 - alpha) max(|x|, epsilon) + alpha s. The first value of s is
+    `state`, and the first `skip` items do not change s. If `complex`, x has pairs [re, im] along
+    its last axis, and |x| is the absolute value of a pair.
     """
     x = jnp.moveaxis(widened(jnp.asarray(input)), axis, 0)
     if complex:
@@ -91,7 +91,7 @@ def exp_mean_norm(
 ) -> Array:
     """Compute (x - s) / scaling_factor along the axis, where s is a running average of x.
 
-    Each item x replaces s by (1 - alpha) x + alpha s. The first value of s is the state, and the
+    Each item x replaces s by (1 - alpha) x + alpha s. The first value of s is `state`, and the
     first `skip` items do not change s.
     """
     x = jnp.moveaxis(widened(jnp.asarray(input)), axis, 0)

@@ -48,10 +48,10 @@ def solve(
     meter: Meter,
     fixed: Mapping[str, int] = {},
 ) -> dict[str, int]:
-    """Return the values of symbols for the shapes of inputs. An open symbol is UNKNOWN.
+    """Return the values of symbols for the shapes of inputs. A symbol without a value is UNKNOWN.
 
     `fixed` are values that the user chose. Raises InputError if no values fit the shapes, or if an
-    assertion fails.
+    assertion of the document is false.
     """
     equations = _equations(document, shapes, meter)
     values = dict(fixed)
@@ -76,9 +76,10 @@ def solve(
 
 
 def _equations(document: TractDocument, shapes: Shapes, meter: Meter) -> list[_Equation]:
-    """Return the equations between known extents and the document's expressions of symbols.
+    """Return an equation for each known extent whose declaration contains symbols.
 
-    Equations with a quotient come last, since several values of a symbol have the same quotient.
+    The equation says that the extent equals the declared expression. Equations with a quotient come
+    last, since several values of a symbol have the same quotient.
     """
     equations: list[_Equation] = []
     for name, shape in document.input_shapes.items():
@@ -97,7 +98,10 @@ def _equations(document: TractDocument, shapes: Shapes, meter: Meter) -> list[_E
 def _next_solution(
     equations: Iterable[_Equation], values: Mapping[str, int]
 ) -> tuple[_Equation, int] | None:
-    """Return the first equation that has a solution, and this solution."""
+    """Return the first equation that can be solved, and the value of its symbol.
+
+    `values` are the values of symbols so far. Return None if no equation can be solved.
+    """
     for equation in equations:
         value = equation.solution(values)
         if value is not None:
@@ -107,9 +111,9 @@ def _next_solution(
 
 @dataclass(frozen=True, slots=True)
 class _Equation:
-    """The equation of an extent of an input and an expression of the document.
+    """The statement that an extent of an input equals an expression in the document.
 
-    The expression has `size` nodes.
+    `input` and `axis` say which extent it is. The expression has `size` nodes.
     """
 
     input: str
@@ -124,9 +128,9 @@ class _Equation:
         return [name for name in self.names if name not in values]
 
     def solution(self, values: Mapping[str, int]) -> int | None:
-        """Return the value of the only free symbol.
+        """Return the value of the only symbol of the equation that has no value in `values`.
 
-        The result is None if there is no solution, or if the number of free symbols is not 1.
+        Return None if there is no such value, or if the number of symbols without a value is not 1.
         """
         self.meter.spend(_STEPS + self.size, "the symbols")
         free = self.free(values)
@@ -173,7 +177,10 @@ class _Equation:
 
 
 def evaluate(expression: s.Expression, values: Mapping[str, int]) -> int:
-    """Evaluate an expression of symbols and integers. It is UNKNOWN if a symbol has no value."""
+    """Evaluate an expression of symbols and integers.
+
+    `values` has the values of symbols. The result is UNKNOWN if a symbol has no value.
+    """
     match expression:
         case s.Literal(value=int() as value) if not isinstance(value, bool):
             return value

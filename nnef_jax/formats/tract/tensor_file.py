@@ -84,10 +84,10 @@ _FORMATS: dict[int, _Format] = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredTensor:
-    """A stored tensor.
+    """A tensor that was read from a member of an archive.
 
     Args:
-        array: the items. The array is read-only.
+        array: the items. The array cannot be written to.
         member: the name of the archive's member.
         in_blocks: whether the file has the items in blocks.
     """
@@ -104,13 +104,16 @@ class StoredTensor:
         return _without_data, (self.array.dtype, self.array.shape, self.member, self.in_blocks)
 
     def content(self) -> tuple[str, bytes]:
-        """Return the type of the tensor, and its bytes if the tensor may be an attribute."""
+        """Return a description of the tensor's type, and the tensor's bytes.
+
+        The bytes are left out if the tensor is too large to be an attribute.
+        """
         type = f"{self.array.dtype}{self.array.shape}{self.in_blocks}"
         return type, self.array.tobytes() if self.array.size <= LARGEST_ATTRIBUTE else b""
 
     @property
     def codes(self) -> TensorFile | None:
-        """Return an integer tensor as codes for graph.quant, or None for any other tensor."""
+        """Return the tensor as codes for graph.quant if it has integers, otherwise None."""
         dtype = self.array.dtype
         if dtype.kind not in "iu":
             return None
@@ -119,8 +122,9 @@ class StoredTensor:
     def shaped(self, shape: Shape, label: str) -> NDArray[Any]:
         """Return the array in the shape that is declared for the variable with a label.
 
-        The shapes may differ in trailing extents of 1. A tensor in blocks is a matrix in the file,
-        so only its number of items must agree. Raises DataError.
+        The declared shape and the array's shape may differ in trailing extents of 1. A tensor in
+        blocks is a matrix in the file, so only the numbers of items must agree. Raises DataError if
+        the shapes do not fit.
         """
         if not self.in_blocks:
             check_shape(self.array.shape, shape, label, self.member)

@@ -31,9 +31,10 @@ _LARGE = "enable jax's x64 mode, jax.config.update('jax_enable_x64', True), and 
 class Unit:
     """A network of an archive: its document and its data. It may contain other networks.
 
-    Members are read when they are first used, and are kept after the archive is closed. As in
-    tract, the name of a member is a label without leading slashes, followed by a suffix, such as
-    LABEL.dat. For a network within another network, `labels` is the prefix of its labels.
+    Members of the archive are read when they are first used, and are kept after the archive is
+    closed. As in tract, the name of a member is a label without leading slashes, followed by a
+    suffix, such as LABEL.dat. For a network within another network, `labels` is the prefix of its
+    labels.
     """
 
     def __init__(self, archive: Archive, meter: Meter, labels: str = "", depth: int = 0) -> None:
@@ -49,7 +50,7 @@ class Unit:
         return {name: x for name, x in self.__dict__.items() if name != "_safetensors"}
 
     def content(self) -> Iterator[object]:
-        """Yield the texts and the tensors that were read, on which the network's graphs depend."""
+        """Yield the texts and the tensors that were read, on which the graphs depend."""
         yield from chain.from_iterable(sorted(self._archive.texts.items()))
         for label, tensor in sorted(self._tensors.items()):
             yield from (label, *tensor.content())
@@ -57,9 +58,9 @@ class Unit:
             yield from (label, *unit.content())
 
     def texts(self) -> dict[str, bytes]:
-        """Return all texts that were read, by member.
+        """Return all texts that were read, by the name of the archive's member.
 
-        The texts of a nested network are in a folder.
+        For a network within this one, the names begin with the name of a folder.
         """
         texts = {name: text.encode() for name, text in self._archive.texts.items()}
         for label, unit in self._nested.items():
@@ -69,7 +70,7 @@ class Unit:
 
     @cached_property
     def document(self) -> TractDocument:
-        """Parse the document of the network."""
+        """Return the document of the network, which is parsed when it is first used."""
         return parse(self._archive.read_text(GRAPH), self._meter)
 
     @cached_property
@@ -110,7 +111,7 @@ class Unit:
         return {label: file for file in reversed(files) for label in file.labels}
 
     def json(self, label: str, key: str) -> Json:
-        """Return the value at a path in LABEL.json.
+        """Return the value at the path `key` in the file LABEL.json.
 
         Raises ArchiveError if there is no such file.
         """
@@ -151,7 +152,10 @@ class Unit:
 
 
 def as_dtype(array: NDArray[Any], dtype: str, member: str, meter: Meter) -> NDArray[Any]:
-    """Convert stored data to a dtype. Raises DataError if an item is beyond the dtype's range."""
+    """Convert stored data to a dtype. `member` is the name of the file in errors.
+
+    Raises DataError if an item is beyond the range of the dtype.
+    """
     hint = _LARGE if array.dtype.itemsize == 8 else ""
     return convert(array, jnp.dtype(dtype), member, meter, hint)
 

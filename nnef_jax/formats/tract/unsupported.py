@@ -19,14 +19,18 @@ from nnef_jax.wording.similar import did_you_mean
 
 
 def refuse_unsupported(document: TractDocument, rules: Registry, meter: Meter) -> None:
-    """Raise UnsupportedError if the graph reaches operations that cannot run. It names them all."""
+    """Raise UnsupportedError if the graph reaches operations that cannot run.
+
+    The error names all these operations. `rules` are the user's rules, which make further
+    operations run.
+    """
     refuse(unsupported(document, rules), lambda name: _explained(name, meter))
 
 
 def unsupported(document: TractDocument, rules: Registry) -> dict[str, list[Span]]:
-    """Return the places of the operations that cannot run, by the name of the operation.
+    """Return the operations that the graph reaches and that cannot run, with their places.
 
-    Only operations that the graph reaches are returned.
+    `rules` are the user's rules, which make further operations run.
     """
     uses: dict[str, list[Span]] = {}
     for node in _reached(document, rules):
@@ -42,7 +46,7 @@ _PADDED = {"non_zero": 1, "non_max_suppression": 0}
 
 
 def padded_outputs(graph: Graph) -> Iterator[tuple[Value, str, int]]:
-    """Yield a tuple (value, name of the output, padded axis) for each padded output."""
+    """Yield (output, its name, the padded axis) for each output of the graph that is padded."""
     for operation in graph.operations:
         for name, value in zip(graph.output_names, graph.outputs, strict=True):
             if operation.kind in _PADDED and value in operation.writes():
@@ -79,7 +83,10 @@ def _in_bodies(graph: Graph) -> Iterator[Operation]:
 
 
 def _reached(document: TractDocument, rules: Registry) -> Iterator[s.Invocation]:
-    """Yield the invocations in the graph's body and in all fragments that they call."""
+    """Yield the invocations in the graph's body, and in all fragments that are called from it.
+
+    The bodies of fragments for which the user has rules are left out.
+    """
     visited: set[str] = set()
     pending = [[assignment.value for assignment in document.graph.body]]
     while pending:

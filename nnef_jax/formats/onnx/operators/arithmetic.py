@@ -33,9 +33,9 @@ def _on_two(kind: str) -> Meaning:
 
 
 def _along_axis(meaning: Meaning) -> Meaning:
-    """Return the meaning that an operator on two tensors has before version 7.
+    """Return the meaning of an operator on two tensors before version 7, from its later meaning.
 
-    The first axis of y lies along `axis` of x.
+    Before version 7, the first axis of y lies along the axis `axis` of x.
     """
 
     def meaning_along_axis(site: NodeSite, x: Tensor, y: Tensor, *, broadcasts: bool) -> Any:
@@ -79,13 +79,16 @@ def _bit_shift(
 def _mod(site: NodeSite, x: Tensor, y: Tensor, *, truncates: bool = flag("fmod")) -> Any:
     """Compute the remainder of x / y.
 
-    The remainder has the sign of x if `fmod` is set, otherwise the sign of y.
+    The remainder has the sign of x if `truncates`, otherwise the sign of y.
     """
     return site.last.rem(x, y) if truncates else floored_mod(site, x, y, site.last)
 
 
 def floored_mod(site: NodeSite, x: Tensor, y: Operand, add: ByKind) -> Any:
-    """Compute x - floor(x / y) * y. The last operation is added by `add`."""
+    """Compute x - floor(x / y) * y, the remainder with the sign of y.
+
+    `add` adds the last of the operations.
+    """
     step = site.step
     remainder = step.rem(x, y)
     signs_differ = step.ne(step.lt(remainder, 0), step.lt(y, 0))
@@ -94,7 +97,10 @@ def floored_mod(site: NodeSite, x: Tensor, y: Operand, add: ByKind) -> Any:
 
 
 def _combined(site: NodeSite, kind: str, values: Sequence[Tensor], end: ByKind) -> Any:
-    """Combine tensors in order by operations of one kind. The last operation is added by `end`."""
+    """Combine tensors from left to right by operations of one kind, such as "add".
+
+    `end` adds the last of the operations.
+    """
     result, *operands = values
     if not operands:
         return end.copy(result)
@@ -163,7 +169,7 @@ def _hard_sigmoid(
 
 @operator("PRelu", since=7)
 def _prelu(site: NodeSite, x: Tensor, slope: Tensor) -> Any:
-    """Compute x for items that are not negative, and x * slope for the others."""
+    """Compute x * slope for negative items of x. All other items are unchanged."""
     if site.is_real():
         return site.last.prelu(x, slope)
     return site.last.select(site.step.lt(x, 0), site.step.mul(x, slope), x)
@@ -200,7 +206,7 @@ def _dropout(
 ) -> Any:
     """Return the input unchanged, and a mask of ones.
 
-    Dropout in training is refused, since it is random.
+    Raises InvalidOperation if the node drops items at random, as in training.
     """
     if mode is None or not site.known(2).any():
         return _dropped(site, x, False)

@@ -40,10 +40,10 @@ _ATTRIBUTES: dict[str, Any] = {
 def _activations(
     site: NodeSite, kind: str, direction_count: int, *parameters: Sequence[float]
 ) -> list[Activation]:
-    """Return the activations of all directions.
+    """Return the activations of all directions, one direction after the other.
 
-    `parameters` are two lists, the alphas and the betas. Each activation takes the next item of a
-    list if it has that parameter.
+    `parameters` are two lists, the alphas and the betas of activations. An activation that has an
+    alpha takes the next alpha of the list, and one that has a beta takes the next beta.
     """
     names = site.attribute("activations", tuple, DEFAULTS[kind] * direction_count)
     if len(names) != direction_count * len(DEFAULTS[kind]):
@@ -59,7 +59,11 @@ def _activations(
 
 
 def _product(at: NodeSite, x: Tensor, weights: _Weights, bias: Tensor | None = None) -> Any:
-    """Multiply x of shape (batch, items) by weights, and add the bias if there is one."""
+    """Multiply x of shape (batch, items) by weights, and add the bias if there is one.
+
+    `weights` is a tensor of shape (outputs, items), or a tuple of quantised levels, their scale and
+    their zero point.
+    """
     if isinstance(weights, tuple):
         result = dynamic_product(at, x, *weights)
     else:
@@ -72,9 +76,11 @@ def _layer(
     site: NodeSite, kind: str, *, direction: str, alphas: Sequence[float], betas: Sequence[float],
     batch_first: bool = False, is_quantized: bool = False, **fields: Any,
 ) -> tuple[Any, ...]:  # fmt: skip
-    """Run a layer forward, backward or in both directions; return all outputs and the last states.
+    """Run a recurrent layer forward, backward or in both directions.
 
-    `fields` are further fields of the `Cell`.
+    Return the outputs of all time steps, then the last states. `kind` is "rnn", "lstm" or "gru".
+    `alphas` and `betas` are parameters of activations, and `fields` are further fields of the
+    `Cell`. If `batch_first`, the first axis of the input is the batch, otherwise time.
     """
     reversals = _DIRECTIONS[direction]
     x = site.tensor(0)
@@ -112,9 +118,9 @@ def _layer(
 
 
 def _of_direction(site: NodeSite, i: int, way: int, axis: int = 0) -> Any:
-    """Return the item of input `i` for the direction with index `way`.
+    """Return the part of input `i` for the direction with the index `way`.
 
-    `axis` is the axis of directions.
+    `axis` is the axis of directions, which the result does not have.
     """
     return site.squeezed(site.part(site.tensor(i), axis, way, way + 1), axis)
 
@@ -139,7 +145,8 @@ def _run(
     """Run a cell over the time steps of a sequence; return the outputs and the last states.
 
     `x` has shape (time, batch, items), and the outputs have shape (time, batch, hidden). `weights`
-    are those of the input and those of the state.
+    are the weights of the input and the weights of the state. `way` is the index of the direction.
+    If `reverse`, the sequence is read from the end.
     """
     hidden = site.shape(states[0])[-1]
     items = hidden * cell.gates

@@ -37,7 +37,7 @@ def _if(
     then: ModelGraph = attribute("then_branch", "subgraph"),
     otherwise: ModelGraph = attribute("else_branch", "subgraph"),
 ) -> tuple[Any, ...]:
-    """Compute one of two graphs, which a condition chooses."""
+    """Compute one of two graphs: `then` if the condition is true, else `otherwise`."""
     if isinstance(condition, Constant):
         graph = then if condition.array.any() else otherwise
         return tuple(site.flatten_subgraph(graph, site.graph, {}))
@@ -70,7 +70,7 @@ def _length(result: _State) -> int | None:
 
 
 def _flat(results: Sequence[_State]) -> list[Any]:
-    """Return all tensors among the results of a graph, including items of sequences, in order."""
+    """Return a list of all tensors in `results`, in which a sequence is replaced by its items."""
     tensors: list[Any] = []
     for result in results:
         tensors += result if isinstance(result, list) else [result]
@@ -78,9 +78,9 @@ def _flat(results: Sequence[_State]) -> list[Any]:
 
 
 def _result(at: NodeSite, x: Tensor) -> Value:
-    """Return an output of a node's graph as a tensor of the graph under construction.
+    """Return `x`, an output of a graph in an attribute of a node, as a tensor of the body's graph.
 
-    Raises InvalidOperation if the tensor is padded.
+    Raises InvalidOperation if the tensor has a computed number of items.
     """
     value = at.tensor(x)
     if value in at.graph.counts:
@@ -99,9 +99,9 @@ def _loop(
     *,
     body: ModelGraph = _BODY,
 ) -> tuple[Any, ...]:
-    """Repeat a body while its condition is true, but at most `count` times.
+    """Repeat a body while a condition that the body computes is true, but at most `count` times.
 
-    `begins` is the condition before the first iteration.
+    `begins` is the condition before the first iteration. The further inputs are the states.
     """
     states = list(site.operands[2:])
     has_all_states = len(body.inputs) == 2 + len(states) and len(body.outputs) > len(states)
@@ -140,9 +140,10 @@ def _as_loop(
     site: NodeSite, body: ModelGraph, states: Sequence[Tensor], count: Tensor | None,
     begins: Tensor | None, limit: float,
 ) -> tuple[Any, ...]:  # fmt: skip
-    """Add a loop, which ends after `count` or `limit` iterations if not before.
+    """Add a loop to the graph, and return the last states.
 
-    Return the last states.
+    `states` are the states before the first iteration, and `begins` is the condition before it. The
+    loop ends when its condition is false, at the latest after `count` or `limit` iterations.
     """
     repetition = RepeatedBody(site)
     inside = [repetition.state(x) for x in states]
@@ -164,16 +165,16 @@ def _as_loop(
 def _inputs(
     site: NodeSite, body: ModelGraph, iteration: Tensor, states: Sequence[_State]
 ) -> dict[str, Any]:
-    """Return the inputs of a body by name.
+    """Return the inputs of the body of a loop, by the names of the body's ports.
 
-    The inputs are the number of the iteration, the condition True, and the states.
+    The inputs are the number of the iteration, the condition (always True), and the states.
     """
     names = [port.name for port in body.inputs]
     return dict(zip(names, [iteration, site.constant(True, "bool"), *states], strict=True))
 
 
 def _continues(site: NodeSite, body: ModelGraph, states: Sequence[_State]) -> bool | None:
-    """Return the condition after an iteration if it is known, or None if it is computed."""
+    """Return the condition that a loop's body computes, or None if it is not known in advance."""
     trial = RepeatedBody(site)
     inside: list[Any] = []
     for x in states:
@@ -187,9 +188,9 @@ def _continues(site: NodeSite, body: ModelGraph, states: Sequence[_State]) -> bo
 
 
 def _as_state(trial: RepeatedBody, x: _State) -> Any:
-    """Return a state as a computed tensor of a body, even if it is known before the loop.
+    """Return `x`, a state of a loop, as a computed tensor of the body, even if `x` is a constant.
 
-    Iterations may change the state.
+    Iterations may change the state, so the constant holds only in the first iteration.
     """
     if isinstance(x, list):
         return [_as_state(trial, item) for item in x]
@@ -199,10 +200,10 @@ def _as_state(trial: RepeatedBody, x: _State) -> Any:
 def _counted(
     site: NodeSite, body: ModelGraph, states: Sequence[_State], count: int
 ) -> tuple[Any, ...]:
-    """Add a scan of `count` iterations, or unroll the iterations, adding the nodes of each.
+    """Run a body `count` times: add a scan, or add the nodes of the body once for each iteration.
 
-    Iterations are unrolled if states are sequences or change their shapes, or if shapes depend on
-    the number of the iteration.
+    The nodes are added for each iteration if states are sequences or change their shapes, or if
+    shapes depend on the number of the iteration.
     """
     tensors = [x for x in states if not isinstance(x, list)]
     if len(tensors) == len(states):
@@ -220,7 +221,7 @@ def _counted(
 def _as_scan(
     site: NodeSite, body: ModelGraph, states: Sequence[Tensor], count: int
 ) -> tuple[Any, ...] | None:
-    """Add a scan.
+    """Add a scan that runs a body `count` times; return the last states, then the stacked outputs.
 
     Return None if results of the body are sequences, or if states change their shape.
     """
@@ -279,9 +280,9 @@ def _scan(
     scanned = tensors[state_count:]
 
     def axes_and_directions(direction_of_data: str, items: int) -> list[tuple[int, int]]:
-        """Return the pairs (axis, direction) of the scanned inputs or outputs.
+        """Return the pairs (axis, direction) of the scanned inputs, or of the scanned outputs.
 
-        `direction_of_data` is "input" or "output", and `items` is the number of pairs.
+        `direction_of_data` is "input" or "output" accordingly, and `items` is the number of pairs.
         """
         axes = site.ints(f"scan_{direction_of_data}_axes", [0] * items)
         directions = site.ints(f"scan_{direction_of_data}_directions", [0] * items)
@@ -298,8 +299,9 @@ def _scanned(
 ) -> tuple[Any, ...]:  # fmt: skip
     """Add a scan of a graph; return the last states, then the outputs.
 
-    `cuts` has a pair (axis, direction) for each scanned tensor, and `stacks` has one for each
-    output. A direction of 1 begins at the end of the axis.
+    `scanned` are the tensors that are cut into one slice for each iteration. `cuts` has a pair
+    (axis, direction) for each scanned tensor, and `stacks` has one for each output. A direction of
+    1 begins at the end of the axis, and 0 at its start.
     """
     body = RepeatedBody(site)
     inside: list[Value] = [body.state(x) for x in states]
@@ -324,7 +326,11 @@ def _scanned(
 def _scan_8(
     site: NodeSite, *, count: int = integer("num_scan_inputs"), body: ModelGraph = _BODY
 ) -> tuple[Any, ...]:
-    """Scan each sequence of a batch. The tensors have shape (batch, time, ...)."""
+    """Scan each sequence of a batch separately.
+
+    All inputs have shape (batch, time, ...) or are states. The states have shape (batch, ...).
+    `count` is the number of scanned inputs.
+    """
     _require_inputs(site, count)
     state_count = len(site.operands) - count - 1
     tensors = [site.tensor(i) for i in range(1, len(site.operands))]

@@ -43,7 +43,10 @@ def feature_rows(site: NodeSite) -> Any:
 
 
 def transformed(site: NodeSite, scores: Tensor, transform: str) -> Any:
-    """Apply one of `TRANSFORMS` to scores of shape (samples, classes)."""
+    """Apply the function that `transform` names to scores of shape (samples, classes).
+
+    `transform` is one of `TRANSFORMS`, such as "SOFTMAX".
+    """
     step, last = site.step, (1,)
     match transform:
         case "NONE":
@@ -72,16 +75,19 @@ def transformed(site: NodeSite, scores: Tensor, transform: str) -> Any:
 
 
 def classes(site: NodeSite, labels: Sequence[int]) -> NDArray[np.int64]:
-    """Return the integer labels of classes. Raises InvalidOperation if the labels are strings."""
+    """Return the labels of classes as an array.
+
+    Raises InvalidOperation if the node has labels that are strings.
+    """
     if site.node.attributes.get("classlabels_strings"):
         raise InvalidOperation("its labels are strings, of which there are no arrays in JAX")
     return np.array(labels, np.int64)
 
 
 def labelled(site: NodeSite, labels: NDArray[np.int64], index: Tensor) -> Any:
-    """Return the labels of the classes with these indices.
+    """Return the labels of the classes with the indices `index`.
 
-    If there are no labels, the indices are returned.
+    If there are no labels, return the indices.
     """
     if not len(labels):
         return site.cast(index, site.computation_dtype("int64"))
@@ -94,7 +100,10 @@ def best_class(site: NodeSite, scores: Tensor) -> Any:
 
 
 def is_above(site: NodeSite, scores: Tensor, threshold: float) -> Any:
-    """Return 1 for each row whose single score is above a threshold, and 0 for other rows."""
+    """Return 1 for each row whose score is above a threshold, and 0 for all other rows.
+
+    `scores` has shape (samples, 1), and the result has shape (samples,).
+    """
     return site.squeezed(site.as_integer(site.step.gt(scores, threshold)), 1)
 
 
@@ -134,9 +143,9 @@ def _normalizer(site: NodeSite, x: Tensor, *, norm: str = word("norm", "MAX", "L
 
 @operator("Imputer", domain=DOMAIN)
 def _imputer(site: NodeSite, x: Tensor) -> Any:
-    """Replace missing items by the value of their column.
+    """Replace missing items by a value, which each column has in the attribute `imputed_value_*`.
 
-    An item is missing if it is equal to `replaced_value_*`, which may be NaN.
+    An item is missing if it is equal to the attribute `replaced_value_*`, which may be NaN.
     """
     kind = "float" if site.is_real() else "int64"
     values = site.attribute(f"imputed_value_{kind}s", tuple, ())
@@ -166,9 +175,9 @@ def _feature_vectorizer(site: NodeSite, *inputs: Tensor) -> Any:
 
 @operator("OneHotEncoder", domain=DOMAIN)
 def _one_hot_encoder(site: NodeSite, x: Tensor, *, zeros: bool = flag("zeros", True)) -> Any:
-    """Mark the category of each item along a new last axis.
+    """Return 1 for the category of each item along a new last axis, and 0 for all other categories.
 
-    An item that is in no category has zeros if `zeros` is set, otherwise NaN. Runtimes raise an
+    If an item is in no category, all are 0 if `zeros` is set, otherwise NaN. Runtimes raise an
     error instead of returning NaN.
     """
     if site.has_attribute("cats_strings"):
@@ -191,9 +200,9 @@ def _label_encoder(
     default_float: float = number("default_float", -0.0),
     default_int: int = integer("default_int64", -1),
 ) -> Any:
-    """Map each item that is a key to the key's value, and other items to a default.
+    """Map each item that equals a key to the key's value, and all other items to a default.
 
-    If keys are equal, the last one counts.
+    If several keys are equal, the last of them counts.
     """
     keys, key_dtype = _encoded(site, "keys")
     values, dtype = _encoded(site, "values")
@@ -225,7 +234,10 @@ def _label_encoder(
 
 
 def _encoded(site: NodeSite, name: str) -> tuple[NDArray[Any], str]:
-    """Return the keys or the values of a LabelEncoder and their dtype. `name` says which."""
+    """Return the array of a LabelEncoder's keys if `name` is "keys", or values if it is "values".
+
+    Return also the dtype of the array.
+    """
     attributes = site.node.attributes
     tensor = attributes.get(f"{name}_tensor")
     if tensor is not None:
@@ -257,10 +269,10 @@ _LINEAR: dict[str, Any] = {
 def _linear(
     site: NodeSite, count: int | None, coefficients: Sequence[float], intercepts: Sequence[float]
 ) -> Any:
-    """Multiply rows by coefficients of shape (count, features), and add the biases.
+    """Multiply rows by coefficients of shape (count, features), and add the intercepts.
 
-    The result has shape (samples, count). If `count` is None, it is the number of coefficients
-    divided by the number of features.
+    The result has shape (samples, count). If `count` is None, it is computed from the number of
+    coefficients and the number of features.
     """
     x = feature_rows(site)
     features = site.known_shape(x)[1]
@@ -290,9 +302,9 @@ def _linear_classifier(
     transform: str,
     **linear: Sequence[float],
 ) -> Any:
-    """Return the label with the highest score, and the scores.
+    """Return the label with the highest score for each row, and the scores.
 
-    If there is a single score, it belongs to the second of two classes.
+    If there is a single score, it is that of the second of two classes.
     """
     labels = classes(site, names)
     scores = _linear(site, None, **linear)

@@ -21,9 +21,10 @@ GROUPS = integer("group", 1)
 def _padding(
     site: NodeSite, shape: Sequence[int], reach: Sequence[int], strides: Sequence[int]
 ) -> Pairs:
-    """Return the padding (before, after) of each spatial axis, which `auto_pad` or `pads` defines.
+    """Return the padding of windows, as a pair (before, after) for each spatial axis.
 
-    `reach` is the extent of a window along each axis, counted with its dilation.
+    The attribute `auto_pad` or `pads` defines the padding. `shape` has the spatial extents of the
+    input, and `reach` the extents of a window with its dilation.
     """
     rank = len(reach)
     mode = _AUTO_PAD(site)
@@ -58,9 +59,10 @@ def kernel_of(site: NodeSite, i: int = 1) -> tuple[int, ...]:
 def windows_of(
     site: NodeSite, kernel: Sequence[int], shape: Sequence[int] | None = None
 ) -> dict[str, Any]:
-    """Return the stride, dilation and padding of windows on spatial axes.
+    """Return the stride, dilation and padding of windows along the spatial axes.
 
-    `kernel` is the size of a window. `shape` is the size of the image, by default that of input 0.
+    `kernel` has the extents of a window. `shape` has the spatial extents of the image, by default
+    those of input 0.
     """
     rank = len(kernel)
     strides = site.spatial("strides", rank)
@@ -127,9 +129,10 @@ def _conv_transpose(
 def _transposed_padding(
     site: NodeSite, mode: str, reach: Sequence[int], strides: Sequence[int]
 ) -> Pairs:
-    """Return the padding (before, after) of each spatial axis of a transposed convolution.
+    """Return the padding of a transposed convolution, as a pair (before, after) by spatial axis.
 
-    If the padding after an axis is negative, it is the number of items that no window reaches.
+    If the number after is negative, it says how many items at the end of the axis no window
+    reaches.
     """
     rank = len(reach)
     more_behind = site.spatial("output_padding", rank, 0)
@@ -176,8 +179,7 @@ def _deform_conv(
 def _col_to_im(site: NodeSite) -> Any:
     """Sum patches at their positions in an image.
 
-    The patches have shape (batch, channels * cells, patches), where a cell is a position in a
-    patch.
+    Input 0 has shape (batch, channels * cells, patches), where a cell is a position within a patch.
     """
     size = site.integers(1)
     kernel = site.integers(2)

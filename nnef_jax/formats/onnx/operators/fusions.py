@@ -30,7 +30,10 @@ _VERSION = 21  # the version of the standard's operators that these compositions
 
 
 def _applied(site: NodeSite, name: str, operands: Sequence[Any], **attributes: Any) -> Any:
-    """Apply an operator of the standard at a site; return the operator's first output."""
+    """Apply the standard's operator `name` to operands, in the place of a node.
+
+    Return the first output of the operator.
+    """
     prefix = f"{site.prefix}{site.name}.{name}."
     node = replace(site.node, operator=name, domain="", attributes=attributes)
     standard = OPERATORS.get(name, _VERSION)
@@ -42,21 +45,27 @@ def _applied(site: NodeSite, name: str, operands: Sequence[Any], **attributes: A
 
 
 def _dequantized_input(site: NodeSite, i: int) -> Any:
-    """Dequantise the levels in input `i`. The next two inputs are the scale and the zero point."""
+    """Return input `i`, a tensor of levels, as real numbers.
+
+    Input `i + 1` is the scale of the levels, and input `i + 2` is their zero point.
+    """
     return dequantized(site, site.operand(i), site.operand(i + 1), site.optional(i + 2))
 
 
 def _as_quantized(site: NodeSite, x: Tensor, i: int, dtype: str) -> Any:
-    """Quantise real numbers. Input `i` is the scale, and the next input is the zero point."""
+    """Quantise `x` to levels of a dtype.
+
+    Input `i` is the scale, and input `i + 1` the zero point.
+    """
     return quantized(site, x, site.reshaped(site.operand(i), ()), site.optional(i + 1), dtype)
 
 
 def _on_levels(name: str, count: int, triples: Sequence[int], output_scale: int) -> Meaning:
     """Make the meaning of an operator on levels from the standard's operator on real numbers.
 
-    The first `count` inputs are passed to the standard's operator unchanged. `triples` are the
-    indices of the inputs that are levels; each is followed by its scale and zero point. Input
-    `output_scale` is the scale of the result.
+    `name` is the name of the standard's operator. The first `count` inputs are passed to it
+    unchanged. `triples` are the indices of the inputs that are levels; an input of levels is
+    followed by its scale and its zero point. Input `output_scale` is the scale of the result.
     """
 
     def meaning(site: NodeSite, *, channels_last: bool) -> Any:
@@ -155,7 +164,8 @@ def _matmul_n_bits(
 ) -> Any:
     """Multiply by weights of a few bits, whose shape is (outputs, inputs).
 
-    The inputs are divided into blocks of `size`. Each block has a scale and a zero point.
+    The weights of an output are divided into blocks of `size`. Each block has a scale and a zero
+    point.
     """
     if site.has(4):
         raise InvalidOperation("'g_idx' is not supported")
@@ -187,7 +197,7 @@ def _matmul_n_bits(
 
 
 def _levels(site: NodeSite, i: int, bits: int, shape: tuple[int, int]) -> Constant:
-    """Unpack the numbers in input `i`, a known tensor, as weights of the shape `shape`."""
+    """Unpack input `i`, which holds numbers of `bits` bits, as a constant of shape `shape`."""
     data = memoryview(site.known(i).tobytes())
     dtype = f"uint{bits}"
     return Constant(unpacked(data, dtype, shape), dtype, f"{site.name}.levels_{i}")
@@ -205,10 +215,10 @@ def _fused_matmul(
     moves_b: bool = flag("transBatchB"),
     alpha: float = number("alpha", 1.0),
 ) -> Any:
-    """Multiply matrices.
+    """Multiply matrices a and b of shape (..., rows, columns), and the product by `alpha`.
 
-    If `transBatchA` or `transBatchB` is set, the axis of rows of that operand comes before its
-    batch axes.
+    `flips_a` and `flips_b` tell whether a and b are transposed. If `moves_a` is set, a has the axis
+    of its rows before its batch axes; `moves_b` says the same of b.
     """
     operands: list[Any] = []
     for x, flips, moves in ((a, flips_a, moves_a), (b, flips_b, moves_b)):
@@ -224,7 +234,10 @@ def _fused_matmul(
 
 
 def _fused(standard: str) -> Meaning:
-    """Make the meaning of a fused operator: activation(standard(x, ...) + input 3)."""
+    """Make the meaning of a fused operator: activation(standard(inputs 0 to 2) + input 3).
+
+    `standard` is the name of the standard's operator, such as "Conv".
+    """
 
     def meaning(site: NodeSite, *, name: str, parameters: Sequence[float]) -> Any:
         attributes = site.node.attributes

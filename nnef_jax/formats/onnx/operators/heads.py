@@ -35,10 +35,10 @@ def joined_heads(site: NodeSite, x: Tensor) -> Any:
 
 @dataclass(slots=True)
 class Mask:
-    """A mask of attention scores.
+    """A mask of attention scores, of shape (batch, heads, time, keys).
 
-    `allowed` has truth values. Where it is False, the score does not count. `bias` is added to the
-    scores. `allowed` and `bias` broadcast to (batch, heads, time, keys), and each may be None.
+    `allowed` is a tensor of bool. Where it is False, the score does not count. `bias` is added to
+    the scores. `allowed` and `bias` broadcast to the shape of the scores, and each may be None.
     """
 
     site: NodeSite
@@ -46,7 +46,7 @@ class Mask:
     bias: Tensor | None = None
 
     def restrict(self, condition: Tensor) -> None:
-        """Mask the scores for which a condition is False."""
+        """Exclude the scores for which `condition`, a tensor of bool, is False."""
         if self.allowed is not None:
             condition = self.site.step.and_(self.allowed, condition)
         self.allowed = condition
@@ -58,9 +58,9 @@ class Mask:
         self.bias = bias
 
     def apply(self, mask: Tensor, keys: int) -> None:
-        """Apply a mask of truth values or of biases.
+        """Apply a mask of bool, which excludes scores, or a mask of numbers, which are added.
 
-        Keys beyond the extent of the mask do not count.
+        `keys` is the number of keys. Keys beyond the extent of the mask do not count.
         """
         is_logical = self.site.dtype_of(mask) == "bool"
         if keys is not UNKNOWN and keys > self.site.extent(mask, -1):
@@ -88,9 +88,10 @@ class Mask:
             self.restrict(step.ge(distances, -left))
 
     def combined(self, dtype: str) -> Any:
-        """Return a single mask for scores of a dtype.
+        """Return `allowed` and `bias` as a single mask for scores of a dtype.
 
-        The mask has truth values or biases. None is returned if no score is masked.
+        The mask is a tensor of bool if there is no bias, otherwise of numbers. Return None if no
+        score is masked.
         """
         if self.bias is None:
             return self.allowed
@@ -130,7 +131,7 @@ def attended(
     mask: Mask, query: Tensor, key: Tensor, value: Tensor, *, scale: float, softcap: float = 0,
     stage: int | None = None, precision: str = "", sink: Tensor | None = None,
 ) -> tuple[Any, Any]:  # fmt: skip
-    """Compute attention; return its result, and the scores after one of its stages.
+    """Compute attention; return the result, and the scores after one of the stages.
 
     Args:
         mask: the mask of scores.
@@ -177,7 +178,10 @@ def attended(
 
 
 def _with_sink(site: NodeSite, scores: Tensor, sink: Tensor) -> Any:
-    """Append the score of an additional key to the scores of all queries."""
+    """Append `sink`, the score of an additional key, to the scores of all queries.
+
+    The result has shape (batch, heads, time, keys + 1).
+    """
     shape = (*site.known_shape(scores)[:-1], 1)
     sink_score = site.cast(site.tensor(sink), site.dtype_of(scores))
     _, sink_score = site.aligned(scores, sink_score)
@@ -198,7 +202,12 @@ def _attention(
     stage: int = integer("qk_matmul_output_mode", 0),
     **scaling: Any,
 ) -> tuple[Any, ...]:
-    """Attend to past and new keys, within windows and up to the length of each sequence."""
+    """Compute attention to past and new keys.
+
+    Inputs 0 to 2 are the queries, keys and values, input 3 is the mask, and inputs 4 and 5 are the
+    past keys and values. Input 6 has the number of keys of each sequence. A query attends only to
+    the `left` keys before it and the `right` keys after it, where -1 stands for no bound.
+    """
     query, key, value = _heads_of_inputs(site, query_heads, key_heads)
     past_count: Any = 0
     has_past = site.has(4)
@@ -238,7 +247,11 @@ def _attention(
 
 
 def _heads_of_inputs(site: NodeSite, query_heads: int, key_heads: int) -> tuple[Any, Any, Any]:
-    """Return inputs 0 to 2 as heads of queries, keys and values."""
+    """Return inputs 0 to 2 as heads of queries, keys and values.
+
+    `query_heads` and `key_heads` are the numbers of heads, for inputs of shape (batch, time, heads
+    * items).
+    """
     if site.rank() != 3:
         if (query_heads or key_heads) and site.version >= 25:
             raise InvalidOperation("'q_num_heads' and 'kv_num_heads' are for inputs of 3 axes")
@@ -276,9 +289,9 @@ def _flex_attention(
 
 
 def _changed(site: NodeSite, name: str, x: Tensor) -> Any:
-    """Apply the graph in an attribute to a tensor.
+    """Apply the graph in the attribute `name` to the tensor `x`.
 
-    Without the attribute, return the tensor unchanged.
+    If the node does not have the attribute, return the tensor unchanged.
     """
     if not site.has_attribute(name):
         return site.tensor(x)
@@ -297,10 +310,10 @@ def _changed(site: NodeSite, name: str, x: Tensor) -> Any:
 
 
 def rotated(site: NodeSite, x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Any:
-    """Rotate the first 2n items of heads by n angles.
+    """Rotate the first 2n items of each head by n angles.
 
-    `cos` and `sin` have shape (batch, time, n). Each angle rotates a pair of items: i and i + n, or
-    2i and 2i + 1 if `interleaved`.
+    `x` has shape (batch, heads, time, items), and `cos` and `sin` have shape (batch, time, n).
+    Angle i rotates the items i and i + n, or the items 2i and 2i + 1 if `interleaved`.
     """
     size = site.extent(x, 3)
     half = site.extent(cos, -1)
@@ -323,9 +336,9 @@ def rotated(site: NodeSite, x: Tensor, cos: Tensor, sin: Tensor, *, interleaved:
 
 
 def _regrouped(site: NodeSite, x: Tensor, shape: tuple[int, int]) -> Any:
-    """Transpose the matrices that lie flat along the last axis.
+    """Transpose the matrices that lie flat along the last axis of heads.
 
-    `shape` is the shape of a matrix.
+    `shape` is the shape of a matrix before it is transposed.
     """
     split = site.reshaped(x, (0, 0, 0, *shape))
     return site.reshaped(site.transposed(split, (0, 1, 2, 4, 3)), (0, 0, 0, -1))

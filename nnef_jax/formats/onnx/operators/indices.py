@@ -44,7 +44,7 @@ def _slice_by_attributes(
 
 @operator("Pad", since=11)
 def _pad(site: NodeSite, x: Tensor, *, mode: str = _MODE) -> Any:
-    """Pad a tensor. First, the items that negative pads cut off are removed."""
+    """Pad a tensor. A negative number of padding removes items at the end of an axis instead."""
     axes = site.axes("axes", 3)
     if axes is None:
         axes = tuple(range(site.rank()))
@@ -66,9 +66,10 @@ def _pad_by_attributes(
 
 
 def _around(site: NodeSite, pads: Sequence[int], axes: Sequence[int]) -> list[tuple[int, int]]:
-    """Return the pads (before, after) of each axis of input 0.
+    """Return a pair (before, after) of padding for each axis of input 0.
 
-    `pads` has the numbers before all of `axes`, then the numbers after them.
+    `pads` has the numbers before all of `axes`, then the numbers after all of `axes`. Axes that are
+    not in `axes` get (0, 0).
     """
     if len(pads) != 2 * len(axes):
         raise InvalidOperation(f"'pads' must have {2 * len(axes)} items, it has {len(pads)}")
@@ -81,9 +82,10 @@ def _around(site: NodeSite, pads: Sequence[int], axes: Sequence[int]) -> list[tu
 def _padded(
     site: NodeSite, x: Tensor, around: Sequence[tuple[int, int]], mode: str, value: Operand
 ) -> Any:
-    """Pad a tensor by the pads `around`.
+    """Pad a tensor by `around`, which has a pair (before, after) for each axis.
 
-    First, the items that negative pads cut off are removed.
+    A negative number removes items at this end of the axis. `mode` says which items the padding
+    has: `value` in the mode "constant".
     """
     x = cropped(site, x, dict(enumerate(around)))
     padding = [(max(before, 0), max(after, 0)) for before, after in around]
@@ -102,7 +104,10 @@ def _padded(
 
 
 def _wrapped(site: NodeSite, x: Tensor, padding: Sequence[tuple[int, int]]) -> Any:
-    """Pad a tensor by items from the other end of each axis."""
+    """Pad each axis of a tensor by the items at the other end of the axis.
+
+    `padding` has a pair (before, after) for each axis.
+    """
     shape = site.known_shape(x)
     for i, (before, after) in enumerate(padding):
         if before or after:
@@ -114,7 +119,10 @@ def _wrapped(site: NodeSite, x: Tensor, padding: Sequence[tuple[int, int]]) -> A
 
 
 def _as_literal(value: Operand) -> Operand:
-    """Return a known tensor with a single item as a number, if float32 has the number."""
+    """Return a constant with a single item as a Python number, if float32 represents it exactly.
+
+    Any other operand is returned unchanged.
+    """
     if isinstance(value, Constant) and value.array.size == 1:
         number = value.array.reshape(-1)[0].item()
         is_exact = float(rounding.saturated(number, np.float32)) == number
@@ -133,10 +141,11 @@ def _tensor_scatter(
     axis: int = axis("axis", -2),
     mode: str = word("mode", "linear", "circular"),
 ) -> Any:
-    """Write an update into a cache along an axis.
+    """Write `update` into `cache` along an axis, and return the new cache.
 
-    `starts` has the position of the first written item, for each item of the batch. In the mode
-    "circular", an update that reaches the end of the axis continues at its beginning.
+    `starts` has, for each sequence of the batch, the position of the first item that is written. In
+    the mode "circular", an update that reaches the end of the axis continues at the start of the
+    axis.
     """
     step = site.step
     shape = site.known_shape()
@@ -160,7 +169,11 @@ def _tensor_scatter(
 
 @operator("OneHot")
 def _one_hot(site: NodeSite, indices: Tensor, *, axis: int = integer("axis", -1)) -> Any:
-    """Mark indices along a new axis: an index has the second value, other positions the first."""
+    """Return a one-hot of indices along a new axis.
+
+    Input 1 is the extent of the axis. Input 2 has two numbers: the number at all other positions,
+    and the number at the position of the index.
+    """
     step = site.step
     depth = site.integer(1)
     rank = site.rank() + 1
@@ -195,6 +208,9 @@ def _top_k_by_attribute(
 
 
 def _extremes(site: NodeSite, x: Tensor, k: int, axis: int, *, largest: bool) -> tuple[Any, Any]:
-    """Return the k largest or smallest items along an axis, and the indices of these items."""
+    """Return the k largest items along an axis, or the smallest ones, and their indices.
+
+    The items are the largest ones if `largest`.
+    """
     values, indices = site.last.topk(x, k=k, axis=axis, largest=largest)
     return values, site.as_integer(indices)

@@ -19,9 +19,9 @@ from nnef_jax.formats.onnx.operators.registry import operator
 
 @operator("Reshape", since=5)
 def _reshape(site: NodeSite, x: Tensor, *, allows_zero: bool = flag("allowzero")) -> Any:
-    """Reshape a tensor.
+    """Reshape a tensor to the shape in input 1.
 
-    An extent of 0 stands for the input's extent along that axis, unless `allowzero` is set.
+    Unless `allows_zero`, 0 in the shape stands for the input's extent along this axis.
     """
     shape = site.integers(1)
     has_zero = any(n is not UNKNOWN and n == 0 for n in shape)
@@ -89,9 +89,10 @@ def _concat(site: NodeSite, *values: Tensor, axis: int) -> Any:
 
 @operator("Split", since=18)
 def _split(site: NodeSite, x: Tensor, *, axis: int = axis("axis", 0)) -> tuple[Any, ...]:
-    """Split a tensor along an axis into parts. Input 1 has their lengths.
+    """Split a tensor along an axis into parts. Input 1 has the lengths of the parts.
 
-    Without input 1, all parts have the same length, except for the last one, which may be shorter.
+    If input 1 is left out, all parts have the same length, except for the last one, which may be
+    shorter.
     """
     if site.has(1):
         return tuple(split_by_lengths(site, x, axis, site.integers(1)))
@@ -112,7 +113,7 @@ def _split_by_attribute(
 ) -> tuple[Any, ...]:
     """Split a tensor along an axis. Input 1 or the attribute `split` has the lengths of the parts.
 
-    Without either, all parts have the same length.
+    If the node has neither, all parts have the same length.
     """
     if site.has(1):
         return tuple(split_by_lengths(site, x, axis, site.integers(1)))
@@ -134,7 +135,10 @@ def _tile_along_axis(site: NodeSite, x: Tensor) -> Any:
 
 
 def _blocks(move: Callable[..., object]) -> Meaning:
-    """Make the meaning of an operator that moves blocks between channels and spatial axes."""
+    """Make the meaning of an operator that moves blocks between channels and spatial axes.
+
+    `move` is the function that adds the operations, such as `depth_to_space`.
+    """
 
     def meaning(site: NodeSite, *, mode: str, size: int) -> Any:
         if size < 1:

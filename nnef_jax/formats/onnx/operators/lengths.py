@@ -20,19 +20,19 @@ from nnef_jax.formats.onnx.operators.registry import operator
 
 
 def _noted(site: NodeSite, x: Value, axis: int, items: Value) -> Value:
-    """Note the number of items along the padded axis of a tensor, and return the tensor.
+    """Note the number of items along the padded axis of `x`, and return `x`.
 
-    `items` is a tensor of shape (1,).
+    `items` is the number, as a tensor of shape (1,). The items after them are padding.
     """
     site.graph.counts[x] = Count(axis, site.as_integer(items))
     return x
 
 
 def _nonzero_indices(site: NodeSite, x: Value) -> Value:
-    """Return the indices of nonzero items, of shape (axes, items), and note the number of items.
+    """Return the indices of nonzero items of `x`, of shape (axes, items), and note their number.
 
-    The indices are computed only once for each tensor. Therefore results that are gathered by the
-    same indices share the same count.
+    The indices are computed only once for each tensor. Therefore all tensors that are gathered at
+    these indices share one number of items.
     """
     if x in site.graph.nonzero_indices:
         return site.graph.nonzero_indices[x]
@@ -55,9 +55,9 @@ def _non_zero(site: NodeSite, x: Tensor) -> Any:
 
 
 def _along(site: NodeSite, x: Tensor) -> tuple[Any, int]:
-    """Return the input and the axis that the attribute `axis` names.
+    """Return `x` and the number of the axis that the attribute `axis` names.
 
-    Without the attribute, return the input reshaped to a vector, and axis 0.
+    If the node does not have the attribute, return `x` reshaped to a vector, and 0.
     """
     if not site.has_attribute("axis"):
         x = site.step.reshape(x, shape=(-1,), axis_start=0, axis_count=-1)
@@ -66,7 +66,10 @@ def _along(site: NodeSite, x: Tensor) -> tuple[Any, int]:
 
 @operator("Compress")
 def _compress(site: NodeSite, x: Tensor, condition: Tensor) -> Any:
-    """Select the slices along an axis for which a condition is true."""
+    """Select the slices of `x` along an axis for which `condition` is true.
+
+    `condition` has an item for each slice.
+    """
     x, axis = _along(site, x)
     if isinstance(condition, Constant):
         indices: Any = site.constant(np.flatnonzero(condition.array), "int64")
@@ -77,10 +80,11 @@ def _compress(site: NodeSite, x: Tensor, condition: Tensor) -> Any:
 
 @operator("Unique")
 def _unique(site: NodeSite, x: Tensor, *, sorts: bool = flag("sorted", True)) -> tuple[Any, ...]:
-    """Find the distinct items.
+    """Find the distinct items of `x`, and return four tensors.
 
-    The results are the distinct items, the indices of their first occurrences, the index of the
-    distinct item for each input item, and the number of occurrences of each distinct item.
+    They are the distinct items, the index of the first occurrence of each distinct item, the index
+    of the distinct item for each item of `x`, and the number of occurrences of each distinct item.
+    If `sorts`, the distinct items are sorted.
     """
     x, axis = _along(site, x)
     x = site.tensor(x)

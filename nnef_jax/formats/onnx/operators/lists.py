@@ -27,10 +27,10 @@ def _sequence(site: NodeSite) -> list[Any]:
 
 
 def _index(site: NodeSite, i: int, count: int, *, end: int) -> int:
-    """Return the index in input `i` as a number from 0 to end - 1.
+    """Return the index in input `i`, which points into a sequence of `count` items.
 
-    The index is that of an item in a sequence of `count` items. A negative index counts from the
-    end.
+    A negative index counts from the end of the sequence; the result is not negative. Raises
+    InvalidShape if the index is not less than `end`.
     """
     index = site.integer(i)
     if not -count <= index < end:
@@ -80,8 +80,9 @@ def _split_to_sequence(
 ) -> Any:
     """Split a tensor along an axis into a sequence of parts.
 
-    If input 1 is a vector, it has the lengths of the parts. If it is one number, by default 1, all
-    parts have this length, except for the last one, which may be shorter.
+    If input 1 is a vector, it has the lengths of the parts. If input 1 is a number, all parts have
+    this length, except for the last one, which may be shorter. If input 1 is left out, the length
+    is 1, and the parts lose the axis unless `keeps_axes`.
     """
     if site.has(1) and site.rank(1):
         return split_by_lengths(site, x, axis, site.integers(1))
@@ -112,9 +113,9 @@ def _concat_from_sequence(
 
 @operator("SequenceMap")
 def _map(site: NodeSite, *, body: ModelGraph = attribute("body", "subgraph")) -> Any:
-    """Apply a graph to each item of sequences.
+    """Apply a graph to the items of sequences, one after the other.
 
-    An input that is a tensor is the same for all items.
+    The results are sequences. An input that is a tensor is passed to the graph for each item.
     """
     count = len(_sequence(site))
     results: list[list[Any]] = [[] for _ in body.outputs]

@@ -18,9 +18,9 @@ from nnef_jax.formats.onnx.operators.registry import operator
 def _counted(site: NodeSite, x: Tensor, grams: NDArray[np.int64], skips: int) -> Any:
     """Count sequences of tokens in the rows of x; return the counts, of shape (rows, count).
 
-    `grams` has shape (count, length) and contains the sequences. Two successive tokens of a
-    sequence may have up to `skips` other tokens between them in a row, but all gaps must have the
-    same number of these.
+    `grams` has shape (count, length) and contains the sequences. In a row, the tokens of a sequence
+    need not be successive: between each two of them there may be the same number of other tokens,
+    from 0 to `skips`.
     """
     height, items = site.known_shape(x)
     count, length = grams.shape
@@ -56,10 +56,11 @@ def _tf_idf_vectorizer(
     starts: Sequence[int] = integers("ngram_counts"),
     columns: Sequence[int] = integers("ngram_indexes"),
 ) -> Any:
-    """Return the counts of sequences in each row (TF), or their weights.
+    """Count sequences of tokens in each row of x; return the counts or weights of the sequences.
 
-    In the mode "IDF", the result is the weight of each sequence that occurs in the row, else 0. In
-    the mode "TFIDF", it is the count multiplied by the weight.
+    In the mode "TF", the result is the count of each sequence. In the mode "IDF", it is the weight
+    of each sequence that occurs in the row, otherwise 0. In the mode "TFIDF", it is the count
+    multiplied by the weight.
     """
     if site.has_attribute("pool_strings"):
         raise InvalidOperation("its tokens are strings, of which there are no arrays in JAX")

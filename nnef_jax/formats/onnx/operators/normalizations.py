@@ -25,7 +25,10 @@ def _with_last_axes(site: NodeSite, i: int, axes: int) -> Any:
 
 
 class _Standardized(NamedTuple):
-    """A standardised tensor, with the mean and 1 / deviation of the original items."""
+    """The result of `_standardized`: the standardised tensor, the mean, and 1 / deviation.
+
+    The mean and the deviation are those of the tensor before it was standardised.
+    """
 
     items: Any
     mean: Any
@@ -35,11 +38,10 @@ class _Standardized(NamedTuple):
 def _standardized(
     site: NodeSite, x: Tensor, axes: Sequence[int], epsilon: float, *, centred: bool = True
 ) -> _Standardized:
-    """Standardise x along axes.
+    """Compute (x - mean) / deviation along axes, where deviation is sqrt(variance + epsilon).
 
-    The result is (x - mean) / deviation, where deviation is sqrt(variance + epsilon). If `centred`
-    is False, the result is x / root, where root is sqrt(mean(x^2) + epsilon). The other two results
-    are then None and 1 / root.
+    Return this tensor, the mean and 1 / deviation. If `centred` is False, return x / root, where
+    root is sqrt(mean(x^2) + epsilon), None, and 1 / root.
     """
     step = site.step
     axes = tuple(axes)
@@ -68,11 +70,11 @@ def _scaled(site: NodeSite, x: Tensor, scale: Tensor, bias: Tensor | None, dtype
 def _batch_normalization(
     site: NodeSite, x: Tensor, *, epsilon: float = _EPSILON, trains: bool = flag("training_mode")
 ) -> Any:
-    """Normalise by the running mean and variance, which are inputs 3 and 4.
+    """Normalise channels by the running mean and variance, which are inputs 3 and 4.
 
-    In training, the mean and variance of the batch are used instead. Training also returns the new
-    running statistics and the statistics of the batch. Before version 9, if `spatial` is 0, each
-    item of a sample has statistics of its own.
+    If `trains`, the mean and variance of the batch are used instead, and the new running statistics
+    and the statistics of the batch are returned too. Before version 9, if the attribute `spatial`
+    is 0, each item of a sample has separate statistics.
     """
     dtype_input = 3 if trains or site.version >= 14 else 0
     dtype = site.dtype_of(dtype_input)
@@ -92,9 +94,9 @@ def _batch_normalization(
 
 
 def _moments_of_batch(site: NodeSite, x: Tensor, dtype: str) -> list[Any]:
-    """Return the mean and the variance of a batch, for each channel.
+    """Return the mean and the variance of each channel over a batch.
 
-    If the attribute `spatial` is 0, return them for each item of a sample.
+    If the attribute `spatial` is 0, return the mean and the variance of each item of a sample.
     """
     spatial = range(2, site.rank()) if site.flag("spatial", True) else ()
     moments = site.step.moments(site.widened(x), axes=(0, *spatial))
@@ -114,7 +116,10 @@ def _running(site: NodeSite, statistics: Sequence[Tensor], moments: Sequence[Ten
 
 @operator("BatchNormalization", since=7)
 def _batch_normalization_by_outputs(site: NodeSite, x: Tensor, *, epsilon: float = _EPSILON) -> Any:
-    """Normalise as in training if an output after the first one is read."""
+    """Normalise channels by running statistics.
+
+    If another node reads an output after the first one, normalise as in training.
+    """
     trains = any(site.is_read(i) for i in range(1, 5))
     return _batch_normalization(site, x, epsilon=epsilon, trains=trains)
 
@@ -180,7 +185,7 @@ def _simplified_layer_normalization(
 def _normalized_by_mean_square(
     site: NodeSite, x: Tensor, scale: Tensor, *, axis: int, epsilon: float
 ) -> Any:
-    """Divide x by the root of the mean square over `axis` and all later axes.
+    """Divide x by the root of the mean square over `axis` and all later axes; multiply by `scale`.
 
     Return also 1 / root.
     """
@@ -198,7 +203,10 @@ def _normalized_sum(
     *,
     centred: bool = True,
 ) -> Any:
-    """Normalise a sum over its last axis; return also the mean and 1 / deviation."""
+    """Normalise `x`, a sum of tensors, over its last axis; return also the mean and 1 / deviation.
+
+    If `centred` is False, the mean is not subtracted, and None is returned for it.
+    """
     axes = (site.rank(x) - 1,)
     normal, mean, inverse = _standardized(site, site.widened(x), axes, epsilon, centred=centred)
     return _scaled(site, normal, scale, bias, site.dtype_of(x)), mean, inverse
@@ -244,7 +252,8 @@ def _embed_layer_normalization(
 ) -> tuple[Any, ...]:
     """Normalise the sums of the embeddings of words, positions and segments.
 
-    Return also the lengths of the sequences, which follow from the mask, and the sums.
+    Return also the lengths of the sequences, which are computed from the mask in input 7, and the
+    sums. The results have shape (batch, time, items), (batch,) and (batch, time, items).
     """
     batch, times = site.known_shape()
     positions = site.operand(8) if site.has(8) else site.positions(times, 1, 2)

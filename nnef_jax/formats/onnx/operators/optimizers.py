@@ -62,7 +62,7 @@ def _adagrad(
     epsilon: float = _EPSILON,
     decay: float = number("decay_factor", 0),
 ) -> Any:
-    """Divide gradients by the root of the sum of all their squares so far."""
+    """Update tensors by the gradient, divided by the root of the sum of its squares so far."""
     step = site.step
 
     def update(rate: Tensor, time: Tensor, x: Tensor, gradient: Tensor, squares: Tensor) -> Any:
@@ -84,9 +84,10 @@ def _adam(
     beta: float = number("beta", 0.999),
     shrink_after: float = number("norm_coefficient_post", 0),
 ) -> Any:
-    """Divide the running mean of gradients by the root of the running mean of their squares.
+    """Update tensors by the running mean of gradients, divided by the root of the mean of squares.
 
-    Both running means start with zeros. Corrections make up for this.
+    The squares are those of the gradients, and their mean is a running mean too. The two running
+    means start with zeros; corrections make up for this.
     """
     step = site.step
 
@@ -117,7 +118,7 @@ def _momentum(
 ) -> Any:
     """Move tensors along a velocity, which is a decaying sum of gradients.
 
-    In Nesterov's mode the tensors move along the velocity of the next step.
+    If `mode` is "nesterov", the tensors move along the velocity of the next step.
     """
     step = site.step
 

@@ -22,7 +22,11 @@ _ROUNDS_UP = flag("ceil_mode")
 def _pooled(
     site: NodeSite, x: Tensor, add: Callable[..., object], *, rounds_up: bool, **options: Any
 ) -> Any:
-    """Add a pool of windows. No window begins in the padding behind an axis."""
+    """Add a pool over windows with the function `add`, such as `site.last.max_pool`.
+
+    If `rounds_up`, the number of windows is rounded up. No window begins in the padding behind an
+    axis.
+    """
     kernel = site.spatial("kernel_shape", site.rank() - 2, None)
     rounding = "ceil_torch" if rounds_up else "floor"
     return pooled(site, x, add, kernel, windows_of(site, kernel), rounding, **options)
@@ -38,7 +42,8 @@ def _max_pool(
 ) -> Any:
     """Return the maxima of windows.
 
-    If output 1 is read, return also their indices in the flat tensor.
+    If output 1 is read, return also the index of each maximum in the flat tensor. `order` is 1 if
+    these indices count in column-major order.
     """
     if order not in (0, 1):
         raise InvalidOperation(f"'storage_order' must be 0 or 1, it is {order}")
@@ -79,8 +84,8 @@ def _average_pool(
 ) -> Any:
     """Compute the mean of each window.
 
-    The mean includes padding if `count_include_pad` is set. Items that `ceil_mode` adds behind an
-    axis are never included.
+    The mean includes padding if `includes_padding`. If `rounds_up`, windows may reach beyond the
+    padding; the mean never includes the items there.
     """
     add = site.last.avg_pool
     return _pooled(site, x, add, rounds_up=rounds_up, includes_padding=includes_padding)
@@ -116,7 +121,8 @@ def _global_lp_pool(site: NodeSite, x: Tensor, *, power: float = number("p", 2))
 def _max_unpool(site: NodeSite, items: Tensor, indices: Tensor) -> Any:
     """Put items into a tensor of zeros, at the indices that MaxPool returned.
 
-    If `output_shape` is larger than the tensor, zeros are added at the end of its axes.
+    If input 2, the shape of the result, is larger than the tensor, zeros are added at the end of
+    the tensor's axes.
     """
     rank = site.rank() - 2
     shape = site.known_shape()

@@ -22,9 +22,9 @@ _CHANNELS_LAST = flag("channels_last")
 
 @operator("MatMul")
 def _matmul(site: NodeSite, x: Tensor, y: Tensor) -> Any:
-    """Multiply the matrices in the last two axes.
+    """Multiply matrices, which are in the last two axes.
 
-    A vector x is a row, and a vector y is a column.
+    If x is a vector, it is a row, and if y is a vector, it is a column.
     """
     dropped: list[int] = []  # axes that are removed from the product, counted from the end
     if site.rank(x) == 1:
@@ -75,9 +75,9 @@ def _gemm(
 
 @operator("Einsum")
 def _einsum(site: NodeSite, *inputs: Tensor, equation: str = text("equation")) -> Any:
-    """Sum products of tensors as an equation says.
+    """Sum products of tensors as `equation` says, such as "ij,jk->ik".
 
-    If the equation has no result, the result has the letters that occur only once.
+    If the equation has no "->", the axes of the result are the letters that occur only once.
     """
     expr = equation.replace(" ", "")
     if "->" not in expr:
@@ -111,8 +111,8 @@ def product(
         site: the node.
         a: levels of shape (..., rows, items). A vector is a row.
         b: levels of shape (..., items, columns). A vector is a column.
-        zero_points: the zero points of a and b. That of a is one number, or one for each row. That
-            of b is one number, or one for each column.
+        zero_points: the zero point of a and the zero point of b. The zero point of a is one number,
+            or one for each row. The zero point of b is one number, or one for each column.
         scales: the scales of a and b, with shapes as for the zero points.
         output: the zero point and the scale of the result.
         dtype: the dtype of the result.
@@ -170,10 +170,10 @@ def _centred(site: NodeSite, x: Tensor, zero: Tensor | None) -> tuple[Any, Any]:
 def dynamic_product(
     site: NodeSite, x: Tensor, levels: Tensor, scale: Tensor, zero: Tensor | None
 ) -> Any:
-    """Quantise real numbers by their range, and multiply them by levels.
+    """Quantise the real numbers `x` by their range, and multiply them by `levels`, a matrix.
 
-    `scale` and `zero` are the scale and zero point of the levels. Each has one number, or one for
-    each column.
+    `scale` and `zero` are the scale and the zero point of the levels, each a single number or a
+    number for each column.
     """
     x, x_scale, x_zero = dynamically_quantized(site, x)
     total = site.cast(product(site, x, levels, (x_zero, zero)), site.dtype_of(scale))

@@ -70,7 +70,8 @@ def quantized(
 ) -> Any:
     """Compute x / scale + zero point, rounded to the nearest number of a dtype. Halves go to even.
 
-    Scale and zero point broadcast to x. x and the scale have the same dtype.
+    Scale and zero point broadcast to x. x and the scale have the same dtype. If not `saturates`,
+    numbers beyond the range of an 8-bit float become infinite or NaN; otherwise they are clipped.
     """
     step = site.step
     # `select` hides from XLA that the scale is a broadcast number. XLA replaces a division by such
@@ -171,7 +172,8 @@ for _domain in ("", MICROSOFT):
 def dynamically_quantized(site: NodeSite, x: Tensor) -> tuple[Any, Any, Any]:
     """Quantise real numbers to uint8; return the levels, the scale and the zero point.
 
-    The range of the levels includes all the numbers and 0.
+    The scale and the zero point are computed from x, so that the levels can represent all numbers
+    of x and 0.
     """
     step = site.step
     axes = tuple(range(site.rank(x)))

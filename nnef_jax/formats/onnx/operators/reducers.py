@@ -17,9 +17,10 @@ from nnef_jax.formats.onnx.operators.registry import operator
 
 
 def _axes(site: NodeSite) -> tuple[int, ...]:
-    """Return the reduced axes.
+    """Return the axes that a node reduces.
 
-    An empty list stands for all axes, or for no axis if `noop_with_empty_axes` is set.
+    If the node lists no axes, return all axes, or none if the attribute `noop_with_empty_axes` is
+    set.
     """
     axes = site.axes("axes", 1) or ()
     reduces_all = not axes and not site.flag("noop_with_empty_axes")
@@ -52,9 +53,10 @@ for _name, _steps in REDUCTIONS.items():
 def _extreme_of_empty(
     site: NodeSite, axes: tuple[int, ...], *, largest: bool, keeps_axes: bool
 ) -> Any:
-    """Return the extreme along axes without items.
+    """Return the maximum, or the minimum if not `largest`, along axes that have no items.
 
-    For example, the maximum is the dtype's least number.
+    The maximum is the smallest number of the dtype, and the minimum is the largest number. If
+    `keeps_axes`, the axes remain with extent 1.
     """
     dtype = site.dtype_of()
     low, high = (-math.inf, math.inf) if site.is_real() else ends_of(dtype)
@@ -69,7 +71,10 @@ def _extreme_of_empty(
 
 
 def _index(kind: str) -> Meaning:
-    """Make the meaning of an operator that returns the index of the extreme item along an axis."""
+    """Make the meaning of an operator that returns the index of the extreme item along an axis.
+
+    `kind` is the kind of the operation, such as "argmax_reduce".
+    """
 
     def meaning(site: NodeSite, x: Tensor, *, axis: int, last: bool, keeps_axes: bool) -> Any:
         steps: list[Any] = [
@@ -103,7 +108,10 @@ def _hardmax_from_axis(site: NodeSite, x: Tensor, *, axis: int = axis("axis", 1)
 
 
 def _first_largest(site: NodeSite, x: Tensor, axes: Sequence[int]) -> Any:
-    """Return 1 for the first of the largest items along axes, and 0 for all other items."""
+    """Return 1 for the largest item along axes, and 0 for all other items.
+
+    If several items are equal to the largest one, only the first of them gets 1.
+    """
     site.graph.require_items(x, axes)
     shape = site.known_shape()
     extents = [n if i in axes else 1 for i, n in enumerate(shape)]

@@ -29,9 +29,10 @@ _GRID_MODES = {"linear": "bilinear", "cubic": "bicubic"}
 
 
 def _of_all_axes(items: Sequence[float], axes: Sequence[int], default: Sequence[float]) -> Any:
-    """Return an item for each axis: the items of `axes`, and the default for all other axes.
+    """Return a tuple with an item for each axis: items for `axes`, and defaults for all others.
 
-    Raises InvalidOperation unless `items` has an item for each of `axes`.
+    `items` has an item for each of `axes`, and `default` has an item for each axis. Raises
+    InvalidOperation if the lengths of `items` and `axes` differ.
     """
     if len(items) != len(axes):
         raise InvalidOperation(f"{list(items)} must have an item for each of {len(axes)} axes")
@@ -54,7 +55,11 @@ def _resize(
     antialiases: bool = flag("antialias"),
     outside: float = number("extrapolation_value", 0),
 ) -> Any:
-    """Resize axes by scales or to sizes. A policy of the node may keep the aspect ratio."""
+    """Resize axes by the scales in input 2, or to the sizes in input 3.
+
+    The attribute `keep_aspect_ratio_policy` may change the sizes, so that all axes get the same
+    scale.
+    """
     rank = site.rank()
     axes = [site.axis(a) for a in site.ints("axes", tuple(range(rank)))]
     region = _region(site, axes, rank) if coordinates == _CROP else False
@@ -75,7 +80,11 @@ def _resize(
 
 
 def _sizes(site: NodeSite, axes: Sequence[int]) -> dict[str, Any]:
-    """Return the extents `sizes`. If a policy keeps the aspect ratio, return `scales` instead."""
+    """Return the attribute `sizes` of a resize to the extents in input 3.
+
+    If the attribute `keep_aspect_ratio_policy` asks for one scale for all axes, return the
+    attribute `scales` instead.
+    """
     policies = ("stretch", "not_larger", "not_smaller")
     policy = site.choice("keep_aspect_ratio_policy", *policies, default="stretch")
     site.graph.require_items(site.operand(0), axes)
@@ -90,9 +99,10 @@ def _sizes(site: NodeSite, axes: Sequence[int]) -> dict[str, Any]:
 
 
 def _region(site: NodeSite, axes: Sequence[int], rank: int) -> Any:
-    """Return the bounds of the region: the starts along all axes, then the ends.
+    """Return the bounds of the region to resize: its starts along all axes, then its ends.
 
-    Input 1 has the bounds for `axes` only. Along all other axes the region is from 0 to 1.
+    Input 1 has the bounds for `axes`, as fractions of the extents. Along all other axes the region
+    is from 0 to 1. `rank` is the number of all axes.
     """
     roi = site.operand(1)
     count = len(axes)
@@ -138,7 +148,10 @@ def _upsample_plane(
 
 
 def _scaled(site: NodeSite, x: Tensor, mode: str, scales: Sequence[float]) -> Any:
-    """Resize by scales. The first items of the input and of the output are at the same position."""
+    """Resize by scales. The first items of the input and of the output are at the same position.
+
+    Items are interpolated linearly unless `mode` is "nearest".
+    """
     mode = "nearest" if mode == "nearest" else "linear"
     return resized(site.last, x, mode, "asymmetric", scales=tuple(scales), nearest_mode="simple")
 
@@ -173,12 +186,12 @@ def _roi_align(
     width: int = integer("output_width", 1),
     samples: int = integer("sampling_ratio", 0),
 ) -> Any:
-    """Pool samples in regions (x1, y1, x2, y2).
+    """Pool samples in regions (x1, y1, x2, y2) of x.
 
-    The corners of a region are indices of items. If the coordinates are "half_pixel", which exists
-    since version 16, the corners are positions, and the centre of item i is at the position i +
-    0.5. The mode "max" multiplies the neighbours of each sample by their weights and takes the
-    maximum.
+    `image` has the index of the image of each region. The corners of a region are indices of items.
+    If `coordinates` is "half_pixel", which exists since version 16, the corners are positions, and
+    the centre of item i is at the position i + 0.5. The mode "max" multiplies the neighbours of
+    each sample by their weights and takes the maximum.
     """
     is_half = coordinates == "half_pixel" and site.version >= 16
     shift = -0.5 if is_half else 0.0
@@ -200,7 +213,10 @@ def _max_roi_pool(
     scale: float = number("spatial_scale", 1),
     size: Sequence[int] = integers("pooled_shape"),
 ) -> Any:
-    """Return the maximum of each cell of regions (image, x1, y1, x2, y2)."""
+    """Divide each region (image, x1, y1, x2, y2) into cells, and return the maximum of each cell.
+
+    `size` has the numbers of cells (vertical, horizontal), and `scale` multiplies the corners.
+    """
     image = site.squeezed(site.cast(site.part(rois, 1, 0, 1), "int32"), 1)
     rois = site.step.mul(site.part(rois, 1, 1, 5), scale)
     return site.last.max_roi_pool(x, rois, image, output_size=size)
@@ -210,7 +226,11 @@ def _max_roi_pool(
 def _non_max_suppression(
     site: NodeSite, boxes: Tensor, scores: Tensor, *, centred: bool = flag("center_point_box")
 ) -> Value:
-    """Return the indices (image, class, box) of the boxes that remain, padded with -1."""
+    """Return rows (image, class, box), the indices of the boxes that remain after suppression.
+
+    The rows are padded with -1. `centred` tells whether a box is (x, y, width, height), where (x,
+    y) is the centre, instead of (y1, x1, y2, x2).
+    """
     lowest = float(np.finfo(np.float32).min)
     rows, _, count = suppressed(
         site, boxes, scores, score=lowest, center_point_box=centred, sorts=False

@@ -35,7 +35,10 @@ def _schema(domain: str, name: str, version: int) -> Any:
 
 
 def require_declared(node: Node, version: int) -> None:
-    """Raise InvalidOperation if a node has inputs, outputs or attributes that its schema lacks."""
+    """Raise InvalidOperation if a node does not fit the schema of its operator.
+
+    The schema says how many inputs and outputs there may be, and which attributes there are.
+    """
     schema = _schema(node.domain, node.operator, version)
     if schema is None:
         return
@@ -63,8 +66,8 @@ def is_defined(domain: str, name: str, version: int) -> bool:
 def defined(domain: str, name: str, version: int) -> Function | None:
     """Return the function by which the standard defines an operator.
 
-    Return None if there is no such function, or if the function depends on the operands. For those
-    functions see `specialised`.
+    Return None if there is no such function, or if the function depends on the operands; see
+    `specialised`.
     """
     schema = _schema(domain, name, version)
     if schema is None or not schema.has_function:
@@ -108,7 +111,10 @@ def specialised(node: Node, version: int, operands: Sequence[object]) -> Functio
 
 
 def _read(proto: FunctionProto, schema: Any) -> Function:
-    """Read a FunctionProto. The attributes have the defaults of the operator's schema."""
+    """Read a FunctionProto.
+
+    `schema` is the operator's schema, which has the defaults of attributes.
+    """
     reader = Reader(f"the definition of {proto.name}", Raw(), Meter(Limits.unbounded()), _refused)
     reader.list_nodes(proto.node)
     values = ((key, x.default_value) for key, x in schema.attributes.items())

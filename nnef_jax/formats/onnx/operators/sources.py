@@ -67,9 +67,9 @@ def _constant_of_shape(
 def _shape(
     site: NodeSite, x: Tensor, *, start: int = integer("start", 0), end: int = integer("end", _ALL)
 ) -> Any:
-    """Return the shape of a tensor, or a part of it.
+    """Return the shape of a tensor, or its part from the axis `start` to the axis `end`.
 
-    The extent of a padded axis is the number of items, which is computed.
+    The extent of a padded axis is the number of items without padding, which the network computes.
     """
     shape: list[Any] = list(site.known_shape())
     if isinstance(x, Value) and x in site.graph.counts:
@@ -113,7 +113,7 @@ def _cast(
 
 @operator("Cast")
 def _cast_1(site: NodeSite, x: Tensor) -> Any:
-    """Cast the input to a dtype. Before version 6, the attribute `to` is the name of the dtype."""
+    """Cast the input to the dtype that the attribute `to` names, as before version 6."""
     from onnx import TensorProto
 
     names = TensorProto.DataType
@@ -129,9 +129,9 @@ operator("CastLike", saturates=_SATURATES)(
 
 
 def _power_of_two(site: NodeSite, x: Tensor, *, saturates: bool) -> Any:
-    """Convert absolute values to float8_e8m0fnu, whose numbers are powers of two.
+    """Convert the absolute values of x to float8_e8m0fnu, whose numbers are powers of two.
 
-    The exponents have the range of float32.
+    The exponents have the range of float32. If `saturates`, numbers beyond the range are clipped.
     """
     step = site.step
     least = _LEAST[_ROUNDING(site)]
@@ -163,7 +163,10 @@ def _bit_cast(site: NodeSite, x: Tensor, *, dtype: str = dtype("to")) -> Any:
 
 @operator("Range")
 def _range(site: NodeSite, first: Tensor) -> Any:
-    """Return the numbers start, start + delta, ... up to a limit, which is not included."""
+    """Return the numbers start, start + delta, start + 2 delta, ... that are before a limit.
+
+    Inputs 0 to 2 are the start, the limit and delta.
+    """
     start, limit, delta = (site.known(i).reshape(-1)[0] for i in range(3))
     dtype = first.type if isinstance(first, Constant) else site.dtype_of()
     if not any(map(is_symbolic, (start, limit, delta))):
@@ -179,7 +182,10 @@ def _range(site: NodeSite, first: Tensor) -> Any:
 
 @operator("EyeLike")
 def _eye_like(site: NodeSite, x: Tensor, *, diagonal: int = integer("k", 0)) -> Any:
-    """Return a matrix with ones on one diagonal and zeros elsewhere."""
+    """Return a matrix of the shape of x, with ones on one diagonal and zeros elsewhere.
+
+    `diagonal` says how far to the right of the main diagonal the ones are.
+    """
     if site.rank() != 2:
         raise InvalidShape(f"its input must be a matrix, it is {show(site.shape())}")
     site.graph.require_items(x, (0, 1))
@@ -194,7 +200,7 @@ def _eye_like(site: NodeSite, x: Tensor, *, diagonal: int = integer("k", 0)) -> 
 
 @operator("MelWeightMatrix")
 def _mel_weights(site: NodeSite, *, dtype: str = dtype("output_datatype", 1)) -> Any:
-    """Return weights of shape (bins, bands), which are triangles over the bins of a spectrum.
+    """Return weights of shape (bins, bands): each band is a triangle over the bins of a spectrum.
 
     The corners of the triangles are equidistant on the mel scale.
     """

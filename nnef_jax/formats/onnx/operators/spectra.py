@@ -25,7 +25,10 @@ def _is_real(site: NodeSite) -> bool:
 def _dft(
     site: NodeSite, x: Tensor, *, inverse: bool = flag("inverse"), onesided: bool = flag("onesided")
 ) -> Any:
-    """Transform along an axis. If `onesided`, only the frequencies 0 to count // 2 are kept."""
+    """Compute the Fourier transform along an axis, or its inverse.
+
+    If `onesided`, the result has only the frequencies 0 to count // 2.
+    """
     axis = site.integer(2, -2)
     return _along_axis(site, x, axis=axis, inverse=inverse, onesided=onesided)
 
@@ -66,10 +69,10 @@ def _along_axis(
 
 
 def _weighted_half(site: NodeSite, x: Tensor, axis: int, count: int) -> Any:
-    """Weight the lower half of the spectrum of a real signal with `count` frequencies.
+    """Weight the lower half of the spectrum of a real signal, so that it stands for both halves.
 
-    The frequencies of the upper half are conjugates of those of the lower half. Therefore most
-    frequencies of the lower half count twice.
+    `count` is the number of all frequencies. The frequencies of the upper half are conjugates of
+    the frequencies of the lower half. Therefore most frequencies of the lower half count twice.
     """
     half = count // 2 + 1
     twice = np.full(half, 2.0)
@@ -83,7 +86,11 @@ def _weighted_half(site: NodeSite, x: Tensor, axis: int, count: int) -> Any:
 
 
 def _of_real(site: NodeSite, x: Tensor, axis: int, count: int, *, onesided: bool) -> Any:
-    """Compute the spectrum of a real signal. The upper half is the conjugate of the lower half."""
+    """Compute the `count` frequencies of a real signal along an axis.
+
+    The upper half of the spectrum is the conjugate of the lower half. If `onesided`, the upper half
+    is left out.
+    """
     below = site.step_or_last(onesided).rfft(x, axis=axis)
     above = (count - 1) // 2  # the number of frequencies in the upper half
     if onesided or not above:

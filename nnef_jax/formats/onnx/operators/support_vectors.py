@@ -39,7 +39,10 @@ def _matrix(name: str, numbers: Sequence[float], count: int) -> Any:
 def _products(
     site: NodeSite, x: Tensor, filter: ArrayLike, bias: Sequence[float], name: str
 ) -> Any:
-    """Multiply x by the rows of a filter and add a bias. `name` is the filter's label."""
+    """Multiply x by the rows of `filter`, and add `bias`.
+
+    `name` is the label of the filter.
+    """
     biases = parameter(site, f"{name}.bias", [bias])
     return site.step.linear(x, parameter(site, name, filter), biases)
 
@@ -71,7 +74,11 @@ def _regressor(
     rho: Sequence[float],
     coefficients: Sequence[float],
 ) -> Any:
-    """Return the sum for each row. With `one_class`, return 1 if the sum is above 0, else -1."""
+    """Return a sum for each row: kernels times the coefficients of support vectors, plus `rho`.
+
+    If there are no support vectors, the features are multiplied by the coefficients. If
+    `one_class`, return 1 if the sum is above 0, otherwise -1.
+    """
     x = _kernels(site, count) if count else feature_rows(site)
     filter = _matrix("coefficients", coefficients, 1)
     sums = _products(site, x, filter, [rho[0]], "coefficients")
@@ -92,11 +99,11 @@ def _classifier(
     rho: Sequence[float],
     coefficients: Sequence[float],
 ) -> Any:
-    """Return the label with the most votes, and the scores. Each pair of classes has a vote.
+    """Return the label with the most votes for each row, and scores.
 
-    The scores are those of the pairs. With `prob_a`, they are the probabilities of the classes.
-    Without support vectors, they are scores of the classes, and the label is the one with the
-    highest score.
+    Each pair of classes has a vote. The scores are the sums of the pairs, or the probabilities of
+    the classes if `slopes` is not empty. If there are no support vectors, there are no votes: each
+    class has a score, and the label is that of the highest score.
     """
     labels = classes(site, names)
     count = len(labels)
@@ -145,9 +152,10 @@ def _weights_of_pairs(
 
 
 def _votes(site: NodeSite, scores: Tensor, count: int, pairs: Sequence[tuple[int, int]]) -> Any:
-    """Return the votes for each class, of shape (samples, count).
+    """Return the number of votes for each class, of shape (samples, count).
 
-    If a pair's score is above 0, the pair votes for its first class, otherwise for its second.
+    `scores` has a score for each of `pairs`. If it is above 0, the pair votes for its first class,
+    otherwise for its second.
     """
     # Rows are classes, and columns are pairs.
     is_first_of_pair = np.zeros((count, len(pairs)), np.float32)
@@ -165,7 +173,10 @@ def _votes(site: NodeSite, scores: Tensor, count: int, pairs: Sequence[tuple[int
 def _probabilities(
     site: NodeSite, scores: Tensor, count: int, slopes: Sequence[float], offsets: Sequence[float]
 ) -> Any:
-    """Compute the probabilities of classes from the scores of pairs of classes."""
+    """Compute the probabilities of `count` classes from the scores of pairs of classes.
+
+    `slopes` and `offsets` have an item for each pair, with which a score becomes a probability.
+    """
     step = site.step
     products = step.mul(scores, parameter(site, "prob_a", [slopes]))
     lines = step.add(products, parameter(site, "prob_b", [offsets]))

@@ -37,10 +37,10 @@ _ATTENTION: dict[str, Any] = {
 
 
 def require_supported(site: NodeSite, inputs: int, outputs: int = 99, **attributes: object) -> None:
-    """Raise InvalidOperation for inputs, outputs and values of attributes that are not supported.
+    """Raise InvalidOperation for inputs, outputs and attributes of a node that are not supported.
 
-    `inputs` and `outputs` are the numbers of supported inputs and outputs. `attributes` has the
-    only supported value of each attribute.
+    `inputs` and `outputs` are the numbers of supported inputs and outputs. `attributes` has, for
+    some attributes, the only value that is supported.
     """
     for i in range(inputs, len(site.operands)):
         if site.has(i):
@@ -57,9 +57,9 @@ def require_supported(site: NodeSite, inputs: int, outputs: int = 99, **attribut
 def _mask_padding(
     site: NodeSite, mask: Mask, i: int, keys: int, query: Tensor, least: float
 ) -> None:
-    """Add a large negative number, `least`, to the scores of padding.
+    """Add `least`, a large negative number, to the scores of keys that are padding.
 
-    Input `i` is the mask. It is one of these:
+    Input `i` says which keys are padding. It is one of these:
     - 0 for padding and a positive number otherwise, for keys (batch, keys) or scores (batch, time,
       keys)
     - the lengths of sequences, of shape (batch,)
@@ -97,7 +97,7 @@ def _split(site: NodeSite, x: Tensor, sizes: Sequence[int], axis: int) -> list[A
 
 
 def _unpacked(site: NodeSite, x: Tensor, axis: int) -> list[Any]:
-    """Return the items of a tensor along an axis, without that axis."""
+    """Return the slices of a tensor along an axis. The slices do not have the axis."""
     parts = _split(site, x, [1] * site.extent(x, axis), axis)
     return [site.squeezed(part, axis) for part in parts]
 
@@ -110,9 +110,10 @@ def _attended(
     site: NodeSite, q: Tensor, k: Tensor, v: Tensor, padding: int, bias: int, *, scale: float,
     is_causal: bool, least: float,
 ) -> Any:  # fmt: skip
-    """Compute attention.
+    """Compute attention of heads; return the result in the shape (batch, time, heads * items).
 
-    Input `padding` is a mask that `_mask_padding` describes. Input `bias` is added to the scores.
+    The input with the index `padding` says which keys are padding, as for `_mask_padding`. The
+    input with the index `bias` is added to the scores.
     """
     times, keys = site.extent(q, 2), site.extent(k, 2)
     mask = Mask(site)
@@ -153,7 +154,11 @@ def _attention(
 def _multi_head_attention(
     site: NodeSite, x: Tensor, *, count: int, **attributes: Any
 ) -> tuple[Any, ...]:
-    """Compute attention. Queries, keys and values may be packed in one tensor."""
+    """Compute attention; return the result, the keys and the values.
+
+    Inputs 0 to 2 are queries, keys and values. Input 0 may have all three packed, or input 1 the
+    keys and values. `count` is the number of heads.
+    """
     require_supported(site, 8, 3)
     x = site.tensor(x)
     parts: list[Any]
@@ -225,9 +230,9 @@ def _group_query_attention(
     """Compute causal attention. New keys and values are appended to past ones in buffers.
 
     Input 5, `seqlens_k`, is the number of past and new keys, minus 1. Input 6 is the total length.
-    If it is known, the resulting buffer is at least this long. If it is computed, the buffer keeps
-    its length, and the result is NaN for a sequence that does not fit. A runtime makes a longer
-    buffer instead.
+    If the total length is known, the resulting buffer is at least this long. If it is computed, the
+    buffer keeps its length, and the result is NaN for a sequence that does not fit. A runtime makes
+    a longer buffer instead.
     """
     require_supported(
         site, 12, 3, sliding_window_cache=0, k_quant_type="NONE", v_quant_type="NONE", causal=1
@@ -278,9 +283,9 @@ def _group_query_attention(
 
 
 def _packed_heads(site: NodeSite, counts: tuple[int, int, int]) -> list[Any]:
-    """Return the heads of queries, keys and values.
+    """Return the heads of queries, keys and values: inputs 0 to 2, or all packed in input 0.
 
-    The three are in inputs 0 to 2, or packed in input 0.
+    `counts` has the numbers of heads of queries, keys and values.
     """
     if site.has(1):
         parts: list[Any] = [site.tensor(i) for i in range(3)]
@@ -293,9 +298,10 @@ def _packed_heads(site: NodeSite, counts: tuple[int, int, int]) -> list[Any]:
 def _buffer_with_new(
     site: NodeSite, past: Tensor, new: Tensor, past_count: Tensor, length: int
 ) -> Any:
-    """Make a buffer of `length` keys: past keys, followed by the new keys and by zeros.
+    """Make a buffer of `length` keys: past keys, followed by new keys and by zeros.
 
-    `past_count` has shape (batch, 1): the number of past keys of each sequence.
+    `past` and `new` have shape (batch, heads, keys, items). `past_count`, of shape (batch, 1), is
+    the number of past keys of each sequence. The function serves for values too.
     """
     step = site.step
     batch, heads, new_count, items = site.known_shape(new)

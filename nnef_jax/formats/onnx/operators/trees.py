@@ -47,7 +47,7 @@ _TRACKS = integers("nodes_missing_value_tracks_true", ())
 
 
 def _numbers(site: NodeSite, name: str) -> NDArray[Any]:
-    """Return the numbers of an attribute, or those of the tensor `*_as_tensor` in its place."""
+    """Return the numbers of the attribute `name`, or of the tensor in `{name}_as_tensor`."""
     tensor = site.node.attributes.get(f"{name}_as_tensor")
     return np.array(site.numbers(name, ())) if tensor is None else tensor.array.reshape(-1)
 
@@ -103,7 +103,7 @@ def _scores(
 
 @dataclass(frozen=True, slots=True)
 class _Trees:
-    """Trees in which a node is identified by two numbers, the tree's and the node's."""
+    """Trees whose nodes are identified by pairs: the number of the tree, and that of the node."""
 
     # These sequences have an item for each node.
     trees: Sequence[int]
@@ -138,9 +138,10 @@ def _attributes(votes: str) -> dict[str, Any]:
 def _ensemble(
     site: NodeSite, ensemble: _Trees, count: int, weights: NDArray[Any], aggregate: str = "SUM"
 ) -> Any:
-    """Compute the scores of rows, of shape (samples, count).
+    """Compute the scores of rows by trees; the scores have shape (samples, count).
 
-    `weights` has an item for each vote.
+    `count` is the number of classes. `weights` has an item for each vote of `ensemble`. `aggregate`
+    is one of `_AGGREGATES`, and says how the weights of all trees are combined.
     """
     trees = ensemble.trees
     site.spend(_NODE * len(trees))
@@ -263,7 +264,8 @@ class _Tables:
     def children(self, name: str, indices: Sequence[int], leafs: Sequence[int]) -> list[int]:
         """Return the indices of children in a table that has all nodes, then all leaves.
 
-        `leafs` tells which of `indices` are indices of leaves.
+        `name` is "true" or "false". `indices` are indices of nodes or of leaves, and `leafs` tells
+        for each of them whether it is the index of a leaf.
         """
         nodes = self.modes.array.size
         leaves = len(self.vote_classes)
@@ -301,7 +303,10 @@ def _tree_ensemble(
     transform: int = integer("post_transform", 0),
     **tables: Any,
 ) -> Any:
-    """Compute the scores of rows, of shape (samples, targets)."""
+    """Compute the scores of rows by trees, of shape (samples, targets).
+
+    `roots` are the indices of the trees' roots.
+    """
     ensemble = _Tables(**tables)
     features = ensemble.features
     count = ensemble.modes.array.size

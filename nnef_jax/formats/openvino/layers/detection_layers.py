@@ -25,17 +25,18 @@ _Shape = tuple[float, float, float, float, bool]
 
 
 def _old_sizes(site: LayerSite) -> _Sizes:
-    """Return two pairs (height, width): that of the features, and that of the image.
+    """Return two pairs (height, width): first of the features, then of the image.
 
-    The pairs are the spatial extents of inputs 0 and 1.
+    Input 0 is the feature map and input 1 is the image; the pairs are their extents along the
+    spatial axes.
     """
     return _positive(*(site.known_shape(i)[2:] for i in (0, 1)))
 
 
 def _sizes(site: LayerSite) -> _Sizes:
-    """Return two pairs (height, width): that of the features, and that of the image.
+    """Return two pairs (height, width): first of the features, then of the image.
 
-    The pairs are the items of inputs 0 and 1.
+    Inputs 0 and 1 contain the pairs as known numbers.
     """
     return _positive(*(site.integers(i) for i in (0, 1)))
 
@@ -60,10 +61,12 @@ def _priors(
     offset: float,
     shapes: Sequence[_Shape],
 ) -> Constant:
-    """Return boxes around each item of the features, and the variances of the boxes.
+    """Return a constant with boxes around each position of the feature map, and their variances.
 
-    The result has shape (2, 4 * boxes). `steps` are the distances of rows and of columns, in
-    pixels.
+    The constant has shape (2, 4 * boxes), with the boxes in the first row. Before version 10 it has
+    shape (1, 2, 4 * boxes). `sizes` has the pairs (height, width) of the features and of the image.
+    `steps` are the distances between positions in pixels, (vertical, horizontal), and `offset` is
+    the place of a box's centre in its cell. `shapes` describe the boxes of a position.
     """
     (height, width), (image_h, image_w) = sizes
     variance = site.numbers("variance", []) or [0.1]
@@ -102,9 +105,9 @@ def _ratios(site: LayerSite) -> list[float]:
 
 
 def _halves(size: float, ratios: Sequence[float]) -> list[tuple[float, float]]:
-    """Return pairs (half width, half height) of boxes of one size.
+    """Return pairs (half width, half height) of boxes whose area is `size`**2, one for each ratio.
 
-    There is a pair for each of `ratios`, which are width / height.
+    A ratio is width / height.
     """
     return [(size / 2 * math.sqrt(ratio), size / 2 / math.sqrt(ratio)) for ratio in ratios]
 
@@ -125,11 +128,12 @@ def _prior_box(
     fixed: list[float], fixed_ratios: list[float], density: list[float], ratios: list[float],
     scale_all: bool, step: float, offset: float, ratios_last: bool,
 ) -> Constant:  # fmt: skip
-    """Return boxes of several sizes and ratios around each item (SSD, arXiv:1512.02325).
+    """Return boxes of several sizes and ratios around each position of a feature map.
 
-    If `scale_all_sizes` is not set, only the first size has boxes of all ratios, as MXNet's
-    MultiBoxPrior does it. In this case, sizes and step are fractions of the image's height from
-    version 10 on. In older versions they are pixels.
+    Section 2.2 of arXiv:1512.02325 (SSD) explains the boxes. If the attribute `scale_all_sizes` is
+    not set, only the first size has boxes of all ratios, as MXNet's MultiBoxPrior does it; from
+    version 10 on, sizes and step are then fractions of the image's height. Otherwise they are
+    pixels.
     """
     feature, image = sizes
     if not scale_all and not site.net.is_legacy:
@@ -163,9 +167,10 @@ def _prior_box(
 def _dense(
     site: LayerSite, size: float, count: int, halves: Sequence[tuple[float, float]]
 ) -> list[_Shape]:
-    """Return clipped boxes around a grid of points in a square.
+    """Return the shapes of clipped boxes around a grid of `count` * `count` points in a square.
 
-    The square has `size` pixels on each side, and the grid has `count` * `count` points.
+    The square has `size` pixels on each side. Each point has one box for each pair (half width,
+    half height) of `halves`.
     """
     site.spend(_BOX * len(halves) * count**2)
     step = int(size / count)
@@ -189,7 +194,11 @@ def _prior_box_clustered(
     site: LayerSite, *, sizes: _Sizes, widths: list[float], heights: list[float], step: float,
     step_h: float, step_w: float, offset: float,
 ) -> Constant:  # fmt: skip
-    """Return boxes around each item, one for each pair of a width and a height."""
+    """Return boxes around each position of a feature map.
+
+    A position has one box for each pair of a width of `widths` and the height of `heights` at the
+    same index.
+    """
     feature, image = sizes
     step_h = step_h or step or image[0] / feature[0]
     step_w = step_w or step or image[1] / feature[1]
@@ -201,17 +210,22 @@ _ENCODED = flag("variance_encoded_in_target")
 
 
 def _old_priors(site: LayerSite) -> Value:
-    """Return the prior boxes without variances that the runtime of 2020 does not read."""
+    """Return input 2, the prior boxes.
+
+    If the attribute `variance_encoded_in_target` is set, the variances are removed from the input,
+    because the runtime of 2020 does not read them in this case.
+    """
     priors = site.tensor(2)
     has_variances = _ENCODED(site) and priors.type.shape[:2] == (1, 2)
     return site.part(priors, 1, 0, 1) if has_variances else priors
 
 
 def _scaled(default: bool) -> dict[str, Any]:
-    """Return the attributes `normalized` and `num_classes`.
+    """Return readers of the attributes `normalized` and `num_classes`.
 
-    If `normalized`, coordinates are fractions of the image's extents, otherwise pixels. The default
-    of `num_classes` depends on `normalized`.
+    `default` is the default of `normalized`. If `normalized` is set, coordinates are fractions of
+    the image's extents, otherwise pixels. If `num_classes` is missing, its reader computes the
+    number from the shapes of the inputs.
     """
     is_normalized = flag("normalized", default)
 
@@ -253,8 +267,9 @@ def _anchors(
 ) -> tuple[float, ...]:
     """Return the corners of a box for each ratio and scale, in pixels relative to a point.
 
-    Without an `offset`, the boxes are centred at the point. With an `offset`, as in Caffe, extents
-    are whole pixels, and the box of `base` pixels begins at the point.
+    A ratio is height / width, and a scale multiplies the `base` pixels of a side. If `offset` is 0,
+    the boxes are centred at the point. Otherwise, as in Caffe, the extents of the boxes are whole
+    pixels, and the box of `base` pixels begins at the point.
     """
     boxes: list[float] = []
     middle = (base - offset) / 2 if offset else 0.0
@@ -320,10 +335,10 @@ def _region_yolo(
     classes: int = integer("classes"),
     is_softmax: bool = flag("do_softmax", True),
 ) -> Value:
-    """Apply the logistic function to x, y and the objectness of each region.
+    """Apply the logistic function to the centre (x, y) and the objectness of each region of YOLO.
 
-    Width and height are not changed. The classes get a softmax with `is_softmax`, otherwise the
-    logistic function.
+    Width and height are not changed. The scores of the classes get a softmax if `is_softmax`,
+    otherwise the logistic function.
     """
     batch, channels, height, width = x.type.shape
     regions = site.int("num") if is_softmax else len(site.ints("mask", []))
@@ -358,7 +373,11 @@ def _prior_grid_generator(
     stride_x: float = number("stride_x", 0),
     flattens: bool = flag("flatten", True),
 ) -> Value:
-    """Return each prior box around the centre of each item of the features, of shape (n, 4)."""
+    """Move each of `priors` to the centre of each position of a feature map.
+
+    `priors` has shape (priors, 4). The result has shape (height * width * priors, 4) if `flattens`,
+    otherwise (height, width, priors, 4).
+    """
     height = h or site.known_shape(1)[2]
     width = w or site.known_shape(1)[3]
     step_y = stride_y or site.known_shape(2)[2] / height
@@ -384,9 +403,9 @@ def _limits(site: LayerSite) -> dict[str, Any]:
 
 @opsets("ExperimentalDetectronGenerateProposalsSingleImage", limits=_limits)
 def _proposals_of_image(site: LayerSite, *, limits: dict[str, Any]) -> Any:
-    """Return the best regions of an image, of shape (n, 4), and their scores, of shape (n,).
+    """Return the best regions of an image, of shape (n, 4), and the regions' scores, of shape (n,).
 
-    Both are padded with zeros.
+    If there are fewer than n regions, the results are padded with zeros.
     """
     operands = site.first_inputs(4)
     count, height, width = site.known_shape(operands[3])
@@ -409,9 +428,10 @@ def _proposals(
     is_normal: bool = flag("normalized", True),
     dtype: str = dtype("roi_num_type"),
 ) -> Any:
-    """Return the best regions of images, their scores, and the number of regions of each image.
+    """Return the best regions of all images, their scores, and the number of regions by image.
 
-    Regions have shape (n, 4) and scores (n,). Both are padded with zeros.
+    The regions have shape (n, 4) and the scores (n,). If there are fewer than n regions, the
+    regions and the scores are padded with zeros.
     """
     offset = 0.0 if is_normal else 1.0
     offsets = {"pixel_offset": offset, "overlap_offset": offset}

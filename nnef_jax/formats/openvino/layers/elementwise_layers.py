@@ -58,9 +58,10 @@ def _legacy_relu(site: LayerSite, x: Value, *, slope: float = number("negative_s
 
 @legacy("PReLU")
 def _legacy_prelu(site: LayerSite, x: Value) -> Value:
-    """Multiply negative items by the slope of their channel, or by a single slope.
+    """Multiply negative items by the slope of their channel, or by one slope for all channels.
 
-    The number of stored slopes decides which. The attribute `channel_shared` is ignored.
+    There is one slope for all channels if the layer stores a single slope. The attribute
+    `channel_shared` is ignored.
     """
     slopes = 1 if site.has_one_weight() else x.type.shape[1]
     return site.last.prelu(x, site.required_weights("weights", (1, slopes)))
@@ -68,9 +69,10 @@ def _legacy_prelu(site: LayerSite, x: Value) -> Value:
 
 @opsets("PReLU")
 def _prelu(site: LayerSite, x: Value) -> Value:
-    """Multiply negative items by slopes.
+    """Multiply negative items of `x` by the slopes in input 1.
 
-    A vector has a slope for each channel. Slopes of other ranks are broadcast.
+    A vector of slopes has one slope for each channel. Slopes of any other rank are broadcast to
+    `x`.
     """
     slope = site.operand(1)
     slopes = site.shape(1)
@@ -135,9 +137,10 @@ _WRAPPED = ("int8", "uint8", "int16", "uint16", "uint32")
 
 @legacy("Convert")
 def _converted(site: LayerSite, x: Value, *, type: str = element("precision", "FP32")) -> Value:
-    """Cast a tensor.
+    """Cast a tensor to the element type in the attribute `precision`.
 
-    Real numbers outside the range of an integer of 8 or 16 bits, or uint32, wrap.
+    Real numbers outside the range of the result's integer type wrap around if the type has 8 or 16
+    bits or is uint32.
     """
     dtype = site.graph.computation_dtype(type)
     if is_float(x.type.dtype) and dtype in _WRAPPED:
@@ -165,7 +168,7 @@ def _convert(site: LayerSite, *, type: str) -> Value | Constant:
 
 @opsets("ConvertPromoteTypes")
 def _promoted(site: LayerSite) -> list[Value]:
-    """Cast both tensors to the types of the output ports, which the file declares."""
+    """Cast inputs 0 and 1 to the element types that the file declares for the two outputs."""
     types = [port.type for port in site.layer.outputs]
     if len(types) != 2 or "" in types:
         raise InvalidOperation("its output ports do not declare their types")
@@ -192,10 +195,11 @@ def _fake_convert(site: LayerSite, *, type: str = one_of("destination_type", *_L
 
 @operator("FakeQuantize", "Quantize")
 def _fake_quantize(site: LayerSite, x: Value, *, levels: int = integer("levels")) -> Value:
-    """Round to levels between the input's ends, and map the levels to the output's range.
+    """Round to `levels` levels between the ends of the input range; map these to the output range.
 
-    Halves round to even. If the ends of input and output are known and equal, and `levels` is a
-    power of 2, the layer is NNEF's `min_max_linear_quantize`.
+    Inputs 1 and 2 are the ends of the input range, and inputs 3 and 4 the ends of the output range.
+    Halves round to even. If the two ranges are known and equal, and `levels` is a power of 2, the
+    layer becomes NNEF's `min_max_linear_quantize`.
     """
     if levels < 2:
         raise InvalidOperation(f"'levels' must be 2 or more, it is {levels}")
@@ -220,7 +224,11 @@ _REMAINDER = binary(mod, np.mod)
 
 @opsets("Divide")
 def _divide(site: LayerSite) -> Value:
-    """Divide. If `m_pythondiv` is set, quotients of known whole numbers are rounded down."""
+    """Divide input 0 by input 1.
+
+    If both are known, and the attribute `m_pythondiv` is set, quotients of integers are rounded
+    down.
+    """
     x, y = site.broadcast()
     if site.folds and site.flag("m_pythondiv", True):
         return site.evaluate(_FLOORED, x, y)
@@ -264,7 +272,10 @@ def _eltwise(
     operation: str = text("operation", "sum"),
     factors: Sequence[float] = numbers("coeff", ()),
 ) -> Value:
-    """Combine tensors from left to right. The result of a comparison is 0.0 or 1.0."""
+    """Combine all inputs from left to right by the attribute `operation`, such as "sum" or "max".
+
+    For sums, `factors` has a factor for each input. The result of a comparison is 0.0 or 1.0.
+    """
     parts = [x for x in site.operands if x is not None]
     if factors and operation in ("sum", ""):
         if len(factors) != len(parts):

@@ -28,9 +28,10 @@ _ROUNDINGS = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil", "simpl
 def _resized(
     last: ByKind, x: Value, sizes: Sequence[int], mode: str, coordinates: str, **attributes: Any
 ) -> Value:
-    """Add a resize by the attribute `scales`.
+    """Add a resize of `x` with the operations that `last` adds.
 
-    Without scales, the result has the extents `sizes`.
+    If `attributes` contains `scales`, they determine the extents of the result, otherwise the
+    result has the extents `sizes`.
     """
     attributes["sizes"] = () if attributes.get("scales") else sizes
     if coordinates == "tf_half_pixel_for_nn":
@@ -49,10 +50,11 @@ def _interpolate(
     begin: Sequence[int] = integers("pads_begin", (0,)),
     end: Sequence[int] = integers("pads_end", (0,)),
 ) -> Value:
-    """Resize along axes, to sizes or by scales.
+    """Resize a tensor along axes, to given sizes or by given scales.
 
-    Operation set 1 has sizes only. Operation set 4 has separate inputs for sizes and scales, and
-    operation set 11 has one input that is either.
+    In operation set 1, input 1 has the sizes. In operation set 4, input 1 has the sizes and input 2
+    the scales. In operation set 11, input 1 has sizes or scales, as the attribute
+    `shape_calculation_mode` says.
     """
     if any((*begin, *end)):
         around = zip_longest(begin, end, fillvalue=0)
@@ -87,8 +89,8 @@ def _interpolated(
 ) -> Value:  # fmt: skip
     """Resize along the axes that are keys of `sizes` or of `scales`.
 
-    `sizes` maps an axis to its extent, and `scales` maps an axis to its factor. `nearest` says how
-    coordinates are rounded in the mode 'nearest'.
+    `sizes` maps an axis to its extent in the result, and `scales` maps an axis to the factor by
+    which its extent grows. `nearest` says how coordinates are rounded in the mode "nearest".
     """
     site.graph.require_items(x, sizes)
     shape = list(site.known_shape(x))
@@ -139,7 +141,11 @@ def _interp(
     end: int = integer("pad_end", 0),
     aligned: bool = flag("align_corners", True),
 ) -> Value:
-    """Interpolate linearly to the declared extents, with aligned corners by default."""
+    """Interpolate linearly to the shape that the file declares for the output.
+
+    If `aligned`, which is the default, the centres of the first and last items of input and output
+    coincide.
+    """
     axes = [*range(2, len(x.type.shape))]
     x = cropped(site, x, dict.fromkeys(axes, (begin, end)))
     if max(begin, end) > 0:
@@ -149,9 +155,10 @@ def _interp(
 
 @legacy("Resample")
 def _resample(site: LayerSite, x: Value, *, type: str = text("type")) -> Value:
-    """Repeat the nearest items, or interpolate between centres.
+    """Resize to the declared shape: repeat the nearest items, or interpolate linearly.
 
-    With `antialias`, the kernel of the interpolation is widened.
+    The positions of items are their centres if the items are interpolated. If the attribute
+    `antialias` is set and the result is smaller, the kernel of the interpolation is widened.
     """
     sizes = _declared(site)
     if type.endswith("nearest"):
@@ -171,10 +178,10 @@ _BRIGHTNESS = 1.164
 
 
 def _colour(site: LayerSite, chroma: Value, i: int, shape: tuple[int, int, int]) -> Value:
-    """Return plane `i` of the chroma minus 128, enlarged to the size of the image.
+    """Return colour plane `i` minus 128, enlarged to the size of the image.
 
-    The chroma has shape (batch, rows / 2, columns / 2, 2), and the result (batch, rows, columns,
-    1).
+    The tensor `chroma` has shape (batch, height / 2, width / 2, 2), and the result has shape
+    (batch, height, width, 1). `shape` is (batch, height, width).
     """
     batch, height, width = shape
     plane = site.part(chroma, 3, i, i + 1)
@@ -185,10 +192,12 @@ def _colour(site: LayerSite, chroma: Value, i: int, shape: tuple[int, int, int])
 
 
 def _planes(site: LayerSite, *, interleaved: bool) -> tuple[Value, Value]:
-    """Return the brightness and the colours of images as real numbers.
+    """Return the brightness and the colours of images as two tensors of real numbers.
 
-    The brightness has shape (batch, rows, columns, 1), and the colours (batch, rows / 2, columns /
-    2, 2).
+    The brightness has shape (batch, height, width, 1), and the colours (batch, height / 2, width /
+    2, 2). The layer may have them as separate inputs, or as one input with the colours below the
+    brightness. In the latter case `interleaved` tells whether the two colours of a pixel are side
+    by side (NV12), or in separate planes (I420).
     """
     parts = [site.cast(x, site.real) for x in site.tensors()]
     if len(parts) == 1:

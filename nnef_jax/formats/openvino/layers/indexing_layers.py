@@ -48,10 +48,10 @@ def _gather(
 
 @legacy("Gather")
 def _legacy_gather(site: LayerSite, *, axis: int = integer("axis", 0)) -> Value:
-    """Gather items at indices.
+    """Gather items along an axis at indices.
 
-    The indices are input 1 in files, but input 0 in the catalogue of layers. The declared shape of
-    the result decides which input is taken for the indices.
+    Input 1 has the indices in most files, but input 0 has them in the catalogue of layers. The
+    layer takes the input with which the result has the declared shape.
     """
 
     def result_shape(data: int, indices: int) -> tuple[int, ...]:
@@ -89,9 +89,10 @@ _NEW_AXIS: dict[str, Any] = {
 def _one_hot_result(
     site: LayerSite, indices: Value, values: Sequence[float], dtype: str, **attributes: int
 ) -> Value:
-    """Put the value `on` at indices along a new axis and `off` elsewhere, as the layer's result.
+    """Add a one-hot of indices along a new axis, in a dtype, as the last operation of the layer.
 
-    `values` is the pair (off, on).
+    `values` is the pair (off, on): the result has `on` at the indices and `off` elsewhere.
+    `attributes` are the axis and its extent, `depth`.
     """
     if is_float(dtype):
         values = [float(rounding.saturated(x, dtype)) for x in values]
@@ -102,7 +103,11 @@ def _one_hot_result(
 
 
 def _non_negative_indices(site: LayerSite, depth: int, negative: str) -> Value:
-    """Return the indices. If the layer ignores negative indices, `depth` replaces them."""
+    """Return input 0, the indices of a one-hot, without negative indices that the layer ignores.
+
+    If `negative` is "normalize", negative indices count from the end and are kept. Otherwise the
+    layer ignores negative indices. Each of them becomes `depth`, which is outside the result.
+    """
     step = site.step
     indices = site.indices(0)
     if negative == "normalize" or isinstance(site.operand(0), Constant):
@@ -191,9 +196,9 @@ def _search_sorted(
     right: bool = flag("right_mode"),
     dtype: str = dtype("output_type", "i64"),
 ) -> Value:
-    """Count the edges below each value. If `right_mode` is set, edges equal to the value count too.
+    """Count, for each item of `x`, the edges that are less than the item.
 
-    Edges are sorted along the last axis.
+    If `right`, an edge that equals the item counts too. `edges` are sorted along the last axis.
     """
     rank = len(x.type.shape)
     if len(edges.type.shape) == 1:
@@ -220,7 +225,11 @@ def _scatter_elements(
     reduction: str = word("reduction", *_REDUCTIONS, "mean"),
     keeps_first: bool = flag("use_init_val", True),
 ) -> Value:
-    """Put items at indices along an axis, or combine them with the items that are there."""
+    """Put `updates` into `x` at indices along an axis, or combine them with the items of `x`.
+
+    `reduction` says how they are combined, such as "sum"; with "none", updates replace items. If
+    not `keeps_first`, the items of `x` at the indices do not take part.
+    """
     dtype = x.type.dtype
 
     def scattered(add: ByKind, start: Value, items: Value, kind: str) -> Value:
@@ -254,7 +263,11 @@ def _scatter_nd(
     *,
     reduction: str = word("reduction", *_REDUCTIONS, "sub"),
 ) -> Value:
-    """Put slices at coordinates, or combine them with the slices that are there."""
+    """Put slices into `x` at coordinates, or combine them with the slices that are there.
+
+    `updates` are the slices. `reduction` says how they are combined, such as "sum"; with "none",
+    they replace the slices of `x`.
+    """
     if reduction == "sub":
         reduction = "sum"
         updates = site.step.neg(updates)
@@ -265,7 +278,7 @@ def _scatter_nd(
 def _scatter_update(
     site: LayerSite, x: Value, indices: Value, updates: Value, *, axis: int = axis_at(3)
 ) -> Value:
-    """Put slices at indices along an axis."""
+    """Replace the slices of `x` at `indices` along an axis by `updates`."""
     rank = len(x.type.shape)
     count = len(indices.type.shape)
     # The axis is moved to the front of x. In the updates, the axes of the indices, which replace
@@ -294,7 +307,7 @@ def _slice_scatter(
     stop: list[int] = integers_at(3),
     step: list[int] = integers_at(4),
 ) -> Value:
-    """Put updates into the region that the layer `Slice` would cut out."""
+    """Put `updates` into the region of `x` that the layer Slice would return for these bounds."""
     shape = site.known_shape()
     axes = site.axes(5) if site.has(5) else list(range(len(start)))
     site.spend(sum(shape[axis] for axis in axes))
@@ -307,7 +320,10 @@ def _slice_scatter(
 def _updated(
     site: LayerSite, x: Value, updates: Value, indices: Sequence[tuple[int, NDArray[np.int64]]]
 ) -> Value:
-    """Put updates at indices along several axes, one axis after the other."""
+    """Put `updates` into `x` at the product of indices along several axes.
+
+    `indices` has pairs of an axis and the indices along this axis.
+    """
     (axis, items), *inner = indices
     if inner:
         part = site.step.gather(x, derived(items), axis=axis)
@@ -322,9 +338,9 @@ def _updated(
 
 
 def _noted(site: LayerSite, x: Value, axis: int, items: Value) -> Value:
-    """Note the number of items along the padded axis of a tensor, and return the tensor.
+    """Note the number of items along the padded axis of `x`, and return `x`.
 
-    `items` is a tensor of shape (1,).
+    `items` is the number, as a tensor of shape (1,). The items after them are padding.
     """
     site.graph.counts[x] = Count(axis, items)
     return x
@@ -339,7 +355,7 @@ def _total(site: LayerSite, x: Value) -> Value:
 
 @opsets("NonZero")
 def _non_zero(site: LayerSite, *, type: str = text("output_type", "i64")) -> Value | Constant:
-    """Return the indices of items that are not 0, of shape (rank, items)."""
+    """Return the indices of the elements of input 0 that are not 0, with shape (rank, elements)."""
     x = site.operand(0)
     if isinstance(x, Constant):
         return Constant(np.stack(np.nonzero(np.atleast_1d(x.array))), type, derived=True)
@@ -394,9 +410,11 @@ def _legacy_unique(
     with_inverse: bool = flag("return_inverse"),
     with_counts: bool = flag("return_counts"),
 ) -> list[Value]:
-    """Return the distinct items, padded with the last of them.
+    """Return the distinct items of a vector, padded by repeats of the last distinct item.
 
-    If attributes ask for them, inverse indices and counts follow, as real numbers.
+    If `with_inverse`, the next result has the index of the distinct item for each item of the
+    input. If `with_counts`, the last result has the number of occurrences of each distinct item.
+    Both results are real numbers.
     """
     items, _, inverse, counts, _ = _distinct(site, x, 0, sorts=sorts)
     results = [items]
@@ -409,10 +427,11 @@ def _legacy_unique(
 
 @opsets("SparseFillEmptyRows")
 def _filled_rows(site: LayerSite, values: Value, *, rows: int = integer_at(1)) -> list[Value]:
-    """Add the default to each row of a sparse matrix that has no items.
+    """Add an entry with the default value to each row of a sparse matrix that has no entries.
 
-    The results are the indices of the items, of shape (items, 2), their values, and for each row
-    whether it was empty.
+    `rows` is the number of rows. The results are the indices of the entries, of shape (entries, 2),
+    the values of the entries, of shape (entries,), and a bool for each row that tells whether the
+    row was empty.
     """
     step = site.step
     indices = site.integer_tensor(2)

@@ -32,7 +32,7 @@ _MOST = 1 << 16
 
 @opsets("Loop")
 def _loop(site: LayerSite) -> list[Any]:
-    """Repeat a body while its condition is true.
+    """Repeat a body while a condition that the body computes is true.
 
     Input 0 is the largest number of iterations. Input 1 is the condition before the first
     iteration.
@@ -73,7 +73,10 @@ class _Repetition:
     # The port maps
 
     def condition(self) -> PortRef | None:
-        """Return the port of the body that has the condition, or None if it is always true."""
+        """Return the port of the body that computes the condition.
+
+        Return None if the condition is always true.
+        """
         for link in self.outputs:
             if link.purpose == "execution_condition":
                 end = source_of(self.body, link.end)
@@ -98,7 +101,7 @@ class _Repetition:
     def parts(self) -> int | None:
         """Return the number of parts into which inputs are cut, or None if no input is cut.
 
-        Each iteration reads one part.
+        Each iteration reads one part of each cut input.
         """
         for link in self._cut_inputs:
             shape = self.site.known_shape(_outer(self.site, link))
@@ -108,14 +111,14 @@ class _Repetition:
         return None
 
     def _input_for(self, value: Value) -> Value:
-        """Return the body's input for a tensor that is read as a whole in each iteration."""
+        """Return the body's input for `value`, a tensor that each iteration reads as a whole."""
         graph = self.repeated.graph
         return graph.input_for(value, f"full_{len(graph.captured) + 1}")
 
     def _feed_iteration(self, iteration: Value) -> None:
-        """Feed the number of the iteration to the ports of the body that read it.
+        """Feed `iteration`, the number of the iteration, to the ports of the body that read it.
 
-        The number is a tensor with a single item.
+        The number is a tensor with a single element.
         """
         for link in self.inputs:
             if self._reads_iteration(link):
@@ -125,10 +128,10 @@ class _Repetition:
     # The operations
 
     def scanned(self, iterations: int | None) -> list[Any]:
-        """Add a scan over the parts of the cut inputs, or over a number of iterations.
+        """Add a scan, which runs the body a fixed number of times, and return the layer's results.
 
-        `iterations` is the number of iterations, which is needed if no input is cut. None stands
-        for the number of parts.
+        `iterations` is the number of iterations. If it is None, the number is that of the parts
+        into which inputs are cut. Raises InvalidOperation if it is None and no input is cut.
         """
         site, repeated = self.site, self.repeated
         for link in self._cut_inputs:
@@ -147,8 +150,9 @@ class _Repetition:
     ) -> list[Any]:
         """Add a loop that ends by its condition or after a computed number of iterations.
 
-        Each iteration slices its parts out of the cut inputs. `begins` is the condition before the
-        first iteration.
+        `condition` is the port that computes the condition, `count` the largest number of
+        iterations, and `begins` the condition before the first iteration. Each iteration slices its
+        parts out of the cut inputs.
         """
         site = self.site
         inner = self.repeated.at
@@ -183,9 +187,11 @@ class _Repetition:
     def _emit(
         self, condition: PortRef | None = None, start: ByName | None = None, limit: int = -1
     ) -> list[Any]:
-        """Add the operation and return the tensors of the layer's output ports.
+        """Add the scan or loop to the graph, and return the tensors of the layer's output ports.
 
-        The operation is a loop if `start` has the operands of a loop, otherwise a scan.
+        If `start` is None, a scan is added. Otherwise a loop is added, `start` has the loop's
+        operands, `condition` is the port that computes its condition, and `limit` is the largest
+        number of iterations (-1 if there is no limit).
         """
         site = self.site
         inner = self.repeated.at
@@ -221,10 +227,9 @@ class _Repetition:
         return [by_port.get(port.id) for port in site.layer.outputs]
 
     def _feed_uncut(self) -> list[Link]:
-        """Feed the inputs that are not cut.
+        """Feed the inputs of the body that are not cut; return the links of the states among them.
 
-        These inputs are states, and tensors that each iteration reads as a whole. Return the links
-        of the states.
+        An input that is not a state is read as a whole by each iteration.
         """
         uncut = [x for x in self.inputs if x.axis is None and not self._reads_iteration(x)]
         states = [link for link in uncut if link.end in self.next_states]
@@ -239,14 +244,22 @@ class _Repetition:
         return states
 
     def _mode(self, link: Link, x: Value) -> tuple[str, int, int]:
-        """Return how an output is made: its last value, or its values joined along an axis."""
+        """Return how the output of `link` is made from the values `x` of all iterations.
+
+        The result is `LAST` for the last value, or ("full", axis, direction) for the values joined
+        along an axis, from the last iteration to the first if the direction is -1.
+        """
         if link.axis is None:
             return LAST
         direction = 1 if link.stride > 0 else -1
         return "full", self.site.axis(link.axis, len(x.type.shape)), direction
 
     def _note_counts(self, connected: Sequence[Link], outputs: Sequence[Value]) -> None:
-        """Note the number of items of each joined result, given the number of iterations."""
+        """Note how many items each joined output of a loop has along its joined axis.
+
+        The last of `outputs` is the number of iterations, a computed tensor. The other outputs
+        belong to the links in `connected`.
+        """
         for link, value in zip(connected, outputs[:-1], strict=True):
             if link.axis is None:
                 continue
@@ -268,7 +281,7 @@ operator("TensorIterator")(lambda site: _Repetition(site).scanned(None))
 
 @opsets("If")
 def _if(site: LayerSite) -> list[Any]:
-    """Run one of two bodies, which a condition chooses. The other body is not computed."""
+    """Run one of two bodies, which input 0 chooses. The other body is not computed."""
     condition = site.operand(0)
     then_body = site.body("then_body")
     else_body = site.body("else_body")
@@ -289,7 +302,7 @@ def _if(site: LayerSite) -> list[Any]:
 
 
 def _flattened(site: LayerSite, body: Body, graph: LayerGraph) -> list[Value]:
-    """Flatten a body into `graph`; return the tensors of the layer's output ports in that graph."""
+    """Flatten a body into `graph`; return tensors of `graph` for the layer's output ports."""
     feeds = dict[PortRef, Tensor]()
     for link in links(body, inputs=True):
         value = _outer(site, link)
@@ -303,7 +316,10 @@ def _flattened(site: LayerSite, body: Body, graph: LayerGraph) -> list[Value]:
 def _results(
     site: LayerSite, body: Body, graph: LayerGraph, feeds: dict[PortRef, Tensor]
 ) -> list[Tensor]:
-    """Flatten a body; return the tensors of the layer's output ports."""
+    """Flatten a body into `graph`; return the tensors of the layer's output ports.
+
+    `feeds` are the inputs of the body, by port.
+    """
     outputs = links(body, inputs=False)
     ends = [source_of(body, link.end) for link in outputs]
     tensors = site.flatten(body, graph, feeds, ends, site.layer.name)
@@ -318,7 +334,7 @@ def _results(
 
 
 def _outer(site: LayerSite, link: Link) -> Tensor:
-    """Return the operand of the layer that a port of the body reads."""
+    """Return the operand of the layer that `link` connects to a port of the body."""
     ports = [port.id for port in site.layer.inputs]
     if link.port not in ports:
         raise InvalidOperation(f"it has no input port {link.port}")
@@ -333,7 +349,11 @@ def _truth(site: LayerSite, x: Tensor | bool) -> Value:
 
 
 def _range(link: Link, extent: int) -> tuple[int, int, int]:
-    """Return the begin and end of the items that are cut, and the direction: 1 or -1."""
+    """Return (begin, end, direction) of the items of an axis that `link` cuts into parts.
+
+    `extent` is the extent of the axis. The direction is -1 if the first part is at the end of the
+    axis, otherwise 1.
+    """
     if abs(link.stride) != link.size or not link.size:
         raise InvalidOperation("parts that overlap or leave items out are not supported")
     first = link.start if link.start >= 0 else link.start + extent + 1
@@ -347,7 +367,10 @@ def _range(link: Link, extent: int) -> tuple[int, int, int]:
 
 
 def _parts_of(site: LayerSite, value: Value, link: Link) -> tuple[Value, int, int]:
-    """Return the items that are cut into parts, the direction (1 or -1), and the axis."""
+    """Return the items of `value` that `link` cuts into parts, the direction, and the axis.
+
+    The direction is -1 if the first part is at the end of the axis, otherwise 1.
+    """
     axis = site.axis(link.axis or 0, len(value.type.shape))
     extent = site.known_shape(value)[axis]
     low, high, sign = _range(link, extent)

@@ -111,9 +111,10 @@ def _einsum(site: LayerSite) -> Value:
 def _attention(
     site: LayerSite, query: Value, key: Value, value: Value, *, is_causal: bool = flag("causal")
 ) -> Value:
-    """Compute attention. The inputs are query, key and value, and optionally mask, scale and sink.
+    """Compute attention from query, key and value, each of shape (..., length, items).
 
-    If `causal` is set, query i attends to the keys 0 to i, and the mask is ignored.
+    Inputs 3 to 5 are optional: the mask, the scale and the sink. If `is_causal`, query i attends to
+    the keys 0 to i, and the mask is ignored.
     """
     mask: Tensor | bool = site.operand(3) if site.has(3) and not is_causal else False
     if isinstance(mask, Constant) and mask.array.size == 1 and not mask.array.any():
@@ -141,8 +142,8 @@ def _with_sink(
 ) -> tuple[Value, Value, Value]:
     """Return keys, values and a mask that have one additional key.
 
-    The score of this key is the sink. The key and its value are zeros. Therefore the key takes a
-    share of the softmax and adds nothing to the result.
+    The score of the additional key is input 5, the sink. The key and its value are zeros. Therefore
+    the key takes a share of the softmax and adds nothing to the result.
     """
     step = site.step
     *batch, times, _ = site.known_shape(query)

@@ -46,10 +46,11 @@ def _product(
     site: LayerSite, cell: Cell, state: Value, first: int, last: int, filters: Value,
     bias: Value | float,
 ) -> Value:  # fmt: skip
-    """Multiply a state by the filters of the gates `first` to `last - 1`.
+    """Multiply a state of shape (batch, hidden) by the filters of the gates `first` to `last - 1`.
 
     `filters` has shape (gates * hidden, hidden) and contains the filters of all gates. `bias` is
-    that of the last gate of a GRU whose reset gate is applied to the product, otherwise 0.
+    added to the product of the last gate of a GRU that applies its reset gate to this product. For
+    all other cells, `bias` is 0.
     """
     hidden = state.type.shape[-1]
     if last - first < cell.gates:
@@ -61,9 +62,11 @@ def _product(
 def _biases(
     site: LayerSite, cell: Cell, bias: Tensor | None, hidden: int
 ) -> tuple[Tensor | float, Value | float]:
-    """Return the bias of the product with the input, and the bias of a GRU's reset product.
+    """Split the bias of a cell: return the bias of the input's product, and a GRU's reset bias.
 
-    The first bias has shape (1, items). The second is 0 if the cell has no such bias.
+    The first has shape (1, gates * hidden). The second has shape (1, hidden) for a GRU that applies
+    its reset gate after the product with the state. For all other cells, the second is 0 and the
+    first is the whole `bias`.
     """
     if bias is None:
         return 0.0, 0.0
@@ -114,7 +117,11 @@ def _next(
     r: Value,
     bias: Tensor | None,
 ) -> list[Value]:
-    """Return the states of a cell after a time step."""
+    """Return the states of a cell after one time step. The first state is the output.
+
+    `x` is the input of the step, `states` are the states before it, and `w` and `r` are the filters
+    of the input and of the state.
+    """
     input_bias, state_bias = _biases(site, cell, bias, states[0].type.shape[-1])
 
     def product(state: Value, first: int, last: int) -> Value:
@@ -126,9 +133,11 @@ def _next(
 def _joined_weights(
     site: LayerSite, cell: Cell, items: int, hidden: int
 ) -> tuple[Value, Value, Constant | None]:
-    """Split the joined filter of a layer into w and r; return w, r and the bias.
+    """Split the stored weights of a layer; return w, r and the bias.
 
-    w has shape (gates * hidden, items), and r has shape (gates * hidden, hidden).
+    w is the filter of the input, of shape (gates * hidden, items), and r is the filter of the
+    state, of shape (gates * hidden, hidden). `items` is the number of items of the input at a time
+    step. The bias is None if the layer stores none.
     """
     stored = site.required_weights("weights", (cell.gates * hidden, items + hidden))
     bias = site.blob("biases", (1, (cell.gates + cell.resets_after) * hidden))
@@ -140,10 +149,12 @@ def _run(
     site: LayerSite, cell: Cell, x: Value, states: Sequence[Value], w: Value, r: Value,
     bias: Tensor | None, mask: Value | None, *, reverse: bool,
 ) -> list[Value]:  # fmt: skip
-    """Run a cell over a sequence; return the outputs and the last states.
+    """Run a cell over a sequence; return the outputs of all time steps and the last states.
 
     The sequence `x` has shape (batch, time, items), and the outputs have shape (batch, time,
-    hidden).
+    hidden). `w` and `r` are the filters of the input and of the state. `mask` is true for the time
+    steps within each sequence; at all other time steps the states stay as they are. If `reverse`,
+    the sequence is read from the end.
     """
     if len(w.type.shape) == 2:
         w = site.unsqueezed(w, (0,))
@@ -164,9 +175,10 @@ def _run(
 def _sequence(
     site: LayerSite, x: Value, *, cell: Cell, direction: str = text("direction", "forward")
 ) -> list[Value]:
-    """Run a cell forward, backward or in both directions.
+    """Run a cell over a sequence forward, backward or in both directions.
 
-    States have shape (batch, directions, hidden).
+    The sequence `x` has shape (batch, time, items), and the states have shape (batch, directions,
+    hidden).
     """
     count = cell.states
     initial_states = [site.tensor(1 + i) for i in range(count)]
@@ -203,7 +215,11 @@ def _legacy_sequence(
     axis: int = integer("axis", 1),
     way: str = word("direction", "forward", "backward", "reverse"),
 ) -> list[Value]:
-    """Run a cell in one direction along the time axis, which is axis 1 by default."""
+    """Run a cell over the sequence `x` in one direction.
+
+    `axis` is the time axis, 1 or 0. The direction `way` is "forward", "backward" or "reverse",
+    where "reverse" means "backward".
+    """
     states = [site.tensor(1 + i) for i in range(cell.states) if site.has(1 + i)]
     if axis == 0:
         x = site.transposed(x, (1, 0, 2))

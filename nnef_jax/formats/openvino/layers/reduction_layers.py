@@ -61,10 +61,10 @@ def _arg_max(
     count: int = integer("top_k", 1),
     with_values: bool = flag("out_max_val"),
 ) -> Value:
-    """Return the indices of the largest items as real numbers.
+    """Return the indices of the `count` largest items as real numbers.
 
-    If `out_max_val` is set, the values follow the indices. If `axis` is set too, only the values
-    are returned.
+    If `with_values`, the values follow the indices. If the layer also has the attribute `axis`,
+    only the values are returned.
     """
     step = site.step
     if site.has_attribute("axis"):
@@ -88,7 +88,11 @@ def _top_k(
     sort: str = word("sort", "value", "index", "none"),
     type: str = text("index_element_type", "i32"),
 ) -> list[Value]:
-    """Return the largest or smallest items along an axis, and their indices."""
+    """Return the largest or smallest items along an axis, and their indices along this axis.
+
+    `counts` has one item, the number of items to return. `sort` says whether the items are in the
+    order of their values or of their indices.
+    """
     if len(counts) != 1:
         raise InvalidOperation("'k' must be one number")
     extent = x.type.shape[axis]
@@ -120,7 +124,7 @@ def _legacy_batch_normalization(
 
 @opsets("BatchNormInference")
 def _batch_normalization(site: LayerSite, *, epsilon: float = number("epsilon")) -> Value:
-    """Normalise channels. The data are input 2 in operation set 1, and input 0 since set 5."""
+    """Normalise channels. Input 2 is the tensor in operation set 1, and input 0 from set 5 on."""
     data = 2 if site.layer.opset == "opset1" else 0
     parameters = [i for i in range(5) if i != data]
     scale, offset, mean, variance = (site.unsqueezed(site.operand(i), (0,)) for i in parameters)
@@ -162,7 +166,8 @@ def _legacy_response(
 ) -> Value:
     """Divide by (bias + alpha * mean(x**2)) ** beta.
 
-    The mean is taken over windows of channels or over windows of space.
+    The mean is taken over windows of `size` channels if `region` is "across", and over windows of
+    `size` items along each spatial axis if it is "same".
     """
     if size < 1:
         raise InvalidOperation("attribute 'local-size' is missing")
@@ -201,7 +206,7 @@ def _inverse_root(site: LayerSite, squares: Value, epsilon: float, where: str = 
 
 
 def _centred(site: LayerSite, x: Value, axes: Sequence[int]) -> tuple[Value, Value]:
-    """Subtract the mean along axes from a tensor; return the result and the variance."""
+    """Subtract the mean along axes from `x`; return the difference and the variance of `x`."""
     mean, variance = site.step.moments(x, axes=axes)
     return site.step.sub(x, mean), variance
 
@@ -214,10 +219,10 @@ def _mvn(
     epsilon: float = number("eps", 1e-9),
     scales: bool = flag("normalize_variance", True),
 ) -> Value:
-    """Normalise a tensor along axes.
+    """Subtract the mean along axes; if `scales`, divide by the standard deviation too.
 
-    In operation set 6 the axes are input 1. Otherwise they are all spatial axes, and with
-    `across_channels` also the axis of channels.
+    In operation set 6, input 1 lists the axes. In older sets the axes are all spatial axes, and
+    also the axis of channels if the attribute `across_channels` is set.
     """
     where = "add"
     if site.has(1) and not site.net.is_legacy:
@@ -236,9 +241,10 @@ def _mvn(
 def _unit_factor(
     site: LayerSite, x: Value, axes: Sequence[int], epsilon: float, where: str = "add"
 ) -> Value:
-    """Compute 1 / sqrt(sum of squares along axes), with an epsilon as in `_inverse_root`.
+    """Compute 1 / sqrt(sum of squares of `x` along axes).
 
-    If `axes` is empty, the squares are not summed.
+    If `axes` is empty, the squares are not summed. `where` says where the epsilon is applied, as
+    for `_inverse_root`.
     """
     squares = site.step.sqr(x)
     if axes:
@@ -262,7 +268,11 @@ def _legacy_unit(
     is_shared: bool = flag("channel_shared"),
     is_spatial: bool = flag("across_spatial"),
 ) -> Value:
-    """Divide by the root of the sum of squares, then multiply by a stored scale."""
+    """Divide by the root of the sum of squares, then multiply by a stored scale.
+
+    The sum is taken over channels, and also over space if `is_spatial`. If `is_shared`, there is
+    one scale for all channels.
+    """
     shape = x.type.shape
     is_shared = is_shared or site.has_one_weight()
     scales = 1 if is_shared else shape[1]

@@ -20,7 +20,10 @@ from nnef_jax.formats.openvino.layers.registry import operator, opsets, tensor
 
 
 def _typed(site: LayerSite, *indices: Value) -> list[Value]:
-    """Cast indices to the dtype `output_type`. A layer without this attribute keeps their dtype."""
+    """Cast indices to the element type in the attribute `output_type`.
+
+    If the layer does not have the attribute, the indices are returned unchanged.
+    """
     if not site.has_attribute("output_type"):
         return list(indices)
     return [site.cast(x, site.dtype("output_type")) for x in indices]
@@ -32,7 +35,7 @@ def _is_centre(site: LayerSite) -> bool:
 
 
 def _has_count(site: LayerSite) -> bool:
-    """Tell whether the layer returns the number of remaining boxes, as it does since set 5."""
+    """Tell whether the layer returns the number of remaining boxes: from operation set 5 on."""
     return site.layer.opset in ("opset5", "opset9")
 
 
@@ -56,9 +59,10 @@ def _suppression(
     is_centre: bool,
     sorts: bool = flag("sort_result_descending", True),
 ) -> Any:
-    """Return indices (image, class, box), and since set 5 also the scores and the number of boxes.
+    """Return rows (image, class, box), the indices of the boxes that remain after suppression.
 
-    Rotated boxes are (x, y, width, height, angle), where (x, y) is the centre.
+    From operation set 5 on, return also the scores and the number of the remaining boxes. Rotated
+    boxes are (x, y, width, height, angle), where (x, y) is the centre.
     """
     indices, values, count = suppressed(
         site, boxes, scores, score=0, center_point_box=is_centre, sorts=sorts, **kind
@@ -90,9 +94,10 @@ _CLASSES: dict[str, Any] = {
 
 
 def _matrix_order(site: LayerSite) -> str:
-    """Return the order of the boxes in the layer MatrixNms.
+    """Return the order of the boxes in the results of the layer MatrixNms.
 
-    The runtime follows `sort_result_type` only if boxes are sorted across images.
+    If boxes are sorted across images, the order is that of the attribute `sort_result_type`.
+    Otherwise the runtime ignores this attribute, and the order is "score".
     """
     order = _order(site)
     return order if _ACROSS(site) else "score"
@@ -118,7 +123,10 @@ def _counts(site: LayerSite) -> Any:
     ),
 )  # fmt: skip
 def _several_classes(site: LayerSite, *, results: Sequence[Value]) -> list[Value]:
-    """Return boxes with their classes and scores, their indices, and their number in each image."""
+    """Return the boxes that remain after suppression, their indices, and the number for each image.
+
+    A box is a row with its class, its score and its corners.
+    """
     rows, indices, count = results
     return [rows, *_typed(site, indices, count)]
 
@@ -130,7 +138,10 @@ def _several_classes(site: LayerSite, *, results: Sequence[Value]) -> list[Value
 def _roi_pooling(
     site: LayerSite, x: Value, rois: Value, *, method: str = word("method", "max", "bilinear")
 ) -> Value:
-    """Pool regions (image, x1, y1, x2, y2) by the maxima of bins, or by bilinear samples."""
+    """Pool regions of `x` by the maxima of bins, or by samples with bilinear interpolation.
+
+    `rois` has rows (image, x1, y1, x2, y2). A region whose image is negative has the result 0.
+    """
     size = site.ints("output_size", site.ints("output_roi", [0, 0]))
     size = [site.int("pooled_h", size[0]), site.int("pooled_w", size[-1])]
     first = site.part(rois, 1, 0, 1)
@@ -201,7 +212,11 @@ def _roi_align(
     scale: float,
     samples: dict[str, Any],
 ) -> Value:
-    """Pool samples of regions (x1, y1, x2, y2), which are shifted as `aligned_mode` says."""
+    """Pool samples of regions (x1, y1, x2, y2) of input 0.
+
+    `corners` says how the regions are shifted relative to the pixels, such as by half a pixel for
+    "half_pixel_for_nn".
+    """
     shifts = {"asymmetric": 0, "half_pixel_for_nn": -0.5, "half_pixel": scale / 2 - 0.5}
     if corners not in shifts:
         raise InvalidOperation(f"'aligned_mode' must be one of {', '.join(shifts)}")
@@ -240,9 +255,11 @@ def _roi_feature_extractor(
     scales: list[int] = integers("pyramid_scales"),
     is_aligned: bool = flag("aligned"),
 ) -> Any:
-    """Pool each region from one level of a pyramid; return the pooled regions, then the regions.
+    """Pool each region from one level of a pyramid of feature maps.
 
-    The level of a region is floor(2 + log2(sqrt(area) / 224)) (arXiv:1612.03144, equation 1).
+    Return the pooled regions and the regions. Input 0 has the regions and the other inputs are the
+    levels. The level of a region is floor(2 + log2(sqrt(area) / 224)) (arXiv:1612.03144, equation
+    1).
     """
     step = site.step
     rois, *levels = site.tensors()
@@ -273,7 +290,7 @@ def _roi_feature_extractor(
 def _top_k_rois(
     site: LayerSite, rois: Value, probabilities: Value, *, most: int = integer("max_rois", 0)
 ) -> Value:
-    """Return the `max_rois` regions with the highest probabilities, of shape (n, 4)."""
+    """Return the `most` regions with the highest probabilities, of shape (most, 4)."""
     count = min(most, site.known_shape(probabilities)[0])
     _, best = site.step.topk(probabilities, axis=0, k=count, largest=True)
     return site.last.gather(rois, best, axis=0)

@@ -37,19 +37,20 @@ number_at: Callable[..., Any] = partial(methodcaller, "scalar")
 
 
 def axis_at(i: int) -> Any:
-    """Return a reader of an input that is an axis of input 0."""
+    """Return a function that reads the axis of input 0 that input `i` of a layer holds."""
     return lambda site: site.axes(i)[0]
 
 
 def integer_at(i: int) -> Any:
-    """Return a reader of an input that is one known integer."""
+    """Return a function that reads the known integer in input `i` of a layer."""
     return lambda site: site.integers(i)[0]
 
 
 def integers_at(i: int, default: tuple[int, ...] | None = None) -> Any:
-    """Return a reader of an input of known integers.
+    """Return a function that reads the list of known integers in input `i` of a layer.
 
-    If `default` is None, the input is required.
+    If the input is missing, the function returns `default`. If `default` is None, the input is
+    required.
     """
 
     def read(site: LayerSite) -> Any:
@@ -64,12 +65,15 @@ def integers_at(i: int, default: tuple[int, ...] | None = None) -> Any:
 
 
 def element(name: str, default: str | None = None) -> Any:
-    """Return a reader of an attribute that is an element type, as version 11 spells it."""
+    """Return a function that reads an element type from the attribute `name`.
+
+    The function returns the type as version 11 spells it.
+    """
     return lambda site: element_type(site.text(name, default))
 
 
 def either(attribute: Attribute, name: str) -> Any:
-    """Return a reader of an attribute that has the name `name` in some files."""
+    """Return a function that reads an attribute that has another name, `name`, in some files."""
     other = replace(attribute, name=name)
 
     def read(site: LayerSite) -> Any:

@@ -22,7 +22,10 @@ indices: Callable[[int], Any] = partial(methodcaller, "indices")
 
 
 def on_two(kind: str) -> Meaning:
-    """Make the meaning of a layer that is one operation on two tensors, which are broadcast."""
+    """Make the meaning of a layer that is one operation of a kind on inputs 0 and 1.
+
+    The inputs are broadcast to each other.
+    """
     return lambda site: getattr(site.last, kind)(*site.broadcast())
 
 

@@ -25,10 +25,11 @@ def _greedy_decoder(
     class_dtype: str = dtype("classes_index_type", "i32"),
     count_dtype: str = dtype("sequence_length_type", "i32"),
 ) -> list[Value]:
-    """Return the classes of the best path without blanks, and their number.
+    """Return the classes of each sequence's best path without blanks, and the number of classes.
 
-    The classes are padded with -1. If `merge_repeated` is set, equal classes at successive time
-    steps become one. The blank is the class in input 2, or the last class if input 2 is left out.
+    The classes have shape (batch, time) and are padded with -1. If `merges`, equal classes at
+    successive time steps become one. The blank is the class in input 2, or the last class if input
+    2 is left out.
     """
     step = site.step
     _, steps, classes = site.known_shape()
@@ -69,9 +70,9 @@ def _gather_tree(site: LayerSite) -> Value:
 
 
 def _table_rows(site: LayerSite, weights: int | None = None, indices: Value | None = None) -> Value:
-    """Gather rows of input 0 at `indices`, and multiply them by weights if there are any.
+    """Gather rows of input 0 at `indices`; multiply each row by a weight if the layer has weights.
 
-    The default for `indices` is input 1. `weights` is the index of an input.
+    The default for `indices` is input 1. `weights` is the index of the input that has the weights.
     """
     factors = site.tensor(weights) if weights is not None and site.has(weights) else None
     rows = site.step.gather(site.tensor(0), indices or site.integer_tensor(1), axis=0)
@@ -86,15 +87,19 @@ def _with_rank(site: LayerSite, x: Value, rank: int) -> Value:
 
 
 def _counts(site: LayerSite, segments: Value, count: int, dtype: str = "") -> Value:
-    """Count the items of each segment. The result has shape (count,)."""
+    """Count the items of each segment. The result has shape (count,).
+
+    `segments` has the index of a segment for each item, and `count` is the number of segments.
+    """
     is_member = site.step.eq(site.positions(count, 0, 2), site.unsqueezed(segments, (0,)))
     return site.step.squeeze(site.count(is_member, 1, dtype), axes=(1,))
 
 
 def _are_empty(site: LayerSite, segments: Value, count: int, rank: int) -> Value:
-    """Tell which segments have no items.
+    """Return a tensor of bool that tells for each of `count` segments whether it has no items.
 
-    The result has shape (count, 1, ...) and the rank `rank`.
+    `segments` has the index of a segment for each item. The result has shape (count, 1, ...) and
+    the rank `rank`.
     """
     is_empty = site.step.eq(_counts(site, segments, count), 0)
     return _with_rank(site, is_empty, rank)
@@ -110,11 +115,12 @@ def _bags(
 ) -> Value:
     """Sum the rows of each segment, and divide the sums if `reduction` says so.
 
-    If `reduction` is "mean", the sums are divided by the number of rows. If it is "sqrtn", they are
-    divided by the root of that number.
+    `segments` has the index of a segment for each row, and `count` is the number of segments. If
+    `reduction` is "mean", a sum is divided by the number of its rows. If it is "sqrtn", the sum is
+    divided by the root of this number.
 
-    Input `default` has the index of the table's row that a segment without rows gets. If the input
-    is missing, or if the index is -1, such a segment gets zeros.
+    The input with the index `default` has the index of a row of the table, which replaces the sum
+    of a segment without rows. If the input is missing, or if the index is -1, the sum is zeros.
     """
     dtype = rows.type.dtype
     cells = rows.type.shape[1:]
@@ -143,7 +149,11 @@ _REDUCTION = word("reduction", "sum", "mean")
 @operator("EmbeddingBagOffsetsSum")
 @opsets("EmbeddingBagOffsets")
 def _offset_bags(site: LayerSite, *, reduction: str = _REDUCTION) -> Value:
-    """Sum or average rows of a table for each bag. The indices of a bag end at the next offset."""
+    """Sum or average rows of a table for each bag.
+
+    Input 1 has the indices of the rows of all bags, one bag after the other. Input 2 has the
+    position in this list at which each bag starts.
+    """
     step = site.step
     indices = site.integer_tensor(1)
     offsets = site.integer_tensor(2)
@@ -158,7 +168,10 @@ def _offset_bags(site: LayerSite, *, reduction: str = _REDUCTION) -> Value:
 @operator("EmbeddingBagPackedSum")
 @opsets("EmbeddingBagPacked")
 def _packed_bags(site: LayerSite, *, reduction: str = _REDUCTION) -> Value:
-    """Sum or average rows of a table for each bag. The indices have shape (bags, rows)."""
+    """Sum or average rows of a table for each bag.
+
+    Input 1 has shape (bags, rows), and contains the indices of the rows of each bag.
+    """
     rows = _table_rows(site, 2)
     if reduction == "mean":
         total = site.step.mean_reduce(rows, axes=(1,))
@@ -169,7 +182,10 @@ def _packed_bags(site: LayerSite, *, reduction: str = _REDUCTION) -> Value:
 
 @operator("EmbeddingSegmentsSum")
 def _segments(site: LayerSite, *, count: int = integer_at(3)) -> Value:
-    """Sum rows of a table for each segment."""
+    """Sum rows of a table for each of `count` segments.
+
+    Input 1 has the indices of the rows, and input 2 has the index of a segment for each of them.
+    """
     return _bags(site, _table_rows(site, 5), site.integer_tensor(2), count, "sum", 4)
 
 
@@ -177,9 +193,9 @@ def _segments(site: LayerSite, *, count: int = integer_at(3)) -> Value:
 def _segment_max(
     site: LayerSite, x: Value, *, fill: str = one_of("fill_mode", "zero", "lowest")
 ) -> Value:
-    """Return the largest items of each segment.
+    """Return the maximum over the rows of each segment.
 
-    An empty segment has zeros or the smallest number of the dtype, as `fill_mode` says.
+    An empty segment has zeros if `fill` is "zero", otherwise the smallest number of the dtype.
     """
     segments = site.operand(1)
     if site.has(2):
@@ -206,14 +222,21 @@ def _segment_max(
 @legacy("SparseSegmentMean", reduction="mean")
 @legacy("SparseSegmentSqrtN", reduction="sqrtn")
 def _sparse_segments(site: LayerSite, *, reduction: str) -> Value:
-    """Sum rows of a table for each segment, and divide the sums as `reduction` says."""
+    """Sum rows of a table for each segment, and divide the sums if `reduction` says so.
+
+    If `reduction` is "sum", the sums are not divided. If it is "mean", they are divided by the
+    number of rows, and if "sqrtn", by the root of this number.
+    """
     count = site.declared[0] if site.declared else 0
     return _bags(site, _table_rows(site), site.integer_tensor(2), count, reduction)
 
 
 @legacy("SparseToDense")
 def _sparse_to_dense(site: LayerSite) -> Value:
-    """Put values at indices of shape (items, axes), and a default elsewhere."""
+    """Return a tensor with values at indices, and a default elsewhere.
+
+    Input 0 has the indices, of shape (items, axes), and input 2 has the values.
+    """
     values = site.tensor(2)
     shape = site.declared
     default = site.tensor(3) if site.has(3) else site.filled(0, values.type.dtype)

@@ -31,9 +31,10 @@ from nnef_jax.formats.openvino.layers.registry import (
 @legacy("ShapeOf", "Shape", default="i32")
 @opsets("ShapeOf", "Shape", default="i64")
 def _shape_of(site: LayerSite, *, default: str) -> Constant | Value:
-    """Return the shape of a tensor without padding.
+    """Return the shape of input 0, without the padding that input 0 may have.
 
-    An extent that depends on values is a computed tensor.
+    `default` is the default for the element type of the result. If an extent depends on values, the
+    result is computed when the network runs.
     """
     x = site.operand(0)
     if isinstance(x, Value) and x in site.graph.counts:
@@ -49,7 +50,11 @@ def _shape_of(site: LayerSite, *, default: str) -> Constant | Value:
 
 @opsets("Reshape")
 def _reshape(site: LayerSite, x: Value, *, shape: list[int] = integers_at(1)) -> Value:
-    """Reshape a tensor. If `special_zero` is set, 0 stands for the extent of the input."""
+    """Reshape a tensor to `shape`.
+
+    If the attribute `special_zero` is set, 0 in `shape` stands for the extent of the input along
+    this axis.
+    """
     if 0 in shape and -1 not in shape and not site.flag("special_zero"):
         if volume(x.type.shape) == 0:
             return site.last.constant(shape=shape, value=(), dtype=x.type.dtype)
@@ -59,15 +64,19 @@ def _reshape(site: LayerSite, x: Value, *, shape: list[int] = integers_at(1)) ->
 
 @legacy("Reshape")
 def _legacy_reshape(site: LayerSite, x: Value) -> Value:
-    """Reshape to the declared shape of the output, adapted to the batch of the actual input."""
+    """Reshape to the shape that the file declares for the output.
+
+    If the input has another batch than the file declares, the batch of the result is changed too.
+    """
     declared = site.layer.inputs[0].shape or ()
     return site.last_reshape(x, _rebatched(site.declared, declared, x.type.shape))
 
 
 def _rebatched(result: Sequence[int], declared: Sequence[int], actual: Sequence[int]) -> list[int]:
-    """Adapt the declared shape of a result to the actual shape of the input.
+    """Adapt `result`, the declared shape of a result, to the actual shape of the input.
 
-    Only the first extent, the batch, is changed, so that the number of items fits.
+    `declared` is the declared shape of the input. Only the first extent, the batch, is changed, so
+    that the result has as many elements as the input.
     """
     result = list(result)
     if tuple(declared) == tuple(actual) or not result:
@@ -100,7 +109,7 @@ def _unsqueeze(site: LayerSite, x: Value, *, axes: Sequence[int] = integers_at(1
 @opsets("Transpose", order=integers_at(1))
 @legacy("Permute", order=integers("order"))
 def _transpose(site: LayerSite, x: Value, *, order: Sequence[int]) -> Value:
-    """Permute axes. An empty order reverses the axes."""
+    """Permute the axes of `x`. If `order` is empty, the axes are reversed."""
     rank = len(x.type.shape)
     axes = [site.axis(a) for a in order] or list(range(rank))[::-1]
     if sorted(axes) != list(range(rank)):
@@ -138,7 +147,10 @@ def _variadic_split(
 
 @legacy("Split", "Slice")
 def _legacy_split(site: LayerSite, *, axis: int = axis("axis", 1)) -> Sequence[Value]:
-    """Cut a tensor along an axis into parts, whose extents are those that the outputs declare."""
+    """Cut a tensor along an axis into one part for each output.
+
+    A part has the extent that the file declares for the output.
+    """
     shapes = [port.shape or () for port in site.layer.outputs]
     if any(len(shape) <= axis for shape in shapes):
         raise InvalidShape(f"an output has no axis {axis}")
@@ -171,7 +183,12 @@ def _broadcast(
     shape: Sequence[int] = integers_at(1),
     mode: str = word("mode", "numpy", "bidirectional", "explicit", "pdpd"),
 ) -> Value:
-    """Broadcast to a shape. The mode says how: as numpy does, in both directions, or along axes."""
+    """Broadcast `x` to a shape.
+
+    In the modes "numpy" and "bidirectional", the last axes of `x` lie along the last axes of the
+    shape. In the mode "explicit", input 2 lists the axes of the shape along which the axes of `x`
+    lie. In the mode "pdpd", the axes of `x` lie along the axes of the shape from `axis` on.
+    """
     rank = len(x.type.shape)
     axes: Sequence[int] | None = None
     if mode == "explicit":
@@ -194,7 +211,10 @@ def _reverse(
     axes: Sequence[int] = integers_at(1),
     mode: str = word("mode", "index", "mask"),
 ) -> Value:
-    """Reverse axes. Input 1 lists them, or marks them in a mask."""
+    """Reverse the order of the items along axes.
+
+    Input 1 lists the axes in the mode "index". In the mode "mask" it has a bool for each axis.
+    """
     if mode == "mask":
         axes = [i for i, flag in enumerate(site.known(1).tolist()) if flag]
     bounds = {"begin": -1, "end": -(2**31), "stride": -1}
@@ -210,7 +230,10 @@ def _roll(
     shifts: list[int] = integers_at(1),
     axes: Sequence[int] = axes_at(2),
 ) -> Value:
-    """Shift items along axes. Items that leave an axis at one end enter it at the other."""
+    """Shift items along axes. Items that leave an axis at one end enter it at the other end.
+
+    `shifts` has a distance for each of `axes`, or one distance for all axes.
+    """
     if len(shifts) == 1:
         shifts *= len(axes)
     for i, (shift, along) in enumerate(zip(shifts, axes, strict=True), 1):
@@ -253,7 +276,10 @@ _PARTS: dict[str, Any] = {"block": integers_at(1), "begin": integers_at(2), "end
 def _space_to_batch(
     site: LayerSite, x: Value, *, block: Sequence[int], begin: Sequence[int], end: Sequence[int]
 ) -> Value:
-    """Pad a tensor, then move the positions within blocks to the batch axis."""
+    """Pad a tensor, cut it into blocks, and move the positions within a block to the batch axis.
+
+    `block` has the extents of a block, and `begin` and `end` have the padding of each axis.
+    """
     if any((*begin, *end)):
         x = site.padded(x, dict(enumerate(zip(begin, end, strict=True))))
     shape = x.type.shape
@@ -273,7 +299,11 @@ def _space_to_batch(
 def _batch_to_space(
     site: LayerSite, x: Value, *, block: Sequence[int], begin: Sequence[int], end: Sequence[int]
 ) -> Value:
-    """Move parts of the batch axis to positions within blocks, then crop."""
+    """Move parts of the batch axis to the positions within blocks, then crop the result.
+
+    `block` has the extents of a block. `begin` and `end` are the numbers of items to cut off at the
+    ends of each axis.
+    """
     rank = len(block)
     batch, *extents = site.known_shape()
     counts = [batch // math.prod(block), *extents]

@@ -38,7 +38,10 @@ def _eye(
     batch: Sequence[int] = integers_at(3, ()),
     dtype: str = dtype("output_type"),
 ) -> Value:
-    """Return a matrix with ones on one diagonal, repeated for each item of a batch."""
+    """Return matrices with ones on one diagonal, of shape (*batch, rows, columns).
+
+    Input 2 says how far to the right of the main diagonal the ones are.
+    """
     if min((rows, columns, *batch)) < 0:
         raise InvalidShape(f"its shape {[*batch, rows, columns]} has a negative extent")
     offset = site.reshaped(site.integer_tensor(2), (1, 1))
@@ -82,9 +85,9 @@ def _extract_patches(
     strides: list[int] = integers("strides"),
     rates: list[int] = integers("rates"),
 ) -> Value:
-    """Return the items of windows as channels.
+    """Return the items of windows as channels: one for each position in a window and each channel.
 
-    Channels are ordered by the item's position in the window, then by the channel of the input.
+    Channels of the result are ordered by the position in the window, then by the channel of `x`.
     """
     channels = x.type.shape[1]
     padding = padding_of(site, x.type.shape[2:], windows.spans(sizes, rates), strides)
@@ -133,7 +136,10 @@ def _over_length(site: LayerSite, x: Value, axes: Sequence[int]) -> Value:
 @opsets("DFT", inverse=False)
 @opsets("IDFT", inverse=True)
 def _complex_transform(site: LayerSite, *, inverse: bool) -> Value:
-    """Transform pairs [re, im] along axes."""
+    """Compute the Fourier transform along axes of pairs [re, im], or its inverse.
+
+    The last axis of input 0 has the pairs. Input 1 lists the axes.
+    """
     axes, sizes = _axes(site, len(site.known_shape()) - 1)
     sums = _transformed(site, site.tensor(0), axes, sizes, inverse=inverse)
     return _over_length(site, sums, axes) if inverse else site.last.copy(sums)
@@ -147,9 +153,9 @@ def _pairs(site: LayerSite, x: Value) -> Value:
 
 @opsets("RDFT")
 def _rdft(site: LayerSite) -> Value:
-    """Transform real numbers.
+    """Compute the Fourier transform of real numbers along axes.
 
-    The last axis, of n items, gets the frequencies 0 to n // 2.
+    Along the last of these axes, which has n items, the result has the frequencies 0 to n // 2.
     """
     axes, sizes = _axes(site, len(site.known_shape()))
     sums = _transformed(site, _pairs(site, site.tensor(0)), axes, sizes, inverse=False)
@@ -180,7 +186,10 @@ def _real_signal(site: LayerSite, x: Value, axis: int, size: int) -> Value:
 
 @opsets("IRDFT")
 def _irdft(site: LayerSite) -> Value:
-    """Invert the layer RDFT. By default the last axis gets 2 * (frequencies - 1) items."""
+    """Invert the layer RDFT: compute real numbers from frequencies.
+
+    Along the last transformed axis, the result has 2 * (frequencies - 1) items by default.
+    """
     axes, sizes = _axes(site, len(site.known_shape()) - 1)
     x = _transformed(site, site.tensor(0), axes[:-1], sizes[:-1], inverse=True)
     size = 2 * (x.type.shape[axes[-1]] - 1) if sizes[-1] < 0 else sizes[-1]
@@ -228,9 +237,10 @@ def _istft(
     is_normal: bool = flag("normalized"),
     is_centred: bool = flag("center"),
 ) -> Value:
-    """Add up windowed frames, and divide by the sum of the squared windows.
+    """Add up windowed frames of a signal, and divide by the sum of the squared windows.
 
-    Input 4 is the length of the signal.
+    `x` has the frequencies of the frames. `size` is the length of a frame, and `hop` is the
+    distance between the starts of frames. Input 4 is the length of the signal.
     """
     step = site.step
     shape = site.known_shape()
@@ -266,7 +276,7 @@ def _istft(
 def _overlapped(site: LayerSite, frames: Value, step: int) -> Value:
     """Add up frames whose starts are `step` items apart.
 
-    The frames have shape (batch, size, frames), and the sum has shape (batch, 1, items).
+    `frames` has shape (batch, size, count), and the sum has shape (batch, 1, items).
     """
     size = frames.type.shape[1]
     filter = site.reshaped(_diagonal(site, size, size, 0, frames.type.dtype), (size, 1, size))

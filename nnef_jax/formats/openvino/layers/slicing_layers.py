@@ -32,7 +32,10 @@ def _slice(
 
 
 def _mask(site: LayerSite, name: str, count: int, default: bool) -> list[bool]:
-    """Return a mask of `count` items. Items that are missing in the attribute are `default`."""
+    """Return the attribute `name` as a list of `count` bools.
+
+    If the attribute has fewer items, the missing items at the end are `default`.
+    """
     items = [bool(item) for item in site.ints(name, [])[:count]]
     missing = count - len(items)
     return items + [default] * missing
@@ -43,9 +46,10 @@ def _mask(site: LayerSite, name: str, count: int, default: bool) -> list[bool]:
 def _strided_slice(site: LayerSite, x: Value, *, with_bound: bool) -> Value:
     """Slice a tensor as TensorFlow's strided_slice does.
 
-    Masks may replace bounds: they take all items of an axis, add an axis, take one item and drop
-    the axis, or skip axes. `with_bound` is the value in `begin_mask` and `end_mask` with which the
-    bound is used: 1 before version 10, and 0 since then.
+    For each position of the bounds, masks may say that the slice takes all items of an axis, adds
+    an axis, takes one item and drops the axis, or skips axes. `with_bound` is the bit in
+    `begin_mask` and `end_mask` that stands for "use the bound": 1 before version 10, and 0 since
+    then.
     """
     begin = site.integers(1)
     end = site.integers(2)
@@ -100,7 +104,11 @@ def _crop(
     axes: Sequence[int] = integers("axis", ()),
     offsets: Sequence[int] = integers("offset", ()),
 ) -> Value:
-    """Crop a tensor to the extents of input 1, to `dim`, or by `crop_begin` and `crop_end`."""
+    """Crop a tensor along axes.
+
+    The extents of the result are those of input 1 or of the attribute `dim`; or the attributes
+    `crop_begin` and `crop_end` have the numbers of items to cut off.
+    """
     element = site.layer.element
     axes = [site.axis(a) for a in axes]
     if not axes:  # version 2 has an element for each axis instead of lists

@@ -24,11 +24,11 @@ from nnef_jax.formats.openvino.network_ends import label_of
 
 @legacy("Memory")
 def _memory(site: LayerSite, *, index: int = integer("index", 0)) -> Any:
-    """Read the state `id` if `index` is 1, or write it if `index` is 0. Its initial value is 0.
+    """Read the state that the attribute `id` names if `index` is 1, or write it if `index` is 0.
 
-    Since 2021.1, OpenVINO's CPU plugin starts with 0 (MKLDNNMemoryInputNode::createPrimitive).
-    Earlier versions read uninitialised memory until the first write
-    (MKLDNNGraph::AllocateWithReuse).
+    The initial value of the state is 0. Since 2021.1, OpenVINO's CPU plugin starts with 0
+    (MKLDNNMemoryInputNode::createPrimitive). Earlier versions read uninitialised memory until the
+    first write (MKLDNNGraph::AllocateWithReuse).
     """
     label = site.layer.attributes.get("id", site.layer.name)
     if index == 1:
@@ -41,7 +41,10 @@ def _memory(site: LayerSite, *, index: int = integer("index", 0)) -> Any:
 def _variable(
     site: LayerSite, label: str, type: TensorType, initial: NDArray[Any] | None = None
 ) -> Value:
-    """Return the variable with a label. Its initial value is `initial`, or zeros by default."""
+    """Return the variable with a label, and add it to the graph if it is new.
+
+    The initial value of a new variable is `initial`, or zeros by default.
+    """
     graph = site.graph
     _require_outermost(site)
     if label not in graph.data:
@@ -57,9 +60,9 @@ def _require_outermost(site: LayerSite) -> None:
 
 
 def _zeros(site: LayerSite, shape: Sequence[int], dtype: str) -> NDArray[Any]:
-    """Make an array of zeros. Its size counts against the limits, since no file holds it.
+    """Make an array of zeros, whose size counts against the limits, since no file contains it.
 
-    Raises LimitError.
+    Raises LimitError if the array is too large.
     """
     size = volume(shape) * np.dtype(dtype).itemsize
     site.graph.options.meter.expand(size, f"layer '{site.name}'")
@@ -70,8 +73,9 @@ def _zeros(site: LayerSite, shape: Sequence[int], dtype: str) -> NDArray[Any]:
 def _read_value(site: LayerSite) -> Value:
     """Read a variable. Its initial value is input 0, or zeros if input 0 is left out.
 
-    An initial value that depends on inputs is computed by the network. Any other initial value is
-    stored. Zeros have the extent 0 along open axes.
+    If input 0 depends on inputs of the network, the first call computes the initial value.
+    Otherwise the initial value is computed when the network is loaded, and stored. Zeros have the
+    extent 0 along open axes.
     """
     graph = site.graph
     options = graph.options
@@ -107,7 +111,7 @@ def _read_value(site: LayerSite) -> Value:
 
 
 def _array(site: LayerSite, start: Tensor) -> NDArray[Any]:
-    """Return the items of a tensor that depends only on weights."""
+    """Compute a tensor that depends only on weights, and return its array."""
     if isinstance(start, Constant):
         return start.array
     graph = site.graph.builder.graph("", [start], [start.name])

@@ -34,7 +34,10 @@ from nnef_jax.formats.openvino.window_attributes import (
 
 
 class _Filter(NamedTuple):
-    """A filter of shape (groups * items, ...), a bias, and the extents of the window."""
+    """A filter of shape (groups * items, ...), a bias, and the extents of the window.
+
+    `kernel` has the extents of the window along the spatial axes.
+    """
 
     items: Tensor
     bias: Tensor | float
@@ -43,7 +46,7 @@ class _Filter(NamedTuple):
 
 
 def _filter(i: int = 1) -> Reader:
-    """Return a reader of an input that is a filter without groups."""
+    """Return a function that reads input `i` as the filter of a convolution without groups."""
 
     def read(site: LayerSite) -> _Filter:
         filter = site.tensor(i)
@@ -61,9 +64,11 @@ def _grouped(site: LayerSite) -> _Filter:
 
 
 def _old_filter(*, is_transposed: bool = False, may_be_input: bool = False) -> Reader:
-    """Return a reader of the filter and the bias of an old layer.
+    """Return a function that reads the filter and the bias of a layer of versions before 10.
 
-    The layer stores them, or has them as inputs 1 and 2.
+    The layer stores the filter and the bias. If `may_be_input`, they may be inputs 1 and 2 instead.
+    `is_transposed` tells whether the layer is a transposed convolution, whose filter has shape
+    (channels, outputs / groups, ...).
     """
 
     def read(site: LayerSite) -> _Filter:
@@ -127,11 +132,11 @@ def _transposed(
 ) -> Value:  # fmt: skip
     """Add a transposed convolution.
 
-    The result has (in - 1) * stride + span - padding + output_padding items along an axis, where
-    `in` is the extent of the input and `span` that of a dilated window. If `extents` has the
-    extents of the result, the padding follows from them. `mode_padding_end` is the mode in which
-    the padding at the end is the larger one: `same_upper` before version 10, and `same_lower` since
-    then.
+    Along an axis, the result has (in - 1) * stride + span - padding + output_padding items, where
+    `in` is the extent of the input and `span` is the extent of a dilated window. If `extents` is
+    not None, it has the extents of the result, and the padding follows from them.
+    `mode_padding_end` is the mode in which the padding at the end of an axis is larger than at its
+    start, if they differ: `same_upper` before version 10, and `same_lower` since then.
     """
     rank = len(filter.kernel)
     strides = spatial(site, "strides", rank, [1] * rank)
@@ -166,9 +171,10 @@ def _transposed(
 
 
 def _cut_off(mode: str, excess: int, begin: int, *, mode_padding_end: str) -> tuple[int, int]:
-    """Return the numbers of items to cut off at both ends of an axis.
+    """Return the numbers of items to cut off at the start and at the end of an axis.
 
-    A negative number says how many zeros are added instead.
+    `excess` is the sum of the two numbers, and `begin` is the number at the start unless `mode`
+    determines it. A negative number says how many zeros are added instead.
     """
     if mode in SAME:
         begin, _ = halves(max(excess, 0), more_behind=mode == mode_padding_end)
@@ -196,9 +202,10 @@ _SIGNS: dict[str, Any] = {"mode": text("mode", "xnor-popcount"), "pad": number("
 @legacy("BinaryConvolution", filter=_old_bits, **_SIGNS)
 @opsets("BinaryConvolution", filter=_bits, **_SIGNS)
 def _binary(site: LayerSite, x: Value, *, filter: Constant, mode: str, pad: float) -> Value:
-    """Convolve signs with signs, which are -1 and 1. Padding with a `pad_value` of 0 adds nothing.
+    """Convolve signs (-1 and 1) with a filter of signs.
 
-    The bits of a filter begin with the low bit of a byte, unlike the bits of other layers.
+    Padding with a `pad` of 0 adds nothing to the sums. The bits of a filter begin with the low bit
+    of a byte, unlike the bits of other layers.
     """
     if mode != "xnor-popcount":
         raise InvalidOperation(f"there is no mode '{mode}'")
@@ -245,7 +252,11 @@ _LEAVES_OUT = either(flag("exclude-pad"), "exclude_pad")
 def _pool(
     site: LayerSite, x: Value, kind: str, *, rounding: str, dilated: bool = True, **attributes: Any
 ) -> Any:
-    """Add a pool of the kind `kind`, with windows along the spatial axes."""
+    """Add a pool of the kind `kind`, such as "max_pool", with windows along the spatial axes.
+
+    `rounding` says how the extents of the result are rounded. If not `dilated`, the attribute of
+    dilations is not read.
+    """
     kernel = kernel_of(site)
     window = window_of(site, x.type.shape[2:], kernel, dilated=dilated)
     return pooled(site, x, getattr(site.last, kind), kernel, window, rounding, **attributes)
@@ -281,9 +292,9 @@ def _pooling(
 
 @opsets("MaxPool")
 def _max_pool(site: LayerSite, x: Value, *, rounding: str = _ROUNDING) -> Any:
-    """Return the maxima of windows. If a layer reads them, return also the indices of the maxima.
+    """Return the maxima of windows, and the index of each maximum if a layer reads the indices.
 
-    An index counts the items of the axes from `axis` on.
+    An index counts the items of the axes from the attribute `axis` on.
     """
     if not site.is_read(1):
         return [_pool(site, x, "max_pool", rounding=rounding), None]

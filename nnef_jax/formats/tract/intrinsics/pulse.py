@@ -25,7 +25,7 @@ _ENDLESS = np.iinfo(np.int32).max  # the end of a stream of unknown length
 def delayed(site: CallSite, *, delay: int, overlap: int) -> Value:
     """Delay the stream by `delay` items.
 
-    Each piece begins with the last `overlap` previous items.
+    The result for a piece of the stream begins with the last `overlap` items of the result before.
     """
     input, axis = _stream(site)
     require.not_negative(delay=delay, overlap=overlap)
@@ -46,7 +46,7 @@ def delayed(site: CallSite, *, delay: int, overlap: int) -> Value:
 
 @intrinsic("tract_pulse_mask", begin=integer("begin"), end=integer("end"), value=number("value"))
 def mask(site: CallSite, *, begin: int, end: int, value: float) -> Value:
-    """Replace the items before index `begin`, and those from `end` on, by a value."""
+    """Replace the items of the stream before the index `begin`, and from `end` on, by `value`."""
     return _between(site, begin, end, value)
 
 
@@ -58,7 +58,10 @@ def mask(site: CallSite, *, begin: int, end: int, value: float) -> Value:
 def pulse_pad(
     site: CallSite, *, border: str, begin: int, end: int, overlap: int, value: float
 ) -> Value:
-    """Pad the stream: items before index `begin`, and those from `end` on, become `value`."""
+    """Pad the stream: replace its items before the index `begin`, and from `end` on, by `value`.
+
+    The first `overlap` items of each piece repeat the end of the piece before.
+    """
     if border != "constant":
         message = f"'border' of a padded stream must be 'constant' here, it is '{border}'"
         raise InvalidOperation(message)
@@ -67,7 +70,10 @@ def pulse_pad(
 
 @intrinsic("tract_pulse_cumsum", exclusive=argument("exclusive"), skip=fixed("skip"))
 def cumsum(site: CallSite, *, exclusive: bool, skip: int) -> Value:
-    """Return the running sum of the stream. The first `skip` items are not added."""
+    """Return the running sum of the stream, to which the first `skip` items are not added.
+
+    If `exclusive`, the sum at a position leaves out the item there.
+    """
     input, axis = _stream(site)
     if skip:
         input = _between(site.named(f"{site.name}_counted"), skip, _ENDLESS, 0.0)
@@ -82,9 +88,10 @@ def cumsum(site: CallSite, *, exclusive: bool, skip: int) -> Value:
 
 
 def _between(site: CallSite, begin: int, end: int, value: float, overlap: int = 0) -> Value:
-    """Replace the items of the stream outside [begin, end) by a value.
+    """Replace the items of the stream before the index `begin`, and from `end` on, by `value`.
 
-    A state counts the items of previous pieces.
+    A state counts the items of all previous pieces. The first `overlap` items of each piece repeat
+    the end of the piece before, and are not counted.
     """
     begin, end = _position(begin), _position(end)
     input, axis = _stream(site)
@@ -112,8 +119,5 @@ def _resized(input: Value, axis: int, extent: int) -> TensorType:
 
 
 def _position(index: int) -> int:
-    """Clip an index in the stream to the range of int32.
-
-    An open index becomes the largest int32.
-    """
+    """Clip an index in the stream to the range of int32; UNKNOWN becomes the largest int32."""
     return _ENDLESS if index is UNKNOWN else max(min(index, _ENDLESS), -_ENDLESS)

@@ -32,7 +32,11 @@ _ENTRIES: dict[str, tuple[Sequence[int], Sequence[int]]] = {
 
 
 class _Scanned(NamedTuple):
-    """A parameter of the body, and the tensor of whose slices it is one in each iteration."""
+    """A parameter of a scan's body, and the tensor that is cut into its values.
+
+    In each iteration, the parameter is a slice of the tensor along `axis`, of |chunk| items. If
+    `chunk` is negative, the first slice is at the end of the axis.
+    """
 
     parameter: str
     tensor: Value
@@ -41,7 +45,10 @@ class _Scanned(NamedTuple):
 
 
 class _State(NamedTuple):
-    """A state: a parameter of the body, its first value, and the result that is its next value."""
+    """A state of a scan: a parameter of the body, its first value, and a result of the body.
+
+    The result is the value of the parameter in the next iteration.
+    """
 
     parameter: str
     first: Value
@@ -49,7 +56,11 @@ class _State(NamedTuple):
 
 
 class _Output(NamedTuple):
-    """A result of the body, and how its values become an output."""
+    """An output of a scan: a result of the body, and how its values become the output.
+
+    `mode`, `axis` and `chunk` say whether all values are joined along an axis, or the last one is
+    used.
+    """
 
     result: str
     mode: str
@@ -59,11 +70,12 @@ class _Output(NamedTuple):
 
 @intrinsic(SCAN, name=text("body"), skip=fixed("skip"), resets=flag("reset_every_turn"))
 def scan(site: CallSite, *, name: str, skip: int, resets: bool) -> Any:
-    """Flatten the body as a separate graph, and add a single operation `scan` to the graph.
+    """Flatten the body of a scan as a separate graph, and add one operation `scan` to the graph.
 
-    A parameter of the body is a slice of a scanned tensor, a full tensor, or a state. The first
-    value of a state is a tensor, and each next value is a result of the body. In a network that
-    takes a stream, states are kept from call to call.
+    `name` is the fragment that is the body. A parameter of the body is a slice of a scanned tensor,
+    a full tensor, or a state. The first value of a state is a tensor, and each next value is a
+    result of the body. In a network that takes a stream, states are kept from call to call, unless
+    `resets`, and they do not change in the first `skip` iterations.
     """
     document = site.unit.document
     fragment = document.fragments.get(name)
@@ -143,10 +155,10 @@ class _Body:
     def flatten(
         self, states: list[_State], *, again: bool = False
     ) -> tuple[Graph, list[Value], list[_State]]:
-        """Flatten the body; return its graph, the full tensors, and the states.
+        """Flatten the body; return its graph, the tensors that it reads in full, and the states.
 
         The states have the dtypes of the results that replace them. If the first value of a state
-        has another dtype, it is cast, and the body is flattened `again`.
+        has another dtype, it is cast, and the body is flattened a second time, with `again` set.
         """
         site = self.site.into(self.site.graph.body())
         graph = site.graph
@@ -189,9 +201,9 @@ class _Body:
     def _counted(
         self, site: CallSite, inputs: Sequence[Value], next_states: Sequence[Value]
     ) -> tuple[list[Value], list[Value]]:
-        """Add a counter of iterations to the inputs and to the next states of the body.
+        """Add a counter of iterations to the body's inputs and next states; return both lists.
 
-        States change only from iteration `skipped_iterations` on.
+        States change only from the iteration `skipped_iterations` on.
         """
         builder = site.graph.builder
         iteration = builder.input(builder.unreserved("turn"), TensorType((), builder.integer))
@@ -207,7 +219,11 @@ class _Body:
     def variables(
         self, starts: Sequence[object], states: Sequence[_State], prefix: str
     ) -> list[Value]:
-        """Add states to the graph for the body's states, and for the counter of iterations."""
+        """Add a state of the graph for each state of the body, and for the counter of iterations.
+
+        `starts` are the initial values, which must be constants. The names of the states begin with
+        `prefix`.
+        """
         graph = self.site.graph
         variables: list[Value] = []
         for start, (name, value, _) in zip(starts, states, strict=True):
@@ -222,7 +238,7 @@ class _Body:
 
 
 class _Bound:
-    """The values of a body's parameters while the parameters are bound. Each is bound once."""
+    """The values of the parameters of a scan's body, while values are bound to the parameters."""
 
     def __init__(self, site: CallSite, outer: FlatGraph, fragment: s.Fragment) -> None:
         self.values: dict[str, Any] = {}
@@ -232,9 +248,10 @@ class _Bound:
         self._parameter = _identifier_finder(parameter.name for parameter in fragment.parameters)
 
     def bind(self, name: str, value: object, axis: int | None = None, chunk: int = 1) -> Any:
-        """Bind a parameter to a value from outside the body, or to slices of it along an axis.
+        """Bind the parameter `name` to a value from outside the body, or to slices of it.
 
-        Return the body's input for the parameter, or None if the value is known.
+        If `axis` is not None, the parameter is a slice of |chunk| items along this axis. Return the
+        body's input for the parameter, or None if the value is known.
         """
         parameter = self._free(name)
         if not isinstance(value, Value):
@@ -262,9 +279,9 @@ class _Bound:
             raise self._site.error(message, hint)
 
     def _free(self, name: str) -> str:
-        """Return the parameter with a name.
+        """Return the parameter of the body that `name` stands for.
 
-        Raises NnefError if it is already bound or does not exist.
+        Raises NnefError if there is none, or if a value is bound to it already.
         """
         parameter = self._parameter(name)
         if parameter is None:
@@ -277,10 +294,10 @@ class _Bound:
 
 
 def _identifier_finder(identifiers: Iterable[str]) -> Callable[[str], str | None]:
-    """Make a function that finds the identifier for a string. It returns None if there is none.
+    """Return a function that finds the identifier that a string stands for, or None.
 
-    The identifier is equal to the string or to the escaped string. If there is no such identifier,
-    it is the only identifier whose escaped form is the same.
+    An identifier that equals the string is preferred, then one that equals the escaped string. If
+    there is neither, it is the only identifier whose escaped form equals the escaped string.
     """
     names = set(identifiers)
     by_escaped: dict[str, list[str]] = {}

@@ -38,7 +38,11 @@ _NETWORK = 60  # steps of the meter for a nested network
 
 @intrinsic("external", "tract_core_external", shape=integers("shape"))
 def external(site: CallSite, *, shape: Sequence[int]) -> Any:
-    """Declare an input. Its item type is the argument `datum_type` or the generic argument."""
+    """Add an input of the graph, and return its tensor.
+
+    Its datum type is the argument `datum_type` or the generic argument. If the network is within
+    another network, return the value that the outer network gives to the input.
+    """
     graph, frame = site.graph, site.frame
     if frame.fragment is not None:
         raise site.error(f"'{site.kind}' is not allowed in a fragment")
@@ -75,7 +79,11 @@ def external(site: CallSite, *, shape: Sequence[int]) -> Any:
 
 @intrinsic("variable", label=text("label"), shape=integers("shape"))
 def variable(site: CallSite, *, label: str, shape: Sequence[int]) -> Value:
-    """Declare a parameter. It has the dtype of its file, or real numbers if codes are decoded."""
+    """Add a parameter to the graph, and return its tensor.
+
+    The parameter has the dtype of its file. If the file has codes that graph.quant decodes, it has
+    real numbers.
+    """
     graph = site.graph
     unique_label = site.unit.labels + label
     if graph.outer is not None:  # the body of a scan reads the variable of the outer graph
@@ -108,13 +116,16 @@ def _stored(site: CallSite, label: str, shape: Shape) -> tuple[NDArray[Any], boo
 
 @intrinsic("tract_resource_get", label=text("label"), key=text("key"))
 def resource(site: CallSite, *, label: str, key: str) -> Any:
-    """Return the value at the path `key` in a JSON file of the archive."""
+    """Return the value at the path `key` in the JSON file LABEL.json of the archive."""
     return site.unit.json(label, key)
 
 
 @intrinsic("tract_core_submodel", label=text("label"))
 def submodel(site: CallSite, input: object, *, label: str) -> Any:
-    """Evaluate another network of the archive on the inputs; return its outputs."""
+    """Evaluate another network of the archive, and return its outputs.
+
+    `label` names the network, and `input` has the values of its inputs.
+    """
     graph = site.graph
     values = cast_type("list[object]", input) if isinstance(input, list) else [input]
     operands = [tensor(site, value) for value in values]
@@ -141,7 +152,7 @@ def submodel(site: CallSite, input: object, *, label: str) -> Any:
 
 @intrinsic("cast", "tract_core_cast")
 def cast(site: CallSite, value: object) -> Any:
-    """Cast to the datum type `to`, or to the generic argument of the standard's operation."""
+    """Cast a value to the datum type in the argument `to`, or else in the generic argument."""
     graph = site.graph
     if site.has_attribute("to"):
         name = site.text("to")
@@ -172,7 +183,7 @@ def cast(site: CallSite, value: object) -> Any:
 
 @intrinsic("constant", shape=integers("shape"), value=argument("value"))
 def constant(site: CallSite, *, shape: Sequence[int], value: object) -> Any:
-    """Return a constant of a shape. `value` has all items, or one number for all items."""
+    """Return a constant of a shape. `value` has all its items, or one number for all of them."""
     items = h.host(value).ravel()
     if items.size == 1:
         number = items.reshape(())
@@ -191,9 +202,9 @@ def shape_of(site: CallSite, value: object) -> h.Host:
 
 @intrinsic("tract_core_range")
 def range_of(site: CallSite) -> Any:
-    """Return the numbers from `start` up to `end`, which is not included.
+    """Return the numbers start, start + step, start + 2 step, ... that are before `end`.
 
-    If there are many numbers, the network computes them.
+    If they are many, the network computes them; otherwise the result is a host value.
     """
     graph = site.graph
     bounds = [_number(site, name) for name in ("start", "end", "step")]
@@ -223,7 +234,10 @@ def _item_of(number: h.Host) -> Any:
 
 
 def _number(site: CallSite, name: str) -> h.Host:
-    """Return an argument that is a single known number. Raises InvalidOperation for any other."""
+    """Return the argument `name` as a host value with one number.
+
+    Raises InvalidOperation if it is not one number, or depends on the data of inputs.
+    """
     value = site.graph.known(site.arguments[name])
     if isinstance(value, Value):
         raise InvalidOperation(
@@ -243,7 +257,7 @@ def _number(site: CallSite, name: str) -> h.Host:
 
 @intrinsic("within_bound_index")
 def within_bound_index(site: CallSite, index: TractOperand, extent: TractOperand) -> Any:
-    """Clamp an index to the range from 0 to `extent`. A negative index counts from the end."""
+    """Clamp an index to the range from 0 to `extent`. A negative index counts from `extent`."""
     from_end = apply(site, "add", x=index, y=extent)
     is_negative = apply(site, "lt", x=index, y=0)
     first = apply(site, "select", condition=is_negative, true_value=from_end, false_value=index)

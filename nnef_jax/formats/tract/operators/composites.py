@@ -36,7 +36,7 @@ def power(site: CallSite, x: TractOperand, *, exponent: float = number("exponent
 def rms_norm(
     site: CallSite, input: TractOperand, epsilon: TractOperand, *, axis: int = axis("axis")
 ) -> TractOperand:
-    """Normalise by the root of the mean square, with the scale 1."""
+    """Divide the input by the root of its mean square along an axis."""
     one = jnp.dtype(site.dtype_of(input)).type(1)
     return site.last.rms_norm(input, one, epsilon, axis=axis, dtype="")
 
@@ -53,7 +53,7 @@ def attention(
     is_causal: bool = flag("is_causal"),
     wide: str = text("acc_datum_type"),
 ) -> TractOperand:
-    """Compute attention in the dtype `acc_datum_type`. The result has the dtype of the operands."""
+    """Compute attention in the dtype `wide`; the result has the dtype of the operands."""
     dtype = site.dtype_of(query)
     attributes = {"scale": scale, "is_causal": is_causal}
     if wide in ("", dtype):
@@ -74,9 +74,9 @@ def masked_softmax(
     *,
     acts_again: bool = flag("post_softmax_mask"),
 ) -> TractOperand:
-    """Compute the softmax of the input after the input is scaled and masked.
+    """Compute the softmax of the input, after the input is scaled and masked.
 
-    Raises InvalidOperation if `post_softmax_mask` is set for a mask that is added.
+    Raises InvalidOperation if `acts_again` is set and the mask has numbers, which are added.
     """
     dtype = site.dtype_of(mask)
     # If the mask has truth values, applying it again changes nothing.
@@ -100,9 +100,10 @@ def experts(
     limit: float = number("act_limit"),
     layout: str = text("expert_layout"),
 ) -> TractOperand:
-    """Add a mixture of experts.
+    """Add a mixture of experts: a router chooses the experts through which each row passes.
 
-    Weights in the layout `linear` are transposed to the layout `canonical`.
+    `w1`, `w2` and `w3` are the weights of the experts. In the layout "linear" they are transposed
+    first.
     """
     require.one_of("expert_layout", layout, ("canonical", "linear"))
     if site.rank(router) == 3:
@@ -120,7 +121,10 @@ def experts(
 
 
 def _require_hidden(site: CallSite, name: str, x: TractOperand, items: int) -> None:
-    """Raise InvalidShape unless the last axis of an operand has `items` items."""
+    """Raise InvalidShape unless the last axis of the operand `x` has `items` items.
+
+    `name` is the name of the operand in the error.
+    """
     shape = site.shape(x)
     if not shape or differ(shape[-1], items):
         message = f"'{name}' {show(shape)} must have 'hidden' {items} items along its last axis"
@@ -145,7 +149,11 @@ def gru_pointwise(
     *,
     hidden: int = integer("hidden"),
 ) -> Any:
-    """Compute the pointwise operations that end a GRU step, from the gates and the state."""
+    """Compute the elementwise part of a GRU step from the gates and the state.
+
+    `input_gates` and `state_gates` are the products of the input and of the state. `hidden` is the
+    number of items of the state.
+    """
     _require_hidden(site, "state", state, hidden)
     return site.last.gru_pointwise(input_gates, state_gates, state)
 
@@ -165,7 +173,11 @@ def gru_sequence(
     projected: bool = flag("projected"),
     emit_states: bool = flag("emit_y"),
 ) -> Any:
-    """Run a GRU over a sequence from its start. If `chunk` is -1, run it from the end."""
+    """Run a GRU over a sequence, from its start if `chunk` is 1, or from its end if `chunk` is -1.
+
+    If `projected`, the input already is the product with the weights. If `emit_states`, the result
+    has the states of all time steps.
+    """
     _require_hidden(site, "recurrent_weight", recurrent_weight, hidden)
     if chunk not in (1, -1):
         message = f"'chunk' must be 1, or -1 for the sequence from its end, it is {chunk}"
@@ -192,7 +204,7 @@ def gather(
     axis: int = axis("axis"),
     dtype: str = text("datum_type"),
 ) -> TractOperand:
-    """Gather items. If `datum_type` is given, cast them to it."""
+    """Gather items along an axis. If `dtype` is not "", cast the items to this dtype."""
     if dtype in ("", site.dtype_of(input)):
         return site.last.gather(input, indices, axis=axis)
     return site.last.cast(site.step.gather(input, indices, axis=axis), dtype=dtype)
@@ -222,7 +234,11 @@ def tree_ensemble(
     classes: int = integer("n_classes"),
     aggregate: str = text("aggregate_fn"),
 ) -> TractOperand:
-    """Evaluate an ensemble of trees. Raises InvalidShape if the input has too few features."""
+    """Compute the scores of an ensemble of trees.
+
+    `last` is the highest index of a feature that the trees read. Raises InvalidShape if the input
+    has fewer features.
+    """
     shape = site.shape(input)
     if shape and shape[-1] <= last:
         raise InvalidShape(
@@ -241,9 +257,10 @@ def resize(
     scales: Sequence[float] = numbers("scales"),
     sizes: Sequence[int] = integers("sizes"),
 ) -> TractOperand:
-    """Resize by scales or to sizes.
+    """Resize a tensor by scales or to sizes.
 
-    With `align_corners`, sizes that follow from the scales are used.
+    If the coordinates are "align_corners", the sizes are computed from the scales, since tract
+    aligns the last items even where extent * scale is not an integer.
     """
     modes = tuple(name for name in resampling.COORDINATES if name != resampling.CROP)
     require.one_of("coord_transformer", coordinate_transformation_mode, modes)

@@ -20,7 +20,10 @@ _LOWEST = -(1 << 62)  # an index below every index of an axis
 
 
 def new_axes(site: CallSite) -> list[int]:
-    """Return the new axes in ascending order. A repeated axis stands for the next free axis."""
+    """Return the axes in the argument `axes` in ascending order, as indices in the result.
+
+    An axis that occurs again stands for the next axis that is not in the list.
+    """
     axes = site.ints("axes")
     rank = site.rank() + len(axes)
     distinct: list[int] = []
@@ -32,7 +35,7 @@ def new_axes(site: CallSite) -> list[int]:
 
 
 def channels(site: CallSite) -> tuple[int, ...]:
-    """Return the shape of a window of `size` channels along the second axis."""
+    """Return the shape of a window that covers `size` channels: (1, size, 1, ...)."""
     shape = site.shape()
     if len(shape) < 2:
         raise InvalidShape(f"'input' {show(shape)} must have channels along its second axis")
@@ -49,9 +52,9 @@ def sliced(
     end: Sequence[int] = integers("end"),
     stride: Sequence[int] = integers("stride"),
 ) -> TractOperand:
-    """Slice with clamped bounds.
+    """Slice a tensor along axes. Bounds outside an axis are clamped to it.
 
-    If a stride is negative, the items between the bounds are taken backwards.
+    If a stride is negative, the items between the bounds are taken from the last to the first.
     """
     for name, items in (("begin", begin), ("end", end), ("stride", stride)):
         if items or name != "stride":
@@ -67,7 +70,11 @@ def sliced(
 
 
 def _bounds(shape: Shape, axis: int, begin: int, end: int, step: int) -> tuple[int, int]:
-    """Return the bounds as the kind `slice` takes them: from the first item that is taken."""
+    """Return the first and the last bound of an axis for the kind `slice`.
+
+    `begin` and `end` are the bounds in tract's order, in which `begin` is always the lower one. For
+    the kind, a slice with a negative step begins with its highest item.
+    """
     extent = shape[axis]
     are_known = extent is not UNKNOWN and is_plain((begin, end, step))
     if not are_known:
@@ -118,7 +125,7 @@ def pad(
     padding: Sequence[tuple[int, int]] = argument("padding"),
     border: str = text("border"),
 ) -> TractOperand:
-    """Pad an input. Negative padding cuts items off before the rest is padded, as in ONNX."""
+    """Pad an input. As in ONNX, negative padding first cuts items off at the ends of axes."""
     shape = site.shape(input)
     require.length("padding", padding, len(shape), "axes of 'input'")
     axes: list[int] = []

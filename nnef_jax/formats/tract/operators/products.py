@@ -16,20 +16,20 @@ from nnef_jax.formats.tract.operators.registry import operator
 
 @operator("matmul")
 def matmul(site: CallSite, a: TractOperand, b: TractOperand) -> TractOperand:
-    """Multiply matrices. Their ranks may be different."""
+    """Multiply matrices. If one operand has a lower rank, axes are added to it."""
     return site.last.matmul(*_of_one_rank(site, {"A": a, "B": b}))
 
 
 @operator("linear")
 def linear(site: CallSite, input: TractOperand, filter: TractOperand) -> TractOperand:
-    """Multiply the input by the rows of the filter."""
+    """Multiply the input by the rows of the filter, as NNEF's `linear` without a bias."""
     return site.last.linear(*_of_one_rank(site, {"input": input, "filter": filter}))
 
 
 def _of_one_rank(site: CallSite, factors: dict[str, TractOperand]) -> list[TractOperand]:
-    """Bring two operands to the same rank.
+    """Add axes of extent 1 to the operand of lower rank; return both operands.
 
-    A vector becomes a column, then axes are added in front.
+    `factors` has the two operands by name. A vector becomes a column, then axes are added in front.
     """
     shapes = {name: site.shape(x) for name, x in factors.items()}
     rank = max(map(len, shapes.values()))
@@ -51,9 +51,9 @@ def einsum(
     accumulator: str = text("acc"),
     dtype: str = text("output"),
 ) -> TractOperand:
-    """Compute an Einstein sum in the dtype `acc`.
+    """Compute an Einstein sum in the dtype `accumulator`.
 
-    The result has the dtype `output`, or `acc` if `output` is not given.
+    The result has the dtype `dtype`, or `accumulator` if `dtype` is "".
     """
     return site.last.einsum(inputs, accumulator=accumulator, dtype=dtype or accumulator)
 
@@ -62,7 +62,10 @@ def einsum(
 def legacy_matmul(
     site: CallSite, a: TractOperand, b: TractOperand, *, axes: Sequence[int] = integers("axes")
 ) -> TractOperand:
-    """Multiply matrices whose axes are named by `axes`, as an Einstein sum."""
+    """Multiply matrices by an Einstein sum. `axes` says which axes of A and B are rows and columns.
+
+    For the order of `axes`, see `_terms`.
+    """
     term_a, term_b, term_c = _terms(site, axes)
     expr = f"{term_a},{term_b}->{term_c}"
     dtype = site.dtype_of(a)
@@ -84,7 +87,10 @@ def quantized_einsum(
     accumulator: str = text("acc"),
     dtype: str = text("output"),
 ) -> TractOperand:
-    """Compute a quantised Einstein sum of two inputs, which are a list."""
+    """Compute an Einstein sum of two quantised inputs.
+
+    The list `inputs` has the two inputs.
+    """
     if len(inputs) != 2:
         raise InvalidOperation(f"there must be two inputs, there are {len(inputs)}")
     return site.last.quantized_einsum(
@@ -109,10 +115,11 @@ def quantized_matmul(
     axes: Sequence[int] = integers("axes"),
     dtype: str = text("output_type"),
 ) -> TractOperand:
-    """Multiply quantised matrices.
+    """Multiply quantised matrices A and B.
 
-    The bias has one number or one for each row. The same holds for the zero point and the scale of
-    A. The zero point and the scale of B have one number or one for each column.
+    The bias, and the zero point and the scale of A, have one number or one for each row. The zero
+    point and the scale of B have one number or one for each column. For the order of `axes`, see
+    `_terms`.
     """
     term_a, term_b, term_c = _terms(site, axes)
     return site.last.quantized_einsum(
@@ -122,11 +129,11 @@ def quantized_matmul(
 
 
 def _terms(site: CallSite, axes: Sequence[int]) -> tuple[str, str, str]:
-    """Return the terms of A, B and the result C in an Einstein sum.
+    """Return the terms of A, B and their product C in an Einstein sum, such as ("mk", "kn", "mn").
 
-    `axes` are [a_m, a_k, b_k, b_n, c_m, c_n], where a_m is the axis of A with the letter m. A term
-    has the letters m, k and n, and capital letters for the batch axes in order. If `axes` is empty,
-    the matrices lie in the last two axes.
+    `axes` are [a_m, a_k, b_k, b_n, c_m, c_n], where a_m is the axis of A that has the letter m. All
+    further axes are batch axes, which have capital letters in order. If `axes` is empty, the
+    matrices lie in the last two axes.
     """
     shape_a = site.shape(0)
     shape_b = site.shape(1)

@@ -20,10 +20,13 @@ AXES: Any = attribute("axes", "axes_of")  # axes of input 0; negative axes count
 
 
 def argument(name: str) -> Any:
-    """Declare an attribute that is read without conversion."""
+    """Declare an attribute of a meaning: the argument `name`, without any conversion."""
     return attribute(name, "argument")
 
 
 def fixed(name: str) -> Any:
-    """Declare an attribute that is an integer, and is neither open nor symbolic."""
+    """Declare an attribute of a meaning that is the integer argument `name`.
+
+    The integer must not be symbolic or depend on an open extent.
+    """
     return attribute(name, "integer")

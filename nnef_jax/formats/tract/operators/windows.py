@@ -18,13 +18,16 @@ from nnef_jax.formats.tract.operators.registry import operator
 
 
 def _border(site: CallSite) -> str:
-    """Return "ignore". Both values of the argument `border` have this meaning in tract."""
+    """Return "ignore", which the values "constant" and "ignore" of `border` mean in tract."""
     site.word("border", "constant", "ignore")
     return "ignore"
 
 
 def _of_each_axis(name: str) -> Callable[[CallSite], Sequence[Any]]:
-    """Make a function that reads a list with an item for each axis of the input."""
+    """Return a function that reads the argument `name`, which has an item for each axis.
+
+    The axes are those of the input. The list may be empty, unless `name` is "size".
+    """
 
     def read(site: CallSite) -> Sequence[Any]:
         items = site.argument(name)
@@ -42,9 +45,10 @@ WINDOW: Mapping[str, Callable[[CallSite], Any]] = {
 
 
 def channel_plane(site: CallSite) -> int:
-    """Return the first of the axes over which indices count.
+    """Return the first of the axes over which the indices of maxima count.
 
-    The result is axis 2, or the first axis of the window if that axis is lower.
+    It is axis 2, or the first axis along which windows have more than one item, if this axis is
+    lower.
     """
     size = site.ints("size")
     strides = site.ints("stride") or [1] * len(size)
@@ -53,7 +57,10 @@ def channel_plane(site: CallSite) -> int:
 
 
 def factors(site: CallSite) -> list[int]:
-    """Return the factors of all spatial axes. Axes that `factor` leaves out have the factor 1."""
+    """Return the factors of all spatial axes.
+
+    Axes for which the argument `factor` has none get 1.
+    """
     factor = site.ints("factor")
     missing_axes = site.rank() - 2 - len(factor)
     return [1] * missing_axes + [*factor]
@@ -68,7 +75,11 @@ def conv(
     *,
     groups: int = integer("groups"),
 ) -> TractOperand:
-    """Convolve. The bias is moved to axis 1, and only the padding of spatial axes is used."""
+    """Add a convolution.
+
+    The items of the bias are moved to axis 1, and the padding of the batch and of channels is
+    dropped.
+    """
     groups, padding = _checked_windows(site, groups)
     return site.last.conv(input, filter, _bias(site), groups=groups, padding=padding)
 
@@ -85,8 +96,8 @@ def deconv(
 ) -> TractOperand:
     """Add a transposed convolution.
 
-    The filter is converted from (outputs, inputs / groups, *spatial) to the shape (inputs, outputs
-    / groups, *spatial).
+    The filter is converted from the shape (outputs, inputs / groups, *spatial) to the shape
+    (inputs, outputs / groups, *spatial).
     """
     groups, padding = _checked_windows(site, groups)
     bias = _bias(site)
@@ -130,9 +141,10 @@ def quantized_conv(
     groups: int = integer("groups"),
     dtype: str = text("output_dt"),
 ) -> TractOperand:
-    """Convolve quantised tensors.
+    """Add a convolution of quantised tensors.
 
-    tract declares the parameter `group`, but its writer writes `groups`.
+    tract declares the parameter `group`, but its writer writes `groups`, so the number of groups
+    may be in either of the two.
     """
     if groups == 1:
         groups = group
@@ -145,9 +157,10 @@ def quantized_conv(
 
 
 def _checked_windows(site: CallSite, groups: int) -> tuple[int, Sequence[tuple[int, int]]]:
-    """Check the operands; return the number of groups and the padding of spatial axes.
+    """Check the operands of a convolution; return the number of groups and the spatial padding.
 
-    Raises InvalidShape.
+    The padding is a pair (before, after) for each spatial axis. Raises InvalidShape or
+    InvalidOperation if the operands or attributes do not fit.
     """
     input = site.shape(0)
     filter = site.shape(1)
