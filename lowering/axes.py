@@ -37,7 +37,7 @@ class AxisPart(NamedTuple):
 
 
 def axis_number(axis: int | AxisPart) -> int:
-    """Return the number of an axis; for a part of an axis, return the number of that axis."""
+    """Return the number of an axis, which may be given as an `AxisPart` of it."""
     return axis.axis if isinstance(axis, AxisPart) else axis
 
 
@@ -67,11 +67,11 @@ class AxisLink(NamedTuple):
 
     @property
     def is_of_parts(self) -> bool:
-        """Tell whether the link has a part of an operand's axis, such as groups of channels."""
+        """Tell whether the link has only a part of an operand's axis, such as channel groups."""
         return any(isinstance(x, AxisPart) for run in self.operands.values() for x in run)
 
     def single(self) -> tuple[dict[int, int], dict[int, int]] | None:
-        """Return two maps from the index of each operand, and of each result, to its linked axis.
+        """Return the linked axis of each operand, and of each result, as two maps by index.
 
         None is returned if an operand or a result is linked by a part of an axis, or by several
         axes.
@@ -84,9 +84,9 @@ class AxisLink(NamedTuple):
 
 
 def _single(runs: Mapping[int, Run]) -> dict[int, int] | None:
-    """Map the index of each operand or result to its only axis.
+    """Return, for each index, the only axis of its run; None if a run is not a single whole axis.
 
-    None is returned if one of the runs is a part of an axis, or has several axes.
+    `runs` maps the index of an operand or result to its linked axes.
     """
     axes: dict[int, int] = {}
     for index, run in runs.items():
@@ -97,7 +97,9 @@ def _single(runs: Mapping[int, Run]) -> dict[int, int] | None:
 
 
 class LinkedAxes(NamedTuple):
-    """The row of the table for one equation. Nothing is known about axes without a link.
+    """Which axes of an equation's operands and results correspond to each other.
+
+    Nothing is known about axes without a link.
 
     Args:
         links: the axes that pass from operands to results, or are summed.
@@ -117,7 +119,7 @@ _ROWS: dict[str, Row] = {}
 
 
 def axes_of(equation: Equation) -> LinkedAxes | None:
-    """Return the linked axes of an equation, or None if its primitive has no row."""
+    """Return the linked axes of an equation, or None if nothing is known about its primitive."""
     name = primitive(equation)
     row = _ROWS.get(name)
     if row is not None:
@@ -138,7 +140,7 @@ def axes_of(equation: Equation) -> LinkedAxes | None:
 
 
 def is_listed(name: str) -> bool:
-    """Tell whether a primitive has a row."""
+    """Tell whether `axes_of` knows the linked axes of a primitive, which is given by its name."""
     fact = facts_of_name(name)
     return name in _ROWS or bool(fact.removes or fact.keeps_axes)
 
@@ -174,16 +176,20 @@ def _shared(
     result_axis: int = 0,
     kind: LinkKind = "apart",
 ) -> AxisLink:
-    """Return a link of `axis` of the operands with `result_axis` of the results, all by index."""
+    """Return a link of one axis that has the same number in several operands.
+
+    It links `axis` of the operands with `result_axis` of the results. `operands` and `results`
+    have the indices of operands and results.
+    """
     return _link(dict.fromkeys(operands, axis), dict.fromkeys(results, result_axis), kind)
 
 
 def _same(equation: Equation, touched: Iterable[int] = (), *, repeats: bool = False) -> LinkedAxes:
-    """Link axis i of all results with axis i of the operands that have the same rank.
+    """Link axis i of all results with axis i of the operands that have the rank of the results.
 
-    An axis gets a link only if all results and all these operands have the same extent along the
-    axis. With `repeats`, an operand may have the extent 1 instead, since its item is repeated. Such
-    an operand is left out of the link. Axes in `touched` get no link.
+    An axis gets a link only if all results and all these operands have the same extent along
+    the axis. If `repeats` is true, an operand may have the extent 1 instead, since its item is
+    repeated. Such an operand is left out of the link. Axes in `touched` get no link.
     """
     links: list[AxisLink] = []
     rank = len(_shape(equation.outvars[0]))
@@ -202,9 +208,10 @@ def _same(equation: Equation, touched: Iterable[int] = (), *, repeats: bool = Fa
 
 
 def _removed(equation: Equation, name: str, *, is_sum: bool) -> LinkedAxes:
-    """Link the axes that the results keep. With `is_sum`, also link the removed axes as sums.
+    """Link the axes that the results of an equation keep.
 
-    `name` is the parameter of the equation that lists the removed axes.
+    `name` is the parameter of the equation that lists the removed axes. If `is_sum` is true,
+    these axes are linked too, as sums.
     """
     removed = equation.params[name]
     remaining = [i for i in range(len(_shape(equation.invars[0]))) if i not in removed]
@@ -216,9 +223,11 @@ def _removed(equation: Equation, name: str, *, is_sum: bool) -> LinkedAxes:
 
 
 def _touched(equation: Equation, per_axis: Mapping[str, object]) -> set[int]:
-    """Return the axes along which a parameter in `per_axis` has an entry that is not neutral.
+    """Return the axes along which a parameter in `per_axis` changes something.
 
-    `per_axis` is the map of `Facts.per_axis`. Parameters that have no neutral entry are ignored.
+    `per_axis` is the map of `Facts.per_axis`. A parameter changes nothing along an axis if its
+    entry for the axis is the neutral entry in the map. Parameters without a neutral entry are
+    ignored.
     """
     touched: set[int] = set()
     for name, neutral in per_axis.items():
@@ -243,7 +252,7 @@ def _transpose(equation: Equation) -> LinkedAxes:
 
 @_row("broadcast_in_dim")
 def _broadcast(equation: Equation) -> LinkedAxes:
-    """Link the axes that keep their extent. Along all other axes of the result items are equal."""
+    """Link the axes that keep their extent. Along the other axes of the result, items are equal."""
     extents = _shape(equation.outvars[0])
     result_axes = equation.params["broadcast_dimensions"]
     links: list[AxisLink] = []
@@ -290,10 +299,10 @@ def _unstack(equation: Equation) -> LinkedAxes:
 
 @_row("slice", "split")
 def _slice(equation: Equation) -> LinkedAxes:
-    """Link the axes that a slice leaves whole, or cuts to one of several equal blocks.
+    """Link axes that a slice takes whole, or of which it takes one of several equal blocks.
 
-    Items 32 to 63 of 96 are the second of three blocks. The link then has the factor 32 of 3 * 32
-    as a part of the operand's axis.
+    Items 32 to 63 of 96 are the second of three blocks. The link then has the factor 32 of 3 *
+    32 as a part of the operand's axis.
     """
     links: list[AxisLink] = []
     extents = _shape(equation.invars[0])
@@ -310,10 +319,9 @@ def _slice(equation: Equation) -> LinkedAxes:
 
 
 def cuts(equation: Equation) -> list[list[int | None]]:
-    """Return the starts of the results of a slice or split.
+    """Return, for each result of a slice or split, its first index along each axis.
 
-    The list has an item for each result of the equation: a list with the first index along each
-    axis. The index is None for an axis along which the slice has a stride.
+    The index is None for an axis along which the slice has a stride.
     """
     params = equation.params
     rank = len(_shape(equation.invars[0]))
@@ -362,13 +370,15 @@ def _products(
     mixed: Sequence[int] = (),
     groups: Sequence[int] = (),
 ) -> list[AxisLink]:
-    """Return the links of a product: batch axes, free axes of both operands, and summed axes.
+    """Return the links of a product: of batch axes, of free axes, and of summed axes.
+
+    A free axis is one that only one of the operands has.
 
     Args:
         equation: a dot_general or ragged_dot_general.
         numbers: the dimension numbers of the equation.
-        mixed: free axes of the left operand that get no link, since items do not stay apart along
-            them.
+        mixed: free axes of the left operand that get no link, since items do not stay apart
+            along them.
         groups: axes of the right operand that the result lacks.
     """
     sums, batches = numbers
@@ -398,7 +408,7 @@ def _dot(equation: Equation) -> LinkedAxes:
 
 @_row("ragged_dot_general")
 def _ragged_dot(equation: Equation) -> LinkedAxes:
-    """Link axes of a product whose rows are in groups, with a matrix for each group."""
+    """Link axes of a product whose rows are divided into groups, with a matrix for each group."""
     ragged = equation.params["ragged_dot_dimension_numbers"]
     numbers = ragged.dot_dimension_numbers
     rows = ragged.lhs_ragged_dimensions
@@ -436,7 +446,7 @@ def _convolution(equation: Equation) -> LinkedAxes:
 
 @_row("gather")
 def _gather(equation: Equation) -> LinkedAxes:
-    """Link axes that slices take whole, axes of the indices, and the one axis of a lookup."""
+    """Link axes that a gather takes whole, axes of its indices, and the axis of a lookup."""
     numbers = equation.params["dimension_numbers"]
     sizes = equation.params["slice_sizes"]
     table = _shape(equation.invars[0])
@@ -462,7 +472,7 @@ def _gather(equation: Equation) -> LinkedAxes:
 
 @_row("scatter", "scatter-add", "scatter-max", "scatter-min", "scatter-mul", "scatter-sub")
 def _scatter(equation: Equation) -> LinkedAxes:
-    """Link the axes that each update covers completely, and the batch axes."""
+    """Link the axes of the target that each update covers completely, and the batch axes."""
     numbers = equation.params["dimension_numbers"]
     target, _, updates = map(_shape, equation.invars)
     batched = numbers.operand_batching_dims
@@ -483,7 +493,7 @@ def _reduce(equation: Equation) -> LinkedAxes:
 
 @_row("cholesky", "eigh", "fft", "geqrf", "householder_product", "lu", "svd", "triangular_solve")
 def _leading(equation: Equation) -> LinkedAxes:
-    """Link the leading axes, which are batch axes before the axes of the matrix or transform."""
+    """Link the batch axes of a decomposition or transform, which come before its own axes."""
     # A transform has an axis for each of its lengths, and a matrix has two axes.
     last_axes = len(equation.params.get("fft_lengths", (0, 0)))
     operands = range(len(equation.invars))

@@ -21,7 +21,7 @@ _SUMS = ("reduce_max", "reduce_sum", PRODUCT)
 
 
 class NotSeparableError(Exception):
-    """Raised if items of the batch may depend on one another. The argument is the equation."""
+    """Raised if items of a batch may depend on one another. The argument is the equation."""
 
 
 def batch_axes(
@@ -39,13 +39,14 @@ def batch_axes(
     Args:
         program: the program.
         seeds: maps some arguments of the program to their batch axes.
-        follow: arguments that are not in `seeds` but may hold the batch too. If an equation reads
-            such an argument together with a variable that has a batch axis, the argument gets the
-            axis that is linked with that batch axis, provided that the extent is the batch size.
-        reduces: whether sums and maxima over the batch are allowed. The results of such sums have
-            no batch axis.
-        resizes: whether the caller will change the batch size by `resized`. If it will not, loops
-            and lookups are followed too.
+        follow: arguments that are not in `seeds` but may hold the batch too. If an equation
+            reads such an argument together with a variable that has a batch axis, the argument
+            gets the axis that is linked with this batch axis, provided that its extent is the
+            batch size.
+        reduces: whether sums and maxima over the batch are allowed. The results of such sums
+            have no batch axis.
+        resizes: whether the caller will change the batch size by `resized`. If it will not,
+            loops and lookups are followed too.
     """
     axes = dict(seeds)
     following = set(follow) - set(seeds)
@@ -101,10 +102,12 @@ def _links(
     *,
     resizes: bool,
 ) -> Sequence[Ends]:
-    """Return the links that contain the batch axes of all operands, or none if items mix.
+    """Return the links of an equation that contain the batch axes of all its operands.
 
-    `batch_of_operands` has the batch axis of each operand, or None. An operand in a link may lack a
-    batch axis if `has_items` is true for the operand and the axis.
+    `batch_of_operands` has the batch axis of each operand, or None. An operand in a link may
+    have no batch axis if `has_items` is true for the operand and the linked axis. If no link
+    fits, items of the batch may be mixed, and the result is empty. `resizes` is as in
+    `batch_axes`.
     """
     if resizes and not _is_resizable(equation):
         return []
@@ -135,7 +138,7 @@ def _is_resizable(equation: Equation) -> bool:
 
 
 def _constant_axes(program: Program, size: int) -> dict[Variable, set[int]]:
-    """Map each constant to its axes of extent `size` along which all its items are equal."""
+    """Map each constant to its axes of extent `size` along which all items are equal."""
     constant_axes: dict[Variable, set[int]] = {}
     for variable, constant in zip(program.constants, program.closed.consts, strict=True):
         axes = [axis for axis, n in enumerate(variable.aval.shape) if n == size]
@@ -148,7 +151,10 @@ def _constant_axes(program: Program, size: int) -> dict[Variable, set[int]]:
 
 
 def _constant_axes_of_result(equation: Equation, constant_axes: ConstantAxes) -> set[int]:
-    """Return the axes along which all items of the first result are equal."""
+    """Return the axes of an equation's first result along which all items are equal.
+
+    `constant_axes` maps variables to axes along which their items are equal.
+    """
     table = axes_of(equation) or UNLINKED
     axes = {*table.constant_axes}
     singles = (link.single() for link in table.links)
@@ -166,7 +172,11 @@ def _axes_by_functions(
     operands: Sequence[int | None],
     has_items: Callable[[Atom, int], bool],
 ) -> dict[Variable, int | None]:
-    """Return the batch axes that `_axes_within` returns for each of an equation's functions."""
+    """Return the batch axes that an equation's variables get from its inner functions.
+
+    `functions` are for example the branches of a choice, which must agree. `operands` has the
+    batch axis of each operand, or None.
+    """
     by_function: list[dict[Variable, int | None]] = []
     for function in functions:
         axes = _axes_within(program, equation, function, operands, has_items)
@@ -189,9 +199,10 @@ def _axes_within(
 ) -> dict[Variable, int | None]:
     """Return the batch axes of an equation's results, by following one of its inner functions.
 
-    For a loop, the result also has the batch axes of the initial values of carried values. The body
-    of a loop is followed repeatedly, until the batch axes of the carried values are the same before
-    and after an iteration, since an iteration may give a carried value a batch axis.
+    `operands` has the batch axis of each operand, or None. For a loop, the returned map also
+    has the batch axes of the initial values of carried values. The body of a loop is followed
+    repeatedly, until the batch axes of the carried values do not change in an iteration, since
+    an iteration may give a carried value a batch axis.
     """
     inside = replace(program, closed=body.closed)
     arguments = inside.arguments
@@ -235,7 +246,10 @@ def _axes_within(
 def _outside(
     equation: Equation, body: InnerFunction, ends: Sequence[int | None]
 ) -> dict[Variable, int | None]:
-    """Map the results of an equation to their batch axes, from the axes of its inner function."""
+    """Map the results of an equation to their batch axes.
+
+    `ends` has the batch axes of the results of its inner function `body`.
+    """
     axes: dict[Variable, int | None] = {}
     for axis, outer in zip(ends, body.results, strict=True):
         if outer is not None:
@@ -247,9 +261,10 @@ def _outside(
 
 
 def resized(program: Program, *parts: tuple[Axes, int]) -> Program:
-    """Return the program with other extents along some axes.
+    """Return a program whose variables have other extents along some axes.
 
-    Each of the `parts` is a pair: a map from variables to axes, and the new extent of these axes.
+    Each of the `parts` is a pair: a map from variables to axes, and the new extent of these
+    axes.
     """
     if not parts:
         return program

@@ -15,15 +15,15 @@ from lowering.jaxprs import primitive
 
 
 class OuterValue(NamedTuple):
-    """The operand or result of an equation to which a value of its inner function corresponds.
+    """The operand or result of an equation that a value of its inner function stands for.
 
-    An argument of the inner function corresponds to an operand of the equation, and a result of the
-    inner function to a result of the equation.
+    An argument of the inner function stands for an operand of the equation, and a result of the
+    inner function for a result of the equation.
 
     Args:
         number: the index of the operand or result in the equation.
-        steps: 1 if the inner function gets or returns one item at a time along the leading axis of
-            the operand or result, else 0.
+        steps: 1 if the inner function gets or returns one item at a time along the first axis
+            of the operand or result, else 0.
     """
 
     number: int
@@ -31,18 +31,18 @@ class OuterValue(NamedTuple):
 
 
 class InnerFunction(NamedTuple):
-    """A function that an equation evaluates.
+    """A function that an equation evaluates, such as the body of a loop.
 
     Args:
         closed: the traced function.
-        arguments: for each argument of the function, the operand of the equation that it is. For a
-            loop this is the operand of the first iteration.
-        results: for each result of the function, the result of the equation that it is. It is None
-            for the result of a loop's condition.
-        carried_to: maps the index of a result to the index of the argument that the result becomes
-            in the next iteration.
-        times: the number of evaluations in a call, 1 if the number is unknown before the program
-            runs.
+        arguments: for each argument of the function, the operand of the equation that it stands
+            for. For a loop this is the operand of the first iteration.
+        results: for each result of the function, the result of the equation that it stands for,
+            or None for the result of a loop's condition.
+        carried_to: maps the index of a result to the index of the argument that the result
+            becomes in the next iteration.
+        times: the number of evaluations in a call; 1 if the number is unknown before the
+            program runs.
     """
 
     closed: ClosedJaxpr

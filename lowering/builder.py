@@ -54,8 +54,9 @@ class GraphBuilder:
     """Builds an immutable graph of inputs, variables and operations.
 
     Methods raise InvalidOperation for invalid arguments. `real` and `integer` are the dtypes of
-    literals and of tensors without a declared dtype. If the name of a new value is already taken,
-    the name gets a suffix. A reader of documents that forbid equal names asks `is_taken` first.
+    literals and of tensors without a declared dtype. If another value already has the name of a
+    new value, the new value's name gets a suffix. A reader of documents that forbid equal names
+    asks `is_taken` first.
     """
 
     real: str = "float32"
@@ -73,12 +74,12 @@ class GraphBuilder:
     _unreserved: dict[str, str] = field(default_factory=dict[str, str])
 
     def reserve(self, names: Iterable[str]) -> None:
-        """Reserve names for values that are created under exactly these names."""
+        """Keep some names free for values that will be created with exactly these names."""
         self._reserved.update(names)
         self._unreserved.clear()
 
     def unreserved(self, name: str) -> str:
-        """Return the name, with underscores appended while it is reserved."""
+        """Return a name that is not reserved: `name`, with underscores added if need be."""
         passed: list[str] = []
         while name in self._reserved:
             passed.append(name)
@@ -91,7 +92,7 @@ class GraphBuilder:
         return value in self._inputs
 
     def is_taken(self, name: str) -> bool:
-        """Tell whether a value has this name."""
+        """Tell whether a value of the graph already has this name."""
         return name in self._taken
 
     def _name(self, stem: str, exact: bool) -> str:
@@ -104,22 +105,22 @@ class GraphBuilder:
         return name
 
     def input(self, name: str, type: TensorType) -> Value:
-        """Add an input of the graph, a tensor that is fed from outside."""
+        """Add an input of the graph, and return its tensor. Each call gets an array for it."""
         value = Value(self._name(name, exact=True), type)
         self._inputs.append(value)
         return value
 
     def variable(self, name: str, label: str, type: TensorType, span: Span | None) -> Value:
-        """Declare the variable of a label, and return its tensor.
+        """Declare the variable that is stored under a label, and return its tensor.
 
-        All declarations of a label return the same tensor. A variable becomes a state if `update`
-        is called for it, otherwise a parameter.
+        All declarations of a label return the same tensor. A variable becomes a state if
+        `update` is called for it, otherwise a parameter.
 
         Args:
             name: the name of the tensor in the graph.
             label: the name of the variable's array for `trace`.
-            type: the type of the tensor. InvalidShape is raised if another declaration of the label
-                has another type.
+            type: the type of the tensor. InvalidShape is raised if another declaration of the
+                label has another type.
             span: the place of the declaration in the document.
         """
         variable = self._variables.get(label)
@@ -138,15 +139,15 @@ class GraphBuilder:
         return variable.value
 
     def variable_of(self, label: str) -> Value | None:
-        """Return the tensor of the variable with a label, or None if none is declared."""
+        """Return the tensor of the variable with a label, or None if the label is not declared."""
         variable = self._variables.get(label)
         return variable and variable.value
 
     def starting(self, label: str, variable: Value, initial: Value, span: Span | None) -> None:
-        """Declare the tensor of a variable's initial value.
+        """Declare the tensor `initial` that has the initial value of the tensor `variable`.
 
-        In the graph of a first cycle, which starts from initial values, `variable` and `initial`
-        are the same tensor.
+        In the graph of a first cycle, which starts from initial values, `variable` and
+        `initial` are the same tensor.
         """
         declared = self._variables.setdefault(label, _Variable(label, variable, span))
         self._variable_of[variable] = declared
@@ -182,7 +183,7 @@ class GraphBuilder:
         return value
 
     def literal_type(self, value: Scalar) -> TensorType:
-        """Return the type of a literal as a tensor.
+        """Return the type of the tensor for which a literal stands.
 
         Raises InvalidOperation if an integer is out of the range of the builder's dtype for
         integers.
@@ -199,7 +200,10 @@ class GraphBuilder:
                 return TensorType((), self.real)
 
     def _as_read(self, operand: Value | Scalar) -> TensorType:
-        """Return the type of an operand for rules; raise InvalidShape if an axis is too long."""
+        """Return the type that a rule gets for an operand.
+
+        Raises InvalidShape if an axis has more items than an index of 32 bits can number.
+        """
         type = operand.type if isinstance(operand, Value) else self.literal_type(operand)
         for extent in type.shape:
             if extent > MAX_EXTENT:
@@ -225,21 +229,22 @@ class GraphBuilder:
     ) -> tuple[Result, ...]:
         """Add an operation to the graph, and return its results.
 
-        Raises InvalidOperation if the arguments break the rule, and KeyError if `rules` has no such
-        kind. The Python types of attributes are not checked. An attribute of a wrong type raises an
-        error of Python, such as TypeError.
+        Raises InvalidOperation if the arguments break the rule, and KeyError if `rules` has no
+        rule for the kind. The Python types of attributes are not checked. An attribute of a
+        wrong type raises an error of Python, such as TypeError.
 
         Args:
             kind: the kind of the operation, one of `lowering.rules`.
-            operands: maps parameters of the rule to tensors, to literals, which stand for constant
-                tensors, or to tuples of tensors and literals.
+            operands: maps parameters of the rule to tensors, to literals, which stand for
+                constant tensors, or to tuples of tensors and literals.
             attributes: maps parameters of the rule to numbers, strings, or tuples of these.
-            names: the names of the results, at least one. If the operation has another number of
-                results, their names are made from the first name.
+            names: the names of the results, at least one. If the operation has another number
+                of results, their names are made from the first name.
             span: the place of the operation in the document, for errors, HLO and profiles.
             calls: the nested calls of the document's functions that the operation comes from.
             rule: a user's rule for `kind`; None for the rule in `rules`.
-            inserted: whether a reader added the results, which the document lacks.
+            inserted: whether a reader added the results, so that the document has no such
+                tensors.
         """
         active = rule or rules[kind]
         arguments: dict[str, Any] = {**operands, **attributes}
@@ -271,10 +276,10 @@ class GraphBuilder:
         return results
 
     def _results(self, types: Types, names: Sequence[str], inserted: bool) -> tuple[Result, ...]:
-        """Return new values of these types.
+        """Return new values of the types `types`, as the results of an operation.
 
-        The values get the names in `names`. If there are more or fewer names than values, the names
-        are made from the first name.
+        The values get the names in `names`. If there are more or fewer names than values, the
+        names are made from the first name. `inserted` is as in `operation`.
         """
         structure = types if isinstance(types, tuple) else (types,)
         count = 0
@@ -306,10 +311,11 @@ class GraphBuilder:
         output_names: Sequence[str],
         input_names: Sequence[str] | None = None,
     ) -> Graph:
-        """Return the graph.
+        """Return the graph that has been built.
 
-        `input_names` gives the order of the graph's inputs. By default inputs are in the order of
-        the calls of `input`.
+        `outputs` are the graph's outputs, and `output_names` are their names in the document.
+        `input_names` gives the order of the graph's inputs. By default inputs are in the order
+        of the calls of `input`.
         """
         inputs = {value.name: value for value in self._inputs}
         if input_names is None:
@@ -335,7 +341,7 @@ class GraphBuilder:
 
 
 def _refuse_unknown(rule: Rule, names: Iterable[str]) -> None:
-    """Raise InvalidOperation if a rule does not take one of these names."""
+    """Raise InvalidOperation if one of the names is no parameter of the rule."""
     if "**" in rule.parameters:
         return
     for name in names:
@@ -344,7 +350,7 @@ def _refuse_unknown(rule: Rule, names: Iterable[str]) -> None:
 
 
 def _require_all(rule: Rule, names: Iterable[str]) -> None:
-    """Raise InvalidOperation if a parameter that a rule needs is not among these names."""
+    """Raise InvalidOperation if a parameter without a default is not among the names."""
     required = set(rule.parameters) - rule.defaults.keys() - {"**"}
     missing = sorted(required.difference(names))
     if missing:
@@ -352,7 +358,11 @@ def _require_all(rule: Rule, names: Iterable[str]) -> None:
 
 
 def _possible(type: TensorType) -> TensorType:
-    """Return the type of a result; raise InvalidShape if no array can have it."""
+    """Return the type of an operation's result.
+
+    Raises InvalidShape if no array can have the type. PRESENT becomes ABSENT, the plain type of
+    a logical scalar.
+    """
     for extent in type.shape:
         if extent < 0:
             raise InvalidShape(f"the result would have the shape {show(type.shape)}")
@@ -367,7 +377,7 @@ def _possible(type: TensorType) -> TensorType:
 
 
 def _opened(attribute: Any) -> Any:
-    """Return an attribute with UNKNOWN in place of symbolic extents."""
+    """Return an attribute in which UNKNOWN replaces symbolic extents."""
     if not isinstance(attribute, tuple):
         return UNKNOWN if is_symbolic(attribute) else attribute
     items: tuple[Any, ...] = attribute

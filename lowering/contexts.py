@@ -12,7 +12,10 @@ T = TypeVar("T")
 
 @contextmanager
 def holding(variable: ContextVar[T], value: T) -> Generator[None]:
-    """Set a context variable in the block of a `with` statement."""
+    """Give a context variable a value in the block of a `with` statement.
+
+    After the block the variable has its former value.
+    """
     token = variable.set(value)
     try:
         yield
@@ -26,14 +29,14 @@ _LEFT_OUT: ContextVar[frozenset[str]] = ContextVar("left_out", default=frozenset
 
 
 def is_enabled(name: str) -> bool:
-    """Tell whether a pass or kernel is in use: `disabled` does not leave it out."""
+    """Tell whether a pass or kernel is used, and not left out by `disabled`."""
     return name not in _LEFT_OUT.get()
 
 
 def disabled(*names: str) -> AbstractContextManager[None]:
-    """Leave out passes and kernels in the block of a `with` statement.
+    """Leave out the named passes and kernels in the block of a `with` statement.
 
-    Do not use a `cache_dir` in the block, since cache keys do not contain the names that are left
-    out.
+    Do not use a `cache_dir` in the block, since cache keys do not contain the names that are
+    left out.
     """
     return holding(_LEFT_OUT, frozenset(names))

@@ -46,9 +46,9 @@ _network = jaxprs.function_primitive("network")
 class Preparation:
     """Values computed from parameters for the kernels of a CPU.
 
-    The parameters themselves are not included. `recipe` is the digest of the recipe by which the
-    values are computed. A function whose recipe has another digest, for example because it has
-    other shapes, ignores the values.
+    `arrays` has the computed values, without the parameters themselves. `recipe` is the digest
+    of the recipe by which the values are computed. A function whose recipe has another digest,
+    for example because its inputs have other shapes, ignores the values.
     """
 
     arrays: tuple[Array, ...]
@@ -57,7 +57,7 @@ class Preparation:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ConstantParameters:
-    """Parameters whose arrays are concrete at trace time, in one object that is opaque to jax.
+    """Holds parameters whose arrays are known when a function is traced. jax does not look into it.
 
     If such parameters were operands, they would become constants of the caller's executable, in
     addition to the values that are prepared from them. A parameter in this object becomes a
@@ -73,16 +73,15 @@ _NOTHING = ConstantParameters()
 def network(
     function: Callable[..., object], preparation: Preparation | None = None, about: About = UNNAMED
 ) -> Callable[..., Any]:
-    """Return a function that computes `function` as one primitive.
+    """Return a function that computes `function` as one primitive of jax.
 
-    The returned function takes the same arguments as `function`, and can be called under any
+    The returned function takes the arguments of `function`, and can be called under any
     transformation of jax.
 
     Args:
         function: a function of parameters and other arguments, which are pytrees of arrays.
-        preparation: the result of `preparation` for the same parameters. With it calls prepare
-            nothing. The preparation is used only if the parameters are operands of the compiled
-            function.
+        preparation: the result of `preparation` for the same parameters, so that calls prepare
+            nothing. It is used only if the parameters are operands of the compiled function.
         about: describes the network for warnings.
     """
 
@@ -98,12 +97,12 @@ def network(
 def preparation(
     target: Target, function: Callable[..., object], parameters: object, *arguments: object
 ) -> Preparation | None:
-    """Prepare parameters for calls of a function on a target, with arguments of these types.
+    """Compute the values that a function's calls need from its parameters, on a target.
 
-    Parameters and arguments may be tracers. None is returned if the target has no kernels, or if
-    the program has symbolic extents or empty arguments. The prepared values have no derivatives. To
-    differentiate with respect to the parameters, prepare them in the differentiated function, or
-    not at all.
+    The calls have arguments of the types of `arguments`. Parameters and arguments may be
+    tracers. None is returned if the target has no kernels, or if the program has symbolic
+    extents or empty arguments. The prepared values have no derivatives. To differentiate with
+    respect to the parameters, prepare them in the differentiated function, or not at all.
     """
     program, leaves, _ = traced(function, parameters, *arguments)
     if not (target.has_kernels and program.has_items):
@@ -125,10 +124,10 @@ def _bind(
     preparation: Preparation | None = None,
     as_constants: bool = False,
 ) -> list[Any]:
-    """Evaluate a program as one primitive.
+    """Evaluate a program on operands as one primitive.
 
     Constants of the program that are tracers become operands of the primitive. The program is
-    linear in its last `linear` operands. With `as_constants`, parameters become
+    linear in its last `linear` operands. If `as_constants` is true, parameters become
     `ConstantParameters` if all of them are concrete arrays and there is no `preparation`.
     """
     # A program with effects is evaluated equation by equation instead of as one primitive, so that
@@ -193,7 +192,7 @@ def _lowering_rule(
     platform: str,
     **_: object,
 ) -> Any:
-    """Rewrite a program by the passes of the platform's target, and lower the result."""
+    """Rewrite the primitive's program by the passes for a platform, and lower the result."""
     if context.module_context.lowering_parameters.for_export:
         about = about._replace(rates=DEFAULT)  # any machine may run an exported function
     # The number of devices is known here, but shardings are not. On several devices no pass may
@@ -239,7 +238,7 @@ def _with_constants(
     *,
     prepares: bool,
 ) -> Callable[..., list[Any]]:
-    """Return the function of a program's inputs, with constant parameters.
+    """Return a function of a program's inputs, which contains the program's parameters.
 
     If `prepares` is true, the function may contain prepared values instead of the parameters. A
     module for several platforms contains the parameters themselves, so that the platforms share
@@ -276,7 +275,10 @@ def _jvp(
     about: About,
     **params: Any,
 ) -> tuple[list[Any], list[Any]]:
-    """Compute results and residuals by one primitive, and tangents by another that is linear."""
+    """Compute results by one primitive, and their tangents by another one, which is linear.
+
+    The first primitive also computes the values that the second one reads.
+    """
     count = len(jaxpr.in_avals)
     constant_avals = jaxpr.in_avals[: len(constants.arrays)]
     operands = [*constants.arrays, *operands]
@@ -321,19 +323,20 @@ def _linearized(
     changes: Sequence[Array],
     about: About,
 ) -> tuple[list[Any], list[Any]]:
-    """Return the results and their tangents.
+    """Return the results of a function and the tangents of the results.
 
-    `active` has the indices of the operands that have a tangent, and `changes` has these tangents.
+    `active` has the indices of the operands that have a tangent, and `changes` has these
+    tangents.
     """
     avals = jaxpr.out_avals
     are_real = [jnp.issubdtype(aval.dtype, jnp.inexact) for aval in avals]
     trees: list[Any] = []  # tracing `with_residuals` appends the tree of the linear function
 
     def with_residuals(*operands: Array) -> tuple[list[Any], list[Any], list[Any]]:
-        """Return floating-point results, integer results, and residuals of the linear function."""
+        """Return floating-point results, integer results, and values that the tangents read."""
 
         def of_active(*active_operands: Array) -> tuple[list[Any], list[Any]]:
-            """Return floating-point and integer results, given the operands that have a tangent."""
+            """Return floating-point and integer results for other values of the active operands."""
             results = jaxprs.as_function(jaxpr)(*_merged(operands, active, active_operands))
             reals = list(compress(results, are_real))
             integers = list(compress(results, map(not_, are_real)))
@@ -370,7 +373,7 @@ def _linearized(
 
 
 def _merged(items: Sequence[T], indices: Iterable[int], changes: Iterable[T]) -> list[T]:
-    """Return a copy of the items in which `changes` replace the items at the indices."""
+    """Return a copy of `items` in which `changes` are at the places `indices`."""
     merged = list(items)
     for index, change in zip(indices, changes, strict=True):
         merged[index] = change
@@ -385,7 +388,10 @@ def _transpose(
     about: About,
     **_: object,
 ) -> list[Any]:
-    """Compute cotangents of the linear operands by one primitive that is linear in `cotangents`."""
+    """Compute cotangents of the operands in which the primitive is linear.
+
+    They are computed by one primitive, which is linear in `cotangents`.
+    """
     operands = (*constants.arrays, *operands)
     count = len(jaxpr.in_avals)
     linear = [i for i, x in enumerate(operands) if ad.is_undefined_primal(x)]

@@ -23,15 +23,15 @@ class InvalidOperation(ValueError):
 
 
 class InvalidShape(InvalidOperation):
-    """Raised if shapes of arguments do not agree with each other or with the attributes."""
+    """Raised if the shapes of operands do not agree with each other or with the attributes."""
 
 
 class InvalidComputation(InvalidOperation):
-    """Raised if a traced operation cannot be computed, or gives other types than its rule inferred.
+    """Raised if an operation of a graph cannot be computed, or computes other types than inferred.
 
-    The message does not contain the place in a document. The place is `operation.span`, or None if
-    it is unknown. If the rule of the operation refuses its arguments, the rule's error is the cause
-    of this error.
+    The message does not contain the place in a document. The place is `operation.span`, or None
+    if it is unknown. If the rule of the operation refuses its arguments, the rule's error is
+    the cause of this error.
     """
 
     def __init__(self, message: str, operation: Operation, hint: str = "") -> None:

@@ -68,7 +68,7 @@ def is_symbolic(extent: object) -> bool:
 
 
 def at_least(size: int, other: int) -> bool:
-    """Tell whether `size >= other` holds for all values of the symbolic extents in both sizes.
+    """Tell whether `size >= other` is certain, for all values of symbolic extents in both numbers.
 
     Passes compare sizes by this function, and change nothing if the answer is False.
     """
@@ -79,12 +79,15 @@ def at_least(size: int, other: int) -> bool:
 
 
 def is_known(shape: Iterable[int]) -> bool:
-    """Tell whether all extents are known."""
+    """Tell whether no extent of a shape is UNKNOWN."""
     return all([extent is not UNKNOWN for extent in shape])
 
 
 def differ(a: int, b: int) -> bool:
-    """Tell whether two extents are known and not equal."""
+    """Tell whether two extents are certainly different.
+
+    This holds if neither of them is UNKNOWN, and they are not equal.
+    """
     return a is not UNKNOWN and b is not UNKNOWN and a != b
 
 
@@ -94,7 +97,7 @@ def shapes_differ(a: Sequence[int], b: Sequence[int]) -> bool:
 
 
 def broadcast_extent(a: int, b: int) -> int | None:
-    """Return the extent to which two extents broadcast, or None if they do not broadcast."""
+    """Return the extent to which the extents a and b broadcast, or None if they do not."""
     if a == 1:
         return b
     if b == 1:
@@ -110,7 +113,7 @@ def ceil_div(extent: int, divisor: int) -> int:
 
 
 def volume(shape: Iterable[int]) -> int:
-    """Return the number of items in a tensor of this shape."""
+    """Return the product of the extents of a shape, which is the number of items of a tensor."""
     result = 1
     for extent in shape:
         result = result * extent
@@ -123,16 +126,16 @@ def padded(shape: Shape, rank: int) -> Shape:
 
 
 def with_ones(attribute: Any) -> Any:
-    """Replace UNKNOWN by 1 in a shape or in another attribute."""
+    """Return a shape or another attribute in which 1 replaces UNKNOWN."""
     if isinstance(attribute, tuple):
         return tuple(map(with_ones, attribute))  # pyright: ignore[reportUnknownArgumentType]
     return 1 if attribute is UNKNOWN else attribute
 
 
 def along(axis: int, rank: int) -> list[int]:
-    """Return the shape of a vector that lies along one axis of a tensor.
+    """Return the shape, for `reshape`, that lays a vector along one axis of a tensor.
 
-    The shape has -1 for the axis and 1 for all other axes, as `reshape` takes it.
+    It has -1 for the axis and 1 for all other axes. For axis 1 and rank 3 it is [1, -1, 1].
     """
     shape = [1] * rank
     shape[axis] = -1
@@ -140,7 +143,10 @@ def along(axis: int, rank: int) -> list[int]:
 
 
 def with_extent(shape: Shape, axis: int, *extents: int) -> Shape:
-    """Return the shape with the extent of an axis replaced by `extents`."""
+    """Return a shape in which `extents` replace the extent of one axis.
+
+    For (2, 3, 4), axis 1 and the extents 5, 6 it returns (2, 5, 6, 4).
+    """
     return (*shape[:axis], *extents, *shape[axis + 1 :])
 
 
@@ -160,7 +166,7 @@ def show(shape: Sequence[int | None], names: Sequence[str] = ()) -> str:
 
 
 def is_static(value: object) -> bool:
-    """Tell whether a value, or each value in a tuple or list, is a number or numpy array."""
+    """Tell whether a value is a Python number or numpy array, or a tuple or list of such values."""
     import numpy as np  # imported here: `import nnef_jax` loads no numpy
 
     if isinstance(value, tuple | list):
@@ -169,18 +175,18 @@ def is_static(value: object) -> bool:
 
 
 def is_zero(value: object) -> bool:
-    """Tell whether a value is a Python or numpy scalar 0. An array of zeros is not."""
+    """Tell whether a value is the number 0 of Python or numpy. An array with axes is not."""
     return is_static(value) and getattr(value, "ndim", 0) == 0 and bool(value == 0)
 
 
 def runs_of(
     old: Sequence[int], new: Sequence[int]
 ) -> list[tuple[tuple[int, ...], tuple[int, ...]]] | None:
-    """Pair runs of axes before a reshape with the runs of axes that hold the same items after it.
+    """Pair the runs of axes before a reshape with the runs of axes that they become.
 
-    For a reshape of (6, 4, 5) to (2, 3, 20) the result is [((0,), (0, 1)), ((1, 2), (2,))]: axis 0
-    becomes axes 0 and 1, and axes 1 and 2 become axis 2. None is returned for an empty tensor, and
-    if the runs depend on the values of symbolic extents.
+    For a reshape of (6, 4, 5) to (2, 3, 20) the result is [((0,), (0, 1)), ((1, 2), (2,))]:
+    axis 0 becomes axes 0 and 1, and axes 1 and 2 become axis 2. None is returned for an empty
+    tensor, and if the runs depend on the values of symbolic extents.
     """
     if 0 in old:
         return None

@@ -21,10 +21,11 @@ from lowering.program import Program
 
 
 class Factor:
-    """A factor of an axis's extent, compared by identity.
+    """A factor of an axis's extent. Different objects are different factors, even if equal.
 
-    `parts` are the factors that replace this factor: several if it was split, one if it was united
-    with an equal factor, none otherwise.
+    `extent` is the number. `parts` are the factors that replace this factor: several if it was
+    split, one if it was united with a factor of the same extent, none otherwise. `is_blocked`
+    tells whether an equation needs the factor undivided.
     """
 
     __slots__ = ("extent", "is_blocked", "parts")
@@ -40,7 +41,7 @@ Axes = list[Axis]
 
 
 def leaves(axis: Iterable[Factor]) -> list[Factor]:
-    """Return the factors of an axis from the left. Split factors are replaced by their parts."""
+    """Return the factors of an axis in order, with split factors replaced by their parts."""
     factors: list[Factor] = []
     pending = [*axis][::-1]
     while pending:
@@ -53,16 +54,17 @@ def leaves(axis: Iterable[Factor]) -> list[Factor]:
 
 
 def block(axis: Iterable[Factor]) -> None:
-    """Mark the factors of an axis as blocked: they must not be divided over devices."""
+    """Mark the factors of an axis as blocked, so that they are not divided over devices."""
     for factor in leaves(axis):
         factor.is_blocked = True
 
 
 def unite(first: Iterable[Factor], second: Iterable[Factor]) -> None:
-    """Make the factors of two axes equal, from the left.
+    """Make two axes consist of the same factors, beginning with their first factors.
 
-    If two factors have different extents, the larger factor is split. If the larger extent is not a
-    multiple of the smaller one, both factors and all later factors of the axes are blocked.
+    If two factors have different extents, the larger factor is split. If the larger extent is
+    not a multiple of the smaller one, both factors and all later factors of the axes are
+    blocked.
     """
     left = leaves(first)
     right = leaves(second)
@@ -92,13 +94,13 @@ UseKind = Literal["sum", "lookup", "gather"]
 
 
 class Use(NamedTuple):
-    """The communication that an operation needs if certain factors are divided over devices.
+    """The communication that an operation needs if some factors are divided over devices.
 
     Args:
         kind: "sum" if the operation sums over the factors, "lookup" if it looks items up along the
             factors, "gather" if it needs the factors undivided.
         factors: the factors, which may belong to several axes.
-        items: the number of items that move between devices.
+        items: the number of items that are sent between devices.
     """
 
     kind: UseKind
@@ -125,7 +127,7 @@ class Product(NamedTuple):
 
 
 def _axes(operand: Atom) -> Axes:
-    """Return new axes for an operand: an axis is one factor, or no factor if its extent is 1."""
+    """Return an axis for each extent of an operand: a list with one new factor, or none for 1."""
     extents = getattr(operand.aval, "shape", ())
     return [[Factor(extent)] if extent != 1 else [] for extent in extents]
 
@@ -133,8 +135,8 @@ def _axes(operand: Atom) -> Axes:
 class FactorWalk:
     """Finds the factors of the axes of all variables of a program.
 
-    Each inner function has a walk of its own, in `inner_walks`. `uses` and `products` also contain
-    those of the inner functions.
+    Each inner function, such as the body of a loop, has a walk of its own in `inner_walks`. The
+    lists `uses` and `products` have the entries of the program and of all inner functions.
     """
 
     def __init__(self, program: Program, outer: FactorWalk | None = None, times: int = 1) -> None:
@@ -155,7 +157,7 @@ class FactorWalk:
             self.origins.update((v, frozenset([i])) for i, v in enumerate(parameters))
 
     def follow_all(self) -> FactorWalk:
-        """Follow all equations in order, and return this walk."""
+        """Find the factors of all axes, equation by equation, and return this walk."""
         self.origins.update(dict.fromkeys(self.program.constants, frozenset[int]()))
         for equation in self.program.equations:
             if all(map(self.is_known, equation.invars)) and not equation.effects:
@@ -169,7 +171,7 @@ class FactorWalk:
         return self
 
     def _follow(self, equation: Equation) -> None:
-        """Unite the axes that an equation links, and block axes of operands that have no link."""
+        """Unite the axes that an equation links, and block axes of its operands without a link."""
         table = axes_of(equation) or UNLINKED
         operands, results = equation.invars, equation.outvars
         # Maps the index of an operand and the number of its axis to the linked factors.
@@ -198,7 +200,7 @@ class FactorWalk:
             self._multiply(table, operands[index], index, results[0])
 
     def _part(self, operand: Atom, part: int | AxisPart) -> Axis:
-        """Return the factors of an axis, or of a part of an axis."""
+        """Return the factors of an operand's axis, or of a part of the axis."""
         axis = self.operand_axes(operand)[axis_number(part)]
         if not isinstance(part, AxisPart):
             return axis
@@ -210,9 +212,10 @@ class FactorWalk:
         return [inside]
 
     def _multiply(self, table: LinkedAxes, weight: Atom, index: int, result: Variable) -> None:
-        """Record a product if its weight depends only on parameters and its result does not.
+        """Record a product of a weight, if only the weight depends on nothing but parameters.
 
-        `index` is the index of the weight among the operands.
+        `table` has the linked axes of the equation, and `index` is the index of the weight
+        among its operands.
         """
         if not self.is_known(weight) or self.is_known(result):
             return
@@ -245,7 +248,11 @@ class FactorWalk:
         self.summed[result] = summed
 
     def _enter(self, equation: Equation, body: InnerFunction) -> None:
-        """Follow an inner function. A carried value has the factors of its initial value."""
+        """Follow an inner function of an equation.
+
+        An argument of the function has the factors of the equation's operand. For a carried
+        value of a loop this operand is the initial value.
+        """
         inside = FactorWalk(Program(body.closed), self, self.times * body.times)
         self.inner_walks.setdefault(id(equation), []).append(inside)
         carried = {*body.carried_to.values()}
@@ -266,14 +273,18 @@ class FactorWalk:
                     unite(inner_axis, outer_axis)
 
     def _inner_axes(self, variable: Atom, steps: int) -> Axes:
-        """Block the first `steps` axes, over which a loop iterates, and return the other axes."""
+        """Return the axes that one iteration of a loop sees of a variable.
+
+        The first `steps` axes, over which the loop iterates, are left out, and their factors
+        are blocked.
+        """
         axes = self.operand_axes(variable)
         for axis in axes[:steps]:
             block(axis)
         return axes[steps:]
 
     def operand_axes(self, operand: Atom) -> Axes:
-        """Return the axes of a variable, or of a literal."""
+        """Return the axes of a variable or a literal, as lists of factors."""
         if is_literal(operand):
             return _axes(operand)
         if operand not in self.axes:
@@ -285,16 +296,20 @@ class FactorWalk:
         return is_literal(operand) or operand in self.origins
 
     def origin(self, operand: Atom) -> frozenset[int]:
-        """Return the numbers of the parameters from which an operand is computed."""
+        """Return the argument numbers of the parameters from which an operand is computed."""
         return frozenset() if is_literal(operand) else self.origins[operand]
 
     def record_use(self, kind: UseKind, axes: Iterable[Axis], variable: Atom) -> None:
-        """Record the communication for factors of a variable, if it is computed in each call."""
+        """Record the communication that is needed if factors of a variable's axes are divided.
+
+        Nothing is recorded for a variable that depends only on parameters, which is not
+        computed in each call.
+        """
         if self.is_known(variable):
             return
         factors = [factor for axis in axes for factor in axis]
         self.uses.append(Use(kind, factors, self.items(variable)))
 
     def items(self, variable: Atom) -> int:
-        """Return the number of items of a variable, in all iterations of the loops around it."""
+        """Return the number of items of a variable, times the iterations of the loops around it."""
         return math.prod(variable.aval.shape) * self.times

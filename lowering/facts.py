@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 class Facts(NamedTuple):
-    """The properties of a primitive.
+    """What a primitive does to the items and axes of its operands.
 
-    `along`, `across`, `removes` and `resized` are names of parameters. They are "" if the primitive
-    has no such parameter.
+    `along`, `across`, `removes` and `resized` are names of the primitive's parameters. They are
+    "" if the primitive has no such parameter.
 
     Args:
         by_item: whether an item of a result depends only on the operands' items at the same index,
@@ -45,7 +45,7 @@ class Facts(NamedTuple):
 
     @property
     def keeps_axes(self) -> bool:
-        """Tell whether axis i of a result is axis i of the operands of the same rank."""
+        """Tell whether axis i of a result is axis i of each operand that has the result's rank."""
         return bool(self.by_item or self.along or self.across or self.per_axis)
 
 
@@ -118,12 +118,15 @@ _TABLE: dict[str, Facts] = {
 
 
 def facts(equation: Equation) -> Facts:
-    """Return the facts of an equation's primitive."""
+    """Return the properties of an equation's primitive, from the table."""
     return facts_of_name(equation.primitive.name)
 
 
 def facts_of_name(primitive: str) -> Facts:
-    """Return the facts of a primitive."""
+    """Return the properties of a primitive, from the table. `primitive` is its name.
+
+    If the table lacks the primitive, all fields are false or empty.
+    """
     return _TABLE.get(primitive, _OPAQUE)
 
 
@@ -171,10 +174,10 @@ def renumbered(equation: Equation, new_axes: Sequence[NewAxes]) -> dict[str, Any
 def _renumbered_entries(
     entries: Sequence[Any], neutral: Any, new_axes: NewAxes
 ) -> tuple[Any, ...] | None:
-    """Return the entry of each new axis, from the entries of the old axes.
+    """Return a parameter's entry for each new axis, from its entries for the old axes.
 
-    None is returned if an axis that does not become exactly one axis has an entry that is not
-    neutral.
+    None is returned if an axis that does not become exactly one axis has an entry other than
+    `neutral`.
     """
     by_axis: dict[int, Any] = {}
     for axes, entry in zip(new_axes, entries, strict=True):
@@ -186,5 +189,8 @@ def _renumbered_entries(
 
 
 def spanned(new_axes: NewAxes, old_axes: Iterable[int]) -> tuple[int, ...]:
-    """Return the new axes of the old axes in `old_axes`, in order."""
+    """Return the new axes that the axes `old_axes` become, in order.
+
+    For new axes [[0, 1], [2]] and the old axes (1, 0) it returns (2, 0, 1).
+    """
     return tuple(new_axis for axis in old_axes for new_axis in new_axes[axis])

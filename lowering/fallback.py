@@ -18,14 +18,15 @@ T = TypeVar("T")
 
 
 class About(NamedTuple):
-    """Describes the network that is rewritten.
+    """Describes a network to the functions that rewrite it.
 
     Args:
         name: the network's name, for warnings.
         is_strict: whether a failed pass is an error instead of a warning.
         rates: the machine's rates; None for the profile that is current when the network is
             lowered.
-        is_open: whether programs for other shapes read the same parameters, see `Target.is_open`.
+        is_open: whether programs for other shapes read the same parameters, see
+            `Target.is_open`.
     """
 
     name: str = ""
@@ -35,7 +36,7 @@ class About(NamedTuple):
 
 
 class FailedPass(RuntimeError):
-    """Raised if a pass failed or returned an invalid program, with `optimize="strict"`."""
+    """Raised with `optimize="strict"` if a pass fails or returns an invalid program."""
 
 
 UNNAMED = About()
@@ -43,22 +44,22 @@ _about = ContextVar("about", default=UNNAMED)
 
 
 def named(about: About) -> AbstractContextManager[None]:
-    """Set the network that warnings name, in the block of a `with` statement."""
+    """Set the network that warnings name in the block of a `with` statement."""
     return holding(_about, about)
 
 
 def is_strict() -> bool:
-    """Tell whether programs are checked after each pass, and a failed pass is an error."""
+    """Tell whether programs are checked after each pass, and a pass that fails is an error."""
     return _about.get().is_strict
 
 
 def or_else(rewritten: Callable[[], T], as_written: Callable[[], T], step: str = "") -> T:
-    """Return `rewritten()`. If this call fails, warn and return `as_written()` instead.
+    """Return `rewritten()`, or if it fails, warn and return `as_written()`.
 
-    The warning names `step`, the step that is left out; "" stands for all optimisation. The same
-    warning is given once for a network. The next call of this function tries `rewritten` again. If
-    both functions fail, for example because of an error in a user's edit, the error of `as_written`
-    is raised. If passes are strict, FailedPass is raised instead of the warning.
+    The warning names `step`, the step that is left out; "" stands for all optimisation. A
+    warning is given only once for each network. If both functions fail, for example because of
+    an error in a user's edit, the error of `as_written` is raised. If `is_strict()` is true,
+    FailedPass is raised instead of the warning.
     """
     try:
         return rewritten()
@@ -73,7 +74,7 @@ def or_else(rewritten: Callable[[], T], as_written: Callable[[], T], step: str =
 
 
 def reason(error: Exception) -> str:
-    """Return an error's type and first line, and the equation at which it was raised."""
+    """Return an error's type and first line, and the equation at which it was raised, as a text."""
     lines = str(error).strip().splitlines()
     first_line = lines[0] if lines else ""
     equation = getattr(error, "equation", None)

@@ -13,10 +13,10 @@ from jax import Array
 
 
 def forward_only(x: Array, refuse: Callable[[], Exception]) -> Array:
-    """Return x, as an array that raises an error when it is differentiated in reverse mode.
+    """Return x as an array that raises an error if it is differentiated in reverse mode.
 
-    `refuse` returns the error to raise. jax itself refuses loops of unknown length, but its error
-    does not name the operation of the document.
+    `refuse` returns the error to raise. jax itself refuses loops of unknown length, but its
+    error does not name the operation of the document.
     """
     if not jnp.issubdtype(x.dtype, jnp.inexact):
         return x
@@ -38,7 +38,7 @@ def forward_only(x: Array, refuse: Callable[[], Exception]) -> Array:
 
 @cache
 def _tangent() -> Any:
-    """Return the identity as a linear primitive, whose transposition raises the error."""
+    """Return a linear primitive that is the identity function. To transpose it is an error."""
     from lowering.jaxprs import identity
 
     return identity("forward_only", _transpose)

@@ -26,9 +26,9 @@ Attribute = Union[float, int, bool, str, "Graph", tuple["Attribute", ...]]
 class TensorType:
     """The shape and dtype of a tensor.
 
-    The shape is a tuple of extents. An extent is UNKNOWN if it becomes known only when the graph is
-    traced, such as that of a batch. The dtype is a name of numpy, such as "float32". Neither the
-    shape nor the dtype is checked here.
+    The shape is a tuple of extents. An extent that is known only when the graph is traced, such
+    as the batch extent, is UNKNOWN. The dtype is a name of numpy, such as "float32". Neither
+    the shape nor the dtype is checked here.
     """
 
     shape: Shape
@@ -43,7 +43,7 @@ UNTYPED = TensorType((), "unknown")
 
 
 class _Present(TensorType):
-    """The class of PRESENT, which is unequal to ABSENT although shape and dtype are equal."""
+    """The class of PRESENT. It makes PRESENT unequal to ABSENT, whose shape and dtype are equal."""
 
     __slots__ = ()
 
@@ -57,7 +57,7 @@ _FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})
 
 
 def is_float(dtype: str) -> bool:
-    """Tell whether a dtype is one of the floating-point dtypes."""
+    """Tell whether a dtype is float16, bfloat16, float32 or float64."""
     return dtype in _FLOATS
 
 
@@ -66,12 +66,12 @@ NARROW = frozenset({"int2", "uint2", "int4", "uint4", "float4_e2m1fn"})
 
 
 def is_integer(dtype: str) -> bool:
-    """Tell whether a dtype is one of the integer dtypes."""
+    """Tell whether a dtype is one of integers, signed or unsigned."""
     return dtype.startswith(("int", "uint"))
 
 
 def is_complex(dtype: str) -> bool:
-    """Tell whether a dtype is one of the complex dtypes."""
+    """Tell whether a dtype is one of complex numbers."""
     return dtype.startswith("complex")
 
 
@@ -82,20 +82,20 @@ Types = TensorType | list[TensorType] | tuple[TensorType | list[TensorType], ...
 class Rule:
     """Checks and computes one kind of operation.
 
-    `parameters` names all operands and attributes of the kind. Those in `defaults` may be left out.
-    `help(rule.lower)` describes the parameters, and the annotations of `lower` are the types of
-    attributes.
+    `parameters` has the names of all operands and attributes of the kind. Parameters that have
+    a value in `defaults` may be left out. `help(rule.lower)` describes the parameters, and the
+    annotations of `lower` are the types of attributes.
 
-    `infer` takes the types of operands, and the attributes. It returns a `TensorType` for a result
-    that is a tensor, a list of types for a result that is an array of tensors, and a tuple of types
-    and lists for several results.
+    `infer` takes the types of operands, and the attributes. It returns a `TensorType` for a
+    result that is a tensor, a list of types for a result that is an array of tensors, and a
+    tuple of types and lists for several results.
 
     `lower(**arrays_and_attributes)` returns arrays in the structure that `infer` returns. If
     `wants_context` is true, it also takes a `Context` as `ctx`.
 
     `work` returns the number of multiply-adds. It takes types and attributes in which unknown
-    extents are 1, and the type of the first result as `result`. An operation has no multiply-adds
-    if its rule has no `work`.
+    extents are 1, and the type of the first result as `result`. An operation has no
+    multiply-adds if its rule has no `work`.
     """
 
     kind: str
@@ -113,7 +113,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Value:
-    """A tensor of a graph: its name in the document, and its type. Compared by identity."""
+    """A tensor of a graph, with its name in the document and its type. Compared by identity."""
 
     name: str
     type: TensorType
@@ -129,7 +129,10 @@ Result = Value | tuple[Value, ...]
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call of a fragment. An operation may come from several nested calls."""
+    """A call of a fragment, a function of the document, from which an operation comes.
+
+    An operation may come from several nested calls.
+    """
 
     fragment: str
     span: Span | None
@@ -137,7 +140,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Operation:
-    """An operation of a graph: a kind with operands, attributes and results.
+    """An operation of a graph: its kind, operands, attributes and results.
 
     `operands` and `attributes` have pairs: the name of a parameter of the rule, and its value.
     """
@@ -151,7 +154,7 @@ class Operation:
     rule: Rule | None = None  # a user's rule; `kind` is then the document's name
 
     def reads(self) -> Iterator[Value]:
-        """Yield the tensors that the operation reads, in order, with repetitions."""
+        """Yield the tensors that the operation reads, in order, some of them repeatedly."""
         for _, operand in self.operands:
             if isinstance(operand, Value):  # the usual case
                 yield operand
@@ -167,7 +170,7 @@ class Operation:
                 yield from values_of(result)
 
     def reading(self, values: Mapping[Value, Value]) -> Operation:
-        """Return the operation with tensors replaced by `values`, a map from old to new tensors."""
+        """Return the operation with other operands: `values` maps each old tensor to a new one."""
         operands = [(name, substituted(operand, values)) for name, operand in self.operands]
         return replace(self, operands=tuple(operands))
 
@@ -178,14 +181,17 @@ class Operation:
 
 
 def mapped(operand: Operand | Result, leaf: Callable[[Any], Any]) -> Any:
-    """Apply a function to a tensor or literal, or to each item of an array, which gives a list."""
+    """Apply `leaf` to a tensor or literal. For an array of tensors, return a list of results."""
     if isinstance(operand, tuple):
         return [mapped(item, leaf) for item in operand]
     return leaf(operand)
 
 
 def substituted(operand: Operand, values: Mapping[Value, Value]) -> Operand:
-    """Return the operand with its tensors replaced by `values`, a map from old to new tensors."""
+    """Return the operand with other tensors: `values` maps old tensors to new ones.
+
+    Tensors that are not in the map stay.
+    """
     if isinstance(operand, tuple):
         return tuple([substituted(item, values) for item in operand])
     return values.get(operand, operand) if isinstance(operand, Value) else operand
@@ -202,7 +208,7 @@ def values_of(operand: Operand) -> Iterator[Value]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Parameter:
-    """A variable that is never updated, stored under a label."""
+    """A variable that is never updated. `label` is the name under which its array is stored."""
 
     label: str
     value: Value
@@ -225,15 +231,15 @@ class StateVariable:
 
     @property
     def is_started(self) -> bool:
-        """Tell whether the graph computes `value`, as the graph of a first cycle does."""
+        """Tell whether the graph computes `value` from an initial value, as in a first cycle."""
         return self.value is self.initial
 
     def reads(self) -> tuple[Value, ...]:
-        """Return the update, and the initial tensor if the graph computes the initial value."""
+        """Return the tensor `update`, and also the tensor `initial` if there is one."""
         return (self.update,) if self.initial is None else (self.update, self.initial)
 
     def substituted(self, values: Mapping[Value, Value]) -> StateVariable:
-        """Return the variable with tensors replaced by `values`, a map from old to new tensors."""
+        """Return the variable with other tensors: `values` maps old tensors to new ones."""
         tensors = {name: getattr(self, name) for name in ("value", "update", "initial")}
         return replace(self, **{name: values.get(x, x) for name, x in tensors.items()})
 
@@ -261,8 +267,8 @@ class Graph:
     def readers_of(self, folded: str) -> list[str]:
         """Return the names of the graph's tensors that are computed from a folded tensor.
 
-        Tensors that are folded themselves are not in the list, but the tensors computed from them
-        are.
+        A folded tensor is computed as a constant when the document is read. Tensors that are
+        folded are not in the list, but the tensors that are computed from them are.
         """
         readers: dict[str, None] = {}
         waiting = [folded]
@@ -275,7 +281,7 @@ class Graph:
 
     @cached_property
     def values(self) -> dict[str, Value]:
-        """Return every tensor of the document by its name, including aliases."""
+        """Map the names of all tensors of the document, and their other names, to the tensors."""
         values = {value.name: value for value in self.inputs}
         values.update((p.value.name, p.value) for p in self.parameters)
         values.update((s.value.name, s.value) for s in self.states)
@@ -287,11 +293,11 @@ class Graph:
 
     @cached_property
     def needed(self) -> frozenset[Value]:
-        """Return the outputs, the updates of states, and all values that these depend on."""
+        """Return the outputs, the updates of states, and all tensors that they depend on."""
         return self.dependencies((*self.outputs, *(state.update for state in self.states)))
 
     def dependencies(self, values: Iterable[Value]) -> frozenset[Value]:
-        """Return these values, and all values on which they depend."""
+        """Return the tensors `values`, and all tensors from which they are computed."""
         needed = set(values)
         for operation in reversed(self.operations):
             if not needed.isdisjoint(operation.writes()):

@@ -11,7 +11,7 @@ Params = dict[str, Any]  # an equation's parameters by name; their types depend 
 
 
 class Aval(Protocol):
-    """The type of an operand: jax's abstract value."""
+    """The type of a variable or literal, which jax calls its abstract value."""
 
     shape: tuple[int, ...]  # extents may be symbolic
     dtype: np.dtype[Any]
@@ -27,11 +27,11 @@ class Aval(Protocol):
         ...
 
     def update(self, *, shape: tuple[int, ...]) -> Aval:
-        """Return the type with another shape."""
+        """Return a type with the shape `shape` and this type's dtype."""
         ...
 
     def to_tangent_aval(self) -> Any:
-        """Return the type of tangents: integers have tangents of dtype float0."""
+        """Return the type that a tangent has: tangents of integers have the dtype float0."""
         ...
 
 
@@ -52,15 +52,16 @@ Atom = Variable | Literal  # an operand of an equation, or a result of a traced 
 
 
 class Primitive(Protocol):
-    """The function that an equation computes. The equation's parameters determine it further."""
+    """The function that an equation computes, together with the equation's parameters."""
 
     name: str
     multiple_results: bool
 
     def bind(self, *operands: object, **params: object) -> Any:
-        """Apply the primitive, and return its result, or a list if there are several results.
+        """Apply the primitive, and return its result, or a list of its results.
 
-        In a trace, this call adds an equation.
+        In a trace, this call adds an equation. The result is a list if `multiple_results` is
+        true.
         """
         ...
 
@@ -77,7 +78,7 @@ class Equation(Protocol):
     source_info: Any  # jax's record of the place in the source; only `jaxprs` reads it
 
     def replace(self, **changes: object) -> Equation:
-        """Return the equation with other attributes."""
+        """Return the equation with the attributes `changes` in place of its own."""
         ...
 
 
@@ -92,7 +93,7 @@ class Jaxpr(Protocol):
     effects: Set[object]
 
     def replace(self, **changes: object) -> Jaxpr:
-        """Return the function with other attributes."""
+        """Return the function with the attributes `changes` in place of its own."""
         ...
 
 

@@ -53,7 +53,7 @@ _NAMES = ("DebugInfo", "Jaxpr", "Literal", "Primitive", "jaxpr_as_fun")
 
 
 def require_names() -> None:
-    """Raise AttributeError where jax lacks a name that this module uses."""
+    """Raise AttributeError if the installed jax lacks a name that this module uses."""
     for name in _NAMES:
         getattr(core, name)
     for name in ("current_name_stack", "user_context"):
@@ -61,12 +61,15 @@ def require_names() -> None:
 
 
 def leave_out(folder: str) -> None:
-    """Keep jax from naming files of a folder as the source of a user's equations."""
+    """Keep jax from recording files of a folder as the source of equations."""
     source_info_util.register_exclusion(folder)
 
 
 def function_primitive(name: str) -> Any:
-    """Return a new primitive with several results and a parameter `jaxpr`, a traced function."""
+    """Return a new primitive that has several results and a parameter `jaxpr`.
+
+    The parameter is a traced function.
+    """
     primitive = core.Primitive(name)
     primitive.multiple_results = True
 
@@ -82,11 +85,11 @@ def function_primitive(name: str) -> Any:
 
 
 def low_level(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """Replace jax's high-level primitives by low-level equations.
+    """Return a traced function in which low-level equations replace jax's high-level primitives.
 
-    Since jax 0.12 `jnp.searchsorted`, `nonzero`, `frexp` and other functions trace to high-level
-    primitives, for which no pass has rules. The derivative rules of these primitives are lost here,
-    so that a function must be differentiated before.
+    Since jax 0.12 `jnp.searchsorted`, `nonzero`, `frexp` and other functions trace to
+    high-level primitives, for which no pass has rules. The derivative rules of these primitives
+    are lost here, so that a function must be differentiated before.
     """
     if not getattr(closed.jaxpr, "is_high", False):
         return closed
@@ -94,7 +97,7 @@ def low_level(closed: ClosedJaxpr) -> ClosedJaxpr:
 
 
 def call_primitive(name: str) -> Any:
-    """Return a new primitive that evaluates its parameter `jaxpr`, which is a traced function."""
+    """Return a new primitive that evaluates the traced function in its parameter `jaxpr`."""
 
     def evaluate(*operands: Array, jaxpr: ClosedJaxpr) -> list[Array]:
         return as_function(jaxpr)(*operands)
@@ -107,7 +110,7 @@ def call_primitive(name: str) -> Any:
 
 
 def identity(name: str, transpose: Callable[..., Any]) -> Any:
-    """Return a new primitive that is the identity function, and linear.
+    """Return a new linear primitive that returns its operand.
 
     `transpose` is the transposition rule of the primitive.
     """
@@ -140,17 +143,17 @@ def primitive(equation: Equation) -> str:
 
 
 def closed_jaxpr(jaxpr: Jaxpr, constants: Iterable[object]) -> ClosedJaxpr:
-    """Return a traced function in which the constants have these values."""
+    """Return a traced function with values for the constants of `jaxpr`."""
     return _ClosedJaxpr(jaxpr, list(constants))
 
 
 def is_closed(value: object) -> TypeGuard[ClosedJaxpr]:
-    """Tell whether a parameter of an equation is a traced function."""
+    """Tell whether a value is a traced function that has the values of its constants."""
     return isinstance(value, _ClosedJaxpr)
 
 
 def is_traced(value: object) -> TypeGuard[Jaxpr]:
-    """Tell whether a parameter of an equation is a traced function, closed or not."""
+    """Tell whether a value is a traced function, with or without the values of its constants."""
     return isinstance(value, _Jaxpr) or is_closed(value)
 
 
@@ -160,17 +163,20 @@ def equations(closed: ClosedJaxpr) -> Sequence[Equation]:
 
 
 def is_literal(operand: Atom) -> TypeGuard[Literal]:
-    """Tell whether an operand is a literal number instead of a variable."""
+    """Tell whether an operand is a literal number, and not a variable."""
     return isinstance(operand, _Literal)
 
 
 def variables(operands: Iterable[Atom]) -> list[Variable]:
-    """Return the operands without the literals."""
+    """Return the variables among some operands, and leave out literals."""
     return [operand for operand in operands if not is_literal(operand)]
 
 
 def as_function(closed: ClosedJaxpr) -> Callable[..., list[Any]]:
-    """Return a Python function that evaluates a traced function, also in another trace."""
+    """Return a Python function that evaluates a traced function.
+
+    In a trace it adds all equations of the function to the trace.
+    """
     return core.jaxpr_as_fun(closed)
 
 
@@ -185,7 +191,7 @@ def as_call(closed: ClosedJaxpr) -> Callable[..., list[Any]]:
 
 
 def lifted(closed: ClosedJaxpr, chosen: Callable[[Any], bool]) -> tuple[ClosedJaxpr, list[Any]]:
-    """Turn the chosen constants of a traced function into leading arguments.
+    """Turn the constants of a traced function for which `chosen` is true into leading arguments.
 
     Returns the new function, and the list of the constants that became arguments.
     """
@@ -241,11 +247,11 @@ def of_equations(
     constants: Mapping[Variable, Any] | None = None,
     arguments: Sequence[Variable] | None = None,
 ) -> ClosedJaxpr:
-    """Return a traced function of these equations, results, constants and arguments.
+    """Return a traced function that consists of some equations and computes `results`.
 
-    By default the constants and arguments are those of `closed`. Constants on which no result
-    depends are left out. Equations on which no result depends are left out unless they have
-    effects.
+    `constants` maps variables to the values of constants. By default the constants and
+    arguments are those of `closed`. Constants on which no result depends are left out.
+    Equations on which no result depends are left out unless they have effects.
     """
     needed = set(variables(results))
     steps: list[Equation] = []
@@ -271,7 +277,7 @@ def of_equations(
 
 
 def make_jaxpr(function: Callable[..., object], *arguments: object) -> ClosedJaxpr:
-    """Trace a function for arguments of these types. The arguments are pytrees."""
+    """Trace a function for arguments of the types of `arguments`, which are pytrees."""
     closed: Any = jax.make_jaxpr(function)(*arguments)
     return closed
 
@@ -279,7 +285,7 @@ def make_jaxpr(function: Callable[..., object], *arguments: object) -> ClosedJax
 def make_jaxpr_and_types(
     function: Callable[..., object], *arguments: object
 ) -> tuple[ClosedJaxpr, Any]:
-    """Trace a function, and return also the types of its result.
+    """Trace a function. Return the traced function, and the types of the function's result.
 
     The types are a pytree of `jax.ShapeDtypeStruct`.
     """
@@ -290,11 +296,12 @@ def make_jaxpr_and_types(
 def trace_at(
     equation: Equation, function: Callable[..., object], operands: Sequence[object]
 ) -> tuple[list[Equation], Any, dict[Variable, Any]]:
-    """Trace a function for operands that are pytrees of variables and literals.
+    """Trace a function to equations that get the name and place of `equation`.
 
-    The function gets numpy arrays in place of literals. The result has three items: the new
-    equations, the function's result as a pytree of variables and literals, and the constants by
-    variable. The new equations have the name of `equation`, and its place in the document.
+    `operands` are pytrees of variables and literals. The function gets arrays for variables,
+    and numpy arrays for literals. Three items are returned: the new equations, the function's
+    result as a pytree of variables and literals, and a map from variables to the values of
+    constants.
     """
     leaves, tree = jax.tree.flatten(tuple(operands))
 
@@ -327,7 +334,7 @@ def trace_at(
 
 
 def with_inner(equation: Equation, change: Callable[[ClosedJaxpr], ClosedJaxpr]) -> Equation:
-    """Apply `change` to each traced function among an equation's parameters."""
+    """Return an equation with `change(function)` in place of each traced function it evaluates."""
     functions = function_params(equation)
     changed_functions = list(map(change, functions))
     if all(map(is_, functions, changed_functions)):
@@ -344,10 +351,11 @@ def with_inner(equation: Equation, change: Callable[[ClosedJaxpr], ClosedJaxpr])
 
 
 def without_forwarded(closed: ClosedJaxpr, keep: int) -> tuple[ClosedJaxpr, list[int | None]]:
-    """Return a function without those later results that are arguments.
+    """Leave out results of a traced function that only return one of its arguments.
 
-    The first `keep` results always stay. The second item returned is a list with an item for each
-    later result: the index of the argument that the result is, or None if the result is computed.
+    The first `keep` results always stay. The list that is returned too has an item for each
+    later result: the index of the argument that the result is, or None if the result is
+    computed.
     """
     argument_numbers = {variable: i for i, variable in enumerate(closed.jaxpr.invars)}
     first = closed.jaxpr.outvars[:keep]
@@ -358,7 +366,7 @@ def without_forwarded(closed: ClosedJaxpr, keep: int) -> tuple[ClosedJaxpr, list
 
 
 def depending(closed: ClosedJaxpr, chosen: Iterable[bool]) -> list[bool]:
-    """Tell for each result whether it may depend on the chosen arguments."""
+    """Tell, for each result, whether it may depend on an argument for which `chosen` is true."""
     dependent = {v for v, choice in zip(closed.jaxpr.invars, chosen, strict=True) if choice}
     for equation in closed.jaxpr.eqns:
         if not dependent.isdisjoint(variables(equation.invars)):
@@ -371,9 +379,9 @@ def spliced(
 ) -> ClosedJaxpr:
     """Replace calls by the equations of the called functions.
 
-    A choice between platforms is replaced by the branch for `platform`. If `platform` is None, the
-    choice stays. With `keeps_derivatives`, calls of functions that have custom derivatives stay
-    too.
+    A choice between platforms is replaced by the branch for `platform`. If `platform` is None,
+    the choice stays. If `keeps_derivatives` is true, calls of functions with custom derivatives
+    stay too.
     """
 
     def callee(equation: Equation) -> ClosedJaxpr | None:
@@ -390,17 +398,17 @@ def spliced(
 
 
 def inlined(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """Replace all calls by the equations of the called functions; custom derivatives are lost."""
+    """Replace all calls by the equations of the called functions. Custom derivatives are lost."""
     return _spliced(closed, _called_function)
 
 
 def _spliced(
     closed: ClosedJaxpr, callee_of: Callable[[Equation], ClosedJaxpr | None]
 ) -> ClosedJaxpr:
-    """Replace calls by the equations of the functions that `callee_of` returns.
+    """Replace each equation by the equations of the function `callee_of(equation)`.
 
-    The equations are copied instead of traced again: to trace the 3000 equations of ResNet-18 takes
-    0.13 s.
+    The equation stays if the function is None. The equations are copied instead of traced
+    again: to trace the 3000 equations of ResNet-18 takes 0.13 s.
     """
     if all(callee_of(e) is None for e in closed.jaxpr.eqns):
         return closed
@@ -408,10 +416,10 @@ def _spliced(
     constants = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
 
     def add_equations(jaxpr: Jaxpr, values: dict[Variable, Atom], outer: Any) -> list[Atom]:
-        """Add the equations of a function, and return the operands that are its results.
+        """Add the equations of a function, and return the operands that stand for its results.
 
-        `values` maps variables of the function to operands. `outer` is the source information of
-        the call, or None for the outermost function.
+        `values` maps variables of the function to operands. `outer` is the source information
+        of the call, or None for the outermost function.
         """
 
         def operand_for(v: Atom) -> Atom:
@@ -449,7 +457,7 @@ def _retyped(variable: Variable, aval: Aval) -> Variable:
 
 
 def _renewed(variable: Variable) -> Variable:
-    """Return a new variable of the same type."""
+    """Return a new variable that has the type of `variable`."""
     return _retyped(variable, variable.aval)
 
 
@@ -478,22 +486,23 @@ def function_params(equation: Equation) -> list[ClosedJaxpr]:
 
 
 def recomputed(equation: Equation) -> ClosedJaxpr | None:
-    """Return the function of a `jax.checkpoint`, or None if the equation is another primitive."""
+    """Return the function that a `jax.checkpoint` evaluates, or None for another equation."""
     if primitive(equation) != "remat2":
         return None
     return closed_jaxpr(equation.params["jaxpr"], [])
 
 
 def innermost(jaxpr: Jaxpr) -> Iterator[Equation]:
-    """Yield all equations that have no inner functions, including those within inner functions."""
+    """Yield all equations that evaluate no functions, also the equations of inner functions."""
     for equation, _ in repeated(jaxpr):
         yield equation
 
 
 def repeated(jaxpr: Jaxpr, times: int = 1) -> Iterator[tuple[Equation, int]]:
-    """Yield each innermost equation, and the number of its evaluations.
+    """Yield each equation that evaluates no functions, and how often it is evaluated.
 
-    An equation in the body of a scan is evaluated in each iteration of the scan.
+    An equation in the body of a scan is evaluated in each iteration of the scan. `times` is the
+    number of evaluations of `jaxpr`.
     """
     for equation in jaxpr.eqns:
         functions = function_params(equation)
@@ -514,7 +523,7 @@ def scan_counts(equation: Equation) -> tuple[int, int]:
 
 
 def scan_parts(equation: Equation, operands: Sequence[T]) -> tuple[list[T], list[T], list[T]]:
-    """Return the constants, the initial carry and the stacked inputs among a scan's operands."""
+    """Divide a scan's operands into its constants, its initial carry, and its stacked inputs."""
     count, carried = scan_counts(equation)
     constants = list(operands[:count])
     carry = list(operands[count : count + carried])
@@ -528,7 +537,7 @@ def scanned(
     start: Sequence[Any],
     stacks: Sequence[Array],
 ) -> list[Array]:
-    """Evaluate a scan with another step function.
+    """Evaluate a scan with `step` in place of its body.
 
     `step` takes the constants, the carry, and an item of each stack, as separate arguments. It
     returns the new carry and the items of the results, in one sequence. The final carry and the
@@ -545,7 +554,7 @@ def scanned(
 
 
 def bind(equation: Equation, operands: Sequence[Any], **params: object) -> list[Array]:
-    """Evaluate an equation on operands, with the parameters in `params` changed.
+    """Evaluate an equation on operands, with the parameters `params` in place of its own.
 
     If this call is traced, the new equation gets the current name scope instead of the scope of
     `equation`.
@@ -563,20 +572,20 @@ def bind(equation: Equation, operands: Sequence[Any], **params: object) -> list[
 
 
 def unnamed(equation: Equation) -> Equation:
-    """Return an equation without the name scopes of its operation."""
+    """Return an equation without name scopes, which tell the operation it comes from."""
     info = equation.source_info
     return equation.replace(source_info=info.replace(name_stack=type(info.name_stack)()))
 
 
 def values_of(closed: ClosedJaxpr, arguments: Sequence[Any]) -> dict[Variable, Any]:
-    """Map variables to the values of a function's constants and arguments."""
+    """Map the variables of a function's constants and arguments to their values."""
     values = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
     values.update(zip(closed.jaxpr.invars, arguments, strict=True))
     return values
 
 
 def scope(equation: Equation) -> AbstractContextManager[object]:
-    """Give the name and place of this equation to the equations that are traced in the block."""
+    """Give the name and place of `equation` to equations traced in a `with` block."""
     info = equation.source_info
     names = source_info_util.current_name_stack()
     if info.name_stack.stack:
@@ -585,13 +594,16 @@ def scope(equation: Equation) -> AbstractContextManager[object]:
 
 
 def outer_scope(equation: Equation) -> str:
-    """Return the outermost name scope of an equation, or "". It is the name of its operation."""
+    """Return the name of the operation from which an equation comes, or "".
+
+    It is the outermost name scope of the equation.
+    """
     stack = equation.source_info.name_stack.stack
     return stack[0].name if stack else ""
 
 
 def document_line(equation: Equation) -> tuple[str, int]:
-    """Return the document's file name and line from which an equation comes, or ("", 0)."""
+    """Return the document's file name and the line from which an equation comes, or ("", 0)."""
     traceback = equation.source_info.traceback
     frames = [] if traceback is None else traceback.frames
     for frame in frames:

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 
 
 def imported(package: str, homes: Mapping[str, str], name: str) -> object:
-    """Import a name from its home module, and set it as an attribute of the package.
+    """Import the object with a name from its module, and set it as an attribute of the package.
 
-    `homes` maps each name to its home module. If the home module has no such attribute, or is the
-    package itself, the name is that of a submodule of the home. Raises AttributeError if `homes`
+    `homes` maps each name to its module. If the module has no such attribute, or is the package
+    itself, the name is that of a submodule of the module. Raises AttributeError if `homes`
     lacks the name.
     """
     if name not in homes:

@@ -25,17 +25,20 @@ class Source:
         return array("q", accumulate(lengths, initial=0))
 
     def position(self, offset: int) -> tuple[int, int]:
-        """Return the 1-based line and column of a character offset."""
+        """Return the line and the column of a character offset, both counted from 1."""
         line = bisect_right(self._line_starts, offset)
         return line, offset - self._line_starts[line - 1] + 1
 
     def offset(self, line: int, column: int) -> int:
-        """Return the character offset of a 1-based line and column, at most the text's length."""
+        """Return the character offset of a line and a column, both counted from 1.
+
+        It is at most the length of the text.
+        """
         start = self._line_starts[min(line, len(self._line_starts)) - 1]
         return min(start + column - 1, len(self.text))
 
     def line(self, number: int) -> str:
-        """Return the text of a 1-based line, without the line break."""
+        """Return the text of a line, counted from 1, without the line break."""
         start = self._line_starts[number - 1]
         end = self.text.find("\n", start)
         if end < 0:
@@ -45,10 +48,10 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A place in a source: an offset and a length, both in characters.
+    """A place in the text of a document: an offset and a length, both in characters.
 
-    The offset counts from 0. `str(span)` is `name:line:column`, where line and column count from 1.
-    `excerpt` shows the line.
+    The offset counts from 0. `str(span)` is `name:line:column`, where line and column count
+    from 1. `excerpt` shows the line.
     """
 
     source: Source
@@ -61,16 +64,19 @@ class Span:
 
     @property
     def line(self) -> int:
-        """Return the 1-based line."""
+        """Return the line of the place, counted from 1."""
         return self.source.position(self.offset)[0]
 
     @property
     def column(self) -> int:
-        """Return the 1-based column."""
+        """Return the column of the place, counted from 1."""
         return self.source.position(self.offset)[1]
 
     def excerpt(self, width: int = 100) -> str:
-        """Return the source line with a caret below the place, cut to about `width` characters."""
+        """Return the line of the place, and below it a line with a caret at the place.
+
+        The line is cut to about `width` characters.
+        """
         line, column = self.source.position(self.offset)
         start = 0 if column <= width - 20 else column - width // 2
         shown = ""

@@ -26,7 +26,7 @@ from lowering.contexts import holding
 class _Rates:
     @classmethod
     def names(cls) -> list[str]:
-        """Return the names of the fields that are real numbers."""
+        """Return the names of the class's fields that are real numbers, which are the rates."""
         rates: Any = cls
         return [field.name for field in fields(rates) if field.type == "float"]
 
@@ -57,12 +57,12 @@ class MachineProfile(_Rates):
 
     Args:
         threads: the number of threads.
-        bfloat16: the multiply-adds per second in products of bfloat16 matrices with float32 sums,
-            which YNNPACK computes.
+        bfloat16: the multiply-adds per second in products of bfloat16 matrices with float32
+            sums, which YNNPACK computes.
         int8: the multiply-adds per second in products of 8-bit matrices with int32 sums, which
             YNNPACK computes.
-        row: the multiply-adds per second in the product of a row and a matrix, as a loop.
-        row_pairs: the multiply-adds per second in such a product if each of two threads multiplies
+        row: the multiply-adds per second in a loop of products of a row and a matrix.
+        row_pairs: the multiply-adds per second in such a loop if each of two threads multiplies
             the row by half of the matrix.
         loop: the items per second in a loop with vectors of 256 bits.
         wide_loop: the items per second in a loop with vectors of 512 bits, if the processor has
@@ -91,7 +91,7 @@ class MachineProfile(_Rates):
 
     @property
     def keeps_wide_vectors(self) -> bool:
-        """Tell whether loops are at least as fast with vectors of 512 bits as with 256 bits."""
+        """Tell whether loops are no slower with vectors of 512 bits than with 256 bits."""
         return self.wide_loop >= self.loop
 
     @property
@@ -100,10 +100,10 @@ class MachineProfile(_Rates):
         return self.threads > 1 and self.row_pairs > self.row
 
     def decisions(self) -> dict[str, bool]:
-        """Return the decisions by name, for the cache keys of executables.
+        """Return the values of the properties by name, for the cache keys of executables.
 
-        `costs` is left out. An executable that was compiled for other costs is valid too, though it
-        may be slower.
+        `costs` is left out. An executable that was compiled for other costs is valid too,
+        though it may be slower.
         """
         names = (name for name, item in vars(MachineProfile).items() if isinstance(item, property))
         return {name: getattr(self, name) for name in names}
@@ -133,15 +133,15 @@ _profile: ContextVar[MachineProfile | None] = ContextVar("profile", default=None
 
 
 def held_profile() -> MachineProfile | None:
-    """Return the profile that `using` has set, or None."""
+    """Return the profile that `using` has set, or None if it has set none."""
     return _profile.get()
 
 
 def profile() -> MachineProfile:
-    """Return the current profile: the profile that `using` has set, or DEFAULT."""
+    """Return the current profile: the one that `using` has set, or DEFAULT."""
     return _profile.get() or DEFAULT
 
 
 def using(profile: MachineProfile) -> AbstractContextManager[None]:
-    """Set the current profile in the block of a `with` statement."""
+    """Make a profile the current one in the block of a `with` statement."""
     return holding(_profile, profile)

@@ -40,15 +40,15 @@ _OPERATIONS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
 
 
 class NotPaddableError(Exception):
-    """No rule evaluates an equation with padding; the argument is the equation."""
+    """Raised if no rule evaluates an equation on padded arrays. The argument is the equation."""
 
 
 class Extents:
-    """The values of symbolic extents.
+    """The values that symbolic extents have in one run.
 
     Args:
-        most: the largest value of each symbol.
-        counts: the value of each symbol, an integer scalar of jax.
+        most: the largest value of each symbol, by its name.
+        counts: the value of each symbol in the run, an integer scalar of jax.
     """
 
     def __init__(self, most: Mapping[str, int], counts: Mapping[str, Array]) -> None:
@@ -56,29 +56,38 @@ class Extents:
         self._counts = counts
 
     def bound(self, extent: Any) -> int:
-        """Return the largest value of an extent."""
+        """Return the largest value that an extent can have."""
         if not is_symbolic(extent):
             return extent
         return _range(_parsed(extent), self._most)[1]
 
     def bounds(self, shape: Any) -> Any:
-        """Return a parameter of an equation with the bound of each extent in it."""
+        """Return an equation's parameter with the largest value of each symbolic extent in it."""
         if isinstance(shape, tuple):
             return tuple(map(self.bounds, shape))  # pyright: ignore[reportUnknownArgumentType]
         return self.bound(shape)
 
     def value(self, extent: Any) -> Any:
-        """Return the value of an extent: a number, or a scalar of jax for a symbolic one."""
+        """Return the value of an extent in this run.
+
+        For a symbolic extent it is a scalar of jax, and otherwise the extent itself.
+        """
         return _value(_parsed(extent), self._counts) if is_symbolic(extent) else extent
 
 
 def _parsed(extent: object) -> ast.expr:
-    """Return the expression of a symbolic extent. jax documents its text, not its attributes."""
+    """Return the syntax tree of a symbolic extent's text, such as "P + 1".
+
+    jax documents the text of a symbolic extent, but not its attributes.
+    """
     return ast.parse(str(extent).replace("^", "**"), mode="eval").body
 
 
 def _range(node: ast.expr, most: Mapping[str, int]) -> tuple[int, int]:
-    """Return the least and the largest value of an expression, each symbol being 0 to `most`."""
+    """Return the least and the largest value of an expression of symbols.
+
+    Each symbol may have the values from 0 to its number in `most`.
+    """
     match node:
         case ast.Constant(value=int(number)):
             return number, number
@@ -127,14 +136,16 @@ def _value(node: ast.expr, counts: Mapping[str, Array]) -> Any:
 def padded(
     program: Program, arguments: Sequence[Array], extents: Extents, finite: Collection[int] = ()
 ) -> list[Array]:
-    """Evaluate a program on padded arrays; return its results, padded to their bounds.
+    """Evaluate a program with symbolic extents on padded arrays. Its results are padded too.
+
+    An axis of a result has as many places as its extent has at most.
 
     Args:
         program: a program of low-level primitives.
         arguments: arrays with at least as many places along an axis as its extent has items.
         extents: the values of the symbols.
-        finite: numbers of the arguments whose padding has no NaN and no infinity. Products then
-            need not hide it, which would copy these arguments.
+        finite: the numbers of the arguments whose padding has no NaN and no infinity. Products
+            then need not replace the padding by 0, which would copy these arguments.
 
     Raises NotPaddableError if an equation has no rule.
     """
@@ -173,11 +184,11 @@ class _Padded:
         return rule(self, equation, operands)
 
     def is_finite(self, v: Atom) -> bool:
-        """Tell whether an operand has no padding, or finite padding."""
+        """Tell whether an operand has no padding, or padding without NaN and infinity."""
         return is_literal(v) or v in self.finite or not any(map(is_symbolic, _shape(v)))
 
     def cut(self, v: Atom, x: Any) -> Any:
-        """Return an array without places that are beyond the bounds of its extents."""
+        """Return an array without the places that its extents never need."""
         for axis, extent in enumerate(_shape(v)):
             if is_symbolic(extent):
                 bound = self.extents.bound(extent)
@@ -186,20 +197,26 @@ class _Padded:
         return x
 
     def bound(self, equation: Equation, operands: Sequence[Any], **params: Any) -> list[Any]:
-        """Evaluate an equation with the bounds of all extents among its parameters."""
+        """Evaluate an equation. Its parameters get the largest value of each symbolic extent."""
         params = equation.params | params
         changed = {k: self.extents.bounds(x) for k, x in params.items() if _has_symbols(x)}
         return jaxprs.bind(equation, operands, **(params | changed))
 
     def is_item(self, x: Any, axis: int, extent: Any) -> Array:
-        """Tell which places of an array along an axis are items; broadcasts with the array."""
+        """Tell which places of x along an axis are items, and which are padding.
+
+        `extent` is the extent of the axis. The result broadcasts with x.
+        """
         shape = [1] * x.ndim
         shape[axis] = x.shape[axis]
         places = lax.broadcasted_iota(jnp.int32, shape, axis)
         return places < self.extents.value(extent)
 
     def hidden(self, v: Atom, x: Any, axes: Collection[int], padding: Any) -> Any:
-        """Return an array with the value `padding` in its padding along some axes."""
+        """Return x with `padding` in place of the values of its padding along `axes`.
+
+        v is the variable whose array x is.
+        """
         for axis in axes:
             extent = _shape(v)[axis]
             if is_symbolic(extent):
@@ -218,7 +235,7 @@ def _has_symbols(parameter: object) -> bool:
 
 
 def _is_symbolic(equation: Equation) -> bool:
-    """Tell whether an extent of an operand, a result or a parameter is symbolic."""
+    """Tell whether an operand, a result or a parameter of an equation has a symbolic extent."""
     variables = (*equation.invars, *equation.outvars)
     return any(any(map(is_symbolic, _shape(v))) for v in variables) or any(
         map(_has_symbols, equation.params.values())
@@ -231,7 +248,7 @@ _RULES = Rules()
 @_RULES("iota", "broadcast_in_dim", "transpose", "squeeze", "optimization_barrier")
 @_RULES(by_item=True)
 def _bound(state: _Padded, equation: Equation, operands: list[Any]) -> list[Any]:
-    """Evaluate an equation whose padding depends on padding alone."""
+    """Evaluate an equation in which no item of a result depends on padding."""
     return state.bound(equation, operands)
 
 
@@ -243,7 +260,10 @@ def _dimension(state: _Padded, equation: Equation, operands: list[Any]) -> list[
 
 @_RULES("reshape")
 def _reshape(state: _Padded, equation: Equation, operands: list[Any]) -> list[Any]:
-    """Reshape, if padding still follows the items of an axis: it leads its run of axes."""
+    """Reshape a padded array, if the padding still follows the items along each axis.
+
+    In each run of axes only the first axis may be symbolic.
+    """
     old, new = _shape(equation.invars[0]), _shape(equation.outvars[0])
     runs = runs_of(old, new)
     if runs is None:
@@ -270,7 +290,10 @@ def _slice(state: _Padded, equation: Equation, operands: list[Any]) -> list[Any]
 
 
 def _from(state: _Padded, x: Any, axis: int, start: Any, size: int) -> Any:
-    """Return `size` places of an array from a start, which may be symbolic."""
+    """Return `size` places of an array along an axis, from the place `start` on.
+
+    `start` may be symbolic.
+    """
     last = state.extents.bound(start) + size
     if last > x.shape[axis] and is_symbolic(start):
         widths = [(0, 0)] * x.ndim
@@ -303,7 +326,7 @@ def _tile(state: _Padded, equation: Equation, operands: list[Any]) -> list[Any]:
 
 @_RULES("rev")
 def _reversed(state: _Padded, equation: Equation, operands: list[Any]) -> list[Any]:
-    """Reverse axes. The padding is in front then, and the items are moved before it."""
+    """Reverse axes of a padded array, and move the items to the front of the axes again."""
     shape = _shape(equation.invars[0])
     (x,) = state.bound(equation, operands)
     for axis in equation.params["dimensions"]:
@@ -316,7 +339,7 @@ def _reversed(state: _Padded, equation: Equation, operands: list[Any]) -> list[A
 
 @_RULES("dynamic_slice", "dynamic_update_slice")
 def _dynamic(state: _Padded, equation: Equation, operands: list[Any]) -> list[Any]:
-    """Slice or update at starts that are clamped by the number of items, not of places."""
+    """Take or update a slice. Its start is clamped by the number of items, not of places."""
     is_slice = primitive(equation) == "dynamic_slice"
     first = 1 if is_slice else 2
     shape = _shape(equation.invars[0])
@@ -332,7 +355,7 @@ def _dynamic(state: _Padded, equation: Equation, operands: list[Any]) -> list[An
 
 @_RULES("concatenate")
 def _concatenate(state: _Padded, equation: Equation, operands: list[Any]) -> list[Any]:
-    """Write each part behind the items of the parts before it."""
+    """Join padded arrays so that the items of each follow the items of the array before it."""
     axis = equation.params["dimension"]
     (result,) = equation.outvars
     for i in range(len(operands)):
@@ -383,7 +406,10 @@ def _largest(dtype: Any) -> Any:
 
 
 def _neutral(name: str, dtype: Any) -> Any:
-    """Return the value that changes no result of a reduction."""
+    """Return the number that does not change a reduction's result, such as 0 for "reduce_sum".
+
+    `name` is the name of the reduction.
+    """
     is_logical = jnp.issubdtype(dtype, np.bool_)
     if name.endswith(("sum", "or", "xor")):
         return 0
@@ -414,7 +440,10 @@ def _running(state: _Padded, equation: Equation, operands: list[Any]) -> list[An
 
 @_RULES(PRODUCT)
 def _product(state: _Padded, equation: Equation, operands: list[Any]) -> list[Any]:
-    """Hide padding along summed axes: in one operand if that of the other is finite."""
+    """Multiply, with 0 in place of padding along summed axes.
+
+    If the padding of one operand is finite, only the other operand's padding is replaced.
+    """
     sums, _ = equation.params["dimension_numbers"]
     left, right = equation.invars
     x, y = operands
@@ -427,7 +456,7 @@ def _product(state: _Padded, equation: Equation, operands: list[Any]) -> list[An
 
 @_RULES(CONVOLUTION)
 def _convolution(state: _Padded, equation: Equation, operands: list[Any]) -> list[Any]:
-    """Hide padding of the input along spatial axes, and along summed channels."""
+    """Convolve, with 0 in place of the input's padding along spatial axes and channels."""
     numbers = equation.params["dimension_numbers"]
     v, filter = equation.invars
     if any(map(is_symbolic, _shape(filter))):
@@ -438,7 +467,7 @@ def _convolution(state: _Padded, equation: Equation, operands: list[Any]) -> lis
 
 @_RULES("sort")
 def _sorted(state: _Padded, equation: Equation, operands: list[Any]) -> list[Any]:
-    """Sort padding behind all items, by a first key that tells whether a place is padding."""
+    """Sort items, and move padding behind them, by a first key that is true for padding."""
     params = equation.params
     axis = params["dimension"]
     extent = _shape(equation.invars[0])[axis]
@@ -462,7 +491,7 @@ def _best(state: _Padded, equation: Equation, operands: list[Any]) -> list[Any]:
 
 @_RULES("gather")
 def _gather(state: _Padded, equation: Equation, operands: list[Any]) -> list[Any]:
-    """Look items up; an index between the items and the places is beyond the items."""
+    """Look items up. An index beyond the items is treated as beyond the axis, even at padding."""
     x, indices = operands
     numbers = equation.params["dimension_numbers"]
     shape = _shape(equation.invars[0])
@@ -496,7 +525,7 @@ def _branches(state: _Padded, equation: Equation, operands: list[Any]) -> list[A
 
 @_RULES(SCAN)
 def _scan(state: _Padded, equation: Equation, operands: list[Any]) -> list[Any]:
-    """Evaluate a loop of a known number of turns, whose body has symbolic extents."""
+    """Evaluate a loop whose number of iterations is known, but whose body has symbolic extents."""
     if is_symbolic(equation.params["length"]):
         raise NotPaddableError(equation)
     body = Program(equation.params["jaxpr"])

@@ -32,18 +32,19 @@ _EACH = 1024  # the fixed cost of a collective, as a number of items
 
 @dataclass(frozen=True)
 class Division:
-    """The division of a parameter, of a state, or of an argument that holds the batch.
+    """How a parameter, a state, or an argument that holds the batch is divided over devices.
 
     The division of a batch argument needs only `axis`.
 
     Args:
         axis: the axis that contains the divided factor.
-        before: the product of the factors that precede the divided factor in the axis. For example,
-            it is 3 if the heads of an axis of 3 * heads * items are divided.
-        along: the axis along which the stored parameter is sharded, or None if it is replicated. If
-            other factors precede the divided factor, `along` differs from `axis`, and calls divide
-            a value that is prepared from the parameter.
-        follows: whether the factor is divided in all tensors, or only in this parameter.
+        before: the product of the factors that precede the divided factor in the axis. For
+            example, it is 3 if the heads of an axis of 3 * heads * items are divided.
+        along: the axis along which the stored parameter is sharded, or None if it is
+            replicated. If other factors precede the divided factor, `along` differs from
+            `axis`, and calls divide a value that is prepared from the parameter.
+        follows: whether the factor is divided in all tensors that contain it, and not only in
+            this parameter.
         why: the reason, in a few words.
         moves: the collectives that a call needs for this parameter, such as "1 all-reduce".
     """
@@ -57,10 +58,10 @@ class Division:
 
 
 class Along(NamedTuple):
-    """Divisions of arguments along axes of a mesh.
+    """Which arguments of a program are divided along some axes of a mesh.
 
-    `names` are the names of the axes of the mesh. `divisions` maps argument numbers to divisions.
-    Parameters are the first arguments. `Along((), {})` divides nothing.
+    `names` are the names of the axes of the mesh. `divisions` maps argument numbers to
+    divisions. Parameters are the first arguments. `Along((), {})` divides nothing.
     """
 
     names: tuple[str, ...]
@@ -91,13 +92,15 @@ class Divided:
 def divisions(
     program: Program, count: int, least: int = 0, carried: Mapping[int, int] | None = None
 ) -> dict[int, Division]:
-    """Return the divisions of arguments into `count` parts, by the number of the argument.
+    """Choose how arguments of a program are divided into `count` parts, by argument number.
 
-    Parameters that can be divided have a division, unless they have fewer than `least` items.
+    Each parameter that can be divided has a division in the result, unless it has fewer than
+    `least` items.
 
-    A state is an argument whose next value is a result: a cache of keys. `carried` maps the number
-    of each state to the number of that result. A state is divided along a factor of the parameters,
-    if this factor is the first of an axis; it then stays divided from call to call.
+    A state is an argument whose next value is a result of the program, such as a cache of keys.
+    `carried` maps the argument number of each state to the number of this result. A state is
+    divided along a factor of the parameters, if this factor is the first of an axis; it then
+    stays divided from call to call.
     """
     return _Choice(program, count, least, carried or {}).divisions()
 
@@ -148,7 +151,7 @@ class _Choice:
         self.separate |= dict.fromkeys(self.states, (0, None))
 
     def divisions(self) -> dict[int, Division]:
-        """Return the chosen divisions by parameter number."""
+        """Return the chosen divisions by argument number."""
         divisions: dict[int, Division] = {}
         conflicts = self._conflicts()
         excluded: set[Factor] = set()
@@ -178,7 +181,7 @@ class _Choice:
         return {**separate, **divisions}
 
     def _conflicts(self) -> dict[Factor, set[Factor]]:
-        """Map each factor to the other factors that occur in the same tensor."""
+        """Map each factor to the other factors that occur in a tensor together with it."""
         conflicts: dict[Factor, set[Factor]] = {factor: set() for factor in self.members}
         for axes in _all_axes(self.walk):
             together = set(chain(*map(leaves, axes))) & conflicts.keys()
@@ -187,7 +190,7 @@ class _Choice:
         return conflicts
 
     def _division(self, i: int, factor: Factor) -> Division:
-        """Return the division of parameter `i` if `factor` is divided in all tensors."""
+        """Return the division of argument `i` that divides `factor` in all tensors."""
         axis, before = self.members[factor][i]
         if i in self.states:
             return Division(axis, along=axis, why="state of divided tensors")
@@ -206,9 +209,10 @@ class _Choice:
         return Division(axis, before, along, True, why + parts)
 
     def _separate(self, i: int) -> tuple[int, Division | None]:
-        """Return the cost of dividing only parameter `i`, and its division.
+        """Return the cost of dividing parameter `i` without other tensors, and its division.
 
-        The division is None if neither the columns nor the rows of the parameter can be divided.
+        The division is None if neither the columns nor the rows of the parameter can be
+        divided.
         """
         products = self.products[i]
         shape = self.large[i].aval.shape

@@ -32,7 +32,7 @@ from lowering.targets.target import Target
 
 
 def name_of(run: Callable[..., Program]) -> str:
-    """Return the name of a pass, which is the name of its module."""
+    """Return the name of a pass, of which `run` is the function. It is the name of its module."""
     return run.__module__.rpartition(".")[2]
 
 
@@ -42,19 +42,23 @@ _watch: ContextVar[Watch | None] = ContextVar("watch", default=None)
 
 
 def watched(watch: Watch) -> AbstractContextManager[None]:
-    """Call `watch` after each pass in the block of a `with` statement."""
+    """Call `watch` after each pass that runs in the block of a `with` statement.
+
+    `watch` gets the name of the pass, the target, and the program before and after the pass.
+    """
     return holding(_watch, watch)
 
 
 def traced(
     function: Callable[..., object], parameters: object, *arguments: object
 ) -> tuple[Program, list[Any], Any]:
-    """Trace a function, and return the program, the leaves of the arguments, and a tree.
+    """Trace a function to a program that is not optimised.
 
-    The program is not optimised. `parameters` and `arguments` are pytrees of arrays or of
-    `jax.ShapeDtypeStruct`. The first `program.parameters` leaves are the parameters. The program
-    takes the leaves and returns a list `results`; `jax.tree.unflatten(tree, results)` is the
-    function's result.
+    `parameters` and `arguments` are pytrees of arrays or of `jax.ShapeDtypeStruct`. Three items
+    are returned: the program, the list of the leaves of parameters and arguments, which the
+    program takes, and the tree of the function's result. The first `program.parameters` leaves
+    are the parameters. The program returns a list `results`; `jax.tree.unflatten(tree,
+    results)` is the function's result.
     """
     leaves, tree = jax.tree.flatten((parameters, *arguments))
 
@@ -67,23 +71,23 @@ def traced(
 
 
 def differentiable(program: Program, target: Target = DIFFERENTIABLE) -> Program:
-    """Rewrite a traced program by the passes that keep custom derivatives.
+    """Rewrite a traced program by passes that keep custom derivatives.
 
-    jax can differentiate, batch and shard the result. By default the result is for any platform. If
-    `target` is a `mesh_target`, the result is for arguments that are divided over the mesh of the
-    target.
+    jax can differentiate, batch and shard the rewritten program. By default it is for any
+    platform. If `target` is a `mesh_target`, it is for arguments that are divided over the mesh
+    of the target.
     """
     jaxprs.require_names()
     return rewrite(program, target)
 
 
 def lower(program: Program, target: Target) -> Split:
-    """Rewrite a program by the passes of a target, and split it into a preparation and a call.
+    """Rewrite a program by a target's passes, and split it into a preparation and a call.
 
-    The program must be a result of `differentiable`. The returned `Split` also has the options for
-    XLA. Neither arrays nor a device of the target are needed. If there may be several devices, the
-    target's kernels do not compute equations whose operands may be sharded. These equations are
-    left to XLA.
+    The program must be a result of `differentiable`. The returned `Split` also has the options
+    for XLA. Neither arrays nor a device of the target are needed. If there may be several
+    devices, the target's kernels do not compute equations whose operands may be sharded. These
+    equations are left to XLA.
     """
     parts = split(rewrite(replace(program, prepares=True), target), target.platform)
     return replace(parts, options=partial(_options, target, program, parts.later))
@@ -99,7 +103,10 @@ def _options(
 
 
 def rewrite(program: Program, target: Target) -> Program:
-    """Return a program after all passes of a target."""
+    """Apply all passes of a target to a program, and return the rewritten program.
+
+    A pass that fails is left out with a warning.
+    """
     program = replace(program, is_alone=target.devices == 1, is_open=target.is_open)
     if not target.keeps_derivatives:
         program = or_else(program.low_level, lambda: program, "low-level primitives")
@@ -122,7 +129,7 @@ def rewrite(program: Program, target: Target) -> Program:
 
 
 def _without_empty(matcher: Matcher, equation: Equation) -> Rewrite:
-    """Leave out empty operands of a concatenation, such as the empty past of a language model."""
+    """Leave empty operands out of a concatenation, such as the empty past of a language model."""
     operands = [v for v in equation.invars if 0 not in v.aval.shape]
     if not operands or len(operands) == len(equation.invars):
         return None
@@ -139,7 +146,11 @@ def _checked(run: Callable[..., Program], program: Program, target: Target) -> P
 
 
 def check(before: Program, after: Program) -> None:
-    """Raise ValueError if a pass changed types or effects, or if equations are inconsistent."""
+    """Raise ValueError if `after`, which a pass made from `before`, is invalid.
+
+    It is invalid if types of arguments or results, or effects, have changed, or if its
+    equations are inconsistent.
+    """
     for noun, earlier, later in (
         ("arguments", before.closed.in_avals, after.closed.in_avals),
         ("results", before.closed.out_avals, after.closed.out_avals),

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Preparing(Protocol):
-    """Computes prepared values.
+    """Computes prepared values from parameters. `Split` is such a class.
 
     A prepared value is either a parameter or a value computed from parameters. `sources` has an
     item for each prepared value: the index of the parameter, or None for the next one of the
@@ -36,16 +36,22 @@ class Preparing(Protocol):
 
     @property
     def sources(self) -> Sequence[int | None]:
-        """Return for each prepared value the index of its parameter, or None if it is computed."""
+        """Return, for each prepared value, the index of the parameter that it is, or None.
+
+        None stands for a value that is computed.
+        """
         ...
 
     @property
     def recipe(self) -> Recipe:
-        """Return the recipe of the computed values."""
+        """Return the recipe that tells how the computed values are computed."""
         ...
 
     def computed(self, chosen: Sequence[int], parameters: Sequence[jax.Array]) -> list[jax.Array]:
-        """Compute the computed values that have these indices, outside of any trace."""
+        """Compute the values with the indices `chosen` among the computed values.
+
+        The call must not be under tracing.
+        """
         ...
 
 
@@ -60,18 +66,19 @@ class Split:
     `jax.jit(parts.call).trace(values, inputs).lower(lowering_platforms=(parts.platform,))`.
 
     Args:
-        sources: for each prepared value, the index of the parameter that it is, or None if it is
-            computed.
-        first: the program from parameters to computed values; None if there are no computed values.
-        call: a function that takes the prepared values and the inputs, as two lists, and returns a
-            list.
+        sources: for each prepared value, the index of the parameter that it is, or None if it
+            is computed.
+        first: the program from parameters to computed values; None if there are no computed
+            values.
+        call: a function that takes the prepared values and the inputs, as two lists, and
+            returns the list of results.
         platform: jax's name of the platform, or None.
-        make_recipe: a function that returns the recipe of the computed values, the same object in
-            each call.
+        make_recipe: a function that returns the recipe of the computed values, the same object
+            in each call.
         later: the call as a jaxpr.
-        options: a function that returns the compiler's options for the call. Its argument is True
-            if the call is compiled alone, False if it is compiled in a user's function. The options
-            are for `jax.jit(parts.call, compiler_options=...)`.
+        options: a function that returns the compiler's options for the call. Its argument is
+            True if the call is compiled alone, False if it is compiled in a user's function.
+            The options are for `jax.jit(parts.call, compiler_options=...)`.
     """
 
     sources: tuple[int | None, ...]
@@ -92,22 +99,28 @@ class Split:
 
     @property
     def recipe(self) -> Recipe:
-        """Return the recipe of the computed values."""
+        """Return the recipe that tells how the computed values are computed."""
         return self.make_recipe()
 
     def prepare(self, parameters: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
-        """Return the prepared values of parameters, which may be tracers."""
+        """Return the prepared values of parameters. The parameters may be tracers."""
         computed = self.first(*parameters) if self.first else ()
         return assemble(self.sources, parameters, computed)
 
     def computed(self, chosen: Sequence[int], parameters: Sequence[jax.Array]) -> list[jax.Array]:
-        """Compute the computed values that have these indices, outside of any trace."""
+        """Compute the values with the indices `chosen` among the computed values.
+
+        The call must not be under tracing.
+        """
         if self.is_by_numpy(parameters):
             return self.recipe.computed(chosen, parameters)
         return list(self.compiled(chosen, parameters)(list(parameters)))
 
     def is_by_numpy(self, parameters: Sequence[jax.Array]) -> bool:
-        """Tell whether numpy computes the values: on one CPU, if it can compute all of them."""
+        """Tell whether numpy computes the values from these parameters.
+
+        It does so for arrays on one CPU device, if it can compute all values.
+        """
         return self.platform == "cpu" and self.recipe.is_for_numpy and _on_one(parameters)
 
     def compiled(
@@ -115,9 +128,9 @@ class Split:
     ) -> jax.stages.Compiled:
         """Return an executable that computes the chosen values from parameters of these types.
 
-        Values are compiled by `jax.jit` instead of being traced under
-        `jax.ensure_compile_time_eval`. Values that are traced under the latter become constants,
-        and each ReLU would read its zeros from memory.
+        `chosen` has indices of computed values. The values are compiled by `jax.jit` instead of
+        being traced under `jax.ensure_compile_time_eval`, under which they would become
+        constants, and each ReLU would read its zeros from memory.
         """
         key = tuple(chosen)
         if key not in self._compiled:
@@ -127,12 +140,12 @@ class Split:
     def lower_first(
         self, parameters: Sequence[jax.Array], chosen: Sequence[int] | None = None
     ) -> jax.stages.Lowered:
-        """Lower `first` by jax, for parameters of these types.
+        """Lower the program `first` by jax, for parameters of these types.
 
-        With `chosen`, only the part that computes the results with these indices is lowered. On
-        CPUs the executable is compiled without optimisation, since it runs once. ResNet-50 then
-        takes 1.7 s to compile and 0.3 s to run; with optimisation it takes 2.9 s to compile and
-        0.17 s to run.
+        If `chosen` is given, only the part of the program that computes the results with these
+        indices is lowered. On CPUs the executable is compiled without optimisation, since it
+        runs once. ResNet-50 then takes 1.7 s to compile and 0.3 s to run; with optimisation it
+        takes 2.9 s to compile and 0.17 s to run.
         """
         options = {"xla_backend_optimization_level": 0} if self.platform == "cpu" else {}
         first = self._first
@@ -146,7 +159,7 @@ class Split:
 
 
 def _on_one(arrays: Sequence[object]) -> bool:
-    """Tell whether all arrays are on one CPU device of this process."""
+    """Tell whether all objects are jax arrays, on one CPU device of this process."""
     devices: set[Any] = set()
     for x in arrays:
         if not isinstance(x, jax.Array):
@@ -158,9 +171,10 @@ def _on_one(arrays: Sequence[object]) -> bool:
 def assemble(
     sources: Sequence[int | None], parameters: Sequence[jax.Array], computed: Iterable[jax.Array]
 ) -> tuple[jax.Array, ...]:
-    """Return prepared values in the order of `sources`: parameters and computed values.
+    """Return the prepared values: parameters and computed values, in the order of `sources`.
 
-    The parameters are added here, outside of the compiled function: a compiled function that
+    An item of `sources` is the index of a parameter, or None for the next computed value. The
+    parameters are added here, outside of the compiled function: a compiled function that
     returned them would copy them.
     """
     results = iter(computed)
@@ -186,10 +200,10 @@ def prepared(
     where: Hashable = None,
     compute: Callable[[Sequence[int], Sequence[jax.Array]], Sequence[jax.Array]] | None = None,
 ) -> tuple[jax.Array, ...]:
-    """Return the prepared values of parameters, outside of any trace.
+    """Return the prepared values of parameters. The call must not be under tracing.
 
-    Values are shared with other programs that have prepared them and still use them. In a trace,
-    use `Split.prepare` instead.
+    Values are shared with other programs that have prepared them and still use them. In a
+    trace, use `Split.prepare` instead.
 
     Args:
         parts: the preparation.
@@ -224,12 +238,15 @@ def _is_gone(value: jax.Array | None) -> bool:
 
 
 def _device_key(array: jax.Array) -> Hashable:
-    """Return a key for the device or mesh of an array. Prepared values are on the same device."""
+    """Return a key for the device or mesh of an array.
+
+    Values that are prepared from arrays with equal keys are on one device or mesh.
+    """
     return array.committed, getattr(array.sharding, "mesh", array.sharding)
 
 
 def _unique_name(array: jax.Array) -> str:
-    """Return a name that no other array has, not even a later array with the same id."""
+    """Return a name for an array that no other array has, not even a later array with its id."""
     key = id(array)
     reference, name = _names.get(key, (None, ""))
     if reference is None or reference() is not array:
@@ -245,5 +262,8 @@ def _unique_name(array: jax.Array) -> str:
 
 
 def unprepared(call: Callable[..., Any], count: int) -> Split:
-    """Return a split that prepares nothing. `call` takes `count` parameters, and the inputs."""
+    """Return a `Split` that prepares nothing, so that `call` gets the parameters themselves.
+
+    `call` takes two lists: `count` parameters, and the inputs.
+    """
     return Split(tuple(range(count)), None, call, None, lambda: Recipe(count, (), ()))

@@ -40,11 +40,12 @@ class Program:
 
     Args:
         closed: the traced function.
-        parameters: the number of leading arguments that are parameters. If the program is the body
-            of a loop, these are the arguments that all iterations share.
-        prepares: whether values that depend only on parameters are computed once, for many calls or
-            for all iterations of a loop.
-        role: "value", or "forward" or "backward" for the forward or backward pass of a derivative.
+        parameters: the number of leading arguments that are parameters. If the program is the
+            body of a loop, these are the arguments that all iterations share.
+        prepares: whether values that depend only on parameters are computed once, for many
+            calls or for all iterations of a loop.
+        role: "forward" or "backward" for the forward or backward pass of a derivative, and
+            "value" for any other program.
         is_alone: whether the program runs on one device, so that nothing is sharded.
         is_open: whether programs for other shapes read the same parameters.
         in_loop: whether the program is the body of a loop.
@@ -60,7 +61,7 @@ class Program:
 
     @property
     def equations(self) -> Sequence[Equation]:
-        """Return the equations."""
+        """Return the equations of the program, in the order in which they are evaluated."""
         return self.closed.jaxpr.eqns
 
     @property
@@ -80,7 +81,7 @@ class Program:
 
     @property
     def has_items(self) -> bool:
-        """Tell whether no extent is symbolic, and no argument that is read is empty."""
+        """Tell whether arguments have no symbolic extents, and none that is read is empty."""
         for v in self.arguments:
             shape = getattr(v.aval, "shape", ())
             if any(map(is_symbolic, shape)) or (0 in shape and self.uses[v]):
@@ -94,29 +95,32 @@ class Program:
 
     @cached_property
     def uses(self) -> Mapping[Atom, int]:
-        """Map each variable to the number of times that it is an operand or a result."""
+        """Map each variable to the number of times that an equation reads it or it is a result."""
         return uses(self.closed.jaxpr)
 
     @cached_property
     def known(self) -> frozenset[Atom]:
-        """Return the variables that depend only on parameters and constants."""
+        """Return the variables that depend only on constants and on parameters of the program."""
         return frozenset(known_variables(self.closed.jaxpr, self.parameters))
 
     @cached_property
     def early(self) -> frozenset[Atom]:
-        """Return the variables that are computed once, before all calls or before the loop."""
+        """Return the variables that are computed once, before all calls or before the loop.
+
+        They depend only on constants, and also on parameters if the program prepares values.
+        """
         return self.known if self.prepares else frozenset(known_variables(self.closed.jaxpr, 0))
 
     def is_late(self, equation: Equation) -> bool:
-        """Tell whether an equation is evaluated in each call, or in each iteration of the loop."""
+        """Tell whether an equation is evaluated in each call, or in each iteration of a loop."""
         return bool(equation.effects) or not self.early.issuperset(equation.outvars)
 
     def low_level(self) -> Program:
-        """Return the program without jax's high-level primitives."""
+        """Return the program with low-level equations in place of jax's high-level primitives."""
         return self.with_closed(jaxprs.low_level(self.closed))
 
     def pruned(self) -> Program:
-        """Return the program without equations and constants that no result depends on."""
+        """Return the program without equations and constants on which no result depends."""
         return self.with_equations(self.equations)
 
     def early_first(self) -> Program:
@@ -124,14 +128,17 @@ class Program:
         return self.with_equations(sorted(self.equations, key=self.is_late))
 
     def readers(self, variable: Variable) -> set[str]:
-        """Return the primitives that read a variable, and "" if it is a result of the program."""
+        """Return the names of the primitives that read a variable.
+
+        The set also has "" if the variable is a result of the program.
+        """
         primitives = {primitive(e) for e in self.equations if variable in variables(e.invars)}
         if variable in variables(self.results):
             primitives.add("")
         return primitives
 
     def with_closed(self, closed: ClosedJaxpr) -> Program:
-        """Return the program with another traced function."""
+        """Return a program with another traced function, and the other properties of this one."""
         return replace(self, closed=closed)
 
     def body(self, equation: Equation) -> Program:
@@ -144,7 +151,7 @@ class Program:
         return replace(self, closed=closed, parameters=count, prepares=True, in_loop=True)
 
     def with_equations(self, equations: Sequence[Equation]) -> Program:
-        """Return the program with these equations, which must compute the same results.
+        """Return the program with other equations that compute the program's results.
 
         Equations and constants on which no result depends are left out.
         """
@@ -155,7 +162,8 @@ class Program:
     ) -> Program:
         """Return the program with `change(equation, function)` in place of each inner function.
 
-        If there are `names`, only equations of these primitives are changed.
+        An inner function is a traced function in an equation's parameters. If there are
+        `names`, only equations of the primitives with these names are changed.
         """
         equations: list[Equation] = []
         for e in self.equations:
@@ -171,10 +179,9 @@ class Program:
         return self.with_inner(lambda e, _: change(self.body(e)).closed, jaxprs.SCAN)
 
     def part(self, arguments: Sequence[Variable], results: Sequence[Atom]) -> Program:
-        """Return the program that computes some variables of this program from other variables.
+        """Return a program that computes some variables of this program from other ones.
 
-        `arguments` are the variables that the new program takes, and `results` are those that it
-        computes.
+        The new program takes the variables `arguments` and returns the variables `results`.
         """
         inputs = set(arguments)
         equations = [e for e in self.equations if inputs.isdisjoint(e.outvars)]
@@ -188,9 +195,10 @@ class Program:
         compute: Callable[[Equation, list[Any]], Sequence[Any]] = jaxprs.bind,
         constant: Callable[[Any], Any] = lambda x: x,
     ) -> list[Any]:
-        """Evaluate the program by `compute(equation, operands)`, on values of any type.
+        """Evaluate the program on values of any type, and return its results.
 
-        `constant` converts an array that the program holds to a value of this type.
+        `compute(equation, operands)` returns the results of an equation. `constant` converts an
+        array that the program holds to a value of the type.
         """
         constants = map(constant, self.closed.consts)
         values = dict(zip(self.constants, constants, strict=True))
@@ -208,12 +216,12 @@ class Program:
         return list(map(read, self.results))
 
     def retraced(self, function: Callable[..., Sequence[Any]]) -> Program:
-        """Trace a function for arguments of the same types, and return the result as a program."""
+        """Trace a function for arguments of this program's types, and return it as a program."""
         closed = jaxprs.make_jaxpr(lambda *x: list(function(*x)), *self.closed.in_avals)
         return self.with_closed(closed)
 
     def __call__(self, *arguments: Any) -> list[Any]:
-        """Evaluate the program without rewriting it."""
+        """Evaluate the equations of the program as they are, and return its results."""
         return jaxprs.as_function(self.closed)(*arguments)
 
     def __str__(self) -> str:
@@ -221,7 +229,7 @@ class Program:
 
 
 def uses(jaxpr: Jaxpr) -> Counter[Variable]:
-    """Count how often each variable is an operand of an equation or a result."""
+    """Count how often each variable is an operand of an equation or a result of the function."""
     counts = Counter(variables(jaxpr.outvars))
     for equation in jaxpr.eqns:
         counts.update(variables(equation.invars))
@@ -229,10 +237,7 @@ def uses(jaxpr: Jaxpr) -> Counter[Variable]:
 
 
 def known_variables(jaxpr: Jaxpr, parameters: int) -> set[Variable]:
-    """Return the variables that depend only on constants and on the first arguments.
-
-    `parameters` is the number of these arguments.
-    """
+    """Return the variables that depend only on constants and the first `parameters` arguments."""
     early = {*jaxpr.constvars, *jaxpr.invars[:parameters]}
     for equation in jaxpr.eqns:
         if not equation.effects and early.issuperset(variables(equation.invars)):
@@ -242,7 +247,7 @@ def known_variables(jaxpr: Jaxpr, parameters: int) -> set[Variable]:
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """A function that is traced to replace an equation.
+    """A function that is traced, and whose equations replace an equation of a program.
 
     Args:
         function: takes an array for each operand, and returns an array or a list of arrays.
@@ -263,10 +268,10 @@ Rewrite = Equation | Atom | Computed | None  # a rule's result, see `rewritten`
 
 
 class Matcher:
-    """Answers a rule's questions about the part of a program that is already rewritten.
+    """The part of a program that a pass has rewritten so far, for the rules of the pass.
 
-    `notes` maps variables to notes, which rules of the pass leave for later rules. `original` is
-    the current equation as it was before its operands were rewritten.
+    `notes` maps variables to notes, which rules of the pass leave for later rules. `original`
+    is the current equation as it was before its operands were rewritten.
     """
 
     original: Equation
@@ -285,7 +290,8 @@ class Matcher:
     def maker(self, operand: Atom, *names: str) -> Equation | None:
         """Return the equation that computes an operand, or None for an argument or a literal.
 
-        If there are `names`, None is also returned for equations of other primitives.
+        If there are `names`, None is also returned for equations whose primitive has another
+        name.
         """
         if is_literal(operand):
             return None
@@ -295,7 +301,7 @@ class Matcher:
         return equation
 
     def note(self, operand: Atom) -> Any:
-        """Return the note on an operand, or None."""
+        """Return the note that a rule has left on an operand, or None if there is none."""
         return None if is_literal(operand) else self.notes.get(operand)
 
     def is_known(self, operand: Atom) -> bool:
@@ -303,16 +309,17 @@ class Matcher:
         return is_literal(operand) or operand in self._early
 
     def is_read_once(self, operand: Atom) -> bool:
-        """Tell whether a variable is read exactly once in the program before the pass."""
+        """Tell whether a variable had exactly one reader in the program before the pass."""
         return not is_literal(operand) and self._uses[operand] == 1
 
     def trace(
         self, function: Callable[..., object], *operands: Any, at: Equation | None = None
     ) -> Any:
-        """Trace a function, and add its equations before the current equation or in its place.
+        """Trace a function, and add its equations to the rewritten program.
 
-        The operands, and the returned results, are pytrees of variables and literals. The new
-        equations get the name and place of the equation `at`, by default of the current equation.
+        They come before the current equation or in its place. The operands, and the results
+        that are returned, are pytrees of variables and literals. The new equations get the name
+        and place of the equation `at`, by default of the current equation.
         """
         operands = jax.tree.map(self.replacement, operands)
         steps, results, constants = jaxprs.trace_at(at or self.original, function, operands)
@@ -326,7 +333,10 @@ class Matcher:
         return results
 
     def add(self, equation: Equation, reads: Mapping[Variable, int]) -> None:
-        """Add a rewritten equation. `reads` maps each result to the number of its reads."""
+        """Add an equation to the rewritten program.
+
+        `reads` maps each result of the equation to the number of its readers.
+        """
         self._equations.append(equation)
         for variable in equation.outvars:
             self.makers[variable] = equation
@@ -335,13 +345,16 @@ class Matcher:
                 self._early.add(variable)
 
     def replace_variable(self, variable: Variable, operand: Atom) -> None:
-        """Replace a variable by an operand in all later equations and results."""
+        """Let all later equations, and the results, read an operand in the place of a variable."""
         self._equal[variable] = operand
         if not is_literal(operand):
             self._uses[operand] += self.program.uses[variable]
 
     def replace_variables(self, variables: Sequence[Variable], operands: Any) -> None:
-        """Replace variables by the operands in a pytree."""
+        """Let later equations and the results read the operands in a pytree instead of variables.
+
+        Each variable of the sequence is replaced by one leaf of the pytree.
+        """
         for variable, operand in zip(variables, jax.tree.leaves(operands), strict=True):
             self.replace_variable(variable, operand)
 
@@ -350,7 +363,7 @@ class Matcher:
         return variable in self._equal
 
     def replacement(self, operand: Atom) -> Atom:
-        """Return the operand that replaces this one, or the operand itself."""
+        """Return the operand that replaces `operand`, or `operand` itself if nothing does."""
         return operand if is_literal(operand) else self._equal.get(operand, operand)
 
     def result(self) -> Program:
@@ -361,10 +374,10 @@ class Matcher:
 
 
 class Rules:
-    """Holds the rules of a pass: rules for primitives, and general rules for fields of `Facts`.
+    """Holds the rules of a pass, by the name of a primitive or by a field of `Facts`.
 
-    If a primitive has no rule of its own, it gets the first general rule whose field is true for
-    the primitive.
+    If a primitive has no rule of its own, it gets the first rule of a field that is true for
+    it.
 
     >>> @rules("reshape", "squeeze")
     ... def reshaped(...): ...
@@ -377,13 +390,16 @@ class Rules:
         by_primitive: Mapping[str, Rule] | None = None,
         only: Callable[[Equation], bool] | None = None,
     ) -> None:
-        """Start with these rules by primitive. `only` tells whether an equation may have a rule."""
+        """Start with the rules in `by_primitive`, by the name of the primitive.
+
+        `only` tells whether an equation may have a rule.
+        """
         self._by_primitive: dict[str, Rule] = {**(by_primitive or {})}
         self._only = only
         self._by_fact: dict[str, Rule] = {}
 
     def __call__(self, *primitives: str, **fields: bool) -> Callable[[R], R]:
-        """Register a rule for primitives, or for all those for which a field of `Facts` is true."""
+        """Return a decorator that registers a rule for primitives, or for fields of `Facts`."""
 
         def register(rule: R) -> R:
             self._by_primitive.update(dict.fromkeys(primitives, rule))
@@ -393,7 +409,7 @@ class Rules:
         return register
 
     def rule_for(self, equation: Equation) -> Rule | None:
-        """Return the rule of an equation, if it has one."""
+        """Return the rule for an equation, or None if no rule is for it."""
         rule = self._by_primitive.get(equation.primitive.name) or self._general(equation)
         if rule is None or (self._only is not None and not self._only(equation)):
             return None
@@ -408,12 +424,12 @@ class Rules:
 
 
 def rewritten(program: Program, rules: Rules | Mapping[str, Rule]) -> Program:
-    """Replace equations by the rewrites that rules return.
+    """Replace equations of a program by the rewrites that rules return.
 
     Equations that nothing reads after the rewrites are left out. A rule takes a Matcher, and an
-    equation whose operands have been rewritten already. It returns a `Rewrite`: another equation
-    with the same results, the operand that the result equals, a function to trace, or None to leave
-    the equation unchanged.
+    equation whose operands have been rewritten already. It returns a `Rewrite`: another
+    equation with the results of this one, the operand that the result equals, a function to
+    trace, or None to leave the equation unchanged.
     """
     if not isinstance(rules, Rules):
         rules = Rules(rules)
@@ -450,8 +466,8 @@ def rewritten(program: Program, rules: Rules | Mapping[str, Rule]) -> Program:
 def replaced(program: Program, functions: Sequence[Computed]) -> Program:
     """Replace equations of a program by functions. Each function replaces its equation `at`.
 
-    A function may also compute the results of earlier equations, if no equation before `at` reads
-    them. The new equations do not get the name of an operation.
+    A function may also compute the results of earlier equations, if no equation before `at`
+    reads these results. The new equations do not get the name of an operation.
     """
     by_equation: dict[int, Computed] = {}
     kinds: set[str] = set()
@@ -469,7 +485,10 @@ def replaced(program: Program, functions: Sequence[Computed]) -> Program:
 
 @contextmanager
 def _located(equation: Equation) -> Generator[None]:
-    """Describe the equation in an attribute `equation` of errors that the block raises."""
+    """Add the attribute `equation` to errors that are raised in the block of a `with` statement.
+
+    The attribute describes the equation.
+    """
     try:
         yield
     except Exception as error:
@@ -480,7 +499,10 @@ def _located(equation: Equation) -> Generator[None]:
 
 
 def in_loops(run: Callable[[Program, T], Program]) -> Callable[[Program, T], Program]:
-    """Make a pass rewrite the bodies of loops too, each body as a program of its own."""
+    """Make a pass also rewrite the bodies of loops, each of them as a program.
+
+    `run` is the function of the pass.
+    """
 
     @wraps(run)
     def run_in_loops_too(program: Program, target: T) -> Program:

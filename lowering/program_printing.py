@@ -20,8 +20,8 @@ _BY_ONE = re.compile("(strides|dilation|group_count)$")  # left out if all entri
 def printed(program: Any) -> str:
     """Return a program as text: its arguments, its equations with types and places, its results.
 
-    Variables are numbered in the order in which they appear. `*` marks results that are computed
-    once, before calls.
+    Variables are numbered in the order in which they appear. `*` marks results that are
+    computed only once, before all calls.
     """
     count = program.parameters
     names: dict[Atom, str] = {v: f"p{i}" for i, v in enumerate(program.arguments[:count])}
@@ -56,14 +56,17 @@ def _lines(
 
 
 def place(equation: Equation) -> str:
-    """Return the name and the document line of the operation that an equation comes from."""
+    """Return the operation's name, and its document's file and line, for an equation of it.
+
+    The result has only the name if the line is unknown.
+    """
     file, line = jaxprs.document_line(equation)
     name = jaxprs.outer_scope(equation)
     return f"{name} {file}:{line}".strip() if file else name
 
 
 def described(equation: Equation) -> str:
-    """Return an equation's primitive and place, for messages."""
+    """Return a text for messages with the primitive of an equation and its place."""
     where = place(equation)
     return f"{primitive(equation)} of {where}" if where else primitive(equation)
 

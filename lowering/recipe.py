@@ -39,13 +39,13 @@ DType = np.dtype[Any]
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One value of a recipe: a constant, or a result of an equation.
+    """One value that a recipe computes: a constant, or a result of an equation.
 
     Args:
         text: a text that determines the value, together with the operands.
         operands: the numbers of the operands, see `Recipe`.
         constant: the value if the step is a constant, else None.
-        primitive: the name of the primitive, or "" if numpy does not compute it.
+        primitive: the name of the primitive, or "" if numpy does not compute the step.
         params: the arguments of numpy's function after the operands.
     """
 
@@ -69,7 +69,10 @@ class Recipe:
     results: tuple[int, ...]
 
     def digests(self, arguments: Sequence[str]) -> list[str]:
-        """Return a digest of each result. `arguments` has a distinct text for each argument."""
+        """Return a digest of each result, for arguments that are given as distinct texts.
+
+        Results with equal digests have equal values.
+        """
         texts = list(arguments)
         for step in self.steps:
             operands = map(texts.__getitem__, step.operands)
@@ -83,15 +86,18 @@ class Recipe:
 
     @cached_property
     def is_for_numpy(self) -> bool:
-        """Tell whether numpy computes all steps."""
+        """Tell whether numpy can compute all steps."""
         return all(step.constant is not None or step.primitive for step in self.steps)
 
     def reads(self, chosen: Sequence[int]) -> list[int]:
-        """Return the indices of the arguments on which the chosen results depend."""
+        """Return the indices of the arguments on which the results `chosen` depend.
+
+        `chosen` has indices of results.
+        """
         return sorted(x for x in self._dependencies(chosen) if x < self.count)
 
     def computed(self, chosen: Sequence[int], arrays: Sequence[jax.Array]) -> list[jax.Array]:
-        """Compute the results that have the indices `chosen`.
+        """Compute the results that have the indices `chosen`, by numpy.
 
         `arrays` are the arguments, which must be on one CPU device. Groups of steps that do not
         depend on each other are computed in several threads.
@@ -112,7 +118,10 @@ class Recipe:
             return jax.device_put([_for_device(values[number]) for number in results], device)
 
     def _dependencies(self, chosen: Sequence[int]) -> set[int]:
-        """Return the numbers of the chosen results, and of all values on which they depend."""
+        """Return the numbers of the results `chosen`, and of all values on which they depend.
+
+        `chosen` has indices of results.
+        """
         needed = {self.results[i] for i in chosen}
         for number, step in reversed(list(enumerate(self.steps, self.count))):
             if number in needed:
@@ -120,7 +129,10 @@ class Recipe:
         return needed
 
     def _groups(self, numbers: Iterable[int]) -> list[list[int]]:
-        """Group the steps with these numbers: a step is in one group with the steps it reads."""
+        """Divide the steps with these numbers into groups that do not read each other's results.
+
+        Two steps are in the same group if one of them reads the result of the other.
+        """
         groups: dict[int, list[int]] = {}  # maps the number of a step to its group
         for number in numbers:
             is_argument = number < self.count
@@ -136,15 +148,17 @@ class Recipe:
         return list(map(sorted, by_id.values()))
 
     def _step(self, number: int) -> Step:
-        """Return the step that computes the value with this number."""
+        """Return the step that computes the value with the number `number`."""
         return self.steps[number - self.count]
 
     def _run(
         self, shared: Mapping[int, Array], results: set[int], group: Sequence[int]
     ) -> dict[int, Array]:
-        """Compute a group of steps, and return those of its values that are results, by number.
+        """Compute the steps of a group, and return the results of the recipe among their values.
 
-        `shared` has the arguments and constants. Values that no further step reads are freed.
+        The values are returned by number. `shared` has the arguments and constants, and
+        `results` has the numbers of the recipe's results. Values that no further step reads are
+        freed.
         """
         values: dict[int, Array] = {}
         readers = Counter[int]()
@@ -188,10 +202,10 @@ def _copied(x: Array) -> Array:
 
 
 def _for_device(x: Array) -> Array:
-    """Return an array that a CPU device uses without a copy.
+    """Return an array with the items of x that a CPU device uses without a copy.
 
-    Arrays that are not contiguous or not aligned are copied. Read-only arrays are copied too, since
-    they may be views of jax arrays, which a user may donate.
+    x is copied if it is not contiguous or not aligned. It is also copied if it is read-only,
+    since it may then be a view of a jax array, which a user may donate.
     """
     fits = x.flags.c_contiguous and x.flags.writeable and x.ctypes.data % ALIGNMENT == 0
     return x if fits else _copied(x)
@@ -249,13 +263,13 @@ def _is_as_wide(types: Sequence[DType]) -> bool:
 
 
 class Computation(NamedTuple):
-    """Computes a primitive by numpy, with the same results as XLA.
+    """How numpy computes a primitive with the results that XLA computes.
 
     Args:
         function: either a ufunc whose result has the dtype of its operands, or a function of a
             sequence of operands and of the parameters in `reads`.
-        same_for: a function that tells whether numpy's result equals XLA's. It takes the dtypes of
-            the operands, and last the dtype of the result.
+        same_for: a function that tells whether numpy's result equals XLA's result. It takes the
+            dtypes of the operands, and last the dtype of the result.
         reads: the names of the equation's parameters that `function` takes.
     """
 
@@ -331,7 +345,7 @@ _BY_NUMPY: dict[str, Computation] = {
 
 
 def params_of_numpy(equation: Equation) -> tuple[Any, ...] | None:
-    """Return the arguments of numpy's function after the operands.
+    """Return the arguments, after the operands, of the numpy function for an equation.
 
     None is returned if numpy does not compute the equation.
     """
@@ -354,7 +368,7 @@ def params_of_numpy(equation: Equation) -> tuple[Any, ...] | None:
 
 
 def by_numpy(equation: Equation, operands: Sequence[Array]) -> Array | None:
-    """Return the result of an equation by numpy, or None if numpy does not compute the equation.
+    """Compute an equation by numpy, or return None if numpy does not compute it.
 
     Primitives that only move items take items of any dtype.
     """

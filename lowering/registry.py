@@ -76,7 +76,7 @@ class Registry:
         return register
 
     def get(self, kind: str) -> Rule | None:
-        """Return the rule of a kind, or None if it has no rule."""
+        """Return the rule of a kind of operations, or None if the kind has no rule."""
         return self._rules.get(kind)
 
     def __getitem__(self, kind: str) -> Rule:
@@ -93,10 +93,11 @@ class Registry:
 
 
 def _parameters(function: Callable[..., object]) -> dict[str, Any]:
-    """Map the standard names of a function's parameters to their defaults.
+    """Map the names of a function's parameters, as the standard writes them, to their defaults.
 
     A parameter `**name` is named `**` in the map. If it is annotated as `Unpack[...]` of a
-    TypedDict, and the annotation can be evaluated, the map has the keys of the TypedDict instead.
+    TypedDict, and the annotation can be evaluated, the map has the keys of the TypedDict
+    instead.
     """
     defaults: dict[str, Any] = {}
     for parameter in inspect.signature(function).parameters.values():
@@ -109,7 +110,11 @@ def _parameters(function: Callable[..., object]) -> dict[str, Any]:
 
 
 def _keys(annotation: Any, function: Callable[..., object]) -> Iterable[str]:
-    """Return the keys of the TypedDict in `Unpack[...]`, or `**` if there is none."""
+    """Return the keys of the TypedDict in an annotation `Unpack[...]`, or ["**"].
+
+    ["**"] is returned if the annotation has no TypedDict, or cannot be evaluated in the
+    function's module.
+    """
     if "Unpack" not in str(annotation):
         return ["**"]
     try:
@@ -127,10 +132,11 @@ def _differ(default: object, other: object) -> bool:
 
 
 def _reads(where: str, names: Collection[str], parameters: Collection[str]) -> frozenset[str]:
-    """Return the rule's parameters that a function reads.
+    """Return the parameters of a rule that one of its functions reads.
 
-    `names` are the parameters of the function, and `parameters` are those of the rule. Raises
-    TypeError if the rule lacks a name that the function takes.
+    `names` are the parameters of the function, and `parameters` are the parameters of the rule.
+    Raises TypeError, with a text that begins with `where`, if the rule lacks a parameter of the
+    function.
     """
     unknown = sorted(set(names) - set(parameters) - {"**"})
     if unknown and "**" not in parameters:

@@ -43,9 +43,10 @@ _WIDE = 2 << 10
 
 
 def split(program: Program, platform: str | None = None) -> Split:
-    """Split a program into the preparation of values and the call.
+    """Split a program into a preparation, which reads only parameters, and a call.
 
     A value that depends only on parameters is prepared if `_is_worth_storing` is true for it.
+    `platform` is jax's name of the platform, or None.
     """
     program = program.with_closed(jaxprs.inlined(program.closed))
     closed = program.closed
@@ -76,7 +77,7 @@ def split(program: Program, platform: str | None = None) -> Split:
 
 
 def _as_read(x: Array, variable: Atom) -> Any:
-    """Widen a prepared value that is stored in fewer bits than the call reads."""
+    """Convert a prepared value to the dtype of the call's variable, which may have more bits."""
     dtype = variable.aval.dtype
     return x if x.dtype == dtype else x.astype(dtype)
 
@@ -86,7 +87,7 @@ def _prepared_and_later(
 ) -> tuple[list[Variable], list[Equation]]:
     """Return the variables to prepare, and the equations that a call evaluates.
 
-    Transpositions of `roots_read`, parameters that calls read too, are not prepared.
+    `roots_read` has parameters that calls read too. Their transpositions are not prepared.
     """
     sources = _sources(program)
     prepared: dict[Variable, None] = {}
@@ -110,7 +111,7 @@ def _prepared_and_later(
 
 
 def _is_free(equation: Equation) -> bool:
-    """Tell whether the result has the items of its operands in the same order."""
+    """Tell whether an equation leaves all items of its operands in their order in memory."""
     name = primitive(equation)
     transposes = name == "reshape" and equation.params["dimensions"] is not None
     if name not in _FREE or transposes:
@@ -120,7 +121,10 @@ def _is_free(equation: Equation) -> bool:
 
 
 def _transposed_root(program: Program, equation: Equation) -> Atom | None:
-    """Return the parameter that an equation transposes, None for another equation."""
+    """Return the variable that an equation transposes, or None if it is no transposition.
+
+    Reshapes before the transposition are skipped, so that the variable may be a parameter.
+    """
     if primitive(equation) != "transpose":
         return None
     (operand,) = equation.invars
@@ -132,14 +136,15 @@ def _transposed_root(program: Program, equation: Equation) -> Atom | None:
 
 
 def _roots(program: Program) -> list[Variable]:
-    """Return the variables of the parameters and constants."""
+    """Return the variables of a program's parameters and constants."""
     return [*program.arguments[: program.parameters], *program.constants]
 
 
 def _sources(program: Program) -> dict[Variable, tuple[int, int]]:
-    """Map each early variable to the items, and bits per item, of its largest parameter.
+    """Map each early variable to the size of the largest parameter from which it is computed.
 
-    For a concatenation or stack, the number of items is the sum over the operands.
+    The size is a pair: the number of items, and the bits of an item. For a concatenation or
+    stack, the number of items is the sum over the operands.
     """
     sources: dict[Variable, tuple[int, int]] = {}
     for variable in _roots(program):
@@ -154,7 +159,7 @@ def _sources(program: Program) -> dict[Variable, tuple[int, int]]:
 
 
 def _is_narrow(program: Program) -> bool:
-    """Tell whether all floating-point arguments are of bfloat16."""
+    """Tell whether all floating-point arguments of a program are bfloat16."""
     dtypes = {v.aval.dtype for v in program.arguments}
     floating = {dtype for dtype in dtypes if jnp.issubdtype(dtype, jnp.floating)}
     return floating == {jnp.dtype(jnp.bfloat16)}
@@ -163,9 +168,9 @@ def _is_narrow(program: Program) -> bool:
 def _narrow(program: Program, prepared: Iterable[Variable]) -> dict[Variable, Variable]:
     """Map large prepared variables of float32 to the variables that are stored in bfloat16.
 
-    If a variable is converted from bfloat16, the operand of the conversion is stored. Otherwise the
-    variable itself is rounded and stored. The map is empty unless all floating-point arguments are
-    of bfloat16.
+    If a variable is converted from bfloat16, the operand of the conversion is stored. Otherwise
+    the variable itself is rounded and stored. The map is empty unless all floating-point
+    arguments are bfloat16.
     """
     if not _is_narrow(program):
         return {}
@@ -184,7 +189,11 @@ def _rounded(program: Program, chosen: Sequence[bool], *arguments: Array) -> lis
 
 
 def _is_worth_storing(variable: Atom, items: int, bits: int) -> bool:
-    """Tell whether to prepare a variable whose parameter has `items` items of `bits` bits."""
+    """Tell whether to prepare a variable, and not to compute it in each call.
+
+    The largest parameter from which it is computed has `items` items of `bits` bits. The
+    variable must not be much larger than this parameter.
+    """
     size = _size(variable)
     width = _bits(variable) / bits
     if size > _GROWTH * items or width > _WIDTH:
@@ -193,9 +202,9 @@ def _is_worth_storing(variable: Atom, items: int, bits: int) -> bool:
 
 
 def _bits(variable: Atom) -> int:
-    """Return the bits of an item, 8 for bool.
+    """Return the bits of one item of a variable: 4 for int4, and 8 for bool.
 
-    The dtype's itemsize does not tell, since it is 1 byte for dtypes of 4 bits.
+    The dtype's itemsize does not tell this number, since it is 1 byte for dtypes of 4 bits.
     """
     digits = re.search("[0-9]+", variable.aval.dtype.name)
     return max(int(digits[0]), 1) if digits else 8
@@ -206,7 +215,7 @@ def _size(variable: Atom) -> int:
 
 
 def recipe_of(program: Program) -> Recipe:
-    """Return the recipe of a program's results, which are all variables."""
+    """Return a recipe of the results of a program. All results must be variables."""
     count = len(program.arguments)
     numbers = {variable: i for i, variable in enumerate(program.arguments)}
     steps: list[Step] = []
@@ -247,7 +256,7 @@ def _text_of_equation(equation: Equation) -> str:
 
 
 def _text(item: object) -> str:
-    """Return a text for an item, which differs from the texts of different items.
+    """Return a text for an object, such that different objects have different texts.
 
     If possible, the text is the same in all processes.
     """

@@ -31,15 +31,15 @@ _ITEMS_OF_A_TRACE = 20_000  # whose folding takes as long as tracing a few opera
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """The settings of a trace, which rules read.
+    """The settings of a trace that rules read.
 
     Args:
         precision: the precision of products; None for jax's default.
-        fold: a function that is called with a number of items before that many items are computed
-            on the host.
+        fold: a function that is called with a number of items before that many items are
+            computed on the host.
         straight_through: whether the derivative of rounding is 1 instead of 0.
-        refusal: a function that converts the error of a missing derivative to the error that is
-            raised.
+        refusal: a function that converts the error for a missing derivative to the error that
+            is raised.
         operation: the operation whose rule gets this context; `trace` sets it.
     """
 
@@ -50,7 +50,7 @@ class Context:
     operation: Operation | None = None
 
     def unroll(self, times: int) -> None:
-        """Report to `fold` that a rule traces a group of jax operations `times` times."""
+        """Call `fold` for a rule that traces a group of jax operations `times` times."""
         self.fold(_ITEMS_OF_A_TRACE * times)
 
     def forward_only(self, arrays: Sequence[Array], reason: str, hint: str) -> list[Array]:
@@ -78,21 +78,24 @@ def trace(
     values: Iterable[Value] | None = None,
     edits: Mapping[Value, Callable[[Any], Any]] | None = None,
 ) -> dict[Value, Any]:
-    """Evaluate a graph, and return the arrays of the requested values and of their dependencies.
+    """Evaluate a graph, and return the arrays of its values.
 
-    Values that depend only on constants are numpy arrays. Raises KeyError for a missing label.
-    Raises InvalidComputation if a rule refuses its arguments, cannot take an empty tensor, or
-    returns other types than it inferred, as may happen for inputs of undeclared shapes. Other
-    errors get a note with the operation's place in the document.
+    The result maps the requested values, and all values on which they depend, to arrays. Values
+    that depend only on constants are numpy arrays. Raises KeyError for a missing label. Raises
+    InvalidComputation if a rule refuses its arguments, cannot take an empty tensor, or returns
+    other types than it inferred, as may happen for inputs of undeclared shapes. Other errors
+    get a note with the operation's place in the document.
 
     Args:
         graph: the graph.
         context: the settings for rules.
-        parameters: arrays by label. Parameters on which no requested value depends may be left out.
+        parameters: arrays by label. Parameters on which no requested value depends may be left
+            out.
         states: arrays by label.
         inputs: arrays in the order of the graph's inputs. Their types are not checked.
         values: the requested values, by default the outputs and the next states.
-        edits: functions by value. Operations that read the value get the function's result instead.
+        edits: functions by value. Operations that read the value get the function's result
+            instead.
     """
     arrays: dict[Value, Any] = dict(zip(graph.inputs, inputs, strict=True))
     needed = graph.needed if values is None else graph.dependencies(values)
@@ -125,10 +128,10 @@ def trace(
 
 
 def _fault(operation: Operation, arrays: Mapping[Value, Any]) -> str:
-    """Return why an operand may have failed an operation, or "".
+    """Return a reason why an operation may have failed that lies in its operands, or "".
 
-    For example, an empty tensor has no maximum, and jax supports few operations in dtypes with few
-    bits.
+    For example, an empty tensor has no maximum, and jax supports few operations in dtypes with
+    few bits.
     """
     for value in operation.reads():
         shape = np.shape(arrays[value])
@@ -142,8 +145,8 @@ def _fault(operation: Operation, arrays: Mapping[Value, Any]) -> str:
 def compute(operation: Operation, context: Context, values: Mapping[Value, Any]) -> list[Any]:
     """Return the results of an operation, given the arrays of the values that it reads.
 
-    Raise InvalidComputation if the rule of the operation refuses the arrays, or returns other types
-    than it inferred.
+    Raises InvalidComputation if the rule of the operation refuses the arrays, or returns other
+    types than it inferred.
     """
 
     def read(x: Any) -> Any:
@@ -168,9 +171,10 @@ def compute(operation: Operation, context: Context, values: Mapping[Value, Any])
 
 
 def apply_rule(operation: Operation, context: Context, operands: Mapping[str, Any]) -> Any:
-    """Apply the rule of an operation to operands by name, and return its results unchanged.
+    """Apply the rule of an operation to its operands, and return the results as the rule does.
 
-    Raises InvalidComputation if the rule refuses the operands.
+    `operands` has the operands by the rule's parameter. Raises InvalidComputation if the rule
+    refuses them.
     """
     rule = operation.rule or rules[operation.kind]
     values = {**operands, **dict(operation.attributes)}
@@ -187,7 +191,7 @@ def apply_rule(operation: Operation, context: Context, operands: Mapping[str, An
 
 
 def _is_staged(attribute: object) -> bool:
-    """Tell whether an attribute needs tracing, as a symbolic extent and the graph of a loop do."""
+    """Tell whether an attribute has a symbolic extent or a loop's graph, which must be traced."""
     if isinstance(attribute, tuple):
         return any(map(_is_staged, attribute))  # pyright: ignore[reportUnknownArgumentType]
     return is_symbolic(attribute) or isinstance(attribute, Graph)
@@ -196,7 +200,11 @@ def _is_staged(attribute: object) -> bool:
 def _checked(
     operation: Operation, declared: Result | tuple[Result, ...], returned: Any, noun: str
 ) -> Iterator[Any]:
-    """Yield the arrays that a rule returned, in order, after checks and conversions by `_typed`."""
+    """Yield the arrays that a rule returned, in order, each of them checked by `_typed`.
+
+    Raises InvalidComputation if they have another structure than the operation's results.
+    `noun` is what the error calls them.
+    """
     if isinstance(declared, Value):
         yield _typed(operation, declared, returned)
         return
@@ -208,10 +216,10 @@ def _checked(
 
 
 def _typed(operation: Operation, value: Value, array: Any) -> Any:
-    """Return a rule's result as an array of the inferred type.
+    """Return an array that a rule returned, with the type that the rule inferred for it.
 
-    Python numbers, and arrays of a weak type, which come from literals, are converted. Another type
-    raises InvalidComputation.
+    Python numbers, and arrays of a weak type, which come from literals, are converted. For
+    another type InvalidComputation is raised.
     """
     inferred = value.type
     if isinstance(array, bool | int | float):
@@ -232,7 +240,10 @@ def _typed(operation: Operation, value: Value, array: Any) -> Any:
 
 
 def _agree(shape: Sequence[int], inferred: Sequence[int]) -> bool:
-    """Tell whether a shape is an inferred shape, which has UNKNOWN for symbolic extents."""
+    """Tell whether a shape agrees with an inferred shape.
+
+    The inferred shape has UNKNOWN in the place of symbolic extents.
+    """
     if len(shape) != len(inferred):
         return False
     for extent, inferred_extent in zip(shape, inferred, strict=True):
@@ -269,10 +280,10 @@ def _call_at(operation: Operation, run: Callable[[], T]) -> T:
 
 @cache
 def _leave_out_packages() -> None:
-    """Keep jax from naming files of these packages as the source of equations.
+    """Keep jax from recording files of these packages as the source of equations.
 
-    This function imports `lowering.jaxprs`, which takes 15 ms. Processes that find all executables
-    in a cache do not call it.
+    This function imports `lowering.jaxprs`, which takes 15 ms. Processes that find all
+    executables in a cache do not call it.
     """
     # If a later version of jax lacks these names, it names files of these packages.
     with suppress(ImportError, AttributeError):
@@ -283,7 +294,10 @@ def _leave_out_packages() -> None:
 
 
 def _frame(span: Span, name: str) -> Callable[..., Any]:
-    """Return a function that calls its argument, with this name and place in tracebacks."""
+    """Return a function that calls its argument, and has a name and place of its own in tracebacks.
+
+    The place is `span`, in the document.
+    """
     line, column = span.source.position(span.offset)
     start = column - 1
     place: Any = {

@@ -45,9 +45,9 @@ _NARROW = 2
 
 @in_loops
 def run(program: Program, target: Target) -> Program:
-    """Replace two products, with a softmax over keys between them, by one attention.
+    """Replace two products with a softmax over keys between them by one attention equation.
 
-    The products stay unchanged if anything else reads the values between them.
+    The products stay unchanged if another equation reads a value that is computed between them.
     """
     equations = program.equations
     products = [i for i, e in enumerate(equations) if _is_batched(e)]
@@ -71,7 +71,7 @@ def run(program: Program, target: Target) -> Program:
 
 
 def _is_batched(equation: Equation) -> bool:
-    """Tell whether an equation multiplies batches of rows by batches of matrices."""
+    """Tell whether an equation multiplies each item of a batch by a matrix of its own."""
     if primitive(equation) != PRODUCT:
         return False
     (left_sums, _), (batch, right_batch) = equation.params["dimension_numbers"]
@@ -85,9 +85,9 @@ def _is_batched(equation: Equation) -> bool:
 def _attention(
     program: Program, equations: Sequence[Equation], division_of: Mapping[Atom, Equation]
 ) -> Computed | None:
-    """Return the attention between two products, or None if there is none.
+    """Return the attention that some equations compute, or None if they compute no attention.
 
-    The products are the first and the last of the `equations`. `division_of` maps variables to the
+    The first and the last of the `equations` are products. `division_of` maps variables to the
     equations that divide them. If the result of the last product is divided by a value of the
     attention, this division is the end of the attention.
     """
@@ -127,7 +127,10 @@ def _attention(
     operands = [*first.invars, values, *masks]
 
     def laid_out(queries: Array, keys: Array, values: Array, *masks: Array) -> list[Array]:
-        """Return the operands with their axes in the order that `ATTENTION` takes."""
+        """Return the operands with their axes in the order that `ATTENTION` takes.
+
+        Queries and keys end in (time, size), and values end in (keys, size).
+        """
         queries = jnp.moveaxis(queries, query_size, -1)
         keys = jnp.moveaxis(keys, key_size, -1)
         values = jnp.moveaxis(values, value_keys, -2)
@@ -161,10 +164,11 @@ def _function(
     division: Equation | None,
     repeated: Equation | None,
 ) -> Callable[..., list[Array]]:
-    """Return the attention's function of queries, keys, values and masks, with their axes in order.
+    """Return the function of queries, keys, values and masks that computes an attention.
 
-    There may be a `division` of the weights, by a divisor that the equation `repeated` broadcasts
-    to all keys. If so, the function divides the result instead of the weights.
+    `part` is the attention as a program, and `first` and `last` are its products. If the
+    equation `division` divides the weights, by a divisor that the equation `repeated`
+    broadcasts to all keys, the function divides the result instead of the weights.
     """
 
     def evaluate(
@@ -193,9 +197,10 @@ def _function(
 
 
 def _product(equation: Equation, left: Array, right: Array, along: int) -> Array:
-    """Multiply, and sum over the last axis of `left` and axis `along` of `right`.
+    """Multiply, and sum over the last axis of `left` and the axis `along` of `right`.
 
-    If `left` has many rows, the rows are the last axis of the result in memory.
+    `along` is -1 or -2. If `left` has many rows, the rows are the last axis of the result in
+    memory.
     """
     count = right.ndim - 2
     kind = kind_of(equation)
@@ -211,9 +216,10 @@ def _product(equation: Equation, left: Array, right: Array, along: int) -> Array
 def _division(
     program: Program, last: Equation, dependent: Collection[Atom]
 ) -> tuple[Equation, Equation] | tuple[None, None]:
-    """Return the division of the weights, and the broadcast of its divisor to all keys.
+    """Return the equation that divides the weights, and the equation that broadcasts its divisor.
 
-    Both are None if there is no such division, or if the result cannot be divided instead.
+    The divisor is broadcast to all keys. Both results are None if there is no such division, or
+    if the result cannot be divided instead of the weights.
     """
     weights = last.invars[0]
     makers = program.makers

@@ -48,10 +48,7 @@ Evaluate = Callable[[Program, Sequence[View]], list[View]]
 
 
 class _Loop(NamedTuple):
-    """A loop over an axis of `extent` items, in blocks of `size` items.
-
-    The axis is an axis of heads or queries.
-    """
+    """A loop over an axis of heads or of queries, in blocks of `size` of its `extent` items."""
 
     axes: Axes  # maps each variable that has the axis to its number
     extent: int
@@ -59,10 +56,11 @@ class _Loop(NamedTuple):
 
 
 def attended(program: Program, views: Sequence[View], evaluate: Evaluate) -> View:
-    """Return the result of an attention, given views of its queries, keys, values and masks.
+    """Return the result of an attention, from views of its queries, keys, values and masks.
 
-    Blocks divide the queries. If the program runs on one device, blocks divide the heads too. On
-    several devices the heads may be sharded, so that they are not divided.
+    `evaluate` evaluates a program on views. Blocks divide the queries. If the program runs on
+    one device, blocks divide the heads too. On several devices the heads may be sharded, so
+    that they are not divided.
     """
     loops = _loops(program)
     has_few_queries = program.arguments[0].aval.shape[-2] < FEW
@@ -108,7 +106,7 @@ def attended(program: Program, views: Sequence[View], evaluate: Evaluate) -> Vie
 
 
 def _loops(program: Program) -> list[_Loop]:
-    """Return the loops over blocks, or no loops if all scores fit the caches."""
+    """Return the loops over blocks of an attention, or [] if all its scores fit the caches."""
     queries, keys, values, *_ = program.arguments
     shape = queries.aval.shape
     scores = program.equations[0].outvars[0].aval
@@ -138,7 +136,7 @@ def _loops(program: Program) -> list[_Loop]:
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """Computes attention for a block of queries and heads, or for all of them."""
+    """Computes an attention for one block of queries and heads, or for all queries and heads."""
 
     program: Program
     loops: Sequence[_Loop]
@@ -146,18 +144,20 @@ class _Block:
     evaluate: Evaluate
 
     def at_once(self, views: Sequence[View], *first_keys: _Loop) -> View:
-        """Return the result of a block, given views of its operands.
+        """Return the attention's result for a block, from views of the block's operands.
 
-        If `first_keys` is given, the axis of keys has been cut to the first keys.
+        If a loop `first_keys` is given, its size is the number of keys to which the axis of
+        keys is cut.
         """
         sizes = ((loop.axes, loop.size) for loop in (*self.loops, *first_keys))
         (view,) = self.evaluate(resized(self.program, *sizes), views)
         return view
 
     def computed(self, views: Sequence[View], count: Array | None) -> View:
-        """Return the result for the first keys.
+        """Return the attention's result for a block, computed from its first keys.
 
-        At least `count` keys are read. The number is rounded up to quarters of all keys.
+        `count` is the number of keys up to the last visible one, or None to read all keys. The
+        number of keys that are read is `count`, rounded up to some quarters of all keys.
         """
         if self.hidden is None or count is None:
             return self.at_once(views)
@@ -180,7 +180,10 @@ class _Block:
         return lax.switch(index, list(map(with_first_keys, sizes)), views)
 
     def visible_keys(self, views: Sequence[View]) -> Array | None:
-        """Return the number of keys up to the last key that a query sees, or None without masks."""
+        """Return the number of keys up to the last key that a query sees, or None without masks.
+
+        `views` are the views of the block's operands.
+        """
         if self.hidden is None:
             return None
         scores, masked = self.hidden.scores, self.hidden.masked
@@ -200,7 +203,11 @@ class _Block:
 
 
 def _part(view: View, variable: Variable, starts: Iterable[tuple[_Loop, Array | int]]) -> View:
-    """Return the view of a block's items. `starts` has the start of the block along each loop."""
+    """Return the part of a view that belongs to one block.
+
+    `variable` is the operand of the view. `starts` has pairs of a loop and the start of the
+    block along the loop's axis.
+    """
     array = view.array
     shape = list(view.shape)
     for loop, start in starts:

@@ -36,11 +36,12 @@ _PRODUCTS = (CONVOLUTION, PRODUCT)
 
 
 def run(program: Program, target: Target) -> Program:
-    """Make loops over parts of the batch, if all inputs have the batch and its items stay separate.
+    """Make loops that compute a few items of a batch at a time.
 
-    A program is divided into stages, and each stage is a loop. If the last stage does not take the
-    full batch at once, its loop contains the loops of the earlier stages. The tensors between
-    stages then have only the items of one iteration.
+    All inputs must have the batch, and no equation may mix its items. A program is divided into
+    stages, and each stage is a loop. If the last stage does not take the full batch at once,
+    its loop contains the loops of the earlier stages. The tensors between stages then have only
+    the items of one iteration.
     """
     inputs = program.arguments[program.parameters :]
     may_loop = program.role == "value" and program.is_alone
@@ -65,21 +66,24 @@ def run(program: Program, target: Target) -> Program:
 
 
 def _is_batch(inputs: Sequence[Variable]) -> bool:
-    """Tell whether all inputs have the same extent, two or more, along their first axis."""
+    """Tell whether the first axes of all inputs have one common extent, which is above 1."""
     shapes = [x.aval.shape for x in inputs]
     extents = {shape[0] for shape in shapes if shape}
     return all(shapes) and len(extents) == 1 and min(extents) > 1
 
 
 def _varies(program: Program, equation: Equation) -> bool:
-    """Tell whether an equation depends on inputs."""
+    """Tell whether an equation's results depend on more than the program's parameters."""
     return any(v not in program.known for v in equation.outvars)
 
 
 def _loop(
     program: Program, target: Target, axes: Axes, equations: Sequence[Equation], size: int
 ) -> Computed:
-    """Return the loop that computes the equations, for `size` items of the batch at a time."""
+    """Return a loop that computes the equations for `size` items of the batch at a time.
+
+    `axes` maps each variable to the axis of its batch.
+    """
     inside = {id(e) for e in equations}
     outside = [e for e in program.equations if id(e) not in inside and _varies(program, e)]
     computed = {v for e in equations for v in e.outvars}
@@ -114,7 +118,7 @@ def _divided(x: Array, axis: int, size: int) -> Array:
 
 
 def _joined(x: Array, axis: int) -> Array:
-    """Join the parts that `_divided` has stacked."""
+    """Undo `_divided`: join the parts, which are stacked along axis 0, along `axis`."""
     x = jnp.moveaxis(x, 0, axis)
     return x.reshape(*x.shape[:axis], -1, *x.shape[axis + 2 :])
 
@@ -124,14 +128,18 @@ def _stages(
 ) -> list[tuple[int, Sequence[Equation]]]:
     """Divide equations into groups, and choose how many items each group computes at a time.
 
-    A group takes as many items as its equations and all later equations allow. Each item of the
-    result is a pair: this number, and the equations.
+    Returns pairs of this number and the group's equations. A group takes as many items as its
+    equations and all later equations allow.
     """
     sizes = [n for n in range(1, batch + 1) if batch % n == 0]
     traffic = [_traffic(equation, axes) for equation in equations]
 
     def most(nbytes: int, limit: int) -> int:
-        """Return the most items that fit a limit, if the whole batch needs `nbytes`."""
+        """Return the largest divisor of the batch whose items need at most `limit` bytes.
+
+        The whole batch needs `nbytes`. If a single item needs more than the limit, the result
+        is 1.
+        """
         return max((n for n in sizes if n * nbytes <= limit * batch), default=1)
 
     least = most(max(traffic, default=0), _MEMORY)
@@ -157,12 +165,15 @@ def _stages(
 
 
 def _narrowest(equations: Sequence[Equation], start: int) -> int:
-    """Return the end of a stage, up to `_NEAR` equations after `start`, that fewest bytes cross."""
+    """Return the index before which to end a stage, so that it hands on the fewest bytes.
+
+    It is one of the indices from `start` to `start` + `_NEAR`.
+    """
     last_read = {v: index for index, e in enumerate(equations) for v in variables(e.invars)}
     computed = {v: index for index, e in enumerate(equations) for v in e.outvars}
 
     def handed_on(stop: int) -> int:
-        """Return the bytes that equations from `stop` on read, or that are results."""
+        """Return the bytes that are computed before `stop`, and are read later or are results."""
         handed = [v for v, i in computed.items() if i < stop <= last_read.get(v, stop)]
         return sum(map(_bytes, handed))
 
@@ -171,7 +182,7 @@ def _narrowest(equations: Sequence[Equation], start: int) -> int:
 
 
 def _traffic(equation: Equation, axes: Axes) -> int:
-    """Return the bytes that an equation reads and writes, in variables that have the batch."""
+    """Return how many bytes an equation reads and writes in variables that have the batch."""
     operands_and_results = variables([*equation.invars, *equation.outvars])
     return sum(_bytes(v) for v in operands_and_results if v in axes)
 

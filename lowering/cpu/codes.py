@@ -45,8 +45,9 @@ _DEPTHS = range(16, (1 << 15) + 1)
 class Codes:
     """A tensor whose items are (codes - zero) * step + start, where `codes` are int8.
 
-    `step` and `start` are scalars, or arrays of the tensor's rank that have several items along at
-    most one axis. If there is no `start`, the code `zero` stands for exactly 0.
+    `step` and `start` are scalars, or arrays of the tensor's rank that have several items along
+    at most one axis. If `start` is None, it counts as 0, and the code `zero` stands for exactly
+    0.
     """
 
     # `codes`, `step` and `start` are arrays. While a program is rewritten, they are variables.
@@ -57,20 +58,20 @@ class Codes:
 
     @property
     def extents(self) -> tuple[int, ...]:
-        """Return the common extents of step and start along the axes of the tensor."""
+        """Return the shape, of the tensor's rank, to which step and start broadcast."""
         shapes = (np.shape(v) for v in (self.step, self.start) if v is not None)
         return broadcast_shapes((1,) * self.codes.ndim, *shapes)
 
     def dequantised(self) -> Array:
-        """Return the tensor in float32."""
+        """Return the items (codes - zero) * step + start in float32."""
         x = (self.codes.astype(FLOAT) - np.float32(self.zero)) * self.step
         return x if self.start is None else x + self.start
 
     def changed(self, name: str, other: Array) -> Codes | None:
-        """Return the codes of x + other, x - other, x * other or x / other, where x is this tensor.
+        """Return the codes of x + other, x - other, x * other or x / other.
 
-        The operation has the name "add", "sub", "mul" or "div". None is returned if step or start
-        would have several items along more than one axis.
+        x is this tensor. `name` is "add", "sub", "mul" or "div". None is returned if step or
+        start would have several items along more than one axis.
         """
         if name in ("add", "sub"):
             term = other if name == "add" else -other
@@ -86,9 +87,9 @@ class Codes:
 
 
 def of_levels(level: Array, step: Array, start: Array, levels: Levels) -> Codes:
-    """Return the codes of a tensor: the numbers of its levels, shifted to int8.
+    """Return int8 codes of a tensor whose items are level * step + start.
 
-    If possible, the number 0 has the code 0.
+    The codes are the levels minus a shift. If possible, the item 0 has the code 0.
     """
 
     def fits(shift: int) -> bool:
@@ -108,7 +109,7 @@ def of_levels(level: Array, step: Array, start: Array, levels: Levels) -> Codes:
 
 
 def of_bytes(x: Array) -> Codes:
-    """Return the codes of an array of int8 or uint8."""
+    """Return an array of int8 or uint8 as codes with the step 1."""
     if x.dtype == BYTE:
         return Codes(x, np.float32(1))
     # The exclusive or subtracts 128.
@@ -117,9 +118,10 @@ def of_bytes(x: Array) -> Codes:
 
 
 def moved(equation: Equation, x: Codes) -> Codes | None:
-    """Apply an equation that moves items to codes.
+    """Return the codes of an equation's result, from the codes x of its operand.
 
-    None is returned if the equation might move the items of step or start in another way.
+    The equation only moves items. None is returned if it might move the items of step or start
+    in another way than the codes.
     """
 
     def moved_part(part: Any) -> Any:
@@ -140,10 +142,10 @@ def is_slim(shape: tuple[int, ...]) -> bool:
 
 
 def product(left: Codes, right: Codes, params: Params) -> Array | None:
-    """Return the float32 result of a `lax.dot_general` of codes, computed in integers.
+    """Compute a `lax.dot_general` of codes in integers, and return its result in float32.
 
-    None is returned if the product has batch axes, if steps vary along a summed axis, or if the
-    number of summed items is out of range.
+    `params` are the parameters of the `dot_general`. None is returned if the product has batch
+    axes, if steps vary along a summed axis, or if the number of summed items is out of range.
     """
     numbers = params["dimension_numbers"]
     sums, batch = numbers
@@ -161,7 +163,7 @@ def product(left: Codes, right: Codes, params: Params) -> Array | None:
     right_free = right.codes.ndim - len(right_sums)
 
     def of_left(x: Operand) -> Operand:
-        """Return the step, start or sums of the left operand, with the axes of the result."""
+        """Return a left operand's step, start or sums, in a shape for the axes of the result."""
         if np.ndim(x) == 0:
             return x
         if np.ndim(x) > left_free:
@@ -169,7 +171,7 @@ def product(left: Codes, right: Codes, params: Params) -> Array | None:
         return lax.expand_dims(x, range(left_free, left_free + right_free))
 
     def of_right(x: Operand) -> Operand:
-        """Return the step, start or sums of the right operand, with the axes of the result."""
+        """Return a right operand's step, start or sums, in a shape for the axes of the result."""
         if np.ndim(x) == 0:
             return x
         if np.ndim(x) > right_free:
@@ -193,7 +195,11 @@ def product(left: Codes, right: Codes, params: Params) -> Array | None:
 
 
 def convolution(x: Codes, filter: Codes, params: Params) -> Array | None:
-    """Return the float32 result of a convolution of codes; None if integers cannot compute it."""
+    """Compute a convolution of codes in integers, and return its result in float32.
+
+    `params` are the parameters of a `lax.conv_general_dilated`. None is returned if integers
+    cannot compute the convolution.
+    """
     numbers = params["dimension_numbers"]
     padding = params["padding"]
     _, _, *spatial_axes = numbers.lhs_spec
@@ -236,7 +242,7 @@ def convolution(x: Codes, filter: Codes, params: Params) -> Array | None:
     sums = lax.slice_in_dim(total, shape[outputs], None, axis=channel)
 
     def along_channels(v: Operand) -> Operand:
-        """Return the step, start or sums of an operand, along the channels of the result."""
+        """Return an operand's step, start or sums, in a shape along the result's channels."""
         return jnp.reshape(v, with_extent((1,) * codes.ndim, channel, np.size(v)))
 
     def of_input(v: Operand) -> Operand:
@@ -257,13 +263,15 @@ def _joined(
     totals: Sequence[Array],
     depth: int,
 ) -> Array:
-    """Return sums of products in float32, by the formula at the top of this module.
+    """Return the float32 sums of products of items, from the int32 sums of products of codes.
+
+    The formula is at the top of this module.
 
     Args:
         total: the sums of products of codes.
         operands: the codes of the left and of the right operand.
-        aligned: two functions, which return the step, start or sums of the left and of the right
-            operand with the axes of the result.
+        aligned: two functions that return the step, start or sums of the left and of the right
+            operand in a shape that broadcasts to the result.
         totals: the sums of codes of the left and of the right operand.
         depth: the number of summed items.
     """

@@ -31,9 +31,12 @@ from lowering.machine import profile
 
 
 def convolution(x: Array, filter: Array, window: Window, *, varies: bool = False) -> Array:
-    """Convolve by the kernel that is fastest for these extents.
+    """Convolve by the kernel that is fastest for the extents of input and filter.
 
-    A filter that `varies` differs from call to call, so that each call must lay it out.
+    The input has the shape (batch, *input positions, channels), the filter has the shape
+    (*window, channels / groups, outputs), and the result has the shape (batch, *positions,
+    outputs). `varies` tells whether the filter differs from call to call, so that each call
+    must lay it out.
     """
     name = kernel_for(x, filter, window, varies=varies)
     is_faster_narrow = name in _NARROW and profile().multiplies_bfloat16
@@ -48,7 +51,10 @@ def convolution(x: Array, filter: Array, window: Window, *, varies: bool = False
 
 
 def kernel_for(x: Array, filter: Array, window: Window, *, varies: bool = False) -> str | None:
-    """Return the name of the cheapest kernel, or None for XLA's own convolution."""
+    """Return the name of the cheapest kernel for a convolution, or None for XLA's convolution.
+
+    `varies` tells whether the filter differs from call to call.
+    """
     if not x.size:
         return None
     if not jnp.issubdtype(x.dtype, jnp.floating):
@@ -94,7 +100,8 @@ def direct(
 ) -> Array:
     """Convolve by XLA's own convolution.
 
-    `layouts` are the layouts of input, filter and result, with {} in place of the spatial axes.
+    `layouts` are the layouts of input, filter and result, with {} in place of the spatial axes:
+    "N{}C" has the batch first and the channels last.
     """
     numbers: Any = tuple(layout.format("XYZUVW"[: x.ndim - 2]) for layout in layouts)
     return lax.conv_general_dilated(
@@ -114,29 +121,34 @@ def padded_first(x: Array, filter: Array, window: Window) -> Array:
     """Pad the input with the zeros that the window covers, and convolve by XLA's convolution.
 
     If a window has more cells than the input has positions, XLA exchanges input and filter, and
-    computes plain loops. For a batch of 32 with 512 channels at 2x2 positions, and windows of 3x3
-    cells, such loops take 1608 ms. After the padding the convolution takes 39 ms.
+    computes plain loops. For a batch of 32 with 512 channels at 2x2 positions, and windows of
+    3x3 cells, such loops take 1608 ms. If the input is padded first, the convolution takes 39
+    ms.
     """
     extended = lax.pad(x, np.array(0, x.dtype), window.edges)
     return direct(lax.optimization_barrier(extended), filter, window.bare)
 
 
 def is_pointwise(filter: Array, window: Window) -> bool:
-    """Tell whether the window has one cell, and neither padding nor groups."""
+    """Tell whether a convolution has one cell, one group, no padding and no input dilation."""
     has_one_cell = math.prod(filter.shape[:-2]) == 1
     is_padded = any(map(any, window.padding))
     return has_one_cell and window.groups == 1 and not window.is_spread and not is_padded
 
 
 def pointwise(x: Array, matrix: Array, summed: int, window: Window) -> Array:
-    """Multiply the channels of all positions by a matrix, and sum over its axis `summed`."""
+    """Multiply the channels of each position by a matrix, and sum over its axis `summed`.
+
+    The input has the shape (batch, *input positions, channels). The result has the matrix's
+    other axis in the place of the channels.
+    """
     ((_, x),) = cells(x, (1,) * (x.ndim - 2), window)
     rows = x.reshape(-1, x.shape[-1])
     return product(rows, 1, matrix, summed, window.kind).reshape(*x.shape[:-1], -1)
 
 
 def patches(x: Array, matrix: Array, size: Sequence[int], window: Window) -> Array:
-    """Multiply a matrix by the items that each window covers.
+    """Multiply a filter's matrix by the items that the window covers at each position.
 
     The matrix has the shape (outputs, channels * cells of the window). The result has the shape
     (outputs, batch, *positions).
@@ -153,9 +165,9 @@ def patches(x: Array, matrix: Array, size: Sequence[int], window: Window) -> Arr
 
 
 def by_product(x: Array, filter: Array, window: Window) -> Array:
-    """Convolve with a window of one cell.
+    """Convolve with a window of one cell, by a product.
 
-    If the input is dilated, the results between its items are 0.
+    If the input is dilated, the result has zeros between the positions of its items.
     """
     result = pointwise(x, filter.reshape(filter.shape[-2:]), 0, window.bare)
     if not window.is_spread:
@@ -167,15 +179,20 @@ _TERMS = 32  # the most terms of a sum that one loop computes
 
 
 def is_summed(x: Array, filter: Array, window: Window) -> bool:
-    """Tell whether `summed` may compute a convolution: a window covers at most `_TERMS` items.
+    """Tell whether the kernel `summed` may compute a convolution.
 
-    The first layer of a network is often such a convolution.
+    A window must cover at most 32 items of the input, and numbers must be float32. The first
+    layer of a network is often such a convolution.
     """
     return math.prod(filter.shape[:-1]) <= _TERMS and window.is_single(x)
 
 
 def summed(x: Array, filter: Array, window: Window) -> Array:
-    """Convolve by a sum of shifted channels, each multiplied by an item of the filter."""
+    """Convolve by a sum with a term for each input channel of each cell of the window.
+
+    A term is the shifted channel, multiplied by the filter's items for the channel and the
+    cell.
+    """
     *size, depth, count = filter.shape
     terms: list[Array] = []
     for cell, part in cells(x, size, window):
@@ -187,7 +204,7 @@ def summed(x: Array, filter: Array, window: Window) -> Array:
 
 
 def grouped(x: Array, filter: Array, window: Window) -> Array:
-    """Compute the convolutions of groups one after the other. Narrow groups are joined before."""
+    """Compute the convolutions of all groups one after another. Narrow groups are joined first."""
     if is_by_depthwise(filter, window.groups):
         return by_depthwise(x, filter, window)
     covers_few = is_summed(x, filter, window)
@@ -210,7 +227,10 @@ def grouped(x: Array, filter: Array, window: Window) -> Array:
 
 
 def by_depthwise(x: Array, filter: Array, window: Window) -> Array:
-    """Convolve narrow groups by a sum of depthwise convolutions: one for each group channel."""
+    """Convolve groups of k channels by a sum of k depthwise convolutions.
+
+    Convolution i takes channel i of each group.
+    """
     *_, depth, count = filter.shape
     single = replace(window, groups=count)
     times = count // window.groups
@@ -223,10 +243,10 @@ def by_depthwise(x: Array, filter: Array, window: Window) -> Array:
 
 
 def sliced(x: Array, filter: Array, window: Window) -> Array:
-    """Convolve along three axes by a convolution along two axes.
+    """Convolve along three axes by a convolution along the last two of them.
 
-    The cells along the first axis become channels. XLA's convolution along three axes takes two to
-    thirteen times as long. The measured milliseconds:
+    The cells along the first axis become channels. XLA's convolution along three axes takes two
+    to thirteen times as long. The measured milliseconds:
 
         channels    positions   XLA  this kernel
         16 to 32     32x32x32    39          7
@@ -252,7 +272,7 @@ def sliced(x: Array, filter: Array, window: Window) -> Array:
 
 
 def is_tiled(filter: Array, window: Window) -> bool:
-    """Tell whether a convolution is a transposed convolution whose windows lie side by side."""
+    """Tell whether a transposed convolution has windows that lie side by side, without overlap."""
     *size, _, _ = filter.shape
     for padding, cell_count in zip(window.padding, size, strict=True):
         is_within = all(0 <= n < cell_count for n in padding)
@@ -264,7 +284,7 @@ def is_tiled(filter: Array, window: Window) -> bool:
 
 
 def tiled(x: Array, filter: Array, window: Window) -> Array:
-    """Compute a transposed convolution with windows side by side, by one product for all cells."""
+    """Compute a transposed convolution whose windows lie side by side, by one product."""
     *size, depth, count = filter.shape
     batch, *extents, _ = x.shape
     reversed_filter = lax.rev(filter, tuple(range(len(size))))
@@ -286,12 +306,14 @@ def tiled(x: Array, filter: Array, window: Window) -> Array:
 
 
 def has_few_positions(x: Array, filter: Array, window: Window) -> bool:
-    """Tell whether the filter's matrix has at least as many rows and columns as positions.
+    """Tell whether a convolution has at most as many positions as its filter's matrix is long.
 
-    If so, a filter that varies is neither laid out nor transformed, since this would cost more than
-    it gains. If all filters are laid out in each call, ResNet-50 with a batch of 1 takes 2.9 times
-    as long as with prepared filters. If filters with few positions are not laid out, it takes 1.2
-    times as long. The measured milliseconds:
+    The matrix has the shape (outputs, channels * cells), and its shorter side counts. If there
+    are few positions, a filter that differs from call to call is neither laid out nor
+    transformed, since this would cost more than it gains. If all filters are laid out in each
+    call, ResNet-50 with a batch of 1 takes 2.9 times as long as with prepared filters. If
+    filters with few positions are not laid out, it takes 1.2 times as long. The measured
+    milliseconds:
 
         channels  positions  batch  laid out  `patches`
              512        7x7      1       3.7        2.1

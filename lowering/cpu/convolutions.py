@@ -20,7 +20,10 @@ from lowering.program import Program
 
 
 def convolution(program: Program, equation: Equation, input: View, filter: View) -> View:
-    """Return the view of a convolution's result, for values and derivatives."""
+    """Compute a convolution's equation, and return the view of its result.
+
+    The equation may be part of the network or of its derivatives.
+    """
     params = equation.params
     numbers = params["dimension_numbers"]
     shape = tuple(equation.outvars[0].aval.shape)
@@ -62,9 +65,10 @@ def convolution(program: Program, equation: Equation, input: View, filter: View)
 
 
 def _by_matrix(equation: Equation, filter: View, x: Array, w: Array, window: Window) -> View | None:
-    """Compute a convolution as a product with the filter's matrix, if this is faster, or else None.
+    """Compute a convolution as a product with the filter's matrix, or return None.
 
-    `x` is the input and `w` is the filter, both with channels last.
+    None is returned if a product is not faster. `x` is the input and `w` is the filter, both as
+    arrays with channels last.
     """
     numbers = equation.params["dimension_numbers"]
     outputs, inputs, *cells = numbers.rhs_spec

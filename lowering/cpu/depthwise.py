@@ -40,7 +40,11 @@ _VECTOR = 16
 
 
 def depthwise(x: Array, filter: Array, window: Window) -> Array:
-    """Compute the convolution. The result has the shape (batch, *positions, outputs)."""
+    """Convolve with a group for each channel, by sums of shifted inputs.
+
+    The input has the shape (batch, *input positions, channels), the filter has the shape
+    (*window, 1, outputs), and the result has the shape (batch, *positions, outputs).
+    """
     if window.is_spread:
         return _spread_out(x, filter, window)
     *size, _, count = filter.shape
@@ -61,11 +65,14 @@ def depthwise(x: Array, filter: Array, window: Window) -> Array:
 
 
 def _by_vectors(x: Array, filter: Array, window: Window) -> Array:
-    """Compute the convolution for one vector of channels after the other."""
+    """Convolve with a group for each channel, one vector of 16 channels after another.
+
+    x has as many channels as the result. Its shape is (batch, *input positions, outputs).
+    """
     *size, _, count = filter.shape
 
     def split_channels(y: Array) -> Array:
-        """Split the last axis into vectors, whose number becomes axis 0."""
+        """Split the last axis into vectors of 16 channels, and move their number to axis 0."""
         return jnp.moveaxis(y.reshape(*y.shape[:-1], -1, _VECTOR), -2, 0)
 
     def sums(vectors: Array, factors: Array) -> Array:
@@ -85,7 +92,10 @@ def _by_vectors(x: Array, filter: Array, window: Window) -> Array:
 
 
 def _spread_out(x: Array, filter: Array, window: Window) -> Array:
-    """Convolve a dilated input, as the derivative of a strided convolution by its input does."""
+    """Convolve a dilated input with a group for each channel.
+
+    The derivative of a strided convolution by its input is such a convolution.
+    """
     *size, _, count = filter.shape
     wide = _accumulator(x, window)
     x = _repeated(x, count)
@@ -107,7 +117,7 @@ def _spread_out(x: Array, filter: Array, window: Window) -> Array:
 
 
 def _factors(filter: Array, cell: tuple[int, ...], dtype: np.dtype[np.generic]) -> Array:
-    """Return the factors of one cell of the filter, in a shape that broadcasts to the result."""
+    """Return the items of the filter in one cell, in a shape that broadcasts to the result."""
     return filter[cell].reshape(*(1,) * (filter.ndim - 1), -1).astype(dtype)
 
 
@@ -121,10 +131,11 @@ def _repeated(part: Array, count: int) -> Array:
 
 
 def filter_gradient(gradient: Array, x: Array, size: Sequence[int], window: Window) -> Array:
-    """Return the derivative of a convolution by its filter, with the shape (*window, 1, outputs).
+    """Return the derivative of a depthwise convolution by its filter.
 
-    `gradient` is the derivative by the convolution's result, and `x` is its input. A loop adds up
-    parts of batch and rows, and a product sums the items of a part.
+    The derivative has the shape (*window, 1, outputs). `gradient` is the derivative by the
+    convolution's result, and `x` is the convolution's input. A loop adds up parts of batch and
+    rows, and a product sums the items of a part.
     """
     count = gradient.shape[-1]
     wide = _accumulator(x, window)
@@ -150,9 +161,9 @@ _PARTS = 16
 
 
 def _boxes(extents: Sequence[int]) -> list[tuple[slice, ...]]:
-    """Return the slices of equal boxes that together cover two axes.
+    """Return slices that divide two axes into boxes of equal extents.
 
-    There are 16 to 32 boxes if possible, otherwise as many as possible.
+    There are 16 to 32 boxes if the extents allow it, otherwise as many as possible.
     """
 
     def divisors(extent: int) -> list[int]:

@@ -31,9 +31,10 @@ def filter_gradient(
 ) -> View | None:
     """Compute a convolution that is the gradient of another convolution by its filter.
 
-    In such a gradient the batch and feature axes are exchanged: the batch axis of the gradient's
-    input is the feature axis of the other convolution's input, and the reverse. None is returned if
-    the convolution is not such a gradient, or if XLA should compute it.
+    In such a gradient batch and channels are exchanged: the batch axis of its input is the
+    channel axis of the other convolution's input, and the channel axis of its input is the
+    batch axis. `is_alone` tells whether the program runs on one device. None is returned if the
+    equation is not such a gradient, or if XLA should compute it.
     """
     params = equation.params
     numbers = params["dimension_numbers"]
@@ -71,9 +72,10 @@ def filter_gradient(
 def _by_cells(
     gradient: Array, x: Array, size: Sequence[int], window: Window, *, is_alone: bool
 ) -> Array:
-    """Sum products of the gradient and the items that each cell covers.
+    """Return the gradient by a filter: for each cell, the product of two arrays over positions.
 
-    The result has the shape (*window, channels / groups, outputs).
+    The arrays are the gradient of the convolution's result, and the items of its input x that
+    the cell covers. The result has the shape (*window, channels / groups, outputs).
     """
     groups = window.groups
     count = gradient.shape[-1]
@@ -100,12 +102,13 @@ def _by_cells(
 
 
 def _of_narrow_groups(gradient: Array, x: Array, size: Sequence[int], window: Window) -> Array:
-    """Compute the gradient of a filter of narrow groups.
+    """Return the gradient by a filter of a convolution with many narrow groups.
 
-    The result has the shape (*window, channels / groups, outputs). A block of several groups is
-    multiplied at once. Of its products only those of a group with itself, the diagonal of the
-    block, are part of the result. A few items of the batch are multiplied at a time, so that the
-    items that cells cover stay in the caches.
+    The result has the shape (*window, channels / groups, outputs). `gradient` is the derivative
+    by the convolution's result, and x is its input. Several groups form a block that is
+    multiplied at once. Only the products within a group, which lie on the diagonal of the
+    block, are part of the result. A few items of the batch are multiplied at a time, so that
+    the items that cells cover stay in the caches.
     """
     groups = window.groups
     count = gradient.shape[-1]

@@ -17,16 +17,17 @@ _ROUNDING = frozenset(("min_max_linear_quantize", "zero_point_linear_quantize", 
 
 
 def in_integers(graph: Graph, gains: bool) -> frozenset[str]:
-    """Return the names of operations that are computed in integers.
+    """Return the names of a graph's operations that are computed in integers.
 
-    Operations that must be rewritten as sums of codes are included only if `gains` is true.
+    Operations that are written in real numbers, and must be rewritten as sums of codes, are
+    included only if `gains` is true.
     """
     return products_of_bytes(graph) | (sums_of_codes(graph) if gains else frozenset())
 
 
 @lru_cache(maxsize=16)
 def sums_of_codes(graph: Graph) -> frozenset[str]:
-    """Return the names of operations that can be computed in integers, as sums of codes.
+    """Return the names of operations whose products can be rewritten as sums of integer codes.
 
     The graph is traced with 1 for unknown extents. If the trace fails, no names are returned.
     """
@@ -39,9 +40,9 @@ def sums_of_codes(graph: Graph) -> frozenset[str]:
 
 
 def products_of_bytes(graph: Graph) -> frozenset[str]:
-    """Return the names of operations that multiply stored codes of 8 bits.
+    """Return the names of operations that multiply stored integers of 8 bits.
 
-    Their products are computed in integers on any processor.
+    These products are computed in integers on any processor.
     """
     names: set[str] = set()
     for operation in graph.operations:
@@ -56,7 +57,7 @@ def products_of_bytes(graph: Graph) -> frozenset[str]:
 
 
 def _names_of_products(graph: Graph) -> list[str]:
-    """Trace a graph, and return the names of operations whose products codes can compute."""
+    """Trace a graph, and return the names of operations whose products can use integer codes."""
     from lowering import jaxprs
     from lowering.cpu.integers import names_of_products
     from lowering.tracing import Context, trace

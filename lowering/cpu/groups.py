@@ -52,11 +52,11 @@ _ITEMS = 7 << 19
 
 
 def is_by_depthwise(filter: Array, groups: int) -> bool:
-    """Tell whether groups are best computed as a sum of depthwise convolutions.
+    """Tell whether a grouped convolution is best computed by depthwise convolutions.
 
-    A depthwise convolution reads a channel once for each result of its group. For groups with many
-    results, products are faster: 2 groups of 4 inputs and 256 results take 1.0 ms by products, and
-    6.3 ms by depthwise convolutions.
+    A sum of depthwise convolutions reads a channel once for each result of its group. For
+    groups with many results, products are faster: 2 groups of 4 inputs and 256 results take 1.0
+    ms by products, and 6.3 ms by depthwise convolutions.
     """
     *size, depth, count = filter.shape
     is_small = depth < _NARROWEST and math.prod(size) * depth <= _TERMS
@@ -64,7 +64,7 @@ def is_by_depthwise(filter: Array, groups: int) -> bool:
 
 
 def joined_at_a_time(depth: int, groups: int) -> int:
-    """Return the number of groups of `depth` channels that are joined to one group."""
+    """Return how many of the groups, each of `depth` channels, to join to one group."""
     counts = [n for n in range(1, groups + 1) if groups % n == 0 and n * depth <= WIDEST]
     if not counts:
         return 1
@@ -78,9 +78,10 @@ def joined_at_a_time(depth: int, groups: int) -> int:
 
 
 def joined(filter: Array, groups: int, count: int) -> Array:
-    """Return the filter of the same convolution with `groups // count` groups.
+    """Return a filter for `groups // count` groups that computes the same convolution.
 
-    Both filters have the shape (*window, channels of a group, outputs).
+    `filter` has the shape (*window, channels of a group, outputs). The returned filter has
+    `count` times as many channels of a group, with zeros between the items of different groups.
     """
     if count == 1:
         return filter
@@ -92,12 +93,18 @@ def joined(filter: Array, groups: int, count: int) -> Array:
 
 
 def fewest_wide(depth: int, groups: int) -> int:
-    """Return the smallest number of groups that have `_WIDE` channels together, or else all."""
+    """Return the smallest divisor of `groups` that joins groups to at least 16 channels.
+
+    A group has `depth` channels. If there is no such divisor, the result is `groups`.
+    """
     counts = [n for n in range(1, groups + 1) if groups % n == 0]
     return next((n for n in counts if n * depth >= _WIDE), groups)
 
 
 def items_at_a_time(batch: int, size: int) -> int:
-    """Return the number of items to compute at a time, from a batch of items of `size` bytes."""
+    """Return how many items of a batch to compute at a time, a divisor of `batch`.
+
+    An item has `size` bytes. Two items are allowed even if they have many bytes.
+    """
     counts = [n for n in range(1, batch + 1) if batch % n == 0]
     return max(n for n in counts if n <= 2 or n * size <= _ITEMS)

@@ -29,7 +29,7 @@ _RULES = Rules()
 
 @in_loops
 def run(program: Program, target: Target) -> Program:
-    """Compute products of codes in integers, and remove the equations that note levels.
+    """Compute products of tensors with few levels in integers, and remove the notes of levels.
 
     Forward and backward passes of derivatives, and bodies of loops, stay in float32.
     """
@@ -40,7 +40,7 @@ def run(program: Program, target: Target) -> Program:
 
 
 def names_of_products(closed: ClosedJaxpr) -> list[str]:
-    """Return the names of the operations whose products this pass can compute by codes."""
+    """Return the names of the operations whose products the pass can compute in integers."""
     return _products(rewritten(Program(closed), _RULES))
 
 
@@ -50,10 +50,11 @@ def _products(program: Program) -> list[str]:
 
 
 def _read(has_products: bool, matcher: Matcher, equation: Equation) -> Any:
-    """Compute a noted tensor from its codes, if this saves reading numbers of 32 bits.
+    """Replace a note of levels by its tensor, or compute the tensor from its codes.
 
-    Reading is saved if a product reads the codes, or if the program has products of codes and
-    several equations read the tensor.
+    It is computed from the codes, of 8 bits, if this saves reading numbers of 32 bits: if a
+    product reads the codes, or if the program has products of codes and several equations read
+    the tensor.
     """
     x, level, step, start = equation.invars
     (result,) = equation.outvars
@@ -69,7 +70,7 @@ def _read(has_products: bool, matcher: Matcher, equation: Equation) -> Any:
 
 @_RULES(NOTE)
 def _coded(matcher: Matcher, equation: Equation) -> Equation | None:
-    """Replace the numbers of a tensor's levels by codes, and note the codes."""
+    """Replace the levels in a note by int8 codes, and note these codes for the tensor."""
     x, level, step, start = equation.invars
     (result,) = equation.outvars
     levels = equation.params["levels"]
@@ -90,7 +91,7 @@ def _coded(matcher: Matcher, equation: Equation) -> Equation | None:
 
 @_RULES("convert_element_type")
 def _converted(matcher: Matcher, equation: Equation) -> None:
-    """Note the codes of 8-bit integers that are converted to float32."""
+    """Note the integers of 8 bits that are converted to float32 as the codes of the result."""
     (operand,) = equation.invars
     (result,) = equation.outvars
     if operand.aval.dtype in (BYTE, np.uint8) and result.aval.dtype == FLOAT:
@@ -99,7 +100,7 @@ def _converted(matcher: Matcher, equation: Equation) -> None:
 
 @_RULES(moves=True)
 def _moved(matcher: Matcher, equation: Equation) -> None:
-    """Note the codes of a tensor whose items an equation only moves."""
+    """Note the codes of the result of an equation that only moves items."""
     if len(equation.invars) != 1 or len(equation.outvars) != 1:
         return
     coded = matcher.note(equation.invars[0])
@@ -110,7 +111,11 @@ def _moved(matcher: Matcher, equation: Equation) -> None:
 
 @_RULES("add", "sub", "mul", "div")
 def _changed(matcher: Matcher, equation: Equation) -> None:
-    """Note the codes of a sum or product with an operand that changes only step and start."""
+    """Note the codes of a sum, difference, product or quotient of a tensor with codes.
+
+    The other operand must have several items along at most one axis. Then only step and start
+    change.
+    """
     name = primitive(equation)
     left, right = equation.invars
     left_codes, right_codes = matcher.note(left), matcher.note(right)
@@ -135,7 +140,7 @@ def _changed(matcher: Matcher, equation: Equation) -> None:
 
 @_RULES(PRODUCT, CONVOLUTION)
 def _product(matcher: Matcher, equation: Equation) -> Any:
-    """Compute a float32 product of two operands from their noted codes, in integers."""
+    """Compute a float32 product or convolution in integers, from the codes of both operands."""
     operand_codes = [matcher.note(v) for v in equation.invars]
     has_codes = all(operand_codes)
     is_float = equation.outvars[0].aval.dtype == FLOAT
@@ -146,9 +151,10 @@ def _product(matcher: Matcher, equation: Equation) -> Any:
 
 
 def _slim(matcher: Matcher, operand: Atom) -> tuple[Atom, tuple[int, ...]] | None:
-    """Return an operand, or the source of its broadcast, and a shape with the operand's rank.
+    """Return a tensor with several items along at most one axis, and a shape for it.
 
-    None is returned if the source has several items along more than one axis.
+    Reshaped to this shape, which has the operand's rank, the tensor broadcasts to `operand`.
+    None is returned if the operand has several items along more than one axis.
     """
     shape = operand.aval.shape
     if is_slim(shape):

@@ -25,7 +25,10 @@ _CACHED = 1 << 19  # the most items of inputs and results that stay in the cache
 
 
 class Extents(NamedTuple):
-    """Counts of a convolution's work. Symbolic extents count as 1."""
+    """Numbers of positions, cells and channels that determine the work of a convolution.
+
+    Symbolic extents count as 1.
+    """
 
     positions: int
     tiles: int  # a tile has two positions along each axis
@@ -36,12 +39,12 @@ class Extents(NamedTuple):
 
     @property
     def matrix(self) -> int:
-        """Return the items of the filter."""
+        """Return the number of items of the filter."""
         return self.cells * self.depth * self.results
 
 
 def extents(x: Array, filter: Array, window: Window) -> Extents:
-    """Return the counts for an input and a filter.
+    """Return the numbers that determine the work of a convolution of `x` with `filter`.
 
     The input has the shape (batch, *input positions, channels), and the filter has the shape
     (*window, channels, outputs).
@@ -66,17 +69,20 @@ def _known(extent: int) -> int:
 
 
 def direct(e: Extents) -> float:
-    """Return the seconds of XLA's convolution, which first gathers the items that windows cover."""
+    """Return the estimated seconds of XLA's own convolution.
+
+    XLA first gathers the items that windows cover.
+    """
     covered = e.positions * e.cells * e.depth
     moved = 4.4 * covered + 12 * e.positions * e.results + 6.4 * _read(e.matrix, e.positions)
     return _seconds(0.55 * covered * _vectors(e.results), moved, starts=2.6)
 
 
 def stacked(e: Extents) -> float:
-    """Return the seconds of one product for all cells, and of the sums over cells.
+    """Return the estimated seconds of the kernel `stacked`: one product, and sums over cells.
 
-    A twentieth is added: if both kernels take equally long on their own, XLA's convolution is
-    better in networks.
+    A twentieth is added: if this kernel and XLA's convolution take equally long on their own,
+    XLA's convolution is better in networks.
     """
     columns = e.cells * e.results
     products = e.padded * max(e.depth, _SHALLOW) * _vectors(columns)
@@ -85,10 +91,11 @@ def stacked(e: Extents) -> float:
 
 
 def winograd(e: Extents) -> float:
-    """Return the seconds of 16 products of tiles of 2x2 results, and of their transforms.
+    """Return the estimated seconds of the kernel `winograd`: 16 products, and their transforms.
 
-    An eighth is added, since many operations take long to compile. Transforms that leave the caches
-    cost more: 64 channels at 256x256 positions take 26 to 41 ms in networks, and 20 ms by `direct`.
+    An eighth is added, since many operations take long to compile. Transforms that leave the
+    caches cost more: 64 channels at 256x256 positions take 26 to 41 ms in networks, and 20 ms
+    by `direct`.
     """
     channels = e.depth + e.results
     rows = 16 * e.tiles  # the rows of the products
@@ -100,22 +107,31 @@ def winograd(e: Extents) -> float:
 
 
 def summed(e: Extents) -> float:
-    """Return the seconds of one loop over all terms. Channels beyond full vectors count twice."""
+    """Return the estimated seconds of the kernel `summed`, which is one loop over all terms.
+
+    Output channels that do not fill a vector of 8 count twice.
+    """
     channels = e.results // 8 * 8 + 2 * (e.results % 8)
     return _seconds(0, 0.55 * e.positions * e.cells * e.depth * channels, starts=2)
 
 
 def _read(matrix: float, rows: int) -> float:
-    """Return the number of items of a matrix that a product of `rows` rows lays out."""
+    """Return how many of a matrix's items a product with `rows` rows reads to lay them out.
+
+    `matrix` is the number of items of the matrix.
+    """
     return matrix * min(1.0, rows / _ROWS)
 
 
 def _vectors(channels: int) -> int:
-    """Return the number of channels, rounded up to full vectors."""
+    """Return the number of channels, rounded up to a multiple of 16, the items of a vector."""
     return ceil_div(channels, _LANES) * _LANES
 
 
 def _seconds(multiply_adds: float, items: float, starts: float) -> float:
-    """Return the seconds of multiply-adds, of moved items, and of operations that start."""
+    """Return the seconds that work takes at the rates of the machine.
+
+    The work is some multiply-adds, some items that are moved, and some operations that start.
+    """
     costs = profile().costs
     return multiply_adds / costs.product + 4 * items / costs.cached + starts * costs.start

@@ -63,9 +63,10 @@ _FEW = 128
 
 
 def _is_by_channel(x: Array, positions: Sequence[int]) -> bool:
-    """Tell whether the axes just before the last are summed, and products with ones are faster.
+    """Tell whether a sum leaves the last axis, and is faster by products with ones.
 
-    Means over positions and gradients of biases are such sums.
+    The axes `positions` are summed. They must come just before the last axis. Means over
+    positions and gradients of biases are such sums.
     """
     leading = x.ndim - 1 - len(positions)
     are_before_last = tuple(positions) == tuple(range(leading, x.ndim - 1))
@@ -78,7 +79,7 @@ def _is_by_channel(x: Array, positions: Sequence[int]) -> bool:
 
 @RULES(PRODUCT)
 def _product(program: Program, equation: Equation, left: View, right: View) -> View:
-    """Multiply two tensors in their layouts."""
+    """Multiply two tensors, by the form of the product that suits their layouts and extents."""
     if is_layer(equation, program.known):
         return _layer(program, equation, left, right)
     (left_sums, right_sums), (left_batch, right_batch) = equation.params["dimension_numbers"]
@@ -107,15 +108,16 @@ def _product(program: Program, equation: Equation, left: View, right: View) -> V
 
 
 def _layer(program: Program, equation: Equation, input: View, matrix: View) -> View:
-    """Multiply by the matrix of a layer. With some rows and many columns, compute the transpose.
+    """Multiply an input by a matrix that depends only on parameters.
 
-    A matrix that varies from call to call keeps its layout. A large matrix that programs for other
-    shapes read keeps its layout too, since another layout would be a copy. Only products of 32 to
-    48 rows by 1024x1024 items would gain from the copy: they would take 0.67 to 0.87 of the time.
+    With some rows and many columns, the transposed product is computed. A matrix that varies
+    from call to call keeps its layout. A large matrix that programs for other shapes read keeps
+    its layout too, since another layout would be a copy. Only products of 32 to 48 rows by
+    1024x1024 items would gain from the copy: they would take 0.67 to 0.87 of the time.
 
-    In a loop the result is transposed back at once. The loop computes the transpose only if nothing
-    but slices reads the result. Otherwise XLA would undo the transposition, and an LSTM of 32 rows
-    would take 73 ms instead of 47 ms.
+    In a loop the result is transposed back at once. The loop computes the transpose only if
+    nothing but slices reads the result. Otherwise XLA would undo the transposition, and an LSTM
+    of 32 rows would take 73 ms instead of 47 ms.
     """
     ((left,), (right,)), _ = equation.params["dimension_numbers"]
     (result,) = equation.outvars
@@ -160,7 +162,7 @@ def _layer(program: Program, equation: Equation, input: View, matrix: View) -> V
 
 
 def _row(equation: Equation, left: View, right: View) -> View | None:
-    """Multiply a single row by a matrix. Return None if `row_product` is not faster.
+    """Multiply a single row by a matrix with `row_product`, or return None if it is not faster.
 
     A matrix that depends only on parameters is left to `_layer`.
     """
@@ -181,10 +183,10 @@ def _row(equation: Equation, left: View, right: View) -> View | None:
 
 
 def _rows(equation: Equation, left: View, right: View) -> View | None:
-    """Multiply one row for each batch item, with several batch axes merged into one axis.
+    """Multiply, for each batch item, one row by a matrix. Several batch axes become one axis.
 
-    With several batch axes XLA would transpose the other operand. For 12 heads of 1024 keys this
-    would take 2.5 ms instead of 0.13 ms.
+    None is returned for other products. With several batch axes XLA would transpose the
+    matrices. For 12 heads of 1024 keys this would take 2.5 ms instead of 0.13 ms.
     """
     ((sums, right_sums), (batch, right_batch)) = equation.params["dimension_numbers"]
     count = len(batch)
@@ -213,11 +215,12 @@ def _rows(equation: Equation, left: View, right: View) -> View | None:
 
 
 def _matrix_gradient(equation: Equation, left: View, right: View) -> View | None:
-    """Sum over all axes but the last axis of both operands, as in the gradient of a matrix.
+    """Multiply two operands, and sum over all axes except the last one of each in memory.
 
-    If several axes are summed, XLA transposes an operand in the loop that computes it. For 25088
-    rows of 384 items, with the derivative of gelu, this takes 130 ms. In their own layout they take
-    20 ms.
+    The gradient of a matrix is such a product. None is returned for other products. If several
+    axes are summed, XLA transposes an operand in the loop that computes the operand. For 25088
+    rows of 384 items, with the derivative of gelu, this takes 130 ms. With the operands in
+    their own layout it takes 20 ms.
     """
     (left_sums, right_sums), batch = equation.params["dimension_numbers"]
     precision = equation.params["precision"]

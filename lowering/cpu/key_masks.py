@@ -18,11 +18,11 @@ from lowering.program import Program
 
 @dataclass(frozen=True, slots=True)
 class Hidden:
-    """The masks of an attention: the equations between `scores` and `masked` scores.
+    """The masks of an attention: the equations that compute the variable `masked` from `scores`.
 
-    Masks are added to scores, or selected instead of scores. Therefore a masked score that is -inf
-    for a score of 0 is -inf for all finite scores. The weight of such a key after softmax is 0, so
-    that neither the key nor its value matters.
+    Masks are added to scores, or selected instead of scores. Therefore a masked score that is
+    -inf for a score of 0 is -inf for all finite scores. The weight of its key after softmax is
+    0, so that neither the key nor its value matters.
     """
 
     scores: Variable
@@ -31,7 +31,11 @@ class Hidden:
 
 
 def hidden_keys(program: Program) -> Hidden | None:
-    """Return the masks of an attention, or None if keys that they hide may change the result."""
+    """Return the masks of an attention that allow it to skip keys.
+
+    None is returned if there are no masks, or if keys that the masks hide may change the
+    result.
+    """
     masks = _masks(program) if is_enabled("hidden") else None
     if masks is None:
         return None
@@ -46,7 +50,11 @@ def hidden_keys(program: Program) -> Hidden | None:
 
 
 def _masks(program: Program) -> tuple[Variable, Variable] | None:
-    """Return the scores before the masks, and the masked scores, whose maximum softmax takes."""
+    """Return the scores before the masks, and the scores after the masks.
+
+    Softmax takes the maximum of the scores after the masks. None is returned if there are no
+    masks.
+    """
     first, *later = program.equations
     (current,) = first.outvars
     scores = current
@@ -72,14 +80,17 @@ def _masks(program: Program) -> tuple[Variable, Variable] | None:
 
 
 def _is_moving(equation: Equation) -> bool:
-    """Tell whether an equation moves or casts the items of a single operand."""
+    """Tell whether an equation only moves or casts the items of a single operand."""
     fact = facts(equation)
     casts = fact.by_item and fact.moves and len(equation.invars) == 1
     return fact.shapes or casts
 
 
 def _is_neutral(program: Program, masked: Variable, axes: Axes) -> bool:
-    """Tell whether keys whose masked scores are -inf change no maximum and no sum over keys."""
+    """Tell whether keys whose masked scores are -inf change neither maxima nor sums over keys.
+
+    `axes` maps each variable that has an axis of keys to this axis.
+    """
     # Maps each variable to its item at such a key.
     items: dict[Variable, float | None] = {masked: -math.inf}
     for equation in program.equations:
@@ -100,9 +111,10 @@ def _is_neutral(program: Program, masked: Variable, axes: Axes) -> bool:
 
 
 def _item(equation: Equation, operands: list[float | None]) -> float | None:
-    """Return the item of a result for an operand's item that is -inf or 0.
+    """Return the item that an equation computes from items -inf or 0 of its operands.
 
-    None is returned if the result depends on the other operand.
+    `operands` has such an item, or None where an operand's item is not fixed. None is returned
+    if the result's item is not fixed either.
     """
     match primitive(equation), operands:
         case _, [item] if _is_moving(equation):

@@ -27,9 +27,10 @@ from lowering.targets.target import Target
 
 
 def run(program: Program, target: Target) -> Program:
-    """Trace all equations again, on views that delay transpositions until a kernel needs them.
+    """Choose kernels and layouts: evaluate all equations on views of their operands.
 
-    A program without transpositions and kernels stays unchanged.
+    A view delays transpositions until a kernel needs them. A program without transpositions and
+    kernels stays unchanged.
     """
     if all(map(stays, program.equations)):
         return program
@@ -49,11 +50,11 @@ def run(program: Program, target: Target) -> Program:
 
 
 def _orders(program: Program) -> dict[Variable, tuple[int, ...]]:
-    """Return the orders of axes in which the forward pass computed variables of a backward pass.
+    """Return orders of axes in which the forward pass computed variables of a backward pass.
 
-    Convolutions compute with channels last, so that their images have this order. Equations that
-    keep axes hand the order on to all their variables. If a backward pass takes its arguments in
-    the same order, XLA drops the transpositions of both passes.
+    Convolutions compute with channels last, so that their images have this order. Equations
+    that keep axes hand the order on to all their variables. If a backward pass takes its
+    arguments in the order of the forward pass, XLA drops the transpositions of both passes.
     """
     orders: dict[Variable, tuple[int, ...]] = {}
     # A group has the variables of one equation that keeps axes. The map has the groups of each
@@ -93,7 +94,10 @@ def _orders(program: Program) -> dict[Variable, tuple[int, ...]]:
 def evaluated(
     program: Program, arguments: Sequence[View], stored: Collection[Variable] = ()
 ) -> list[View]:
-    """Evaluate a program on views. XLA computes the `stored` variables only once."""
+    """Evaluate a program on views of its arguments, and return views of its results.
+
+    XLA computes the variables in `stored` only once, for all equations that read them.
+    """
 
     def results_by_rule(equation: Equation, views: list[View]) -> list[View]:
         rule = RULES.rule_for(equation)
@@ -125,8 +129,9 @@ def _attention(program: Program, equation: Equation, *views: View) -> View:
 def _scan(program: Program, equation: Equation, *views: View) -> list[View] | None:
     """Lay out the body of a scan, and compute values that all iterations share before the scan.
 
-    If iterations hand on a state, the views of arguments and results are plain, like the state. If
-    each iteration computes a part of a batch, views keep their layouts.
+    If an iteration hands a state to the next one, the states, stacked arguments and stacked
+    results have their axes in order. If each iteration computes a part of a batch, views keep
+    their layouts.
     """
     count, carried = jaxprs.scan_counts(equation)
     recurs = program.in_loop or carried > 0
@@ -135,7 +140,10 @@ def _scan(program: Program, equation: Equation, *views: View) -> list[View] | No
     body = replace(program.body(equation), prepares=program.prepares or recurs, in_loop=recurs)
 
     def laid_out(view: View, *first_axes: int) -> View:
-        """Return the view with some axes in front, and plain if iterations hand on a state."""
+        """Return a view with all items in its array, and with `first_axes` in front.
+
+        If iterations hand on a state, the other axes are in order too.
+        """
         axes = sorted(view.order) if recurs else view.order
         order = (*first_axes, *(axis for axis in axes if axis not in first_axes))
         return View(full_array(view, order), order, view.shape)
@@ -183,12 +191,12 @@ def _scan(program: Program, equation: Equation, *views: View) -> list[View] | No
 
 
 def _are_sliced(body: Program, count: int) -> list[bool]:
-    """Tell for each of the last `count` arguments whether it, or a sum with it, is sliced.
+    """Tell for each of the last `count` arguments whether the body slices it, or a sum with it.
 
     XLA computes a sliced value by a function that looks up the number of the iteration for each
-    item, and LLVM does not vectorise this function. The figures are for 128 iterations of an LSTM
-    of 256 units, with 8 rows and one stack for all gates. An iteration takes 79 us. If it first
-    reads the item of the stack into memory, it takes 36 us.
+    item, and LLVM does not vectorise this function. The figures are for 128 iterations of an
+    LSTM of 256 units, with 8 rows and one stack for all gates. An iteration takes 79 us. If it
+    first reads the item of the stack into memory, it takes 36 us.
     """
     if not is_enabled("items"):
         return [False] * count

@@ -20,11 +20,11 @@ R = TypeVar("R")
 
 
 def materialised(x: Array) -> Array:
-    """Return the array divided by 1, so that XLA computes it once for all loops that read it.
+    """Return x / 1, so that XLA computes x once for all loops that read it.
 
-    XLA computes the results of a loop again in each loop that reads them, nine times for a window
-    of nine cells. It does not do so for results that are quotients. Only XLA's code generator sees
-    that the divisor is 1.
+    XLA computes the results of a loop again in each loop that reads them, nine times for a
+    window of nine cells. It does not do so for results that are quotients. Only XLA's code
+    generator sees that the divisor is 1.
     """
     if not is_enabled("in_memory"):
         return x
@@ -36,16 +36,16 @@ def materialised(x: Array) -> Array:
 
 
 def uninlined(function: Callable[P, R]) -> Callable[P, R]:
-    """Return the function as a call that XLA does not inline.
+    """Wrap a function so that a call of it is a call that XLA does not inline.
 
-    XLA does not fuse the function with kernels that read its results. The arguments and results of
-    the function are in memory, in the order of their axes. XLA therefore reorders the loops of the
-    function instead of copying transposed arrays.
+    XLA does not fuse the function with kernels that read its results. The arguments and results
+    of the function are in memory, in the order of their axes. XLA therefore reorders the loops
+    of the function instead of copying transposed arrays.
     """
 
     @wraps(function)
     def without_attribute(*args: P.args, **kwargs: P.kwargs) -> R:
-        """Call the function, in which calls may be inlined again."""
+        """Call the function, and let XLA inline the calls in it."""
         with set_xla_metadata(**{jaxprs.INLINED: None}):
             return function(*args, **kwargs)
 
@@ -59,7 +59,7 @@ def uninlined(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def unfused(x: Array) -> Array:
-    """Return the array, and keep XLA from fusing the loops that compute it with loops that read it.
+    """Return x, and keep XLA from fusing loops that compute x with loops that read it.
 
     The loops that compute the array then go over its own axes, even if a product reads it in
     another shape. Nothing is copied.

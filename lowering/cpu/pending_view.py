@@ -22,12 +22,12 @@ Order = tuple[int, ...]
 )
 @dataclass(frozen=True, slots=True, eq=False)
 class View:
-    """A tensor that is held as an array in another layout. A view is a pytree.
+    """A tensor that is held as an array whose axes have another order. A view is a pytree.
 
-    Axis j of the array is axis `order[j]` of the tensor. If the array has extent 1 along an axis
-    and the tensor has more items, the tensor repeats the item. `is_early` tells whether the tensor
-    is computed before a call or before a loop. `in_rows` tells whether the array is computed by
-    loops over rows of narrow channels.
+    Axis j of the array is axis `order[j]` of the tensor. If the array has extent 1 along an
+    axis and the tensor, of the shape `shape`, has more items, the tensor repeats the item.
+    `is_early` tells whether the tensor is computed before all calls or before a loop. `in_rows`
+    tells whether the array is computed by loops over rows of narrow channels.
     """
 
     array: Array
@@ -38,31 +38,35 @@ class View:
 
     @property
     def is_plain(self) -> bool:
-        """Tell whether the array is in the tensor's own layout."""
+        """Tell whether the array's axes have the order of the tensor's axes."""
         return self.order == tuple(range(len(self.order)))
 
     def position(self, axis: int) -> int:
-        """Return the axis of the array that is this axis of the tensor."""
+        """Return the number of the array's axis that is axis `axis` of the tensor."""
         return self.order.index(axis)
 
 
 def plain(array: Array, is_early: bool = False) -> View:
-    """Return the view of an array in the tensor's own layout."""
+    """Return the view of a tensor that is held as the array `array` itself."""
     shape = jnp.shape(array)
     return View(array, tuple(range(len(shape))), shape, is_early)
 
 
 def stack_of(item: View, arrays: Array) -> View:
-    """Return the view of stacked items, from the view of one item and the stack of all arrays."""
+    """Return the view of a stack of tensors along a new axis 0.
+
+    `item` is the view of one of the tensors, and `arrays` is the stack of the arrays of all
+    tensors.
+    """
     order = (0, *(axis + 1 for axis in item.order))
     return View(arrays, order, (jnp.shape(arrays)[0], *item.shape))
 
 
 def item_of(stack: View) -> View:
-    """Return the view of one item of a stack, along axis 0.
+    """Return the view of the tensor at one index of axis 0 of a stack.
 
-    The view has the type of the item's array instead of an array. Axis 0 must be the first axis of
-    the stack's array.
+    The view has the type of the tensor's array in place of an array. Axis 0 must be the first
+    axis of the stack's array.
     """
     order = tuple(axis - 1 for axis in stack.order[1:])
     array = jax.ShapeDtypeStruct(stack.array.shape[1:], stack.array.dtype)
@@ -70,7 +74,10 @@ def item_of(stack: View) -> View:
 
 
 def arranged(view: View, order: Order) -> Array:
-    """Return the array transposed to an order of axes. It keeps extent 1 along broadcast axes."""
+    """Return the view's array with its axes transposed to `order`, an order of the tensor's axes.
+
+    Axes along which the tensor repeats an item keep extent 1.
+    """
     if view.order == order:
         return view.array
     positions = tuple(map(view.position, order))
@@ -82,7 +89,10 @@ def arranged(view: View, order: Order) -> Array:
 
 
 def full_array(view: View, order: Order | None = None) -> Array:
-    """Return the array with all items, in an order of axes, by default its own order."""
+    """Return the array with its axes in `order`, and with repeated items written out.
+
+    `order` is an order of the tensor's axes. By default the array's axes stay in their order.
+    """
     if order is None:
         order = view.order
     array = arranged(view, order)
@@ -93,21 +103,25 @@ def full_array(view: View, order: Order | None = None) -> Array:
 
 
 def tensor(view: View) -> Array:
-    """Return the tensor in its own layout."""
+    """Return the tensor as an array of its own shape."""
     return full_array(view, tuple(range(len(view.order))))
 
 
 def common_order(views: Sequence[View]) -> Order:
-    """Return the order of axes in which an operation on several tensors moves the fewest items."""
+    """Return the order of axes in which an operation on tensors has to transpose the fewest items.
+
+    It is the order of the largest array.
+    """
     rank = max(len(view.order) for view in views)
     full = [view for view in views if len(view.order) == rank]
     return reduce(_larger, full).order
 
 
 def _larger(first: View, second: View) -> View:
-    """Return the view with more items.
+    """Return the one of two views whose array has more items.
 
-    Of views with equally many items, return the one that is not plain, or else the first.
+    If the arrays have equally many items, return the view whose axes are not in order, or else
+    the first.
     """
     first_size = jnp.size(first.array)
     second_size = jnp.size(second.array)

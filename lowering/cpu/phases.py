@@ -20,9 +20,10 @@ Cell = tuple[int, ...]
 
 
 def covered(x: Array, windows: Windows) -> Iterator[Array]:
-    """Yield for each cell the items that the cell covers at all positions of the windows.
+    """Yield, for each cell of the windows, the items that it covers at all their positions.
 
-    These items are slices of phases that are kept in memory.
+    The items are slices of phases, which are kept in memory. A phase has the items of x that
+    are a stride apart.
     """
     padded = extend(x, windows.padding, "constant")
     phases: dict[Cell, Array] = {}
@@ -40,12 +41,13 @@ def covered(x: Array, windows: Windows) -> Iterator[Array]:
 def scattered_sums(
     arrays: Sequence[tuple[Array, float]], windows: Windows, term: Callable[..., Array]
 ) -> Array:
-    """Return for each item of the input the sum of the terms of all windows that cover the item.
+    """Return, for each item of the input, the sum of terms of all windows that cover the item.
 
-    A window gives an item the term of the cell that lies on the item. Each of `arrays` is a pair:
-    an array with an item for each position of the windows, and a fill for positions outside.
-    `term(cell, *slices)` returns the terms of a cell at some positions, from slices of the arrays
-    at these positions. The term of fills must be 0.
+    A window gives an item the term of the cell that lies on the item. `arrays` has pairs: an
+    array with an item for each position of the windows, and a number that fills the array
+    outside of these positions. `term(cell, *slices)` returns the terms of a cell at some
+    positions, from slices of the arrays at these positions. The term of the filling numbers
+    must be 0.
     """
     size, stride, dilation = windows.size, windows.stride, windows.dilation
     paddings = [first_padding for first_padding, _ in windows.padding]
@@ -61,7 +63,7 @@ def scattered_sums(
     extended = [extend(x, edges, "constant", fill) for x, fill in arrays]
 
     def sums_of_phase(offsets: Cell) -> Array | None:
-        """Return the sums of a phase, or None if no cell covers its items.
+        """Return the sums of one phase of the input, or None if no cell covers its items.
 
         The items of the phase are at `offsets` from multiples of the stride.
         """
@@ -92,7 +94,11 @@ def scattered_sums(
 
 
 def _interleaved(phases: list[Array], stride: Sequence[int]) -> Array:
-    """Return the array whose phases these are, in row-major order of their offsets."""
+    """Return the array that consists of the phases in a list.
+
+    Phase `offsets` has the items at `offsets` from multiples of the stride. The list has the
+    phases in the row-major order of their offsets.
+    """
     arrays = phases
     for axis in reversed(range(len(stride))):
         step = stride[axis]

@@ -37,7 +37,10 @@ _STEPS = 32  # iterations of a loop, so many that the time to call it is small
 
 
 class _Trial(NamedTuple):
-    """A function, the arrays to call it with, and the number of units of work in a call."""
+    """A function to measure, the arrays to call it with, and its units of work in a call.
+
+    `options` are the compiler's options.
+    """
 
     function: Callable[..., Any]
     arrays: Sequence[Array]
@@ -46,9 +49,9 @@ class _Trial(NamedTuple):
 
 
 def measured(threads: int) -> MachineProfile:
-    """Measure the rates of the host on the first CPU device, which computes with `threads` threads.
+    """Measure the rates of the host's first CPU device, which computes with `threads` threads.
 
-    Raises JaxRuntimeError if jaxlib lacks an option.
+    Raises JaxRuntimeError if jaxlib lacks a compiler option that the measurement uses.
     """
     products = _rates(
         _product(jnp.float32, CPU),
@@ -89,16 +92,16 @@ def _compiled(trial: _Trial) -> Callable[[], Any]:
 
 
 def _nearest(rate: float) -> float:
-    """Return the power of the step that is nearest to a rate, rounded to three digits."""
+    """Return a rate, rounded to a power of `_STEP`, with three digits."""
     return float(f"{_STEP ** round(math.log(rate, _STEP)):.3g}")
 
 
 def rounded(rates: Sequence[float]) -> list[float]:
     """Round rates so that rates which are close to each other become equal.
 
-    The first rate is rounded to the nearest power of the step. Each other rate becomes a multiple
-    of the rounded first rate, by the power of the step that is nearest to the ratio of the two
-    rates.
+    The first rate becomes the nearest power of `_STEP`. Each other rate becomes the rounded
+    first rate times a power of `_STEP`, the power that is nearest to the quotient of the other
+    rate and the first rate.
     """
     first, *other_rates = rates
     rounded_first = _nearest(first)
@@ -110,7 +113,10 @@ def rounded(rates: Sequence[float]) -> list[float]:
 
 
 def _items(*shape: int, dtype: Any = jnp.float32) -> Array:
-    """Return random float numbers between -1 and 1, or random integers between -100 and 100."""
+    """Return an array of random numbers, on the first CPU device.
+
+    Floating-point numbers are between -1 and 1, and integers are between -100 and 100.
+    """
     numbers = np.random.default_rng(0).uniform(-1, 1, shape)
     if jnp.issubdtype(dtype, jnp.integer):
         numbers = numbers * 100
@@ -118,7 +124,7 @@ def _items(*shape: int, dtype: Any = jnp.float32) -> Array:
 
 
 def _placed(array: NDArray[np.generic]) -> Array:
-    """Put an array on the first CPU device. Computations on this array then use all threads."""
+    """Put an array on the first CPU device, where computations with the array use all threads."""
     return jax.device_put(array, jax.local_devices(backend="cpu")[0])
 
 
@@ -135,7 +141,11 @@ def _product(dtype: Any, options: dict[str, str], sums: Any = jnp.float32) -> _T
 
 
 def _row(parts: int) -> _Trial:
-    """Return a trial of a recurrent network, which multiplies a row by parts of a matrix."""
+    """Return a benchmark of recurrent steps: products of one row and a matrix.
+
+    Each step multiplies a row of 512 items by a 512x512 matrix, which is split into `parts`
+    parts.
+    """
     extent = 512
     numbers = ((2,), (1,)), ((0,), (0,))
 
@@ -153,9 +163,9 @@ def _row(parts: int) -> _Trial:
 
 
 def _loop(width: str) -> _Trial:
-    """Return a trial of sums of shifted items, as in a depthwise window.
+    """Return a benchmark of sums of shifted arrays, as in a depthwise convolution.
 
-    `width` is the width of vectors in bits.
+    `width` is the number of bits of the vectors that XLA uses.
     """
     extent, channels = 14, 64
 
@@ -174,7 +184,10 @@ def _loop(width: str) -> _Trial:
 
 
 def _sum(items: int, steps: int) -> _Trial:
-    """Return a trial of loops that read and write `items` items, and hardly compute anything."""
+    """Return a benchmark of reading and writing memory.
+
+    It adds 1 to an array of `items` items, `steps` times.
+    """
 
     def add_ones(x: Array) -> Array:
         return lax.fori_loop(0, steps, lambda _, x: x + 1, x)
@@ -184,7 +197,7 @@ def _sum(items: int, steps: int) -> _Trial:
 
 
 def _starts() -> _Trial:
-    """Return a trial of products so small that only the time to start them counts."""
+    """Return a benchmark of starting operations: products that are too small to take long."""
 
     def products(x: Array, y: Array) -> Array:
         return lax.fori_loop(0, _STEPS, lambda _, x: lax.dot(x, y, precision=_PLAIN), x)

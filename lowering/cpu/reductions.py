@@ -27,7 +27,10 @@ _ITEMS = 64 << 10  # the fewest items of an array
 
 
 def is_by_lanes(x: Array) -> bool:
-    """Tell whether rows are long enough, and the array large enough, for sums by parts."""
+    """Tell whether `sums_of_rows` is faster for x than a reduction over the last axis.
+
+    Rows must be long enough, and the array large enough.
+    """
     if x.dtype != jnp.float32 or x.ndim < 2 or not is_enabled("lanes"):
         return False
     length = x.shape[-1]
@@ -37,14 +40,18 @@ def is_by_lanes(x: Array) -> bool:
 
 
 def sums_of_rows(x: Array) -> Array:
-    """Sum over the last axis: add the parts of each row first, then the items of their sum."""
+    """Sum over the last axis: first add up equal parts of each row, then the items of this sum."""
     lanes = _lanes(x.shape[-1])
     parts = [lax.slice_in_dim(x, i, i + lanes, axis=-1) for i in range(0, x.shape[-1], lanes)]
     return jnp.sum(materialised(functools.reduce(lax.add, parts)), axis=-1)
 
 
 def _lanes(length: int) -> int:
-    """Return the number of items in a part of a row, or 0 if it does not divide the length."""
+    """Return the number of items in a part of a row, or 0 if the row is not divided.
+
+    `length` is the number of items of the row, which is not divided if the parts would not be
+    equal.
+    """
     lanes = _LANES
     while length > lanes * _PARTS:
         lanes *= 2

@@ -21,9 +21,10 @@ _FEWEST_ITEMS = 16 << 10
 
 
 def reread(program: Program) -> set[Variable]:
-    """Return variables that elementwise operations compute, and a product and other equations read.
+    """Return variables that XLA should compute only once for several readers.
 
-    XLA would compute such a variable again for each reader that needs another shape: rows for a
+    They are results of elementwise operations that a product and other equations read. XLA
+    would compute such a variable again for each reader that needs another shape: rows for a
     product, or halves of the rows for the gradient of a matrix. Products and sums are readers.
     There are further readers:
 

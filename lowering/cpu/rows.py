@@ -34,7 +34,7 @@ _FACTORS = 1 << 20  # the most bytes of a window's factors, repeated to rows
 
 
 def positions_in_row(shape: tuple[int, ...]) -> int:
-    """Return the number of positions in a row of an array, or 0 if rows do not pay.
+    """Return how many positions to join to one row of an array, or 0 if rows are not faster.
 
     The array has the shape (batch, *positions, channels).
     """
@@ -51,24 +51,29 @@ def positions_in_row(shape: tuple[int, ...]) -> int:
 
 
 def may_be_in_rows(program: Program, shape: tuple[int, ...]) -> bool:
-    """Tell whether loops over an array may go over rows, and are faster over rows.
+    """Tell whether an array can be computed by loops over rows, and rows are faster.
 
-    The array has the shape (batch, *positions, channels).
+    The array has the shape (batch, *positions, channels). A row has the channels of several
+    positions.
     """
     return program.role == "value" and program.is_alone and positions_in_row(shape) > 0
 
 
 def in_rows(x: Array, count: int) -> Array:
-    """Return an array whose last axis has the channels of `count` positions.
+    """Join the channels of `count` positions to one axis.
 
-    `x` has the shape (batch, *positions, channels).
+    `x` has the shape (batch, *positions, channels). The result has count * channels items along
+    the last axis, and fewer positions along the axis before it.
     """
     *outer, positions, channels = x.shape
     return x.reshape(*outer, positions // count, count * channels)
 
 
 def unfused_in_rows(x: Array) -> Array:
-    """Return the array, computed by loops over rows if its channels are narrow."""
+    """Return x, and let XLA compute it by loops over rows of several positions.
+
+    x has the shape (batch, *positions, channels). It is unchanged if rows are not faster.
+    """
     count = positions_in_row(x.shape)
     if not count:
         return x
@@ -76,12 +81,18 @@ def unfused_in_rows(x: Array) -> Array:
 
 
 def repeated(x: Array, count: int) -> Array:
-    """Return the array with its last axis `count` times. Parameters are prepared in this form."""
+    """Repeat x `count` times along its last axis.
+
+    If x is a parameter, the repeated array is prepared before calls.
+    """
     return lax.concatenate([x] * count, x.ndim - 1)
 
 
 def is_faster_in_rows(x: Array, filter: Array, window: Window) -> bool:
-    """Tell whether a convolution with a group for each channel is best computed on rows."""
+    """Tell whether `depthwise_rows` is the fastest kernel for a convolution.
+
+    The convolution must have a group for each channel.
+    """
     if not positions_in_row(x.shape):
         return False
     *size, depth, count = filter.shape

@@ -25,7 +25,11 @@ WINDOW = (
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The positions of a filter on an input, and the form of its products."""
+    """How a convolution moves its filter over an input, and how it computes products.
+
+    The sequences have an item for each spatial axis. `accumulator` is the dtype of sums, or
+    None for the dtype of the operands.
+    """
 
     stride: Sequence[int]
     padding: Sequence[tuple[int, int]]
@@ -42,33 +46,39 @@ class Window:
 
     @property
     def kind(self) -> Params:
-        """Return the parameters of the products: their precision, and the dtype of sums."""
+        """Return the precision and the dtype of sums, as parameters of `lax.dot_general`."""
         return {"precision": self.precision, "preferred_element_type": self.accumulator}
 
     def is_single(self, x: Array) -> bool:
-        """Tell whether products of float32 are summed in float32."""
+        """Tell whether the convolution of an input x multiplies and sums in float32."""
         return x.dtype == np.float32 and self.accumulator in (None, np.float32)
 
     @property
     def edges(self) -> Sequence[tuple[int, int, int]]:
-        """Return the padding for `lax.pad`, which dilates and pads an input."""
+        """Return the argument of `lax.pad` that dilates and pads an input, for all its axes."""
         sides = zip(self.padding, self.input_dilation, strict=True)
         return ((0, 0, 0), *((p, q, d - 1) for (p, q), d in sides), (0, 0, 0))
 
     @property
     def bare(self) -> Window:
-        """Return the window for an input that is already dilated and padded."""
+        """Return the window without padding and input dilation.
+
+        It is for an input that is dilated and padded already.
+        """
         rank = len(self.stride)
         return replace(self, padding=((0, 0),) * rank, input_dilation=(1,) * rank)
 
     @property
     def inner(self) -> Window:
-        """Return the window along all axes but the first."""
+        """Return the window for all spatial axes but the first."""
         names = "stride", "padding", "input_dilation", "dilation"
         return replace(self, **{name: getattr(self, name)[1:] for name in names})
 
     def positions(self, x: Array, size: Sequence[int]) -> list[int]:
-        """Return the number of positions of a window of this size along each axis of an input."""
+        """Return how many positions a window of `size` cells has along each axis of an input x.
+
+        x has the shape (batch, *input positions, channels).
+        """
         spans = [(k - 1) * d + 1 for k, d in zip(size, self.dilation, strict=True)]
         extents = [
             (n - 1) * (inner + 1) + 1 + before + after
@@ -78,10 +88,10 @@ class Window:
         return [(extent - span) // stride + 1 for extent, span, stride in axes]
 
     def windows_over(self, size: Sequence[int], upscaled: Shape, downscaled: Shape) -> Windows:
-        """Return windows of this size that slide over the shape `upscaled`.
+        """Return windows of `size` cells that slide over an array of the shape `upscaled`.
 
-        `downscaled` is the shape of their positions. Both shapes have the batch first and the
-        channels last.
+        `downscaled` is the shape of the windows' positions. Both shapes have the batch first
+        and the channels last.
         """
         padding = ((0, 0), *self.padding, (0, 0))
         stride = (1, *self.stride, 1)
@@ -90,17 +100,17 @@ class Window:
 
 
 def padded(x: Array, window: Window) -> Array:
-    """Return the input padded with the zeros that the window covers."""
+    """Return an input (batch, *input positions, channels) with the window's padding, in zeros."""
     return extend(x, ((0, 0), *window.padding, (0, 0)), "constant")
 
 
 def cells(
     x: Array, size: Sequence[int], window: Window, counts: Sequence[int] | None = None
 ) -> Iterator[tuple[tuple[int, ...], Array]]:
-    """Yield each cell of the window, and the items that the cell covers at all positions.
+    """Yield each cell of the window, and the items that it covers at all positions.
 
-    The items have the shape (batch, *positions, channels). `counts` are the numbers of positions
-    along each axis, by default those of the window on the input.
+    The items have the shape (batch, *positions, channels). `counts` has the number of positions
+    along each axis, by default as many as the window has on the input.
     """
     if counts is None:
         counts = window.positions(x, size)

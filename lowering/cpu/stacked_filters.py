@@ -23,7 +23,10 @@ _BYTES = 8 << 20
 
 
 def fits(x: Array, filter: Array, window: Window) -> bool:
-    """Tell whether the stride is 1, and the results for all cells stay in the caches."""
+    """Tell whether `stacked` may compute a convolution.
+
+    The stride must be 1, and the products of all cells must stay in the caches.
+    """
     *size, _, count = filter.shape
     extents = [n + sum(p) for n, p in zip(x.shape[1:-1], window.padding, strict=True)]
     items = math.prod((len(x), *extents, *size, count))
@@ -32,7 +35,7 @@ def fits(x: Array, filter: Array, window: Window) -> bool:
 
 
 def stacked(x: Array, filter: Array, window: Window) -> Array:
-    """Convolve by one product for all cells, whose results are summed at shifted positions.
+    """Convolve by one product for all cells, and add up its parts at shifted positions.
 
     The result has the shape (batch, *positions, outputs).
     """
@@ -66,7 +69,7 @@ def is_narrow(x: Array, filter: Array, window: Window) -> bool:
 
 
 def narrow(x: Array, filter: Array, window: Window) -> Array:
-    """Convolve by one product for all cells, or by a product for each cell.
+    """Convolve bfloat16 arrays by one product for all cells, or by a product for each cell.
 
     The result has the shape (batch, *positions, outputs).
     """

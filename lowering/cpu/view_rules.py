@@ -26,18 +26,24 @@ RULES = Rules()
 
 
 def view_of(equation: Equation, array: Array, order: Order) -> View:
-    """Return the view of an equation's result, from its array and the order of the array's axes."""
+    """Return the view of an equation's result.
+
+    `array` holds the result, and its axis j is axis `order[j]` of the result.
+    """
     return View(array, order, tuple(equation.outvars[0].aval.shape))
 
 
 def bind(equation: Equation, arrays: Sequence[Array], **changed: Any) -> Array:
-    """Apply an equation's primitive to arrays, with some parameters changed."""
+    """Apply an equation's primitive to arrays, with the parameters `changed` replaced."""
     return equation.primitive.bind(*arrays, **(equation.params | changed))
 
 
 @RULES(by_item=True)
 def _elementwise(program: Program, equation: Equation, *views: View) -> View:
-    """Compute an elementwise operation in the order of axes that moves the fewest items."""
+    """Compute an elementwise operation on arrays that are first brought to one order of axes.
+
+    In this order the fewest items have to be transposed.
+    """
     order = common_order(views)
     arrays = _in_order(views, order)
     shapes = [x.shape for x in arrays if x.ndim]
@@ -58,12 +64,18 @@ def _elementwise(program: Program, equation: Equation, *views: View) -> View:
 def _in_order(
     views: Sequence[View], order: Order, array_of: Callable[[View, Order], Array] = arranged
 ) -> list[Array]:
-    """Return the arrays of views in an order of axes. Scalars have no axes and stay unchanged."""
+    """Return the arrays of views, transposed to `order`. Scalars have no axes and stay unchanged.
+
+    `array_of(view, order)` transposes an array.
+    """
     return [array_of(view, order) if view.order else view.array for view in views]
 
 
 def in_any_loop(view: View) -> View:
-    """Return the view of an array that any loop may read, even if loops over rows compute it."""
+    """Return a view whose array may be read by a loop that does not go over rows.
+
+    If loops over rows compute the array, XLA is kept from fusing the reading loop with them.
+    """
     if not view.in_rows:
         return view
     return replace(view, array=unfused_in_rows(view.array), in_rows=False)
@@ -72,7 +84,11 @@ def in_any_loop(view: View) -> View:
 def _by_rows(
     equation: Equation, arrays: Sequence[Array], are_early: Sequence[bool], shape: tuple[int, ...]
 ) -> Array | None:
-    """Compute an elementwise operation on rows; None if operands do not broadcast to rows."""
+    """Compute an elementwise operation on rows of several positions, with a result of `shape`.
+
+    None is returned if an operand does not broadcast to rows. `are_early` tells for each
+    operand whether it is computed before all calls or before a loop.
+    """
     rows: list[Array] = []
     count = positions_in_row(shape)
     for x, is_early in zip(arrays, are_early, strict=True):
@@ -117,9 +133,10 @@ def _broadcast_in_dim(
 
 @RULES(removes=True, along=True, across=True, per_axis=True)
 def moved(program: Program, equation: Equation, *views: View) -> list[View] | None:
-    """Compute an equation in the order of axes that moves the fewest items.
+    """Compute an equation on arrays that are first brought to one order of axes.
 
-    The parameters of the equation are renumbered for this order.
+    In this order the fewest items have to be transposed. The parameters of the equation are
+    renumbered for the order. None is returned if this is impossible.
     """
     order = common_order(views)
     fact = facts(equation)
@@ -142,15 +159,15 @@ def moved(program: Program, equation: Equation, *views: View) -> list[View] | No
 
 
 def new_axes_in(order: Order) -> list[tuple[int]]:
-    """Return the position of each axis in an order of axes."""
+    """Return, for each axis from 0 on, a tuple with its position in `order`.
+
+    (2, 0, 1) gives [(1,), (2,), (0,)].
+    """
     return [(order.index(axis),) for axis in range(len(order))]
 
 
 def ranks(axes: Iterable[int]) -> Order:
-    """Return an order of axes after the axes are numbered again from 0.
-
-    For example, (5, 2, 3) becomes (2, 0, 1).
-    """
+    """Number axes again from 0 on, without gaps: (5, 2, 3) becomes (2, 0, 1)."""
     axes = list(axes)
     return tuple(sorted(axes).index(axis) for axis in axes)
 
@@ -165,7 +182,10 @@ def _reshape(program: Program, equation: Equation, view: View, *extents: View) -
         return plain(lax.reshape(tensor(view), shape))
 
     def position_of_group(group: tuple[Sequence[int], Sequence[int]]) -> int:
-        """Return the position of the last old axis in the array. Groups without one come first."""
+        """Return the position, in the array, of the last old axis of a group of old and new axes.
+
+        A group without old axes has the position -1, so that it comes first.
+        """
         old_axes, _ = group
         return view.position(old_axes[-1]) if old_axes else -1
 

@@ -38,12 +38,13 @@ _NARROW = (np.dtype(jnp.bfloat16), np.dtype(np.float16))
 
 
 def run(program: Program, target: Target) -> Program:
-    """Compute numbers of 16 bits in 32 bits. Arguments and results keep their types.
+    """Compute numbers of 16 bits in 32 bits. Arguments and results keep their dtypes.
 
-    The program rounds to 16 bits on purpose if a floating-point argument has 32 bits, or in a
-    backward pass a floating-point result. In this case only products with a precision of bfloat16
-    are rewritten, and roundings are added where XLA would leave them out. Convolutions of a
-    backward pass are computed in 32 bits, for which there are kernels.
+    A program rounds to 16 bits on purpose if one of its floating-point arguments (for a
+    backward pass: one of its floating-point results) has 32 bits. In such a program only
+    products with a precision of bfloat16 are rewritten, and roundings are added where XLA would
+    leave them out. Convolutions of a backward pass are computed in 32 bits, for which there are
+    kernels.
     """
     is_backward = program.role == "backward"
     ends = program.results if is_backward else program.arguments
@@ -61,7 +62,7 @@ def run(program: Program, target: Target) -> Program:
 
 
 def _rounded(program: Program) -> Program:
-    """Round computed numbers of bfloat16 where they are converted to another dtype.
+    """Round computed bfloat16 numbers explicitly where they are converted to another dtype.
 
     XLA computes such numbers in 32 bits, and leaves out their conversion to bfloat16 and back.
     """
@@ -90,7 +91,7 @@ _FROM_BFLOAT16 = Rules(
 
 
 def _is_computed(matcher: Matcher, operand: Atom) -> bool:
-    """Tell whether an operand is computed and may still need rounding.
+    """Tell whether an operand is computed, and may not have been rounded to bfloat16 yet.
 
     Arguments and constants are not computed. Equations that only move items are skipped. If the
     operand is then the result of a conversion, it needs no rounding if `reduce_precision` has
@@ -105,7 +106,7 @@ def _is_computed(matcher: Matcher, operand: Atom) -> bool:
 
 
 def _only_moves(equation: Equation) -> bool:
-    """Tell whether an equation moves the items of one operand, without a conversion."""
+    """Tell whether an equation moves the items of one operand, and does not convert them."""
     converts = primitive(equation) == "convert_element_type"
     return facts(equation).moves and len(equation.invars) == 1 and not converts
 
@@ -113,7 +114,7 @@ def _only_moves(equation: Equation) -> bool:
 def computes_narrow(jaxpr: Jaxpr) -> bool:
     """Tell whether a function computes in 16 bits.
 
-    Moves of items, and products with 32-bit sums, are not such computations.
+    Equations that only move items, and products with 32-bit sums, do not count.
     """
     return any(map(_computes_narrow, jaxprs.innermost(jaxpr)))
 
@@ -130,7 +131,7 @@ def _is_narrow(x: Atom | Array) -> bool:
 
 
 def is_of_bfloat16(equation: Equation) -> bool:
-    """Tell whether the precision of a product asks for bfloat16."""
+    """Tell whether an equation is a product whose precision asks for bfloat16 factors."""
     return is_bfloat16(equation.params.get("precision"))
 
 
@@ -143,7 +144,10 @@ _RULES = Rules(only=_may_compute_narrow)
 
 
 def _source(matcher: Matcher, operand: Atom) -> Atom:
-    """Return the 32-bit variable from which a 16-bit operand was converted, or else the operand."""
+    """Return the 32-bit variable that was converted to a 16-bit operand, if there is one.
+
+    Otherwise return the operand.
+    """
     if not _is_narrow(operand):
         return operand
     maker = matcher.maker(operand, "convert_element_type")
@@ -159,9 +163,11 @@ def _wide(x: Array) -> Array:
 def _computed(
     matcher: Matcher, equation: Equation, function: Callable[..., Iterable[Array]], *operands: Atom
 ) -> list[Atom]:
-    """Trace a function for an equation, and convert its results to the types of the equation.
+    """Trace a function in the place of an equation.
 
-    By default the function gets the 32-bit sources of the equation's operands.
+    Its results are converted to the dtypes of the equation's results. Its arguments are
+    `operands`, or by default the equation's operands, in 32 bits where they were converted from
+    32 bits.
     """
 
     def results(*x: Array) -> list[Array]:
@@ -175,7 +181,7 @@ def _computed(
 
 @_RULES("nextafter")
 def _leave(matcher: Matcher, equation: Equation) -> None:
-    """Leave the equation unchanged, since its result depends on the bits of its operands."""
+    """Leave an equation unchanged, since its result depends on the bits of its operands."""
 
 
 @_RULES(by_item=True, reduces=True)
@@ -185,10 +191,10 @@ def _in_32_bits(matcher: Matcher, equation: Equation, **params: Any) -> Any:
 
 @_RULES(moves=True)
 def _moved(matcher: Matcher, equation: Equation) -> Any:
-    """Move items in 32 bits.
+    """Move items in 32 bits instead of 16 bits.
 
-    If no operand has a 32-bit source, or if an operand without a source has several items of 16
-    bits, the equation stays unchanged and moves 16 bits.
+    The equation stays unchanged if none of its operands was converted from 32 bits, or if an
+    operand that was not converted has several items of 16 bits.
     """
     sources = [_source(matcher, v) for v in equation.invars]
     narrow = [v for v in sources if _is_narrow(v)]
@@ -200,7 +206,10 @@ def _moved(matcher: Matcher, equation: Equation) -> Any:
 
 @_RULES("convert_element_type")
 def _converted(matcher: Matcher, equation: Equation) -> Any:
-    """Convert the 32-bit source of an operand. Other dtypes become 16 bits by way of float32."""
+    """Convert the 32-bit variable from which an operand was converted, instead of the operand.
+
+    A conversion from a dtype other than float32 to 16 bits is made by way of float32.
+    """
     (operand,) = equation.invars
     (result,) = equation.outvars
     are_narrow = _is_narrow(operand) and _is_narrow(result)
@@ -218,7 +227,7 @@ def _converted(matcher: Matcher, equation: Equation) -> Any:
 
 @_RULES(PRODUCT, CONVOLUTION)
 def _product(matcher: Matcher, equation: Equation) -> Any:
-    """Multiply in bfloat16 if the product asks for it and if that pays, otherwise in 32 bits."""
+    """Multiply in bfloat16 if the product asks for it and it is faster, otherwise in 32 bits."""
     by_precision = is_of_bfloat16(equation)
     precision = None if by_precision else equation.params["precision"]
     kind = {"preferred_element_type": _WIDE, "precision": precision}
@@ -235,7 +244,10 @@ def _product(matcher: Matcher, equation: Equation) -> Any:
 
 
 def _depth(equation: Equation) -> int:
-    """Return the number of products that are summed; for a convolution, in one filter cell."""
+    """Return how many items of an operand each item of a product sums.
+
+    For a convolution it is the number for one cell of the filter.
+    """
     numbers = equation.params["dimension_numbers"]
     left, right = equation.invars
     if primitive(equation) == CONVOLUTION:
@@ -246,7 +258,7 @@ def _depth(equation: Equation) -> int:
 
 @_RULES(SCAN)
 def _loop(matcher: Matcher, equation: Equation) -> Any:
-    """Make a loop carry and stack numbers of 32 bits."""
+    """Make a loop carry and stack numbers of 32 bits instead of 16 bits."""
     body = matcher.program.body(equation)
 
     def step(*operands: Array) -> list[Array]:

@@ -39,13 +39,16 @@ _STORED = 180_000
 
 
 def is_winograd(filter: Array, window: Window) -> bool:
-    """Tell whether the window is 3x3 with stride 1, without dilation and groups."""
+    """Tell whether the kernel `winograd` may compute a convolution.
+
+    The window must have 3x3 cells and stride 1, and there must be neither dilation nor groups.
+    """
     has_unit_steps = all(n == 1 for n in (*window.stride, *window.dilation))
     return filter.shape[:-2] == (3, 3) and window.groups == 1 and has_unit_steps
 
 
 def winograd(x: Array, filter: Array, window: Window) -> Array:
-    """Convolve an input with a 3x3 filter.
+    """Convolve an input with a 3x3 filter by Winograd's minimal filtering.
 
     The input has the shape (batch, rows, columns, channels), the filter has the shape (3, 3,
     channels, outputs), and the result has the shape (batch, row positions, column positions,
@@ -71,7 +74,11 @@ def winograd(x: Array, filter: Array, window: Window) -> Array:
 
 
 def _block(x: Array, transformed: Sequence[Array], precision: lax.PrecisionLike) -> Array:
-    """Return the convolution of some rows of tiles by a transformed filter."""
+    """Return the convolution for some rows of tiles. A tile has 4x4 inputs and gives 2x2 outputs.
+
+    `transformed` is the result of `_filter_transform`, and x has the rows of the input that the
+    tiles cover.
+    """
     batch, rows, columns, _ = x.shape
     height = rows // 2 - 1
     width = columns // 2 - 1

@@ -66,7 +66,7 @@ _BYTES = {np.dtype(np.int8), np.dtype(np.uint8)}
 
 
 def candidates() -> list[dict[str, str]]:
-    """Return all sets of options that may be the best for a network."""
+    """Return all sets of compiler options of which one may be the fastest for a network."""
     if not _knows(CPU | _WIDTH):
         return [{}]
     return list(map(_widest, (CPU, BFLOAT16, BYTES, {})))
@@ -75,10 +75,10 @@ def candidates() -> list[dict[str, str]]:
 def compiler_options(
     multiply_adds: int, *, bfloat16: bool = False, in_bytes: bool = False, in_place: bool = False
 ) -> dict[str, str]:
-    """Return `jax.jit`'s options for a function with this work, or {} if jaxlib lacks the options.
+    """Return `jax.jit`'s options for a function, or {} if jaxlib does not have these options.
 
     Args:
-        multiply_adds: the number of multiply-adds in products and convolutions.
+        multiply_adds: the number of multiply-adds in the function's products and convolutions.
         bfloat16: whether most products are of bfloat16.
         in_bytes: whether some products are of 8 bits.
         in_place: whether the function writes into arrays of bfloat16, and computes nothing in 16
@@ -103,8 +103,8 @@ def compiler_options(
 def of_program(program: Program, call: ClosedJaxpr, is_alone: bool) -> dict[str, str]:
     """Return `jax.jit`'s options for `call`, into which passes have rewritten `program`.
 
-    If the call is not compiled alone, it is compiled with other functions, which may compute in 16
-    bits.
+    `is_alone` tells whether the call is compiled on its own. Otherwise it is compiled with
+    other functions, which may compute in 16 bits.
     """
     narrow = total = 0  # multiply-adds in bfloat16, and all
     for equation, times in jaxprs.repeated(program.closed.jaxpr):
@@ -138,12 +138,15 @@ def _multiply_adds(equation: Equation) -> int:
 
 
 def least_memory() -> dict[str, str]:
-    """Return `jax.jit`'s options for the schedule of least memory, or {} if jaxlib lacks it."""
+    """Return `jax.jit`'s options for the schedule that needs the least memory.
+
+    They are {} if jaxlib does not have this schedule.
+    """
     return _LEAST_MEMORY if _knows(_LEAST_MEMORY) else {}
 
 
 def _widest(options: dict[str, str]) -> dict[str, str]:
-    """Add vectors of 512 bits to the options, if they do not slow the processor down."""
+    """Add the option for vectors of 512 bits, unless wide vectors slow the processor down."""
     return options | _WIDTH if profile().keeps_wide_vectors else options
 
 

@@ -25,7 +25,11 @@ Operand = Array | NDArray[Any] | np.generic | float
 
 
 def broadcast_shapes(*shapes: Shape) -> Shape:
-    """Return the common shape. Raise InvalidShape if two extents differ and neither is 1."""
+    """Return the shape to which all shapes broadcast, matched from the first axis on.
+
+    A shorter shape is continued by 1s: (2, 3, 4) and (2, 1) give (2, 3, 4). Raises InvalidShape
+    if two extents of an axis differ and neither is 1.
+    """
     if shapes and shapes.count(shapes[0]) == len(shapes):
         return shapes[0]
     shape: list[int] = []
@@ -51,28 +55,28 @@ def broadcast_shapes(*shapes: Shape) -> Shape:
 
 
 def align(*arrays: Operand) -> tuple[Any, ...]:
-    """Add trailing axes of extent 1 up to the largest rank, as numpy's broadcasting needs them.
+    """Add trailing axes of extent 1 to arrays, up to the largest rank among them.
 
-    Python numbers stay unchanged.
+    Afterwards numpy broadcasts them from the first axis on. Python numbers stay unchanged.
     """
     rank = max((np.ndim(x) for x in arrays), default=0)
     return tuple(expand(x, rank) for x in arrays)
 
 
 def expand(x: Operand, rank: int) -> Any:
-    """Add trailing axes of extent 1 up to this rank. A Python number stays unchanged."""
+    """Add trailing axes of extent 1 to x until it has `rank` axes. A Python number is unchanged."""
     if isinstance(x, (bool, int, float)) or x.ndim == rank:
         return x
     return x.reshape(x.shape + (1,) * (rank - x.ndim))
 
 
 def maximum(x: Operand, y: Operand) -> Array:
-    """Return the elementwise maximum. Of two equal items, each gets half of the derivative."""
+    """Return the elementwise maximum. If two items are equal, each gets half of the derivative."""
     return _extreme(jnp.maximum, x, y)
 
 
 def minimum(x: Operand, y: Operand) -> Array:
-    """Return the elementwise minimum. Of two equal items, each gets half of the derivative."""
+    """Return the elementwise minimum. If two items are equal, each gets half of the derivative."""
     return _extreme(jnp.minimum, x, y)
 
 
@@ -85,7 +89,7 @@ def _extreme(compute: Callable[..., Array], x: Operand, y: Operand) -> Array:
 
 
 def clamped(x: Operand, a: Operand, b: Operand) -> Array:
-    """Return max(min(x, b), a). The derivative at a bound is 1/2."""
+    """Return max(min(x, b), a). Where x equals a or b, the derivative by x is 1/2."""
     low = _bound_of(x, a)
     high = _bound_of(x, b)
     if low is not None and high is not None and low < high:
@@ -94,9 +98,10 @@ def clamped(x: Operand, a: Operand, b: Operand) -> Array:
 
 
 def _bound_of(x: Any, y: Operand) -> float | None:
-    """Return y as a float, or None if it cannot be a bound in `_bounded`.
+    """Return y as a float, or None if `_bounded` cannot compare x with it.
 
-    y must be one finite static number, and x must be traced and have floating-point items.
+    y must be one finite number that is known in the trace, and x must be a traced array of
+    floating-point numbers.
     """
     is_traced_float = not is_static(x) and jnp.issubdtype(x.dtype, jnp.floating)
     is_one_number = is_static(y) and np.size(y) == 1
@@ -107,10 +112,11 @@ def _bound_of(x: Any, y: Operand) -> float | None:
 
 
 def _bounded(x: Any, *bounds: tuple[Callable[..., Array], float]) -> Array:
-    """Apply maxima and minima with numbers to x, in order.
+    """Apply maxima and minima of x and a number, one after another.
 
-    The backward passes of `jnp.maximum` and `jnp.minimum` read an array that is computed by
-    divisions. With these functions a training step of MobileNetV2 takes 1.1 times as long.
+    A bound is a pair (`jnp.maximum` or `jnp.minimum`, the number). Without this function the
+    backward passes of `jnp.maximum` and `jnp.minimum` read an array that is computed by
+    divisions, and a training step of MobileNetV2 takes 1.1 times as long.
     """
     array_bounds = [(compute, np.array(bound, x.dtype)) for compute, bound in bounds]
 

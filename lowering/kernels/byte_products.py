@@ -25,17 +25,17 @@ _BYTE, _SUM = np.dtype(np.int8), np.dtype(np.int32)
 
 
 def is_byte(*arrays: Array) -> bool:
-    """Tell whether arrays are int8 or uint8."""
+    """Tell whether all arrays have the dtype int8 or uint8."""
     return all(str(jnp.asarray(x).dtype) in ("int8", "uint8") for x in arrays)
 
 
 def contract(
     operands: Sequence[Array], zero_points: Sequence[Array], terms: Sequence[str], result: str
 ) -> Array:
-    """Subtract zero points from two operands of 8 bits, and contract the operands to int32.
+    """Subtract the zero points from two operands of 8 bits, and sum their products in int32.
 
-    `terms` and `result` name the axes of the operands and of the result, as in
-    `contraction.contract`.
+    `terms` has the letters of the axes of each operand, and `result` those of the result. Axes
+    whose letter the result lacks are summed, as in `contraction.contract`.
     """
     left, right = operands
     left_zero, right_zero = zero_points
@@ -51,12 +51,12 @@ def contract(
 
 
 def correlate(x: Array, filter: Array, zero_points: Sequence[Array], slide: Slide) -> Array:
-    """Correlate an input with a filter, both of 8 bits, and sum in int32.
+    """Subtract the zero points from an input and a filter of 8 bits, and correlate them in int32.
 
-    The input has the shape (batch, channels, *extents), the filter has the shape (outputs, channels
-    / groups, *window), and the result has the shape (batch, outputs, *positions). The input's zero
-    point is a scalar, with which the input is padded. The filter's zero point is a scalar, or has
-    the shape (outputs, 1, 1, ...).
+    The input has the shape (batch, channels, *extents), the filter has the shape (outputs,
+    channels / groups, *window), and the result has the shape (batch, outputs, *positions). The
+    input's zero point is a scalar, with which the input is padded. The filter's zero point is a
+    scalar, or has the shape (outputs, 1, 1, ...).
     """
     input_zero, filter_zero = zero_points
     p, y = _signed(x, input_zero)
@@ -92,7 +92,11 @@ def correlate(x: Array, filter: Array, zero_points: Sequence[Array], slide: Slid
 
 
 def _signed(x: Array, zero: Array) -> tuple[Array, Array]:
-    """Return codes as int8, and the zero point that belongs to these codes."""
+    """Return codes x as int8, and the zero point of the int8 codes.
+
+    The uint8 codes x with the zero point `zero` become x - 128 with the zero point `zero` -
+    128.
+    """
     x = jnp.asarray(x)
     if x.dtype == _BYTE:
         return x, zero
@@ -102,5 +106,5 @@ def _signed(x: Array, zero: Array) -> tuple[Array, Array]:
 
 
 def _aligned(zero: Array, x: Array) -> Array:
-    """Return a zero point with leading axes of extent 1 up to the rank of x."""
+    """Return the zero point `zero` with leading axes of extent 1 added up to the rank of x."""
     return zero.reshape((1,) * (x.ndim - zero.ndim) + zero.shape)

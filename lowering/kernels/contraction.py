@@ -22,7 +22,11 @@ from lowering.kernels.precision import DType, left_operand_anywhere, precision_o
 
 
 def parse(expr: str, ranks: Sequence[int]) -> tuple[list[str], str]:
-    """Return the letters of each operand and of the result. Unused letters replace `...`."""
+    """Return the letters of each operand's axes, and the letters of the result's axes.
+
+    "ij,jk->ik" gives ["ij", "jk"] and "ik". Letters that `expr` does not use replace `...`: for
+    the ranks (3, 2), "...ij,jk->...ik" may give ["aij", "jk"] and "aik".
+    """
     left, arrow, output = expr.replace(" ", "").partition("->")
     if not arrow or "," in output:
         raise InvalidOperation(
@@ -49,7 +53,11 @@ def parse(expr: str, ranks: Sequence[int]) -> tuple[list[str], str]:
 
 
 def contracted_shape(shapes: Sequence[Shape], terms: Sequence[str], output: str) -> Shape:
-    """Return the shape of the result; raise InvalidOperation or InvalidShape if there is none."""
+    """Return the shape of the sum of products over the letters that `output` lacks.
+
+    `terms` has the letters of the axes of each of the shapes. Raises InvalidOperation or
+    InvalidShape if the letters and the shapes do not fit.
+    """
     if len(shapes) != len(terms):
         raise InvalidOperation(
             f"'expr' names the axes of {len(terms)} input(s), there are {len(shapes)}"
@@ -82,10 +90,10 @@ def _extents(shapes: Sequence[Shape], terms: Sequence[str]) -> dict[str, int]:
 
 
 def multiply_adds(shapes: Sequence[Shape], terms: Sequence[str], output: str) -> int:
-    """Return the multiply-adds of `contract`, in the order in which it multiplies operands.
+    """Return the number of multiply-adds of `contract`, with its order of products.
 
-    If only one operand has a letter that the result lacks, the axis is summed first. Such sums are
-    not counted.
+    If only one operand has a letter that the result lacks, this axis is summed before the
+    product. Such sums are not counted.
     """
     extents = _extents(shapes, terms)
     # The letters of each remaining operand, without the axes along which it is broadcast.
@@ -110,9 +118,10 @@ def multiply_adds(shapes: Sequence[Shape], terms: Sequence[str], output: str) ->
 def _order(
     terms: Sequence[set[str]], output: str, extents: dict[str, int]
 ) -> list[tuple[int, ...]]:
-    """Return the pairs of operands that `jnp.einsum` multiplies one after the other, by index.
+    """Return the indices of the operands that `jnp.einsum` multiplies at each of its steps.
 
-    After each product, its operands are removed from the list, and the product is appended.
+    A step removes its operands from the list of operands, and appends the product to the list.
+    `terms` has the letters of each operand.
     """
     shapes = ([extents[letter] for letter in term] for term in terms)
     arrays: list[Any] = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
@@ -120,7 +129,11 @@ def _order(
 
 
 def _equation(terms: Iterable[Iterable[str]], output: str, extents: dict[str, int]) -> str:
-    """Return the equation for `jnp.einsum`, which must have ASCII letters."""
+    """Return the equation for `jnp.einsum`, as in "ab,bc->ac".
+
+    `terms` has the letters of each operand. ASCII letters replace the other letters. Letters of
+    `output` that no operand has are left out.
+    """
     names = dict(zip(extents, string.ascii_letters, strict=False))
     result = "".join(letter for letter in output if letter in extents)
     equation = ",".join(map("".join, terms)) + "->" + result
@@ -134,7 +147,11 @@ def contract(
     accumulator: DType,
     precision: lax.PrecisionLike,
 ) -> Array:
-    """Contract operands of one dtype. Products are summed in the dtype `accumulator`."""
+    """Sum the products of operands over the letters that `output` lacks.
+
+    `terms` has the letters of the axes of each operand. All operands have one dtype. Sums are
+    computed in the dtype `accumulator`.
+    """
     arrays = [jnp.asarray(x) for x in operands]
     precision = precision_of(accumulator, precision)
     extents = _extents([x.shape for x in arrays], terms)
@@ -163,9 +180,10 @@ def _product(
     accumulator: DType,
     precision: lax.PrecisionLike,
 ) -> Array:
-    """Multiply two operands in their order.
+    """Return the product of two operands, without exchanging them.
 
-    `jnp.einsum` may swap the operands, but the barrier must be before the left operand.
+    `jnp.einsum` may exchange the operands, but `left_operand_anywhere` must be applied to the
+    left one.
     """
     left, right = terms
     x, y = arrays
@@ -184,7 +202,11 @@ def _product(
 
 
 def _is_product(terms: Sequence[str], output: str) -> bool:
-    """Tell whether terms are a product of two operands, without diagonals and sums of one alone."""
+    """Tell whether terms are two operands that can be multiplied without a diagonal or another sum.
+
+    A letter that only one of the operands has must be in `output`, since its axis would be
+    summed before the product otherwise.
+    """
     has_diagonal = any(len(set(term)) != len(term) for term in terms)
     if len(terms) != 2 or has_diagonal:
         return False

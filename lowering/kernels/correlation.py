@@ -32,19 +32,29 @@ class Slide:
     groups: int = 1
 
     def spread_out(self, x: Array) -> Array:
-        """Return an input with zeros around it and between its items."""
+        """Return an input (batch, channels, *extents) with zeros around it and between its items.
+
+        Negative padding cuts items off.
+        """
         edges = [(p, q, s - 1) for (p, q), s in zip(self.padding, self.spread, strict=True)]
         if not any(map(any, edges)):
             return x
         return lax.pad(x, np.array(0, x.dtype), [(0, 0, 0), (0, 0, 0), *edges])
 
     def places(self, extents: Sequence[int], size: Sequence[int]) -> tuple[int, ...]:
-        """Return the number of positions of a filter of this size along each axis of an input."""
+        """Return the number of positions of a filter along each axis of an input without padding.
+
+        `extents` are the spatial extents of the input, and `size` is the window of the filter.
+        """
         axes = zip(extents, spans(size, self.dilation), self.stride, strict=True)
         return tuple((extent - span) // s + 1 for extent, span, s in axes)
 
     def items(self, cell: Sequence[int], places: Sequence[int]) -> tuple[slice, ...]:
-        """Return the slices of an input that one cell of the filter covers at all positions."""
+        """Return, for each spatial axis, the slice of the items that one cell of the filter meets.
+
+        `cell` has the cell's index along each axis, and `places` has the number of positions
+        along each axis.
+        """
         slices: list[slice] = []
         for j, d, count, stride in zip(cell, self.dilation, places, self.stride, strict=True):
             start = j * d
@@ -75,10 +85,11 @@ def correlate(
 
 
 def by_cells(x: Array, filter: Array, slide: Slide, wide: DType) -> Array:
-    """Compute `correlate` of integers by a product for each cell of the filter.
+    """Return the result of `correlate` for integers, as a sum of one product for each filter cell.
 
-    XLA's convolution of integers does not run on every GPU. On CPUs it takes 1.5 times as long for
-    3x3 windows of int32 from 3 to 16 channels, and 50 times as long for 32 groups of one channel.
+    XLA's convolution of integers does not run on every GPU. On CPUs it takes 1.5 times as long
+    for 3x3 windows of int32 from 3 to 16 channels, and 50 times as long for 32 groups of one
+    channel.
     """
     x = slide.spread_out(x)
     groups = slide.groups
@@ -103,10 +114,11 @@ def conv(
     precision: lax.PrecisionLike,
     wide: DType,
 ) -> Array:
-    """Convolve an input with a filter as `conv` does, with sums in the dtype `wide`.
+    """Compute the operation `conv` without its bias, with sums in the dtype `wide`.
 
-    The shapes are those of `correlate`. If the border is not made of zeros, the input is extended
-    first.
+    The input has the shape (batch, channels, *extents), the filter has the shape (outputs,
+    channels / groups, *window), and the result has the shape (batch, outputs, *positions). If
+    the border does not consist of zeros, the input is extended first.
     """
     x, padding = bordered(x, windows)
     slide = Slide(windows.stride, padding, (1,) * len(padding), windows.dilation, groups)
@@ -135,10 +147,10 @@ def deconv(
     precision: lax.PrecisionLike,
     wide: DType,
 ) -> Array:
-    """Deconvolve an input with the result of `transposed_filter`.
+    """Compute the operation `deconv` without its bias, with sums in the dtype `wide`.
 
-    The input has the shape (batch, input channels, *positions), and the result has the shape
-    (batch, output channels, *extents).
+    The input has the shape (batch, input channels, *positions), the filter is the result of
+    `transposed_filter`, and the result has the shape (batch, output channels, *extents).
     """
     x, padding = spread(x, windows)
     slide = Slide((1,) * len(padding), padding, windows.stride, windows.dilation, groups)
@@ -146,9 +158,11 @@ def deconv(
 
 
 def bordered(x: Array, windows: Windows) -> tuple[Array, Padding]:
-    """Extend an input by a border that is not zeros, and return it with the remaining zero padding.
+    """Extend an input by a border that is not zeros. Return the input, and the padding by zeros.
 
-    Windows slide along the last axes of the input.
+    If the border consists of zeros, the input is unchanged, and the padding is that of the
+    windows. Otherwise the padding is (0, 0) for each axis. Windows slide along the last axes of
+    the input.
     """
     if windows.border in ("constant", "ignore"):
         return x, windows.padding
@@ -159,10 +173,11 @@ def bordered(x: Array, windows: Windows) -> tuple[Array, Padding]:
 
 
 def spread(x: Array, windows: Windows) -> tuple[Array, Padding]:
-    """Extend the input of a reverse operation by the reach of the windows.
+    """Extend the input of a deconvolution or debox by the items that windows read beyond its edges.
 
-    Returns the input, and the padding that it needs after its items are spread `stride` apart. The
-    padding is negative where the output is cut.
+    Returns the input, and the padding that it needs after zeros have been put between its
+    items, so that they are `windows.stride` apart. The padding is negative where the output is
+    cut.
     """
     leading = x.ndim - len(windows.size)
     reach = windows.reach

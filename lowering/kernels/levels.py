@@ -65,9 +65,9 @@ _NEAR = 3e-5
 
 
 def _level_of_zero(step: ArrayLike, start: ArrayLike, lowest: int, highest: int) -> int | None:
-    """Return the level that stands for 0 in all channels, or None if there is none.
+    """Return the level q with q * step + start = 0 in all channels, or None if there is none.
 
-    None is also returned if `step` or `start` is a tracer.
+    The result is None too if `step` or `start` is a tracer.
     """
     if any(isinstance(v, Tracer) for v in (step, start)):
         return None
@@ -97,7 +97,11 @@ def _jvp(
 def _batched(
     operands: Sequence[Array], axes: Sequence[int | None], **params: object
 ) -> tuple[Any, list[int]]:
-    """Move the batch axis of all operands to the front. Scalars without a batch stay scalars."""
+    """Bind the note to operands with a batch axis, which comes first in the results.
+
+    `axes` has the batch axis of each operand, or None. Scalars without a batch axis stay
+    scalars.
+    """
     pairs = zip(operands, axes, strict=True)
     size = next(x.shape[axis] for x, axis in pairs if axis is not None)
     has_batch = axes[0] is not None

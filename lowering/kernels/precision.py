@@ -16,9 +16,9 @@ DType = np.dtype[Any] | type[Any] | str
 
 
 def accumulator(dtype: DType) -> np.dtype[Any]:
-    """Return the dtype in which items of a dtype are summed.
+    """Return the dtype in which items of the dtype `dtype` are summed.
 
-    The dtype has at least 32 bits, and is signed for integers.
+    It has at least 32 bits, and is signed for integers: float32 for float16, int32 for uint8.
     """
     dtype = np.dtype(dtype)
     is_integer = jnp.issubdtype(dtype, jnp.integer)
@@ -30,23 +30,30 @@ def accumulator(dtype: DType) -> np.dtype[Any]:
 
 
 def wide_dtype(*arrays: Array | NDArray[Any] | TensorType) -> np.dtype[Any]:
-    """Return the common floating-point or complex dtype of tensors, of at least 32 bits."""
+    """Return the floating-point or complex dtype, of 32 bits or more, to which arrays are promoted.
+
+    Arrays of integers are ignored. For float16 and bfloat16 the result is float32.
+    """
     dtypes = (np.dtype(x.dtype) for x in arrays if jnp.issubdtype(x.dtype, jnp.inexact))
     return functools.reduce(np.promote_types, dtypes, np.dtype(np.float32))
 
 
 def widened(x: Array) -> Array:
-    """Widen floating-point numbers of 16 bits, which would lose digits or overflow."""
+    """Convert floating-point numbers of 16 bits to float32. Other numbers stay as they are.
+
+    Numbers of 16 bits would lose digits or overflow in a computation.
+    """
     return x.astype(wide_dtype(x))
 
 
 def left_operand(x: Array, sums: DType | None) -> Array:
-    """Keep XLA from merging a transposition into the left operand of a product.
+    """Return x with a barrier that keeps XLA from merging a transposition of x into a product.
 
-    On a CPU, XLA first chooses YNNPACK for a bfloat16 product with float32 sums. Then it may merge
-    a transposition into the product, for example under `jax.vmap`, so that the call raises
-    JaxRuntimeError. A barrier prevents this. A product of 128x384 by 384x1536 items takes 0.26 ms
-    with the barrier. In float32 it takes 1.4 ms.
+    x is the left operand of a product whose sums have the dtype `sums`. There is a barrier only
+    for bfloat16 with float32 sums, and for int8 with int32 sums. On a CPU, XLA first chooses
+    YNNPACK for a bfloat16 product with float32 sums. Then it may merge a transposition into the
+    product, for example under `jax.vmap`, so that the call raises JaxRuntimeError. A product of
+    128x384 by 384x1536 items takes 0.26 ms with the barrier. In float32 it takes 1.4 ms.
     """
     is_narrow = (x.dtype, sums) in ((jnp.bfloat16, jnp.float32), (jnp.int8, jnp.int32))
     return lax.optimization_barrier(x) if is_narrow else x
@@ -65,7 +72,10 @@ def is_bfloat16(precision: lax.PrecisionLike) -> bool:
 
 
 def precision_of(dtype: DType, precision: lax.PrecisionLike) -> lax.PrecisionLike:
-    """Return the precision for products of a dtype. Integers are never rounded to bfloat16."""
+    """Return the precision for products whose sums have the dtype `dtype`.
+
+    It is `precision`, except that integers and complex numbers are never rounded to bfloat16.
+    """
     is_floating = jnp.issubdtype(dtype, jnp.floating)
     if is_bfloat16(precision) and not is_floating:
         return None
@@ -75,10 +85,11 @@ def precision_of(dtype: DType, precision: lax.PrecisionLike) -> lax.PrecisionLik
 def narrowed(
     x: Array, filter: Array, precision: lax.PrecisionLike
 ) -> tuple[Array, Array, lax.PrecisionLike]:
-    """Return the operands of a convolution, rounded to bfloat16 if the precision asks for this.
+    """Return the input and the filter of a convolution, and the precision to give to XLA.
 
-    The third item returned is the precision to give to XLA, whose convolutions do not round
-    operands themselves.
+    If `precision` asks for bfloat16 factors, a float32 input and its filter are rounded to
+    bfloat16 here, and the returned precision is None, since XLA's convolutions do not round
+    their operands.
     """
     if is_bfloat16(precision) and x.dtype == jnp.float32:
         return x.astype(jnp.bfloat16), filter.astype(jnp.bfloat16), None

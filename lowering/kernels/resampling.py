@@ -83,8 +83,8 @@ _PRECISION = 2.0**-23
 class Method:
     """The attributes of ONNX Resize that determine the interpolation.
 
-    `cubic` is the attribute cubic_coeff_a. `nearest_mode` may also be "simple", as in OpenVINO's
-    Interpolate.
+    `coordinates` is the attribute coordinate_transformation_mode, `interpolator` is mode, and
+    `cubic` is cubic_coeff_a. `nearest_mode` may also be "simple", as in OpenVINO's Interpolate.
     """
 
     coordinates: str
@@ -96,7 +96,10 @@ class Method:
 
 
 def length(extent: int, scale: float) -> float:
-    """Return extent * scale, rounded to an integer if it is one within the precision of scales."""
+    """Return extent * scale, rounded if it is within float32's precision of an integer.
+
+    Raises InvalidShape if the product is not finite.
+    """
     exact = extent * scale
     if not math.isfinite(exact):
         raise InvalidShape(f"an axis of {extent} items is too long once it is resized by {scale}")
@@ -107,10 +110,13 @@ def length(extent: int, scale: float) -> float:
 def places(
     extent: int, length: float, coordinates: str, region: Any, count: int | None = None
 ) -> Any:
-    """Return the places of the result's items along an axis of the input.
+    """Return the places (count,) of the result's items along an axis that is resized.
 
-    `region` is (start, end) for 'tf_crop_and_resize'. Other coordinates do not use it. `count` is
-    the number of the result's items, by default floor(length).
+    The place of an item is the index in the input, a real number, at which the item lies.
+    `extent` is the number of items of the input, and `length` is the length to which it is
+    resized, which may be no integer. `region` is (start, end) for 'tf_crop_and_resize'. Other
+    coordinates do not use it. `count` is the number of the result's items, by default
+    floor(length).
     """
     if count is None:
         count = int(length)
@@ -138,12 +144,21 @@ def places(
 
 
 def _corners(x: AnyArray, extent: int, length: float) -> AnyArray:
-    """Return the places of items if the first and last items of input and result coincide."""
+    """Return places of items for which the ends of input and result coincide.
+
+    x has the numbers of the result's items. The first and the last item of the result lie at
+    the first and the last item of the input, which has `extent` items. `length` is the length
+    of the result.
+    """
     return x * (extent - 1) / (length - 1) if len(x) > 1 else x
 
 
 def resample(x: Array, axis: int, where: AnyArray, scale: float, method: Method) -> Array:
-    """Interpolate floating-point numbers at places along an axis. "nearest" takes any dtype."""
+    """Interpolate x at the places `where` along an axis.
+
+    x must hold floating-point numbers, unless the interpolator is "nearest". `scale` is the
+    quotient of the result's length and the input's length.
+    """
     extent = x.shape[axis]
     is_unchanged = isinstance(where, np.ndarray) and np.array_equal(where, np.arange(extent))
     if is_unchanged:
@@ -162,7 +177,10 @@ def resample(x: Array, axis: int, where: AnyArray, scale: float, method: Method)
 
 
 def multiply_adds(shape: Shape, lengths: Sequence[float], method: Method) -> int:
-    """Count the multiply-adds of resizing axis by axis. Axes that keep their length cost none."""
+    """Return the number of multiply-adds of resizing one axis after another to `lengths`.
+
+    An axis that keeps its length costs none.
+    """
     if method.interpolator == "nearest":
         return 0
     total = 0
@@ -175,7 +193,11 @@ def multiply_adds(shape: Shape, lengths: Sequence[float], method: Method) -> int
 
 
 def host_work(extent: int, length: float, method: Method) -> tuple[int, int]:
-    """Return the number of items that the host computes, and the number of traced operations."""
+    """Return the work of resizing one axis from `extent` to `length` items.
+
+    The result has the number of items that the host computes, and the number of operations that
+    are traced.
+    """
     count = int(length)
     if method.interpolator == "nearest":
         return _WORK * count, 1
@@ -186,7 +208,11 @@ def host_work(extent: int, length: float, method: Method) -> tuple[int, int]:
 
 
 def _nearest(x: Array, axis: int, where: AnyArray, mode: str) -> Array:
-    """Return the items nearest to places, by a repetition or slice if possible, else a gather."""
+    """Return the items of x nearest to the places `where` along an axis.
+
+    `mode` is how a place is rounded to an index. The items are read by a repetition or a slice
+    if possible, and otherwise by a gather.
+    """
     xp = where.__array_namespace__()
     extent = x.shape[axis]
     error = (xp.abs(where) + 1) * _PRECISION
@@ -205,9 +231,11 @@ def _nearest(x: Array, axis: int, where: AnyArray, mode: str) -> Array:
 
 
 def _weights(where: AnyArray, extent: int, scale: float, method: Method) -> tuple[Any, Any]:
-    """Return the indices of the input items for each place, and the weights of these items.
+    """Return the indices of the input's items that contribute to each place, and their weights.
 
-    Both arrays have the shape (places, taps), where taps is the number of input items for a place.
+    Both arrays have the shape (places, taps), where taps is the number of items for a place.
+    `extent` is the number of items of the input, and `scale` is the quotient of the result's
+    and the input's length.
     """
     xp = where.__array_namespace__()
     shrink = _shrink(scale, method)
@@ -226,12 +254,20 @@ def _weights(where: AnyArray, extent: int, scale: float, method: Method) -> tupl
 
 
 def _shrink(scale: float, method: Method) -> float:
-    """Return the factor of distances. An antialiased kernel is wider along an axis that shrinks."""
+    """Return the factor by which distances between items and places are multiplied.
+
+    It is below 1 only if the kernel is antialiased and the axis shrinks, which makes the kernel
+    wider.
+    """
     return min(scale, 1.0) if method.antialias else 1.0
 
 
 def _taps(scale: float, method: Method) -> range:
-    """Return the offsets of the input items for a place, relative to the item before the place."""
+    """Return the offsets of the items that contribute to a place.
+
+    They count from the last item at or before the place. For a linear kernel that is not
+    widened they are 0 and 1.
+    """
     radius = 1 if method.interpolator == "linear" else 2
     reach = radius / _shrink(scale, method)
     first = math.floor(-reach) + 1
@@ -251,9 +287,10 @@ def cubic_kernel(distance: AnyArray, a: float) -> Any:
 
 
 def _weighted(x: Array, axis: int, items: AnyArray, weights: AnyArray) -> Array:
-    """Return weighted sums of the input items at the indices `items` along an axis.
+    """Return weighted sums of the items of x at the indices `items` along an axis.
 
-    `items` and `weights` have the shape (places, taps). The sums are computed by a product or by
+    `items` and `weights` have the shape (places, taps). The places are along `axis` in the
+    result. The sums are computed by a matrix product if the axis is short, and otherwise by
     gathers.
     """
     extent = x.shape[axis]
@@ -276,14 +313,15 @@ def _weighted(x: Array, axis: int, items: AnyArray, weights: AnyArray) -> Array:
 
 
 def merged(x: Array, axis: int) -> Array:
-    """Merge an axis with the axis after it."""
+    """Merge an axis with the axis after it: for axis 1, (2, 3, 4, 5) becomes (2, 12, 5)."""
     return x.reshape(*x.shape[:axis], x.shape[axis] * x.shape[axis + 1], *x.shape[axis + 2 :])
 
 
 def upsample_linear(x: Array, axis: int, factor: int, shift: bool, border: str) -> Array:
-    """Interpolate linearly to `factor` times as many items.
+    """Interpolate linearly to `factor` times as many items along an axis.
 
-    Output i lies at the place i / factor, or with `shift` at (i - (factor - 1) / 2) / factor.
+    Output i lies at the place i / factor in the input. If `shift` is true, it lies at (i -
+    (factor - 1) / 2) / factor. `border` provides the neighbours of the edges.
     """
     extent = x.shape[axis]
     edges = [(0, 0)] * x.ndim
@@ -321,9 +359,10 @@ def upsample_linear(x: Array, axis: int, factor: int, shift: bool, border: str) 
 
 
 def upsample_aligned(x: Array, axis: int, factor: int, fold: Callable[[int], None]) -> Array:
-    """Interpolate linearly, so that the first and the last items of output and input coincide.
+    """Interpolate linearly to `factor` times as many items along an axis, with coinciding ends.
 
-    `fold` is called with the number of items that are computed on the host.
+    The first items of input and output have the same place, and so have the last items. `fold`
+    is called with the number of items that are computed on the host.
     """
     extent = x.shape[axis]
     count = extent * factor
@@ -341,9 +380,9 @@ def upsample_aligned(x: Array, axis: int, factor: int, fold: Callable[[int], Non
 def bilinear(x: Array, batch: Array, row: Array, column: Array) -> Array:
     """Sample images (batch, channels, height, width) bilinearly on grids.
 
-    Grid n lies in image `batch[n]`, and has the rows `row[n]` and the columns `column[n]`. The
-    result has the shape (grids, channels, rows, columns). A place outside of the image has the
-    value of the nearest place inside.
+    Grid n lies in image `batch[n]`, and has the rows `row[n]` and the columns `column[n]`,
+    which are real numbers. The result has the shape (grids, channels, rows, columns). A place
+    outside of the image has the value of the nearest place inside.
     """
     top, bottom, down = neighbours(row, x.shape[2], x.dtype)
     left, right, across = neighbours(column, x.shape[3], x.dtype)
@@ -360,7 +399,11 @@ def bilinear(x: Array, batch: Array, row: Array, column: Array) -> Array:
 
 
 def neighbours(place: Array, extent: int, dtype: DType) -> tuple[Array, Array, Array]:
-    """Return the items before and after each place, and the weight of the second item."""
+    """Return the indices of the items before and after each place, and a weight.
+
+    It is the weight, in the dtype `dtype`, of the item after the place in a linear
+    interpolation. Places are clamped to the axis, which has `extent` items.
+    """
     place = jnp.clip(place, 0, extent - 1)
     first = jnp.floor(place)
     index = first.astype(jnp.int32)

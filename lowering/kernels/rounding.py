@@ -17,7 +17,7 @@ HALVES = ("float16", "bfloat16")
 
 @jax.custom_jvp
 def straight_through(result: Array, x: Array) -> Array:
-    """Return `result`, with the derivative of x in place of its own derivative.
+    """Return `result`. The derivative of the returned array is the derivative of x.
 
     Source: straight-through estimation, Bengio, Leonard and Courville 2013, arXiv:1308.3432.
     """
@@ -38,8 +38,8 @@ def rounded_to(x: Array, dtype: DType) -> Array:
     """Round x to a dtype of 16 bits, even on platforms that compute this dtype in 32 bits.
 
     XLA and the passes for CPUs may remove a conversion to fewer bits and back, but they do not
-    remove `reduce_precision`. That operation turns subnormal numbers into 0. Therefore subnormal
-    numbers are rounded here to multiples of the smallest subnormal number.
+    remove `reduce_precision`. `reduce_precision` turns subnormal numbers into 0. Therefore
+    subnormal numbers are rounded here to multiples of the smallest subnormal number.
     """
     wide = x.astype(wide_dtype(x))
     narrow = jnp.finfo(dtype)
@@ -52,10 +52,10 @@ def rounded_to(x: Array, dtype: DType) -> Array:
 
 
 def saturated(x: object, dtype: DType) -> NDArray[Any]:
-    """Convert an array to a dtype. Finite numbers beyond the dtype's range become its extremes.
+    """Convert an array to a dtype. Finite numbers beyond the dtype's range become its limits.
 
-    For example, masks often contain the lowest number of float32. This number stays finite in 16
-    bits, so that it gives 0 instead of NaN if it is multiplied by 0.
+    For example, masks often contain the lowest number of float32. In 16 bits it becomes the
+    lowest number of 16 bits instead of -inf, so that a product with 0 is 0 instead of NaN.
     """
     if not jnp.issubdtype(dtype, jnp.floating):
         return np.asarray(x, dtype)
@@ -67,7 +67,11 @@ def saturated(x: object, dtype: DType) -> NDArray[Any]:
 
 
 def saturate(result: NDArray[Any], array: NDArray[Any]) -> None:
-    """Replace infinite items that are finite in `array` by the extremes of the result's dtype."""
+    """Replace infinite items of `result`, in place, where `array` has finite items.
+
+    They become the lowest or the highest number of the result's dtype, with the sign of
+    `array`'s item.
+    """
     if not jnp.issubdtype(result.dtype, jnp.floating) or array.dtype == object:
         return
     beyond = np.isinf(result)

@@ -22,10 +22,10 @@ def overlap(box: Array, boxes: Array, offset: float = 0.0, touches: bool = True)
     The result has the shape (n,). It is -inf for boxes that do not overlap.
 
     Args:
-        box: the box's two corners. The lower corner comes first.
-        boxes: several boxes, each as `box`.
-        offset: is added to the difference of two ends to give an extent. It is 1 if the ends are
-            pixels that belong to the box.
+        box: the lower corner and the upper corner of the box, as x1, y1, x2, y2.
+        boxes: n boxes, each as `box`.
+        offset: the number that is added to the difference of two ends to give an extent. It is 1 if
+            the ends are pixels that belong to the box.
         touches: whether boxes overlap if the distance between them is less than `offset`.
     """
     low = jnp.maximum(box[:, :2], boxes[:, :2])
@@ -95,10 +95,11 @@ def suppressed(
     overlap: Overlap = overlap,
     decay: float = 1.0,
 ) -> Array:
-    """Return the indices of selected boxes by falling score, padded by -1 to `most` items.
+    """Return the indices of selected boxes by falling score, continued by -1 to `most` items.
 
-    Each step selects the eligible box with the highest score, and the first of boxes with equal
-    scores. It leaves out the boxes whose overlap with a selected box is above the threshold. After
+    `boxes` has the shape (n, k), and `scores` and `eligible` have the shape (n,). Each step
+    selects the eligible box with the highest score, and the first of boxes with equal scores.
+    It then leaves out the boxes whose overlap with a selected box is above the threshold. After
     each selection, a threshold above 0.5 is multiplied by `decay`.
     """
     if not len(scores) or not most:
@@ -137,11 +138,12 @@ def softened(
     sigma: float,
     overlap: Overlap = overlap,
 ) -> tuple[Array, Array]:
-    """Return the indices of selected boxes, padded by -1 to `most` items, and their scores.
+    """Return the indices (most,) of selected boxes, followed by -1, and the scores of these boxes.
 
-    Each step selects the box with the highest score. It multiplies the scores of the other boxes by
-    exp(-o^2 / (2 sigma)), where o is the overlap with the selected box. Boxes with scores of at
-    most `least` are left out (Bodla et al. 2017, arXiv:1704.04503).
+    Each step selects the box with the highest score. It multiplies the scores of the other
+    boxes by exp(-o^2 / (2 sigma)), where o is the overlap of the other box and the selected
+    box. Boxes with scores of at most `least` are left out (Bodla et al. 2017,
+    arXiv:1704.04503).
     """
 
     def has_more(state: _State) -> Array:
@@ -170,6 +172,10 @@ def softened(
 
 
 def filled_first(rows: Array, filled: Array) -> tuple[Array, Array]:
-    """Move filled rows to the front. Return the rows, and whether each row is filled."""
+    """Move filled rows to the front, in unchanged order.
+
+    `filled` (n,) tells which rows are filled. Returns the moved rows, and `filled` in the new
+    order.
+    """
     order = jnp.argsort(~filled, stable=True)
     return rows[order], filled[order]

@@ -75,7 +75,7 @@ class Windows:
 
     @property
     def dilated(self) -> Shape:
-        """Return the number of items that a window spans along each axis, including gaps."""
+        """Return the number of items that a window spans along each axis, with its gaps."""
         return spans(self.size, self.dilation)
 
     @property
@@ -85,7 +85,10 @@ class Windows:
 
     @property
     def reach(self) -> Padding:
-        """Return the items that a reverse operation reads beyond each edge of its input."""
+        """Return how many items a reverse operation reads before and after its input, by axis.
+
+        Reverse operations are deconvolutions and deboxes.
+        """
         reach: list[tuple[int, int]] = []
         for axis, (padding, _) in enumerate(self.padding):
             stride = self.stride[axis]
@@ -96,7 +99,10 @@ class Windows:
         return tuple(reach)
 
     def cell(self, x: Array, axis: int, index: Array | int) -> Array:
-        """Return the items of an extended array in cell `index` along an axis, for each window."""
+        """Return the items of an array that all windows have in the cell `index` along an axis.
+
+        x is extended by its border already. The axis of the result counts the windows.
+        """
         dilation = self.dilation[axis]
         stride = self.stride[axis]
         span = (self.downscaled[axis] - 1) * stride + 1
@@ -111,9 +117,10 @@ class Windows:
 def basic(
     shape: Shape, size: Shape, border: str, padding: Padding, stride: Shape, dilation: Shape
 ) -> Windows:
-    """Return the windows of a basic operation on an input of this shape.
+    """Return the windows of a convolution or pool on an input of the shape `shape`.
 
-    Axes without padding get automatic padding.
+    `size`, `stride` and `dilation` have an item for each axis; missing items are 1. `padding`
+    has a pair for each of the first axes. The other axes get automatic padding.
     """
     size, stride, dilation = (padded(values, len(shape)) for values in (size, stride, dilation))
     dilated = spans(size, dilation)
@@ -128,9 +135,9 @@ def basic(
 
 
 def reverse(shape: Shape, output: Shape, size: Shape, **sliding: Unpack[Sliding]) -> Windows:
-    """Return the windows of a reverse operation on an input of this shape.
+    """Return the windows of a deconvolution or debox on an input of the shape `shape`.
 
-    `output` is the shape of the result, or () if it must be computed.
+    `output` is the shape of the result, or () if it must be computed from the input.
     """
     padding = sliding["padding"]
     rank = len(shape)
@@ -148,14 +155,17 @@ def reverse(shape: Shape, output: Shape, size: Shape, **sliding: Unpack[Sliding]
 
 
 def spans(size: Sequence[int], dilation: Sequence[int]) -> Shape:
-    """Return the number of items that a window spans along each axis, including gaps."""
+    """Return the number of items that a window spans along each axis, with the dilation's gaps.
+
+    For the size (3, 3) and the dilation (1, 2) the result is (3, 5).
+    """
     return tuple([(f - 1) * d + 1 for f, d in zip(size, dilation, strict=True)])
 
 
 def _complete(
     padding: Padding, upscaled: Shape, downscaled: Shape, dilated: Shape, stride: Shape
 ) -> Padding:
-    """Return the padding, completed by automatic padding for the axes that lack padding."""
+    """Return `padding`, continued by automatic padding for the axes for which it has no item."""
     complete = list(padding)
     axes = list(zip(upscaled, downscaled, dilated, stride, strict=True))
     for extent, count, span, s in axes[len(padding) :]:
@@ -166,7 +176,10 @@ def _complete(
 
 
 def extend(x: Array, padding: Padding, border: str, fill: float = 0.0) -> Array:
-    """Extend an array by a border. The borders 'constant' and 'ignore' consist of `fill`."""
+    """Extend an array by a border. `padding` has the numbers of items before and after each axis.
+
+    The borders 'constant' and 'ignore' consist of the number `fill`.
+    """
     if not any(p or q for p, q in padding):
         return x
     if border == "replicate":
@@ -194,10 +207,10 @@ def _mirrored(x: Array, axis: int, before: int, after: int, border: str) -> Arra
 
 
 def valid_counts(windows: Windows, fold: Callable[[int], None]) -> Any:
-    """Count the cells of each window that lie on the input.
+    """Return the number of cells of each window that lie on the input and not on its padding.
 
-    The array broadcasts to the shape `downscaled`. `fold` is called with the number of items that
-    are computed on the host.
+    The returned array broadcasts to the shape `windows.downscaled`. `fold` is called with the
+    number of items that are computed on the host.
     """
     rank = len(windows.size)
     counts = np.ones((1,) * rank)
@@ -217,9 +230,10 @@ def valid_counts(windows: Windows, fold: Callable[[int], None]) -> Any:
 
 
 def lowest(dtype: DType) -> Any:
-    """Return the lowest number of a dtype, from which a maximum starts, as a numpy scalar.
+    """Return the lowest number of a dtype as a numpy array without axes.
 
-    `reduce_window` has a gradient only if its initial value is a numpy scalar.
+    It is the initial value of a maximum. `lax.reduce_window` has a gradient only if its initial
+    value is no jax array. For floating-point dtypes the lowest number is -inf.
     """
     if jnp.issubdtype(dtype, jnp.floating):
         return np.array(-np.inf, dtype)
@@ -227,10 +241,10 @@ def lowest(dtype: DType) -> Any:
 
 
 def window_max_and_index(x: Array, windows: Windows, border: str) -> tuple[Array, Array]:
-    """Return the maximum of each window, and its index in the window.
+    """Return the maximum of each window, and the index of the cell that has it.
 
-    Of equal maxima, the index is that of the first in row-major order. NaN counts as the greatest
-    number.
+    The cells of a window are numbered in row-major order. Of equal maxima the first cell
+    counts. NaN counts as the greatest number.
     """
     fill = lowest(x.dtype) if border == "ignore" else 0.0
     x = extend(x, windows.padding, border, fill)
@@ -247,9 +261,10 @@ def window_max_and_index(x: Array, windows: Windows, border: str) -> tuple[Array
 def _first_of_cells(
     x: Array, index: Array, windows: Windows, axis: int, volume: int
 ) -> tuple[Array, Array]:
-    """Return the maximum of each window along an axis, and the item of `index` in its cell.
+    """Return the maximum along one axis of each window, and the index of the cell that has it.
 
-    `volume` is the number by which the index grows from cell to cell.
+    `index` has the index that each item of x has so far, and `volume` is the number by which
+    the index grows from cell to cell along the axis. Of equal maxima the first counts.
     """
 
     def take_better(best: tuple[Array, Array], j: Array | int) -> tuple[tuple[Array, Array], None]:
@@ -274,9 +289,10 @@ def _first_of_cells(
 
 
 def positions(index: Array, windows: Windows) -> tuple[Array, ...]:
-    """Return the coordinates of the cell of each window that `index` selects.
+    """Return the coordinates of one cell of each window, as an array for each axis.
 
-    The result has an array for each axis. Coordinates count items of the extended input.
+    `index` has the number of the cell in the row-major order of the window's cells. Coordinates
+    count items of the input after it is extended by its border.
     """
     remaining = jnp.clip(index, 0, windows.volume - 1)
     cells: list[Array] = []
@@ -289,7 +305,10 @@ def positions(index: Array, windows: Windows) -> tuple[Array, ...]:
 
 
 def require_attributes(rank: int, attributes: Mapping[str, Any]) -> None:
-    """Raise InvalidOperation for attributes that have too many items, or an item out of range."""
+    """Raise InvalidOperation if an attribute has more than `rank` items, or an item out of range.
+
+    The attributes are size, stride, dilation and padding of windows.
+    """
     for name in ("size", "stride", "dilation", "padding"):
         values = attributes.get(name, ())
         if len(values) > rank:
@@ -308,13 +327,16 @@ def require_attributes(rank: int, attributes: Mapping[str, Any]) -> None:
 
 
 def require_positive(name: str, values: Shape) -> None:
-    """Raise InvalidOperation for an array with an item below 1."""
+    """Raise InvalidOperation if one of the values is below 1. `name` is for the error."""
     if any([item < 1 for item in values]):
         raise InvalidOperation(f"items of '{name}' must be at least 1, it is {list(values)}")
 
 
 def require_basic(windows: Windows, first_axis: int = 0) -> None:
-    """Raise InvalidShape if a window is larger than the padded input, or a border is impossible."""
+    """Raise InvalidShape if a window is larger than the padded input, or a border is impossible.
+
+    `first_axis` is the number that the error gives to the first axis of the windows.
+    """
     axes = zip(windows.upscaled, windows.dilated, windows.padding, strict=True)
     for axis, (extent, span, (p, q)) in enumerate(axes, first_axis):
         is_empty_batch = extent == p == q == 0 and span == 1
@@ -334,7 +356,12 @@ def require_basic(windows: Windows, first_axis: int = 0) -> None:
 
 
 def require_reverse(windows: Windows, padding: Padding, first_axis: int = 0) -> None:
-    """Raise InvalidShape if the output is empty, or does not map to the shape of the input."""
+    """Raise InvalidShape if the output of a deconvolution or debox is empty or has a wrong shape.
+
+    Windows on the output must have as many positions as the input has items. `padding` is the
+    attribute, and `first_axis` is the number that the error gives to the first axis of the
+    windows.
+    """
     w = windows
     mapped = basic(w.upscaled, w.size, w.border, padding, w.stride, w.dilation)
     axes = zip(w.upscaled, w.downscaled, mapped.downscaled, w.padding, strict=True)
@@ -357,7 +384,7 @@ def require_reverse(windows: Windows, padding: Padding, first_axis: int = 0) -> 
 
 
 def _require_countable(windows: Windows) -> None:
-    """Raise InvalidShape if windows or padded inputs have more items than 32 bits can index."""
+    """Raise InvalidShape if a window or a padded input has more items than 32 bits can count."""
     counts = [windows.volume, *windows.dilated, *windows.stride, *windows.dilation]
     axes = zip(windows.upscaled, windows.downscaled, windows.stride, windows.padding, strict=True)
     for up, down, s, (p, q) in axes:
@@ -370,7 +397,10 @@ def _require_countable(windows: Windows) -> None:
 
 
 def require_reflection(shape: Shape, padding: Padding, border: str, first_axis: int) -> None:
-    """Raise InvalidShape if the border 'reflect' is needed along an axis of extent 1."""
+    """Raise InvalidShape if the border is 'reflect' and an axis of extent 1 is padded.
+
+    `first_axis` is the number that the error gives to the first axis of `shape`.
+    """
     if border != "reflect":
         return
     for axis, (extent, pads) in enumerate(zip(shape, padding, strict=True), first_axis):

@@ -109,11 +109,11 @@ class Families(Registry):
             self.add(f"{package}.{family}", kinds)
 
     def add(self, module: str, kinds: Iterable[str]) -> None:
-        """Register the module that defines the rules of some kinds."""
+        """Register `module` as the module that defines the rules of `kinds`."""
         self._module_of.update(dict.fromkeys(kinds, module))
 
     def get(self, kind: str) -> Rule | None:
-        """Return the rule of a kind, or None if it has no rule."""
+        """Return the rule of a kind of operations, or None if the kind has no rule."""
         if kind not in self._rules and kind in self._module_of:
             import_module(self._module_of[kind])
         return self._rules.get(kind)

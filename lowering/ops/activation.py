@@ -36,7 +36,7 @@ _unary("erf", lax.erf)
 def hard_swish(x: Array) -> Array:
     """Return x * min(max(x + 3, 0), 6) / 6.
 
-    The derivative at -3 and 3 is that of the middle piece, as in PyTorch.
+    At -3 and 3 the derivative is the one of x * (x + 3) / 6, as in PyTorch.
     """
     x = jnp.asarray(x)
     return x * jnp.where(x < -3, 0.0, jnp.where(x > 3, 1.0, (x + 3) / 6))
@@ -44,7 +44,7 @@ def hard_swish(x: Array) -> Array:
 
 @rules.rule("relu", ordered_type)
 def relu(x: Array) -> Array:
-    """Return max(x, 0). The derivative at 0 is 0, while that of `jnp.maximum` is 0.5."""
+    """Return max(x, 0). The derivative at 0 is 0, while `jnp.maximum(x, 0)` has 0.5 there."""
     x = jnp.asarray(x)
     return jnp.where(x <= 0, 0, x)  # NaN stays NaN
 
@@ -109,7 +109,7 @@ def elu(x: Array, alpha: float) -> Array:
 
 @rules.rule("selu", real_type)
 def selu(x: Array, alpha: float, lambda_: float) -> Array:
-    """Return lambda times the result of `elu`."""
+    """Return lambda_ * alpha * (exp(x) - 1) where x < 0, and lambda_ * x elsewhere."""
     return lambda_ * _exponential(jnp.asarray(x), alpha)
 
 
@@ -128,7 +128,7 @@ def prelu(x: Array, alpha: Array | float) -> Array:
 
 @rules.rule("leaky_relu", real_type)
 def leaky_relu(x: Array, alpha: float) -> Array:
-    """Return `prelu` with one alpha for all items."""
+    """Return alpha * x where x < 0, and x elsewhere, with one number alpha for all items of x."""
     return prelu(jnp.asarray(x), alpha)
 
 
@@ -143,8 +143,8 @@ def _swiglu_type(gate: TensorType, up: TensorType, alpha: float, limit: float) -
 def clamped_swiglu(gate: Array, up: Array, alpha: float, limit: float) -> Array:
     """Return gate * sigmoid(alpha * gate) * (up + 1), as in gpt-oss.
 
-    Before this product, `gate` is clamped to at most `limit`, and `up` to [-limit, limit]. The
-    result has float32 at least.
+    In the formula `gate` is clamped to at most `limit`, and `up` to [-limit, limit]. The result
+    is computed in float32 or a wider dtype, and is not cast back.
     """
     gate, up = (widened(jnp.asarray(x)) for x in align(gate, up))
     gate = clamp(gate, -jnp.inf, limit, inclusive=True)

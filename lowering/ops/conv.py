@@ -50,9 +50,11 @@ def _conv_type(
 def conv_shape(
     input: Shape, filter: Shape, bias: Shape, groups: int, **window: Unpack[Sliding]
 ) -> Shape:
-    """Return the shape of the result.
+    """Return the shape (batch, outputs, *positions) of a convolution's result.
 
-    Raises InvalidShape or InvalidOperation if operands or attributes do not agree.
+    `input` has the shape (batch, channels, *extents), and `filter` has the shape (outputs,
+    channels / groups, *window). If `groups` is 0, each channel is a group. Raises InvalidShape
+    or InvalidOperation if operands or attributes do not agree.
     """
     _require_operands(input, filter, groups, window)
     groups = groups or input[1]
@@ -74,7 +76,11 @@ def _sum_dtype(dtype: str) -> str:
 
 
 def conv_work(result: TensorType, filter: TensorType) -> int:
-    """Return the multiply-adds: items of the result, times items of the filter for one output."""
+    """Return the number of multiply-adds of a convolution.
+
+    It is the number of items of the result, times the number of items of the filter that belong
+    to one output channel.
+    """
     return volume(result.shape) * volume(filter.shape[1:])
 
 
@@ -82,7 +88,12 @@ def conv_work(result: TensorType, filter: TensorType) -> int:
 def conv(
     ctx: Context, input: Array, filter: Array, bias: Array, groups: int, **window: Unpack[Sliding]
 ) -> Array:
-    """Correlate the input with a filter, and add a bias."""
+    """Correlate the input with a filter, and add a bias.
+
+    `input` has the shape (batch, channels, *extents), `filter` has the shape (outputs, channels
+    / groups, *window), and the result has the shape (batch, outputs, *positions). If `groups`
+    is 0, each channel is a group.
+    """
     windows = basic(input.shape[2:], filter.shape[2:], **window)
     groups = groups or input.shape[1]
     wide = accumulator(input.dtype)
@@ -138,9 +149,13 @@ def deconv(
     groups: int,
     **window: Unpack[Sliding],
 ) -> Array:
-    """Return the transposed convolution of the input.
+    """Return the transposed convolution of the input with a filter, plus a bias.
 
-    The batch extent of the result is that of the input, whatever `output_shape` says.
+    `input` has the shape (batch, channels, *positions), `filter` has the shape (channels,
+    outputs / groups, *window), and the result has the shape (batch, outputs, *extents). The
+    result's batch extent is the input's batch extent, even if `output_shape` begins with
+    another number. If `output_shape` is empty, the extents follow from the input and the
+    windows.
     """
     windows = reverse(input.shape[2:], output_shape[2:], filter.shape[2:], **window)
     groups = _deconv_groups(input.shape, filter.shape, output_shape, groups)

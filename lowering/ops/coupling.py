@@ -26,10 +26,10 @@ def _type(shares: TensorType, count: int) -> TensorType:
 def pairwise_coupling(shares: Array, count: int) -> Array:
     """Return the probabilities (n, count) of classes from the `shares` (n, pairs) of pairs.
 
-    The share of a pair (i, j), with i < j, is the probability of class i if the class is i or j.
-    The pairs are (0, 1), (0, 2), ..., (1, 2), ... Source: Wu, Lin and Weng 2004, algorithm 2, with
-    the tolerance of libsvm, scikit-learn and onnxruntime. Derivatives are those of the exact
-    solution.
+    The share of a pair (i, j), with i < j, is the probability of class i if the class is i or
+    j. The pairs are (0, 1), (0, 2), ..., (1, 2), ... Source: Wu, Lin and Weng 2004, algorithm
+    2. Iterations end at the tolerance that libsvm, scikit-learn and onnxruntime use.
+    Derivatives are computed from the exact solution, not from the iterations.
     """
     x = widened(jnp.asarray(shares))
     i, j = np.triu_indices(count, 1)
@@ -39,24 +39,36 @@ def pairwise_coupling(shares: Array, count: int) -> Array:
 
 
 def _errors(shares: Array) -> Array:
-    """Return the matrix Q for these shares. The error of probabilities p is p^T Q p."""
+    """Return the matrix Q for `shares` (count, count), such that p^T Q p is the error of p.
+
+    p is a vector with the probability of each class.
+    """
     return jnp.diag(jnp.sum(shares**2, axis=0)) - shares * shares.T
 
 
 def _exact(shares: Array) -> Array:
-    """Return the probabilities p with the least error, for which all items of Q p are equal."""
+    """Return the probabilities p (count,) with the least error p^T Q p, for shares (count, count).
+
+    Q is the matrix `_errors(shares)`. At the least error all items of Q p are equal.
+    """
     weights = jnp.linalg.solve(_errors(shares) + 1, jnp.ones(len(shares), shares.dtype))
     return weights / jnp.sum(weights)
 
 
 @jax.custom_jvp
 def _coupled(shares: Array) -> Array:
-    """Return the probabilities (count,) for shares (count, count), improved class by class."""
+    """Return the probabilities (count,) of classes for the shares (count, count) of pairs.
+
+    An iteration improves one class after another. The derivative is the one of `_exact`.
+    """
     Q = _errors(shares)
     count = len(shares)
 
     def improve_class(t: Array, state: tuple[Array, ...]) -> tuple[Array, ...]:
-        """Change the probability of class t, and scale all probabilities to the sum 1."""
+        """Change the probability of class t in `state`, and scale all probabilities to the sum 1.
+
+        `state` has the probabilities p, the vector Q p and the number p^T Q p.
+        """
         p, Qp, pQp = state
         step = (pQp - Qp[t]) / Q[t, t]
         pQp = (pQp + step * (step * Q[t, t] + 2 * Qp[t])) / (1 + step) ** 2

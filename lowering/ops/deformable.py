@@ -52,13 +52,14 @@ def deformable_conv(
 ) -> Array:  # fmt: skip
     """Correlate with a filter whose cells are moved by offsets (y, x), with linear interpolation.
 
-    `offsets` has the shape (batch, offset_groups * cells * 2, rows, columns), and `mask` has the
-    shape (batch, offset_groups * cells, rows, columns), where rows and columns are the positions of
-    the result.
+    `offsets` has the shape (batch, offset_groups * cells * 2, rows, columns), and `mask` has
+    the shape (batch, offset_groups * cells, rows, columns), where cells is the number of cells
+    of the filter's window, and rows and columns are the spatial extents of the result. The mask
+    has the factors of the values that the cells read.
 
-    With `padded_bilinear`, items outside of the input are 0. Without it, the value is 0 at a
-    position (y, x) outside of 0 <= y < height, 0 <= x < width. At positions inside, the last row
-    and column of the input extend to these bounds.
+    If `padded_bilinear` is true, items outside of the input are 0 in the interpolation. If it
+    is false, the value is 0 at a position (y, x) outside of 0 <= y < height, 0 <= x < width,
+    and at positions inside the last row and column of the input extend to these bounds.
     """
     x = jnp.asarray(input)
     moves = jnp.asarray(offsets)
@@ -78,9 +79,10 @@ def deformable_conv(
         return jnp.arange(count) * windows.stride[axis] - windows.padding[axis][0]
 
     def moved(grid: Array, axis: int) -> Array:
-        """Return the grid (cells, rows, columns) plus the offsets along an axis.
+        """Return the positions along an axis at which the filter's cells read the input.
 
-        The positions have the shape (batch, groups, cells, rows, columns).
+        They are the grid, which broadcasts to (cells, rows, columns), plus the offsets along
+        the axis. The result has the shape (batch, groups, cells, rows, columns).
         """
         return grid[None, None].astype(x.dtype) + moves[:, :, :, axis]
 
@@ -99,10 +101,12 @@ def deformable_conv(
 
 
 def _interpolated(parts: Array, y: Array, x: Array, height: int, width: int, padded: bool) -> Array:
-    """Return the values at positions y and x.
+    """Return the values of `parts` at rows y and columns x, interpolated linearly.
 
-    The positions have the shape (batch, groups, cells, rows, columns), and the values have the
-    shape (batch, groups, channels, cells, rows, columns).
+    `parts` has the shape (batch, groups, channels, height * width), y and x have the shape
+    (batch, groups, cells, rows, columns), and the result has the shape (batch, groups,
+    channels, cells, rows, columns). If `padded` is true, items outside of the input are 0.
+    Otherwise the last row and column extend to height and width, and values beyond are 0.
     """
 
     def is_inside(row: Array, column: Array) -> Array:

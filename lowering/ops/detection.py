@@ -63,14 +63,16 @@ def non_max_suppression(
 ) -> Array:
     """Return rows (batch, class, box) of the boxes that overlap no selected box of higher score.
 
-    Rows are sorted by batch, by class and by falling score, and rows with equal scores by box. A
-    box is left out if its score is not above `score_threshold`, or if its intersection over union
-    with a better selected box is above `iou_threshold`. The result has batches * classes *
-    min(limit, boxes) rows.
+    `boxes` has the shape (batches, boxes, 4), and `scores` has the shape (batches, classes,
+    boxes). Rows are sorted by batch, by class and by falling score, and rows with equal scores
+    by box. A box is left out if its score is not above `score_threshold`, or if its
+    intersection over union with a selected box of higher score is above `iou_threshold`. The
+    result has batches * classes * min(limit, boxes) rows. Rows after the last selected box hold
+    -1.
 
-    A box is given by two opposite corners in any order, as y, x, y, x. With `center_point_box` it
-    is given as centre x, centre y, width, height. The limit is `max_output_boxes_per_class`, where
-    0 means no limit, unlike in ONNX.
+    A box is given by two opposite corners in any order, as y, x, y, x. If `center_point_box` is
+    true, it is given as centre x, centre y, width, height. The limit is
+    `max_output_boxes_per_class`, where 0 means no limit, unlike in ONNX.
     """
     boxes, scores = widened(jnp.asarray(boxes)), widened(jnp.asarray(scores))
     if scores.size == 0:
@@ -107,7 +109,11 @@ def _non_zero_type(input: TensorType) -> TensorType:
 
 @rules.rule("non_zero", _non_zero_type, not_differentiable=_INDICES)
 def non_zero(input: Array) -> Array:
-    """Return the indices (axes, items) of non-zero items in row-major order, padded by -1."""
+    """Return the indices (axes, items) of all non-zero items in row-major order, then -1.
+
+    The result has a column for each item of the input. Columns after the last non-zero item
+    hold -1.
+    """
     x = jnp.asarray(input)
     (flat_index,) = jnp.nonzero(x.reshape(-1), size=x.size, fill_value=-1)
     flat_index = flat_index.astype(jnp.int32)[None, :]
@@ -146,10 +152,13 @@ def sorted_suppression(
 ) -> tuple[Array, Array, Array]:
     """Return the rows of `non_max_suppression`, rows (batch, class, score), and their number (1,).
 
-    With `sorts` the rows of all batches and classes are sorted by falling score. Rows after the
-    last hold -1. If `sigma` is above 0, overlap lowers the score of a box instead of removing the
-    box (see `softened`). With `rotation` a box is given as centre x, centre y, width, height, and
-    an angle in radians. A "clockwise" angle turns from x to y.
+    The first two results are parallel: row i of the second has the score of the box in row i of
+    the first. If `sorts` is true, the rows of all batches and classes are sorted by falling
+    score. Rows after the last box hold -1. If `sigma` is above 0, an overlap with a selected
+    box lowers the score of a box instead of removing the box (see `softened`). If `rotation` is
+    not "none", a box is given as centre x, centre y, width, height, and an angle in radians. A
+    "clockwise" angle turns from x to y, and a "counterclockwise" angle from y to x. If
+    `max_output_boxes_per_class` is 0, there are no rows.
     """
     x = jnp.asarray(scores)
     if max_output_boxes_per_class == 0 or x.size == 0:
@@ -204,16 +213,17 @@ def _unique_type(input: TensorType, axis: int) -> tuple[TensorType, ...]:
 
 @rules.rule("unique", _unique_type)
 def unique(ctx: Context, input: Array, axis: int, sorts: bool) -> tuple[Array, ...]:
-    """Return the distinct items along an axis, and four int32 tensors about them.
+    """Return the distinct sub-tensors along an axis, and four int32 tensors about them.
 
-    With `sorts` the distinct items are sorted. Otherwise they are in the order of their first
-    indices. The distinct items, and the first indices, are padded to the extent of the input with
-    those of the last distinct item. The int32 tensors are:
+    A sub-tensor is all that the input has at one index of the axis. If `sorts` is true, the
+    distinct sub-tensors are sorted. Otherwise they are in the order of their first indices. The
+    first result has the extent of the input. After the distinct sub-tensors it repeats the last
+    of them. The int32 tensors are:
 
-    1. the first index of each distinct item in the input
-    2. for each item of the input, its index among the distinct items
-    3. the count of each distinct item, padded with 0
-    4. the number of distinct items, of shape (1,)
+    1. the first index of each distinct sub-tensor in the input, continued by its last item
+    2. for each index of the input, the index of its sub-tensor among the distinct ones
+    3. how often each distinct sub-tensor occurs, continued by 0
+    4. the number of distinct sub-tensors, of shape (1,)
     """
     x = jnp.asarray(input)
     count = x.shape[axis]

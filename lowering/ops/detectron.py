@@ -25,7 +25,12 @@ _LARGEST = math.log(1000 / 16)  # the bound of log dw and log dh
 
 
 def refined(boxes: Array, deltas: Array, offset: float, largest: float) -> Array:
-    """Return boxes (..., 4) after changes (dx, dy, log dw, log dh) in units of their extents."""
+    """Return boxes (..., 4) moved and scaled by deltas (dx, dy, log dw, log dh).
+
+    A box is x1, y1, x2, y2, and its extent is the difference of its ends plus `offset`. dx and
+    dy are parts of the extents, and dw and dh are factors of the extents. `largest` is the
+    upper bound of log dw and log dh.
+    """
     extent = boxes[..., 2:] - boxes[..., :2] + offset
     centre = boxes[..., :2] + extent / 2 + deltas[..., :2] * extent
     extent = jnp.exp(jnp.minimum(deltas[..., 2:], largest)) * extent
@@ -66,12 +71,18 @@ def anchored_proposals(
     image: Array, anchors: Array, deltas: Array, scores: Array, min_size: float, pre_nms: int,
     post_nms: int, nms_threshold: float, pixel_offset: float, overlap_offset: float, scales: bool,
 ) -> tuple[Array, Array, Array]:  # fmt: skip
-    """Return the best regions (x1, y1, x2, y2), their scores, and their number in each image.
+    """Return the best regions (x1, y1, x2, y2), their scores, and each image's number of regions.
 
-    A row of `image` has the height and the width of an image. With `scales` one or two factors of
-    `min_size` follow. The extent of a box is the difference of its ends plus `pixel_offset`; for
-    overlaps it is the difference plus `overlap_offset`. Regions are sorted by image. Rows after the
-    last region are 0.
+    The results have the shapes (batch * post_nms, 4), (batch * post_nms,) and (batch,).
+    `scores` has the shape (batch, anchors, height, width), `deltas` the shape (batch, 4 *
+    anchors, height, width), and `anchors` the shape (height, width, anchors, 4).
+
+    A row of `image` has the height and the width of an image. If `scales` is true, one or two
+    factors of `min_size`, the least width and height of a region, follow in the row. The extent
+    of a box is the difference of its ends plus `pixel_offset`; for overlaps it is the
+    difference plus `overlap_offset`. The `pre_nms` best regions of an image are compared, and
+    at most `post_nms` of them are returned. Regions are sorted by image. Rows after the last
+    region of the last image are 0.
     """
     dtype = jnp.asarray(scores).dtype
     info, anchors, deltas, scores = (
@@ -87,7 +98,11 @@ def anchored_proposals(
         return rows[:, :4], rows[:, 4], jnp.zeros(batch, jnp.int32)
 
     def best_regions(info: Array, moves: Array, scores: Array) -> tuple[Array, Array, Array]:
-        """Return the best regions of an image, their scores, and whether each row has a region."""
+        """Return the best regions of an image, their scores, and whether each row has a region.
+
+        `info` is a row of `image`, `moves` are the deltas (height, width, anchors, 4), and
+        `scores` has one item for each anchor and position.
+        """
         boxes = refined(anchors, moves, pixel_offset, _LARGEST).reshape(-1, 4)
         ends = jnp.stack([info[1], info[0]] * 2) - pixel_offset
         boxes = jnp.maximum(jnp.minimum(boxes, ends[None]), 0)
@@ -131,8 +146,12 @@ def refined_detections(
 ) -> tuple[Array, Array, Array]:  # fmt: skip
     """Return the refined regions (x1, y1, x2, y2), their classes and their scores.
 
-    The first class is the background. Boxes suppress each other within a class. Rows are sorted by
-    class and falling score. If more than `keep` boxes are left, rows are sorted only by falling
+    The results have the shapes (keep, 4), (keep,) and (keep,). `rois` has the shape (n, 4),
+    `deltas` the shape (n, 4 * classes), and `scores` the shape (n, classes). The deltas are
+    divided by `weights`, and `largest` is the upper bound of the logarithms among them. The
+    first class is the background, which is left out. Boxes suppress each other only within a
+    class, of which at most `keep_per_class` boxes remain. Rows are sorted by class and, within
+    a class, by falling score. If more than `keep` boxes remain, rows are sorted only by falling
     score. Rows after the last box are 0.
     """
     dtype = jnp.asarray(rois).dtype

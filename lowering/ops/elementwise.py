@@ -27,7 +27,7 @@ def _is_inexact(x: Array) -> bool:
 
 
 def like(check: Callable[..., None]) -> Callable[[TensorType], TensorType]:
-    """Return an `infer` function that checks the operand, and returns the operand's type."""
+    """Return an `infer` function that calls `check(x=x)`, and returns the type x of the operand."""
 
     def infer(x: TensorType) -> TensorType:
         check(x=x)
@@ -55,7 +55,10 @@ def _non_finite_type(x: TensorType) -> TensorType:
 
 
 def _rounding(kind: str, function: Callable[[Array], Array]) -> None:
-    """Register a rule that rounds floating-point numbers, and leaves integers unchanged."""
+    """Register the rule of `kind`, which applies `function` to floating-point numbers.
+
+    The rule leaves integers unchanged.
+    """
 
     def rounding(x: Array) -> Array:
         return function(x) if _is_inexact(x) else x
@@ -95,7 +98,11 @@ _unary("is_nan", jnp.isnan, _non_finite_type, _LOGICAL)
 
 
 def rounded(x: Array, ties: str) -> Array:
-    """Return numbers rounded to integers. `ties` is the direction of halves, as in `round`."""
+    """Return numbers rounded to integers.
+
+    A number halfway between two integers goes up if `ties` is "up", away from zero if it is
+    "away", and to the even integer if it is "even".
+    """
     if ties == "up":
         # The sum in floor(x + 0.5) would be inexact just below 0.5, and from 2**23 on.
         floor = jnp.floor(x)
@@ -112,7 +119,11 @@ def _round_type(x: TensorType, ties: str = "up") -> TensorType:
 
 @rules.rule("round", _round_type)
 def round_(ctx: Context, x: Array, ties: str = "up") -> Array:
-    """Return the nearest whole number. By `ties` halves go "up", "away" from zero, or to "even"."""
+    """Return the nearest whole number, which has the dtype of x.
+
+    A number halfway between two integers goes up if `ties` is "up", away from zero if it is
+    "away", and to the even integer if it is "even".
+    """
     x = jnp.asarray(x)
     if not _is_inexact(x):
         return x
@@ -177,7 +188,7 @@ _binary("bitwise_xor", _bits_type, jnp.bitwise_xor, _BITS)
 
 @rules.rule("div", _numbers_type)
 def divide(x: Array, y: Array) -> Array:
-    """Return x / y. Integer quotients are truncated, and are 0 where y is 0."""
+    """Return x / y. An integer quotient is rounded towards 0, and is 0 where y is 0."""
     x, y = align(x, y)
     if _is_inexact(jnp.asarray(x)) or _is_inexact(jnp.asarray(y)):
         return jnp.divide(x, y)
@@ -188,7 +199,10 @@ def divide(x: Array, y: Array) -> Array:
 
 @rules.rule("rem", _pair(require.ordered))
 def remainder(x: Array, y: Array) -> Array:
-    """Return x - y * trunc(x / y) without rounding errors. For integers it is 0 where y is 0."""
+    """Return x - y * trunc(x / y) without rounding errors.
+
+    For integers the result is 0 where y is 0.
+    """
     x, y = jnp.broadcast_arrays(*align(x, y))
     if _is_inexact(x):
         return lax.rem(x, y)
@@ -198,9 +212,10 @@ def remainder(x: Array, y: Array) -> Array:
 
 @rules.rule("pow", _numbers_type)
 def power(x: Array, y: Array) -> Array:
-    """Return x to the power y. Integer powers with y < 0 are truncated.
+    """Return x to the power y. For integers a power with y < 0 is rounded towards 0.
 
-    If y is a constant integer from -16 to 16, the derivative is finite at negative x.
+    For floating-point x and a constant whole number y from -16 to 16, the derivative is finite
+    at negative x.
     """
     x = jnp.asarray(x)
     if not _is_inexact(x):
@@ -229,16 +244,17 @@ def _shift_bounds(x: Array, y: Array) -> tuple[Array, Array, Array, int]:
 
 @rules.rule("shift_left", _shift_type, not_differentiable=_BITS)
 def shift_left(x: Array, y: Array) -> Array:
-    """Return x shifted left by y bits, or 0 unless 0 <= y < bits of the dtype."""
+    """Return x shifted left by y bits, or 0 where y is negative or not below the dtype's bits."""
     x, y, inside, _ = _shift_bounds(x, y)
     return jnp.where(inside, jnp.left_shift(x, jnp.where(inside, y, 0)), 0)
 
 
 @rules.rule("shift_right", _shift_type, not_differentiable=_BITS)
 def shift_right(x: Array, y: Array) -> Array:
-    """Return x shifted right by y bits, and keep the sign.
+    """Return x shifted right by y bits. The sign of x is kept.
 
-    Unless 0 <= y < bits of the dtype, the result is -1 for negative x and 0 for other x.
+    Where y is negative or not below the number of bits of the dtype, the result is -1 for
+    negative x and 0 for other x.
     """
     x, y, inside, width = _shift_bounds(x, y)
     # If y is out of range, all bits are shifted out in two steps.
@@ -248,7 +264,7 @@ def shift_right(x: Array, y: Array) -> Array:
 
 @rules.rule("is_inf", _non_finite_type, not_differentiable=_LOGICAL)
 def is_inf(x: Array, positive: bool, negative: bool) -> Array:
-    """Tell where x is +inf (if `positive`) or -inf (if `negative`)."""
+    """Tell where x is infinite: +inf if `positive` is true, and -inf if `negative` is true."""
     x = jnp.asarray(x)
     return ((x == jnp.inf) & positive) | ((x == -jnp.inf) & negative)
 
@@ -275,7 +291,10 @@ def _clamp_type(x: TensorType, a: TensorType, b: TensorType, inclusive: bool = F
 
 @rules.rule("clamp", _clamp_type)
 def clamp(x: Array, a: Array | float, b: Array | float, inclusive: bool = False) -> Array:
-    """Return max(min(x, b), a). The derivative at a bound is 1/2, or 1 if `inclusive`."""
+    """Return max(min(x, b), a).
+
+    At a bound the derivative by x is 1/2, or 1 if `inclusive` is true.
+    """
     if not inclusive:
         return clamped(x, a, b)
     x, a, b = align(x, a, b)

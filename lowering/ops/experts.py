@@ -105,13 +105,15 @@ def mixture_of_experts(
 ) -> Array:
     """Return the weighted sum of the `k` experts with the largest logits, for each token x.
 
-    The input has the shape (tokens..., items), `router` has the shape (experts, items), w1 and w3
-    have the shape (experts, items, hidden), and w2 has the shape (experts, hidden, items). The
-    logits are x `router`^T. Of equal logits the first wins.
+    The input has the shape (tokens..., items), `router` has the shape (experts, items), w1 and
+    w3 have the shape (experts, items, hidden), and w2 has the shape (experts, hidden, items).
+    The logits are x `router`^T. Of equal logits the first wins.
 
-    An expert is (f(x w1) * (x w3)) w2, or f(x w1) w2 if there is no w3, with biases added to each
-    product. The function f is silu, relu, or `gelu` with "tanh"; with w3 "swiglu" also stands for
-    silu. If `limit` is positive, `clamped_swiglu` replaces f and the product with x w3.
+    An expert is (f(x w1) * (x w3)) w2, or f(x w1) w2 if w3 is False. The biases are added to
+    the products: `router_bias` to the logits, and `w1_bias`, `w2_bias` and `w3_bias` to the
+    products with w1, w2 and w3. The function f is named by `activation`. It is silu, relu, or
+    `gelu` with "tanh"; "swiglu" stands for silu and needs w3. If `limit` is positive and there
+    is w3, `clamped_swiglu` with `alpha` and `limit` replaces f and the product with x w3.
 
     The weight of an expert depends on `gate`:
 
@@ -120,7 +122,8 @@ def mixture_of_experts(
     - "sigmoid": the sigmoid of the expert's logit
     - "raw": the expert's logit
 
-    All experts compute all tokens, in float32 at least. The result has the input's dtype.
+    All experts compute all tokens, in float32 or a wider dtype. The result has the input's
+    dtype.
     """
     x = jnp.asarray(input)
     operands = (router, w1, w2, w3, router_bias, w1_bias, w3_bias, w2_bias)
@@ -149,7 +152,11 @@ def mixture_of_experts(
 
 
 def _gates(logits: Array, k: int, gate: str) -> Array:
-    """Return the weight of each expert, which is 0 for all but the `k` chosen experts."""
+    """Return the weights (tokens, experts) of experts from logits of the same shape.
+
+    All weights of a token are 0 except those of the `k` experts with the largest logits. `gate`
+    decides their weights, as in `mixture_of_experts`.
+    """
     largest, chosen = lax.top_k(logits, k)
     match gate:
         case "softmax_topk":

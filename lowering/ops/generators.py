@@ -40,7 +40,7 @@ def _constant_type(shape: Shape, value: tuple[Scalar, ...], dtype: str) -> Tenso
 
 @rules.rule("constant", _constant_type)
 def constant(shape: Shape, value: tuple[Scalar, ...], dtype: str) -> Array | NDArray[np.generic]:
-    """Return a tensor of the values in row-major order. A single value fills the tensor."""
+    """Return a tensor with the values in row-major order. A single value fills the whole tensor."""
     if any(map(is_symbolic, value)):
         items = jnp.stack([jnp.asarray(x).astype(dtype) for x in value])
         items_shape = shape if len(value) > 1 else ()
@@ -73,7 +73,7 @@ def _count(start: float, end: float, step: float) -> int:
 def range_(
     ctx: Context, start: float, end: float, step: float, dtype: str
 ) -> Array | NDArray[np.generic]:
-    """Return `start`, `start + step` and so on up to `end`, which is excluded."""
+    """Return the vector `start`, `start + step` and so on, up to `end`, which is excluded."""
     if any(map(is_symbolic, (start, end, step))):
         numbers = lax.iota(dtype, _count(start, end, step))
         return jnp.asarray(start).astype(dtype) + jnp.asarray(step).astype(dtype) * numbers

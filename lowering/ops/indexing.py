@@ -53,7 +53,8 @@ def _require_same_rank(name: str, shape: Shape, target_name: str, target: Shape)
 def gather_elements(input: Array, indices: Array, axis: int) -> Array:
     """Return the items at indices along an axis (ONNX GatherElements).
 
-    The other axes of `indices` may be shorter than those of the input.
+    The result has the shape of `indices`. Along axes other than `axis`, `indices` may be
+    shorter than the input.
     """
     x = jnp.asarray(input)
     index = _index(indices)
@@ -76,7 +77,10 @@ def _gather_nd_type(input: TensorType, indices: TensorType, batch_dims: int) -> 
 
 
 def _require_batch(input: Shape, indices: Shape, batch_dims: int, most: int) -> None:
-    """Refuse more than `most` batch axes, and indices with other batch extents than the input."""
+    """Refuse a number of batch axes above `most`, and shapes with different batch extents.
+
+    The batch axes are the first `batch_dims` axes of the shapes `input` and `indices`.
+    """
     both = f"'input' {show(input)} and 'indices' {show(indices)}"
     if not 0 <= batch_dims <= most:
         message = f"'batch_dims' must lie in [0,{most}] for {both}, it is {batch_dims}"
@@ -87,7 +91,11 @@ def _require_batch(input: Shape, indices: Shape, batch_dims: int, most: int) -> 
 
 
 def _coordinate_count(indices: Shape, rank: int) -> int:
-    """Return the number of the input's axes that the last axis of the indices addresses."""
+    """Return how many axes of the input the indices address: the last extent of `indices`.
+
+    `indices` is a shape. Raises InvalidShape if the extent is unknown, or is not from 1 to
+    `rank`.
+    """
     count = indices[-1] if indices else 0
     if count is UNKNOWN:
         raise InvalidShape(
@@ -104,14 +112,18 @@ def _coordinate_count(indices: Shape, rank: int) -> int:
 
 
 def _coordinates(indices: Array) -> tuple[Array, ...]:
-    """Return the coordinates along each axis, from the last axis of the indices."""
+    """Split indices (..., axes) into one array (...) for each axis that they address."""
     index = _index(indices)
     return tuple(index[..., k] for k in range(index.shape[-1]))
 
 
 @rules.rule("gather_nd", _gather_nd_type)
 def gather_nd(input: Array, indices: Array, batch_dims: int) -> Array:
-    """Return the sub-tensors at the coordinates in the last axis of the indices (ONNX GatherND)."""
+    """Return the sub-tensors at the coordinates in the last axis of the indices (ONNX GatherND).
+
+    The first `batch_dims` axes of the input and the indices are batch axes, which are not
+    addressed.
+    """
 
     def read(x: Array, indices: Array) -> Array:
         return x.at[_coordinates(indices)].get(mode="fill")
@@ -152,11 +164,11 @@ def scatter_elements(
 ) -> Array:
     """Return the input with each update at its index along the axis (ONNX ScatterElements).
 
-    If several updates have the same index, 'none' writes one of them, which on most platforms is
-    the last. Other reductions combine all of them with the input's item; equal extremes share the
-    derivative. `indices` may be smaller than `input`. As in torch, it may also be smaller than
-    `updates`, of which only the first items are then written. A scalar update is written at all
-    indices.
+    If several updates have the same index, 'none' writes one of them, which on most platforms
+    is the last. The reductions 'add', 'mul', 'min' and 'max' combine all updates at an index
+    with the input's item; equal extremes share the derivative. `indices` may be smaller than
+    `input`. As in torch, it may also be smaller than `updates`, of which only the items at
+    indices of `indices` are then written. A scalar update is written at all indices.
     """
     x = jnp.asarray(input)
     index = _index(indices)
@@ -190,7 +202,12 @@ def _scatter_nd_type(
 
 @rules.rule("scatter_nd", _scatter_nd_type)
 def scatter_nd(input: Array, indices: Array, updates: Array, reduction: str) -> Array:
-    """Return the input with updates at coordinates (ONNX ScatterND), as in `scatter_elements`."""
+    """Return the input with updates at the coordinates in the last axis of indices (ScatterND).
+
+    If several updates have the same coordinates, 'none' writes one of them, which on most
+    platforms is the last. The reductions 'add', 'mul', 'min' and 'max' combine all updates
+    there with the input's item. Source: ScatterND of ONNX.
+    """
     return _scatter(jnp.asarray(input), _coordinates(indices), jnp.asarray(updates), reduction)
 
 
@@ -246,7 +263,9 @@ def _topk_type(input: TensorType, k: int, axis: int) -> tuple[TensorType, Tensor
 def topk(input: Array, k: int, axis: int, largest: bool) -> tuple[Array, Array]:
     """Return the k largest or smallest items along the axis in order, and their indices.
 
-    Of equal items the first wins. NaN counts as infinity. The derivative goes to the chosen items.
+    The largest come first if `largest` is true, otherwise the smallest. Of equal items the one
+    with the lower index comes first. NaN counts as infinity. The derivative goes to the chosen
+    items.
     """
     x = jnp.asarray(input)
     axis = axis % x.ndim
@@ -275,7 +294,11 @@ def _one_hot_type(indices: TensorType, axis: int, depth: int) -> TensorType:
 
 @rules.rule("one_hot", _one_hot_type, not_differentiable="its operand holds indices")
 def one_hot(indices: Array, axis: int, depth: int, off_value: float, on_value: float) -> Array:
-    """Return `on_value` at the indices along a new axis, and `off_value` elsewhere, in float32."""
+    """Return `on_value` at the indices along a new axis, and `off_value` elsewhere, in float32.
+
+    The new axis has the number `axis` in the result and the extent `depth`. A negative index
+    counts from the end. At an index out of range all items of the result are `off_value`.
+    """
     index = _index(indices)
     axis = axis % (index.ndim + 1)
     index = jnp.expand_dims(jnp.where(index < 0, index + depth, index), axis)
@@ -295,7 +318,11 @@ def _gather_in_batches_type(
 
 @rules.rule("gather_in_batches", _gather_in_batches_type)
 def gather_in_batches(input: Array, indices: Array, axis: int, batch_dims: int) -> Array:
-    """Return the sub-tensors at indices along an axis. Each batch item has its own indices."""
+    """Return the sub-tensors at indices along an axis, with separate indices for each batch item.
+
+    The first `batch_dims` axes of the input and the indices are the batch axes. The other axes
+    of `indices` replace `axis`.
+    """
 
     def take(x: Array, index: Array) -> Array:
         return jnp.take(x, index, axis=axis - batch_dims)
@@ -316,7 +343,10 @@ def _reverse_sequence_type(
 
 @rules.rule("reverse_sequence", _reverse_sequence_type)
 def reverse_sequence(input: Array, lengths: Array, batch_axis: int, time_axis: int) -> Array:
-    """Reverse the first `lengths` items of each sequence. Later items stay in their places."""
+    """Reverse the first `lengths[i]` items of sequence i. The items after them do not move.
+
+    The sequences lie along `time_axis`, and `batch_axis` numbers them.
+    """
     x = jnp.asarray(input)
     time = jnp.arange(x.shape[time_axis], dtype=jnp.int32)[None, :]
     ends = _index(lengths)[:, None]

@@ -24,13 +24,20 @@ from lowering.tracing import Context
 
 
 def matrix_shape(shape: Shape, transpose: bool) -> Shape:
-    """Return the shape as matrices in the last two axes. A vector is a column."""
+    """Return the shape (..., rows, columns) of an operand that holds matrices in its last two axes.
+
+    A vector (n,) is a column (n, 1). If `transpose` is true, rows and columns are exchanged.
+    """
     *batch, rows, columns = padded(shape, 2)
     return (*batch, columns, rows) if transpose else (*batch, rows, columns)
 
 
 def product_shape(names: tuple[str, str], left: Shape, right: Shape, layout: str) -> Shape:
-    """Return the shape of the matrix product. Raise InvalidShape if the shapes do not agree."""
+    """Return the shape of a product of matrices with the shapes `left` and `right`.
+
+    Both shapes end in rows and columns. Raises InvalidShape if the shapes do not agree. The
+    error has the operands' `names`, and `layout` is its hint if the summed extents differ.
+    """
     a, b = names
     if len(left) != len(right):
         raise InvalidShape(
@@ -61,14 +68,21 @@ def _matmul_type(A: TensorType, B: TensorType, transposeA: bool, transposeB: boo
 def matmul_work(
     result: TensorType, A: TensorType, B: TensorType, transposeA: bool, transposeB: bool
 ) -> int:
-    """Return the number of multiply-adds. The summed extent may be unknown in one operand."""
+    """Return the number of multiply-adds of a matrix product.
+
+    The extent that is summed over is taken from the operand in which it is known.
+    """
     left, right = matrix_shape(A.shape, transposeA), matrix_shape(B.shape, transposeB)
     return volume(result.shape) * max(left[-1], right[-2])
 
 
 @rules.rule("matmul", _matmul_type, work=matmul_work)
 def matmul(ctx: Context, A: Array, B: Array, transposeA: bool, transposeB: bool) -> Array:
-    """Multiply the matrices in the last two axes. A vector is a column; other axes broadcast."""
+    """Multiply the matrices in the last two axes of A and B. The other axes broadcast.
+
+    A vector is a column. `transposeA` and `transposeB` tell whether the matrices of A and of B
+    are transposed first.
+    """
     return _product(ctx, A, B, transposeA, transposeB).astype(jnp.result_type(A, B))
 
 
@@ -101,13 +115,13 @@ def _linear_type(input: TensorType, filter: TensorType, bias: TensorType) -> Ten
 
 
 def linear_work(result: TensorType, input: TensorType, filter: TensorType) -> int:
-    """Return the number of multiply-adds of the product with the transposed filter."""
+    """Return the number of multiply-adds of the product of the input and the transposed filter."""
     return matmul_work(result, input, filter, False, True)
 
 
 @rules.rule("linear", _linear_type, work=linear_work)
 def linear(ctx: Context, input: Array, filter: Array, bias: Array) -> Array:
-    """Multiply the input by the transposed filter, and add the bias."""
+    """Return input filter^T + bias. `filter` has the shape (output channels, input channels)."""
     product = _product(ctx, input, filter, False, True)
     if not is_zero(bias):
         product, bias = align(product, bias)
@@ -139,10 +153,11 @@ def _einsum_work(inputs: list[TensorType], expr: str) -> int:
 
 @rules.rule("einsum", _einsum_type, work=_einsum_work)
 def einsum(ctx: Context, inputs: Sequence[Array], expr: str, accumulator: str, dtype: str) -> Array:
-    """Sum the products of all inputs over the letters that the result lacks.
+    """Sum the products of all inputs over the letters of `expr` that its result lacks.
 
-    Axes of extent 1 broadcast. The sums have the widest dtype of `accumulator`, the inputs and
-    float32. The result has the dtype `dtype`.
+    For example, `expr` is "ij,jk->ik" for a matrix product. Axes of extent 1 broadcast. Sums
+    are computed in the wider of the dtype `accumulator` and the inputs' dtype, in at least 32
+    bits. They are then cast to `dtype`.
     """
     terms, result = contraction.parse(expr, [len(x.shape) for x in inputs])
     dtypes = (np.dtype(accumulator), np.dtype(inputs[0].dtype))
@@ -167,7 +182,7 @@ def _inverse_work(input: TensorType) -> int:
 
 @rules.rule("inverse", _square_type, work=_inverse_work)
 def inverse(input: Array) -> Array:
-    """Return the inverse of each matrix of the last two axes, computed in float32 at least.
+    """Return the inverse of each matrix in the last two axes, computed in float32 or a wider dtype.
 
     A singular matrix gives infinities or NaN.
     """
@@ -181,6 +196,9 @@ def _determinant_type(input: TensorType) -> TensorType:
 
 @rules.rule("determinant", _determinant_type, work=_inverse_work)
 def determinant(input: Array) -> Array:
-    """Return the determinant of each matrix of the last two axes, computed in float32 at least."""
+    """Return the determinant of each matrix in the last two axes.
+
+    It is computed in float32 or a wider dtype, and cast to the input's dtype.
+    """
     x = jnp.asarray(input)
     return jnp.linalg.det(widened(x)).astype(x.dtype)

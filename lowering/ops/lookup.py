@@ -30,7 +30,10 @@ def _require_list(name: str, operand: TensorType) -> None:
 
 @rules.rule("direct_lookup", _lookup_type)
 def direct_lookup(input: Array, values: Array, fallback: Array) -> Array:
-    """Return the value at each index, or the fallback if the index is negative or too large."""
+    """Return `values[i]` for each index i of the input, or `fallback` if i is out of range.
+
+    A negative index is out of range.
+    """
     index, values = jnp.asarray(input), jnp.asarray(values)
     exists = (index >= 0) & (index < len(values))
     entries = jnp.take(values, index, mode="clip")
@@ -46,9 +49,9 @@ def _reverse_type(input: TensorType, keys: TensorType, fallback: int) -> TensorT
 
 @rules.rule("reverse_lookup", _reverse_type, not_differentiable="its results are indices")
 def reverse_lookup(input: Array, keys: Array, fallback: int) -> Array:
-    """Return the index of each item among the keys, or the fallback if there is no such key.
+    """Return the index in `keys` of each item of the input, or `fallback` if no key is equal.
 
-    Of equal keys the index is that of the first.
+    If several keys equal the item, the result is the least of their indices.
     """
     x, keys = jnp.asarray(input), jnp.asarray(keys)
     order = jnp.argsort(keys, stable=True).astype(jnp.int32)
@@ -103,16 +106,20 @@ def tree_ensemble(
 ) -> Array:
     """Return the score of each class in float32, from the leaves that the input reaches.
 
-    `trees` holds the row of each root in `nodes`. A row of `nodes` has five numbers: a feature, the
-    next row if the comparison is true, the next row if it is false, the bits of the float32
-    threshold, and the code of the comparison. The codes 1 to 6 stand for == != < > <= >=. If NaN
-    counts as true, 256 is added to the code.
+    The input has the shape (features,) or (batch, features), and the result has the classes in
+    the place of the features. `trees` holds the row of each root in `nodes`. A row of `nodes`
+    has five numbers: a feature, the next row if the comparison of the feature with the
+    threshold is true, the next row if it is false, the bits of the float32 threshold, and the
+    code of the comparison. The codes 1 to 6 stand for == != < > <= >=. If NaN counts as true,
+    256 is added to the code.
 
-    Code 0 marks a leaf. The first two numbers of a leaf are the first of its rows in `leaves`, and
-    the end of these rows. A row of `leaves` has a class and the bits of the class's float32 weight.
+    Code 0 marks a leaf. The first two numbers of a leaf are the number of its first row in
+    `leaves`, and the number after its last row. A row of `leaves` has a class and the bits of a
+    float32 weight for this class.
 
-    The score of a class is the `aggregate` of its weights in the reached leaves. 'AVERAGE' divides
-    the sum by the number of these weights. A class without weights has the score 0.
+    `aggregate` decides how the weights that a class has in all reached leaves give its score:
+    'SUM', 'AVERAGE', which divides their sum by their number, 'MIN' or 'MAX'. A class without
+    weights has the score 0.
     """
     x = jnp.asarray(input).astype(jnp.float32)
     nodes, leaves = (_integers(table) for table in (nodes, leaves))
@@ -146,9 +153,11 @@ def _integers(table: Array) -> Array:
 
 
 def _votes(first: Array, end: Array, leaves: Array, classes: int, aggregate: str) -> Array:
-    """Return scores (..., classes) from the rows `first` to `end` - 1 of `leaves`.
+    """Return the scores (..., classes) of classes from the rows of `leaves` that were reached.
 
-    `first` and `end` have the shape (..., trees).
+    A tree has reached the rows `first` to `end` - 1. `first` and `end` have the shape (...,
+    trees). A row of `leaves` has a class and the bits of a float32 weight. `aggregate` is
+    'SUM', 'AVERAGE', 'MIN' or 'MAX'.
     """
     batch = tuple(lax.broadcasted_iota(jnp.int32, first.shape, a) for a in range(first.ndim - 1))
     edges = jnp.zeros((*first.shape[:-1], len(leaves) + 1), jnp.int32)

@@ -94,10 +94,11 @@ def loop(
     outputs: Outputs,
     limit: int,
 ) -> list[Array]:
-    """Run the loop. The body is traced once.
+    """Run `body` until it computes a false condition. The body is traced once.
 
-    With a limit the loop is a scan that skips the iterations after the last. Without a limit the
-    loop is a while loop.
+    The module's docstring describes the parameters. If `limit` is not negative, the loop
+    becomes a `lax.scan` with `limit` steps, which skips the body after the last iteration.
+    Otherwise it becomes a `lax.while_loop`.
     """
     states = [jnp.asarray(x) for x in initial]
     bound = jnp.asarray(count).reshape(())
@@ -141,9 +142,12 @@ def loop(
 def _scanned(
     iterate: _Iterate, begins: Array, first: list[Array], numbers: Array, parts: Sequence[Any]
 ) -> tuple[list[Array], list[Array]]:
-    """Return the last carried values, and the stacked values of all iterations.
+    """Run iterations in a `lax.scan`. Return the last carried values, and the stacked values.
 
-    Iterations after the last are skipped. `parts` has the types of the values that are stacked.
+    `numbers` has the numbers of all iterations that may run, and `first` has the carried values
+    at the start. After `iterate` has returned false, iterations are skipped and stack zeros.
+    `parts` has the types of the stacked values of one iteration. `begins` tells whether the
+    first iteration runs.
     """
 
     def skipped(i: Array, carried: list[Array]) -> tuple[Array, list[Array], list[Array]]:
@@ -161,7 +165,11 @@ def _scanned(
 
 
 def _repeated(iterate: _Iterate, begins: Array, first: list[Array], number: Array) -> list[Array]:
-    """Return the last carried values. `number` is the number of the first iteration."""
+    """Run iterations in a `lax.while_loop`, and return the last carried values.
+
+    `begins` tells whether there are iterations. `number` is the number of the first iteration,
+    and `first` has the carried values before it.
+    """
 
     def continues(carry: _Carry) -> Array:
         goes_on, _, _ = carry
@@ -196,10 +204,11 @@ def _branch_work(then_body: Graph, else_body: Graph) -> int:
 def branch(
     ctx: Context, condition: Array, operands: Sequence[Array], then_body: Graph, else_body: Graph
 ) -> list[Array]:
-    """Return the results of the body that the condition selects. Under vmap both are computed.
+    """Return the results of `then_body` if the condition is true, and otherwise of `else_body`.
 
-    The condition is a logical scalar. The bodies are graphs without parameters or states. The
-    inputs of both bodies are the operands, and their results have equal types.
+    The condition is a logical scalar. The bodies are graphs without parameters or states. Both
+    take `operands` as inputs, and their results have equal types. Under `jax.vmap` both bodies
+    are computed.
     """
 
     def function_of(body: Graph) -> Callable[[Sequence[Array]], list[Array]]:

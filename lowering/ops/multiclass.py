@@ -59,7 +59,11 @@ def _type(
 
 
 def _rows(classes: int, boxes: int, top_k: int, keep_top_k: int) -> int:
-    """Return the largest number of rows that an image may have."""
+    """Return the largest number of boxes that can remain of an image.
+
+    Of each class at most `top_k` boxes are compared, and of all classes at most `keep_top_k`
+    remain. A negative limit is none.
+    """
     return _most(classes * _most(boxes, top_k), keep_top_k)
 
 
@@ -76,12 +80,16 @@ def _ranked(
     boxes: Array, box_index: Array, label: Array, values: Array, indices: Array, keep: int,
     order: str, across: bool, dtype: np.dtype[np.generic],
 ) -> tuple[Array, Array, Array]:  # fmt: skip
-    """Return rows (class, score, box), indices, and the number of rows of each image.
+    """Return rows (class, score, x1, y1, x2, y2), `indices`, and the number of rows of each image.
 
-    `box_index` has the shape (batch, classes, most), and contains indices of `boxes`, which has the
-    shape (batch, classes or 1, n, 4). The score in `values` is -inf where there is no box. The
-    `keep` best boxes of each image remain. The remaining boxes are sorted by image and then by
-    `order`, or with `across` by `order` and then by image. Rows after the last box hold -1.
+    `box_index` has the shape (batch, classes, most), and contains indices of `boxes`, which has
+    the shape (batch, classes or 1, n, 4). `label`, `values` and `indices` have the class, the
+    score and the index in the result of each of these boxes. The score is -inf where there is
+    no box.
+
+    The `keep` best boxes of each image remain. They are sorted by `order`, which is "class",
+    "score" or "none". Boxes of one image stand together, unless `across` is true: then images
+    are mixed, and `order` comes before the image. Rows after the last box hold -1.
     """
     batch = len(box_index)
     label, values, indices = (x.reshape(batch, -1) for x in (label, values, indices))
@@ -125,11 +133,18 @@ def matrix_suppression(
 ) -> tuple[Array, Array, Array]:  # fmt: skip
     """Return rows (class, score, x1, y1, x2, y2), box indices, and each image's number of rows.
 
-    A score is multiplied by the least factor of all better boxes of the same class. The factor is
-    (1 - o) / (1 - m), or exp(sigma (m^2 - o^2)) if `decay` is "gaussian". Here o is the overlap
-    with the better box, and m is the largest overlap of the better box with boxes that are better
-    still. A box is left out if its score is then not above `post_threshold`. Rows after the last
-    box hold -1.
+    `boxes` has the shape (batch, n, 4), and `scores` has the shape (batch, classes, n). The
+    index of a box is image * n + box.
+
+    A score is multiplied by the least factor of all better boxes of the same class. The factor
+    is (1 - o) / (1 - m), or exp(sigma (m^2 - o^2)) if `decay` is "gaussian". Here o is the
+    overlap of the two boxes, and m is the largest overlap of the better box with boxes of still
+    higher scores. A box is left out if its multiplied score is not above `post_threshold`. The
+    class `background` is left out.
+
+    Of each class the `top_k` best boxes are compared, and of each image the `keep_top_k` best
+    remain. Rows are sorted as `order` and `across` say (see `_ranked`). Rows after the last box
+    hold -1.
     """
     dtype = jnp.asarray(boxes).dtype
     boxes, scores = widened(jnp.asarray(boxes)), widened(jnp.asarray(scores))
@@ -140,9 +155,10 @@ def matrix_suppression(
     is_better = jnp.arange(most)[:, None] < jnp.arange(most)[None, :]
 
     def decayed(image_and_scores: tuple[Array, Array]) -> tuple[Array, Array]:
-        """Return the indices of the best boxes of a class, and their decayed scores.
+        """Return the indices of the `most` best boxes of a class, and their multiplied scores.
 
-        The score of a box that is left out is -inf.
+        The argument is the number of an image, and the scores (n,) of its boxes for the class.
+        A box that is left out has the score -inf.
         """
         image, scores = image_and_scores
         sides = boxes[image]
@@ -182,15 +198,17 @@ def multiclass_suppression(
 ) -> tuple[Array, Array, Array]:  # fmt: skip
     """Return rows (class, score, x1, y1, x2, y2), box indices, and each image's number of rows.
 
-    Without `counts` the boxes have the shape (batch, n, 4) and the scores have the shape (batch,
-    classes, n). The index of a box is then image * n + box.
+    If `counts` is False, the boxes have the shape (batch, n, 4) and the scores have the shape
+    (batch, classes, n). The index of a box is then image * n + box.
 
-    With `counts`, of shape (batch,), the boxes have the shape (classes, n, 4) and the scores have
-    the shape (classes, n). The first `counts[0]` boxes of each class belong to the first image, the
-    next `counts[1]` boxes to the second, and so on. The index of a box is then box * classes +
-    class.
+    Otherwise `counts` has the shape (batch,), the boxes have the shape (classes, n, 4), and the
+    scores have the shape (classes, n). The first `counts[0]` boxes of each class belong to the
+    first image, the next `counts[1]` boxes to the second, and so on. The index of a box is then
+    box * classes + class.
 
-    `eta` is the `decay` of `suppressed`. Rows after the last box hold -1.
+    `eta` is the `decay` of `suppressed`. Of each class the `top_k` best boxes are compared, and
+    of each image the `keep_top_k` best remain. Rows are sorted as `order` and `across` say (see
+    `_ranked`). Rows after the last box hold -1.
     """
     dtype = jnp.asarray(boxes).dtype
     boxes, scores = widened(jnp.asarray(boxes)), widened(jnp.asarray(scores))
@@ -211,7 +229,7 @@ def multiclass_suppression(
     shared = partial(overlap, offset=pixel_offset)
 
     def select(sides: Array, scores: Array, eligible: Array) -> Array:
-        """Return the indices of the selected boxes of a class, padded by -1 to `most` items."""
+        """Return the indices (most,) of the selected boxes of a class, followed by -1."""
         best = jnp.argsort(jnp.where(eligible, -scores, jnp.inf), stable=True)[:most]
         picked = suppressed(
             sides[best], scores[best], eligible[best], most, iou_threshold, shared, eta

@@ -49,7 +49,11 @@ def _unit(x: Array, axes: Ints, bias: float, epsilon: float) -> Array:
 
 
 def _normalization(kind: str, norm_of: Callable[[Array, Ints], Array]) -> None:
-    """Register the rule of a kind that divides the input by a norm along axes."""
+    """Register the rule of `kind`, which divides the input by `norm_of(input, axes)`.
+
+    The divisor is the norm plus a bias, but at least epsilon. Axes of the norm remain, with
+    extent 1.
+    """
 
     def lower(input: Array, axes: Ints, bias: float, epsilon: float) -> Array:
         input = jnp.asarray(input)
@@ -87,7 +91,8 @@ def local_response_normalization(
 ) -> Array:
     """Return input / (bias + alpha * m) ** beta.
 
-    m is the mean square in the zero-padded window around each item.
+    m is the mean of the squares in the window of extents `size` that is centred on each item.
+    Beyond the ends of the input the squares are 0.
     """
     x = widened(jnp.asarray(input))
     squares = box(ctx, jnp.square(x), True, size=size, **_CENTRED)
@@ -104,9 +109,10 @@ def _local_type(input: TensorType, size: Ints, epsilon: float) -> TensorType:
 def local_variance_normalization(
     ctx: Context, input: Array, size: Ints, bias: float, epsilon: float
 ) -> Array:
-    """Return the input divided by its root mean square in the window around each item.
+    """Return the input divided by the root mean square of the window around each item.
 
-    Windows are zero-padded beyond the ends of the input.
+    The window has the extents `size`, and is filled with zeros beyond the ends of the input.
+    The divisor is the root mean square plus `bias`, but at least `epsilon`.
     """
     input = jnp.asarray(input)
     x = widened(input)
@@ -155,8 +161,8 @@ def _rms_norm_type(
 def rms_norm(input: Array, scale: Array, epsilon: Array, axis: int, dtype: str) -> Array:
     """Return scale * input / sqrt(mean(input^2) + epsilon) along the axis (Zhang, Sennrich 2019).
 
-    The result is computed in float32 at least. It is rounded once, to `dtype` or else to the
-    input's dtype.
+    The mean is over `axis`. The result is computed in float32 or a wider dtype. It is rounded
+    once, to `dtype`, or to the input's dtype if `dtype` is empty.
     """
     x = widened(jnp.asarray(input))
     squares = jnp.mean(jnp.square(x), axis=axis, keepdims=True)

@@ -74,7 +74,11 @@ def _prior_count(shape: tuple[int, ...], normalized: bool) -> int:
 
 
 def _rows_of_an_image(boxes: int, classes: int, top_k: int, keep_top_k: int) -> int:
-    """Return the largest number of rows that an image may have."""
+    """Return the largest number of detections of an image.
+
+    It is `keep_top_k` if this is positive. Otherwise each of the classes has as many detections
+    as there are boxes, but at most `top_k` if that is positive.
+    """
     if keep_top_k > 0:
         return keep_top_k
     return classes * _limited(boxes, top_k)
@@ -93,12 +97,17 @@ def detection_output(
     clip_before: bool, clip_after: bool, decrease_label: bool, normalized: bool,
     input_size: tuple[int, int], objectness_threshold: float,
 ) -> Array:  # fmt: skip
-    """Return rows (image, class, score, x1, y1, x2, y2) of detections: (1, 1, rows, 7).
+    """Return the detections of a network that refines prior boxes (SSD), of shape (1, 1, rows, 7).
 
-    Rows are sorted by image, class and falling score. The row after the last detection has the
-    image -1, and further rows are zeros. Boxes suppress each other within a class. The `keep_top_k`
-    best boxes of all classes remain. With `decrease_label` a box is only in its best class, and
-    class numbers begin at 0.
+    A row is (image, class, score, x1, y1, x2, y2). Rows are sorted by image, class and falling
+    score. The row after the last detection has the image -1, and further rows are zeros.
+
+    `locations` has the changes of the prior boxes, `confidences` has a score for each box and
+    class, and `priors` has the boxes and, unless `variance_encoded` is true, the variances that
+    are factors of the changes. If `share_location` is true, all classes of a box have the same
+    location. Boxes suppress each other only within a class, of which the `top_k` best boxes are
+    compared. Of all classes of an image the `keep_top_k` best boxes remain. If `decrease_label`
+    is true, a box is only in its best class, and class numbers begin at 0.
     """
     dtype = jnp.asarray(locations).dtype
     locations, confidences, priors = (
@@ -128,7 +137,12 @@ def detection_output(
     keep = _rows_of_an_image(count, num_classes, top_k, keep_top_k)
 
     def eligible_boxes(scores: Array) -> Array:
-        """Return the mask (boxes, classes) of an image's boxes from which suppression starts."""
+        """Return the mask (boxes, classes) of the boxes of an image that may become detections.
+
+        `scores` has the shape (boxes, classes). A box may become a detection of a class if its
+        score is above the threshold and the class is not the background. With `decrease_label`
+        the class must also be the best one of the box.
+        """
         eligible = scores > confidence_threshold
         if decrease_label:
             best_class = jnp.argmax(scores[:, 1:], axis=1) + 1
@@ -141,7 +155,11 @@ def detection_output(
         return eligible
 
     def detections(decoded: Array, scores: Array) -> tuple[Array, Array]:
-        """Return the rows (keep, 6) of an image, and the mask of the rows that have a box."""
+        """Return rows (keep, 6) with an image's detections, and the mask (keep,) of filled rows.
+
+        A row is (class, score, x1, y1, x2, y2). `decoded` has the shape (boxes, location sets,
+        4), and `scores` has the shape (boxes, classes).
+        """
 
         def suppressed_in_class(score: Array, eligible: Array, label: Array) -> Array:
             sides = decoded[:, jnp.minimum(label, location_sets - 1)]
@@ -174,16 +192,21 @@ def detection_output(
 
 
 def _background_where(is_empty: Array, scores: Array, background_label: int) -> Array:
-    """Return the scores, with those of the background for boxes without an object."""
+    """Return `scores` (batch, boxes, classes), changed for boxes without an object.
+
+    Where `is_empty` (batch, boxes) is true, the score of the background is 1 and all others are
+    0.
+    """
     is_background = jnp.arange(scores.shape[-1]) == background_label
     background = is_background.astype(scores.dtype)[None, None, :]
     return jnp.where(is_empty[..., None], background, scores)
 
 
 def _rows_of_all_images(rows: Array, filled: Array) -> Array:
-    """Put an image's number before each of its rows (batch, keep, 6), and move filled rows first.
+    """Put the image's number before each of the rows (batch, keep, 6), and move filled rows first.
 
-    The row after the last filled row has the image -1, and further rows are zeros.
+    The result has the shape (batch * keep, 7). `filled` (batch, keep) tells which rows are
+    filled. The row after the last filled row has the image -1, and further rows are zeros.
     """
     batch, keep, _ = rows.shape
     images = jnp.broadcast_to(jnp.arange(batch)[:, None, None], (batch, keep, 1))
@@ -195,7 +218,10 @@ def _rows_of_all_images(rows: Array, filled: Array) -> Array:
 
 
 def _best_mask(scores: Array, eligible: Array, most: int) -> Array:
-    """Return the mask of the `most` best eligible scores. Of equal scores the first win."""
+    """Return the mask of the `most` largest scores among the eligible scores.
+
+    `scores`, `eligible` and the mask have the shape (n,). Of equal scores the first win.
+    """
     if most >= len(scores):
         return eligible
     order = jnp.argsort(jnp.where(eligible, -scores, jnp.inf), stable=True)
@@ -207,7 +233,13 @@ def _best_mask(scores: Array, eligible: Array, most: int) -> Array:
 def _boxes(
     priors: Array, count: int, normalized: bool, variance_encoded: bool, size: Array
 ) -> tuple[Array, Array]:
-    """Return prior boxes and their variances, each of shape (1 or batch, count, 4)."""
+    """Return prior boxes and their variances, each of shape (1 or batch, count, 4).
+
+    `priors` has the shape (1 or batch, 2, count * 4), with the boxes and then the variances. If
+    `variance_encoded` is true, there are only boxes, and the variances are 1. If `normalized`
+    is false, a box has five items, of which the first is an image, and its ends are divided by
+    `size`.
+    """
     batch = priors.shape[0]
     items = 4 if normalized else 5  # the first of five items is the image
     rows = priors.reshape(batch, -1, count, items)[..., items - 4 :]
@@ -265,10 +297,14 @@ def proposal(
 ) -> tuple[Array, Array]:  # fmt: skip
     """Return the best regions (image, x1, y1, x2, y2) and their scores.
 
-    `anchors` are boxes relative to the position of an item. `image` has three or four items: the
-    height, the width, and one or two scales. With `swaps` y is before x in anchors, deltas and
-    regions, as in TensorFlow. The row after the last region of an image has the image -1, and
-    further rows are zeros.
+    The results have the shapes (batch * post_nms, 5) and (batch * post_nms,). `scores` has the
+    shape (batch, 2 * anchors, height, width), of which the second half is for objects, and
+    `deltas` has the shape (batch, 4 * anchors, height, width). `anchors` are boxes x1, y1, x2,
+    y2 relative to the position of an item. `image` has three or four items: the height, the
+    width, and one or two factors of `min_size`, the least extents of a region.
+
+    If `swaps` is true, y is before x in anchors, deltas and regions, as in TensorFlow. The row
+    after the last region of an image has the image -1, and the image's further rows are zeros.
     """
     dtype = jnp.asarray(scores).dtype
     scores, deltas = (widened(jnp.asarray(x)) for x in (scores, deltas))
@@ -290,7 +326,10 @@ def proposal(
         return jnp.minimum(jnp.maximum(boxes, 0), ends)
 
     def moved(delta: Array) -> Array:
-        """Return the boxes (height, width, anchors, 4), moved by the deltas of an image."""
+        """Return the boxes (height, width, anchors, 4) of an image, moved and scaled by its deltas.
+
+        `delta` has the shape (4 * anchors, height, width).
+        """
         moves = delta.reshape(count, 4, height, width).transpose(2, 3, 0, 1)
         start = clipped(boxes) if clips_anchors else boxes
         extent = start[..., 2:] - start[..., :2] + pixel_offset
@@ -301,7 +340,11 @@ def proposal(
         return clipped(regions) if clips_before else regions
 
     def best_regions(score: Array, delta: Array) -> tuple[Array, Array, Array]:
-        """Return the best regions of an image, their scores, and whether each row has a region."""
+        """Return the best regions of an image, their scores, and whether each row has a region.
+
+        `score` has the shape (2 * anchors, height, width), and `delta` the shape (4 * anchors,
+        height, width). The results have `post_nms` rows.
+        """
         regions = moved(delta).reshape(-1, 4)
         values = score[count:].transpose(1, 2, 0).reshape(-1)
         sizes = regions[:, 2:] - regions[:, :2] + pixel_offset
@@ -342,7 +385,11 @@ def proposal(
 def _shifts(
     height: int, width: int, stride: int, dtype: np.dtype[np.generic], swaps: bool
 ) -> Array:
-    """Return the shifts (height, width, 1, 4) of anchors to the positions of items."""
+    """Return the positions of all items, as shifts (height, width, 1, 4) of anchor boxes.
+
+    Positions are multiples of `stride`. A shift is x, y, x, y, or y, x, y, x if `swaps` is
+    true.
+    """
     grid = (height, width, 1)
     y = lax.broadcasted_iota(dtype, grid, 0) * stride
     x = lax.broadcasted_iota(dtype, grid, 1) * stride
@@ -360,11 +407,12 @@ def _decoder_type(probabilities: TensorType, mask: TensorType) -> TensorType:
 
 @rules.rule("ctc_greedy_decoder", _decoder_type, not_differentiable="its results are indices")
 def ctc_greedy_decoder(probabilities: Array, mask: Array, merges: bool) -> Array:
-    """Return the classes of the best path, without blanks and padded with -1.
+    """Return the classes of the most probable path without blanks, followed by -1.
 
-    The result has the shape (batch, time steps, 1, 1). The last class is the blank. With `merges`
-    equal neighbours are one class. A sequence ends before the first 0 of its mask, but has at least
-    the first time step (Graves et al. 2006).
+    `probabilities` has the shape (time steps, batch, classes), `mask` has the shape (time
+    steps, batch), and the result has the shape (batch, time steps, 1, 1). The last class is the
+    blank. If `merges` is true, equal neighbours become one class. A sequence ends before the
+    first 0 of its mask, but has at least the first time step (Graves et al. 2006).
     """
     x, mask = jnp.asarray(probabilities), jnp.asarray(mask)
     time, _, classes = x.shape

@@ -54,7 +54,11 @@ def _min_max_type(
 
 
 def _with_derivative(ctx: Context, result: Array, x: Array, low: Array, high: Array) -> Array:
-    """Return the result. With `ctx.straight_through` its derivative is that of the clamped x."""
+    """Return `result`.
+
+    If `ctx.straight_through` is true, the derivatives of the returned array are those of x
+    clamped to [low, high].
+    """
     if not ctx.straight_through:
         return result
     clamped = jnp.where((low <= x) & (x <= high), x, jnp.where(x > high, high, low))
@@ -74,8 +78,9 @@ def min_max_linear_quantize(
 ) -> Array:
     """Round x to the nearest of 2^bits equidistant levels from `min` to `max`.
 
-    If `signed` and `symmetric`, there is one level less. If `min` equals `max`, the result is
-    `min`.
+    If `signed` and `symmetric` are true, there are 2^bits - 1 levels. If `min` equals `max`,
+    the result is `min`. `ties` is "up", "away" or "even", the direction of numbers halfway
+    between two levels.
     """
     x, low, high = align(jnp.asarray(x), min, max)
     dtype = x.dtype
@@ -110,7 +115,9 @@ def zero_point_linear_quantize(
 ) -> Array:
     """Return (q - zero_point) * scale that is nearest to x, for an integer q of `bits` bits.
 
-    If `signed` and `symmetric`, the least q is not used.
+    q is signed if `signed` is true. If `symmetric` is true too, q is not the least signed
+    integer. `ties` is "up", "away" or "even", the direction of numbers halfway between two
+    integers q.
     """
     if not signed:
         bottom, top = 0, 2**bits - 1
@@ -174,9 +181,10 @@ def fake_quantize(
 ) -> Array:
     """Return the nearest level of [input_low, input_high], mapped to [output_low, output_high].
 
-    `levels` divide both ranges evenly. If x is at most the smaller end of the input range, it has
-    level 0. If x is above the larger end, it has the last level. Halves go to even levels. Source:
-    FakeQuantize-1 of OpenVINO's operation sets.
+    Each range has `levels` equidistant levels, which include the ends. If x is at most the
+    smaller end of the input range, it has level 0. If x is above the larger end, it has the
+    last level. A number halfway between two levels has the even level. Source: FakeQuantize-1
+    of OpenVINO's operation sets.
     """
     x, low, high, first, last = align(
         jnp.asarray(x), input_low, input_high, output_low, output_high

@@ -83,10 +83,12 @@ def quantized_einsum(
 ) -> Array:
     """Return the `einsum` of two quantised tensors, in `dtype`.
 
-    `expr` may also have terms for the bias, the zero points and the scales, in the order of the
-    parameters, as in `mk,kn,m,,m,,,,->mn`. Such a term is the letter of the axis of channels, or is
-    empty if the parameter has a single item. The axis is one of the result's axes. For
-    `a_zero_point` it is an axis of a instead, and for `b_zero_point` an axis of b.
+    `expr` has terms for a, b and the result, as in `mk,kn->mn`. It may also have terms for the
+    bias, the zero points and the scales, in the order of the parameters, as in
+    `mk,kn,m,,m,,,,->mn`. Such a term is the letter of the axis along which the parameter has an
+    item for each channel, or is empty if the parameter has a single item. The axis is one of
+    the result's axes, except that it is an axis of a for `a_zero_point`, and an axis of b for
+    `b_zero_point`.
     """
     terms, result = contraction.parse(expr, [len(a.shape), len(b.shape)])
     letters = dict(zip(_PARAMETERS, terms[2:] or [""] * 7, strict=True))
@@ -139,7 +141,8 @@ def quantized_conv(
 ) -> Array:
     """Return the `conv` of quantised tensors, in `dtype`. The padding stands for the real number 0.
 
-    The filter's zero point and scale may have an item for each output channel.
+    `filter_zero_point` and `filter_scale` may have an item for each output channel. The other
+    zero points and scales have one item.
     """
     rank = input.ndim
     filter_axes = "c" + "x" * (rank - 1)
@@ -169,14 +172,21 @@ def quantized_conv(
 
 
 def _require_types(**operands: TensorType) -> None:
-    """Refuse scales that are not floating-point, and other operands that are not integers."""
+    """Refuse scales that are not floating-point, and other operands that are not integers.
+
+    A scale is an operand whose name ends in "scale".
+    """
     scales = {name: type for name, type in operands.items() if name.endswith("scale")}
     require.integer(**{name: type for name, type in operands.items() if name not in scales})
     require.floating(**scales)
 
 
 def _require_channels(name: str, extents: Shape, letter: str, term: str, shape: Shape) -> None:
-    """Refuse a parameter that has neither one item nor one for each index of the letter's axis."""
+    """Refuse a parameter unless it has one item, or one for each index along the axis `letter`.
+
+    `extents` is the shape of the parameter. `term` has a letter for each axis of the tensor
+    with the shape `shape`.
+    """
     several = [extent for extent in extents if differ(extent, 1)]
     if not several:
         return
@@ -203,7 +213,11 @@ def _wide(x: Array) -> Array:
 
 
 def _along(x: Array, letter: str, term: str) -> Array:
-    """Reshape a parameter to lie along the letter's axis of `term`. One item becomes a scalar."""
+    """Reshape a parameter so that it lies along one axis of a tensor and broadcasts to the others.
+
+    `term` has a letter for each axis of the tensor, and `letter` is the axis. A parameter with
+    one item becomes a scalar.
+    """
     x = jnp.asarray(x)
     if x.size == 1:
         return x.reshape(())

@@ -36,9 +36,10 @@ def _lstm_type(gates: TensorType, cell: TensorType) -> tuple[TensorType, TensorT
 
 @rules.rule("lstm_pointwise", _lstm_type)
 def lstm_pointwise(gates: Array, cell: Array) -> tuple[Array, Array]:
-    """Return an LSTM's output and next cell from its summed gates.
+    """Return the output and the next cell state of an LSTM from its summed gates.
 
-    The gates are input, output, forget and cell, in this order along the last axis.
+    `gates` has the shape (..., 4 * hidden), with the blocks input, output, forget and cell in
+    this order. `cell` and the results have the shape (..., hidden).
     """
     i, o, f, g = jnp.split(jnp.asarray(gates), 4, axis=-1)
     cell = jax.nn.sigmoid(f) * cell + jax.nn.sigmoid(i) * jnp.tanh(g)
@@ -51,11 +52,11 @@ def _gru_type(state: TensorType, **gates: TensorType) -> TensorType:
 
 @rules.rule("gru_pointwise", _gru_type)
 def gru_pointwise(input_gates: Array, state_gates: Array, state: Array) -> Array:
-    """Return a GRU's next state.
+    """Return the next state (..., hidden) of a GRU.
 
-    `input_gates` and `state_gates` are the products with the input and with the state, with biases
-    added. The gates are update, reset and new, in this order, as in ONNX with
-    `linear_before_reset`.
+    `input_gates` and `state_gates`, of shape (..., 3 * hidden), are the products of weights
+    with the input and with the state, plus biases. The gates are update, reset and new, in this
+    order, as in ONNX with `linear_before_reset`.
     """
     xz, xr, xn = jnp.split(jnp.asarray(input_gates), 3, axis=-1)
     rz, rr, rn = jnp.split(jnp.asarray(state_gates), 3, axis=-1)
@@ -120,13 +121,13 @@ def gru_sequence(
 ) -> tuple[Array, Array]:
     """Run a GRU over sequences (batch, time, items), and return all states and the last state.
 
-    `weight` (3 * hidden, items), `recurrent_weight` (3 * hidden, hidden) and `bias` (6 * hidden)
-    are as in ONNX. All states have the shape (batch, time, hidden). The initial state and the last
-    state have the shape (batch, 1, hidden).
+    `weight` (3 * hidden, items), `recurrent_weight` (3 * hidden, hidden) and `bias` (6 *
+    hidden) are as in ONNX. All states have the shape (batch, time, hidden). The initial state
+    and the last state have the shape (batch, 1, hidden).
 
-    Without `weight` the input holds the products with the weight, and the first half of `bias` is
-    ignored. With `reverse` the GRU starts at the last time step. Without `emit_states` the first
-    result has no items.
+    If `weight` is False, the input holds the products with the weight, and the first half of
+    `bias` is ignored. If `reverse` is true, the GRU starts at the last time step. If
+    `emit_states` is false, the first result is empty, of shape (batch, 0, hidden).
     """
     x = jnp.asarray(input)
     recurrent = jnp.asarray(recurrent_weight)
@@ -177,10 +178,11 @@ def _update_type(
 def causal_conv1d_update(input: Array, weight: Array, initial_state: Array) -> tuple[Array, Array]:
     """Convolve each channel for one time step. Return silu of the results, and the next state.
 
-    Each item of the input is a channel, whatever the shape of the input is. `weight` has four taps
-    for each channel, of which the last is for the input. The state has the last four inputs of each
-    channel. The computation is in float32 at least. The results have the shapes and dtypes of the
-    input and of the state. Qwen3.5's linear attention uses this operation.
+    Each item of the input is a channel, whatever the shape of the input is. `weight` has four
+    taps for each channel, of which the last is multiplied by the input. The state has the last
+    four inputs of each channel. The computation is in float32 or a wider dtype. The first
+    result has the shape and dtype of `input`, and the second has the shape and dtype of
+    `initial_state`. Qwen3.5's linear attention uses this operation.
     """
     x = jnp.asarray(input)
     state = jnp.asarray(initial_state)

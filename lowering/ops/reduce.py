@@ -89,7 +89,10 @@ def _count(x: Array, axes: Ints, dtype: np.dtype[np.generic]) -> Array:
 
 @rules.rule("sum_reduce", _sum_type)
 def sum_reduce(input: Array, axes: Ints, normalize: bool) -> Array:
-    """Return the sum over the axes, or the mean with `normalize`. An integer mean is truncated."""
+    """Return the sum over the axes, or the mean if `normalize` is true.
+
+    A mean of integers is rounded towards 0. The reduced axes remain, with extent 1.
+    """
     x = jnp.asarray(input)
     if jnp.issubdtype(x.dtype, jnp.inexact):
         reduction = jnp.mean if normalize else jnp.sum
@@ -102,7 +105,10 @@ def sum_reduce(input: Array, axes: Ints, normalize: bool) -> Array:
 
 @rules.rule("product_reduce", _number_type)
 def product_reduce(input: Array, axes: Ints) -> Array:
-    """Return the product over the axes. The derivative is correct at zeros too."""
+    """Return the product over the axes, which remain with extent 1.
+
+    The derivative is correct even where an item is 0.
+    """
     x = jnp.asarray(input)
     return jnp.prod(x, axis=axes, keepdims=True, dtype=x.dtype)
 
@@ -114,7 +120,7 @@ def _moments_type(input: TensorType, axes: Ints) -> tuple[TensorType, TensorType
 
 @rules.rule("moments", _moments_type)
 def moments(input: Array, axes: Ints) -> tuple[Array, Array]:
-    """Return the mean and the variance over the axes (spec 4.8.6)."""
+    """Return the mean and the variance over the axes, which remain with extent 1 (spec 4.8.6)."""
     x = jnp.asarray(input)
     mean = jnp.mean(x, axis=axes, keepdims=True)
     return mean, jnp.mean(jnp.square(x - mean), axis=axes, keepdims=True)

@@ -59,20 +59,22 @@ def position_sensitive_roi_pool(
     spatial_scale: float, mode: str, bins: tuple[int, int],
     offsets: Array | Literal[False] = False, offset_scale: float = 0.0,
 ) -> Array:  # fmt: skip
-    """Return the mean of each bin of regions (image, x1, y1, x2, y2), in the bin's own channels.
+    """Return the mean of each bin of regions, where each bin has channels of its own in the input.
 
-    The mode determines the items of a bin:
+    `rois` has rows (image, x1, y1, x2, y2). The input has the shape (batch, channels, height,
+    width), and the result has the shape (regions, output_channels, group_size, group_size).
+    `mode` decides which items of the input a bin averages:
 
-    - "average" rounds corners, and averages the items whose cells a bin touches.
-    - "bilinear" takes regions as parts of the input's extents, from 0 to 1. The samples of a region
-      are interpolated, and averaged over `bins` (rows, columns), each of which has its own
-      channels.
-    - "deformable" rounds corners. A bin has `bins` (rows, columns) samples, and the samples inside
-      the input are averaged. Samples are moved by `offsets` times `offset_scale`, in units of the
-      region's extents (Dai et al. 2017, arXiv:1703.06211). `offsets` has the shape (regions, 2 *
-      classes, rows, columns), with x and y for each class of channels.
+    - "average" rounds corners, and averages the items whose cells the bin touches.
+    - "bilinear" takes the coordinates of regions as parts of the input's extents, from 0 to 1. The
+      samples of a region are interpolated, and averaged over `bins` (rows, columns), each of which
+      has its own channels.
+    - "deformable" rounds corners. A bin has `bins` (rows, columns) samples, and averages those of
+      them that are inside the input. The samples are moved by `offsets` times `offset_scale`, in
+      units of the region's extents (Dai et al. 2017, arXiv:1703.06211). `offsets` has the shape
+      (regions, 2 * classes, rows, columns), with x and y for each class of channels.
 
-    From the first region on whose image is -1, results are 0.
+    From the first region with the image -1 on, results are 0.
     """
     x = jnp.asarray(input)
     regions = jnp.asarray(rois)
@@ -96,7 +98,7 @@ def position_sensitive_roi_pool(
 
 @dataclass(frozen=True, eq=False)
 class _Pool:
-    """Pools one region of an image. The result has the shape (channels, bin rows, bin columns).
+    """Pools one region of an image. Each method returns an array (channels, bin rows, bin columns).
 
     Args:
         x: the input (batch, channels, height, width).
@@ -120,7 +122,10 @@ class _Pool:
         return self.x[image].reshape(self.channels, *bins, height, width)
 
     def mean(self, region: Array, image: Array) -> Array:
-        """Average the items whose cells a bin touches."""
+        """Return the mean of the items whose cells each bin of a region touches.
+
+        `region` is (image, x1, y1, x2, y2), and `image` is the number of the image.
+        """
         height, width = self.x.shape[2:]
         corners = lax.round(region[1:], lax.RoundingMethod.AWAY_FROM_ZERO)
         start = corners[:2] * self.scale
@@ -143,7 +148,10 @@ class _Pool:
         return jnp.where(count > 0, total / jnp.where(count > 0, count, 1), 0)
 
     def interpolated(self, bins: tuple[int, int], region: Array, image: Array) -> Array:
-        """Interpolate the samples of a region, and average them over `bins` (rows, columns)."""
+        """Return interpolated samples of a region, averaged over `bins` (rows, columns).
+
+        `region` is (image, x1, y1, x2, y2), and `image` is the number of the image.
+        """
         height, width = self.x.shape[2:]
         dtype = self.x.dtype
         rows, columns = bins
@@ -177,9 +185,11 @@ class _Pool:
         image: Array,
         moves: Array | None,
     ) -> Array:
-        """Average the moved samples of a bin that are inside the input.
+        """Return the mean of the moved samples of each bin that are inside the input.
 
-        A bin has `bins` (rows, columns) samples. `moves` are the offsets of the region, or None.
+        A bin has `bins` (rows, columns) samples. `moves` are the offsets (2 * classes, rows,
+        columns) of the region, or None, and `offset_scale` is their factor. `region` is (image,
+        x1, y1, x2, y2).
         """
         height, width = self.x.shape[2:]
         dtype = self.x.dtype
@@ -192,7 +202,12 @@ class _Pool:
         bin_numbers = self._bin_numbers()
 
         def shares(axis: int, count: int, extent: int) -> tuple[Array, Array]:
-            """Return each item's weight in the sum of samples, and the number of samples inside."""
+            """Return each item's weight in the sum of samples, and the number of samples inside.
+
+            The weights have the shape (channels, bin rows, bin columns, extent). `count` is the
+            number of samples of a bin along the axis, which is 0 for x and 1 for y. `extent` is
+            the input's extent.
+            """
             bin = size[axis] / self.group_size
             first = start[axis] + bin_numbers * bin
             first = first[None, None, :] if axis == 0 else first[None, :, None]
@@ -215,9 +230,10 @@ class _Pool:
         return total / jnp.maximum(rows * columns, 1)
 
     def _shift(self, moves: Array) -> Array:
-        """Return the offsets of each bin, of shape (channels, 2, bin rows, bin columns).
+        """Return the offsets (channels, 2, bin rows, bin columns) of each bin.
 
-        `moves` has the shape (2 * classes, rows, columns).
+        `moves` has the shape (2 * classes, rows, columns), with x and y for each class of
+        channels. A bin takes the offsets at its start.
         """
         channels, height, width = moves.shape
         classes = channels // 2
@@ -229,10 +245,11 @@ class _Pool:
 
 
 def _linear(plane: Array, y: Array, x: Array) -> Array:
-    """Return the values of a plane at rows y and columns x, and 0 outside of the plane.
+    """Return the values of a plane at rows y and columns x, interpolated linearly.
 
-    The plane has the shape (channels, height, width), and the values have the shape (channels,
-    rows, columns).
+    The plane has the shape (channels, height, width), y and x have the shapes (rows,) and
+    (columns,), and the values have the shape (channels, rows, columns). Values outside of the
+    plane are 0.
     """
     height, width = plane.shape[1:]
 

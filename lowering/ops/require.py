@@ -28,7 +28,11 @@ _MOST_RESULTS = 100_000
 
 
 def _requirement(what: str, holds: Callable[[str], bool], hint: str = "") -> Callable[..., None]:
-    """Return a check of dtypes by `holds`. The error for logical values has the hint."""
+    """Return a check that raises an error unless `holds` is true for the dtype of each operand.
+
+    The error says that the operand must hold `what`. If the operand holds logical values, the
+    error has the hint.
+    """
 
     def check(**operands: TensorType) -> None:
         for name, operand in operands.items():
@@ -61,7 +65,7 @@ bits = _requirement(
 
 
 def same_dtype(*checks: Callable[..., None], **operands: TensorType) -> None:
-    """Refuse operands of different dtypes, and operands that one of the checks refuses."""
+    """Refuse operands of different dtypes, and operands that a check of `checks` refuses."""
     for check in checks:
         check(**operands)
     if len({operand.dtype for operand in operands.values()}) > 1:
@@ -70,7 +74,7 @@ def same_dtype(*checks: Callable[..., None], **operands: TensorType) -> None:
 
 
 def axes(axes: Sequence[int], rank: int, name: str = "axes") -> None:
-    """Refuse axes that are negative, repeated, or not below the rank."""
+    """Refuse axes that are negative, repeated, or not below the rank. `name` is for the error."""
     if len(set(axes)) != len(axes):
         raise InvalidOperation(f"'{name}' must not repeat an axis, it is {list(axes)}")
     hint = f"axes count from 0, the last one is {rank - 1}" if rank else ""
@@ -80,18 +84,22 @@ def axes(axes: Sequence[int], rank: int, name: str = "axes") -> None:
 
 
 def axis(number: int, rank: int) -> None:
-    """Refuse an 'axis' that is negative or not below the rank."""
+    """Refuse a number of an axis that is negative or not below the rank."""
     axes((number,), rank, "axis")
 
 
 def rank(shape: Sequence[int]) -> None:
-    """Refuse a shape that no array can have."""
+    """Refuse a shape with more axes than an array can have."""
     if len(shape) > MAX_RANK:
         raise InvalidOperation(f"'shape' has {len(shape)} extents, arrays have at most {MAX_RANK}")
 
 
 def length(name: str, items: Sequence[object], length: int, what: str) -> None:
-    """Refuse an attribute that does not have `length` items. The error says `what` they are for."""
+    """Refuse an attribute whose value `items` does not have `length` items.
+
+    The error says that it must have an item for each of the `length` `what`, for example
+    "axes".
+    """
     if len(items) != length:
         raise InvalidShape(
             f"'{name}' must have an item for each of the {length} {what}, it has {len(items)}"
@@ -107,7 +115,7 @@ def shape(name: str, operand: TensorType, expected: Shape, why: str) -> None:
 
 
 def layout(axes: str, hint: str = "", **operands: TensorType) -> None:
-    """Refuse operands that do not match a layout such as `[N,4]`, where N is any extent."""
+    """Refuse operands that do not match a layout such as `[N,4]`, where N may be any extent."""
     names = axes[1:-1].split(",")
     expected = [int(axis) if axis.isdigit() else UNKNOWN for axis in names]
     for name, operand in operands.items():
@@ -118,7 +126,10 @@ def layout(axes: str, hint: str = "", **operands: TensorType) -> None:
 
 
 def fits(name: str, target: TensorType, **operands: TensorType) -> None:
-    """Refuse operands that do not broadcast to the shape of the target."""
+    """Refuse operands that do not broadcast to the shape of `target` from the first axis on.
+
+    `name` is what the error calls the target.
+    """
     shape = target.shape
     for operand, type in operands.items():
         is_longer = len(type.shape) > len(shape)
@@ -152,7 +163,10 @@ def not_negative(**numbers: float) -> None:
 
 
 def within(dtype: str, numbers: Iterable[float], name: str = "", hint: str = "") -> None:
-    """Refuse numbers out of the range of an integer dtype. The error begins with `name`."""
+    """Refuse numbers out of the range of `dtype`, if `dtype` is an integer dtype.
+
+    The error begins with `name`, and has the hint.
+    """
     if not is_integer(dtype):
         return
     limits = jnp.iinfo(dtype)  # numpy's `iinfo` does not know dtypes of 2 and 4 bits
@@ -168,7 +182,7 @@ def int32(**numbers: int) -> None:
 
 
 def indexable(**operands: TensorType) -> None:
-    """Refuse tensors with more items than int32 can number."""
+    """Refuse tensors with more items than an int32 index can number."""
     for name, operand in operands.items():
         items = volume(operand.shape)
         if items > MAX_EXTENT:
@@ -178,7 +192,7 @@ def indexable(**operands: TensorType) -> None:
 
 
 def count_of_results(count: int) -> None:
-    """Refuse an operation with too many results."""
+    """Refuse an operation with more than 100000 results."""
     if count > _MOST_RESULTS:
         raise InvalidOperation(f"it has {count} results, an operation has at most {_MOST_RESULTS}")
 
@@ -191,9 +205,10 @@ def one_of(name: str, value: str, allowed: Sequence[str]) -> None:
 
 
 def normal_axes(signed: Sequence[int], rank: int, name: str = "axes") -> Ints:
-    """Return axes counted from the first.
+    """Return the axes as numbers from 0 on, where a negative number counts from the end.
 
-    Raises InvalidOperation if an axis is out of range or repeated.
+    For (-1, 0) and a rank of 3 the result is (2, 0). Raises InvalidOperation if an axis is out
+    of range or repeated. `name` is for the error.
     """
     hint = "axes below 0 count from the end" if rank else "the tensor has no axes"
     for axis in signed:
@@ -207,5 +222,9 @@ def normal_axes(signed: Sequence[int], rank: int, name: str = "axes") -> Ints:
 
 
 def normal_axis(axis: int, rank: int, name: str = "axis") -> int:
-    """Return one axis counted from the first, see `normal_axes`."""
+    """Return the axis as a number from 0 on, where a negative number counts from the end.
+
+    For -1 and a rank of 3 the result is 2. Raises InvalidOperation if the axis is out of range.
+    `name` is for the error.
+    """
     return normal_axes((axis,), rank, name)[0]

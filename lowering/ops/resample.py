@@ -57,14 +57,20 @@ def _up_type(input: TensorType, factor: Shape) -> TensorType:
 
 @rules.rule("nearest_downsample", _down_type)
 def nearest_downsample(input: Array, factor: Shape) -> Array:
-    """Return the first item of each block of `factor` items."""
+    """Return the first item of each block of items. A block has the extents `factor`.
+
+    `factor` has an item for each spatial axis; missing items are 1.
+    """
     strides = _of_all_axes(factor, input.ndim)
     return lax.slice(input, (0,) * input.ndim, input.shape, strides)
 
 
 @rules.rule("area_downsample", _area_type)
 def area_downsample(input: Array, factor: Shape) -> Array:
-    """Return the mean of each block of `factor` items."""
+    """Return the mean of each block of items. A block has the extents `factor`.
+
+    `factor` has an item for each spatial axis; missing items are 1.
+    """
     for axis, f in enumerate(factor, 2):
         if f > 1:
             blocks = with_extent(input.shape, axis, input.shape[axis] // f, f)
@@ -74,7 +80,7 @@ def area_downsample(input: Array, factor: Shape) -> Array:
 
 @rules.rule("nearest_upsample", _up_type)
 def nearest_upsample(input: Array, factor: Shape) -> Array:
-    """Repeat each item `factor` times."""
+    """Repeat each item `factor[i]` times along spatial axis i. Missing factors are 1."""
     for axis, f in enumerate(factor, 2):
         if f > 1:
             input = jnp.repeat(input, f, axis)
@@ -106,7 +112,12 @@ def _multilinear_work(input: TensorType, factor: Shape) -> int:
 def multilinear_upsample(
     ctx: Context, input: Array, factor: Shape, method: str, border: str
 ) -> Array:
-    """Interpolate linearly along each spatial dimension, in float32 at least."""
+    """Enlarge each spatial axis i `factor[i]` times by linear interpolation.
+
+    It is computed in float32 or a wider dtype. The module's docstring has the position of each
+    output for the methods 'symmetric', 'asymmetric' and 'aligned'. `border` provides the
+    neighbours of the edges.
+    """
     x = widened(input)
     for axis, f in enumerate(factor, 2):
         if f == 1:
@@ -128,6 +139,10 @@ def _require_factor(input: TensorType, factor: Shape) -> None:
 
 
 def _of_all_axes(factor: Shape, rank: int) -> Shape:
-    """Return the factors of all axes, 1 for batch, channels and missing spatial dimensions."""
+    """Return the factors of all `rank` axes, from the factors of the first spatial axes.
+
+    The factor of batch, channels and other spatial axes is 1: for (2, 3) and rank 5 it returns
+    (1, 1, 2, 3, 1).
+    """
     missing = rank - 2 - len(factor)
     return (1,) * min(2, rank) + factor + (1,) * missing

@@ -105,14 +105,17 @@ def _require_roi(roi: TensorType, items: int) -> None:
 
 
 def _extent(extent: int, scale: float, rounds: bool) -> int:
-    """Return extent * scale, rounded down, or rounded to the nearest integer with `rounds`."""
+    """Return extent * scale, rounded down, or to the nearest integer if `rounds` is true.
+
+    If the extent is UNKNOWN, the result is UNKNOWN.
+    """
     if extent is UNKNOWN:
         return UNKNOWN
     return _count(length(extent, scale), rounds)
 
 
 def _count(length: float, rounds: bool) -> int:
-    """Return a length, rounded down, or rounded to the nearest integer with `rounds`."""
+    """Return a length as an integer, rounded down, or to the nearest one if `rounds` is true."""
     return int(length + 0.5) if rounds else int(length)
 
 
@@ -143,10 +146,13 @@ def resize(
     extrapolation_value: float,
     rounds: bool = False,
 ) -> Array:
-    """Resize the input as ONNX Resize does. The `nearest_mode` "simple" is OpenVINO's.
+    """Resize the input as ONNX Resize does. The `nearest_mode` "simple" is the mode of OpenVINO.
 
-    Only 'tf_crop_and_resize' uses `roi` and `extrapolation_value`, the value at positions outside
-    of the input. With `exclude_outside` items beyond the ends have the weight 0. With `antialias`
+    One of `sizes` and `scales` is empty, and the other has an item for each axis. The extents
+    become `sizes`, or extent * scale, rounded down, or to the nearest integer if `rounds` is
+    true. Only the `coordinate_transformation_mode` 'tf_crop_and_resize' uses `roi` and
+    `extrapolation_value`, which is the value at positions outside of the input. If
+    `exclude_outside` is true, items beyond the ends have the weight 0. If `antialias` is true,
     the kernel is wider along axes that shrink.
     """
     coordinates = coordinate_transformation_mode
@@ -215,7 +221,12 @@ _PADDINGS = ("zeros", "border", "reflection")
 
 
 def _bounded(place: Array, extent: int, padding_mode: str, align_corners: bool) -> Array:
-    """Return the position, moved into its axis by `padding_mode`, with torch's derivatives."""
+    """Return a position along an axis, moved into the axis by `padding_mode`, as in torch.
+
+    'zeros' leaves it unchanged, 'border' moves it to the nearest end, and 'reflection' reflects
+    it at the ends. `align_corners` decides where these mirrors are: at the centres or at the
+    outer edges of the first and the last item. The derivatives are as in torch too.
+    """
     if padding_mode == "zeros":
         return place
     if padding_mode == "reflection":
@@ -269,19 +280,20 @@ def grid_sample(
 ) -> Array:
     """Sample an input at the points of a grid, as torch does.
 
-    The input has the shape (batch, channels, *extents), the grid has the shape (batch, *points, k),
-    and the result has the shape (batch, channels, *points). A point has k coordinates: x for the
-    last axis of the input, y for the axis before it, and z for the axis before that. A coordinate
-    is -1 at the start of an axis and 1 at its end. With `align_corners` start and end are the
-    centres of the first and the last item. Without `align_corners` they are the outer edges of
-    these two items.
+    The input has the shape (batch, channels, *extents), the grid has the shape (batch, *points,
+    k), and the result has the shape (batch, channels, *points). A point has k coordinates: x
+    for the last axis of the input, y for the axis before it, and z for the axis before that. A
+    coordinate is -1 at the start of an axis and 1 at its end. If `align_corners` is true, start
+    and end are the centres of the first and the last item. Otherwise they are the outer edges
+    of these two items.
 
     `padding_mode` decides the value at a point beyond start or end. It is 0 for 'zeros', the
-    nearest item for 'border', and the value at the point's mirror image for 'reflection'. Start and
-    end are the mirrors.
+    nearest item for 'border', and the value at the point's mirror image for 'reflection'. Start
+    and end are the mirrors.
 
-    Of two equally near items the mode 'nearest' takes the item with the even index. The result is
-    differentiable by input and grid. The derivative by a coordinate that 'border' clamps is 0.
+    Of two equally near items the mode 'nearest' takes the item with the even index. The result
+    is differentiable by input and grid. The derivative by a coordinate that 'border' clamps is
+    0.
     """
     x = widened(jnp.asarray(input))
     points = widened(jnp.asarray(grid))

@@ -39,10 +39,10 @@ from lowering.ops.resample import METHODS
 def bins_type(
     input: TensorType, rois: TensorType, batch_index: TensorType, output_size: Shape
 ) -> TensorType:
-    """Return the type of the bins of regions: (regions, channels, *output_size).
+    """Return the type of pooled regions, whose shape is (regions, channels, *output_size).
 
-    Raises InvalidOperation or InvalidShape. The caller has checked the dtypes of `input` and
-    `rois`, and that rows of `rois` are regions.
+    Raises InvalidOperation or InvalidShape if the arguments do not agree. The caller has
+    checked the dtypes of `input` and `rois`, and that rows of `rois` are regions.
     """
     require.integer(batch_index=batch_index)
     require.layout("[B,C,H,W]", input=input)
@@ -68,7 +68,11 @@ def _roi_type(
 
 @rules.rule("avg_roi_pool", _roi_type)
 def avg_roi_pool(input: Array, rois: Array, batch_index: Array, output_size: Shape) -> Array:
-    """Return the mean of each bin of each region."""
+    """Return the mean of each bin of each region, of shape (n, channels, *output_size).
+
+    `rois` (n, 4) has rows x1, y1, x2, y2 in pixels, and `batch_index` (n,) has the batch item
+    of each region. A region has `output_size` bins.
+    """
 
     def pool(plane: Array, rows: Array, columns: Array) -> Array:
         within_rows = _masked(jnp.sum, plane, rows, np.array(0, plane.dtype))
@@ -81,7 +85,11 @@ def avg_roi_pool(input: Array, rois: Array, batch_index: Array, output_size: Sha
 
 @rules.rule("max_roi_pool", _roi_type)
 def max_roi_pool(input: Array, rois: Array, batch_index: Array, output_size: Shape) -> Array:
-    """Return the maximum of each bin of each region."""
+    """Return the maximum of each bin of each region, of shape (n, channels, *output_size).
+
+    `rois` (n, 4) has rows x1, y1, x2, y2 in pixels, and `batch_index` (n,) has the batch item
+    of each region. A region has `output_size` bins.
+    """
 
     def pool(plane: Array, rows: Array, columns: Array) -> Array:
         within_rows = _masked(jnp.max, plane, rows, lowest(plane.dtype))
@@ -103,7 +111,12 @@ def _resample_type(
 def roi_resample(
     input: Array, rois: Array, batch_index: Array, output_size: Shape, method: str
 ) -> Array:
-    """Interpolate each region to the output size."""
+    """Interpolate each region linearly to the output size.
+
+    The result has the shape (n, channels, *output_size). `rois` (n, 4) has rows x1, y1, x2, y2
+    in pixels, and `batch_index` (n,) has the batch item of each region. The module's docstring
+    has the positions for the methods 'symmetric', 'asymmetric' and 'aligned'.
+    """
     column = _places(rois[:, 0], rois[:, 2], output_size[1], method)
     row = _places(rois[:, 1], rois[:, 3], output_size[0], method)
     return bilinear(input, batch_index, row, column)
@@ -127,7 +140,12 @@ def _places(start: Array, end: Array, count: int, method: str) -> Array:
 def _pool(
     pool: Callable[..., Array], input: Array, rois: Array, batch_index: Array, output_size: Shape
 ) -> Array:
-    """Pool one region at a time. The gradient computes the pool again, to save memory."""
+    """Apply `pool` to one region after another, and stack the results.
+
+    `pool` takes the image (channels, height, width) of a region and the masks of the rows and
+    of the columns in each bin, and returns the pooled bins. The gradient computes `pool` again,
+    to save memory.
+    """
 
     def pooled(region: tuple[Array, Array]) -> Array:
         roi, batch = region
@@ -141,7 +159,11 @@ def _pool(
 
 
 def _bins(start: Array, end: Array, count: int, extent: int) -> Array:
-    """Return the mask (bins, extent) of the indices in each bin of a region."""
+    """Return the mask (count, extent) of the indices in each of `count` bins of a region.
+
+    The region reaches from the index `start` to the index `end`, inclusive, of an axis with the
+    extent `extent`.
+    """
     length = jnp.maximum(end - start + 1, 1)
     # Products of quotient and remainder with `step` fit int32. Those of `length` may not fit.
     quotient, remainder = length // count, length % count

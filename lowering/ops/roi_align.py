@@ -44,17 +44,18 @@ def roi_align(
 ) -> Array:  # fmt: skip
     """Return the mean or maximum of samples in each bin of regions.
 
-    The result has the shape (regions, channels, *output_size). A region is given as x1, y1, x2, y2
-    in items, or as centre x, centre y, width, height, and an angle from x to y in radians. A
-    positive `least` is the lower bound of the extents of regions.
+    The result has the shape (regions, channels, *output_size). `batch_index` has the batch item
+    of each region. A region is given as x1, y1, x2, y2 in items, or as centre x, centre y,
+    width, height, and an angle from x to y in radians. A positive `least` is the lower bound of
+    the extents of upright regions.
 
     A bin has `sampling_ratio` samples in each direction. If the ratio is 0, a bin has as many
-    samples as its extent, rounded up. Samples that are more than 1 outside of the input are 0, and
-    a maximum is not below 0. 'max_share', as in ONNX, is the largest product of an item and its
-    weight in a sample, which may be negative.
+    samples as its extent, rounded up. Samples that are more than 1 outside of the input are 0.
+    The `mode` is "avg", "max", which is at least 0, or "max_share". "max_share" is the largest
+    product of an item and its weight in a sample, as in ONNX, and may be negative.
 
-    With a `sampling_ratio` of 0 there are no derivatives by regions. There are also none in reverse
-    mode for maxima and for rotated regions.
+    If `sampling_ratio` is 0, there are no derivatives by regions. For maxima and for rotated
+    regions there are no derivatives in reverse mode.
     """
     x = jnp.asarray(input)
     regions = jnp.asarray(rois)
@@ -68,7 +69,10 @@ def roi_align(
     bins = output_size[::-1]  # along x, then along y
 
     def pool(region: tuple[Array, Array]) -> Array:
-        """Return the bins (channels, *output_size) of one region, given with its batch index."""
+        """Return the bins (channels, *output_size) of one region.
+
+        The argument is the region and its batch index.
+        """
         roi, batch = region
         plane = jnp.take(x, batch, 0, mode="clip")
         if is_rotated:
@@ -123,13 +127,13 @@ def roi_align(
 
 
 class _Grid(NamedTuple):
-    """The samples of a region's bins. Each field has an item for x, and one for y.
+    """The samples of all bins of one region. Each field has an item for x, and an item for y.
 
     Args:
         start: the start of the region.
         bin: the extents of a bin.
-        bins: the numbers of bins.
-        counts: the numbers of a bin's samples.
+        bins: the number of bins along each axis.
+        counts: the number of samples of a bin along each axis.
     """
 
     start: Array
@@ -138,14 +142,17 @@ class _Grid(NamedTuple):
     counts: Any
 
     def positions(self, axis: int, k: Array) -> Array:
-        """Return the position of sample k of each bin along an axis."""
+        """Return the positions (bins,) of sample k of each bin along an axis: 0 for x, 1 for y."""
         dtype = self.bin.dtype
         within = (jnp.asarray(k, dtype) + 0.5) / jnp.asarray(self.counts[axis], dtype)
         numbers = jnp.arange(self.bins[axis], dtype=dtype)
         return self.start[axis] + (numbers + within) * self.bin[axis]
 
     def weights(self, axis: int, extent: int) -> Array:
-        """Return the share of each item in the mean along an axis, of shape (bins, extent)."""
+        """Return the share of each item in each bin's mean along an axis, of shape (bins, extent).
+
+        Axis 0 is x, and 1 is y. `extent` is the number of items along the axis.
+        """
         dtype = self.bin.dtype
         items = jnp.arange(extent, dtype=dtype)[None, :]
 
@@ -167,10 +174,12 @@ def _is_inside(position: Array, extent: int) -> Array:
 def _sampled(
     plane: Array, row: Array, column: Array, join: Callable[[Array, Array], Array]
 ) -> Array:
-    """Return the joined weighted items of a plane around positions, and 0 outside of the plane.
+    """Return the samples of a plane at rows and columns, and 0 outside of the plane.
 
-    The plane has the shape (channels, height, width). `row` and `column` broadcast to the shape of
-    the positions.
+    A sample joins four neighbouring items, each multiplied by its weight in the linear
+    interpolation. `join` is addition or maximum. The plane has the shape (channels, height,
+    width). `row` and `column` broadcast to the shape of the positions, which follows the
+    channels in the result.
     """
     height, width = plane.shape[1:]
     is_inside = _is_inside(row, height) & _is_inside(column, width)

@@ -94,7 +94,7 @@ def _scan_type(
 
 
 def require_body(body: Graph, operands: Sequence[TensorType], count: int) -> None:
-    """Refuse a body whose inputs do not have the operands' types, or without `count` results."""
+    """Refuse a body whose inputs do not have the types `operands`, or without `count` results."""
     require.length("inputs", body.inputs, len(operands), "tensors that a body is given")
     require.length("outputs", body.outputs, count, "results of a body")
     for value, type in zip(body.inputs, operands, strict=True):
@@ -103,7 +103,7 @@ def require_body(body: Graph, operands: Sequence[TensorType], count: int) -> Non
 
 
 def require_constant_state(name: str, before: TensorType, after: TensorType) -> None:
-    """Refuse a state whose type changes in an iteration."""
+    """Refuse a state whose type before an iteration differs from its type after it."""
     if before.dtype != after.dtype:
         raise InvalidOperation(
             f"state '{name}' holds {before.dtype} at first and {after.dtype} after an iteration",
@@ -118,7 +118,11 @@ def require_constant_state(name: str, before: TensorType, after: TensorType) -> 
 
 
 def result_type(value: TensorType, which: str, axis: int, count: int) -> TensorType:
-    """Return the type of a result: the last of `count` values, or all values along the axis."""
+    """Return the type of a result of a loop with `count` iterations.
+
+    `value` is the type that one iteration computes. For `which` "last" the result is the value
+    of the last iteration. For "full" it is the values of all iterations, joined along the axis.
+    """
     if which == "last":
         return value
     if which != "full":
@@ -146,7 +150,10 @@ def scan(
     outputs: Outputs,
     skip: int,
 ) -> list[Array]:
-    """Run the body, traced once, for each chunk. Derivatives go through all iterations."""
+    """Run `body` for each chunk of the scanned tensors. The body is traced once.
+
+    The module's docstring describes the parameters. Derivatives go through all iterations.
+    """
     count = _iterations(np.shape(scanned[0]), axes[0], chunks[0])
     parts = [
         _parts(jnp.asarray(x), axis, chunk)[skip:count]
@@ -182,10 +189,11 @@ def scan(
 def carried_and_stacked(
     states: Sequence[Value], values: Sequence[Value], outputs: Outputs
 ) -> tuple[list[Value], list[Value]]:
-    """Return the values that iterations hand on, and the values that are kept for all iterations.
+    """Return the values that an iteration hands to the next, and the values kept of all iterations.
 
-    `values` has a value for each item of `outputs`. Iterations hand on the states, and also other
-    values of which only the last is a result.
+    `values` has a value for each item of `outputs`. The first result has the `states`, and the
+    values of which only the last is a result of the loop. The second has the values whose
+    output is "full".
     """
     carried = list(states)
     stacked: list[Value] = []
@@ -198,7 +206,12 @@ def carried_and_stacked(
 
 
 def _parts(x: Array, axis: int, chunk: int) -> Array:
-    """Return the chunks of a tensor, stacked along a new first axis."""
+    """Cut a tensor into chunks along an axis, and stack the chunks along a new first axis.
+
+    A chunk has the extent abs(chunk). If `chunk` is negative, the last chunk comes first. If
+    the extent is no multiple, the tensor is padded with zeros at the end, or at the start if
+    `chunk` is negative.
+    """
     axis = axis % x.ndim
     size = abs(chunk)
     missing = -x.shape[axis] % size  # the items that the last chunk lacks
@@ -212,7 +225,11 @@ def _parts(x: Array, axis: int, chunk: int) -> Array:
 
 
 def joined(values: Array, axis: int, chunk: int, skipped: int) -> Array:
-    """Join the values of iterations, which are stacked along the first axis, along `axis`."""
+    """Join the values of all iterations, which are stacked along the first axis, along `axis`.
+
+    If `chunk` is negative, the values are joined in reverse order. Before the first iteration
+    there are zeros for `skipped` iterations.
+    """
     if skipped:
         values = jnp.pad(values, [(skipped, 0)] + [(0, 0)] * (values.ndim - 1))
     if chunk < 0:

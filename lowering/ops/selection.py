@@ -44,9 +44,10 @@ def _slice_type(input: TensorType, axes: Ints, begin: Ints, end: Ints, stride: I
 
 
 def _bounds(begin: int, end: int, step: int, extent: int) -> tuple[int, int]:
-    """Return the first index, and the end, which is excluded.
+    """Return the first index of a slice, and the index at which it stops, without negative counts.
 
-    If a slice goes backwards and includes item 0, the end is -1.
+    `begin` and `end` may count from the end, and `end` is excluded. A slice that goes backwards
+    to item 0 stops at -1.
     """
 
     def from_start(bound: int) -> int:
@@ -60,11 +61,12 @@ def _bounds(begin: int, end: int, step: int, extent: int) -> tuple[int, int]:
 
 @rules.rule("slice", _slice_type)
 def slice_(input: Array, axes: Ints, begin: Ints, end: Ints, stride: Ints) -> Array:
-    """Return every `stride`-th item from `begin` to before `end` along each axis.
+    """Return every `stride`-th item from `begin` to before `end` along each of the axes.
 
-    Bounds below 0 count from the end, and bounds are clamped to the axis. With a positive stride an
-    `end` of 0 is the end of the axis. A negative stride goes backwards. An `end` of -extent - 1
-    then includes item 0.
+    `begin`, `end` and `stride` have an item for each axis in `axes`. Bounds below 0 count from
+    the end, and bounds are clamped to the axis. With a positive stride an `end` of 0 is the end
+    of the axis. A negative stride goes backwards, and an `end` of -extent - 1 then includes
+    item 0.
     """
     x = jnp.asarray(input)
     strides = stride or (1,) * len(axes)
@@ -121,8 +123,8 @@ def _triangle_type(input: TensorType, k: TensorType) -> TensorType:
 def triangle(input: Array, k: Array, upper: bool) -> Array:
     """Keep one triangle of each matrix, and set all other items to 0. `k` may be traced.
 
-    With `upper` the items (row, column) with column - row >= k stay, otherwise those with column -
-    row <= k.
+    If `upper` is true, the items (row, column) with column - row >= k stay. Otherwise the items
+    with column - row <= k stay.
     """
     x = jnp.asarray(input)
     limit = jnp.asarray(k).reshape(())
@@ -140,7 +142,7 @@ def _tile_type(input: TensorType, repeats: Ints) -> TensorType:
 
 @rules.rule("tile", _tile_type)
 def tile(input: Array, repeats: Ints) -> Array:
-    """Repeat the input along its axes."""
+    """Repeat the input `repeats[i]` times along axis i."""
     return jnp.tile(jnp.asarray(input), repeats)
 
 
@@ -169,7 +171,11 @@ def _pad_type(input: TensorType, padding: Padding, border: str) -> TensorType:
 
 @rules.rule("pad", _pad_type)
 def pad(input: Array, padding: Padding, border: str, value: float) -> Array:
-    """Pad each axis before and after (border modes: spec 4.3). `value` is cast to the dtype."""
+    """Add items before and after each axis, as the border mode says (spec 4.3).
+
+    `padding` has a pair (before, after) for each axis. The border 'constant' adds `value`,
+    which is cast to the input's dtype.
+    """
     x = jnp.asarray(input)
     if border == "constant":
         float_dtype = x.dtype if is_float(x.dtype.name) else np.float32
@@ -188,10 +194,10 @@ def _gather_type(input: TensorType, indices: TensorType, axis: int) -> TensorTyp
 
 @rules.rule("gather", _gather_type)
 def gather(input: Array, indices: Array, axis: int) -> Array:
-    """Return the sub-tensors at indices along an axis. The axes of `indices` replace this axis.
+    """Return the sub-tensors at indices along an axis. The axes of `indices` replace `axis`.
 
-    A negative index counts from the end. An index beyond the axis reads NaN from a floating-point
-    tensor.
+    A negative index counts from the end. An index beyond the axis reads NaN from a
+    floating-point tensor.
     """
     return jnp.take(jnp.asarray(input), jnp.asarray(indices), axis=axis)
 
@@ -211,6 +217,9 @@ def _right_aligned_shape(input: Shape, shape: Shape) -> Shape:
 
 @rules.rule("broadcast", _broadcast_type)
 def broadcast(input: Array, shape: Ints) -> Array:
-    """Broadcast to a shape, aligned at the last axis. A 1 in `shape` keeps the input's extent."""
+    """Broadcast the input and `shape` to each other from the last axis on.
+
+    Where `shape` has a 1, the result has the extent of the input.
+    """
     x = jnp.asarray(input)
     return jnp.broadcast_to(x, _right_aligned_shape(x.shape, shape))

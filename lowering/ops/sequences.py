@@ -45,10 +45,13 @@ def ctc_loss(
 ) -> Array:  # fmt: skip
     """Return -log p of each sequence, where p is the probability of its labels; infinite if p is 0.
 
-    p is the sum over all paths of classes that become the labels after two steps: first equal
-    neighbours are merged if `merges`, and then blanks are removed. The labels themselves are
-    changed before: `collapses` merges equal neighbours, and `unique` removes labels that are equal
-    to an earlier label.
+    `logits` has the shape (batch, time, classes), `labels` has the shape (batch, labels), the
+    lengths have the shape (batch,), and so has the result. p is the sum of the probabilities of
+    all paths of classes that become the labels in two steps: first, if `merges` is true, equal
+    neighbours are merged, and then blanks are removed.
+
+    The labels are changed before this: if `unique` is true, labels that are equal to an earlier
+    label are removed; otherwise, if `collapses` is true, equal neighbours are merged.
 
     Source: Graves et al. 2006, Connectionist temporal classification, section 4.1.
     """
@@ -107,11 +110,11 @@ def _tree_type(
 
 @rules.rule("gather_tree", _tree_type, not_differentiable="its operands are indices")
 def gather_tree(tokens: Array, parents: Array, lengths: Array, end: Array) -> Array:
-    """Return the tokens of the path that leads to each beam of the last step.
+    """Return the tokens of the path that leads to each beam of the last step of a beam search.
 
-    The tokens have the shape (steps, batch, beams). `parents` holds, for each beam, the beam of the
-    step before that it continues. After the first `end` of a path, and after the length of its
-    batch item, all tokens are `end`.
+    `tokens`, `parents` and the result have the shape (steps, batch, beams). `parents` holds,
+    for each beam, the number of the beam of the previous step that it continues. After the
+    first token `end` of a path, and from the step `lengths[batch]` on, all tokens are `end`.
     """
     x = jnp.asarray(tokens)
     parents = jnp.asarray(parents)
@@ -121,7 +124,11 @@ def gather_tree(tokens: Array, parents: Array, lengths: Array, end: Array) -> Ar
     start = jnp.broadcast_to(jnp.arange(beams, dtype=parents.dtype), x.shape[1:])
 
     def step_back(beam: Array, step: tuple[Array, Array, Array]) -> tuple[Array, Array]:
-        """Return the beam of the step before, and the token of this step."""
+        """Return the beam of the previous step and the token of this step, for each path.
+
+        `step` has the number, the tokens and the parents of this step. `beam` has the shape
+        (batch, beams).
+        """
         time, step_tokens, step_parents = step
         is_inside = time < lengths
         token = jnp.take_along_axis(step_tokens, beam, axis=1)

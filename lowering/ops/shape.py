@@ -19,7 +19,10 @@ from lowering.tracing import Context
 
 
 def _merged(shapes: Sequence[Shape]) -> Shape:
-    """Return the common shape of shapes that differ only where some extents are UNKNOWN."""
+    """Return one shape with all extents that are known in at least one of the shapes.
+
+    The shapes are equal except where some extents are UNKNOWN.
+    """
 
     def first_known(extents: Sequence[int]) -> int:
         return next((extent for extent in extents if extent is not UNKNOWN), UNKNOWN)
@@ -54,7 +57,7 @@ def _reshape_type(input: TensorType, shape: Ints, axis_start: int, axis_count: i
 
 
 def _with_copies(input: Shape, shape: Ints, axis_start: int) -> Shape:
-    """Return the shape in which each 0 is replaced by the extent of the input's axis."""
+    """Return `shape` with each 0, at index i, replaced by the extent `input[i + axis_start]`."""
     items = list(shape)
     for i, extent in enumerate(shape):
         if extent == 0:
@@ -63,7 +66,12 @@ def _with_copies(input: Shape, shape: Ints, axis_start: int) -> Shape:
 
 
 def _fill(input: Shape, replaced: range, items: Shape, copied: set[int]) -> Shape:
-    """Return the new extents `items` of the replaced axes, in which -1 is computed."""
+    """Return the extents `items`, with -1 replaced so that the number of items is unchanged.
+
+    `items` are the new extents in the place of the axes `replaced` of the shape `input`.
+    `copied` are the axes whose extents were copied to `items`. Raises InvalidShape if the
+    numbers of items do not agree.
+    """
     free = {axis for axis in replaced if _is_free(input[axis])}
     copied_free = {axis for axis in copied if _is_free(input[axis])}
     # If the copied extents are exactly those that are unknown or 0, only the other extents are
@@ -105,10 +113,11 @@ def _array(input: Array) -> Array:
 
 @rules.rule("reshape", _reshape_type)
 def reshape(input: Array, shape: Ints, axis_start: int, axis_count: int) -> Array:
-    """Reshape `axis_count` axes in row-major order (spec 4.5.1).
+    """Reshape `axis_count` axes from `axis_start` on, in row-major order (spec 4.5.1).
 
-    An item 0 of `shape` copies the extent of the input's axis. One item may be -1. The extent in
-    its place follows from the number of items.
+    An `axis_count` of -1 means all axes from `axis_start` on. An item 0 of `shape`, at index i,
+    copies the extent of the input's axis i + `axis_start`. One item may be -1. It stands for
+    the extent that follows from the number of items.
     """
     x = _array(input)
     if 0 in x.shape:  # jax cannot resolve -1 for an empty array
@@ -131,7 +140,7 @@ def _transpose_type(input: TensorType, axes: Ints) -> TensorType:
 
 @rules.rule("transpose", _transpose_type)
 def transpose(input: Array, axes: Ints) -> Array:
-    """Permute the first axes. The other axes stay (spec 4.5.2)."""
+    """Permute the first len(axes) axes. The later axes keep their places (spec 4.5.2)."""
     x = _array(input)
     return x.transpose((*axes, *range(len(axes), x.ndim)))
 
@@ -150,7 +159,7 @@ def _squeeze_type(input: TensorType, axes: Ints) -> TensorType:
 
 @rules.rule("squeeze", _squeeze_type)
 def squeeze(input: Array, axes: Ints) -> Array:
-    """Remove axes of extent 1."""
+    """Remove the axes `axes`, which have extent 1."""
     return _array(input).squeeze(axes)
 
 
@@ -165,7 +174,7 @@ def _unsqueeze_type(input: TensorType, axes: Ints) -> TensorType:
 
 @rules.rule("unsqueeze", _unsqueeze_type)
 def unsqueeze(input: Array, axes: Ints) -> Array | NDArray[np.generic]:
-    """Add axes of extent 1. `axes` are their numbers in the result."""
+    """Add axes of extent 1. `axes` has the numbers that the new axes have in the result."""
     x = _array(input)
     if isinstance(x, np.ndarray):
         return np.expand_dims(x, axes)
@@ -225,7 +234,10 @@ def _parts(extent: int, ratios: Ints) -> list[int]:
 
 @rules.rule("split", _split_type)
 def split(value: Array, axis: int, ratios: Ints) -> list[Array]:
-    """Return parts of the value along the axis, with extents in these ratios (spec 4.5.3)."""
+    """Cut the value along the axis into parts whose extents have the `ratios` (spec 4.5.3).
+
+    For an extent of 12 and the ratios (1, 2) the parts have the extents 4 and 8.
+    """
     x = jnp.asarray(value)
     return list(lax.split(x, _parts(x.shape[axis], ratios), axis))
 
@@ -263,7 +275,7 @@ def _unstack_type(value: TensorType, axis: int) -> list[TensorType]:
 
 @rules.rule("unstack", _unstack_type)
 def unstack(ctx: Context, value: Array, axis: int) -> list[Array]:
-    """Return the sub-tensors at all indices along the axis. The results lack the axis."""
+    """Return the sub-tensor at each index along the axis. The sub-tensors do not have this axis."""
     x = jnp.asarray(value)
     ctx.unroll(x.shape[axis])
     return [lax.index_in_dim(x, i, axis, keepdims=False) for i in range(x.shape[axis])]
@@ -281,9 +293,10 @@ def _cast_type(input: TensorType, dtype: str) -> TensorType:
 def cast(input: Array | NDArray[np.generic], dtype: str) -> Array:
     """Cast items to another dtype.
 
-    Non-zero items become true. Floating-point numbers that become integers are truncated and
-    saturate, and NaN becomes 0. Integers wrap around. A cast to 16-bit floats rounds in the same
-    way on every platform. Numbers beyond the range of these floats become infinite.
+    A cast to logical values gives true for non-zero items. A cast of floating-point numbers to
+    integers truncates and saturates, and NaN becomes 0. A cast of integers to smaller integers
+    wraps around. A cast to 16-bit floats rounds in the same way on every platform. Numbers
+    beyond the range of these floats become infinite.
     """
     x = jnp.asarray(input)
     if dtype == "bool":
@@ -328,7 +341,10 @@ def _bits(dtype: str) -> int:
 
 @rules.rule("bitcast", _bitcast_type, not_differentiable="it reinterprets bits")
 def bitcast(input: Array, dtype: str) -> Array:
-    """Reinterpret the bits of items as another dtype. A logical value is a byte, 0 or 1."""
+    """Reinterpret the bits of each item as an item of another dtype with as many bits.
+
+    A logical value is a byte, 0 or 1.
+    """
     x = jnp.asarray(input)
     if x.dtype == jnp.bool_:
         x = x.astype(jnp.uint8)
@@ -346,7 +362,7 @@ def _copy_n_type(x: TensorType, times: int) -> list[TensorType]:
 
 @rules.rule("copy_n", _copy_n_type)
 def copy_n(x: Array, times: int) -> list[Array]:
-    """Return the input `times` times (spec 4.8.6)."""
+    """Return a list with the input `times` times (spec 4.8.6)."""
     return [jnp.asarray(x)] * times
 
 
@@ -360,7 +376,10 @@ def _add_n_type(x: Sequence[TensorType]) -> TensorType:
 
 @rules.rule("add_n", _add_n_type)
 def add_n(x: Sequence[Array]) -> Array:
-    """Return the sum of the operands, broadcast from the left, or [0] for none (spec 4.8.6)."""
+    """Return the sum of the operands, which broadcast from the first axis on (spec 4.8.6).
+
+    The sum has at least one axis. Without operands it is [0].
+    """
     if not x:
         return jnp.zeros((1,), jnp.float32)
     total, *addends = align(*(jnp.asarray(item) for item in x))

@@ -43,7 +43,11 @@ def _to_complex_type(input: TensorType) -> TensorType:
 
 @rules.rule("pairs_to_complex", _to_complex_type)
 def pairs_to_complex(input: Array) -> Array:
-    """Convert pairs [re,im] along the last axis to complex numbers, complex64 at least."""
+    """Convert pairs [re,im] along the last axis to complex numbers.
+
+    The result lacks the last axis. Its dtype is complex128 for float64, and otherwise
+    complex64.
+    """
     return _complex(jnp.asarray(input))
 
 
@@ -61,7 +65,10 @@ def complex_to_pairs(input: Array) -> Array:
 
 
 def signal_axis(input: TensorType, axis: int) -> int:
-    """Return the axis counted from the first. Raise InvalidOperation for the axis of [re,im]."""
+    """Return the axis as a number from 0 on, for an input with pairs [re,im] along its last axis.
+
+    Raises InvalidOperation if the axis is the last one or out of range.
+    """
     _require_pairs(input)
     axis = normal_axis(axis, len(input.shape))
     if axis == len(input.shape) - 1:
@@ -78,7 +85,11 @@ def _fft_type(input: TensorType, axis: int) -> TensorType:
 
 @rules.rule("fft", _fft_type)
 def fft(input: Array, axis: int, inverse: bool) -> Array:
-    """Return the discrete Fourier transform along the axis. The inverse is not normalised."""
+    """Return the discrete Fourier transform along the axis of complex numbers.
+
+    The input and the result have pairs [re,im] along the last axis. If `inverse` is true, the
+    transform is the inverse one, which is not divided by the extent.
+    """
     x = jnp.asarray(input)
     transform = partial(jnp.fft.ifft, norm="forward") if inverse else jnp.fft.fft
     return _pairs(transform(_complex(x), axis=axis % x.ndim), x.dtype)
@@ -93,7 +104,11 @@ def _rfft_type(input: TensorType, axis: int) -> TensorType:
 
 @rules.rule("rfft", _rfft_type)
 def rfft(input: Array, axis: int) -> Array:
-    """Return the Fourier transform of real numbers along the axis, for frequencies 0 to 1/2."""
+    """Return the Fourier transform of real numbers along the axis, for frequencies 0 to 1/2.
+
+    The result has n // 2 + 1 frequencies for an extent of n, and pairs [re,im] along a new last
+    axis.
+    """
     x = jnp.asarray(input)
     return _pairs(jnp.fft.rfft(widened(x), axis=axis), x.dtype)
 
@@ -129,11 +144,14 @@ def _stft_type(
 def stft(
     input: Array, window: Array | Literal[False], axis: int, frame_length: int, frame_step: int
 ) -> Array:
-    """Return Fourier transforms of frames. Axes of frames and of frequencies replace the axis.
+    """Return the Fourier transforms of frames of a signal, which lies along `axis`.
 
-    Frames begin at multiples of `frame_step`, as long as they fit into the signal. They are
-    multiplied by the window, which is padded with zeros on both sides. If the number of zeros is
-    odd, there is one more on the right. The result has all frequencies.
+    The result has two axes, frames and frequencies, in the place of `axis`. The input and the
+    result have pairs [re,im] along the last axis. Frames have `frame_length` items, and begin
+    at multiples of `frame_step`, as long as they fit into the signal. They are multiplied by
+    `window`, unless it is False. A shorter window is padded with zeros on both sides. If the
+    number of zeros is odd, there is one more on the right. The result has all `frame_length`
+    frequencies.
     """
     x = widened(jnp.asarray(input))
     axis %= x.ndim

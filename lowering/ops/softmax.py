@@ -20,12 +20,18 @@ def _softmax_type(x: TensorType, axes: Ints) -> TensorType:
 
 @rules.rule("softmax", _softmax_type)
 def softmax(x: Array, axes: Ints) -> Array:
-    """Return exp(x) divided by its sum over all the axes together, in float32 at least."""
+    """Return exp(x) divided by the sum of exp(x) over all the axes together.
+
+    It is computed in float32 or a wider dtype, and has the dtype of x.
+    """
     x = jnp.asarray(x)
     return jax.nn.softmax(widened(x), axis=axes).astype(x.dtype)
 
 
 @rules.rule("log_softmax", _softmax_type)
 def log_softmax(x: Array, axes: Ints) -> Array:
-    """Return the logarithm of `softmax`, which is finite even where `softmax` underflows."""
+    """Return the logarithm of the softmax of x, which is finite even where the softmax underflows.
+
+    The softmax is over all the axes together.
+    """
     return jax.nn.log_softmax(jnp.asarray(x), axis=axes)

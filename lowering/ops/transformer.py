@@ -43,7 +43,11 @@ def _preceded(x: Array, rank: int) -> Array:
 
 
 def _masked(scores: Array, mask: Array) -> Array:
-    """Return the scores plus a floating-point mask, or with -inf where a logical mask is false."""
+    """Return the scores with a mask applied.
+
+    A floating-point mask is added to the scores. Where a logical mask is false, the score
+    becomes -inf.
+    """
     mask = _preceded(mask, scores.ndim)
     if mask.dtype == jnp.bool_:
         return jnp.where(mask, scores, -jnp.inf)
@@ -51,10 +55,11 @@ def _masked(scores: Array, mask: Array) -> Array:
 
 
 def _exponentials(scores: Array) -> tuple[Array, Array]:
-    """Return exp(scores - maximum), and its sum along the last axis, in float32 at least.
+    """Return exp(scores - maximum), and the sum of these exponentials along the last axis.
 
-    If all scores along the axis are -inf, all exponentials and their derivatives are 0, and the sum
-    is 1.
+    The maximum is also along the last axis, which remains in the sum with extent 1. Both
+    results have float32 or a wider dtype. If all scores along the axis are -inf, all
+    exponentials and their derivatives are 0, and the sum is 1.
     """
     wide = widened(scores)
     largest = jnp.max(wide, axis=-1, keepdims=True, initial=-jnp.inf)
@@ -106,12 +111,12 @@ def attention(
     """Return scaled dot product attention. Operands have the shape (batch..., heads, time, items).
 
     If there are g times as many heads of queries as of keys and values, each head of keys and
-    values serves g consecutive heads of queries. A logical mask keeps the scores where it is true.
-    A floating-point mask is added to the scores. A query that sees no key yields zeros. A `scale`
-    of 0 means 1 / sqrt(items).
+    values serves g consecutive heads of queries. A logical mask keeps the scores where it is
+    true. A floating-point mask is added to the scores. A query that sees no key yields zeros. A
+    `scale` of 0 means 1 / sqrt(items).
 
-    With `is_causal` query t of T queries sees key s of S keys if s <= t + S - T. With `from_first`
-    it sees the key if s <= t, as in torch.
+    If `is_causal` is true, query t of T queries sees key s of S keys only if s <= t + S - T. If
+    `from_first` is true too, the condition is s <= t instead, as in torch.
     """
     query, keys, values = (jnp.asarray(x) for x in (query, key, value))
     scale = scale or 1 / math.sqrt(query.shape[-1])
@@ -138,7 +143,12 @@ def attention(
 
 
 def _grouped(mask: Array, rank: int, groups: tuple[int, int]) -> Array:
-    """Return the mask, with its axis of heads split into the same groups as the scores."""
+    """Return the mask with its axis of heads split into the two axes `groups`.
+
+    `groups` is (heads of keys, heads of queries for each of them), and `rank` is the rank of
+    the scores, (batch..., *groups, queries, keys). A mask of lower rank is preceded by axes of
+    extent 1.
+    """
     mask = _preceded(mask, rank - 1)
     *batch, heads, times, keys = mask.shape
     mask_groups = groups if heads > 1 else (1, 1)
@@ -157,7 +167,7 @@ def _masked_softmax_type(input: TensorType, mask: TensorType) -> TensorType:
 def masked_softmax(input: Array, mask: Array, scale: float) -> Array:
     """Return softmax(input * scale + mask) over the last axis.
 
-    A logical mask keeps the items where it is true.
+    If the mask is logical, items where it is false count as -inf instead.
     """
     input = jnp.asarray(input)
     exponentials, total = _exponentials(_masked(widened(input) * scale, mask))
@@ -177,7 +187,10 @@ def _rotary_type(input: TensorType, cos: TensorType, sin: TensorType) -> TensorT
 
 @rules.rule("rotary_embedding", _rotary_type)
 def rotary_embedding(input: Array, cos: Array, sin: Array) -> Array:
-    """Rotate the halves (a, b) of the last axis: (a, b) cos + (-b, a) sin (Su et al. 2021)."""
+    """Rotate the halves (a, b) of the last axis: (a, b) cos + (-b, a) sin (Su et al. 2021).
+
+    `cos` and `sin` broadcast to the input from the last axis on.
+    """
     x = jnp.asarray(input)
     first, second = jnp.split(x, 2, axis=-1)
     quarter_turned = jnp.concatenate([-second, first], axis=-1)

@@ -45,7 +45,10 @@ def _window_type(input: TensorType, **pool: Unpack[Pool]) -> TensorType:
 
 
 def pool_type(input: TensorType, **pool: Unpack[Pool]) -> TensorType:
-    """Return the type of a result with one floating-point number for each window."""
+    """Return the type of a pool's result, which has one floating-point number for each window.
+
+    Raises InvalidOperation or InvalidShape if the input or the attributes do not fit.
+    """
     require.floating(input=input)
     return _window_type(input, **pool)
 
@@ -77,10 +80,10 @@ def _reverse(shape: Shape, output_shape: Shape, **pool: Unpack[Pool]) -> Windows
 
 @rules.rule("box", pool_type)
 def box(ctx: Context, input: Array, normalize: bool, **pool: Unpack[Pool]) -> Array:
-    """Return the sum of each window, or the mean if `normalize`.
+    """Return the sum of each window, or the mean if `normalize` is true.
 
-    With the border 'ignore' a mean counts only the cells on the input. With other borders it counts
-    all cells.
+    With the border 'ignore' the mean is over the cells that lie on the input. With other
+    borders it is over all cells of the window.
     """
     windows = basic(input.shape, **pool)
     x, padding = bordered(input, windows)
@@ -107,7 +110,10 @@ def _sums(x: Array, windows: Windows, stride: Shape, padding: Padding) -> Array:
 
 @rules.rule("debox", _reverse_type)
 def debox(input: Array, output_shape: Shape, normalize: bool, **pool: Unpack[Pool]) -> Array:
-    """Add each item to all cells of its window. If `normalize`, first divide it by their number."""
+    """Add each item to all cells of its window in the result.
+
+    If `normalize` is true, the item is first divided by the number of cells of a window.
+    """
     windows = _reverse(input.shape, output_shape, **pool)
     x, padding = spread(input, windows)
     # With zeros between the items, the sum over windows has stride 1 instead of the windows'
@@ -122,8 +128,8 @@ def debox(input: Array, output_shape: Shape, normalize: bool, **pool: Unpack[Poo
 def max_pool(input: Array, **pool: Unpack[Pool]) -> Array:
     """Return the maximum of each window.
 
-    The zeros of the border 'constant' win over negative items. The derivative goes to the first of
-    equal maxima.
+    With the border 'constant' the padding is zeros, which are greater than negative items. The
+    derivative goes to the first of equal maxima.
     """
     x = jnp.asarray(input)
     windows = basic(input.shape, **pool)
@@ -140,13 +146,16 @@ def max_pool(input: Array, **pool: Unpack[Pool]) -> Array:
 
 @rules.rule("avg_pool", pool_type)
 def avg_pool(ctx: Context, input: Array, **pool: Unpack[Pool]) -> Array:
-    """Return the mean of each window. With the border 'ignore' only cells on the input count."""
+    """Return the mean of each window. With the border 'ignore' only cells on the input count.
+
+    With other borders the mean is over all cells of the window.
+    """
     return box(ctx, input, True, **pool)
 
 
 @rules.rule("rms_pool", pool_type)
 def rms_pool(ctx: Context, input: Array, **pool: Unpack[Pool]) -> Array:
-    """Return the root mean square of each window. The derivative at 0 is 0."""
+    """Return the root mean square of each window. Where the root is 0, its derivative is 0."""
     mean = avg_pool(ctx, jnp.square(input), **pool)
     # The inner selection keeps the infinite derivative of the root at 0 out of the result.
     return jnp.where(mean > 0, jnp.sqrt(jnp.where(mean > 0, mean, 1)), mean)
@@ -158,7 +167,10 @@ def _index_type(input: TensorType, **pool: Unpack[Pool]) -> TensorType:
 
 @rules.rule("argmax_pool", _index_type, not_differentiable="its result is an index")
 def argmax_pool(input: Array, **pool: Unpack[Pool]) -> Array:
-    """Return the first index of the maximum in each window."""
+    """Return the index of the maximum within each window. Of equal maxima the first counts.
+
+    The index numbers the cells of a window in row-major order.
+    """
     _, index = max_pool_with_index(input, **pool)
     return index
 
@@ -178,10 +190,11 @@ def _max_and_index_type(
 def max_pool_with_index(
     input: Array, first_axis: int = -1, **pool: Unpack[Pool]
 ) -> tuple[Array, Array]:
-    """Return the maximum of each window, and its first index.
+    """Return the maximum of each window, and the index of the first cell that has it.
 
-    The index is row-major in the window. If `first_axis` is not negative, the index is row-major in
-    the axes of the input from `first_axis` on.
+    The index numbers the cells of the window in row-major order. If `first_axis` is not
+    negative, it numbers the items of the input in row-major order, over the axes from
+    `first_axis` on.
     """
     x = jnp.asarray(input)
     windows = basic(input.shape, **pool)
@@ -208,9 +221,10 @@ def _sample_type(input: TensorType, index: TensorType, **pool: Unpack[Pool]) -> 
 
 @rules.rule("sample", _sample_type)
 def sample(input: Array, index: Array, **pool: Unpack[Pool]) -> Array:
-    """Return the item of each window in the cell that `index` selects.
+    """Return, for each window, the item in the cell with the number `index` of the window.
 
-    With the borders 'constant' and 'ignore' items outside of the input are 0.
+    The cells of a window are numbered in row-major order. With the borders 'constant' and
+    'ignore' items outside of the input are 0.
     """
     windows = basic(input.shape, **pool)
     x = jnp.asarray(extend(input, windows.padding, windows.border))
@@ -229,7 +243,10 @@ def _desample_type(
 
 @rules.rule("desample", _desample_type)
 def desample(input: Array, index: Array, output_shape: Shape, **pool: Unpack[Pool]) -> Array:
-    """Add each item to the cell of its window that `index` selects, as the reverse of `sample`."""
+    """Add each item to the cell with the number `index` of its window, as the reverse of `sample`.
+
+    The cells of a window are numbered in row-major order.
+    """
     windows = _reverse(input.shape, output_shape, **pool)
     axes = zip(windows.downscaled, windows.stride, windows.dilated, strict=True)
     covered = tuple([(count - 1) * stride + size for count, stride, size in axes])
@@ -273,10 +290,10 @@ def _adaptive_type(input: TensorType, output_size: Shape) -> TensorType:
 
 
 def _windows(ctx: Context, extent: int, count: int) -> NDArray[np.bool_]:
-    """Return the mask (count, extent) of the indices in each window.
+    """Return the mask (count, extent) of the indices in each of `count` windows along an axis.
 
-    Windows are those of torch's adaptive pools: window i of n covers the indices from floor(i e /
-    n) to before ceil((i + 1) e / n) of an extent e.
+    The windows are those of torch's adaptive pools: window i of n covers the indices from
+    floor(i e / n) to before ceil((i + 1) e / n) of an extent e.
     """
     ctx.fold(_WORK * count * extent)
     i = np.arange(count)[:, None]
@@ -288,7 +305,10 @@ def _windows(ctx: Context, extent: int, count: int) -> NDArray[np.bool_]:
 
 @rules.rule("adaptive_avg_pool", _adaptive_type)
 def adaptive_avg_pool(ctx: Context, input: Array, output_size: Shape) -> Array:
-    """Return the mean of each window."""
+    """Return the mean of each window, for `output_size[i]` windows along spatial axis i.
+
+    The windows are those of torch's adaptive pools, which cover the whole axis.
+    """
     x = widened(jnp.asarray(input))
     for axis, count in enumerate(output_size, 2):
         windows = _windows(ctx, x.shape[axis], count).astype(x.dtype)
@@ -306,7 +326,11 @@ def _with_places_type(input: TensorType, output_size: Shape) -> tuple[TensorType
 
 @rules.rule("adaptive_max_pool", _with_places_type)
 def adaptive_max_pool(ctx: Context, input: Array, output_size: Shape) -> tuple[Array, Array]:
-    """Return the maximum of each window, and its row-major index in the channel."""
+    """Return the maximum of each window, and its index in the channel.
+
+    There are `output_size[i]` windows along spatial axis i, as in torch's adaptive pools. The
+    index numbers the items of a channel in row-major order.
+    """
     x = jnp.asarray(input)
     extents = x.shape[2:]
     indices = jnp.arange(int(np.prod(extents)), dtype=jnp.int32).reshape(extents)

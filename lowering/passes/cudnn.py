@@ -24,7 +24,7 @@ _NARROW = (jnp.bfloat16, jnp.float16)
 
 
 def run(program: Program, target: Target) -> Program:
-    """Rewrite a program, and the bodies of its loops and branches."""
+    """Join biases and ReLUs to convolutions in a program, its loops and its branches."""
     return rewritten(program, _RULES).with_bodies(lambda inner: run(inner, target))
 
 
@@ -43,7 +43,7 @@ def _relu(matcher: Matcher, equation: Equation) -> Rewrite:
 
 
 def _is_zero(matcher: Matcher, operand: Atom) -> bool:
-    """Tell whether an operand is the number 0, possibly converted or broadcast."""
+    """Tell whether an operand is the number 0, or a conversion or broadcast of this number."""
     while not is_literal(operand):
         maker = matcher.maker(operand, "broadcast_in_dim", "convert_element_type")
         if maker is None:
@@ -54,9 +54,10 @@ def _is_zero(matcher: Matcher, operand: Atom) -> bool:
 
 @_RULES("convert_element_type")
 def _narrow(matcher: Matcher, equation: Equation) -> Rewrite:
-    """Add the bias of a 16-bit convolution in 16 bits.
+    """Replace a conversion to 16 bits after a convolution by a convolution with a 16-bit result.
 
-    cuDNN adds such a bias before it rounds the sums of the convolution.
+    The convolution's bias, if it has one, is then added in 16 bits. cuDNN adds such a bias
+    before it rounds the sums of the convolution.
     """
     (operand,) = equation.invars
     (result,) = equation.outvars

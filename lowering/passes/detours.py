@@ -25,7 +25,7 @@ _RULES = Rules()
 
 
 def run(program: Program, target: Target) -> Program:
-    """Rewrite a program, and all functions that it calls, to fewer equations."""
+    """Remove redundant reshapes, transpositions and conversions from a program."""
     return program.with_closed(_direct(program.closed, {}))
 
 
@@ -37,7 +37,7 @@ def _direct(closed: ClosedJaxpr, done: dict[int, tuple[ClosedJaxpr, ClosedJaxpr]
 
 
 def _shapes(equation: Equation) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """Return the shape of the operand and the shape of the result.
+    """Return the shape of an equation's operand and the shape of its result.
 
     Return None if there are several operands or results, or if an extent is symbolic.
     """
@@ -51,7 +51,7 @@ def _shapes(equation: Equation) -> tuple[tuple[int, ...], tuple[int, ...]] | Non
 
 
 def _keeps_items(equation: Equation) -> bool:
-    """Tell whether the result has the same items as the operand, in the same order."""
+    """Tell whether an equation's result has the items of its operand, in unchanged order."""
     shapes = _shapes(equation)
     if shapes is None:
         return False
@@ -69,7 +69,10 @@ def _keeps_items(equation: Equation) -> bool:
 
 @_RULES("broadcast_in_dim", "reduce_sum", "reshape", "squeeze")
 def _reshaped(matcher: Matcher, equation: Equation) -> Rewrite:
-    """Merge two reshapes into one, or remove both if the second reshape reverses the first."""
+    """Merge a reshape into the reshape of its result, or remove both if they cancel out.
+
+    A sum over axes of extent 1 becomes a reshape too.
+    """
     if not _keeps_items(equation):
         if primitive(equation) == "broadcast_in_dim":
             return _broadcast(matcher, equation)
@@ -89,7 +92,10 @@ def _reshaped(matcher: Matcher, equation: Equation) -> Rewrite:
 
 
 def _broadcast(matcher: Matcher, equation: Equation) -> Rewrite:
-    """Merge a reshape that adds or removes axes of extent 1 into the broadcast of its result."""
+    """Broadcast the operand of a reshape instead of its result.
+
+    The reshape must only add or remove axes of extent 1.
+    """
     maker = matcher.maker(equation.invars[0])
     if maker is None or not _keeps_items(maker) or _shapes(equation) is None:
         return None
@@ -118,9 +124,9 @@ def _broadcast(matcher: Matcher, equation: Equation) -> Rewrite:
 
 @_RULES("cond")
 def _chosen(matcher: Matcher, equation: Equation) -> Rewrite:
-    """Replace a choice between platforms by an operand.
+    """Replace a choice between CPUs and other platforms by one of its operands.
 
-    The branch for all platforms but CPUs must return this operand.
+    The branch for the other platforms must return this operand without a computation.
     """
     choices = equation.params.get("branches_platforms") or ()
     if sorted(map(str, choices)) != ["('cpu',)", "None"]:
@@ -137,7 +143,10 @@ def _chosen(matcher: Matcher, equation: Equation) -> Rewrite:
 
 @_RULES("convert_element_type")
 def _converted(matcher: Matcher, equation: Equation) -> Rewrite:
-    """Remove a conversion to the same dtype, or a pair of conversions to 32 bits and back."""
+    """Remove a conversion that does not change the dtype, or that undoes an earlier conversion.
+
+    The earlier conversion must be from 16 bits to float32.
+    """
     (operand,) = equation.invars
     (result,) = equation.outvars
     if is_literal(operand):
@@ -159,7 +168,10 @@ def _widens(source: np.dtype[Any], result: np.dtype[Any]) -> bool:
 
 @_RULES(CONVOLUTION)
 def _narrow(matcher: Matcher, equation: Equation) -> Rewrite:
-    """Remove the widening of 16-bit operands, since XLA multiplies them in float32 in any case."""
+    """Remove conversions of a product's or convolution's operands from 16 bits to float32.
+
+    XLA multiplies 16-bit operands in float32 in any case. Both operands must be converted.
+    """
     (result,) = equation.outvars
     sources: list[Atom] = []
     for operand in equation.invars:
@@ -203,7 +215,7 @@ def _product(matcher: Matcher, equation: Equation) -> Rewrite:
 
 @_RULES("transpose")
 def _transposed(matcher: Matcher, equation: Equation) -> Rewrite:
-    """Remove two inverse transpositions. If there is a conversion between them, keep it."""
+    """Remove two transpositions that cancel out. A conversion between them stays."""
     (operand,) = equation.invars
     conversion = matcher.maker(operand, "convert_element_type")
     source = conversion.invars[0] if conversion else operand

@@ -22,7 +22,7 @@ from lowering.targets.target import Target
 
 @in_loops
 def run(program: Program, target: Target) -> Program:
-    """Scale filters instead of results, and merge all offsets of a convolution into one."""
+    """Fold scales after a convolution into its filter, and merge its offsets into one."""
     # A filter that is rounded to quantised levels would be rounded to other levels after the scale.
     if any(primitive(equation) == NOTE for equation in program.equations):
         return program
@@ -31,10 +31,10 @@ def run(program: Program, target: Target) -> Program:
 
 
 def _parts(matcher: Matcher, operand: Atom) -> tuple[Equation, Atom | None] | None:
-    """Return the convolution and the offset whose sum is an operand; None for other operands.
+    """Return the convolution and the offset whose sum is `operand`, or None for other operands.
 
-    The offset is None if the operand is the convolution itself. The result of the convolution must
-    have no other reader.
+    The offset is None if the operand is the result of the convolution itself. Nothing else may
+    read the result of the convolution.
     """
     if not matcher.is_read_once(operand):
         return None
@@ -57,20 +57,22 @@ def _parts(matcher: Matcher, operand: Atom) -> tuple[Equation, Atom | None] | No
 
 
 def _factor(matcher: Matcher, convolution: Equation, operand: Atom) -> Atom | None:
-    """Return the source of an operand that is a factor or offset of a convolution's channels.
+    """Return the tensor whose broadcast is `operand`, if it is constant within each output channel.
 
-    The source has one item for each output channel, or is a scalar. None is returned if the operand
-    has items along other axes, or depends on more than parameters.
+    The tensor has one item for each output channel of the convolution, or a single item. None
+    is returned if the operand has several items along other axes, or depends on more than
+    parameters.
     """
     channel = convolution.params["dimension_numbers"].out_spec[1]
     return _source(matcher, operand, channel) if matcher.is_known(operand) else None
 
 
 def _operands(matcher: Matcher, equation: Equation) -> tuple[Equation, Atom | None, Atom] | None:
-    """Return a convolution that an equation reads, its offset, and the source of the other operand.
+    """Split an equation's operands: a convolution, the offset that is added to it, and a factor.
 
-    The offset is None if the convolution has none. None is returned if the equation does not read
-    such a convolution.
+    The factor is the other operand of the equation, before it is broadcast. The offset is None
+    if nothing is added to the convolution. None is returned if neither operand is a
+    convolution, or if the other is no factor of its channels.
     """
     left, right = equation.invars
     pairs = [(left, right)]
@@ -88,7 +90,7 @@ def _operands(matcher: Matcher, equation: Equation) -> tuple[Equation, Atom | No
 
 
 def _shifted(matcher: Matcher, equation: Equation) -> Computed | None:
-    """Merge the two offsets of a convolution into one."""
+    """Merge an offset after a convolution with the offset that was added to it before."""
     operands = _operands(matcher, equation)
     if operands is None:
         return None
@@ -109,10 +111,10 @@ def _shifted(matcher: Matcher, equation: Equation) -> Computed | None:
 
 
 def _scaled(matcher: Matcher, equation: Equation) -> Computed | None:
-    """Scale the filter and the offset instead of the result.
+    """Scale a convolution's filter and offset instead of its result.
 
-    If parameters are not prepared, the filter is scaled in each call. In this case the filter must
-    not have more items than the result.
+    If parameters are not prepared, the filter is scaled in each call. In this case it must not
+    have more items than the result.
     """
     operands = _operands(matcher, equation)
     if operands is None:
@@ -161,9 +163,9 @@ def _along(items: Array, x: Array, axis: int) -> Array:
 
 
 def _source(matcher: Matcher, operand: Atom, axis: int) -> Atom | None:
-    """Return an operand, or the source of its broadcasts, that has several items only along `axis`.
+    """Return a tensor whose broadcasts give `operand`, with several items only along `axis`.
 
-    `axis` is an axis of the operand. None is returned if there is no such source.
+    `axis` is an axis of the operand. None is returned if there is no such tensor.
     """
     shape = operand.aval.shape
     maker = matcher.maker(operand, "broadcast_in_dim")

@@ -17,7 +17,7 @@ from lowering.targets.target import Target
 
 @in_loops
 def run(program: Program, target: Target) -> Program:
-    """Compute y * logistic(x) as y / (1 + exp(-x))."""
+    """Rewrite y * logistic(x) as y / (1 + exp(-x)) in a program and in its loops."""
     return rewritten(program, {"mul": _gated})
 
 

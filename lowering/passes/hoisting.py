@@ -16,7 +16,7 @@ from lowering.targets.target import Target
 
 
 def run(program: Program, target: Target) -> Program:
-    """Move the values that all iterations of a loop share out of the loop."""
+    """Compute values that are equal in all iterations of a loop once, before the loop."""
 
     def hoist(matcher: Matcher, equation: Equation) -> Computed | None:
         return _hoisted(program.body(equation), equation)

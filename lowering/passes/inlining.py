@@ -11,9 +11,10 @@ from lowering.targets.target import Target
 
 @in_loops
 def run(program: Program, target: Target) -> Program:
-    """Inline calls, and the branch for the target's platform of a choice between platforms.
+    """Replace calls of functions by their equations, and choices between platforms by one branch.
 
-    If the target keeps derivatives, functions that have custom derivatives stay calls.
+    The branch is that of the target's platform. If the target keeps derivatives, functions with
+    custom derivatives stay calls. If it has kernels, barriers before products are removed.
     """
     keeps = target.keeps_derivatives
     closed = jaxprs.spliced(program.closed, target.platform, keeps_derivatives=keeps)
@@ -24,7 +25,7 @@ def run(program: Program, target: Target) -> Program:
 
 
 def _bare(matcher: Matcher, equation: Equation) -> Rewrite:
-    """Remove a barrier before the left operand of a product, since kernels add such barriers."""
+    """Remove a barrier before the left operand of a product. Kernels add barriers themselves."""
     left, right = equation.invars
     barrier = matcher.maker(left, "optimization_barrier")
     if barrier is None or len(barrier.invars) > 1:

@@ -33,7 +33,10 @@ class _Slice(NamedTuple):
 
 
 class _SumOfSlice(NamedTuple):
-    """A sum of a slice with another slice, or with a vector that is computed early."""
+    """A sum of a slice and another operand, which is a slice or an early vector.
+
+    An early vector is computed once, before all calls or before a loop.
+    """
 
     equation: Equation
     slice: _Slice
@@ -42,7 +45,11 @@ class _SumOfSlice(NamedTuple):
 
 @in_loops
 def run(program: Program, target: Target) -> Program:
-    """Add whole tensors, if all slices of one are added to slices of another, or to vectors."""
+    """Add terms to a whole tensor before it is sliced, instead of to each of its slices.
+
+    This needs that all slices of the tensor are added to slices of one other tensor, or to
+    vectors.
+    """
     groups: defaultdict[object, list[_SumOfSlice]] = defaultdict(list)
     for equation in program.equations:
         sum = _sum(program, equation)
@@ -90,10 +97,10 @@ def _has_type_of(result: Atom, operand: Atom) -> bool:
 
 
 def _slice(program: Program, operand: Atom) -> _Slice | None:
-    """Return the slice that an operand is, or None if it is no slice.
+    """Return the slice along the last axis that `operand` is, or None if it is no such slice.
 
-    After the slice, axes of extent 1 may have been added or removed, and the items may have been
-    converted once.
+    After the slice, axes of extent 1 may have been added or removed, and the items may have
+    been converted once.
     """
     conversions = 0
     while not is_literal(operand):
@@ -118,7 +125,7 @@ def _long_extents(operand: Atom) -> list[int]:
 
 
 def _along_last(equation: Equation) -> _Slice | None:
-    """Return the slice that an equation computes, or None if it cuts along other axes too."""
+    """Return the slice that a slice equation computes, or None if it also cuts other axes."""
     (source,) = equation.invars
     starts = equation.params["start_indices"]
     stops = equation.params["limit_indices"]
@@ -131,7 +138,7 @@ def _along_last(equation: Equation) -> _Slice | None:
 
 
 def _cover(sums: Sequence[_SumOfSlice]) -> bool:
-    """Tell whether the slices cover the whole source, one after another."""
+    """Tell whether the slices of the sums cover their source completely, without overlap."""
     if len(sums) < 2:
         return False
     end = 0
@@ -143,7 +150,7 @@ def _cover(sums: Sequence[_SumOfSlice]) -> bool:
 
 
 def _joined(sums: Sequence[_SumOfSlice]) -> Computed:
-    """Return the sum of the whole tensors, which is sliced to the results of the separate sums."""
+    """Return a computation of the sum of whole tensors, sliced to the results of all the sums."""
     ordered = sorted(sums, key=lambda x: x.slice.start)
     first = ordered[0]
     if isinstance(first.other, _Slice):

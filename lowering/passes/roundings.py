@@ -17,7 +17,10 @@ _RULES = Rules()
 
 
 def run(program: Program, target: Target) -> Program:
-    """Remove conversions from 32 to 16 bits and back, in the bodies of loops and branches too."""
+    """Remove conversions from 32 to 16 bits and back from a program, its loops and branches.
+
+    A program that has floating-point arguments of 32 bits is returned unchanged.
+    """
     dtypes = {v.aval.dtype for v in program.arguments}
     is_narrow = all(x.itemsize == 2 for x in dtypes if jnp.issubdtype(x, jnp.floating))
     return _removed(program) if is_narrow else program

@@ -22,7 +22,7 @@ from lowering.targets.target import Target
 
 @in_loops
 def run(program: Program, target: Target) -> Program:
-    """Multiply an input by several matrices in one product, and slice the result."""
+    """Multiply an input by several matrices in one product, and slice the product."""
     first_equal = _first_equal(program)
     groups: dict[object, list[Equation]] = defaultdict(list)
     for equation in program.equations:
@@ -45,14 +45,15 @@ def run(program: Program, target: Target) -> Program:
 
 
 def kind_of(equation: Equation) -> dict[str, Any]:
-    """Return the parameters of a product that determine its precision and dtype."""
+    """Return the parameters `precision` and `preferred_element_type` of a product's equation."""
     return {name: equation.params[name] for name in ("precision", "preferred_element_type")}
 
 
 def is_layer(equation: Equation, early: frozenset[Atom]) -> bool:
-    """Tell whether an equation multiplies a late tensor by an early matrix.
+    """Tell whether an equation multiplies an input by a matrix that is computed early.
 
-    Early values are computed once, before all calls or before a loop. All other values are late.
+    Early values are computed once, before all calls or before a loop. `early` has their
+    variables. The input must not be early.
     """
     if primitive(equation) != PRODUCT:
         return False
@@ -65,7 +66,10 @@ def is_layer(equation: Equation, early: frozenset[Atom]) -> bool:
 
 
 def _first_equal(program: Program) -> dict[Atom, Variable]:
-    """Map results of equal reshapes of one variable to the first of these results."""
+    """Map the result of each reshape to the result of the first equal reshape of the same variable.
+
+    Reshapes are equal if they have one primitive, one operand and equal parameters.
+    """
     first_by_key: dict[object, Variable] = {}
     first_equal: dict[Atom, Variable] = {}
 
@@ -82,7 +86,10 @@ def _first_equal(program: Program) -> dict[Atom, Variable]:
 
 
 def _joined(equation: Equation, group: Sequence[Equation]) -> Computed:
-    """Return one product with the matrices of a group, and slice it to the group's results."""
+    """Return a computation of one product with all matrices of a group, sliced to their results.
+
+    `group` has the equations of the separate products, of which `equation` is the first.
+    """
     (sums, _), _ = equation.params["dimension_numbers"]
     # The summed axis of each matrix.
     summed_axes: list[int] = []

@@ -21,7 +21,10 @@ from lowering.targets.target import Target
 
 
 def run(program: Program, target: Target) -> Program:
-    """Replace inputs of loops that are slices of one tensor by this tensor."""
+    """Let loops that read several slices of one tensor read the tensor itself.
+
+    The slices are taken in each iteration instead.
+    """
     return rewritten(program, {SCAN: _sunk})
 
 
@@ -46,7 +49,11 @@ def _sunk(matcher: Matcher, equation: Equation) -> Computed | None:
 
 
 def _chain(matcher: Matcher, operand: Atom) -> tuple[Atom, list[Equation]]:
-    """Return the source of a loop's input, and the equations that lead from it to the input."""
+    """Return the tensor from which a loop's input is sliced, and the equations that slice it.
+
+    The equations lead from the tensor to `operand`, and keep axis 0, which counts the
+    iterations.
+    """
     chain: list[Equation] = []
     maker = matcher.maker(operand)
     while maker and _keeps_steps(maker):
@@ -57,10 +64,9 @@ def _chain(matcher: Matcher, operand: Atom) -> tuple[Atom, list[Equation]]:
 
 
 def _keeps_steps(equation: Equation) -> bool:
-    """Tell whether an equation computes each item along axis 0 from one item of its operand.
+    """Tell whether an equation slices or reshapes its operand separately for each index of axis 0.
 
-    The computed item must have all items of the operand's item in the same order, or a slice of
-    them.
+    Then the part of the result at an index depends only on the operand's part at this index.
     """
     if len(equation.invars) != 1 or is_literal(equation.invars[0]):
         return False
@@ -83,7 +89,10 @@ def _reorders(equation: Equation) -> bool:
 
 
 def _item(item: Array, chain: Sequence[Equation]) -> Array:
-    """Compute an item of a loop's input from an item of the source."""
+    """Apply the equations `chain`, which keep axis 0, to one index of axis 0.
+
+    `item` is the source at this index, and the result is the loop's input at this index.
+    """
     for equation in chain:
         if primitive(equation) == "slice":
             params = equation.params

@@ -35,7 +35,10 @@ Results = Sequence[Array] | None  # a rule's results; None if it cannot evaluate
 
 
 def run(program: Program, target: Target) -> Program:
-    """Divide a program over the target's mesh by `target.divided`."""
+    """Divide a program over the target's mesh as `target.divided` says.
+
+    If it is None, the program is returned unchanged.
+    """
     plan = target.divided
     if plan is None:
         return program
@@ -67,12 +70,15 @@ def run(program: Program, target: Target) -> Program:
 
 
 def _spec_item(names: Sequence[str]) -> Names:
-    """Return the item of a PartitionSpec for an array's axis that these mesh axes divide."""
+    """Return the item of a PartitionSpec for an axis that the mesh axes `names` divide.
+
+    One name stands for itself, and several names become a tuple.
+    """
     return names[0] if len(names) == 1 else tuple(names)
 
 
 def _at(axis: list[Factor], before: int) -> Factor | None:
-    """Return the factor of an axis that follows factors whose product is `before`, or None."""
+    """Return the factor of an axis that comes after factors with the product `before`, or None."""
     extent = 1
     for factor in leaves(axis):
         if extent == before:
@@ -86,7 +92,10 @@ def _extent(factors: Iterable[Factor]) -> int:
 
 
 class _Spread:
-    """Evaluates a program on arrays with split axes."""
+    """Evaluates a program on arrays whose axes are split before divided factors.
+
+    `divided` maps each divided factor to its item of a PartitionSpec.
+    """
 
     def __init__(self, walk: FactorWalk, divided: Mapping[Factor, Names], mesh: Mesh) -> None:
         self.walk = walk
@@ -94,21 +103,30 @@ class _Spread:
         self.mesh = mesh
 
     def evaluated(self, arguments: Sequence[Array]) -> list[Array]:
-        """Evaluate the program. Its results have no split axes, but its arguments may have them."""
+        """Return the results of the program, with the shapes that the program gives them.
+
+        The arguments may have split axes.
+        """
         program = self.walk.program
         results = program.evaluated(arguments, self._compute)
         return [_shaped(x, v.aval.shape) for x, v in zip(results, program.results, strict=True)]
 
     def groups(self, operand: Atom) -> Groups:
-        """Return for each axis of a variable the extents of the axes into which it is split."""
+        """Return, for each axis of a variable, the extents of the axes into which it is split.
+
+        For an axis of 3 * heads * items, split before the heads, it is [3, heads * items].
+        """
         return [list(map(_extent, axis)) for axis in self._split_axes(operand)]
 
     def shape(self, operand: Atom) -> tuple[int, ...]:
-        """Return the shape of a variable after its axes are split."""
+        """Return the shape of a variable whose axes are split before divided factors."""
         return tuple(n for axis in self.groups(operand) for n in axis)
 
     def _split_axes(self, operand: Atom) -> Iterator[list[list[Factor]]]:
-        """Yield for each axis of a variable the factors of the axes into which it is split."""
+        """Yield, for each axis of a variable, the axes into which it is split.
+
+        Each of these axes is a list of its factors.
+        """
         for axis in self.walk.operand_axes(operand):
             split_axes: list[list[Factor]] = [[]]
             for factor in leaves(axis):
@@ -118,10 +136,11 @@ class _Spread:
             yield split_axes
 
     def sharded(self, variable: Variable, x: Array, fixed: Collection[int]) -> Array:
-        """Constrain the sharding of an array.
+        """Return x with a constraint on its sharding, and with the split axes of `variable`.
 
-        The array is sharded along divided factors. It is not sharded along the other factors of the
-        axes in `fixed`. XLA chooses the sharding along the remaining axes.
+        The array is sharded along divided factors. It is not sharded along the other factors of
+        the axes in `fixed`, which are axes of the variable. XLA chooses the sharding along the
+        remaining axes.
         """
         items: list[Names] = []
         for i, split_axes in enumerate(self._split_axes(variable)):
@@ -136,10 +155,10 @@ class _Spread:
         return lax.with_sharding_constraint(_shaped(x, self.shape(variable)), sharding)
 
     def _compute(self, equation: Equation, operands: list[Array]) -> Sequence[Array]:
-        """Evaluate an equation on operands with split axes.
+        """Evaluate an equation on operands with split axes, and return its results with split axes.
 
-        If no rule can evaluate these operands, the equation is evaluated on operands without split
-        axes.
+        If no rule can evaluate these operands, the equation is evaluated on operands without
+        split axes.
         """
         variables = [*equation.invars, *equation.outvars]
         arrays = [_shaped(x, self.shape(v)) for v, x in zip(equation.invars, operands, strict=True)]
@@ -165,7 +184,11 @@ class _Spread:
         return results
 
     def _computed_by_rule(self, equation: Equation, arrays: Sequence[Array]) -> Sequence[Array]:
-        """Evaluate an equation by its rule, or on operands without split axes."""
+        """Evaluate an equation by its rule on split axes.
+
+        If there is no rule, or the rule cannot evaluate the equation, its operands get their
+        own axes back.
+        """
         rule = _RULES.rule_for(equation)
         results: Results = rule(self, equation, arrays) if rule else None
         if results is not None:
@@ -176,7 +199,10 @@ class _Spread:
     def _scanned(
         self, equation: Equation, body: FactorWalk, arrays: Sequence[Array]
     ) -> list[Array]:
-        """Evaluate a scan, whose carried values have no split axes."""
+        """Evaluate a scan, whose stacked values may have split axes.
+
+        Its carried values have no split axes.
+        """
         inside = _Spread(body, self.divided, self.mesh)
         constants, start, stacks = jaxprs.scan_parts(equation, arrays)
         _, carried_variables, _ = jaxprs.scan_parts(equation, equation.invars)
@@ -202,7 +228,10 @@ def _shaped(x: Array, shape: Sequence[int]) -> Array:
 
 
 def _new_axes(groups: Groups) -> list[list[int]]:
-    """Return for each axis the numbers of the axes into which it is split."""
+    """Return, for each axis, the numbers of the axes into which it is split.
+
+    The groups [[3, 8], [5]] give [[0, 1], [2]].
+    """
     numbers = itertools.count()
     return [[next(numbers) for _ in axis] for axis in groups]
 
@@ -213,7 +242,10 @@ _RULES = Rules()
 @_RULES(PRODUCT, "transpose")
 @_RULES(removes=True, along=True, across=True, per_axis=True)
 def _renumbered(spread: _Spread, equation: Equation, arrays: Sequence[Array]) -> Results:
-    """Evaluate an equation with renumbered axes, if its operands split linked axes equally."""
+    """Evaluate an equation with its axes renumbered after the split.
+
+    Return None if operands split the axes that the equation links in different ways.
+    """
     groups = list(map(spread.groups, equation.invars))
     counts = {tuple(map(len, axes)) for axes in groups if axes}
     if len(counts) > 1 and primitive(equation) != PRODUCT:
@@ -230,10 +262,11 @@ def _renumbered(spread: _Spread, equation: Equation, arrays: Sequence[Array]) ->
 
 @_RULES(by_item=True)
 def _by_item(spread: _Spread, equation: Equation, arrays: Sequence[Array]) -> Results:
-    """Evaluate an equation that computes item by item.
+    """Evaluate an equation that computes item by item, on operands with split axes.
 
-    If an operand has extent 1 along an axis, it gets as many axes of extent 1 as the result has
-    axes in its place.
+    Where an operand has extent 1 along an axis, it gets as many axes of extent 1 as the axis of
+    the result is split into. Return None if an operand and the result split an axis in
+    different ways.
     """
     result_groups = spread.groups(equation.outvars[0])
     operands: list[Array] = []
@@ -246,9 +279,11 @@ def _by_item(spread: _Spread, equation: Equation, arrays: Sequence[Array]) -> Re
 
 
 def _aligned_shape(groups: Groups, result_groups: Groups) -> list[int] | None:
-    """Return an operand's shape with the axes of a result, or None if their axes split otherwise.
+    """Return the shape of an operand with its axes split as in the result, or None if they differ.
 
-    An axis of extent 1 becomes as many axes as the axis of the result.
+    `groups` has the extents of the axes into which each axis of the operand is split, and
+    `result_groups` those of the result. An axis of extent 1 becomes as many axes of extent 1 as
+    the result has.
     """
     shape: list[int] = []
     if not groups:  # a scalar has no axes
@@ -289,7 +324,10 @@ def _broadcast(spread: _Spread, equation: Equation, arrays: Sequence[Array]) -> 
 
 @_RULES("slice", "split")
 def _slice(spread: _Spread, equation: Equation, arrays: Sequence[Array]) -> Results:
-    """Slice each axis along the first of the axes into which it is split."""
+    """Slice an array by slicing, for each axis, the first of the axes into which it is split.
+
+    Return None if a slice does not begin or end between two items of that axis.
+    """
     groups = spread.groups(equation.invars[0])
     results: list[Array] = []
     for result, starts in zip(equation.outvars, cuts(equation), strict=True):

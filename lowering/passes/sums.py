@@ -27,10 +27,10 @@ _SUMS = ("add", "add_any")
 
 @in_loops
 def run(program: Program, target: Target) -> Program:
-    """Compute sums in a loop by products.
+    """Move sums over all iterations out of loops, and merge products that an iteration adds.
 
-    A sum over all iterations becomes one product after the loop. Several products that an iteration
-    adds become one product in the iteration.
+    A sum over all iterations becomes one product after the loop. In the loop of a backward
+    pass, several products that an iteration adds become one product.
     """
 
     def rewrite_loop(matcher: Matcher, equation: Equation) -> Computed | None:
@@ -51,10 +51,12 @@ def run(program: Program, target: Target) -> Program:
 
 
 class _Total(NamedTuple):
-    """A carried value to which each iteration adds a product, and which nothing else reads.
+    """A carried value of a loop, to which each iteration adds a product.
+
+    Nothing but the addition reads the value in the loop.
 
     Args:
-        number: the index of the value in the carry.
+        number: the index of the value among the carried values.
         product: the equation of the product.
         reshapes: the reshapes between the product and the addition.
     """
@@ -64,7 +66,11 @@ class _Total(NamedTuple):
     reshapes: Sequence[Equation]
 
     def final_value(self, initial: Array, left: Array, right: Array) -> Array:
-        """Return the initial value plus one product of the stacked operands."""
+        """Return the carried value after the loop: `initial` plus one product over all iterations.
+
+        `left` and `right` are the operands of the product, stacked along a first axis for the
+        iterations.
+        """
 
         def behind_steps(axes: Sequence[int]) -> tuple[int, ...]:
             return tuple(axis + 1 for axis in axes)
@@ -84,9 +90,9 @@ def _applied(equations: Sequence[Equation], x: Array) -> Array:
 
 
 def _chain(program: Program, variable: Atom) -> tuple[Equation | None, list[Equation]]:
-    """Return the equation that computes a variable before it is reshaped, and the reshapes.
+    """Return the equation whose reshaped result is `variable`, and the equations of the reshapes.
 
-    The equation is None if there is no such equation, or if another equation reads its result too.
+    The equation is None if there is none, or if another equation reads its result too.
     """
     reshapes: list[Equation] = []
     while True:
@@ -100,7 +106,11 @@ def _chain(program: Program, variable: Atom) -> tuple[Equation | None, list[Equa
 
 
 def _totals(body: Program, count: int, carried: int) -> Iterator[_Total]:
-    """Yield the totals of a scan's body with `count` constants and `carried` values."""
+    """Yield the carried values of a scan's body to which each iteration adds a product.
+
+    `count` is the number of constants of the scan, and `carried` is the number of carried
+    values.
+    """
     starts = body.arguments[count : count + carried]
     ends = body.results[:carried]
     constants = set(body.arguments[:count])
@@ -122,10 +132,10 @@ def _totals(body: Program, count: int, carried: int) -> Iterator[_Total]:
 
 
 def _without_totals(equation: Equation, body: Program) -> Computed | None:
-    """Move the totals of a scan out of the scan.
+    """Return a scan without the carried values to which each iteration adds a product.
 
-    The scan stacks the operands of the products. After the scan they are multiplied by one product
-    for each total.
+    The scan stacks the operands of the products. After the scan, one product for each of the
+    values sums over all iterations. None is returned if there are no such values.
     """
     count, carried = jaxprs.scan_counts(equation)
     totals = list(_totals(body, count, carried))
@@ -183,7 +193,7 @@ class _Sum(NamedTuple):
     terms: Sequence[Atom]
 
     def computed(self) -> Computed:
-        """Return the sum as one product of concatenated inputs and matrices."""
+        """Return a computation of the sum by one product of joined inputs and joined matrices."""
         summed_axes = [e.params["dimension_numbers"][0] for e in self.products]
         count = len(summed_axes)
 
@@ -211,7 +221,7 @@ class _Sum(NamedTuple):
 
 
 def _sums(program: Program) -> Iterator[_Sum]:
-    """Yield the sums of several products that can be computed as one product."""
+    """Yield the sums that have several products with parameter matrices of equal kinds."""
     inner_additions: set[int] = set()  # ids of additions that are part of another sum
     for equation in reversed(program.equations):
         if primitive(equation) not in _SUMS or id(equation) in inner_additions:

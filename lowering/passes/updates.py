@@ -31,12 +31,12 @@ _NUMBERS = (bool, int, float)
 
 
 class _SliceOfUpdates(NamedTuple):
-    """The slice of a tensor that a scatter overwrites, and the axes of its items in the updates.
+    """The slice of a tensor that a scatter overwrites, and its axes in the scatter's updates.
 
     Args:
         coordinates: maps each axis of the tensor along which the slice has only one item to the
-            number of a coordinate of the indices, which selects this item. The slice covers all
-            other axes completely.
+            number of a coordinate. This coordinate, along the last axis of the indices, selects the
+            item. The slice covers all other axes completely.
         axes: maps each axis of the tensor that the slice covers to an axis of the updates.
     """
 
@@ -46,7 +46,10 @@ class _SliceOfUpdates(NamedTuple):
 
 @in_loops
 def run(program: Program, target: Target) -> Program:
-    """Replace scatters that overwrite one slice. Programs with symbolic extents stay unchanged."""
+    """Replace each scatter that overwrites one slice of a tensor by an update of the slice.
+
+    Programs with symbolic extents stay unchanged.
+    """
     if not program.has_items:
         return program
     blocks: dict[int, _SliceOfUpdates] = {}
@@ -64,7 +67,7 @@ def run(program: Program, target: Target) -> Program:
 
 
 def _updated(block: _SliceOfUpdates, x: Array, indices: Array, updates: Array) -> Array:
-    """Update a slice. A slice that is out of bounds is not written, as in the scatter."""
+    """Return x with `updates` written to a slice. A slice that is out of bounds is not written."""
     first = indices.reshape(-1, indices.shape[-1])[0]
     starts = [jnp.zeros((), first.dtype)] * x.ndim
     is_inside = jnp.array(True)
@@ -81,7 +84,7 @@ def _updated(block: _SliceOfUpdates, x: Array, indices: Array, updates: Array) -
 
 
 def _block(items: _Items, equation: Equation) -> _SliceOfUpdates | None:
-    """Return the slice that a scatter overwrites, or None if the updates are not one slice."""
+    """Return the slice that a scatter overwrites, or None if it does not overwrite one slice."""
     x, indices, updates = equation.invars
     numbers = equation.params["dimension_numbers"]
     shape = x.aval.shape
@@ -116,7 +119,10 @@ def _block(items: _Items, equation: Equation) -> _SliceOfUpdates | None:
 
 
 def _counted(coordinate: NDArray[Any], extent: int) -> int | None:
-    """Return the axis along which a coordinate counts from 0 to `extent` - 1, or None."""
+    """Return the axis along which a coordinate counts from 0 to `extent` - 1, or None.
+
+    The coordinate must not change along other axes.
+    """
     for axis, n in enumerate(coordinate.shape):
         if n != extent:
             continue
@@ -127,13 +133,14 @@ def _counted(coordinate: NDArray[Any], extent: int) -> int | None:
 
 
 class _Item:
-    """An item that is not a number. Items that are computed in the same way are the same object."""
+    """Stands for an item that is no number. Items with equal computations are the same object."""
 
 
 class _Items:
-    """The items of small tensors, as far as they are determined.
+    """Determines the items of small tensors of a program, where this is possible.
 
-    An item is a number, a variable that has only one item, or an `_Item` computed from such items.
+    An item is a number, a variable that has only one item, or an `_Item` that is computed from
+    such items.
     """
 
     def __init__(self, program: Program) -> None:
@@ -147,7 +154,7 @@ class _Items:
                 self._determined[variable] = np.asarray(value).astype(object)
 
     def items_of(self, operand: Atom) -> NDArray[Any] | None:
-        """Return the items of a tensor as an array of objects, or None if they are not determined.
+        """Return the items of a tensor as an array of objects, or None if they are unknown.
 
         The items of tensors with more than `_LARGEST` items are not determined.
         """
@@ -176,7 +183,7 @@ class _Items:
         return items
 
     def _results(self, equation: Equation, operands: Sequence[NDArray[Any]]) -> NDArray[Any] | None:
-        """Return the items of a result.
+        """Return the items of an equation's result, computed from the items of its operands.
 
         None is returned if the equation neither moves items nor computes item by item.
         """

@@ -26,11 +26,11 @@ def target_of(
     """Return the target for devices of a platform.
 
     Args:
-        platform: jax's name of the platform.
+        platform: jax's name of the platform, such as "cpu".
         devices: the number of devices, or None if it is unknown. The number is needed if arguments
             are sharded.
         rates: the machine's rates; None for the profile that is current when a program is lowered.
-        is_open: whether programs for other shapes read the same parameters.
+        is_open: whether programs for other shapes of the inputs read the same parameters.
     """
     if platform == "cpu":
         from lowering.targets.cpu import CPU as base
@@ -44,11 +44,12 @@ def target_of(
 
 
 def mesh_target(platform: str, divided: Divided | None = None) -> Target:
-    """Return the target for a mesh of devices, which `differentiable` takes.
+    """Return the target for a mesh of devices, an argument of `differentiable`.
 
-    The docstring of `Divided` has an example. The resulting program must be called under `jax.jit`.
-    Choices between platforms are inlined first, and scatters that write one slice become updates,
-    since the pass `spread` cannot follow axes through either.
+    The docstring of `Divided` has an example. The program that `differentiable` makes must be
+    called under `jax.jit`. Choices between platforms are inlined first, and scatters that write
+    one slice become updates, since the pass `spread` can follow axes neither through choices
+    nor through scatters.
     """
     from lowering.passes import inlining, spread, updates
 

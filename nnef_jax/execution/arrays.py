@@ -40,17 +40,18 @@ _STATE = 1
 class Arrays:
     """The parameters and the initial state of a model, by label.
 
-    Arrays from a file are put on a device when a computation on that device first needs them. The
-    arrays on the host are then released. A second device copies the arrays of the first.
+    Arrays from a file are put on a device when a computation on that device first needs them.
+    The arrays on the host are then released. If a second device needs them, they are copied
+    from the first device.
 
-    `from_user` says that a user passed the arrays. Such arrays stay on their devices. They may be
-    traced, and jax may put any object in their places in a tree, so they are checked before their
-    first use.
+    `from_user` tells whether a user passed the arrays. Such arrays stay on their devices. They
+    may be traced, and jax may put any object in their places in a tree, so they are checked
+    before their first use.
 
     The initial state is a constant to derivatives, unless a user passed it (`state_from_user`).
 
-    A `jax.ShapeDtypeStruct` may stand for each array. A model with such arrays can be lowered and
-    compiled, but a call raises InputError.
+    A `jax.ShapeDtypeStruct` may stand for each array. A model with such arrays can be lowered
+    and compiled, but a call raises InputError.
     """
 
     def __init__(
@@ -77,7 +78,10 @@ class Arrays:
         from_user: bool = False,
         state_from_user: bool = False,
     ) -> Arrays:
-        """Return the arrays that a definition needs, selected from `data` by label."""
+        """Select the arrays that a definition needs from `data`, which has arrays by label.
+
+        `from_user` and `state_from_user` are as in the class.
+        """
         params = {label: data[label] for label in definition.labels}
         state = {label: data[label] for label in definition.states}
         leaves = params, state
@@ -96,16 +100,16 @@ class Arrays:
         return Arrays(self.definition, _copied(self._leaves, memo), **flags)
 
     def leaves(self) -> Leaves:
-        """Return the parameters and the initial state; those from a file are put on a device.
+        """Return the parameters and the initial state, as two dicts by label.
 
-        The device is jax's default device.
+        Arrays from a file are put on jax's default device.
         """
         if self.from_user:
             return self._leaves
         return self.parameters(), self.initial_state()
 
     def types(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the types of the parameters and of the initial state.
+        """Return the types of the parameters and of the initial state, as two dicts by label.
 
         On a mesh the types include shardings.
         """
@@ -119,16 +123,19 @@ class Arrays:
         return params, state
 
     def parameters(self, where: Where | None = None) -> dict[str, jax.Array]:
-        """Return the parameters on a device, by default jax's default device."""
+        """Return the parameters by label, on a device or sharding.
+
+        The default is jax's default device.
+        """
         return self._on_device(where, _PARAMETERS)
 
     def params_for_traced_calls(
         self, where: Where | None = None
     ) -> dict[str, jax.Array] | Prepared:
-        """Return the parameters that a traced function takes.
+        """Return the parameters for a function that jax traces.
 
-        If tensor parallelism divides parameters, the result contains them already divided, so that
-        they are divided once instead of in each call.
+        If tensor parallelism divides parameters, the result contains the divided arrays too, so
+        that they are divided once instead of in each call. `where` is a device or sharding.
         """
         params = self.parameters(where)
         layout = self.definition.layout
@@ -139,13 +146,16 @@ class Arrays:
         return Prepared(params, divided, self.definition)
 
     def initial_state(self, where: Where | None = None) -> dict[str, jax.Array]:
-        """Return the initial values of the graph's state variables on a device."""
+        """Return the initial values of state variables by label, on a device or sharding.
+
+        The default is jax's default device.
+        """
         state = self._on_device(where, _STATE)
         is_constant = self.are_traced and not self.state_from_user
         return jax.lax.stop_gradient(state) if is_constant else state
 
     def select(self, labels: Iterable[str]) -> dict[str, Any]:
-        """Return the parameters with these labels.
+        """Return the parameters that have these labels, by label.
 
         A parameter that no operation reads is a numpy array.
         """
@@ -153,26 +163,29 @@ class Arrays:
         return {label: parameters[label] for label in labels}
 
     def stored(self, label: str) -> Any:
-        """Return the array of a variable without a copy.
+        """Return the array that is stored under a label, without a copy.
 
-        It is a numpy array until it is put on a device.
+        An array from a file is a numpy array until it is put on a device.
         """
         return self.by_label[label]
 
     @property
     def by_label(self) -> dict[str, Any]:
-        """Return all arrays by label, each as `stored` returns it."""
+        """Return all arrays by label, also parameters that no operation reads.
+
+        An array from a file is a numpy array until it is put on a device.
+        """
         params, state = self._leaves
         return {**self.definition.unread, **params, **state}
 
     def with_definition(self, definition: Definition) -> Arrays:
-        """Return the same arrays, on the same devices, for another definition of the network."""
+        """Return these arrays, on their devices, for another definition of the network."""
         other = Arrays.__new__(Arrays)
         other.__dict__ = self.__dict__ | {"definition": definition}
         return other
 
     def with_layout(self, layout: Layout) -> Arrays:
-        """Return the same arrays on a mesh. Each device is sent only its shards."""
+        """Return these arrays on the mesh of a layout. Each device is sent only its shards."""
         params, state = self._leaves
         shapes = [value.type.shape for value in self.definition.network.graph.inputs]
         placed = layout.put_params(params), layout.put_state(state, shapes)
@@ -181,10 +194,10 @@ class Arrays:
         )
 
     def place(self, inputs: Sequence[object]) -> Placement | None:
-        """Return the place where jax computes with the model's arrays and these inputs.
+        """Return the device or sharding on which jax computes with these arrays and `inputs`.
 
-        Return None if arrays are traced, or committed to different places. In these cases jax
-        decides.
+        None is returned if arrays are traced, or committed to different places. In these cases
+        jax decides.
         """
         if not self.from_user:
             return place_of(inputs)
@@ -211,7 +224,7 @@ class Arrays:
         return any(isinstance(x, Tracer) for x in self._checked_arrays.values())
 
     def require(self) -> None:
-        """Raise InputError if types stand for the arrays."""
+        """Raise InputError if `jax.ShapeDtypeStruct`s stand for the arrays."""
         if self.are_types:
             name = self.definition.network.graph.name
             message = f"'{name}' has the shapes of its parameters, and no arrays"
@@ -219,12 +232,15 @@ class Arrays:
 
     @cached_property
     def are_types(self) -> bool:
-        """Tell whether types stand for the arrays."""
+        """Tell whether `jax.ShapeDtypeStruct`s stand for the arrays."""
         return any(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(self._leaves))
 
     @cached_property
     def _place(self) -> Placement | None:
-        """Return the place of a user's arrays, or None if they are traced or on several devices."""
+        """Return the place of a user's arrays, or None if jax must decide.
+
+        It is None if arrays are traced, or committed to several devices.
+        """
         if self.are_traced:
             return None
         arrays = list(self._checked_arrays.values())
@@ -233,7 +249,10 @@ class Arrays:
 
     @cached_property
     def _checked_arrays(self) -> dict[str, Any]:
-        """Return a user's arrays by label. Raises InputError if they do not fit the graph."""
+        """Return the arrays that a user passed, by label. Raises InputError if they do not fit.
+
+        They must fit the graph's parameters and states.
+        """
         definition = self.definition
         params, state = self._leaves
         bound = bind_variables("params", params, definition.parameters, definition.labels)
@@ -241,7 +260,10 @@ class Arrays:
         return {label: _strongly_typed(x) for label, x in bound.items()}
 
     def _on_device(self, device: Where | None, index: int) -> dict[str, Any]:
-        """Return the parameters (`index` 0) or the initial state (`index` 1) on a device."""
+        """Return the parameters (`index` 0) or the initial state (`index` 1) on a device.
+
+        They are returned by label.
+        """
         if self.from_user:
             return self._users_on_device(device, index)
         if device is None:
@@ -255,7 +277,10 @@ class Arrays:
         return self._placed.get((device, index), put)
 
     def _users_on_device(self, device: Where | None, index: int) -> dict[str, Any]:
-        """Do the same for a user's arrays, of which committed ones stay on their devices."""
+        """Return a user's parameters (`index` 0) or initial state (`index` 1) on a device.
+
+        They are returned by label. Arrays that are committed to another device stay there.
+        """
         labels = self.definition.labels if index == _PARAMETERS else self.definition.states
         if not labels:
             return {}
@@ -272,8 +297,8 @@ class Arrays:
 def _put(stored: Mapping[str, _Stored], where: Where) -> dict[str, jax.Array]:
     """Put arrays on a device without committing them to it, so that results follow the inputs.
 
-    A CPU device uses aligned arrays without a copy, also those in mapped files. With this, 102 MB
-    take 0.02 s; with a copy they take 0.6 s.
+    A CPU device uses aligned arrays without a copy, also arrays in mapped files. 102 MB take
+    0.02 s without a copy, and 0.6 s with one.
     """
     replicated = where if isinstance(where, NamedSharding) else None
     # The results are cached, so they must be arrays even if this code runs within a trace.
@@ -286,9 +311,9 @@ def _put(stored: Mapping[str, _Stored], where: Where) -> dict[str, jax.Array]:
 
 
 def _on_host(leaves: Leaves) -> Leaves:
-    """Convert the leaves to numpy arrays.
+    """Convert parameters and states to numpy arrays.
 
-    Raises InputError for an array whose values are not on this host.
+    Raises InputError for a tracer, or an array whose values are not on this host.
     """
 
     def on_host(x: object) -> object:
@@ -312,7 +337,7 @@ def _copied(leaves: Leaves, memo: dict[int, object]) -> Leaves:
 
 
 def _strongly_typed(x: _Stored) -> jax.Array:
-    """Return a jax array whose dtype is not weak.
+    """Return x as a jax array whose dtype is not weak. A tracer is returned unchanged.
 
     For a weak dtype, jax would compile another executable.
     """

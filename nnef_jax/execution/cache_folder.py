@@ -22,7 +22,7 @@ _NAME = re.compile(r"[0-9a-f]{64}\.(?:xla|bin)|machine-[0-9a-f]{16}\.json")
 
 
 class CachedFile(NamedTuple):
-    """A file of a cache folder, with its time of last use, its size, and its path."""
+    """A file of a cache folder: when it was last used, how large it is, and where it is."""
 
     used: float  # when the entry was last read or written, in seconds since the epoch
     size: int  # in bytes
@@ -30,17 +30,20 @@ class CachedFile(NamedTuple):
 
 
 def users_folder() -> str:
-    """Return the path of the user's cache folder for nnef_jax. The folder may be missing."""
+    """Return the path of nnef_jax's folder among the user's cache folders. It may not exist."""
     return platformdirs.user_cache_dir("nnef-jax", appauthor=False)
 
 
 def has_user_cache() -> bool:
-    """Tell whether the system has a folder for the user's caches. A bare container has none."""
+    """Tell whether the user's folder for caches exists. In a bare container it does not."""
     return os.path.isdir(platformdirs.user_cache_dir())
 
 
 def prepare(folder: str) -> str:
-    """Make a folder with mode 0700 if it does not exist; return its `reason_unusable`."""
+    """Make a folder with mode 0700 unless it exists. Return the reason why it is unusable, or "".
+
+    See `reason_unusable`.
+    """
     try:
         if os.path.isabs(folder):
             os.makedirs(folder, mode=0o700, exist_ok=True)
@@ -50,9 +53,10 @@ def prepare(folder: str) -> str:
 
 
 def reason_unusable(folder: str) -> str:
-    """Return the reason why a folder cannot be a cache, or '' if it can.
+    """Return the reason why a folder cannot be a cache, or "" if it can be one.
 
-    Other users must not be able to write to the folder, because its files contain code that is run.
+    Other users must not be able to write to the folder, because its files contain code that is
+    run.
     """
     if not os.path.isabs(folder):
         return "it is no absolute path"
@@ -71,7 +75,7 @@ def reason_unusable(folder: str) -> str:
 
 
 def entries(folder: str) -> list[CachedFile]:
-    """Return the files of the cache in a folder. The least recently used file comes first."""
+    """Return the files of the cache in a folder, the least recently used file first."""
     return sorted(_entries(folder))
 
 
@@ -85,10 +89,10 @@ def _entries(folder: str) -> Iterator[CachedFile]:
 
 
 def trim(folder: str, most: int) -> list[CachedFile]:
-    """Remove the least recently used files until at most `most` bytes are left.
+    """Remove the least recently used files of a cache until at most `most` bytes are left.
 
-    Returns the removed files. A file that cannot be removed, such as an open file on Windows, stays
-    in the folder, and its size still counts.
+    Returns the removed files. A file that cannot be removed, such as an open file on Windows,
+    stays in the folder, and its size still counts.
     """
     files = entries(folder)
     total = sum(entry.size for entry in files)
@@ -104,9 +108,9 @@ def trim(folder: str, most: int) -> list[CachedFile]:
 
 
 def clear(folder: str) -> list[CachedFile]:
-    """Remove all files of the cache, and return them.
+    """Remove all files of the cache in a folder, and return the removed files.
 
-    Temporary files that killed writers left behind are removed too.
+    Temporary files that killed processes left behind are removed too.
     """
     with suppress(OSError):
         temporaries.sweep(folder)

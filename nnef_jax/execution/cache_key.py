@@ -33,10 +33,11 @@ _IRRELEVANT = re.compile("cache|cross_host|default_device|dump|_log|platform|tra
 
 
 def key_of(graph: Graph, device: Device, *conditions: object) -> str:
-    """Return the key of an executable for a graph on a device, compiled under `conditions`.
+    """Return the cache key of an executable for a graph on a device.
 
-    The key depends on the graph and not on the document, because the structure of a graph may
-    depend on data too. Conditions are compared by their repr.
+    `conditions` are all other objects on which the executable depends. They are compared by
+    their repr. The key depends on the graph and not on the document, because the structure of a
+    graph may depend on data too.
     """
     place = device.platform, device.device_kind, device.id, device.client.platform_version
     texts = *_environment(), *map(repr, (*place, *conditions)), *described(graph)
@@ -44,7 +45,7 @@ def key_of(graph: Graph, device: Device, *conditions: object) -> str:
 
 
 def digest_of_graph(graph: Graph) -> str:
-    """Return the sha256 of everything in a graph that affects results.
+    """Return a sha256 of everything in a graph that affects results or names in profiles.
 
     The digest is the same in all processes.
     """
@@ -54,7 +55,8 @@ def digest_of_graph(graph: Graph) -> str:
 def described(graph: Graph, numbers: dict[Value, int] | None = None) -> Iterator[str]:
     """Yield texts that contain everything in a graph that affects results or names in profiles.
 
-    `numbers` has the numbers of the values of the outer graph, if this graph is inside another one.
+    If the graph is inside another graph, such as the body of a loop, `numbers` maps the values
+    of the outer graph to their numbers.
     """
     if numbers is None:
         numbers = {}
@@ -95,7 +97,8 @@ def _environment() -> Iterator[str]:
 def content_of(network: Network, unread: Mapping[str, ArrayLike]) -> tuple[object, ...]:
     """Return a digest of a network and its unread arrays, and the objects that have no digest.
 
-    Such objects are, for example, the functions of a user's rules. They are compared themselves.
+    Objects without a digest are, for example, the functions of a user's rules. Networks with
+    equal tuples compute the same results.
     """
     reading = network.options
     shapes = sorted((name, *shape) for name, shape in reading.input_shapes.items())
@@ -130,7 +133,10 @@ def compiler_versions() -> tuple[str, ...]:
 
 
 def _flags(variable: str) -> str:
-    """Return the flags in an environment variable, or in the file that XLA_FLAGS names."""
+    """Return the compiler's flags in the environment variable `variable`.
+
+    If the variable names a file, the flags are in the file.
+    """
     flags = os.environ.get(variable, "")
     if flags and not flags.startswith("-"):
         with suppress(OSError), open(flags, encoding="utf-8", errors="replace") as file:
@@ -140,13 +146,13 @@ def _flags(variable: str) -> str:
 
 @cache
 def _installation() -> tuple[str, ...]:
-    """Return texts for the versions of packages and Python, the sources, and the processor."""
+    """Return texts for the versions of packages and Python, the source files, and the processor."""
     versions = (nnef_jax.__version__, sys.version, np.__version__, ml_dtypes.__version__)
     return *versions, *_sources(), *processor()
 
 
 def _sources() -> Iterator[str]:
-    """Yield the size and the modification time of each source file of the packages.
+    """Yield a text for each source file of the packages, with its size and modification time.
 
     During development, sources change while the version of the package stays.
     """

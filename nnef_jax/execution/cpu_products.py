@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 def in_integers(
     definition: Definition, graph: Graph, platform: str | None = None
 ) -> frozenset[str]:
-    """Return the names of the operations that a platform computes in integers.
+    """Return the names of a graph's operations that are computed in integers on a platform.
 
     `platform` is by default jax's default platform.
     """
@@ -25,11 +25,11 @@ def in_integers(
 
 
 def remarks(definition: Definition, graph: Graph) -> list[str]:
-    """Return remarks on products that jax's default device computes in float32.
+    """Return lines of text about products that jax's default device computes in float32.
 
     There is a line for products of bfloat16, and a line for products of 8-bit integers, if the
-    network has such products and the device computes them in float32. A further line says whether
-    weights are converted to float32 in each call.
+    network has such products and the device computes them in float32. A further line says
+    whether weights are converted to float32 in each call.
     """
     target = definition.target(default_platform())
     integer_operations = target.in_integers

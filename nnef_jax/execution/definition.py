@@ -35,14 +35,14 @@ Function = Callable[..., Results]
 class Definition:
     """A network, together with the options by which it is run.
 
-    The methods `cycle`, `scanned_cycles` (by `lax.scan`) and `mapped_cycle` (by `jax.vmap`) are the
-    network as pure functions. Their arguments are parameters by label, a state by label, and inputs
-    in order. `Entry` offers these functions in the form in which users call them.
+    The methods `cycle`, `scanned_cycles` (by `lax.scan`) and `mapped_cycle` (by `jax.vmap`) are
+    the network as pure functions. Their arguments are parameters by label, a state by label,
+    and inputs in order. `Entry` offers these functions in the form in which users call them.
 
-    `labels` and `states` are the labels of the model's arrays. A definition does not hold the
-    network's data, except `unread`: these are parameters that no operation reads, and they stay on
-    the host. With the option `unused` these parameters belong to the model's arrays, and `unread`
-    is empty.
+    `labels` and `states` are the labels of the model's parameters and states. A definition does
+    not hold the network's arrays, except `unread`: the parameters that no operation reads,
+    which stay on the host. With the option `unused` these parameters belong to the model's
+    arrays, and `unread` is empty.
 
     Definitions compare by content, so equal models share jax's compilation cache. A pickled
     definition contains no compiled code.
@@ -64,13 +64,13 @@ class Definition:
         )
 
     def with_unread(self, arrays: Mapping[str, Any]) -> Definition:
-        """Return the same definition with more unread arrays."""
+        """Return the definition with further parameters that no operation reads, by label."""
         if not arrays:
             return self
         return self._copy_with(unread={**self.unread, **arrays})
 
     def with_options(self, options: RunOptions) -> Definition:
-        """Return the definition of the same network with other options."""
+        """Return a definition of the network with other options."""
         return self._copy_with(options=options, optimize=self._optimize(options))
 
     def _copy_with(self, **attributes: object) -> Definition:
@@ -85,34 +85,44 @@ class Definition:
         return False if self.layout and self.layout.specs else options.optimize
 
     def with_layout(self, layout: Layout | None) -> Definition:
-        """Return the same definition with another layout, or without a mesh."""
+        """Return a definition of the network on the mesh of a layout, or on no mesh for None."""
         network = replace(self.network, data=self.unread, _specialised={})
         return Definition(network, self.options, layout)
 
     def bind(
         self, args: tuple[object, ...], kwargs: Mapping[str, object], time_axes: int = 0
     ) -> list[Any]:
-        """Return the inputs of a call in graph order, on the mesh if there is one.
+        """Return the inputs of a call in the order of the graph.
 
-        Raises InputError in the same cases as `bind_inputs`.
+        `args` and `kwargs` are the arguments of the call. The first `time_axes` axes of each
+        input count time steps. On a mesh the inputs are put on the mesh. Raises InputError if
+        the inputs do not fit the graph.
         """
         if self.layout:
             return self.layout.bind(self.network, args, kwargs, time_axes)
         return bind_inputs(self.network, args, kwargs, leading=time_axes)
 
     def types(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> list[Any]:
-        """Return the types of a call's inputs. The arguments are arrays or types.
+        """Return the types of a call's inputs in the order of the graph.
 
-        Without arguments, returns the types that the network declares.
+        The arguments of the call are arrays or types. Without arguments the types are those
+        that the network declares.
         """
         inputs = args if args or kwargs else declared(self.network)
         return bind_inputs(self.network, inputs, kwargs, abstract=True)
 
     def check_params(self, params: Any, *, all: bool = False, stored: bool = False) -> Any:
-        """Check parameters, and return those that the network needs, or all of them if `all`.
+        """Check parameters, and return the parameters that the network needs, by label.
 
-        Parameters without prepared values are put on the mesh, unless `stored`. Prepared values are
-        dropped if `all` or `stored`. Raises InputError if the parameters do not fit the graph.
+        Args:
+            params: arrays by label, or the result of `prepare`.
+            all: whether to return all parameters of `params`, also those that the network does
+                not need.
+            stored: whether to leave the parameters on their devices, and not to put them on the
+                mesh.
+
+        Prepared values are dropped if `all` or `stored` is true. Raises InputError if the
+        parameters do not fit the graph.
         """
         if isinstance(params, Prepared):
             raw_params = params.checked_for(self).params
@@ -127,9 +137,10 @@ class Definition:
         return bound
 
     def check_state(self, state: object, labels: Iterable[str] | None = None) -> dict[str, Any]:
-        """Check the arrays of all state variables, or of those in `labels`, and return them.
+        """Check the arrays of a state, and return them as jax arrays by label.
 
-        Raises InputError if the arrays do not fit the graph.
+        By default all state variables must have an array, otherwise those in `labels`. Raises
+        InputError if an array is missing or does not fit the graph.
         """
         variables = self.variables
         if labels is not None:
@@ -144,12 +155,12 @@ class Definition:
 
     @cached_property
     def parameters(self) -> dict[str, Parameter]:
-        """Return all parameters of the graph by label, including unread parameters."""
+        """Return all parameters of the graph by label, also parameters that no operation reads."""
         return {parameter.label: parameter for parameter in self.network.graph.parameters}
 
     @cached_property
     def needed_labels(self) -> list[str]:
-        """Return the labels of the parameters on which outputs or states depend."""
+        """Return the labels of the parameters on which an output or a state depends."""
         return [label for label in self.parameters if label not in self.network.unused]
 
     @cached_property
@@ -177,9 +188,11 @@ class Definition:
     def scanned_cycles(
         self, params: Arrays, state: Arrays, inputs: Inputs, probe: Probe
     ) -> Results:
-        """Run a cycle for each item along the inputs' first axis, by `lax.scan`.
+        """Run a cycle for each index of the inputs' first axis, by `lax.scan`.
 
-        Each cycle takes the state that the previous cycle returned.
+        A cycle takes the state that the previous cycle returned. The outputs, the last state
+        and the captured tensors are returned. Outputs and captured tensors have a first axis
+        for the cycles.
         """
         self._require_constant_shapes(state, inputs)
 
@@ -191,14 +204,14 @@ class Definition:
         return outputs, last_state, captures
 
     def mapped_cycle(self, params: Arrays, state: Arrays, inputs: Inputs, probe: Probe) -> Results:
-        """Run a cycle for each item along the inputs' first axis, by `jax.vmap`.
+        """Run a cycle for each index of the inputs' first axis, by `jax.vmap`.
 
-        All cycles start from the same state.
+        All cycles start from the state `state`.
         """
         return jax.vmap(lambda items: self.cycle(params, state, items, probe))(list(inputs))
 
     def labels_read(self, inputs: Inputs, probe: Probe, state: Arrays) -> list[str]:
-        """Return the labels of the parameters that a run on these inputs reads."""
+        """Return the labels of the parameters that a run reads, with its results and captures."""
         return self._labels_read(*self._graph_and_results(inputs, probe, state))
 
     def _labels_read(self, graph: Graph, results: list[Value]) -> list[str]:
@@ -206,7 +219,7 @@ class Definition:
         return [parameter.label for parameter in graph.parameters if parameter.value in needed]
 
     def _require_constant_shapes(self, state: Arrays, inputs: Inputs) -> None:
-        """Raise InputError for a state variable whose shape would change in a cycle."""
+        """Raise InputError if the shape of a state variable would change in a cycle."""
         if not self.network.open_states:
             return
         graph = self.specialised(state, inputs, 1)
@@ -224,7 +237,7 @@ class Definition:
     ) -> dict[str, Any]:
         """Compute the initial values of state variables that depend on inputs of the first cycle.
 
-        `inputs` has these inputs by name.
+        `inputs` has the inputs on which they depend, by name.
         """
         initial = [state.initial for state in graph.states if state.initial is not None]
         arrays = [inputs.get(value.name) for value in graph.inputs]
@@ -237,7 +250,10 @@ class Definition:
         return {label: jnp.asarray(x) for label, x in states.items()}
 
     def tensors(self, graph: Graph, *arguments: Any) -> dict[Value, Any]:
-        """Compute tensors of a graph by `lowering.trace`. Errors name a line of the document."""
+        """Compute tensors of a graph by `lowering.trace`, which takes the other arguments.
+
+        If this fails, the error names a line of the document.
+        """
         options = self.options
         meter = Meter(self.network.options.meter.limits)
         refusal = partial(at_operation, family=UnsupportedError)
@@ -250,14 +266,18 @@ class Definition:
     def _graph_and_results(
         self, inputs: Inputs, probe: Probe, state: Arrays
     ) -> tuple[Graph, list[Value]]:
-        """Return the graph for the shapes of inputs and state, and the values to compute."""
+        """Return the graph for the shapes of inputs and state, and its tensors to compute.
+
+        The tensors are the outputs, the next states and the captured tensors, as the probe
+        says.
+        """
         graph = self.specialised(state, inputs)
         updates = map(attrgetter("update"), graph.states)
         results = [*graph.outputs, *updates] if probe.results else []
         return graph, [*results, *probe.captured(graph).values()]
 
     def specialised(self, state: Arrays, inputs: Inputs, time_axes: int = 0) -> Graph:
-        """Return the graph for the shapes of a state and of inputs.
+        """Return the network's graph for the shapes of a state and of inputs.
 
         The first `time_axes` axes of the inputs, which count time steps, are left out.
         """
@@ -272,7 +292,11 @@ class Definition:
         inputs: Inputs,
         probe: Probe,
     ) -> Results:
-        """Compute a function within a trace, which jax may lower for any platform."""
+        """Compute `function` within a trace, which jax may lower for any platform.
+
+        `function` is a method of this object, such as `cycle`. If passes are in use, it becomes
+        one primitive, which is rewritten when the platform is known.
+        """
         raw_params = params
         preparation = None
         if isinstance(params, Prepared):
@@ -303,16 +327,19 @@ class Definition:
 
     @property
     def about(self) -> About:
-        """Return the network's name for messages, and the treatment of passes that fail."""
+        """Return the network's name for warnings, and whether a pass that fails is an error."""
         is_strict = self.options.optimize == "strict"
         return About(self.network.graph.name, is_strict, is_open=self.network.is_open)
 
     def has_kernels(self, platform: str) -> bool:
-        """Tell whether passes choose layouts and kernels for a platform."""
+        """Tell whether there are kernels for a platform, and the network is optimised."""
         return bool(self.optimize) and platform == "cpu"
 
     def target(self, platform: str, devices: int = 1) -> Target:
-        """Return the target of lowering: the passes for a number of devices of a platform."""
+        """Return the target for which calls are lowered: passes, platform, number of devices.
+
+        If the network is not optimised, the target has no passes.
+        """
         from lowering import target_of
 
         if not self.optimize:
@@ -323,7 +350,11 @@ class Definition:
     def preparation(
         self, platform: str, function: Function, params: Arrays, state: Arrays, inputs: Inputs
     ) -> Any:
-        """Return the values prepared for a function on a platform, or None without passes."""
+        """Compute the values that a function's calls on a platform need from its parameters.
+
+        None is returned if nothing is prepared, for example if the platform has no kernels.
+        Raises the errors of the function.
+        """
         if not self.optimize:
             return None
         arguments = params, self.state_of(state), list(inputs)
@@ -341,7 +372,7 @@ class Definition:
             return or_else(by_passes, without_values)
 
     def state_of(self, state: Arrays) -> dict[str, Any]:
-        """Return the arrays of the network's state variables, selected from `state` by label."""
+        """Select the arrays of the network's state variables from `state`, by label."""
         return {s.label: state[s.label] for s in self.network.graph.states if s.label in state}
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -350,7 +381,7 @@ class Definition:
         return Definition, (network, self.options)
 
     def __eq__(self, other: object) -> bool:
-        """Tell whether both definitions have equal content, whatever files they were read from."""
+        """Tell whether two definitions have equal content, whatever files they were read from."""
         return self is other or (isinstance(other, Definition) and self.content == other.content)
 
     def __hash__(self) -> int:
@@ -362,7 +393,7 @@ class Definition:
 
     @property
     def differences(self) -> list[str]:
-        """Return phrases for the mesh, and for all options that do not have their default value."""
+        """Return phrases for the mesh, and for the options that differ from their default value."""
         words: list[str] = []
         if self.layout:
             axes = (f"{name}={size}" for name, size in self.layout.mesh.shape.items())
@@ -376,7 +407,11 @@ class Definition:
 
     @cached_property
     def content(self) -> tuple[object, ...]:
-        """Return the content that is compared: a digest, and the objects that have no digest."""
+        """Return the tuple by which definitions are compared.
+
+        It has a digest of the network, the objects that have no digest, the options and the
+        layout.
+        """
         from nnef_jax.execution.cache_key import content_of
 
         return (*content_of(self.network, self.unread), self.options, self.layout)

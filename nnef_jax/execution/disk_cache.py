@@ -38,14 +38,15 @@ _Tree = Any  # A PyTreeDef of jax, which type checkers do not accept as a type.
 
 
 class DiskCache:
-    """A folder of compiled functions and prepared values by key.
+    """A folder that stores compiled functions and prepared values by key.
 
-    The files hold pickled objects and machine code: whoever can write to the folder can run code in
-    the processes that read it. The folder is created with mode 0700, for its owner only.
+    The files hold pickled objects and machine code: whoever can write to the folder can run
+    code in the processes that read it. The folder is created with mode 0700, for its owner
+    only.
 
-    Many processes may use the folder at once, because files are written atomically. If nothing can
-    be written (a read-only folder, a full disk), existing files are used, and one warning says that
-    new files are not written.
+    Many processes may use the folder at once, because files are written atomically. If nothing
+    can be written (a read-only folder, a full disk), existing files are used, and one warning
+    says that new files are not written.
 
     Raises InputError if the folder cannot be created or read.
     """
@@ -73,13 +74,13 @@ class DiskCache:
         make: Callable[[], tuple[Split, jax.stages.Wrapped]],
         values_of: Callable[[Preparing], tuple[jax.Array, ...]],
     ) -> tuple[jax.stages.Compiled, Preparing]:
-        """Return the compiled call of a split, and the part that prepares parameters for it.
+        """Return the compiled call of a split, and the part that prepares parameters for the call.
 
-        Both are loaded from the folder if it contains them. Otherwise they are compiled and stored
-        there.
+        Both are loaded from the folder if it has a file for the key. Otherwise they are
+        compiled and stored there.
 
         Args:
-            key: digest of everything that the executables depend on.
+            key: a digest of everything that the executables depend on.
             device: the device where the executables run; it must be jax's default device.
             parameters: the model's arrays.
             arguments: arrays, or their types, of a call.
@@ -109,13 +110,13 @@ class DiskCache:
         return call, parts
 
     def has(self, key: str) -> bool:
-        """Tell whether there is a file for a key. The file may be damaged."""
+        """Tell whether the folder has a file for a key. The file may be damaged."""
         return os.path.exists(self._path(key, "xla"))
 
     def computed(
         self, parts: Preparing, chosen: Sequence[int], parameters: Sequence[jax.Array]
     ) -> list[jax.Array]:
-        """Return the prepared values with the `chosen` indices.
+        """Return the prepared values with the indices `chosen`.
 
         On a CPU they are read from files, and computed if there are no files. For ResNet-50 the
         computation of all values takes 0.2 s. The digest of the parameters takes 0.05 s, and
@@ -141,7 +142,7 @@ class DiskCache:
     def _value_paths(
         self, recipe: Recipe, chosen: Sequence[int], parameters: Sequence[jax.Array]
     ) -> dict[int, str]:
-        """Return the paths of the files of prepared values, by index."""
+        """Map the indices `chosen` of prepared values to the paths of their files."""
         read_indices = recipe.reads(chosen)
         read_digests = checked_file.digests_of([np.asarray(parameters[i]) for i in read_indices])
         parameter_digests = [""] * len(parameters)
@@ -156,7 +157,7 @@ class DiskCache:
         return paths
 
     def _keep(self, write: Callable[[], None]) -> None:
-        """Write a file. Any error, such as a full disk, becomes a warning."""
+        """Call `write`, which writes a file. If it fails, as on a full disk, warn once."""
         try:
             write()
         except Exception as error:
@@ -177,7 +178,7 @@ def _mark_used(path: str) -> None:
 
 
 def _reason(error: Exception) -> object:
-    """Return the system's message for an error without the path.
+    """Return the text of an error without a path.
 
     The path may be that of a temporary file, which means nothing to users.
     """
@@ -185,9 +186,9 @@ def _reason(error: Exception) -> object:
 
 
 def _folder(directory: str | os.PathLike[str]) -> str:
-    """Return the absolute path of a readable folder, which is created if it does not exist.
+    """Return the absolute path of a folder, which is created if it does not exist.
 
-    Raises OSError if that is impossible.
+    Raises OSError or ValueError if the folder cannot be created or read.
     """
     name = os.fsdecode(directory)
     if not name:
@@ -203,10 +204,10 @@ def _folder(directory: str | os.PathLike[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _StoredPreparation:
-    """The part of a split that prepares parameters, as it is read from a file.
+    """The part of a split that prepares parameters, as it is stored in a file.
 
-    If the file has an executable for this part, it computes the values, and is loaded at its first
-    use. Otherwise numpy computes the values.
+    `load` returns an executable that computes the values, and is called at its first use. If
+    `load` is None, numpy computes the values.
     """
 
     sources: Sequence[int | None]
@@ -214,7 +215,10 @@ class _StoredPreparation:
     load: Callable[[], jax.stages.Compiled] | None
 
     def computed(self, chosen: Sequence[int], parameters: Sequence[jax.Array]) -> list[jax.Array]:
-        """Compute the prepared values with the `chosen` indices, outside of any trace."""
+        """Compute the prepared values with the indices `chosen`.
+
+        The call must not be under tracing.
+        """
         if self.load is None:
             return self.recipe.computed(chosen, parameters)
         values = self.load()(list(parameters))
@@ -233,7 +237,7 @@ def _write(
 
 
 def _serialized(part: jax.stages.Compiled) -> tuple[bytes, _Tree]:
-    """Return the machine code of an executable, and the tree of its arguments, for a pickle."""
+    """Return the machine code of an executable, and the tree of its arguments, to be pickled."""
     code, arguments, _ = serialize_executable.serialize(part)
     return code, arguments
 
@@ -241,9 +245,10 @@ def _serialized(part: jax.stages.Compiled) -> tuple[bytes, _Tree]:
 def _read(
     path: str, device: Device, tree: _Tree
 ) -> tuple[_StoredPreparation, Callable[[], jax.stages.Compiled]] | None:
-    """Read a file; return the part that prepares parameters, and a function that loads the call.
+    """Read the file of a split, or return None if it is missing or damaged.
 
-    Return None for a damaged file.
+    Returns the part that prepares parameters, and a function that loads the executable of the
+    call.
     """
     # The file is not mapped. If machine code changed after the check, it might crash the process.
     content = checked_file.read_checked(path, mapped=False)

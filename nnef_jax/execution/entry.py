@@ -26,13 +26,13 @@ Lists = Sequence[Sequence[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A definition as a function of parameters, state and inputs, for one kind of call.
+    """A network as a function of parameters, state and inputs, for one kind of call.
 
-    There are four kinds of calls. "outputs" computes one cycle from the initial state. "map"
-    computes one cycle from the initial state for each item along the first axis of the inputs.
-    "step" computes one cycle from the state that the call passes, and returns the outputs and the
-    next state. "scan" computes many steps one after the other: the first axis of its inputs is
-    time.
+    There are four kinds of calls, by `name`. "outputs" computes one cycle from the initial
+    state. "map" computes one cycle from the initial state for each item along the first axis of
+    the inputs. "step" computes one cycle from the state that the call passes, and returns the
+    outputs and the next state. "scan" computes many steps one after the other: the first axis
+    of its inputs is time.
     """
 
     definition: Definition
@@ -40,28 +40,31 @@ class Entry:
 
     @property
     def title(self) -> str:
-        """Return the name that the function has in profiles."""
+        """Return the name that calls of this kind have in profiles, such as "net" or "net_step"."""
         graph = self.definition.network.graph
         return graph.name if self.name == "outputs" else f"{graph.name}_{self.name}"
 
     @property
     def takes_state(self) -> bool:
-        """Tell whether the function takes a state and returns the next one."""
+        """Tell whether a call passes a state, and gets the next state."""
         return self.name in ("step", "scan")
 
     @property
     def time_axes(self) -> int:
-        """Return the number of axes that precede the axes of a single cycle in each input."""
+        """Return how many axes an input of the call has before the axes of the network's input.
+
+        It is 1 for "map" and "scan", and otherwise 0.
+        """
         return int(self.name in ("map", "scan"))
 
     @property
     def donates(self) -> bool:
-        """Tell whether a call may write the next state into the memory of its state."""
+        """Tell whether a call may write the next state into the memory of the passed state."""
         return self.name == "step" and self.definition.options.donate_state
 
     @property
     def labels(self) -> list[str]:
-        """Return the labels of the states that the function takes, sorted as jax sorts a dict.
+        """Return the labels of the states that a call passes, sorted as jax sorts a dict.
 
         jax matches donated buffers to results by their position, and a mismatch costs a copy.
         """
@@ -70,7 +73,7 @@ class Entry:
 
     @property
     def function(self) -> Function:
-        """Return the method of the definition that computes this entry.
+        """Return the method of `Definition` that computes calls of this kind.
 
         It is a function of parameters, state, inputs and a probe.
         """
@@ -85,9 +88,9 @@ class Entry:
     ) -> Any:
         """Return a jitted function of parameters, state, inputs and a probe.
 
-        The function computes with `params_of(parameters)`. If a caller compiles it as a part of an
-        outer function, parameters whose values are known are prepared for the platform of the outer
-        function.
+        `options` are the compiler's options. The function computes with
+        `params_of(parameters)`. If a caller compiles it as a part of an outer function,
+        parameters whose values are known are prepared for the platform of the outer function.
         """
         definition = self.definition
         compute = partial(definition.compute_in_trace, self.function)
@@ -105,18 +108,19 @@ class Entry:
         return jax.jit(run, compiler_options=options)
 
     def arguments(self, state: Arrays, inputs: Inputs) -> tuple[list[Any], ...]:
-        """Return the inputs as a list, and the arrays of the state as another list if it is taken.
+        """Return the arguments of an executable after the prepared values, as one or two lists.
 
-        Lists are the trees that jax flattens in the least time.
+        The first list has the inputs. The second list has the arrays of the state, if calls
+        pass a state. Lists are the trees that jax flattens in the least time.
         """
         if not self.takes_state:
             return (list(inputs),)
         return list(inputs), [state[label] for label in self.labels]
 
     def of_lists(self, labels: Sequence[str]) -> Callable[..., Any]:
-        """Return the entry as a function of a list of the model's arrays and of `arguments`.
+        """Return a function of a list of the model's arrays, and of a call's `arguments`.
 
-        `labels` are the labels of the arrays in the list.
+        `labels` are the labels of the model's arrays in the list.
         """
 
         def run_on_lists(arrays: Inputs, inputs: Inputs, states: Inputs = ()) -> Any:
@@ -128,22 +132,29 @@ class Entry:
         return run_on_lists
 
     def specialised(self, arrays: Arrays, arguments: Lists) -> Graph:
-        """Return the graph for the shapes of a model's arrays and of a call's `arguments`."""
+        """Return the network's graph for the shapes of a model's arrays and of a call's lists.
+
+        `arguments` has the lists that the method `arguments` returns.
+        """
         inputs, *states = arguments
         state = dict(zip(self.labels, *states, strict=True)) if states else arrays
         return self.definition.specialised(state, inputs, self.time_axes)
 
     def tree(self, graph: Graph) -> Any:
-        """Return the tree structure of a call's result.
+        """Return jax's tree structure of a call's result.
 
-        `graph` must be specialised for the call.
+        `graph` must be the network's graph for the shapes of the call.
         """
         outputs = [0] * len(graph.outputs)
         next_state = {state.label: 0 for state in graph.states}
         return jax.tree.structure(self.result((outputs, next_state, {})))
 
     def result(self, results: Results, probe: Probe = NOTHING) -> Any:
-        """Return the results of a call in the form in which a user gets them."""
+        """Return the results of a call in the form in which a user gets them.
+
+        The form depends on whether there is one output or several, a next state, and captured
+        tensors.
+        """
         outputs, next_state, captures = results
         if not probe.results:
             return captures
@@ -156,7 +167,10 @@ class Entry:
 
 
 def results_of(graph: Graph) -> Callable[..., Any]:
-    """Return the function from the list of outputs to a call's result: an array or a namedtuple."""
+    """Return a function that makes a call's result of the list of outputs.
+
+    The result is an array if there is one output, and otherwise a namedtuple.
+    """
     names = graph.output_names
     if len(names) == 1:
         return operator.itemgetter(0)
@@ -171,10 +185,10 @@ def results_of(graph: Graph) -> Callable[..., Any]:
 
 @cache
 def _namedtuple(names: tuple[str, ...], aliases: tuple[tuple[str, int], ...]) -> Any:
-    """Return the namedtuple class with these fields. Its instances can be pickled.
+    """Return a namedtuple class with the fields `names`, whose instances can be pickled.
 
-    Items of an instance can also be taken by name, as `outputs["y"]`, or by alias. `aliases` has
-    pairs of an alias and the index of its item.
+    An item of an instance can also be taken by name, as `outputs["y"]`, or by an alias.
+    `aliases` has pairs of an alias and the index of its item.
     """
     type: Any = namedtuple("Outputs", names, rename=True)  # pyright: ignore[reportUntypedNamedTuple]
     indices = {**dict(aliases), **{name: i for i, name in enumerate(names)}}
@@ -201,9 +215,9 @@ def _unpickled(
 
 
 def _index(indices: Mapping[str, int], names: tuple[str, ...], key: object) -> Any:
-    """Return the index for a name or an alias.
+    """Return the index of an output, by its name or alias.
 
-    Other keys, such as slices, are returned unchanged.
+    Another key, such as a slice, is returned unchanged. Raises KeyError for an unknown name.
     """
     if not isinstance(key, str):
         return key

@@ -37,19 +37,20 @@ _RUNS = 20  # timed runs of a candidate, at most
 
 @dataclass(eq=False)
 class Store:
-    """The caches of one network for certain options.
+    """The compiled and jitted functions of a network, for one set of options.
 
     Args:
-        compiled: the executables. The key of an executable has the entry, the place and the shapes.
-        functions: functions that are jitted for any parameters, by entry. This cache also has the
-            compiler options, by platform.
+        compiled: the executables. The key of an executable has the entry, the place and the
+            shapes.
+        functions: functions that are jitted for any parameters, by entry. This cache also has
+            the compiler options, by platform.
     """
 
     compiled: Once
     functions: Once
 
     def copy_from(self, other: Store) -> None:
-        """Add the values of another store to this one."""
+        """Copy the contents of another store into this one."""
         _copy_values(other.compiled, self.compiled)
         _copy_values(other.functions, self.functions)
 
@@ -63,13 +64,14 @@ Stores = WeakValueDictionary[RunOptions, Store]
 
 
 class Executables:
-    """The executables of a definition, which are compiled or loaded from a folder when needed.
+    """The executables of a definition, which are compiled or loaded at their first use.
 
-    There is an executable for each entry, place and combination of shapes.
+    There is an executable for each entry, place and combination of shapes. Executables are
+    loaded from the folder `cache_dir` of the options.
 
-    The option `max_executables` bounds the cache in memory, from which the least recently used
-    executables are dropped. To jax this object is the static part of a model: it compares by its
-    definition, and a pickle of it has no executables.
+    The option `max_executables` bounds the number of executables in memory, of which the least
+    recently used ones are dropped. To jax this object is the static part of a model: two
+    objects are equal if their definitions are equal, and a pickle has no executables.
     """
 
     def __init__(self, definition: Definition, stores: Stores | None = None) -> None:
@@ -96,10 +98,10 @@ class Executables:
         return repr(self.definition)
 
     def with_definition(self, definition: Definition) -> Executables:
-        """Return the executables of the same network for other options.
+        """Return the executables for a definition of the same network with other options.
 
-        Objects with equal options share a store. If only `max_executables` differs, the contents of
-        this object's store are copied to the other store.
+        Objects with equal options share a store. If only `max_executables` differs, the
+        contents of this object's store are copied to the other store.
         """
         other = Executables(definition, self._stores)
         options = definition.options
@@ -109,7 +111,10 @@ class Executables:
         return other
 
     def with_unread_of(self, definition: Definition) -> Executables:
-        """Return the same executables for a definition that differs only in its unread arrays."""
+        """Return these executables for a definition that differs only in its unread arrays.
+
+        Unread arrays are parameters that no operation reads.
+        """
         if definition is self.definition:
             return self
         other = Executables.__new__(Executables)
@@ -118,13 +123,16 @@ class Executables:
 
     @property
     def computed_initial_states(self) -> Any:
-        """Return the jitted function that computes the initial values of state variables."""
+        """Return the jitted function that computes initial values of states from inputs."""
         compute = self.definition.computed_initial_states
         key = "computed initial states"
         return self._store.functions.get(key, lambda: jax.jit(compute, static_argnums=2))
 
     def jitted(self, entry: Entry) -> Any:
-        """Return the entry as a jitted function, which may be called within a trace."""
+        """Return a jitted function of parameters, state, inputs and a probe for one kind of call.
+
+        It may be called within a trace.
+        """
         # The setting is part of the key, because jax does not trace a function again when the user
         # turns on the search for NaN.
         return self._store.functions.get(
@@ -132,7 +140,7 @@ class Executables:
         )
 
     def jitted_for_mesh(self, entry: Entry) -> Any:
-        """Return the entry as a jitted function with compiler options for the mesh.
+        """Return the function that `jitted` returns, with compiler options for the mesh.
 
         jax refuses a function with such options within a trace.
         """
@@ -143,10 +151,10 @@ class Executables:
         return self._store.functions.get((entry.name, "mesh"), lambda: entry.jitted(options))
 
     def options(self, platform: str) -> dict[str, str]:
-        """Return the compiler options for a user's functions that call `outputs`.
+        """Return the compiler options for a function of a user that calls the network.
 
-        The options are those for a call with the shapes of the network's example, if extents are
-        open.
+        They are chosen for a call with the shapes of the network's example, if the network has
+        open extents.
         """
         definition = self.definition
         layout = definition.layout
@@ -179,10 +187,10 @@ class Executables:
         *,
         keeps_values: bool,
     ) -> partial[Any]:
-        """Return an entry's executable, bound to the prepared values of a model's arrays.
+        """Return the executable for a kind of call, bound to prepared values of a model's arrays.
 
-        The executable takes the lists of a call. It is compiled once, even if several threads ask
-        for it.
+        The executable takes the lists of a call. It is compiled once, even if several threads
+        ask for it.
 
         Args:
             entry: the kind of call.
@@ -226,7 +234,7 @@ class Executables:
             return partial(run, values_of(parts))
 
     def is_on_disk(self, entry: Entry, arrays: Arrays, arguments: Lists, place: Placement) -> bool:
-        """Tell whether the cache folder has the executable for these arguments."""
+        """Tell whether the cache folder has the executable for a call with these arrays."""
         disk = self._disk_for(place)
         if disk is None:
             return False
@@ -241,10 +249,10 @@ class Executables:
         platform: str,
         devices: int = 1,
     ) -> tuple[Split, Callable[..., Any]]:
-        """Lower an entry for devices of a platform; return the split, and its call as a function.
+        """Lower a kind of call for devices of a platform. Return the split, and a function.
 
-        The function takes prepared values and `arguments`. Arrays and arguments may be types.
-        Nothing is compiled, so the host needs no such device.
+        The function computes the call from prepared values and `arguments`. Arrays and
+        arguments may be types. Nothing is compiled, so the host needs no such device.
         """
         definition = self.definition
         function = entry.of_lists([*arrays])
@@ -278,7 +286,11 @@ class Executables:
         arguments: Lists,
         place: Placement,
     ) -> tuple[Split, jax.stages.Wrapped]:
-        """Return the split of an entry, and its call jitted with suitable compiler options."""
+        """Lower a kind of call. Return the split, and the call as a jitted function.
+
+        The function has suitable compiler options. With the option `autotune` they are found by
+        trial.
+        """
         definition = self.definition
         platform = place.device.platform
         parts, call = self.lower(entry, arrays, arguments, platform, place.devices)
@@ -324,7 +336,7 @@ class Executables:
 def _by_trial(
     call: Callable[..., object], arguments: Sequence[object], candidates: Sequence[dict[str, str]]
 ) -> dict[str, str]:
-    """Time a call with each candidate of compiler options, and return the fastest candidate."""
+    """Time a call with each set of compiler options in `candidates`, and return the fastest set."""
 
     def compiled(options: dict[str, str]) -> Callable[[], object]:
         run: Any = jax.jit(call, compiler_options=options)
@@ -334,7 +346,7 @@ def _by_trial(
 
 
 def fastest(runs: Sequence[Callable[[], object]]) -> int:
-    """Return the index of the function with the shortest call.
+    """Return the index of the function that has the shortest call.
 
     The functions are called in turn, so that a disturbance of the machine affects all of them.
     """
@@ -353,11 +365,11 @@ def fastest(runs: Sequence[Callable[[], object]]) -> int:
 
 
 def _in_trace_only(run: Callable[..., object], name: str) -> Callable[..., object]:
-    """Return `run` under a new name, such that it raises RuntimeError outside of a trace.
+    """Return a function that calls `run`, but raises RuntimeError outside of a trace.
 
-    When jax searches for a NaN, and under `jax.disable_jit`, it runs the primitives of a jitted
-    function one by one. In these cases the network must run as it is written, because only then its
-    operations have names.
+    It has the name `name`. When jax searches for a NaN, and under `jax.disable_jit`, jax runs
+    the primitives of a jitted function one by one. In these cases the network must run as it is
+    written, because only then its operations have names.
     """
 
     def in_trace(*arguments: object) -> object:

@@ -45,10 +45,11 @@ ByLabel = Mapping[str, Any]  # arrays, tracers or types
 
 
 def run_options(before: RunOptions, keywords: RunKeywords, *, has_rules: bool) -> RunOptions:
-    """Check keywords, and return the options `before` with these keywords changed.
+    """Check the keywords of a user, and return the options `before` changed by them.
 
-    The folder `cache_dir` is created. `has_rules` says whether a user's rules are in use. Raises
-    the errors of `checked_run`, and InputError for a folder that cannot be created or read.
+    The folder `cache_dir` is created. `has_rules` tells whether a user's rules are in use.
+    Raises the errors of `checked_run`, and InputError for a folder that cannot be created or
+    read.
     """
     checked = checked_run(keywords, has_rules=has_rules)
     if checked.get("cache_dir") is not None:
@@ -59,7 +60,7 @@ def run_options(before: RunOptions, keywords: RunKeywords, *, has_rules: bool) -
 
 
 class Execution:
-    """A `definition` that runs on `arrays`, by cached `executables`."""
+    """Runs a network, its `definition`, on the arrays of a model, by cached `executables`."""
 
     def __init__(self, executables: Executables, arrays: Arrays) -> None:
         definition = arrays.definition
@@ -79,22 +80,25 @@ class Execution:
 
     @property
     def outputs(self) -> Entry:
-        """Return the entry of one cycle from the initial state."""
+        """Return the kind of call that computes one cycle from the initial state."""
         return Entry(self.definition, "outputs")
 
     @property
     def map(self) -> Entry:
-        """Return the entry of a cycle from the initial state for each item along the first axis."""
+        """Return the kind of call that computes a cycle for each index of the inputs' first axis.
+
+        Each cycle starts from the initial state.
+        """
         return Entry(self.definition, "map")
 
     @property
     def step(self) -> Entry:
-        """Return the entry of one cycle from a state. A call returns the next state too."""
+        """Return the kind of call that computes one cycle from a state, and also the next state."""
         return Entry(self.definition, "step")
 
     @property
     def scan(self) -> Entry:
-        """Return the entry of successive cycles from a state.
+        """Return the kind of call that computes successive cycles from a state.
 
         The first axis of the inputs is time.
         """
@@ -102,7 +106,10 @@ class Execution:
 
     @cached_property
     def packed(self) -> Callable[..., Any]:
-        """Return the function from outputs to a call's result: the only output, or a namedtuple."""
+        """Return the function that makes a call's result of the list of outputs.
+
+        The result is an array if there is one output, and otherwise a namedtuple.
+        """
         return results_of(self.network.graph)
 
     @classmethod
@@ -112,12 +119,12 @@ class Execution:
 
     @classmethod
     def loaded(cls, network: Network, options: RunOptions) -> Execution:
-        """Return an execution of a network on the data that were read with it."""
+        """Return an execution of a network on the arrays that were read with the network."""
         return cls.of(Arrays.of(Definition(network, options), network.data))
 
     @classmethod
     def abstract(cls, network: Network, options: RunOptions) -> Execution:
-        """Return an execution of a network that has only the shapes of its data."""
+        """Return an execution of a network that has only the types of its arrays."""
         variables = *network.graph.parameters, *network.graph.states
         types = {x.label: array_type(x.value) for x in variables}
         definition = Definition(replace(network, data=types), options)
@@ -126,34 +133,41 @@ class Execution:
     def with_leaves(
         self, leaves: Leaves, unread: ByLabel | None = None, *, state_from_user: bool = False
     ) -> Execution:
-        """Return an execution on other parameters and states, which shares the executables."""
+        """Return an execution on other parameters and states, which shares this one's executables.
+
+        `leaves` are the parameters and the initial state. `unread` has further parameters that
+        no operation reads. `state_from_user` tells whether a user passed the state.
+        """
         definition = self.definition.with_unread(unread or {})
         from_user = state_from_user or self.arrays.state_from_user
         return Execution(self.executables, Arrays(definition, leaves, state_from_user=from_user))
 
     def with_network(self, network: Network) -> Execution:
-        """Return an execution of another network on that network's data, with the same options."""
+        """Return an execution of another network on the other network's arrays.
+
+        Its options are those of this execution.
+        """
         before = self.definition
         definition = Definition(network, before.options, before.layout)
         return self._on_data(definition, network.data, from_user=self.arrays.from_user)
 
     def with_layout(self, layout: Layout) -> Execution:
-        """Return the same execution on a mesh."""
+        """Return an execution of the network on a mesh. The arrays are put on the mesh."""
         return Execution.of(self.arrays.with_layout(layout))
 
     def with_options(self, options: RunOptions) -> Execution:
-        """Return the execution on the same arrays with other options."""
+        """Return an execution of the network on these arrays, with other options."""
         definition = self.definition.with_options(options)
         return Execution(
             self.executables.with_definition(definition), self.arrays.with_definition(definition)
         )
 
     def without_passes(self) -> Execution:
-        """Return an execution on the same arrays, without passes and without a mesh."""
+        """Return an execution of the network on these arrays, without passes and without a mesh."""
         return self.without_mesh().with_options(replace(self.definition.options, optimize=False))
 
     def without_mesh(self) -> Execution:
-        """Return an execution on the same arrays, without a mesh."""
+        """Return an execution of the network on these arrays, without a mesh."""
         if self.definition.layout is None:
             return self
         params, state = self.arrays.leaves()
@@ -168,11 +182,11 @@ class Execution:
         return Execution.of(arrays)
 
     def for_one_call(self, inputs: Inputs) -> Execution:
-        """Return the execution for which compilation and one call together take the least time.
+        """Return this execution, or one without passes, whichever takes less time for one call.
 
-        On a CPU this is normally the network as it is written, without passes. There are two
-        exceptions. An executable on disk need not be compiled, and the passes are worth their time
-        if the call takes long.
+        The time includes compilation. On a CPU it is normally less without passes. There are
+        two exceptions: an executable on disk need not be compiled, and the passes are worth
+        their time if the call takes long.
         """
         if default_platform() != "cpu":
             return self
@@ -188,9 +202,9 @@ class Execution:
         return self if is_long else self.without_passes()
 
     def executable_for(self, inputs: tuple[object, ...]) -> partial[Any] | None:
-        """Return the executable of `outputs` that an earlier call with these types used.
+        """Return the executable that an earlier call with inputs of these types used, or None.
 
-        Return None if there was no such call. Inputs of these types need no binding. Binding and
+        The call was of the kind `outputs`. Inputs of these types need no binding. Binding and
         the choice of an executable would take up to 30 us.
         """
         if forks.is_without_threads:
@@ -214,7 +228,11 @@ class Execution:
         params: Params | None = None,
         probe: Probe = NOTHING,
     ) -> Any:
-        """Run a cycle from the initial state, on inputs that are passed by position and by name."""
+        """Run one cycle from the initial state, on inputs that are passed by position and by name.
+
+        `args` and `kwargs` are the arguments of the user's call. `params` replace the model's
+        parameters.
+        """
         return self.run(self.outputs, {}, self.bind(args, kwargs), params, probe)
 
     def run(
@@ -225,12 +243,12 @@ class Execution:
         params: Params | None = None,
         probe: Probe = NOTHING,
     ) -> Any:
-        """Run the network on inputs, and on a state if the entry takes one.
+        """Run the network on inputs, and on a state if the kind of call takes one.
 
-        Without `params`, the network runs on the model's parameters, on the device to which the
-        arrays are committed. There are two ways to run it. A call outside of traces, without
-        `params` and without a probe, runs an executable that is bound to prepared values. Any other
-        call runs a jitted function of parameters, state and inputs.
+        If `params` is None, the network runs on the model's parameters, on the device to which
+        the arrays are committed. There are two ways to run it. A call outside of traces,
+        without `params` and without a probe, runs an executable that is bound to prepared
+        values. Any other call runs a jitted function of parameters, state and inputs.
         """
         if forks.is_without_threads:
             forks.refuse()
@@ -261,11 +279,14 @@ class Execution:
             return self._run_in_trace(entry, state, inputs)
 
     def _is_in_callers_trace(self) -> bool:
-        """Tell whether jax is tracing now although none of the model's arrays is a tracer."""
+        """Tell whether jax is tracing a function of the caller, in which the arrays are constants.
+
+        Then none of the model's arrays is a tracer.
+        """
         return is_traced() and not self.arrays.are_traced
 
     def _run_in_trace(self, entry: Entry, state: ByLabel, inputs: Inputs) -> Any:
-        """Run an entry in the caller's trace.
+        """Run the network in the trace of the caller.
 
         Parameters are prepared for the platform for which the trace is lowered.
         """
@@ -278,7 +299,7 @@ class Execution:
         return run(None, self._state_before(entry, state), inputs, NOTHING)
 
     def compiled(self, entry: Entry, state: ByLabel, inputs: Inputs) -> jax.stages.Compiled:
-        """Return the program that jax compiled for a call with arrays like these."""
+        """Return the compiled program of a call with arrays like `state` and `inputs`."""
         arguments = entry.arguments(state, inputs)
         place = self._place([*chain(*arguments)])
         if place is None or is_explicit(place.where):
@@ -296,10 +317,10 @@ class Execution:
         return bound.lower(*executable.args, *arguments).compile()
 
     def program(self, entry: Entry, inputs: Inputs, platform: str) -> tuple[Any, tuple[Any, ...]]:
-        """Return the function that a call runs on devices of a platform, and its arguments' types.
+        """Return the function that a call runs on devices of a platform, and the types it takes.
 
-        The host needs no such device, because the model's arrays and `inputs` may be types. On a
-        mesh the types have shardings. The function may be jitted or exported.
+        The host needs no such device, because the model's arrays and `inputs` may be types. On
+        a mesh the types have shardings. The function may be jitted or exported.
         """
         params, state = self.arrays.types()
         layout = self.definition.layout
@@ -322,10 +343,10 @@ class Execution:
         return partial(_without_probe, entry.jitted()), (prepared, state, list(inputs))
 
     def _place(self, arrays: Inputs) -> Placement | None:
-        """Return the place where jax computes with the arrays of a call, or None if jax decides.
+        """Return the device or sharding on which jax computes a call, or None if jax decides.
 
-        jax decides if arrays are traced, if the user disabled compilation, or if jax looks for the
-        operation that computes a NaN.
+        `arrays` are the inputs and the state of the call. jax decides if arrays are traced, if
+        the user disabled compilation, or if jax looks for the operation that computes a NaN.
         """
         if debugs_or_disables_jit() or any(isinstance(x, Tracer) for x in arrays):
             return None
@@ -354,7 +375,7 @@ class Execution:
     def _params_for_captures(
         self, entry: Entry, state: ByLabel, inputs: Inputs, probe: Probe
     ) -> dict[str, Any]:
-        """Return the parameters that a run reads, including those for captured tensors."""
+        """Return the parameters that a run reads, also to compute captured tensors."""
         items = [jax.ShapeDtypeStruct(x.shape[entry.time_axes :], x.dtype) for x in inputs]
         labels = self.definition.labels_read(items, probe, self._state_before(entry, state))
         return self.arrays.select(labels)
@@ -393,9 +414,9 @@ class Execution:
             raise
 
     def _not_finite(self, params: ByLabel, state: ByLabel, inputs: Inputs) -> list[str]:
-        """Return the names of the arguments that contain a NaN or an infinity.
+        """Return names of the parameters, states and inputs that contain a NaN or an infinity.
 
-        jax's settings decide for which of the two jax looks.
+        Only the kind for which jax's settings make it look counts.
         """
         config: Any = jax.config
         switches = {jnp.isnan: config.jax_debug_nans, jnp.isinf: config.jax_debug_infs}
@@ -410,9 +431,10 @@ class Execution:
         return culprits
 
     def prepare(self, params: ByLabel, inputs: Inputs, state: ByLabel | None = None) -> Prepared:
-        """Return parameters with the values that are prepared for a cycle on inputs of these types.
+        """Return parameters together with the values that a cycle computes from them.
 
-        `state` is the state before the cycle, by default the initial state.
+        The cycle is one on inputs of the types of `inputs`. `state` is the state before the
+        cycle, by default the initial state.
         """
         if forks.is_without_threads:
             forks.refuse()
@@ -437,11 +459,11 @@ class Execution:
         return Prepared(params, values, definition)
 
     def first_state(self, inputs: Callable[[], Inputs]) -> dict[str, jax.Array]:
-        """Return the state before the first cycle.
+        """Return the state before the first cycle, by label.
 
-        `inputs` is called only if an initial value is computed from inputs. It returns the inputs
-        of the first cycle, as arrays or types. Raises InputError if it returns a type for an input
-        whose values are needed.
+        `inputs` is called only if an initial value is computed from inputs. It returns the
+        inputs of the first cycle, as arrays or types. Raises InputError if it returns a type
+        for an input whose values are needed.
         """
         stored = dict(self.arrays.initial_state())
         network = self.network
@@ -473,7 +495,7 @@ def _without_probe(run: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def _key_of_types(arrays: Inputs) -> tuple[Any, ...]:
-    """Return the key under which the executable for these arrays of numpy or jax is stored."""
+    """Return the key of the executable for arrays of numpy or jax with the types of `arrays`."""
     default: Any = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
     types: list[Any] = [default]
     for x in arrays:

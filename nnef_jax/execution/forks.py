@@ -25,7 +25,7 @@ if hasattr(os, "register_at_fork"):  # Windows does not fork.
 
 
 def refuse() -> NoReturn:
-    """Raise UnsupportedError, since a computation in this process might never end."""
+    """Raise UnsupportedError, since jax's threads are missing and a computation might never end."""
     from nnef_jax.errors import UnsupportedError
 
     hint = "start processes by multiprocessing.get_context('spawn') or 'forkserver'"

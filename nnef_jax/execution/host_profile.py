@@ -55,12 +55,13 @@ _NO_QUOTA = 1 << 16  # in cores; more than any host has
 def rates(
     graph: Graph, options: RunOptions, platform: str, *, measures: bool = True
 ) -> MachineProfile:
-    """Return the rates by which passes choose layouts and kernels.
+    """Return the rates of a machine, by which passes choose layouts and kernels.
 
-    If a context has set rates (`held_profile`), these are returned. Otherwise the rates are those
-    of the host if the platform is a CPU, and those that are shipped with the package for other
-    platforms. The host's rates are read from the folder in the options, by default from the user's
-    cache folder. If no rates are stored there and the graph is large, the host is measured.
+    If a context has set rates (`held_profile`), these are returned. Otherwise the rates are
+    measured on the host if the platform is "cpu", and shipped with the package for other
+    platforms. The host's rates are read from the folder in the options, by default from the
+    user's cache folder. If the folder has no rates of the host, the host is measured, provided
+    that the graph is large and `measures` is true.
     """
     held = held_profile()
     if held:
@@ -82,9 +83,9 @@ def may_measure() -> bool:
 
 
 def read(folder: str | None = None) -> MachineProfile | None:
-    """Return the host's profile from a folder, or None if the folder has no profile of this host.
+    """Return the host's profile from a folder, by default from the user's cache folder.
 
-    The default is the user's cache folder.
+    None is returned if the folder has no profile of this host.
     """
     if folder not in _profiles:
         path = path_in(folder)
@@ -95,10 +96,11 @@ def read(folder: str | None = None) -> MachineProfile | None:
 
 
 def measure(folder: str | None = None) -> MachineProfile | None:
-    """Measure the host, and write its profile to a folder; return None if it cannot be written.
+    """Measure the host, and write its profile to a folder, by default to the user's cache folder.
 
-    Threads that call this function at the same time get the same profile. A thread waits 5 s at
-    most, and then returns None.
+    Returns the profile, or None if the folder cannot be written to. Threads that call this
+    function at the same time get the same profile. A thread waits for another one 5 s at most,
+    and then returns None.
     """
     path = path_in(folder)
     if path is None:
@@ -116,10 +118,10 @@ def measure(folder: str | None = None) -> MachineProfile | None:
 
 
 def _measure_and_write(path: str) -> MachineProfile:
-    """Measure the host, and write and return its profile; return the shipped one if that fails.
+    """Measure the host, write its profile to a file, and return the profile.
 
-    A profile that cannot be written is not used either, because other processes would choose by
-    other rates.
+    If this fails, the shipped profile is returned. A profile that cannot be written is not used
+    either, because other processes would choose by other rates.
     """
     with suppress(Exception):  # XLA may raise any exception if it lacks an option.
         profile = _measured()
@@ -142,7 +144,7 @@ def _measured() -> MachineProfile:
 def path_in(folder: str | None = None) -> str | None:
     """Return the path of the host's profile in a folder, by default in the user's cache folder.
 
-    Return None if the system has no folder for the user's caches, as in a bare container.
+    None is returned if the system has no folder for the user's caches, as in a bare container.
     """
     if folder is None:
         if not cache_folder.has_user_cache():
@@ -153,7 +155,7 @@ def path_in(folder: str | None = None) -> str | None:
 
 
 def _host_identity() -> tuple[str, ...]:
-    """Return the identity of the host and its compiler. A profile is valid only for these."""
+    """Return texts that identify the host and its compiler, for which a profile is valid."""
     names = ",".join((*MachineProfile.names(), *Costs.names()))
     return *processor(), f"threads: {threads()}", *compiler_versions(), f"rates: {names}"
 
@@ -162,8 +164,8 @@ def _host_identity() -> tuple[str, ...]:
 def threads() -> int:
     """Return the number of threads that can run at the same time.
 
-    This is the number of cores that the process may use, or its quota of processor time if that is
-    smaller.
+    It is the number of cores that the process may use, or the process's quota of processor
+    time, in cores, if the quota is smaller.
     """
     if hasattr(os, "sched_getaffinity"):
         cores = len(os.sched_getaffinity(0))
@@ -173,7 +175,11 @@ def threads() -> int:
 
 
 def quota(root: str = "/sys/fs/cgroup") -> int:
-    """Return the number of cores that the control group (version 1 or 2) allows, rounded up."""
+    """Return the number of cores that the control group allows, rounded up.
+
+    `root` is the folder of the control groups, of version 1 or 2. Without a limit the result is
+    larger than the number of cores of any host.
+    """
     for names in (["cpu.max"], ["cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"]):
         with suppress(OSError, ValueError, ArithmeticError):
             texts = [Path(root, name).read_text("ascii") for name in names]
@@ -185,7 +191,7 @@ def quota(root: str = "/sys/fs/cgroup") -> int:
 
 
 def _read(path: str) -> MachineProfile | None:
-    """Return the profile in a file, or None if there is none or it is from another host."""
+    """Return the profile in a file, or None if the file is missing, damaged or of another host."""
     try:
         with protected_files.without_noting(), files.open_regular(path, ArchiveError) as file:
             content = json.loads(file.read(_LARGEST_FILE))
@@ -200,7 +206,7 @@ def _read(path: str) -> MachineProfile | None:
 
 
 def _profile(content: Mapping[str, Any]) -> MachineProfile:
-    """Make a profile from the fields of a file. Raises TypeError or ValueError for wrong fields."""
+    """Make a profile of the fields in a file. Raises TypeError or ValueError if they are wrong."""
     costs: Any = Costs(**content["costs"])
     profile = MachineProfile(**{**content, "costs": costs})
     rates = [getattr(profile, name) for name in MachineProfile.names()]

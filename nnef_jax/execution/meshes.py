@@ -40,13 +40,13 @@ AnyMesh = Mesh | AbstractMesh
 
 @dataclass(frozen=True)
 class Layout:
-    """The mesh of a model, and the mesh axes along which its batch and parameters are sharded.
+    """The mesh of a model, and how its batch and its parameters are sharded over the mesh.
 
     Args:
         mesh: the devices. If they are not attached, types stand for arrays.
         batch: names of the mesh axes along which a batch is sharded.
-        axis: the batch axis of inputs, states and outputs. An array has a batch if its extent along
-            this axis equals that of the first input that has this axis.
+        axis: the batch axis of inputs, states and outputs. An array has a batch if its extent
+            along this axis equals the extent of the first input that has this axis.
         specs: shardings by label, of parameters, and of states along axes other than the batch.
             Other parameters are replicated.
         along: names of the mesh axes for tensor parallelism.
@@ -62,12 +62,12 @@ class Layout:
 
     @cached_property
     def parts(self) -> int:
-        """Return the number of shards of a batch."""
+        """Return into how many shards a batch is divided."""
         return math.prod(self.mesh.shape[name] for name in self.batch)
 
     @property
     def place(self) -> Placement | None:
-        """Return the place of prepared values, which are replicated; None if there are none.
+        """Return the sharding of prepared values, which are replicated, or None for no such values.
 
         Nothing is prepared if parameters are sharded, or if the mesh has Explicit axes.
         """
@@ -75,21 +75,30 @@ class Layout:
         return None if self.specs or is_explicit(replicated) else Placement(replicated, True)
 
     def extent(self, shapes: Sequence[Sequence[int]], time_axes: int = 0) -> int | None:
-        """Return the batch's extent from the shapes of inputs; None if no shape has the axis."""
+        """Return the batch's extent from the shapes of inputs, or None if none has the batch axis.
+
+        The first `time_axes` axes of the shapes count time steps.
+        """
         axis = self.axis + time_axes
         return next((shape[axis] for shape in shapes if len(shape) > axis), None)
 
     def sharding_for(
         self, extent: int | None, shape: Sequence[int], time_axes: int = 0
     ) -> NamedSharding:
-        """Return the sharding of an array in a call whose batch has this extent."""
+        """Return the sharding of an input or output of a call whose batch has the extent `extent`.
+
+        `shape` is the shape of the array. Its first `time_axes` axes count time steps.
+        """
         axis = self.axis + time_axes
         has_batch = self.batch and shape[axis : axis + 1] == (extent,)
         axes = [None] * axis + [self.batch] if has_batch else []
         return NamedSharding(self.mesh, PartitionSpec(*axes))
 
     def of_state(self, label: str, extent: int | None, shape: Sequence[int]) -> NamedSharding:
-        """Return the sharding of a state in a call whose batch has this extent."""
+        """Return the sharding of a state in a call whose batch has the extent `extent`.
+
+        `shape` is the shape of the state.
+        """
         sharding = self.sharding_for(extent, shape)
         spec = self._specs.get(label)
         if spec is None:
@@ -101,16 +110,17 @@ class Layout:
         return NamedSharding(self.mesh, PartitionSpec(*axes))
 
     def of_parameter(self, label: str) -> NamedSharding:
-        """Return the sharding of a parameter."""
+        """Return the sharding of the parameter with a label."""
         return NamedSharding(self.mesh, self._specs.get(label, PartitionSpec()))
 
     def put(self, name: str, x: Any, sharding: NamedSharding, *, stays: bool = False) -> Any:
-        """Put a global array on the mesh; return a tracer unchanged.
+        """Put an array on the mesh with a sharding. A tracer is returned unchanged.
 
-        If `stays`, an array that is on the mesh already keeps its sharding. Of an array on the
-        host, such as one in a mapped file, only the shards for the host's own devices are read. If
-        the devices of the mesh are not attached, the result is the array's type. Raises InputError
-        for an array on devices of several hosts that are not the mesh's devices.
+        `name` is for the error. If `stays` is true, an array that is on the mesh already keeps
+        its sharding. Of an array on the host, such as one in a mapped file, only the shards for
+        the host's own devices are read. If the devices of the mesh are not attached, the result
+        is the array's type. Raises InputError for an array on devices of several hosts that are
+        not the mesh's devices.
         """
         if isinstance(x, Tracer):
             return x
@@ -131,18 +141,18 @@ class Layout:
         return jax.make_array_from_callback(array.shape, sharding, array.__getitem__)
 
     def put_params(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """Put parameters on the mesh."""
+        """Put parameters on the mesh, each with its sharding, and return them by label."""
         arrays: dict[str, Any] = {}
         for label, x in params.items():
             arrays[label] = self.put(f"params: '{label}'", x, self.of_parameter(label))
         return arrays
 
     def divided(self, params: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
-        """Return the parameters that calls take reshaped, with an axis for the divided factor.
+        """Return the parameters that `with_axes` reshapes, reshaped and sharded, by label.
 
-        The result contains a parameter if other factors precede the divided factor in its axis. It
-        leaves out parameters that are also sharded along the batch's axes, since each call gathers
-        and reshapes those.
+        They are sharded along the divided factor. The result has only the parameters in which
+        other factors precede the divided factor of an axis. It leaves out parameters that are
+        also sharded along the batch's axes, since each call gathers and reshapes them.
         """
         shardings = {x: place for x, place in self.divided_shardings().items() if x in params}
         if not shardings:
@@ -163,8 +173,8 @@ class Layout:
     def with_axes(self, params: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
         """Reshape parameters: the divided axis becomes two axes, of which the second is divided.
 
-        If the product of the factors before the divided factor is m, an axis of extent n becomes
-        two axes of the extents m and n // m.
+        If m is the product of the factors before the divided factor, an axis of extent n
+        becomes two axes of the extents m and n // m.
         """
         arrays: dict[str, jax.Array] = {}
         for label, x in params.items():
@@ -177,9 +187,10 @@ class Layout:
         return arrays
 
     def division(self, label: str, is_reshaped: bool) -> Division | None:
-        """Return the division of a parameter, or None if the parameter is not divided.
+        """Return how the parameter with a label is divided, or None if it is not divided.
 
-        If `is_reshaped`, return the division of the array that `with_axes` makes of the parameter.
+        If `is_reshaped` is true, return how the array is divided that `with_axes` makes of the
+        parameter.
         """
         division = self._divisions.get(label)
         if division is None or not is_reshaped:
@@ -189,7 +200,10 @@ class Layout:
     def put_state(
         self, state: Mapping[str, Any], shapes: Sequence[Sequence[int]]
     ) -> dict[str, Any]:
-        """Put a state on the mesh, sharded in the same way as inputs of these shapes."""
+        """Put a state on the mesh, for a call whose inputs have these shapes.
+
+        The batch of the state is sharded like the batch of the inputs.
+        """
         extent = self.extent(shapes)
         arrays: dict[str, Any] = {}
         for label, x in state.items():
@@ -204,13 +218,15 @@ class Layout:
         kwargs: Mapping[str, object],
         time_axes: int = 0,
     ) -> list[Any]:
-        """Return the inputs as `bind_inputs` does, on the mesh and sharded along the batch.
+        """Return the inputs of a call in the order of the graph, sharded over the mesh.
 
-        Arrays on the mesh keep their sharding. For a tracer only the batch axis is constrained. If
-        the mesh spans several hosts, any other array is the part of the batch for this host's
-        devices.
+        `args` and `kwargs` are the arguments of the call. The first `time_axes` axes of each
+        input count time steps. Arrays on the mesh keep their sharding. For a tracer only the
+        batch axis is constrained. If the mesh spans several hosts, any other array is the part
+        of the batch for this host's devices.
 
-        Raises InputError if the batch cannot be divided into equal parts.
+        Raises InputError if the inputs do not fit, or if the batch cannot be divided into equal
+        parts.
         """
         declared = network.graph.inputs
         if self._has_hosts:
@@ -238,9 +254,10 @@ class Layout:
     def typed(
         self, values: Sequence[Value], inputs: Sequence[Any], time_axes: int
     ) -> list[jax.ShapeDtypeStruct]:
-        """Return the types of inputs on the mesh, sharded along the batch.
+        """Return the types that inputs have on the mesh, with shardings along the batch.
 
-        Raises InputError if the batch cannot be divided into equal parts.
+        `values` are the inputs of the graph. Raises InputError if the batch cannot be divided
+        into equal parts.
         """
         extent = self.extent([x.shape for x in inputs], time_axes)
         types: list[jax.ShapeDtypeStruct] = []
@@ -306,7 +323,7 @@ class Layout:
 
     @cached_property
     def compiler_options(self) -> dict[str, str]:
-        """Return XLA's options for the mesh.
+        """Return XLA's options for programs on the mesh.
 
         If parameters are sharded along the batch's axes, the options make CPUs gather each
         parameter just before its use.
@@ -316,7 +333,7 @@ class Layout:
         return least_memory() if least_memory else {}
 
     def in_use(self) -> Any:
-        """Return the mesh of the current trace, or this layout's mesh outside of a trace."""
+        """Return the mesh of the current trace, or the layout's mesh outside of a trace."""
         mesh = jax.sharding.get_abstract_mesh()
         return self.mesh if mesh.empty else mesh
 
@@ -334,11 +351,11 @@ class Layout:
         return dict(self.specs)
 
     def gathered(self, params: Params) -> Params:
-        """Gather the parameters along the batch's axes, for the computation.
+        """Add constraints that gather parameters along the batch's axes before they are used.
 
-        Fully sharded parameters are sharded along these axes. Without the constraints that this
-        function adds, the partitioner might divide the computation along them too. The constraints
-        hold for derivatives as well: these are sharded like the parameters.
+        Fully sharded parameters are sharded along these axes. Without the constraints, XLA's
+        partitioner might divide the computation along these axes too. The constraints hold for
+        derivatives as well: derivatives by a parameter are sharded like the parameter.
         """
         if isinstance(params, Prepared):
             return replace(params, params=self.gathered(params.params))
@@ -354,7 +371,7 @@ class Layout:
 
 
 def has_names(spec: PartitionSpec, names: Sequence[str]) -> bool:
-    """Tell whether an array is sharded along any of these mesh axes."""
+    """Tell whether a PartitionSpec shards an array along one of the mesh axes `names`."""
     return any(_without(part, names) != part for part in spec)
 
 
@@ -367,9 +384,9 @@ def _without(names: _Names, removed: Sequence[str]) -> _Names:
 
 
 def platform_of(mesh: AnyMesh) -> str:
-    """Return the platform of a mesh's devices.
+    """Return jax's name of the platform of a mesh's devices.
 
-    If an abstract mesh has no devices, return jax's default platform.
+    For an abstract mesh without devices it is jax's default platform.
     """
     if not isinstance(mesh, AbstractMesh):
         return mesh.devices.flat[0].platform

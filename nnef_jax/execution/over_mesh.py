@@ -28,14 +28,15 @@ def over_mesh(
     inputs: Sequence[jax.Array],
     probe: Probe,
 ) -> Any:
-    """Compute a function of params, state, inputs and a probe over a mesh.
+    """Call `compute(params, state, inputs, probe)` so that it computes over a mesh.
 
-    The mesh is that of the layout. Without a layout, it is the mesh in the arguments' types.
-    Explicit axes of the mesh are Auto within the function.
+    The layout has the mesh. If it is None, the mesh is in the arguments' types. Explicit axes
+    of the mesh are Auto within the function. The first `time_axes` axes of the inputs count
+    time steps.
 
-    Results are sharded according to the layout. Without a layout, the first axis of each output is
-    sharded like the first axis of the first input, and each next state is sharded like the state
-    before.
+    Results are sharded according to the layout. Without a layout, the first axis of each output
+    is sharded like the first axis of the first input, and each next state is sharded like the
+    state before the call.
     """
     arguments = params, state, inputs, probe
     effective = layout or _layout_of_types(arguments, time_axes)
@@ -85,7 +86,10 @@ def over_mesh(
 
 
 def _layout_of_types(arguments: tuple[Any, ...], time_axes: int) -> Layout | None:
-    """Return the layout in the types of the arguments, or None if no mesh has Explicit axes."""
+    """Return the layout that the types of a call's arguments have, or None without Explicit axes.
+
+    An array's type has a mesh with Explicit axes if the caller made such a mesh.
+    """
     mesh = explicit_mesh(arguments)
     if mesh is None:
         return None
@@ -108,7 +112,11 @@ def _divided(
     inputs: Sequence[jax.Array],
     probe: Probe,
 ) -> Any:
-    """Compute with parameters that are divided along a factor, and keep the tensors divided."""
+    """Call `compute` with parameters that are divided along factors, for tensor parallelism.
+
+    The pass `spread` keeps the divided factors divided in all tensors of the network.
+    `prepared` has the parameters that are divided already, by label.
+    """
     from lowering import Along, Divided, Division, differentiable, mesh_target, traced
 
     def compute_reshaped(arrays: Mapping[str, jax.Array], *arguments: Any) -> Any:

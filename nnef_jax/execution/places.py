@@ -17,7 +17,8 @@ Device = Any  # A jax.Device, which type checkers do not accept as a type.
 class Placement(NamedTuple):
     """The device or sharding of a computation.
 
-    The results of the computation are committed to the place if its arguments are.
+    `is_committed` tells whether the arguments of the computation are committed to it, as jax's
+    `device_put` commits arrays. The results are committed to it if the arguments are.
     """
 
     where: Device | Sharding
@@ -25,19 +26,19 @@ class Placement(NamedTuple):
 
     @property
     def device(self) -> Device:
-        """Return the device; of a sharding, return the first device of this process."""
+        """Return the device, or for a sharding the first of its devices in this process."""
         if isinstance(self.where, Sharding):
             return min(self.where.addressable_devices, key=lambda device: device.id)
         return self.where
 
     @property
     def devices(self) -> int:
-        """Return the number of devices."""
+        """Return the number of devices that compute."""
         return len(self.where.device_set) if isinstance(self.where, Sharding) else 1
 
 
 def default_device() -> Device:
-    """Return the device on which jax puts uncommitted arrays."""
+    """Return the device on which jax puts arrays that are not committed to a device."""
     chosen: Any = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
     if chosen is None or isinstance(chosen, str):
         return jax.local_devices(backend=chosen)[0]
@@ -51,12 +52,12 @@ def is_traced() -> bool:
 
 
 def default_platform() -> str:
-    """Return the platform of the device on which jax puts uncommitted arrays."""
+    """Return the platform of jax's default device, such as "cpu"."""
     return default_device().platform
 
 
 def place_of(arrays: Sequence[object]) -> Placement:
-    """Return the place where jax computes with these arrays, none of which may be traced."""
+    """Return the device or sharding on which jax computes with arrays, of which none is traced."""
     for array in arrays:
         if isinstance(array, jax.Array) and array.committed:
             where = array.device
@@ -67,23 +68,26 @@ def place_of(arrays: Sequence[object]) -> Placement:
 
 
 def computing_at(device: Device) -> AbstractContextManager[object]:
-    """Make a device the default one within a `with` statement."""
+    """Make a device jax's default device in the block of a `with` statement."""
     return nullcontext() if device == default_device() else jax.default_device(device)
 
 
 def is_explicit(where: Device | Sharding) -> bool:
-    """Tell whether the mesh of a sharding, or else the mesh in use, has Explicit axes."""
+    """Tell whether a mesh has Explicit axes.
+
+    It is the mesh of the sharding `where`, or jax's current mesh if `where` has none.
+    """
     mesh = where.mesh if isinstance(where, NamedSharding) else jax.sharding.get_abstract_mesh()
     return AxisType.Explicit in mesh.axis_types
 
 
 def explicit_mesh(arrays: object) -> Any:
-    """Return the mesh whose Explicit axes are part of the types of a tree of arrays, or None."""
+    """Return the mesh in the types of a tree of arrays, if it has Explicit axes, or else None."""
     shardings = [jax.typeof(x).sharding for x in jax.tree.leaves(arrays)]
     return next((x.mesh for x in shardings if x.mesh.explicit_axes), None)
 
 
 def debugs_or_disables_jit() -> bool:
-    """Tell whether jax's settings disable compilation, or make jax look for NaN or infinities."""
+    """Tell whether jax's settings disable compilation, or make jax look for NaNs or infinities."""
     config: Any = jax.config
     return config.jax_disable_jit or config.jax_debug_nans or config.jax_debug_infs

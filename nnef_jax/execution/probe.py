@@ -30,17 +30,17 @@ Edits = Mapping[str, Edit | ArrayLike]
 )
 @dataclass(frozen=True)
 class Probe:
-    """The edits and captures of tensors inside the network in one run.
+    """Which tensors inside the network are edited, and which are returned, in one run.
 
-    To jax a probe is a pytree of `arrays`. The edits are static: their functions compare by
-    identity.
+    To jax a probe is a pytree of `arrays`. The edits are static: two probes are equal only if
+    they have the same function objects.
 
     Args:
-        edits: a pair for each name or pattern. Its second member is the function of the tensor, or
-            None if `arrays` has the replacement.
+        edits: a pair for each name or pattern. Its second member is a function of the tensor,
+            or None if `arrays` has a replacement of the tensor.
         arrays: replacements of tensors, by name or pattern.
-        capture: names or patterns of tensors to return, after the edits. With None a call returns
-            no dict of captures.
+        capture: names or patterns of tensors to return, after the edits. With None a call
+            returns no dict of captures.
         results: whether the network's results are returned too.
     """
 
@@ -51,9 +51,9 @@ class Probe:
 
     @classmethod
     def of(cls, edit: Edits | None, capture: object) -> Probe:
-        """Make a probe from a user's arguments.
+        """Make a probe of the arguments `edit` and `capture` of a user's call.
 
-        Raises TypeError or InputError for wrong arguments.
+        Raises TypeError or InputError if an argument is wrong.
         """
         if edit is None and capture is None:
             return NOTHING
@@ -75,17 +75,17 @@ class Probe:
         return cls(tuple(edits), arrays, names)
 
     def captured(self, graph: Graph) -> dict[str, Value]:
-        """Return the captured values by name. Raises InputError for a name that no tensor has."""
+        """Return the tensors to capture, by name. Raises InputError for an unknown name."""
         if not self.capture:
             return {}
         names = [name for pattern in self.capture for name in _matches(graph, pattern)]
         return {name: graph.values[name] for name in names}
 
     def edited(self, graph: Graph) -> dict[Value, Edit]:
-        """Return the edit of each edited value. Raises InputError for a name that no tensor has.
+        """Map each tensor that is edited to its edit, a function of the array.
 
-        If several names match a tensor, an exact name takes precedence over a pattern, and an
-        earlier pattern over a later one.
+        Raises InputError if a name or pattern matches no tensor. If several match a tensor, an
+        exact name takes precedence over a pattern, and an earlier pattern over a later one.
         """
         if not self.edits:
             return {}
@@ -106,7 +106,10 @@ NOTHING = Probe()
 
 
 class _MatchedEdit(NamedTuple):
-    """An edit of a tensor, and whether the user named the tensor itself instead of a pattern."""
+    """An edit that matches a tensor.
+
+    `is_exact` tells whether the user gave the name of the tensor, and not a pattern.
+    """
 
     is_exact: bool
     name: str
@@ -124,7 +127,10 @@ def _matches(graph: Graph, pattern: str) -> Sequence[str]:
 
 
 def hint_for(pattern: str, graph: Graph, names: Collection[str]) -> str:
-    """Return a hint for a name or pattern that matches no tensor of a graph."""
+    """Return a hint for an error about a name or pattern that matches no tensor of a graph.
+
+    `names` are the names of the graph's tensors.
+    """
     labels = {
         variable.label: variable.value.name for variable in (*graph.parameters, *graph.states)
     }
@@ -143,7 +149,11 @@ def _replacement(array: ArrayLike, _: jax.Array) -> ArrayLike:
 
 
 def _checked(name: str, edit: Edit) -> Edit:
-    """Wrap an edit with a check that its result has the tensor's shape and dtype."""
+    """Return a function that calls `edit` on an array, and checks the type of the result.
+
+    It raises InputError if the result does not have the shape and dtype of the array. `name` is
+    the name of the tensor, for errors.
+    """
 
     def checked(array: ArrayLike) -> jax.Array:
         before = jnp.asarray(array)

@@ -30,7 +30,10 @@ class RunKeywords(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """The options of running a network: `RunKeywords`, and two that are decided by reading it."""
+    """The options of running a network: the keywords of `RunKeywords`, and two further options.
+
+    `unused` and `straight_through` are decided when the network is read.
+    """
 
     precision: jax.lax.PrecisionLike = None
     optimize: bool | Literal["strict"] = True
@@ -55,11 +58,11 @@ class Prepared:
     """Parameters with prepared values, for `apply`, `step` and `scan` of one model; a pytree.
 
     `params` are the parameters by label, without a copy. They are used instead of the prepared
-    values in calls with other shapes, under vmap, with edits or captures, for derivatives, and on
-    other platforms.
+    values in calls with other shapes, under vmap, with edits or captures, for derivatives, and
+    on other platforms.
 
-    `values` are the prepared values, by the name of the function for which they are prepared. On a
-    mesh they are by the label of the parameter instead.
+    `values` are the prepared values, by the name of the function for which they are prepared.
+    On a mesh they are arrays by the label of the parameter instead.
     """
 
     params: Mapping[str, Any]
@@ -67,14 +70,14 @@ class Prepared:
     definition: Any  # a Definition, whose module imports this module
 
     def checked_for(self, definition: object) -> Prepared:
-        """Return this object if it was prepared for the definition; raise InputError otherwise."""
+        """Return this object, or raise InputError if it was not prepared for `definition`."""
         if definition != self.definition:
             hint = "give params that this model's prepare returned"
             raise InputError("params are prepared for another network", hint=hint)
         return self
 
     def with_params(self, params: Mapping[str, Any]) -> Prepared:
-        """Return a copy with other parameters, which have been checked.
+        """Return a copy with other parameters, which have been checked for the network.
 
         If the check converted the dtype of a parameter, the copy has no prepared values.
         """

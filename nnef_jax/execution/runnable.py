@@ -23,18 +23,18 @@ Names = Sequence[str]
 
 
 class Runnable:
-    """The part of `nnef_jax.Model` that runs the network."""
+    """The methods of `nnef_jax.Model` that run the network."""
 
     def __init__(self, execution: Execution) -> None:
         self._execution = execution
 
     @property
     def params(self) -> dict[str, Array]:
-        """Return the parameters by label; this dict is the first argument of `apply`.
+        """Return the parameters by label. The dict is the first argument of `apply`.
 
-        Each access returns a new dict, and a change of the dict does not change the model. Use
-        `with_params` for that. Unused parameters are included only if the network was loaded with
-        `unused=True`.
+        Each access returns a new dict, and a change of the dict does not change the model.
+        `with_params` returns a model with other parameters. Unused parameters are included only
+        if the network was loaded with `unused=True`.
         """
         return dict(self._execution.arrays.leaves()[0])
 
@@ -109,9 +109,9 @@ class Runnable:
         """Run the network as a pure function of parameters and inputs, for `jax.grad` and the like.
 
         The function and its derivatives are each compiled as one program, even outside `jax.jit`.
-        `params` may include unused parameters. Floating-point parameters of another dtype are
-        converted to the network's. Raises InputError if labels are missing or unknown, or if arrays
-        do not fit.
+        `params` may include unused parameters. Floating-point parameters are converted to the
+        network's dtypes. Raises InputError if labels are missing or unknown, or if arrays do not
+        fit.
 
         >>> gradient = jax.grad(lambda x: model.apply(model.params, x)[0, 3])(x)
 
@@ -164,15 +164,15 @@ class Runnable:
 
     @property
     def compiler_options(self) -> dict[str, str]:
-        """Return the compiler options that suit the network, for functions around `apply`."""
+        """Return the compiler options that suit the network, for functions that call `apply`."""
         return self._execution.executables.options(default_platform())
 
     def jit(self, function: Callable[..., object], **options: Any) -> jax.stages.Wrapped:
         """Return `jax.jit` of a function, with the compiler options that suit the network.
 
-        `options` are those of `jax.jit`; its `compiler_options` override those of the model. If
-        jitted functions call each other, jax uses only the compiler options of the outermost
-        function.
+        `options` are options of `jax.jit`. Compiler options among them override the options that
+        suit the network. If jitted functions call each other, jax uses only the compiler options of
+        the outermost function.
 
         >>> step = model.jit(jax.value_and_grad(loss))
         """
@@ -182,10 +182,10 @@ class Runnable:
     def intermediates(
         self, *args: ArrayLike, names: Sequence[str] | None = None, **kwargs: ArrayLike
     ) -> dict[str, Array]:
-        """Return arrays of tensors inside the network, by name.
+        """Run the network, and return arrays of tensors inside it, by name.
 
-        Without `names`, the arrays of all tensors are returned. Raises InputError for a name that
-        the graph does not have.
+        `names` are names or patterns of tensors; by default the arrays of all tensors are
+        returned. Raises InputError for a name that no tensor has.
 
         >>> model.intermediates(x, names=["conv1"])["conv1"].shape
         """
@@ -193,10 +193,10 @@ class Runnable:
         return self._execution.call(args, kwargs, probe=Probe(capture=tensors, results=False))
 
     def lower(self, *args: Example, **kwargs: Example) -> jax.stages.Lowered:
-        """Lower `apply` by jax, with parameters as arguments.
+        """Lower `apply` by jax, as a function of the parameters and inputs.
 
         The result has methods such as `as_text` and `compile`. Inputs are arrays or
-        `jax.ShapeDtypeStruct`s, by default of the declared shapes.
+        `jax.ShapeDtypeStruct`s; by default they have the shapes that the network declares.
         """
         inputs = self._execution.types(args, kwargs)
         return jax.jit(self.apply).lower(self._execution.arrays.types()[0], *inputs)
@@ -204,8 +204,8 @@ class Runnable:
     def init_state(self, *args: Example, **kwargs: Example) -> dict[str, Array]:
         """Return the state before the first cycle: the initial values of state variables, by label.
 
-        If an initial value is computed from inputs, pass the inputs of the first cycle. A type
-        suffices for an input from which no initial value is computed.
+        If an initial value is computed from inputs, pass the inputs of the first cycle. An
+        input from which no initial value is computed may be given as a type.
         """
         return self._execution.first_state(lambda: self._execution.types(args, kwargs))
 

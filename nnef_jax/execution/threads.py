@@ -19,18 +19,19 @@ _ABSENT = object()
 
 
 class Once:
-    """A cache of values by key. The first thread that asks for a value makes it; others wait.
+    """A cache of values by key. The first thread that asks for a value makes it, and others wait.
 
-    With a limit, only the most recently used values are kept, in the order of their last use.
+    If there is a limit, only so many of the most recently used values are kept, in the order of
+    their last use.
 
     Values of different keys may be made at the same time. If making a value raises an error,
     nothing is cached, and the waiting threads try again, one after the other.
 
-    A thread that is making a value never waits. If it asks for a second value that another thread
-    is making, it makes that value too. This rule excludes deadlocks between threads, and a deadlock
-    of a thread with itself. A thread that Python did not start never waits either, since it may run
-    a callback of the very computation for which the making thread waits. A forked process does not
-    wait for threads of its parent.
+    A thread that is making a value never waits. If it asks for a second value that another
+    thread is making, it makes the second value too. This rule excludes deadlocks between
+    threads, and a deadlock of a thread with itself. A thread that Python did not start never
+    waits either, since it may run a callback of the very computation for which the making
+    thread waits. A forked process does not wait for threads of its parent.
     """
 
     def __init__(self, limit: int | None = None) -> None:
@@ -39,10 +40,7 @@ class Once:
         self._locks: dict[Hashable, threading.Lock] = {}  # by process and key
 
     def get(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """Return the value of a key.
-
-        If there is none, cache the result of `make()` and return it.
-        """
+        """Return the value of a key. If there is none, cache and return `make()`."""
         value = self.values.get(key, _ABSENT)
         if value is not _ABSENT:
             return self.keep(key, value)
@@ -61,7 +59,7 @@ class Once:
         return value
 
     def keep(self, key: Hashable, candidate: Any) -> Any:
-        """Return the value of a key. If there is none, cache the candidate and return it."""
+        """Return the value of a key. If there is none, cache and return `candidate`."""
         value = self.values.setdefault(key, candidate)
         if self._limit is not None:
             with suppress(KeyError):  # Another thread may have removed the value.

@@ -34,10 +34,11 @@ def decoder(
 ) -> Decoder:
     """Return a decoder of a language model, which generates text with caches of fixed size.
 
-    The model takes token numbers, and the keys and values of earlier tokens as inputs with an open
-    length, and returns these with the new ones added, as torch_to_nnef, the exporters to ONNX and
-    OpenVINO write it. Positions and masks that the network computes from the length of its caches
-    are computed from the number of positions in use.
+    The model must take token numbers, and the keys and values of earlier tokens as inputs whose
+    length is open. It must return the keys and values with those of the new tokens added, as
+    the exporters torch_to_nnef, and to ONNX and OpenVINO, write it. Positions and masks that
+    the network computes from the length of its caches are computed from the number of positions
+    in use.
 
     Args:
         model: the model, loaded without shapes for its lengths.
@@ -46,8 +47,8 @@ def decoder(
             shows them.
         names: names for single roles: `tokens`, `logits`, `mask`, `positions`, `context`.
 
-    Raises InputError if a role is not recognised, UnsupportedError when a step is traced if an
-    operation cannot take a padded cache.
+    Raises InputError if a role is not recognised. When a step is traced, UnsupportedError is
+    raised if an operation cannot take a padded cache.
 
     >>> decoder = nnef_jax.decoder(nnef_jax.load("net.nnef.tgz"), places=512)
     >>> decoder.generate([1, 15043], steps=20).tokens

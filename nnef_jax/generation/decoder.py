@@ -30,7 +30,7 @@ _Context = Mapping[str, ArrayLike]  # inputs that are the same for all tokens, b
 
 
 class Generated(NamedTuple):
-    """Generated tokens.
+    """The tokens that a decoder has generated, and their numbers.
 
     Attributes:
         tokens: the tokens, int32 (batch, steps). A row that has stopped repeats its stop token.
@@ -42,7 +42,7 @@ class Generated(NamedTuple):
 
 
 class _Request(NamedTuple):
-    """The arguments of `Decoder.generate`, checked."""
+    """The arguments of `Decoder.generate` after they have been checked."""
 
     prompts: NDArray[np.int32]  # (batch, tokens)
     lengths: NDArray[np.int32]  # (batch,)
@@ -55,7 +55,7 @@ class _Request(NamedTuple):
 
 
 class _Loop(NamedTuple):
-    """The values that the loop over generated tokens carries."""
+    """The values that one iteration of the loop over generated tokens hands to the next."""
 
     logits: Array  # of the next token, (batch, words)
     state: State
@@ -69,14 +69,15 @@ class _Loop(NamedTuple):
 class Decoder:
     """A language model with caches of a fixed size, made by `nnef_jax.decoder`.
 
-    `prefill`, `step` and `log_probabilities` are pure functions of parameters, for programs of your
-    own. `generate` and `stream` run compiled loops over them.
+    `prefill`, `step` and `log_probabilities` are pure functions of parameters, for programs of
+    your own. `generate` and `stream` run compiled loops over `step`.
 
     Attributes:
-        model: the network of a step, whose states are the caches and the number of tokens in them.
-            It is a `Model` as any other: it can be sharded, and `nnef_jax.cost` estimates it.
+        model: the network of a step, whose states are the caches and the number of tokens in
+            them. It is a `Model` as any other: it can be sharded, and `nnef_jax.cost` estimates
+            it.
         roles: the roles of the network's inputs and outputs.
-        places: the number of tokens for which a cache has place.
+        places: the largest number of tokens whose keys and values a cache can hold.
     """
 
     model: Model
@@ -88,12 +89,18 @@ class Decoder:
         return f"decoder of '{self.model.graph.name}', {self.places} places\n{self.roles}"
 
     def with_model(self, model: Model) -> Decoder:
-        """Return the decoder on a model made from its `model`: a sharded or a trained one."""
+        """Return the decoder for another model, which was made from `self.model`.
+
+        The other model may be sharded, or have trained parameters.
+        """
         require("model", model, Model, "a nnef_jax.Model")
         return Decoder(model, self.roles, self.places)
 
     def init_state(self, batch: int = 1) -> dict[str, Array]:
-        """Return the state before the first token of a batch: empty caches, and lengths of 0."""
+        """Return the state before the first token, by label: empty caches, and lengths of 0.
+
+        `batch` is the number of rows.
+        """
         require("batch", batch, int, "a number of rows")
         state: dict[str, Array] = {}
         for variable in self.model.graph.states:
@@ -111,12 +118,13 @@ class Decoder:
         """Read one token of each row. Return the logits (batch, words), and the next state.
 
         Args:
-            params: arrays by label, or None for the model's own.
+            params: arrays by label, or None for the model's parameters.
             state: the state before the token.
             tokens: token numbers (batch,).
             context: the network's further inputs, by name.
 
-        A row whose cache is full overwrites its last tokens. `generate` does not let that happen.
+        A row whose cache is full overwrites its last tokens. `generate` does not let this
+        happen.
         """
         logits, state = self._read(params, state, jnp.asarray(tokens)[:, None], context)
         return _last(logits), state
@@ -124,7 +132,11 @@ class Decoder:
     def _read(
         self, params: Params | Prepared | None, state: State, tokens: ArrayLike, context: _Context
     ) -> tuple[Array, dict[str, Array]]:
-        """Read several tokens (batch, tokens). Return the network's logits, and the next state."""
+        """Read several tokens of each row. Return the network's logits, and the next state.
+
+        `tokens` has the shape (batch, tokens). The network may return only the logits of the
+        last token.
+        """
         inputs: dict[str, Any] = {self.roles.tokens: tokens, **context}
         return self.model.step(state, params=params, **inputs)
 
@@ -135,17 +147,17 @@ class Decoder:
         lengths: ArrayLike | None = None,
         **context: ArrayLike,
     ) -> tuple[Array, dict[str, Array]]:
-        """Read prompts. Return the logits after each prompt (batch, words), and the state.
+        """Read prompts. Return the logits (batch, words) after each prompt, and the state.
 
-        A prompt is read by chunks of 256, 16 or 1 tokens, so that three programs read prompts of
-        all lengths. The last chunk of a prompt ends with it. A token in two chunks is read twice,
-        with the same result.
+        A prompt is read by chunks of 256, 16 or 1 tokens, so that three programs read prompts
+        of all lengths. The last chunk ends with the last token of the prompt. A token that is
+        in two chunks is read twice, with equal results.
 
         Args:
-            params: arrays by label, or None for the model's own.
+            params: arrays by label, or None for the model's parameters.
             tokens: token numbers (batch, tokens).
-            lengths: the number of tokens in each prompt (batch,), by default all. They must be
-                known when the function is traced.
+            lengths: the number of tokens in each prompt (batch,); by default all tokens of a
+                row belong to its prompt. The numbers must be known when the function is traced.
             context: the network's further inputs, by name.
 
         Raises InputError for an empty prompt, or a prompt that is longer than the caches.
@@ -170,13 +182,20 @@ class Decoder:
         return logits, {**state, LENGTH: jnp.asarray(sizes)}
 
     def _chunks(self) -> Sequence[int]:
-        """Return the sizes of chunks that the network and the caches allow, the largest first."""
+        """Return the numbers of tokens that may be read at once, the largest first.
+
+        If the network has a fixed number of tokens, it is the only one.
+        """
         shape = self.model.inputs[0].shape
         fixed = shape[1]
         return [fixed] if fixed is not None else [x for x in CHUNKS if x <= self.places]
 
     def _lengths(self, lengths: ArrayLike | None, rows: int, width: int) -> NDArray[np.int32]:
-        """Return the lengths of prompts. Raises InputError if they do not fit."""
+        """Return the lengths of `rows` prompts. Raises InputError if they do not fit.
+
+        They must lie between 1 and `width`, and not exceed the places of the caches. If
+        `lengths` is None, each length is `width`.
+        """
         sizes = np.full(rows, width) if lengths is None else np.asarray(lengths)
         if sizes.shape != (rows,) or not np.all((sizes >= 1) & (sizes <= width)):
             message = f"lengths must be {rows} numbers from 1 to {width}, they are {shown(lengths)}"
@@ -189,10 +208,11 @@ class Decoder:
     def log_probabilities(
         self, params: Params | Prepared | None, tokens: ArrayLike, **context: ArrayLike
     ) -> Array:
-        """Return the log-probability of each token but the first, given the tokens before it.
+        """Return the log-probability of each token, except the first, given the tokens before it.
 
-        The result is (batch, tokens - 1), of tokens (batch, tokens). The function is
-        differentiable in `params`: its negative mean is the loss of training.
+        `tokens` has the shape (batch, tokens), and the result has the shape (batch, tokens -
+        1). The function is differentiable by `params`: the negative mean of its result is the
+        loss of training.
         """
         array = jnp.asarray(tokens)
         rows, width = array.shape
@@ -221,16 +241,17 @@ class Decoder:
         params: Params | None = None,
         **context: ArrayLike,
     ) -> Generated:
-        """Generate tokens after prompts.
+        """Generate tokens that continue prompts.
 
         Args:
             tokens: prompts, (batch, tokens), or (tokens,) for one prompt.
             steps: the number of tokens to generate.
-            lengths: the number of tokens in each prompt (batch,); by default all.
-            sample: how a token is chosen; by default the one with the largest logit.
-            key: a key of `jax.random`, or the seed of one.
-            stop: one token or several; a row ends after one of them.
-            params: arrays by label; by default the model's own.
+            lengths: the number of tokens in each prompt (batch,); by default all tokens of a
+                row belong to its prompt.
+            sample: how a token is chosen; by default it is the token with the largest logit.
+            key: a key of `jax.random`, or the seed of a key.
+            stop: one token or several; a row ends after one of these tokens.
+            params: arrays by label; by default the model's parameters.
             context: the network's further inputs, by name.
 
         Raises InputError if the prompts and `steps` tokens do not fit into the caches.
@@ -258,7 +279,11 @@ class Decoder:
         params: Params | None = None,
         **context: ArrayLike,
     ) -> Iterator[NDArray[np.int32]]:
-        """Yield the tokens that `generate` returns, one of each row at a time: int32 (batch,)."""
+        """Yield the tokens that `generate` returns, as soon as they are generated.
+
+        Each array, int32 (batch,), has one token of each row. The arguments are as in
+        `generate`.
+        """
         request = self._request(tokens, steps, lengths, sample, key, stop, params, context)
         return (block[:, 0] for block in self._blocks(request, 1))
 
@@ -319,7 +344,10 @@ class Decoder:
         self, tokens: ArrayLike, steps: int, lengths: ArrayLike | None, sample: Sampling,
         key: Array | int, stop: int | Sequence[int], params: Params | None, context: _Context,
     ) -> _Request:  # fmt: skip
-        """Return the arguments of `generate`, checked. Raises InputError or TypeError."""
+        """Check the arguments of `generate`, and return them as a `_Request`.
+
+        Raises InputError or TypeError for a wrong argument.
+        """
         require("steps", steps, int, "a number of tokens")
         require("sample", sample, Sampling, "a nnef_jax.generation.Sampling")
         prompts = np.atleast_2d(np.asarray(tokens)).astype(np.int32)
@@ -336,7 +364,10 @@ class Decoder:
         return _Request(prompts, sizes, steps, sample, start, stops, params, context)
 
     def _blocks(self, request: _Request, size: int) -> Iterator[NDArray[np.int32]]:
-        """Yield generated tokens (batch, tokens), at most `size` of each row at a time."""
+        """Read the prompts of a request, and yield the generated tokens in blocks.
+
+        A block has the shape (batch, tokens), with at most `size` tokens of each row.
+        """
         context = dict(request.context)
         prompts, lengths = request.prompts, request.lengths
         rows = len(prompts)
@@ -381,7 +412,11 @@ class Decoder:
         self, size: int, sample: Sampling, stop: tuple[int, ...], params: Params | Prepared,
         start: _Loop, count: Array, context: _Context,
     ) -> tuple[Array, _Loop]:  # fmt: skip
-        """Generate `count` tokens of each row. Return them (batch, size), and the next carry."""
+        """Generate `count` tokens of each row. Return them (batch, size), and the loop's state.
+
+        `start` is the state of the loop before the first of these tokens. Tokens after the
+        first `count` repeat the last one.
+        """
         rows = start.last.shape[0]
 
         def has_more(values: tuple[Array, Array, _Loop]) -> Array:
@@ -406,7 +441,10 @@ class Decoder:
 
 
 def _taken(tokens: ArrayLike, positions: NDArray[np.int64]) -> Any:
-    """Return the tokens at positions (batch, chunk). Those of the host stay there."""
+    """Return the tokens (batch, chunk) at the positions (batch, chunk) of each row.
+
+    Tokens in a numpy array or list give a numpy array.
+    """
     if isinstance(tokens, Array):
         return jnp.take_along_axis(tokens, positions, axis=1, mode="clip")
     array = np.asarray(tokens)
@@ -414,7 +452,7 @@ def _taken(tokens: ArrayLike, positions: NDArray[np.int64]) -> Any:
 
 
 def _chosen(is_read: NDArray[np.bool_], after: Any, before: Any) -> Any:
-    """Return the arrays `after` for the rows that were read, and `before` for other rows."""
+    """Return trees of arrays that have `after` in rows where `is_read` is true, else `before`."""
     if is_read.all():
         return after
 
@@ -425,5 +463,8 @@ def _chosen(is_read: NDArray[np.bool_], after: Any, before: Any) -> Any:
 
 
 def _last(logits: Array) -> Array:
-    """Return the logits of the last token, (batch, words)."""
+    """Return the logits (batch, words) of the last token, from the logits of all tokens.
+
+    The network may return only the logits of the last token, which are returned unchanged.
+    """
     return logits if logits.ndim == 2 else logits[:, -1]

@@ -20,11 +20,11 @@ _SIDES = re.compile(r"past_key_values?|present_key_values?|past|present|cache|in
 
 @dataclass(frozen=True)
 class Cache:
-    """A tensor of keys or values that a step extends.
+    """The names of a tensor of keys or values, to which a step adds those of the new tokens.
 
     Args:
-        before: the name of the input, or of the state.
-        after: the name of the output, or of the state.
+        before: the name of the input, or of the state, that holds the tensor before a step.
+        after: the name of the output, or of the state, that holds the tensor after the step.
         axis: the axis of positions.
     """
 
@@ -35,17 +35,19 @@ class Cache:
 
 @dataclass(frozen=True)
 class Roles:
-    """The roles of a network's inputs and outputs, by name.
+    """The names of a network's inputs and outputs by their role in a language model.
 
     Args:
         tokens: the input of token numbers, [batch,tokens].
-        logits: the output of logits, [batch,tokens,words], or of the last token's.
+        logits: the output of logits, [batch,tokens,words], or only of the logits of the last
+            token.
         caches: the caches of keys and values.
-        mask: the input that is 1 for each position that is attended to, [batch,positions]; "" if
-            there is none.
-        positions: the input of the tokens' positions, [batch,tokens] or [tokens]; "" if there is
-            none.
-        context: inputs that stay the same for all tokens of a text: an encoder's states.
+        mask: the input that is 1 for each position that is attended to, [batch,positions]; ""
+            if there is none.
+        positions: the input of the tokens' positions, [batch,tokens] or [tokens]; "" if there
+            is none.
+        context: inputs that stay the same for all tokens of a text, such as the states of an
+            encoder.
     """
 
     tokens: str
@@ -70,10 +72,10 @@ class Roles:
 
 
 def recognised(graph: Graph, names: Mapping[str, str | Sequence[str]]) -> Roles:
-    """Return the roles in a network, from names and shapes.
+    """Recognise the roles of a network's inputs and outputs by their names and shapes.
 
-    `names` are a user's: `tokens`, `logits`, `mask`, `positions`, `context`, as in `Roles`. Raises
-    InputError, which says what is missing or has no role.
+    `names` has the names that a user gives for roles: `tokens`, `logits`, `mask`, `positions`,
+    `context`, as in `Roles`. Raises InputError if the network has no tokens, logits or caches.
     """
     inputs = {value.name: value for value in graph.inputs}
     outputs = dict(zip(graph.output_names, graph.outputs, strict=True))
@@ -118,7 +120,10 @@ def _first(names: Sequence[str], among: Sequence[str]) -> str:
 
 
 def _pairs(inputs: Mapping[str, Value], outputs: Mapping[str, Value]) -> dict[str, str]:
-    """Map the names of caches before a step to their names after it."""
+    """Map the input of each cache to the output of the cache, both by name.
+
+    Their names are equal except for words such as "past" and "present".
+    """
     after: dict[tuple[str, ...], str] = {}
     for name, value in outputs.items():
         if len(value.type.shape) >= 3:
@@ -132,16 +137,20 @@ def _pairs(inputs: Mapping[str, Value], outputs: Mapping[str, Value]) -> dict[st
 
 
 def _parts(name: str) -> tuple[str, ...]:
-    """Return the parts of a cache's name that are the same before and after a step.
+    """Return the parts of a cache's name that do not tell whether it is before or after a step.
 
-    ("0", "key") are those of past_key_values.0.key, present.0.key, in_cache_key_0, out_cache_key_0.
+    For past_key_values.0.key, present.0.key, in_cache_key_0 and out_cache_key_0 they are ("0",
+    "key").
     """
     parts = re.split(r"[^A-Za-z0-9]+", _SIDES.sub(" ", name.lower()))
     return tuple(sorted(filter(None, parts)))
 
 
 def _positions_of(value: Value) -> int:
-    """Return the axis of positions of a cache: its open axis after the batch."""
+    """Return the axis of a cache that counts positions. It is the only open axis after the batch.
+
+    Raises InputError if the cache has no such axis, or several.
+    """
     shape = value.type.shape
     axes = [axis for axis in range(1, len(shape)) if shape[axis] is UNKNOWN]
     if len(axes) != 1:

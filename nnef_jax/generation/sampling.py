@@ -14,16 +14,18 @@ from nnef_jax.options import shown
 
 @dataclass(frozen=True)
 class Sampling:
-    """The rule by which a token is chosen. The default is greedy: the token of largest logit.
+    """How the next token is chosen from logits. The default is greedy: the token of largest logit.
 
     Args:
-        temperature: divides the logits before a token is drawn; 0 is greedy.
-        top_k: only this many tokens of largest logits are drawn; 0 for all.
-        top_p: only the most probable tokens are drawn whose probabilities before the last one sum
-            to less than this; 1 for all (Holtzman et al. 2019, nucleus sampling).
+        temperature: the number by which logits are divided before a token is drawn; 0 is
+            greedy.
+        top_k: the number of tokens of largest logits from which one is drawn; 0 for all tokens.
+        top_p: a token is drawn only if the probabilities of all tokens that are more probable
+            sum to less than this number; 1 for all tokens (Holtzman et al. 2019, nucleus
+            sampling).
         repetition_penalty: the logit of a token that is in the text already is divided by this
-            number if it is positive, and multiplied if it is negative (Keskar et al. 2019); 1 for
-            none.
+            number if the logit is positive, and multiplied by it if the logit is negative
+            (Keskar et al. 2019); 1 for none.
     """
 
     temperature: float = 0.0
@@ -34,7 +36,7 @@ class Sampling:
     def __post_init__(self) -> None:
         for name, holds, expected in (
             ("temperature", self.temperature >= 0, "at least 0"),
-            ("top_k", self.top_k >= 0 and self.top_k == int(self.top_k), "a number of tokens"),
+            ("top_k", isinstance(self.top_k, int) and self.top_k >= 0, "a number of tokens"),
             ("top_p", 0 < self.top_p <= 1, "more than 0 and at most 1"),
             ("repetition_penalty", self.repetition_penalty > 0, "more than 0"),
         ):
@@ -43,7 +45,10 @@ class Sampling:
                 raise InputError(message)
 
     def penalised(self, logits: Array, seen: Array) -> Array:
-        """Return logits [batch,words], penalised where a word is `seen` [batch,words]."""
+        """Return logits (batch, words) with the repetition penalty where `seen` is true.
+
+        `seen` (batch, words) tells whether a word is in the text of the row.
+        """
         if self.repetition_penalty == 1:
             return logits
         lower = jnp.where(
@@ -52,7 +57,10 @@ class Sampling:
         return jnp.where(seen, lower, logits)
 
     def choose(self, logits: Array, key: Array) -> Array:
-        """Return a token [batch] for each row of logits [batch,words]."""
+        """Return a token (batch,) for each row of logits (batch, words).
+
+        `key` is a key of `jax.random`. It is used only if the temperature is not 0.
+        """
         if not self.temperature:
             return jnp.argmax(logits, axis=-1).astype(jnp.int32)
         logits = logits.astype(jnp.float32) / self.temperature
