@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from nnef_jax.errors import InputError
-from nnef_jax.options import shown
+from nnef_jax.options import require, shown
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,10 @@ class Sampling:
     repetition_penalty: float = 1.0
 
     def __post_init__(self) -> None:
+        require("top_k", self.top_k, int, "a number of tokens")
         for name, holds, expected in (
             ("temperature", self.temperature >= 0, "at least 0"),
-            ("top_k", isinstance(self.top_k, int) and self.top_k >= 0, "a number of tokens"),
+            ("top_k", self.top_k >= 0, "a number of tokens"),
             ("top_p", 0 < self.top_p <= 1, "more than 0 and at most 1"),
             ("repetition_penalty", self.repetition_penalty > 0, "more than 0"),
         ):
