@@ -88,6 +88,9 @@ class Decoder:
     def __repr__(self) -> str:
         return f"decoder of '{self.model.graph.name}', {self.places} places\n{self.roles}"
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Decoder, (self.model, self.roles, self.places)  # compiled loops do not pickle
+
     def with_model(self, model: Model) -> Decoder:
         """Return the decoder for another model, which was made from `self.model`.
 
@@ -350,7 +353,7 @@ class Decoder:
         """
         require("steps", steps, int, "a number of tokens")
         require("sample", sample, Sampling, "a nnef_jax.generation.Sampling")
-        prompts = np.atleast_2d(np.asarray(tokens)).astype(np.int32)
+        prompts = _checked_tokens(tokens)
         sizes = self._lengths(lengths, *prompts.shape)
         needed_places = max(sizes) + steps - 1  # the last token is not read
         if steps < 1 or needed_places > self.places:
@@ -372,7 +375,10 @@ class Decoder:
         prompts, lengths = request.prompts, request.lengths
         rows = len(prompts)
         logits, state = self.prefill(request.params, prompts, lengths, **context)
-        seen = np.zeros((rows, logits.shape[-1]), bool)
+        words = logits.shape[-1]
+        if prompts.max() >= words:
+            raise InputError(f"token {prompts.max()} of a prompt is none of the {words} words")
+        seen = np.zeros((rows, words), bool)
         for row, length in enumerate(lengths):
             seen[row, prompts[row, :length]] = True
         last = jnp.zeros(rows, jnp.int32)
@@ -438,6 +444,17 @@ class Decoder:
         end, tokens, loop = lax.while_loop(has_more, generate_token, (jnp.int32(0), empty, start))
         is_generated = jnp.arange(size) < end
         return jnp.where(is_generated, tokens, loop.last[:, None]), loop
+
+
+def _checked_tokens(tokens: ArrayLike) -> NDArray[np.int32]:
+    """Return prompts as (batch, tokens). Raises InputError for anything but token numbers."""
+    array = np.atleast_2d(np.asarray(tokens))
+    if array.size == 0:
+        raise InputError("a prompt is empty")
+    if array.ndim != 2 or array.dtype.kind not in "iu" or array.min() < 0:
+        expected = "token numbers, (batch, tokens) or (tokens,)"
+        raise InputError(f"tokens must be {expected}, they are {shown(tokens)}")
+    return array.astype(np.int32)
 
 
 def _taken(tokens: ArrayLike, positions: NDArray[np.int64]) -> Any:

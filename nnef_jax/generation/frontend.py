@@ -19,7 +19,7 @@ from lowering.jaxpr_types import Equation
 from lowering.jaxprs import make_jaxpr_and_types
 from lowering.padding import Extents, NotPaddableError, padded
 from lowering.program import Program
-from nnef_jax.errors import NnefError
+from nnef_jax.errors import NnefError, UnsupportedError
 from nnef_jax.execution.definition import Definition
 from nnef_jax.execution.probe import NOTHING
 from nnef_jax.execution.threads import Once
@@ -274,6 +274,11 @@ class DecoderFrontend(Frontend):
     def stored(self, graph: Graph) -> Stored:
         """Return no data: the decoder takes the arrays of the model."""
         return Stored({}, self)
+
+    def save_refusal(self) -> NnefError:
+        """Return the error that no document expresses a step."""
+        hint = "save the model that the decoder was made from"
+        return UnsupportedError("the network of a decoder cannot be saved", hint=hint)
 
     def state_shapes(self) -> Mapping[str, Sequence[int | None]]:
         """Return the shapes of caches and of the length, whose batch is open."""

@@ -79,6 +79,9 @@ def write_network(
 
     If arrays are spread over several hosts, all hosts write them together.
     """
+    refusal = network.frontend.save_refusal()
+    if refusal is not None:
+        raise refusal
     distributed: dict[str, jax.Array] = {}  # arrays that are partly on other hosts
     stand_ins: dict[str, NDArray[Any]] = {}
     for label, x in arrays.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,14 @@ from onnx import TensorProto, helper, numpy_helper
 from openvino._offline_transformations import apply_make_stateful_transformation
 
 import nnef_jax
-from nnef_jax.errors import InputError, NnefError
+from nnef_jax.errors import InputError, NnefError, UnsupportedError
 from nnef_jax.execution.runnable import execution_of
 from nnef_jax.generation import Decoder, Roles, Sampling
 from nnef_jax.generation.roles import Cache
 from nnef_jax.parameters.sharding import chosen_divisions
 
 NETWORKS = Path(__file__).parent / "networks"
-FILES = ("llama.nnef.tgz", "qwen3.nnef.tgz", "llama.onnx", "gpt2.onnx")
+FILES = ("llama.nnef.tgz", "qwen3.nnef.tgz", "llama.onnx", "qwen3.onnx", "gpt2.onnx")
 PLACES = 256
 
 
@@ -212,6 +213,27 @@ def test_roles_are_shown(llama: Decoder) -> None:
 def test_prompts_that_cannot_be(llama: Decoder, arguments: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         llama.generate(*arguments)
+
+
+@pytest.mark.parametrize(
+    "tokens", ["hello", [1.5, 2.0], [-1, 5], np.zeros((1, 2, 3), int), [1, 999]]
+)
+def test_tokens_that_cannot_be(llama: Decoder, tokens: Any) -> None:
+    with pytest.raises(InputError, match="token"):
+        llama.generate(tokens, 3)
+
+
+def test_a_decoder_pickles(llama: Decoder) -> None:
+    prompt, tokens = reference("llama")
+    llama.generate(prompt, 2)
+    again = pickle.loads(pickle.dumps(llama))
+    assert again.generate(prompt, 5).tokens.tolist() == tokens[:, :5].tolist()
+
+
+def test_a_decoder_is_not_saved(llama: Decoder, tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match="the network of a decoder cannot be saved"):
+        llama.model.save(tmp_path / "net.nnef.tgz")
+    assert not [*tmp_path.iterdir()]
 
 
 def test_lengths_that_cannot_be(llama: Decoder) -> None:
