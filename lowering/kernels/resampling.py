@@ -160,7 +160,8 @@ def resample(x: Array, axis: int, where: AnyArray, scale: float, method: Method)
     quotient of the result's length and the input's length.
     """
     extent = x.shape[axis]
-    is_unchanged = isinstance(where, np.ndarray) and np.array_equal(where, np.arange(extent))
+    keeps_extent = isinstance(where, np.ndarray) and len(where) == extent
+    is_unchanged = keeps_extent and np.array_equal(where, np.arange(extent))
     if is_unchanged:
         return x
     if method.interpolator == "nearest":
