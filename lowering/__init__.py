@@ -110,6 +110,9 @@ if TYPE_CHECKING:
     from lowering.ops import rules as rules
     from lowering.ops.elementwise import straight_through as straight_through
     from lowering.ops.signal import signal_axis as signal_axis
+    from lowering.padding import Extents as Extents
+    from lowering.padding import NotPaddableError as NotPaddableError
+    from lowering.padding import PaddedFunction as PaddedFunction
     from lowering.parallel import Along as Along
     from lowering.parallel import Divided as Divided
     from lowering.parallel import Division as Division
@@ -149,14 +152,17 @@ _HOMES = {
     "DIFFERENTIABLE": "lowering.targets.portable",
     "Divided": "lowering.parallel",
     "Division": "lowering.parallel",
+    "Extents": "lowering.padding",
     "Graph": "lowering.graph",
     "GraphBuilder": "lowering.builder",
     "InvalidComputation": "lowering.errors",
     "InvalidOperation": "lowering.errors",
     "InvalidShape": "lowering.errors",
     "MachineProfile": "lowering.machine",
+    "NotPaddableError": "lowering.padding",
     "NotSeparableError": "lowering.batches",
     "Operation": "lowering.graph",
+    "PaddedFunction": "lowering.padding",
     "Preparing": "lowering.prepare",
     "Program": "lowering.program",
     "Recipe": "lowering.recipe",

@@ -19,6 +19,7 @@ import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
@@ -40,7 +41,17 @@ _OPERATIONS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
 
 
 class NotPaddableError(Exception):
-    """Raised if no rule evaluates an equation on padded arrays. The argument is the equation."""
+    """Raised if no rule evaluates an equation on padded arrays.
+
+    Attributes:
+        operation: the name of the operation that the equation comes from, or "".
+        primitive: the name of the equation's primitive.
+    """
+
+    def __init__(self, equation: Equation) -> None:
+        super().__init__(f"no rule evaluates '{primitive(equation)}' on padded arrays")
+        self.operation = jaxprs.outer_scope(equation)
+        self.primitive = primitive(equation)
 
 
 class Extents:
@@ -150,6 +161,28 @@ def padded(
     Raises NotPaddableError if an equation has no rule.
     """
     return _Padded(extents).evaluated(program, arguments, finite)
+
+
+class PaddedFunction:
+    """A function that is traced for types with symbolic extents, and computes on padded arrays.
+
+    grow = PaddedFunction(function, *types)
+    results = grow(Extents({"P": 7}, {"P": jnp.int32(3)}), *arrays)
+    """
+
+    def __init__(self, function: Callable[..., object], *types: object) -> None:
+        """Trace a function for types, which are pytrees of `jax.ShapeDtypeStruct`."""
+        closed, result = jaxprs.make_jaxpr_and_types(function, *types)
+        self._program: Program = Program(closed).low_level()
+        self._tree: Any = jax.tree.structure(result)
+
+    def __call__(self, extents: Extents, *arguments: object, finite: Collection[int] = ()) -> Any:
+        """Return the function's results, padded to the bounds of their extents.
+
+        `finite` numbers arrays among the leaves of the arguments, as in `padded`.
+        """
+        results = padded(self._program, jax.tree.leaves(arguments), extents, finite)
+        return jax.tree.unflatten(self._tree, results)
 
 
 class _Padded:

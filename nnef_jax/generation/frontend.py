@@ -11,14 +11,10 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from lowering import GraphBuilder, jaxprs
+from lowering import Extents, GraphBuilder, NotPaddableError, PaddedFunction
 from lowering.errors import InvalidOperation
 from lowering.extents import UNKNOWN, Shape
 from lowering.graph import Graph, Rule, TensorType, Value
-from lowering.jaxpr_types import Equation
-from lowering.jaxprs import make_jaxpr_and_types
-from lowering.padding import Extents, NotPaddableError, padded
-from lowering.program import Program
 from nnef_jax.errors import NnefError, UnsupportedError
 from nnef_jax.execution.definition import Definition
 from nnef_jax.execution.probe import NOTHING
@@ -47,11 +43,11 @@ class Step:
     places: int
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Step, (self.definition, self.roles, self.places)  # traced programs do not pickle
+        return Step, (self.definition, self.roles, self.places)  # traced functions do not pickle
 
     @cached_property
-    def _programs(self) -> Once:
-        """Return the traced programs by number of tokens, and shapes."""
+    def _functions(self) -> Once:
+        """Return the traced functions by number of tokens, and shapes."""
         return Once()
 
     @cached_property
@@ -148,20 +144,19 @@ class Step:
         count = tokens.shape[1]
         types = _types((dict(params), list(caches), list(context)))
         shapes = tuple((x.shape, x.dtype) for x in jax.tree.leaves(types))
-        program, tree = self._programs.get((count, shapes), lambda: self._program(count, *types))
+        grow = self._functions.get((count, shapes), lambda: self._traced(count, *types))
         finite = range(len(params), len(params) + len(caches))
 
         def compute(
             params: Mapping[str, Array], caches: list[Array], tokens: Array,
             context: list[Array], length: Array,
         ) -> list[Array]:  # fmt: skip
-            leaves = jax.tree.leaves((params, caches, tokens, context))
             extents = Extents({_SYMBOL: self.places - count}, {_SYMBOL: length})
             try:
-                results = padded(program, leaves, extents, finite)
+                results = grow(extents, params, caches, tokens, context, finite=finite)
             except NotPaddableError as error:
-                raise _refusal(*error.args) from None
-            logits, *after = jax.tree.unflatten(tree, results)
+                raise _refusal(error) from None
+            logits, *after = results
             for i, (cache, x) in enumerate(zip(self.roles.caches, after, strict=True)):
                 if x.shape[cache.axis] != self.places:  # it has the keys of the new tokens only
                     after[i] = lax.dynamic_update_slice_in_dim(caches[i], x, length, cache.axis)
@@ -169,9 +164,9 @@ class Step:
 
         return compute
 
-    def _program(
+    def _traced(
         self, count: int, params: Mapping[str, Any], caches: Sequence[Any], context: Sequence[Any]
-    ) -> tuple[Program, Any]:
+    ) -> PaddedFunction:
         """Trace the network for one row of `count` tokens, with a symbol for the tokens before."""
         constraints = [f"{_SYMBOL} <= {self.places - count}"]
         (length,) = jax.export.symbolic_shape(_SYMBOL, constraints=constraints)
@@ -187,9 +182,7 @@ class Step:
             mask = jnp.ones((1, length + count), bool)
             return self._cycle(params, caches, tokens, context, jnp.asarray(length), mask)
 
-        arguments = params, cache_types, tokens, one_row
-        closed, types = make_jaxpr_and_types(grow, *arguments)
-        return Program(closed).low_level(), jax.tree.structure(types)
+        return PaddedFunction(grow, params, cache_types, tokens, one_row)
 
     def _input(self, name: str) -> Value:
         return next(x for x in self.graph.inputs if x.name == name)
@@ -293,12 +286,12 @@ class DecoderFrontend(Frontend):
         return [*network.frontend.content(), repr((self.step.roles, self.step.places))]
 
 
-def _refusal(equation: Equation) -> InvalidOperation:
-    """Return the error for an equation that would take places of a cache for tokens."""
-    name = jaxprs.outer_scope(equation) or jaxprs.primitive(equation)
+def _refusal(error: NotPaddableError) -> InvalidOperation:
+    """Return the error of an operation that would take empty places of a cache for tokens."""
+    name = error.operation or error.primitive
     return InvalidOperation(
-        f"'{name}' cannot read a cache of fixed size: '{jaxprs.primitive(equation)}' would take "
-        "empty places for tokens",
+        f"'{name}' cannot read a cache of fixed size: '{error.primitive}' would take empty places "
+        "for tokens",
         "the network itself runs with caches that grow: model(...)",
     )
 
