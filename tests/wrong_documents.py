@@ -167,7 +167,7 @@ fragment conv_relu( x: tensor<scalar>, scope: string ) -> ( y: tensor<scalar> )
 = in fragment 'conv_relu', called at net/graph.nnef:14:9
 = the shape [1,8]
 # filter_of_another_framework
-The filter is laid out as TensorFlow does: height, width, input and output channels.
+The filter has the layout of TensorFlow: height, width, input and output channels.
 fragment block( x: tensor<scalar>, scope: string ) -> ( y: tensor<scalar> )
 {
     filter = variable(shape = [3,3,16,32], label = scope + '/filter');
