@@ -116,12 +116,12 @@ def plain(name: str, batch: int, dtype: str, platform: str) -> LoweredFunction:
     function, parameters, inputs = plain_function(name, batch, dtype)
     types = {key: jax.ShapeDtypeStruct(x.shape, dtype) for key, x in parameters.items()}
     caches = {key: x for key, x in inputs.items() if "." in key}
-    others = {key: x for key, x in inputs.items() if key not in caches}
+    tokens = {key: x for key, x in inputs.items() if key not in caches}
 
     def call(parameters: Any, inputs: Any, caches: Any) -> Any:
         return function(parameters, inputs | caches)
 
-    return lowered_program(jax.jit(call, donate_argnums=2), (types, others, caches), platform)
+    return lowered_program(jax.jit(call, donate_argnums=2), (types, tokens, caches), platform)
 
 
 def plain_function(name: str, batch: int, dtype: str) -> Any:

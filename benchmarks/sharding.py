@@ -126,12 +126,12 @@ def cost(
 
 def figures(name: str, topology: str, way: str, dtype: str, *, training: bool) -> Figures:
     """Return the memory in MB, and the number and MB of collectives by kind."""
-    found = cost(name, topology, way, dtype, training=training)
+    estimate = cost(name, topology, way, dtype, training=training)
     return {
-        "mesh": dict(found.mesh),
-        "MB": (found.needed_bytes or 0) / 1e6,
-        "refusal": found.refusal,
-        "collectives": {x.kind: [x.count, x.bytes / 1e6] for x in found.collectives},
+        "mesh": dict(estimate.mesh),
+        "MB": (estimate.needed_bytes or 0) / 1e6,
+        "refusal": estimate.refusal,
+        "collectives": {x.kind: [x.count, x.bytes / 1e6] for x in estimate.collectives},
     }
 
 

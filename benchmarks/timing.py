@@ -75,7 +75,7 @@ def least_disturbed(
 
 
 def ratios(times: Mapping[str, float], subject: str) -> dict[str, float]:
-    """Return the subject's time divided by each other time, and by the "fastest" of them."""
+    """Divide the time of the subject by the time of each other engine, and by the fastest time."""
     others = {name: time for name, time in times.items() if name != subject}
     found = {name: times[subject] / time for name, time in others.items()}
     return found | {"fastest": max(found.values())} if found else {}

@@ -34,7 +34,7 @@ FRAME, CONTEXT, BLOCK = 512, 64, 312
 
 
 def load(path: str | Path | None) -> nnef_jax.Model:
-    """Load the network, with the inputs and outputs of its LSTM as its state."""
+    """Load the network. Its state has the inputs of the LSTM, which the outputs then replace."""
     with TemporaryDirectory() as folder:
         if path is None:
             path = Path(folder) / "silero_vad.nnef.tgz"

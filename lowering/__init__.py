@@ -110,7 +110,6 @@ if TYPE_CHECKING:
     from lowering.ops import rules as rules
     from lowering.ops.elementwise import straight_through as straight_through
     from lowering.ops.signal import signal_axis as signal_axis
-    from lowering.padding import Extents as Extents
     from lowering.padding import NotPaddableError as NotPaddableError
     from lowering.padding import PaddedFunction as PaddedFunction
     from lowering.parallel import Along as Along
@@ -130,6 +129,7 @@ if TYPE_CHECKING:
     from lowering.program_printing import described as described
     from lowering.recipe import Recipe as Recipe
     from lowering.registry import Registry as Registry
+    from lowering.symbol_values import SymbolValues as SymbolValues
     from lowering.targets import mesh_target as mesh_target
     from lowering.targets import target_of as target_of
     from lowering.targets.portable import DIFFERENTIABLE as DIFFERENTIABLE
@@ -152,7 +152,6 @@ _HOMES = {
     "DIFFERENTIABLE": "lowering.targets.portable",
     "Divided": "lowering.parallel",
     "Division": "lowering.parallel",
-    "Extents": "lowering.padding",
     "Graph": "lowering.graph",
     "GraphBuilder": "lowering.builder",
     "InvalidComputation": "lowering.errors",
@@ -172,6 +171,7 @@ _HOMES = {
     "Source": "lowering.location",
     "Span": "lowering.location",
     "Split": "lowering.prepare",
+    "SymbolValues": "lowering.symbol_values",
     "Target": "lowering.targets.target",
     "TensorType": "lowering.graph",
     "UNKNOWN": "lowering.extents",

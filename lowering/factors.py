@@ -150,7 +150,8 @@ class FactorWalk:
         self.columns: dict[Variable, frozenset[int]] = {}  # axes of the results of products
         # For the result of each product, the summed axes of its other operand, by operand number.
         self.summed: dict[Variable, dict[int, frozenset[int]]] = {}
-        # Maps each variable that depends only on parameters to the numbers of these parameters.
+        # The numbers of the parameters from which a variable is computed, for each such variable
+        # that depends on no other argument.
         self.origins = dict[Atom, frozenset[int]]()
         if outer is None:
             parameters = program.arguments[: program.parameters]

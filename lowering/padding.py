@@ -6,17 +6,15 @@ are padding of arbitrary values. The number of items is the value of the extent,
 array for each symbol. Sums, maxima and products do not read padding. A concatenation writes each
 part behind the items of the parts before it.
 
-    P, = jax.export.symbolic_shape("P", constraints=["P <= 7"])
+    (P,) = jax.export.symbolic_shape("P", constraints=["P <= 7"])
     types = [jax.ShapeDtypeStruct((P,), "float32"), jax.ShapeDtypeStruct((1,), "float32")]
-    program = Program(jax.make_jaxpr(lambda x, y: jnp.concatenate([x, y]).mean())(*types))
-    padded(program, [jnp.zeros(8), jnp.ones(1)], Extents({"P": 7}, {"P": jnp.int32(3)}))
+    mean = PaddedFunction(lambda x, y: jnp.concatenate([x, y]).mean(), *types)
+    mean(SymbolValues({"P": 7}, {"P": jnp.int32(3)}), jnp.zeros(8), jnp.ones(1))
 """
 
 from __future__ import annotations
 
-import ast
-import operator
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import jax
@@ -30,14 +28,9 @@ from lowering.facts import facts
 from lowering.jaxpr_types import Atom, ClosedJaxpr, Equation, Variable
 from lowering.jaxprs import CONVOLUTION, PRODUCT, SCAN, is_literal, primitive
 from lowering.program import Program, Rules
+from lowering.symbol_values import SymbolValues
 
 Shape = Sequence[Any]  # extents; some may be symbolic
-_OPERATIONS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Pow: operator.pow,
-}
 
 
 class NotPaddableError(Exception):
@@ -54,98 +47,11 @@ class NotPaddableError(Exception):
         self.primitive = primitive(equation)
 
 
-class Extents:
-    """The values that symbolic extents have in one run.
-
-    Args:
-        most: the largest value of each symbol, by its name.
-        counts: the value of each symbol in the run, an integer scalar of jax.
-    """
-
-    def __init__(self, most: Mapping[str, int], counts: Mapping[str, Array]) -> None:
-        self._most = most
-        self._counts = counts
-
-    def bound(self, extent: Any) -> int:
-        """Return the largest value that an extent can have."""
-        if not is_symbolic(extent):
-            return extent
-        return _range(_parsed(extent), self._most)[1]
-
-    def bounds(self, shape: Any) -> Any:
-        """Return an equation's parameter with the largest value of each symbolic extent in it."""
-        if isinstance(shape, tuple):
-            return tuple(map(self.bounds, shape))  # pyright: ignore[reportUnknownArgumentType]
-        return self.bound(shape)
-
-    def value(self, extent: Any) -> Any:
-        """Return the value of an extent in this run.
-
-        For a symbolic extent it is a scalar of jax, and otherwise the extent itself.
-        """
-        return _value(_parsed(extent), self._counts) if is_symbolic(extent) else extent
-
-
-def _parsed(extent: object) -> ast.expr:
-    """Return the syntax tree of a symbolic extent's text, such as "P + 1".
-
-    jax documents the text of a symbolic extent, but not its attributes.
-    """
-    return ast.parse(str(extent).replace("^", "**"), mode="eval").body
-
-
-def _range(node: ast.expr, most: Mapping[str, int]) -> tuple[int, int]:
-    """Return the least and the largest value of an expression of symbols.
-
-    Each symbol may have the values from 0 to its number in `most`.
-    """
-    match node:
-        case ast.Constant(value=int(number)):
-            return number, number
-        case ast.Name(id=name):
-            return 0, most[name]
-        case ast.UnaryOp(op=ast.USub(), operand=operand):
-            low, high = _range(operand, most)
-            return -high, -low
-        case ast.BinOp(left=left, op=op, right=right):
-            function = _OPERATIONS[type(op)]
-            ends = [function(a, b) for a in _range(left, most) for b in _range(right, most)]
-            return min(ends), max(ends)
-        case ast.Call(func=ast.Name(id=name), args=[left, right]):
-            (a, b), (c, d) = _range(left, most), _range(right, most)
-            if name == "mod":
-                return 0, max(d - 1, 0)
-            if name in ("max", "min"):
-                choose = max if name == "max" else min
-                return choose(a, c), choose(b, d)
-            if name == "floordiv":
-                ends = [x // y for x in (a, b) for y in (c, d) if y]
-                return min(ends), max(ends)
-        case _:
-            pass
-    raise NotImplementedError(ast.unparse(node))
-
-
-def _value(node: ast.expr, counts: Mapping[str, Array]) -> Any:
-    match node:
-        case ast.Constant(value=int(number)):
-            return number
-        case ast.Name(id=name):
-            return counts[name]
-        case ast.UnaryOp(op=ast.USub(), operand=operand):
-            return -_value(operand, counts)
-        case ast.BinOp(left=left, op=op, right=right):
-            return _OPERATIONS[type(op)](_value(left, counts), _value(right, counts))
-        case ast.Call(func=ast.Name(id=name), args=[left, right]):
-            functions = {"mod": jnp.mod, "max": jnp.maximum, "min": jnp.minimum}
-            function = functions.get(name, jnp.floor_divide)
-            return function(_value(left, counts), _value(right, counts))
-        case _:
-            raise NotImplementedError(ast.unparse(node))
-
-
 def padded(
-    program: Program, arguments: Sequence[Array], extents: Extents, finite: Collection[int] = ()
+    program: Program,
+    arguments: Sequence[Array],
+    symbols: SymbolValues,
+    finite: Collection[int] = (),
 ) -> list[Array]:
     """Evaluate a program with symbolic extents on padded arrays. Its results are padded too.
 
@@ -154,20 +60,19 @@ def padded(
     Args:
         program: a program of low-level primitives.
         arguments: arrays with at least as many places along an axis as its extent has items.
-        extents: the values of the symbols.
+        symbols: the values of the symbols.
         finite: the numbers of the arguments whose padding has no NaN and no infinity. Products
             then need not replace the padding by 0, which would copy these arguments.
 
     Raises NotPaddableError if an equation has no rule.
     """
-    return _Padded(extents).evaluated(program, arguments, finite)
+    return _Padded(symbols).evaluated(program, arguments, finite)
 
 
 class PaddedFunction:
     """A function that is traced for types with symbolic extents, and computes on padded arrays.
 
-    grow = PaddedFunction(function, *types)
-    results = grow(Extents({"P": 7}, {"P": jnp.int32(3)}), *arrays)
+    The docstring of this module has an example.
     """
 
     def __init__(self, function: Callable[..., object], *types: object) -> None:
@@ -176,24 +81,28 @@ class PaddedFunction:
         self._program: Program = Program(closed).low_level()
         self._tree: Any = jax.tree.structure(result)
 
-    def __call__(self, extents: Extents, *arguments: object, finite: Collection[int] = ()) -> Any:
+    def __call__(
+        self, symbols: SymbolValues, *arguments: object, finite: Collection[int] = ()
+    ) -> Any:
         """Return the function's results, padded to the bounds of their extents.
 
         `finite` numbers arrays among the leaves of the arguments, as in `padded`.
         """
-        results = padded(self._program, jax.tree.leaves(arguments), extents, finite)
+        results = padded(self._program, jax.tree.leaves(arguments), symbols, finite)
         return jax.tree.unflatten(self._tree, results)
 
 
 class _Padded:
-    def __init__(self, extents: Extents) -> None:
-        self.extents = extents
+    def __init__(self, symbols: SymbolValues) -> None:
+        self.symbols = symbols
         self.finite: set[Variable] = set()
 
     def evaluated(
         self, program: Program, arguments: Sequence[Array], finite: Collection[int]
     ) -> list[Array]:
-        self.finite |= {program.arguments[i] for i in finite}
+        # Calls of one function share its variables, so a mark of an earlier call must not stay.
+        self.finite.difference_update(program.arguments)
+        self.finite.update(program.arguments[i] for i in finite)
         results = program.evaluated(arguments, self._compute)
         return [self.cut(v, x) for v, x in zip(program.results, results, strict=True)]
 
@@ -212,7 +121,9 @@ class _Padded:
             pairs = zip(equation.invars, operands, strict=True)
             operands = [self.cut(v, x) for v, x in pairs]
         fact = facts(equation)
-        if (fact.moves or fact.shapes) and all(map(self.is_finite, equation.invars)):
+        moves_items = fact.moves or fact.shapes
+        self.finite.difference_update(equation.outvars)
+        if moves_items and all(map(self.is_finite, equation.invars)):
             self.finite.update(equation.outvars)
         return rule(self, equation, operands)
 
@@ -224,7 +135,7 @@ class _Padded:
         """Return an array without the places that its extents never need."""
         for axis, extent in enumerate(_shape(v)):
             if is_symbolic(extent):
-                bound = self.extents.bound(extent)
+                bound = self.symbols.bound(extent)
                 if x.shape[axis] > bound:
                     x = lax.slice_in_dim(x, 0, bound, axis=axis)
         return x
@@ -232,7 +143,7 @@ class _Padded:
     def bound(self, equation: Equation, operands: Sequence[Any], **params: Any) -> list[Any]:
         """Evaluate an equation. Its parameters get the largest value of each symbolic extent."""
         params = equation.params | params
-        changed = {k: self.extents.bounds(x) for k, x in params.items() if _has_symbols(x)}
+        changed = {k: self.symbols.bounds(x) for k, x in params.items() if _has_symbols(x)}
         return jaxprs.bind(equation, operands, **(params | changed))
 
     def is_item(self, x: Any, axis: int, extent: Any) -> Array:
@@ -243,7 +154,7 @@ class _Padded:
         shape = [1] * x.ndim
         shape[axis] = x.shape[axis]
         places = lax.broadcasted_iota(jnp.int32, shape, axis)
-        return places < self.extents.value(extent)
+        return places < self.symbols.value(extent)
 
     def hidden(self, v: Atom, x: Any, axes: Collection[int], padding: Any) -> Any:
         """Return x with `padding` in place of the values of its padding along `axes`.
@@ -288,7 +199,7 @@ def _bound(state: _Padded, equation: Equation, operands: list[Any]) -> list[Any]
 @_RULES("dim_as_value")
 def _dimension(state: _Padded, equation: Equation, operands: list[Any]) -> list[Any]:
     dtype = equation.outvars[0].aval.dtype
-    return [jnp.asarray(state.extents.value(equation.params["dim"]), dtype)]
+    return [jnp.asarray(state.symbols.value(equation.params["dim"]), dtype)]
 
 
 @_RULES("reshape")
@@ -306,7 +217,7 @@ def _reshape(state: _Padded, equation: Equation, operands: list[Any]) -> list[An
             extents = [shape[axis] for axis in run if shape[axis] != 1]
             if any(map(is_symbolic, extents[1:])):
                 raise NotPaddableError(equation)
-    return [jnp.reshape(operands[0], state.extents.bounds(tuple(new)))]
+    return [jnp.reshape(operands[0], state.symbols.bounds(tuple(new)))]
 
 
 @_RULES("slice")
@@ -316,7 +227,8 @@ def _slice(state: _Padded, equation: Equation, operands: list[Any]) -> list[Any]
     strides = params["strides"] or (1,) * x.ndim
     for axis, (start, stride) in enumerate(zip(params["start_indices"], strides, strict=True)):
         extent = _shape(equation.outvars[0])[axis]
-        size = (state.extents.bound(extent) - 1) * stride + 1
+        count = state.symbols.bound(extent)
+        size = (count - 1) * stride + 1 if count else 0
         x = _from(state, x, axis, start, size)
         x = lax.slice_in_dim(x, 0, size, stride, axis)
     return [x]
@@ -327,13 +239,13 @@ def _from(state: _Padded, x: Any, axis: int, start: Any, size: int) -> Any:
 
     `start` may be symbolic.
     """
-    last = state.extents.bound(start) + size
+    last = state.symbols.bound(start) + size
     if last > x.shape[axis] and is_symbolic(start):
         widths = [(0, 0)] * x.ndim
         widths[axis] = (0, last - x.shape[axis])
         x = jnp.pad(x, widths)
     if is_symbolic(start):
-        return lax.dynamic_slice_in_dim(x, state.extents.value(start), size, axis)
+        return lax.dynamic_slice_in_dim(x, state.symbols.value(start), size, axis)
     return lax.slice_in_dim(x, start, min(start + size, x.shape[axis]), axis=axis)
 
 
@@ -344,7 +256,7 @@ def _split(state: _Padded, equation: Equation, operands: list[Any]) -> list[Any]
     results: list[Any] = []
     for v in equation.outvars:
         extent = _shape(v)[axis]
-        results.append(_from(state, x, axis, start, state.extents.bound(extent)))
+        results.append(_from(state, x, axis, start, state.symbols.bound(extent)))
         start = start + extent
     return results
 
@@ -365,7 +277,7 @@ def _reversed(state: _Padded, equation: Equation, operands: list[Any]) -> list[A
     for axis in equation.params["dimensions"]:
         if is_symbolic(shape[axis]):
             places = x.shape[axis]
-            begin = places - state.extents.value(shape[axis])
+            begin = places - state.symbols.value(shape[axis])
             x = lax.dynamic_slice_in_dim(jnp.concatenate([x, x], axis), begin, places, axis)
     return [x]
 
@@ -381,7 +293,7 @@ def _dynamic(state: _Padded, equation: Equation, operands: list[Any]) -> list[An
     for axis, (extent, size) in enumerate(zip(shape, sizes, strict=True)):
         if is_symbolic(size) and size != extent:
             raise NotPaddableError(equation)
-        last = state.extents.value(extent - size)
+        last = state.symbols.value(extent - size)
         starts[axis] = jnp.clip(starts[axis], 0, jnp.asarray(last, starts[axis].dtype))
     return state.bound(equation, [*operands[:first], *starts])
 
@@ -391,19 +303,21 @@ def _concatenate(state: _Padded, equation: Equation, operands: list[Any]) -> lis
     """Join padded arrays so that the items of each follow the items of the array before it."""
     axis = equation.params["dimension"]
     (result,) = equation.outvars
-    for i in range(len(operands)):
-        others = [k for k, n in enumerate(_shape(result)) if is_symbolic(n) and k != axis]
-        if others or i:
-            operands[i] = state.cut(equation.invars[i], operands[i])
+    shape = _shape(result)
+    symbolic_axes = [i for i, extent in enumerate(shape) if is_symbolic(extent)]
+    # The first array may keep further places along the axis: the others are written there.
+    first_cut = 0 if symbolic_axes != [axis] else 1
+    for i in range(first_cut, len(operands)):
+        operands[i] = state.cut(equation.invars[i], operands[i])
     extents = [_shape(v)[axis] for v in equation.invars]
     if not any(map(is_symbolic, extents[:-1])):
         operands[0] = state.cut(equation.invars[0], operands[0])
         return state.bound(equation, operands)
     x, *parts = operands
     offset = extents[0]
-    places = max(state.extents.bound(_shape(result)[axis]), x.shape[axis])
+    places = max(state.symbols.bound(_shape(result)[axis]), x.shape[axis])
     for extent, part in zip(extents[1:], parts, strict=True):
-        places = max(places, state.extents.bound(offset) + part.shape[axis])
+        places = max(places, state.symbols.bound(offset) + part.shape[axis])
         offset = offset + extent
     if places > x.shape[axis]:
         widths = [(0, 0)] * x.ndim
@@ -411,7 +325,7 @@ def _concatenate(state: _Padded, equation: Equation, operands: list[Any]) -> lis
         x = jnp.pad(x, widths)
     offset = extents[0]
     for extent, part in zip(extents[1:], parts, strict=True):
-        x = lax.dynamic_update_slice_in_dim(x, part, state.extents.value(offset), axis)
+        x = lax.dynamic_update_slice_in_dim(x, part, state.symbols.value(offset), axis)
         offset = offset + extent
     return [x]
 
@@ -510,9 +424,9 @@ def _sorted(state: _Padded, equation: Equation, operands: list[Any]) -> list[Any
     is_padding = jnp.broadcast_to(~state.is_item(x, axis, extent), x.shape)
     keys = params["num_keys"] + 1
     stable = params["is_stable"]
-    return list(lax.sort([is_padding, *operands], dimension=axis, is_stable=stable, num_keys=keys))[
-        1:
-    ]
+    arrays = [is_padding, *operands]
+    _, *results = lax.sort(arrays, dimension=axis, is_stable=stable, num_keys=keys)
+    return results
 
 
 @_RULES("top_k")
@@ -533,7 +447,7 @@ def _gather(state: _Padded, equation: Equation, operands: list[Any]) -> list[Any
     for i, axis in enumerate(numbers.start_index_map):
         if not is_symbolic(shape[axis]):
             continue
-        last = state.extents.value(shape[axis] - sizes[axis])
+        last = state.symbols.value(shape[axis] - sizes[axis])
         coordinate = indices[..., i]
         limit = jnp.asarray(last, indices.dtype)
         if mode == lax.GatherScatterMode.CLIP:

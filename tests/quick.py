@@ -13,7 +13,7 @@ QUICK = {
     "execution": "arguments citizen direct model network recurrent state_dict trainable unused",
     "formats": "outline quantization_errors toy tract_data tract_dialect tract_errors tract_flatten"
     " tract_parser tract_types values",
-    "generation": "sampling",
+    "generation": "token_sampling",
     "lowering": "builder extents graph machine pipeline rules tracing",
     "lowering/kernels": "broadcast contraction levels precision rounding",
     "lowering/passes": "attention chunks folding gates layouts siblings sums",

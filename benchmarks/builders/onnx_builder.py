@@ -185,7 +185,7 @@ class OnnxBuilder(Builder[str]):
     def _add(
         self, kind: str, inputs: Sequence[str], *, rank: int | None = None, **attributes: Any
     ) -> str:
-        """Add a node. Its result has the rank of its first input unless `rank` is given."""
+        """Add a node and return its result, of `rank` axes, by default those of the first input."""
         name = f"v{len(self._nodes)}"
         self._nodes.append(helper.make_node(kind, inputs, [name], **attributes))
         self._ranks[name] = self._ranks[inputs[0]] if rank is None else rank

@@ -246,10 +246,6 @@ class Frontend(ABC):
         """Return the names of the graph's tensors, by their identifiers in a saved graph.quant."""
         return {name: name for name in self.spans() if name in graph.values}
 
-    def save_refusal(self) -> NnefError | None:
-        """Return the error if no archive can be written for the network at all, else None."""
-        return None
-
     def unsavable(self) -> Sequence[NnefError]:
         """Return an error for each part of the network that a flat document cannot express."""
         return ()

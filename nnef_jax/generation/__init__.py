@@ -2,9 +2,9 @@
 
 What makes a decoder of a model? `decoder`
 Which inputs and outputs have which role? `roles`
-How does a model with growing caches run on caches of fixed size? `frontend`
+How does a model with growing caches run on caches of fixed size? `decoder_network`
 How are prompts read and tokens generated? `decoder.Decoder`
-How is the next token chosen? `sampling`
+How is the next token chosen? `token_sampling`
 How does a beam search work? `beams`
 """
 
@@ -19,9 +19,9 @@ import numpy as np
 
 from nnef_jax.execution.runnable import execution_of
 from nnef_jax.generation.decoder import Decoder, Generated
-from nnef_jax.generation.frontend import DecoderFrontend, Step
+from nnef_jax.generation.decoder_network import DecoderFrontend, DecoderStep
 from nnef_jax.generation.roles import Cache, Roles, recognised
-from nnef_jax.generation.sampling import Sampling
+from nnef_jax.generation.token_sampling import Sampling
 from nnef_jax.model import Model
 from nnef_jax.options import require
 from nnef_jax.reading.network import Network
@@ -58,7 +58,7 @@ def decoder(
     execution = execution_of(model)
     network = execution.network
     roles = recognised(network.graph, names) if roles is None else roles
-    step = Step(execution.definition, roles, places)
+    step = DecoderStep(execution.definition, roles, places)
     frontend = DecoderFrontend(step)
     options = replace(network.options, input_shapes={}, values={}, extents={})
     graph = frontend.flatten(options)

@@ -17,9 +17,9 @@ from nnef_jax.calls.arguments import Params, State
 from nnef_jax.errors import InputError
 from nnef_jax.execution.run_options import Prepared
 from nnef_jax.generation.beams import Hypotheses, search
-from nnef_jax.generation.frontend import LENGTH
+from nnef_jax.generation.decoder_network import LENGTH
 from nnef_jax.generation.roles import Roles
-from nnef_jax.generation.sampling import GREEDY, Sampling
+from nnef_jax.generation.token_sampling import GREEDY, Sampling
 from nnef_jax.model import Model
 from nnef_jax.options import require, shown
 
@@ -54,7 +54,7 @@ class _Request(NamedTuple):
     context: _Context
 
 
-class _Loop(NamedTuple):
+class _LoopState(NamedTuple):
     """The values that one iteration of the loop over generated tokens hands to the next."""
 
     logits: Array  # of the next token, (batch, words)
@@ -382,7 +382,7 @@ class Decoder:
         for row, length in enumerate(lengths):
             seen[row, prompts[row, :length]] = True
         last = jnp.zeros(rows, jnp.int32)
-        carry = _Loop(logits, state, request.key, jnp.asarray(seen), last, last > 0)
+        carry = _LoopState(logits, state, request.key, jnp.asarray(seen), last, last > 0)
         prepared = self._prepared(request.params, rows, context)
         run = self._compiled_loop(size, request.sample, request.stop)
         for begin in range(0, request.steps, size):
@@ -416,8 +416,8 @@ class Decoder:
 
     def _run_loop(
         self, size: int, sample: Sampling, stop: tuple[int, ...], params: Params | Prepared,
-        start: _Loop, count: Array, context: _Context,
-    ) -> tuple[Array, _Loop]:  # fmt: skip
+        start: _LoopState, count: Array, context: _Context,
+    ) -> tuple[Array, _LoopState]:  # fmt: skip
         """Generate `count` tokens of each row. Return them (batch, size), and the loop's state.
 
         `start` is the state of the loop before the first of these tokens. Tokens after the
@@ -425,11 +425,13 @@ class Decoder:
         """
         rows = start.last.shape[0]
 
-        def has_more(values: tuple[Array, Array, _Loop]) -> Array:
+        def has_more(values: tuple[Array, Array, _LoopState]) -> Array:
             i, _, loop = values
             return (i < count) & ~jnp.all(loop.is_done)
 
-        def generate_token(values: tuple[Array, Array, _Loop]) -> tuple[Array, Array, _Loop]:
+        def generate_token(
+            values: tuple[Array, Array, _LoopState],
+        ) -> tuple[Array, Array, _LoopState]:
             i, tokens, loop = values
             key, drawn = jax.random.split(loop.key)
             chosen = sample.choose(sample.penalised(loop.logits, loop.seen), drawn)
@@ -438,7 +440,7 @@ class Decoder:
             seen = loop.seen.at[jnp.arange(rows), token].set(True)
             logits, state = self.step(params, loop.state, token, **context)
             tokens = lax.dynamic_update_slice_in_dim(tokens, token[:, None], i, 1)
-            return i + 1, tokens, _Loop(logits, state, key, seen, token, is_done)
+            return i + 1, tokens, _LoopState(logits, state, key, seen, token, is_done)
 
         empty = jnp.zeros((rows, size), jnp.int32)
         end, tokens, loop = lax.while_loop(has_more, generate_token, (jnp.int32(0), empty, start))

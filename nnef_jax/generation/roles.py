@@ -14,6 +14,7 @@ from nnef_jax.wording.similar import listed
 _MASKS = ("attention_mask", "mask", "decoder_attention_mask")
 _POSITIONS = ("position_ids", "positions", "cache_position", "decoder_position_ids")
 _TOKENS = ("input_ids", "tokens", "decoder_input_ids")
+_ROLES = ("tokens", "logits", "mask", "positions", "context")
 # Parts of names that tell a cache before a step from the cache after it.
 _SIDES = re.compile(r"past_key_values?|present_key_values?|past|present|cache|in|out|new|old")
 
@@ -75,8 +76,12 @@ def recognised(graph: Graph, names: Mapping[str, str | Sequence[str]]) -> Roles:
     """Recognise the roles of a network's inputs and outputs by their names and shapes.
 
     `names` has the names that a user gives for roles: `tokens`, `logits`, `mask`, `positions`,
-    `context`, as in `Roles`. Raises InputError if the network has no tokens, logits or caches.
+    `context`, as in `Roles`. Raises TypeError for another role, and InputError for the name of no
+    input or output, or if the network has no tokens, logits or caches.
     """
+    for role in names:
+        if role not in _ROLES:
+            raise TypeError(f"{role!r} is no role, the roles are {listed(_ROLES)}")
     inputs = {value.name: value for value in graph.inputs}
     outputs = dict(zip(graph.output_names, graph.outputs, strict=True))
     pairs = _pairs(inputs, outputs)
@@ -86,9 +91,9 @@ def recognised(graph: Graph, names: Mapping[str, str | Sequence[str]]) -> Roles:
     for state in graph.states:
         if UNKNOWN in state.value.type.shape[1:]:
             caches.append(Cache(state.label, state.label, _positions_of(state.value)))
-    others = [name for name in inputs if name not in pairs]
-    integers = [name for name in others if not is_float(inputs[name].type.dtype)]
-    mask = str(names.get("mask", "")) or _first(_MASKS, others)
+    inputs_once = [name for name in inputs if name not in pairs]
+    integers = [name for name in inputs_once if not is_float(inputs[name].type.dtype)]
+    mask = str(names.get("mask", "")) or _first(_MASKS, inputs_once)
     positions = str(names.get("positions", "")) or _first(_POSITIONS, integers)
     free = [x for x in integers if x not in (mask, positions) and is_integer(inputs[x].type.dtype)]
     tokens = str(names.get("tokens", "")) or _first(_TOKENS, free) or (free[0] if free else "")
@@ -105,7 +110,13 @@ def recognised(graph: Graph, names: Mapping[str, str | Sequence[str]]) -> Roles:
         )
     context = names.get("context")
     if context is None:
-        context = [x for x in others if x not in (tokens, mask, positions)]
+        context = [x for x in inputs_once if x not in (tokens, mask, positions)]
+    for role, name in (
+        ("mask", mask),
+        ("positions", positions),
+        *(("context", x) for x in context),
+    ):
+        _require(not name or name in inputs, role, "input", inputs)
     return Roles(tokens, logits, tuple(caches), mask, positions, tuple(context))
 
 

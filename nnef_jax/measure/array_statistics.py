@@ -138,7 +138,7 @@ def statistics_of(array: ArrayLike) -> dict[str, Any]:
 
 
 def histogram_of(values: NDArray[np.float64], low: float, high: float, bins: int) -> list[int]:
-    """Return the number of items in each of `bins` equal bins from low to high.
+    """Count the items in each of `bins` bins, which divide the range from low to high equally.
 
     If `low` equals `high`, there is one bin. The numbers are scaled first, because numpy cannot
     divide the widest possible range, or a range between two neighbouring numbers, into bins.

@@ -79,9 +79,6 @@ def write_network(
 
     If arrays are spread over several hosts, all hosts write them together.
     """
-    refusal = network.frontend.save_refusal()
-    if refusal is not None:
-        raise refusal
     distributed: dict[str, jax.Array] = {}  # arrays that are partly on other hosts
     stand_ins: dict[str, NDArray[Any]] = {}
     for label, x in arrays.items():
@@ -173,7 +170,7 @@ def written(network: Network, arrays: Mapping[str, Any], quantization: str | Non
         if variable.label not in refused
     }
     errors: list[NnefError] = []
-    unknown = arrays.keys() - types.keys() - network.pairs.keys()
+    unknown = arrays.keys() - types.keys() - refused
     for label in sorted(map(str, unknown)):
         errors.append(DataError(f"params: the document has no variable '{label}'"))
     stored: dict[str, NDArray[Any]] = {}

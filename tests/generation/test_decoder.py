@@ -250,6 +250,10 @@ def test_networks_that_are_no_decoders() -> None:
         nnef_jax.decoder(fixed)
     with pytest.raises(InputError, match=r"decoder\(\.\.\., tokens=NAME\)"):
         nnef_jax.decoder(nnef_jax.load(NETWORKS / "gpt2.onnx"), tokens="words")
+    with pytest.raises(InputError, match="no input of the network is the mask"):
+        nnef_jax.decoder(nnef_jax.load(NETWORKS / "gpt2.onnx"), mask="words")
+    with pytest.raises(TypeError, match="'token' is no role"):
+        nnef_jax.decoder(nnef_jax.load(NETWORKS / "gpt2.onnx"), token="input_ids")
 
 
 def test_an_operation_that_cannot_be_padded(tmp_path: Path) -> None:

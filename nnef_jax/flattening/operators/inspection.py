@@ -130,8 +130,8 @@ def _adds(x: type) -> bool:
 def _kinds(code: CodeType) -> Iterator[str]:
     """Yield the kinds that a function's code may name.
 
-    The names are those of attributes that the code reads from a `ByKind`, and all strings of the
-    code, since a string may be a kind that the code passes as an argument.
+    The names are the attributes that the code reads from a `ByKind`, and all strings of the code:
+    a string may be a kind that the code passes as an argument.
     """
     before = ""  # the name that the previous instruction loads
     for instruction in dis.get_instructions(code):

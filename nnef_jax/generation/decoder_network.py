@@ -1,4 +1,4 @@
-"""Offers a language model with caches of fixed size as a network of its own."""
+"""Makes a network of a language model: its step, with caches of a fixed size as states."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from lowering import Extents, GraphBuilder, NotPaddableError, PaddedFunction
+from lowering import GraphBuilder, NotPaddableError, PaddedFunction, SymbolValues
 from lowering.errors import InvalidOperation
 from lowering.extents import UNKNOWN, Shape
 from lowering.graph import Graph, Rule, TensorType, Value
@@ -19,7 +19,7 @@ from nnef_jax.errors import NnefError, UnsupportedError
 from nnef_jax.execution.definition import Definition
 from nnef_jax.execution.probe import NOTHING
 from nnef_jax.execution.threads import Once
-from nnef_jax.formats.base import ExtentNeeded, Frontend, Options, Stored
+from nnef_jax.formats.base import ExtentNeeded, Frontend, Options, Stored, Written
 from nnef_jax.generation.roles import Roles
 
 LENGTH = "length"  # the label of the state with the number of positions in use
@@ -31,7 +31,7 @@ _RowStep = Callable[..., list[Array]]
 
 
 @dataclass(frozen=True)
-class Step:
+class DecoderStep:
     """A step of a language model on caches of `places` positions, of which the first are in use.
 
     The network is traced with the number of positions in use as a symbolic extent, and evaluated on
@@ -43,7 +43,11 @@ class Step:
     places: int
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Step, (self.definition, self.roles, self.places)  # traced functions do not pickle
+        return DecoderStep, (
+            self.definition,
+            self.roles,
+            self.places,
+        )  # traced functions do not pickle
 
     @cached_property
     def _functions(self) -> Once:
@@ -151,9 +155,9 @@ class Step:
             params: Mapping[str, Array], caches: list[Array], tokens: Array,
             context: list[Array], length: Array,
         ) -> list[Array]:  # fmt: skip
-            extents = Extents({_SYMBOL: self.places - count}, {_SYMBOL: length})
+            symbols = SymbolValues({_SYMBOL: self.places - count}, {_SYMBOL: length})
             try:
-                results = grow(extents, params, caches, tokens, context, finite=finite)
+                results = grow(symbols, params, caches, tokens, context, finite=finite)
             except NotPaddableError as error:
                 raise _refusal(error) from None
             logits, *after = results
@@ -218,7 +222,7 @@ class DecoderFrontend(Frontend):
     positions in use [batch].
     """
 
-    def __init__(self, step: Step) -> None:
+    def __init__(self, step: DecoderStep) -> None:
         roles = step.roles
         self.step = step
         self.inputs: Sequence[str] = [roles.tokens, *roles.context]
@@ -268,10 +272,10 @@ class DecoderFrontend(Frontend):
         """Return no data: the decoder takes the arrays of the model."""
         return Stored({}, self)
 
-    def save_refusal(self) -> NnefError:
-        """Return the error that no document expresses a step."""
+    def members(self, arrays: Mapping[str, Any], quantization: str | None) -> Written:
+        """Raise UnsupportedError: no document expresses a step."""
         hint = "save the model that the decoder was made from"
-        return UnsupportedError("the network of a decoder cannot be saved", hint=hint)
+        raise UnsupportedError("the network of a decoder cannot be saved", hint=hint)
 
     def state_shapes(self) -> Mapping[str, Sequence[int | None]]:
         """Return the shapes of caches and of the length, whose batch is open."""
