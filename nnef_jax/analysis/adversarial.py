@@ -13,15 +13,10 @@ import numpy as np
 from jax import Array
 from numpy.typing import ArrayLike
 
+from nnef_jax.analysis.argument_checks import require_bounds, require_count, require_key
 from nnef_jax.analysis.attack import Attack, AttackOptions, Bounds, Norm
 from nnef_jax.analysis.attribution import sizes_of
-from nnef_jax.analysis.question import (
-    Target,
-    ask,
-    require_bounds,
-    require_count,
-    require_key,
-)
+from nnef_jax.analysis.question import Target, ask
 from nnef_jax.calls.arguments import Input, Params, has_values
 from nnef_jax.errors import InputError
 from nnef_jax.model import Model

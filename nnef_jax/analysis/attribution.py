@@ -13,7 +13,8 @@ from numpy.typing import DTypeLike, NDArray
 
 from lowering.extents import show
 from lowering.graph import is_float
-from nnef_jax.analysis.question import Question, require_real
+from nnef_jax.analysis.argument_checks import require_real
+from nnef_jax.analysis.question import Question
 from nnef_jax.errors import InputError
 from nnef_jax.options import numpy_of, shown
 from nnef_jax.results import Axes, Result, Table, result, static, table_of

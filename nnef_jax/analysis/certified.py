@@ -14,16 +14,12 @@ from jax import Array, lax
 from numpy.typing import ArrayLike
 
 from lowering import described, jaxprs
+from nnef_jax.analysis.argument_checks import require_bounds
 from nnef_jax.analysis.attack import Bounds as Ends
 from nnef_jax.analysis.attribution import sizes_of
 from nnef_jax.analysis.intervals import Interval, NoBounds, interval
 from nnef_jax.analysis.linear_bounds import Walk
-from nnef_jax.analysis.question import (
-    Question,
-    QuestionOptions,
-    ask,
-    require_bounds,
-)
+from nnef_jax.analysis.question import Question, QuestionOptions, ask
 from nnef_jax.calls.arguments import Input
 from nnef_jax.errors import NnefError, UnsupportedError
 from nnef_jax.model import Model

@@ -15,6 +15,7 @@ from jax import Array
 
 from lowering.extents import show
 from nnef_jax import Model
+from nnef_jax.analysis.argument_checks import require_model
 from nnef_jax.analysis.layer_tensors import (
     LayerTensor,
     Loss,
@@ -26,7 +27,7 @@ from nnef_jax.analysis.layer_tensors import (
     require_gradients,
     zeros_at,
 )
-from nnef_jax.analysis.question import bound, require_model
+from nnef_jax.analysis.question import bound
 from nnef_jax.analysis.tensor_statistics import TensorStatistics, measure, products
 from nnef_jax.calls.arguments import Input, Params, Sample, over_samples
 from nnef_jax.errors import InputError

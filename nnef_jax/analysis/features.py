@@ -14,15 +14,9 @@ from jax import Array, lax
 from numpy.typing import ArrayLike
 
 from lowering.extents import show
+from nnef_jax.analysis.argument_checks import require_count, require_key, require_real
 from nnef_jax.analysis.attribution import Attribution, array_of, attributed, line_from, sums
-from nnef_jax.analysis.question import (
-    Question,
-    QuestionOptions,
-    ask,
-    require_count,
-    require_key,
-    require_real,
-)
+from nnef_jax.analysis.question import Question, QuestionOptions, ask
 from nnef_jax.calls.arguments import Input
 from nnef_jax.errors import InputError
 from nnef_jax.model import Model

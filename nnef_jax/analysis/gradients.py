@@ -9,6 +9,7 @@ import jax
 from jax import Array, lax
 from numpy.typing import ArrayLike
 
+from nnef_jax.analysis.argument_checks import require_count
 from nnef_jax.analysis.attribution import (
     Attribution,
     array_of,
@@ -19,13 +20,7 @@ from nnef_jax.analysis.attribution import (
     sums,
     zeros,
 )
-from nnef_jax.analysis.question import (
-    Question,
-    QuestionOptions,
-    Target,
-    ask,
-    require_count,
-)
+from nnef_jax.analysis.question import Question, QuestionOptions, Target, ask
 from nnef_jax.calls.arguments import Input, Params
 from nnef_jax.model import Model
 from nnef_jax.options import require_flags

@@ -13,6 +13,7 @@ from jax import Array
 from jax.flatten_util import ravel_pytree
 
 from nnef_jax import Model
+from nnef_jax.analysis.argument_checks import require_count, require_key, require_model
 from nnef_jax.analysis.krylov import eigenpairs
 from nnef_jax.analysis.layer_tensors import (
     Loss,
@@ -22,7 +23,6 @@ from nnef_jax.analysis.layer_tensors import (
     require_callable,
     require_gradients,
 )
-from nnef_jax.analysis.question import require_count, require_key, require_model
 from nnef_jax.calls.arguments import Input, Params
 from nnef_jax.results import Axes, Result, Table, axes, literally, result, table_of
 from nnef_jax.workings import graph_for

@@ -13,6 +13,7 @@ from jax import Array
 from numpy.typing import ArrayLike
 
 from lowering.extents import show
+from nnef_jax.analysis.argument_checks import array_from, require_model, require_real
 from nnef_jax.analysis.attribution import sums
 from nnef_jax.analysis.layer_tensors import (
     Loss,
@@ -21,15 +22,7 @@ from nnef_jax.analysis.layer_tensors import (
     require_gradients,
     scalar,
 )
-from nnef_jax.analysis.question import (
-    Question,
-    Target,
-    array_from,
-    ask,
-    bound,
-    require_model,
-    require_real,
-)
+from nnef_jax.analysis.question import Question, Target, ask, bound
 from nnef_jax.calls.arguments import Input, Params, Sample
 from nnef_jax.errors import InputError
 from nnef_jax.model import Model

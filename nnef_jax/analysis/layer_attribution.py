@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike
 
 from lowering.extents import show
 from lowering.graph import is_float
+from nnef_jax.analysis.argument_checks import require_count
 from nnef_jax.analysis.attribution import (
     Attribution,
     array_of,
@@ -22,13 +23,7 @@ from nnef_jax.analysis.attribution import (
     sums,
     zeros,
 )
-from nnef_jax.analysis.question import (
-    Question,
-    QuestionOptions,
-    ask,
-    require_count,
-    tensor_named,
-)
+from nnef_jax.analysis.question import Question, QuestionOptions, ask, tensor_named
 from nnef_jax.calls.arguments import Input
 from nnef_jax.errors import InputError
 from nnef_jax.model import Model

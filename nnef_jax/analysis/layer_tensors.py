@@ -16,7 +16,8 @@ from numpy.typing import ArrayLike
 from lowering.graph import Graph, Operation, Value, is_float, values_of
 from lowering.ops import rules
 from nnef_jax import Model
-from nnef_jax.analysis.question import array_from, bound, require_derivatives
+from nnef_jax.analysis.argument_checks import array_from
+from nnef_jax.analysis.question import bound, require_derivatives
 from nnef_jax.calls.arguments import Params, Sample
 from nnef_jax.errors import InputError
 from nnef_jax.execution.probe import Probe

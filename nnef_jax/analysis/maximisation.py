@@ -11,18 +11,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from nnef_jax.analysis.attack import Bounds
-from nnef_jax.analysis.question import (
-    Question,
-    Target,
-    TensorOptions,
-    ask,
+from nnef_jax.analysis.argument_checks import (
     require_bounds,
     require_count,
     require_key,
     require_model,
     require_real,
 )
+from nnef_jax.analysis.attack import Bounds
+from nnef_jax.analysis.question import Question, Target, TensorOptions, ask
 from nnef_jax.calls.arguments import Input
 from nnef_jax.errors import InputError
 from nnef_jax.model import Model

@@ -18,17 +18,10 @@ from numpy.typing import ArrayLike
 from lowering import rounding
 from lowering.extents import show
 from lowering.graph import is_float
+from nnef_jax.analysis.argument_checks import broadcast, require_count, require_key, require_real
 from nnef_jax.analysis.attribution import Attribution, array_of, attributed, sizes_of, sums, zeros
 from nnef_jax.analysis.captum_names import KEYWORDS, NT_TYPES
-from nnef_jax.analysis.question import (
-    Question,
-    QuestionOptions,
-    ask,
-    broadcast,
-    require_count,
-    require_key,
-    require_real,
-)
+from nnef_jax.analysis.question import Question, QuestionOptions, ask
 from nnef_jax.analysis.reference import several
 from nnef_jax.calls.arguments import Input, has_values
 from nnef_jax.errors import InputError

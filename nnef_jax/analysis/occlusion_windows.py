@@ -13,8 +13,9 @@ import numpy as np
 from jax import Array, lax
 from numpy.typing import ArrayLike
 
+from nnef_jax.analysis.argument_checks import require_count
 from nnef_jax.analysis.attribution import Attribution, array_of, attributed, line_from, zeros
-from nnef_jax.analysis.question import Question, QuestionOptions, ask, require_count
+from nnef_jax.analysis.question import Question, QuestionOptions, ask
 from nnef_jax.calls.arguments import Input
 from nnef_jax.errors import InputError
 from nnef_jax.model import Model

@@ -14,10 +14,11 @@ from jax import Array
 
 from lowering.graph import Operation, Value, is_float, values_of
 from lowering.ops import rules
+from nnef_jax.analysis.argument_checks import require_real
 from nnef_jax.analysis.attribution import Attribution, attributed, sums
 from nnef_jax.analysis.layer_attribution import grad_cam
 from nnef_jax.analysis.propagation import OperationStep, Tensors, propagated, score_of, tensors_at
-from nnef_jax.analysis.question import Question, QuestionOptions, ask, require_real
+from nnef_jax.analysis.question import Question, QuestionOptions, ask
 from nnef_jax.calls.arguments import Input
 from nnef_jax.errors import InputError
 from nnef_jax.model import Model

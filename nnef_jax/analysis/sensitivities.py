@@ -15,6 +15,7 @@ from jax import Array
 from lowering import Context
 from lowering.ops import rules
 from nnef_jax import Model
+from nnef_jax.analysis.argument_checks import require_model
 from nnef_jax.analysis.layer_tensors import (
     LayerTensor,
     Loss,
@@ -27,7 +28,6 @@ from nnef_jax.analysis.layer_tensors import (
     scalar,
     zeros_at,
 )
-from nnef_jax.analysis.question import require_model
 from nnef_jax.calls.arguments import Input, Params
 from nnef_jax.errors import InputError
 from nnef_jax.options import names_of, require, require_flags

@@ -16,9 +16,10 @@ from numpy.typing import ArrayLike
 from lowering.extents import show
 from lowering.graph import is_float
 from nnef_jax import Model
+from nnef_jax.analysis.argument_checks import require_count, require_key, require_model
 from nnef_jax.analysis.krylov import Map, singular_triplets
 from nnef_jax.analysis.layer_tensors import on_one_device
-from nnef_jax.analysis.question import Question, ask, require_count, require_key, require_model
+from nnef_jax.analysis.question import Question, ask
 from nnef_jax.calls.arguments import Input, Params
 from nnef_jax.errors import InputError
 from nnef_jax.options import require_flags

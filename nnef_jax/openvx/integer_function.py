@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike
 from lowering import Context
 from lowering.extents import Shape
 from lowering.graph import is_float
-from nnef_jax.analysis.question import require_model
+from nnef_jax.analysis.argument_checks import require_model
 from nnef_jax.calls.arguments import Input, Params, bind_inputs
 from nnef_jax.errors import InputError, UnsupportedError, at_operation, raise_all
 from nnef_jax.model import Model

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from lowering.extents import UNKNOWN, Shape, is_known, show
 from lowering.graph import Operation
-from nnef_jax.analysis.question import require_model
+from nnef_jax.analysis.argument_checks import require_model
 from nnef_jax.errors import InputError, UnsupportedError, raise_all
 from nnef_jax.model import Model
 from nnef_jax.openvx.plan import Plan, PlanStep, plan_of

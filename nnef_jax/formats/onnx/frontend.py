@@ -10,7 +10,8 @@ from lowering.location import Span
 from nnef_jax.errors import ArchiveError
 from nnef_jax.flattening.emission import computation_dtype
 from nnef_jax.formats.base import Options, Shapes
-from nnef_jax.formats.onnx.document import Reader, all_nodes
+from nnef_jax.formats.onnx.document import all_nodes
+from nnef_jax.formats.onnx.document_reader import Reader
 from nnef_jax.formats.onnx.flatten import flatten
 from nnef_jax.formats.onnx.protobuf import parse
 from nnef_jax.formats.syntax.graph_frontend import GraphFrontend, Titles

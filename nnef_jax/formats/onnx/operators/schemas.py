@@ -11,7 +11,8 @@ from lowering.errors import InvalidOperation
 from lowering.graph import Value
 from nnef_jax.flattening.hostvalues import is_plain
 from nnef_jax.flattening.tensor_graph import Constant
-from nnef_jax.formats.onnx.document import Function, Node, Reader
+from nnef_jax.formats.onnx.document import Function, Node
+from nnef_jax.formats.onnx.document_reader import Reader
 from nnef_jax.formats.onnx.protobuf import Raw
 from nnef_jax.formats.onnx.tensor_types import code_of
 from nnef_jax.limits import Limits, Meter

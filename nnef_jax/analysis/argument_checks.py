@@ -1,0 +1,88 @@
+"""Checks arguments of analyses: models, numbers, bounds, keys and arrays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from lowering.extents import Shape, show
+from nnef_jax.calls.arguments import is_key
+from nnef_jax.errors import InputError
+from nnef_jax.model import Model
+from nnef_jax.options import require, shown
+
+# A class, classes [batch], or a function of the outputs. None is the class with the highest score.
+
+
+def require_model(model: object) -> None:
+    """Raise TypeError unless the value is a model."""
+    require("model", model, Model, "a nnef_jax.Model")
+
+
+def require_real(name: str, value: Any, *, least: float | None = 0) -> float:
+    """Return a value as a float, after checking that it is a finite number of at least `least`.
+
+    Raises TypeError if it is not a number, and ValueError if it is too small or not finite.
+    """
+    require(name, value, float | int | np.floating | np.integer, "a number")
+    is_large_enough = least is None or value >= least
+    if not (np.isfinite(value) and is_large_enough):
+        enough = "" if least is None else f"at least {least:g} and "
+        raise ValueError(f"{name} must be {enough}finite, it is {value}")
+    return float(value)
+
+
+def require_count(name: str, value: Any) -> int:
+    """Return a value that must be a positive integer.
+
+    Raises TypeError if it is not an integer, and ValueError if it is not positive.
+    """
+    require(name, value, int | np.integer, "an integer")
+    if value < 1:
+        raise ValueError(f"{name} must be at least 1, it is {value}")
+    return int(value)
+
+
+def require_bounds(bounds: Any) -> tuple[float, float]:
+    """Return a pair of bounds, which must be two finite numbers, the smaller one first.
+
+    Raises TypeError or ValueError for any other value.
+    """
+    is_pair = isinstance(bounds, tuple | list) and len(bounds) == 2  # pyright: ignore[reportUnknownArgumentType]
+    if not is_pair:
+        raise TypeError(f"bounds must be a pair of numbers, it is {shown(bounds)}")
+    low, high = (require_real("a bound", x, least=None) for x in bounds)
+    if low >= high:
+        raise ValueError(f"bounds must rise, they are {low:g} and {high:g}")
+    return low, high
+
+
+def require_key(key: object) -> None:
+    """Raise TypeError unless the value is a single key of `jax.random`."""
+    if key is None or not is_key(key):
+        raise TypeError(f"key must be one of jax.random.key(seed), it is {shown(key)}")
+
+
+def array_from(name: str, returned: object) -> Array:
+    """Convert the result of a function of the caller, the argument `name`, to an array.
+
+    Raises TypeError if the result is not an array of numbers.
+    """
+    if not isinstance(returned, Array | np.ndarray | np.generic | float | int):
+        raise TypeError(f"{name} must return an array, it returns {shown(returned)}")
+    return jnp.asarray(returned)
+
+
+def broadcast(argument: str, array: Array, tensor: str, shape: Shape) -> Array:
+    """Broadcast an argument's array to the shape of a tensor.
+
+    `argument` and `tensor` are their names. Raises InputError if the array does not fit.
+    """
+    try:
+        return jnp.broadcast_to(array, [int(extent) for extent in shape])
+    except ValueError:
+        message = f"{argument} is {show(array.shape)}, '{tensor}' is {show(shape)}"
+        raise InputError(message, hint="give a number, or an array that broadcasts") from None
