@@ -75,11 +75,10 @@ def mesh_axes(way: str, devices: int, heads: int) -> dict[str, int]:
     shards = math.gcd(heads, devices)
     if way in ("data", "full"):
         return {"data": devices}
-    if way == "tensor":
-        return {"model": shards}
-    if shards == devices:
+    if way == "both" and shards > 1:
         shards //= 2
-    return {"data": devices // shards, "model": shards}
+    axes = {"data": devices // shards, "model": shards}
+    return {name: extent for name, extent in axes.items() if extent > 1}
 
 
 def sharded_model(name: str, topology: str, way: str, dtype: str) -> nnef_jax.Model:

@@ -89,7 +89,7 @@ def lower(program: Program, target: Target) -> Split:
     devices, the target's kernels do not compute equations whose operands may be sharded. These
     equations are left to XLA.
     """
-    parts = split(rewrite(replace(program, prepares=True), target), target.platform)
+    parts = split(rewrite(replace(program, prepares=True), target), target)
     return replace(parts, options=partial(_options, target, program, parts.later))
 
 

@@ -300,6 +300,18 @@ class Matcher:
             return None
         return equation
 
+    def number(self, operand: Atom) -> float | None:
+        """Return the number of which an operand consists, or None if its items are not known.
+
+        The operand is a literal, a constant of one item, or a conversion or broadcast of these.
+        """
+        maker = self.maker(operand, "broadcast_in_dim", "convert_element_type")
+        while maker is not None:
+            operand = maker.invars[0]
+            maker = self.maker(operand, "broadcast_in_dim", "convert_element_type")
+        value = operand.val if is_literal(operand) else self._constants.get(operand)
+        return np.asarray(value).item() if np.size(value) == 1 else None
+
     def note(self, operand: Atom) -> Any:
         """Return the note that a rule has left on an operand, or None if there is none."""
         return None if is_literal(operand) else self.notes.get(operand)

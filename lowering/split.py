@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Sequence
 from functools import cache, partial
 from itertools import filterfalse
 from operator import attrgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import jax
@@ -24,6 +24,9 @@ from lowering.jaxprs import is_literal, primitive, variables
 from lowering.prepare import Split
 from lowering.program import Program
 from lowering.recipe import Recipe, Step, params_of_numpy
+
+if TYPE_CHECKING:
+    from lowering.targets.target import Target
 
 # The most items of a prepared value for each item of the largest parameter it is computed from.
 # Larger values are broadcasts. To repeat a broadcast in each call is cheaper than to read its
@@ -42,48 +45,74 @@ _FREE = ("broadcast_in_dim", "optimization_barrier", "reshape", "squeeze")
 _WIDE = 2 << 10
 
 
-def split(program: Program, platform: str | None = None) -> Split:
+def split(program: Program, target: Target | None = None) -> Split:
     """Split a program into a preparation, which reads only parameters, and a call.
 
-    A value that depends only on parameters is prepared if `_is_worth_storing` is true for it.
-    `platform` is jax's name of the platform, or None.
+    A value that depends only on parameters is prepared if `_is_worth_storing` is true for it,
+    unless the target's calls compute it themselves. Without a target, the split is the one for
+    an unknown platform.
     """
+    platform = None if target is None else target.platform
     program = program.with_closed(jaxprs.inlined(program.closed))
     closed = program.closed
     parameters = program.arguments[: program.parameters]
-    prepared, later = _prepared_and_later(program)
+    prepared, later = _prepared_and_later(program, target)
     if platform != "cpu":
         # A call reads these parameters anyway, and TPUs and GPUs multiply by transposed matrices.
-        prepared, later = _prepared_and_later(program, {*prepared} & {*_roots(program)})
+        prepared, later = _prepared_and_later(program, target, {*prepared} & {*_roots(program)})
     narrow = _narrow(program, prepared)
     stored = [narrow.get(v, v) for v in prepared]
     indices = {v: i for i, v in enumerate(parameters)}
-    computed = [v for v in stored if v not in indices]
+    flat: set[Variable] = set()
+    if target is not None and target.drops_unit_axes:
+        flat = {v for v in prepared if 1 in v.aval.shape and (v not in indices or _is_vector(v))}
+    computed = [v for v in stored if v not in indices or v in flat]
     early = list(filterfalse(program.is_late, program.equations))
     first = program.with_closed(jaxprs.of_equations(closed, early, computed, arguments=parameters))
-    is_rounded = [v in narrow for v in computed]
-    if any(is_rounded):
-        first = first.retraced(partial(_rounded, first, is_rounded))
+    if any(v in flat or v in narrow for v in computed):
+        types = [_stored_type(v, v in flat, v in narrow) for v in computed]
+        first = first.retraced(partial(_stored, first, types))
     arguments = [*prepared, *program.arguments[len(parameters) :]]
-    call_jaxpr = jaxprs.of_equations(closed, later, program.results, {}, arguments)
+    call_jaxpr = jaxprs.of_equations(closed, later, program.results, _numbers(program), arguments)
     evaluate = jaxprs.as_call(call_jaxpr)
 
     def call(values: Sequence[Array], inputs: Sequence[Array]) -> list[Any]:
         return evaluate(*map(_as_read, values, prepared), *inputs)
 
     recipe = cache(partial(recipe_of, first))
-    sources = tuple(map(indices.get, stored))
+    sources = tuple(None if v in flat else indices.get(v) for v in stored)
     return Split(sources, first, call, platform, recipe, call_jaxpr)
 
 
 def _as_read(x: Array, variable: Atom) -> Any:
-    """Convert a prepared value to the dtype of the call's variable, which may have more bits."""
-    dtype = variable.aval.dtype
-    return x if x.dtype == dtype else x.astype(dtype)
+    """Convert a prepared value to the type of the call's variable.
+
+    The variable may have more bits, and axes of extent 1 that the prepared value lacks.
+    """
+    aval = variable.aval
+    x = x if x.dtype == aval.dtype else x.astype(aval.dtype)
+    return x if x.shape == aval.shape else x.reshape(aval.shape)
+
+
+def _is_vector(variable: Atom) -> bool:
+    """Tell whether at most one axis of a variable has another extent than 1."""
+    return max(variable.aval.shape) == _size(variable)
+
+
+def _stored_type(variable: Atom, is_flat: bool, is_narrow: bool) -> jax.ShapeDtypeStruct:
+    """Return the type in which a prepared variable is stored.
+
+    If `is_flat` is true, axes of extent 1 are left out. If `is_narrow` is true, the dtype is
+    bfloat16.
+    """
+    shape, dtype = variable.aval.shape, variable.aval.dtype
+    if is_flat:
+        shape = tuple(extent for extent in shape if extent != 1)
+    return jax.ShapeDtypeStruct(shape, jnp.bfloat16 if is_narrow else dtype)
 
 
 def _prepared_and_later(
-    program: Program, roots_read: Collection[Variable] = ()
+    program: Program, target: Target | None, roots_read: Collection[Variable] = ()
 ) -> tuple[list[Variable], list[Equation]]:
     """Return the variables to prepare, and the equations that a call evaluates.
 
@@ -93,11 +122,18 @@ def _prepared_and_later(
     prepared: dict[Variable, None] = {}
     later: list[Equation] = []
     needed = set(variables(program.results))
+    is_left_by_target = None if target is None else target.is_in_call
+
+    def is_in_call(equation: Equation) -> bool:
+        """Tell whether calls evaluate an equation that reads only parameters."""
+        if _is_free(equation) or _transposed_root(program, equation) in roots_read:
+            return True
+        return is_left_by_target is not None and is_left_by_target(program, equation)
+
     for equation in reversed(program.equations):
         is_late = program.is_late(equation)
         results = [v for v in equation.outvars if v in needed]
-        is_transposed_root = _transposed_root(program, equation) in roots_read
-        if not is_late and not _is_free(equation) and not is_transposed_root:
+        if not is_late and not is_in_call(equation):
             for v in results:
                 if _is_worth_storing(v, *sources[v]):
                     prepared[v] = None
@@ -136,8 +172,25 @@ def _transposed_root(program: Program, equation: Equation) -> Atom | None:
 
 
 def _roots(program: Program) -> list[Variable]:
-    """Return the variables of a program's parameters and constants."""
-    return [*program.arguments[: program.parameters], *program.constants]
+    """Return the variables of a program's parameters, and of constants of several items."""
+    numbers = _numbers(program)
+    constants = [v for v in program.constants if v not in numbers]
+    return [*program.arguments[: program.parameters], *constants]
+
+
+def _numbers(program: Program) -> dict[Variable, Any]:
+    """Map the constants of one item to their values.
+
+    They stay constants of the call. As arguments, a TPU would copy each of them to its vector
+    memory in every call.
+    """
+    constants = zip(program.constants, program.closed.consts, strict=True)
+    return {v: x for v, x in constants if _size(v) == 1 and not _is_key(x)}
+
+
+def _is_key(x: Any) -> bool:
+    """Tell whether an array has random keys, which are no constants of a program."""
+    return jnp.issubdtype(x.dtype, jax.dtypes.extended)
 
 
 def _sources(program: Program) -> dict[Variable, tuple[int, int]]:
@@ -149,6 +202,7 @@ def _sources(program: Program) -> dict[Variable, tuple[int, int]]:
     sources: dict[Variable, tuple[int, int]] = {}
     for variable in _roots(program):
         sources[variable] = _size(variable), _bits(variable)
+    sources.update(dict.fromkeys(_numbers(program), (0, 1)))  # not worth storing
     for equation in filterfalse(program.is_late, program.equations):
         of_operands = [sources[v] for v in variables(equation.invars)]
         items, bits = max(of_operands, default=(0, 1))
@@ -183,9 +237,12 @@ def _narrow(program: Program, prepared: Iterable[Variable]) -> dict[Variable, Va
     return narrow
 
 
-def _rounded(program: Program, chosen: Sequence[bool], *arguments: Array) -> list[Array]:
-    pairs = zip(program(*arguments), chosen, strict=True)
-    return [x.astype(jnp.bfloat16) if is_chosen else x for x, is_chosen in pairs]
+def _stored(
+    program: Program, types: Sequence[jax.ShapeDtypeStruct], *arguments: Array
+) -> list[Array]:
+    """Evaluate a program, and convert its results to the types in which they are stored."""
+    results = zip(program(*arguments), types, strict=True)
+    return [x.astype(type.dtype).reshape(type.shape) for x, type in results]
 
 
 def _is_worth_storing(variable: Atom, items: int, bits: int) -> bool:
@@ -232,8 +289,8 @@ def recipe_of(program: Program) -> Recipe:
         return add_step(Step(_text(value), constant=value))
 
     for variable, x in zip(program.constants, program.closed.consts, strict=True):
-        is_key = jnp.issubdtype(x.dtype, jax.dtypes.extended)
-        numbers[variable] = add_step(Step(_text(x), constant=None if is_key else np.asarray(x)))
+        constant = None if _is_key(x) else np.asarray(x)
+        numbers[variable] = add_step(Step(_text(x), constant=constant))
     for equation in program.equations:
         operands = tuple(map(number_of, equation.invars))
         params = params_of_numpy(equation)

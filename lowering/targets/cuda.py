@@ -1,12 +1,41 @@
-"""The target for GPUs of CUDA: its passes in order."""
+"""The target for GPUs of CUDA: its passes in order, and the values that are not prepared for it."""
 
 from __future__ import annotations
 
-from lowering.passes import cudnn, detours, folding, roundings
+from lowering.facts import facts
+from lowering.jaxpr_types import Equation
+from lowering.jaxprs import primitive, variables
+from lowering.passes import detours, epilogues, folding, roundings, siblings
+from lowering.program import Program
 from lowering.targets.portable import RECURRENCES
 from lowering.targets.target import Target
 
+
+def _reverses(program: Program, equation: Equation) -> bool:
+    """Tell whether an equation reverses an array, or moves the items of a reversed array.
+
+    XLA computes a deconvolution by cuDNN's kernel only if it sees that the filter is reversed.
+    Otherwise it writes the input with zeros between its items. In a U-Net with a batch of 8 in
+    bfloat16 on an H100, instructions access 247 MB instead of 308 MB.
+    """
+    maker: Equation | None = equation
+    while maker is not None and primitive(maker) != "rev":
+        moves_items = facts(maker).shapes or primitive(maker) == "transpose"
+        operands = variables(maker.invars) if moves_items else []
+        maker = program.makers.get(operands[0]) if operands else None
+    return maker is not None
+
+
 CUDA = Target(
     "cuda",
-    (detours.run, roundings.run, folding.run, cudnn.run, *RECURRENCES, detours.run),
+    (
+        detours.run,
+        roundings.run,
+        folding.run,
+        epilogues.run,
+        siblings.run,
+        *RECURRENCES,
+        detours.run,
+    ),
+    is_in_call=_reverses,
 )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from lowering.passes import detours, folding, hoisting, inlining, joins, siblings, sinking
+from lowering.passes import detours, folding, hoisting, inlining, joins, sinking
 from lowering.targets.target import Target
 
 # The passes that run before derivatives are taken.
 DIFFERENTIABLE = Target(None, (inlining.run, folding.run), keeps_derivatives=True)
 PLAIN = Target("plain", (detours.run,))
 
-# The passes after which a step of a recurrence has only one product, for TPUs and GPUs.
-RECURRENCES = (siblings.run, joins.run, sinking.run, joins.run, hoisting.run)
+# The passes that follow `siblings` on TPUs and GPUs. After them a step of a recurrence has only one
+# product.
+RECURRENCES = (joins.run, sinking.run, joins.run, hoisting.run)

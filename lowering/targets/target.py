@@ -10,7 +10,9 @@ from lowering.graph import Graph
 from lowering.machine import MachineProfile
 
 if TYPE_CHECKING:
+    from lowering.jaxpr_types import Equation
     from lowering.parallel import Divided
+    from lowering.program import Program
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,10 @@ class Target:
         measure: a function that measures the rates of the process's machine. It takes the number of
             threads.
         rates: the machine's rates, for choices of kernels; None for the current profile.
+        is_in_call: a function that tells whether calls evaluate an equation that reads only
+            parameters, whose result is then not prepared once for all calls. It takes the program
+            and the equation. None stands for a function that is always false.
+        drops_unit_axes: whether prepared values are stored without their axes of extent 1.
     """
 
     platform: str | None
@@ -58,3 +64,5 @@ class Target:
     in_integers: Callable[[Graph, bool], frozenset[str]] | None = None
     measure: Callable[[int], MachineProfile] | None = None
     rates: MachineProfile | None = None
+    is_in_call: Callable[[Program, Equation], bool] | None = None
+    drops_unit_axes: bool = False

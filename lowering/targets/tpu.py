@@ -1,12 +1,43 @@
-"""The target for TPUs: its passes in order."""
+"""The target for TPUs: its passes in order, and the form in which it stores parameters."""
 
 from __future__ import annotations
 
-from lowering.passes import detours, folding, roundings, updates
+from lowering.jaxpr_types import Equation
+from lowering.jaxprs import primitive
+from lowering.passes import detours, epilogues, folding, roundings, siblings, updates
+from lowering.program import Program
 from lowering.targets.portable import RECURRENCES
 from lowering.targets.target import Target
 
+
+def _transposes_matrix(program: Program, equation: Equation) -> bool:
+    """Tell whether an equation transposes a matrix, whose other axes have extent 1.
+
+    The matrix unit of a TPU reads a matrix in either order. If the transposed matrix is stored,
+    the compiler may transpose it back in each call. By the compiler's estimate, a call of BERT
+    with a batch of 1 in bfloat16 takes 131 us instead of 149 us on a v5e without the stored
+    matrices, and a step of GPT-2 takes 2,255 us instead of 2,730 us.
+    """
+    if primitive(equation) != "transpose":
+        return False
+    return sum(extent != 1 for extent in equation.outvars[0].aval.shape) == 2
+
+
+# A TPU stores the last two axes of an array in tiles of 8 x 128 items, so that a vector of the
+# shape (1, 1, 384) is copied before it is read as a vector. By the compiler's estimate, a call of
+# BERT with a batch of 1 in bfloat16 takes 149 us instead of 169 us if unit axes are dropped.
 TPU = Target(
     "tpu",
-    (detours.run, roundings.run, folding.run, *RECURRENCES, updates.run, detours.run),
+    (
+        detours.run,
+        roundings.run,
+        folding.run,
+        epilogues.run,
+        siblings.for_loops,
+        *RECURRENCES,
+        updates.run,
+        detours.run,
+    ),
+    is_in_call=_transposes_matrix,
+    drops_unit_axes=True,
 )

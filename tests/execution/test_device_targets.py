@@ -14,6 +14,7 @@ from jax import lax
 
 from lowering import jaxprs, network
 from lowering.pipeline import lower
+from lowering.split import split
 from lowering.targets import target_of
 from tests.programs import program_of, random
 
@@ -76,6 +77,25 @@ def gru(p: Any, x: Any) -> Any:
     return lax.scan(step, jnp.zeros((x.shape[1], 3), x.dtype), parts)[1]
 
 
+def projections(p: Any, x: Any) -> Any:
+    """Products of one input, which no loop reads."""
+    return tuple(jax.nn.relu(x @ p["inputs"][i] + p["bias"][i]) for i in range(3))
+
+
+def deconvolution(p: Any, x: Any) -> Any:
+    filter = p["w"][:, :, ::-1, ::-1].transpose(1, 0, 2, 3)
+    padding = ((2, 2), (2, 2))
+    return lax.conv_general_dilated(
+        x, filter, (1, 1), padding, lhs_dilation=(2, 2), dimension_numbers=NUMBERS
+    )
+
+
+def relu6(p: Any, x: Any) -> Any:
+    bound = np.full((1, 1, 1, 1), 6, np.float32)
+    x = relu(convolution(p, x))
+    return jnp.where(x > bound, bound, x)
+
+
 def cut(p: Any, x: Any) -> Any:
     """Slices that overlap, leave out items, or are read by two sums."""
     y = x @ p["m"]
@@ -114,7 +134,20 @@ CASES: dict[str, tuple[Callable[..., Any], Any, Any, dict[str, dict[str, int]]]]
         narrow(IMAGE),
         {"cuda": {"max": 1, "mul": 0, "convert_element_type": 1}, "tpu": {"mul": 0}},
     ),
-    "residual": (residual, SQUARE, IMAGE, {"cuda": {"max": 1, "add": 2}, "tpu": {"select_n": 1}}),
+    "residual": (
+        residual,
+        SQUARE,
+        IMAGE,
+        {"cuda": {"max": 1, "add": 2}, "tpu": {"max": 1, "select_n": 0}},
+    ),
+    "relu6": (relu6, IMAGES, IMAGE, {"cuda": {"min": 1}, "tpu": {"max": 1, "min": 1}}),
+    "projections": (
+        projections,
+        GATES,
+        SEQUENCE,
+        {"cuda": {"dot_general": 1}, "tpu": {"dot_general": 3}},
+    ),
+    "deconvolution": (deconvolution, SQUARE, IMAGE, {"cuda": {"rev": 1}, "tpu": {"rev": 0}}),
     "lstm": (lstm, GATES, SEQUENCE, {"tpu": {"dot_general": 2, "concatenate": 0, "add": 3}}),
     "lstm in bfloat16": (lstm, narrow(GATES), narrow(SEQUENCE), {"tpu": {"dot_general": 2}}),
     "gru": (gru, GATES, SEQUENCE, {"tpu": {"dot_general": 2, "concatenate": 0}}),
@@ -145,6 +178,35 @@ def test_calls_compute_what_is_written(name: str, platform: str) -> None:
         y, reference = (np.asarray(v, np.float32) for v in (y, reference))
         np.testing.assert_allclose(y, reference, rtol=tolerance, atol=tolerance)
     assert {x: names[x] for x in counts.get(platform, {})} == counts.get(platform, {})
+
+
+def stored_shapes(function: Any, parameters: Any, inputs: Any, platform: str) -> list[Any]:
+    """Return the shapes of the values that a platform prepares, without any other pass."""
+    program, leaves, _ = program_of(function, parameters, inputs)
+    parts = split(program, target_of(platform))
+    return [x.shape for x in parts.prepare(leaves[: program.parameters])]
+
+
+def test_a_tpu_stores_vectors_without_unit_axes() -> None:
+    """A matrix is stored as it is in the document."""
+    parameters = {"m": random(1, 4, 5), "v": random(1, 1, 4)}
+
+    def function(p: Any, x: Any) -> Any:
+        return x @ p["m"][0].T + p["v"]
+
+    assert stored_shapes(function, parameters, SEQUENCE, "tpu") == [(1, 4, 5), (4,)]
+    assert stored_shapes(function, parameters, SEQUENCE, "cuda") == [(1, 1, 4), (5, 4)]
+
+
+def test_numbers_are_no_arguments_of_a_call() -> None:
+    """A constant of one item stays in the call, and one of several items is stored."""
+    half, vector = np.full((1, 1, 1), 0.5, np.float32), np.asarray(random(1, 1, 3))
+
+    def function(p: Any, x: Any) -> Any:
+        return jnp.sin(x * half) * p["v"] + vector
+
+    shapes = stored_shapes(function, {"v": random(1, 1, 3)}, SEQUENCE[..., :3], "cuda")
+    assert shapes == [(1, 1, 3), (1, 1, 3)]
 
 
 def written(p: Any, x: Any, place: Any) -> Any:

@@ -18,6 +18,7 @@ from lowering.prepare import Split, prepared
 from lowering.program import Program
 from lowering.recipe import Recipe
 from lowering.split import recipe_of, split
+from lowering.targets import target_of
 from tests import torch_networks
 from tests.helpers import model_of
 
@@ -29,7 +30,7 @@ def parts_of(function: Function, *parameters: Any) -> Split:
     result = jax.eval_shape(function, *parameters)
     inputs = [jax.ShapeDtypeStruct(result.shape, result.dtype)]
     closed = jax.make_jaxpr(lambda p, x: jnp.add(function(*p), x[0]))(parameters, inputs)
-    return split(Program(closed, len(parameters)), "cpu")
+    return split(Program(closed, len(parameters)), target_of("cpu"))
 
 
 def check(function: Function, *parameters: Any, exact: bool = True) -> None:
@@ -224,7 +225,7 @@ def test_what_is_read_together_is_computed_together(monkeypatch: pytest.MonkeyPa
     assert groups == [set(parts.recipe.results)]  # they meet in the end
     groups.clear()
     closed = jax.make_jaxpr(lambda p, q, x: (p.T + x, q.T + x))(*[draw(4, 4)] * 3)
-    parts = split(Program(closed, 2), "cpu")
+    parts = split(Program(closed, 2), target_of("cpu"))
     prepared(parts, [draw(4, 4), draw(4, 4)])
     assert sorted(groups) == [{x} for x in sorted(parts.recipe.results)]
 
@@ -241,7 +242,7 @@ def test_programs_share_what_they_compute_alike(name: str) -> None:
 
     def of(arrays: Sequence[Any], *functions: Function) -> list[jax.Array]:
         closed = jax.make_jaxpr(lambda x, y, z: [f(x, y) + z for f in functions])(x, y, 0.0)
-        parts = split(Program(closed, 2), "cpu")
+        parts = split(Program(closed, 2), target_of("cpu"))
         values = prepared(parts, arrays)
         for a, b in zip(values, parts.prepare(arrays), strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-6)

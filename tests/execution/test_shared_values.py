@@ -17,6 +17,7 @@ from lowering.prepare import prepared
 from lowering.program import Program
 from lowering.registry import Registry
 from lowering.split import split
+from lowering.targets import target_of
 from tests.helpers import model_of
 
 NET = """version 1.0; extension KHR_enable_fragment_definitions;
@@ -107,7 +108,7 @@ def test_functions_that_differ_by_what_they_hold(kind: Callable[[np.ndarray], Ch
     for table in TABLES:
         change = kind(table)
         closed = jax.make_jaxpr(lambda w, x, change=change: change(w) + x)(w, X)
-        parts = split(Program(closed, 1), "cpu")
+        parts = split(Program(closed, 1), target_of("cpu"))
         held.append(prepared(parts, [w]))
         (found,) = parts.call(held[-1], [X])
         np.testing.assert_allclose(found, change(w) + X, rtol=1e-5)
@@ -178,5 +179,5 @@ def test_what_is_prepared_for_open_extents_is_read_in_functions_of_users() -> No
 
 def test_a_squeezed_weight_is_no_copy() -> None:
     x = jnp.ones((1, 4, 4))
-    parts = split(Program(jax.make_jaxpr(lambda w, x: w[0] @ x)(x, x[0]), 1), "cpu")
+    parts = split(Program(jax.make_jaxpr(lambda w, x: w[0] @ x)(x, x[0]), 1), target_of("cpu"))
     assert parts.sources == (0,)

@@ -21,13 +21,13 @@ ALL = np.ones(4, bool)
 
 
 def test_overlaps() -> None:
-    np.testing.assert_allclose(overlap(BOXES[:1], BOXES), [1, 1 / 3, -np.inf, -np.inf])
+    np.testing.assert_allclose(overlap(BOXES[:1].T, BOXES.T), [1, 1 / 3, -np.inf, -np.inf])
     # Extents of 3 items; the one that is a pixel apart shares a column.
-    pixels = overlap(BOXES[:1], BOXES, offset=1.0)
+    pixels = overlap(BOXES[:1].T, BOXES.T, offset=1.0)
     np.testing.assert_allclose(pixels, [1, 6 / 12, 3 / 15, -np.inf])
     apart = np.float32([[2.5, 0, 4.5, 2]])
-    np.testing.assert_allclose(overlap(BOXES[:1], apart, offset=1.0), [1.5 / 16.5], rtol=1e-6)
-    assert overlap(BOXES[:1], apart, offset=1.0, touches=False).item() == -np.inf
+    np.testing.assert_allclose(overlap(BOXES[:1].T, apart.T, offset=1.0), [1.5 / 16.5], rtol=1e-6)
+    assert overlap(BOXES[:1].T, apart.T, offset=1.0, touches=False).item() == -np.inf
 
 
 def test_rotated_overlaps() -> None:
@@ -37,7 +37,7 @@ def test_rotated_overlaps() -> None:
     # A square and itself turned by an eighth share a regular octagon, 8 (sqrt(2) - 1) of 4.
     octagon = 8 * (np.sqrt(2) - 1)
     wanted = [1, 1 / 3, octagon / (8 - octagon), -np.inf]
-    np.testing.assert_allclose(rotated_overlap(square, jnp.float32(others)), wanted, rtol=1e-5)
+    np.testing.assert_allclose(rotated_overlap(square.T, jnp.float32(others).T), wanted, rtol=1e-5)
 
 
 @pytest.mark.parametrize(

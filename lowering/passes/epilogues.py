@@ -1,26 +1,32 @@
-"""Writes a convolution, its bias and its ReLU in the form that XLA joins to one kernel of cuDNN.
+"""Writes a convolution, its bias and its ReLU in the form that XLA computes as one kernel.
 
 XLA recognises a ReLU that is a maximum, and a bias in the dtype of the convolution's result. The
 rule of ReLU is a choice between x and 0, whose derivative at 0 is 0. The derivative of a maximum
 would be 1/2 there, so that this pass must run after derivatives are taken.
 
-The compiler's figures for ResNet-50 of batch 8 on an H100: 49 of 53 convolutions are joined with
-their ReLU. Instructions access 1,112 MB instead of 1,669 MB in float32, and 556 MB instead of 1,729
-MB in bfloat16.
+The compiler's figures for ResNet-50 with a batch of 8 on an H100: 49 of 53 convolutions are joined
+with their ReLU by cuDNN. Instructions access 1,112 MB instead of 1,669 MB in float32, and 556 MB
+instead of 1,729 MB in bfloat16. On a TPU, XLA stores the conditions of the choices. By its
+estimate, a U-Net with a batch of 1 in bfloat16 takes 231 us on a v5e instead of 273 us, and
+MobileNetV2 with a batch of 128 in float32 takes 3,069 us instead of 4,737 us.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax.numpy as jnp
 from jax import Array, lax
 
-from lowering.jaxpr_types import Atom, Equation
-from lowering.jaxprs import CONVOLUTION, is_literal
+from lowering.jaxpr_types import Equation
+from lowering.jaxprs import CONVOLUTION, primitive
 from lowering.program import Computed, Matcher, Program, Rewrite, Rules, rewritten
 from lowering.targets.target import Target
 
 _RULES = Rules()
 _NARROW = (jnp.bfloat16, jnp.float16)
+# The primitive that replaces a choice between x and a bound, by the comparison of x with the bound.
+_BOUNDED_BY: dict[str, Any] = {"le": lax.max_p, "lt": lax.max_p, "ge": lax.min_p, "gt": lax.min_p}
 
 
 def run(program: Program, target: Target) -> Program:
@@ -29,27 +35,20 @@ def run(program: Program, target: Target) -> Program:
 
 
 @_RULES("select_n")
-def _relu(matcher: Matcher, equation: Equation) -> Rewrite:
-    """Replace `select(x <= 0, 0, x)` by `max(x, 0)`."""
+def _bounded(matcher: Matcher, equation: Equation) -> Rewrite:
+    """Replace `select(x <= 0, 0, x)` by `max(x, 0)`, and `select(x > 6, 6, x)` by `min(x, 6)`."""
     condition, *cases = equation.invars
-    compared = matcher.maker(condition, "le")
+    compared = matcher.maker(condition, *_BOUNDED_BY)
     if compared is None or len(cases) != 2:
         return None
-    x, zero = cases
+    x, bound = cases
     left, right = compared.invars
-    if left is x and _is_zero(matcher, right) and _is_zero(matcher, zero):
-        return equation.replace(primitive=lax.max_p, invars=[x, zero], params={})
-    return None
-
-
-def _is_zero(matcher: Matcher, operand: Atom) -> bool:
-    """Tell whether an operand is the number 0, or a conversion or broadcast of this number."""
-    while not is_literal(operand):
-        maker = matcher.maker(operand, "broadcast_in_dim", "convert_element_type")
-        if maker is None:
-            return False
-        operand = maker.invars[0]
-    return operand.val == 0
+    number = matcher.number(bound)
+    if left is not x or number is None or matcher.number(right) != number:
+        return None
+    return equation.replace(
+        primitive=_BOUNDED_BY[primitive(compared)], invars=[x, bound], params={}
+    )
 
 
 @_RULES("convert_element_type")
