@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import UNKNOWN, is_symbolic
@@ -29,30 +29,32 @@ SliceBounds = tuple[int | None, int | None, int]  # begin, end and step of a Pyt
 
 
 def sliced(
-    site: Site[TensorGraph], x: Tensor, parts: Mapping[int, SliceBounds], *, final: bool = True
+    site: Site[TensorGraph], x: Tensor, slices: Mapping[int, SliceBounds], *, final: bool = True
 ) -> Any:
-    """Slice a tensor along the axes that are keys of `parts`.
+    """Slice a tensor along the axes that are keys of `slices`.
 
     The value for an axis is (begin, end, step), as in a Python slice. Bounds beyond the axis are
     clipped to the axis. If `final`, the slice is the last operation of the layer or node.
     """
-    has_symbols = any(is_symbolic(n) for part in parts.values() for n in part)
+    has_symbols = any(any(map(is_symbolic, bounds)) for bounds in slices.values())
     if isinstance(x, Constant) and x.array.size <= LARGEST and not has_symbols:
-        every_item = (None, None, 1)
-        slices = [slice(*parts.get(axis, every_item)) for axis in range(site.rank(x))]
-        return Constant(x.array[tuple(slices)], x.type, derived=True)
+        index: list[Any] = [slice(None)] * site.rank(x)
+        for axis, bounds in slices.items():
+            index[axis] = slice(*bounds)
+        return Constant(x.array[tuple(index)], x.type, derived=True)
     bounds_by_axis: dict[int, tuple[int, int, int]] = {}  # only of axes that the slice changes
     lengths: dict[int, int] = {}  # the extents of the result that are known, by axis
-    for axis, (begin, end, step) in sorted(parts.items()):
+    for axis, (begin, end, step) in sorted(slices.items()):
         if step == 0:
             raise InvalidOperation("a step is 0")
         if _counts_from_end(begin) or _counts_from_end(end):
             # Padding would shift the bounds that count from the end.
             site.graph.require_items(x, [axis])
         extent = site.shape(x)[axis]
-        if extent is UNKNOWN or is_symbolic(begin) or is_symbolic(end):
-            is_empty = _is_number(end) and end == 0 and step > 0
-            if is_empty:
+        has_open_bounds = extent is UNKNOWN or is_symbolic(begin) or is_symbolic(end)
+        if has_open_bounds:
+            ends_at_0 = _is_number(end) and end == 0
+            if ends_at_0 and step > 0:
                 lengths[axis] = 0
             else:
                 bounds_by_axis[axis] = _open_bounds(site, x, begin, end, step)
@@ -65,7 +67,9 @@ def sliced(
             bounds_by_axis[axis] = (items.start, stop, step)
     add = site.step_or_last(final)
     if 0 in lengths.values():
-        shape = [lengths.get(i, n) for i, n in enumerate(site.known_shape(x))]
+        shape = list(site.known_shape(x))
+        for axis, length in lengths.items():
+            shape[axis] = length
         return add.constant(shape=shape, value=(), dtype=site.dtype_of(x))
     if not bounds_by_axis:
         return add.copy(x) if final else x
@@ -83,17 +87,20 @@ def _open_bounds(
     start = 0 if begin is None else begin
     if step < 0 or _counts_from_end(start):
         site.known_shape(x)  # raises ExtentNeeded for an open extent
-    if end is None or (_is_number(end) and end >= FAR):
+    if end is None:
         return start, 0, step
-    return start, end, step
+    is_beyond_axis = _is_number(end) and end >= FAR
+    return start, 0 if is_beyond_axis else end, step
 
 
-def _is_number(bound: int | None) -> bool:
+def _is_number(bound: int | None) -> TypeGuard[int]:
+    """Tell whether a bound of a slice is a number, not None and not symbolic."""
     return bound is not None and not is_symbolic(bound)
 
 
 def _counts_from_end(bound: int | None) -> bool:
-    return bound is not None and not is_symbolic(bound) and bound < 0
+    """Tell whether a bound of a slice is a negative number, which counts from the end."""
+    return _is_number(bound) and bound < 0
 
 
 def cropped(site: Site[TensorGraph], x: Tensor, around: Mapping[int, Sequence[int]]) -> Any:
@@ -102,12 +109,13 @@ def cropped(site: Site[TensorGraph], x: Tensor, around: Mapping[int, Sequence[in
     `around` maps an axis to its padding (before, after). Positive numbers of padding have no effect
     here.
     """
-    parts: dict[int, SliceBounds] = {}
+    slices: dict[int, SliceBounds] = {}
     for axis, (before, after) in around.items():
-        if before < 0 or after < 0:
-            end = after if after < 0 else None
-            parts[axis] = (max(-before, 0), end, 1)
-    return sliced(site, x, parts, final=False) if parts else x
+        begin = max(-before, 0)
+        end = after if after < 0 else None
+        if begin > 0 or end is not None:
+            slices[axis] = (begin, end, 1)
+    return sliced(site, x, slices, final=False) if slices else x
 
 
 def split_by_lengths(
@@ -122,10 +130,11 @@ def split_by_lengths(
         raise InvalidShape(message)
     if len(lengths) == 1:
         return [site.last.copy(x)]
-    has_empty_part = 0 in lengths
-    if len(lengths) > 1 and not has_empty_part and not isinstance(x, Constant):
+    has_items_in_each = len(lengths) > 1 and 0 not in lengths
+    if has_items_in_each and not isinstance(x, Constant):
         divisor = math.gcd(*lengths)
-        return site.last.split(x, axis=axis, ratios=[n // divisor for n in lengths])
+        ratios = [length // divisor for length in lengths]
+        return site.last.split(x, axis=axis, ratios=ratios)
     parts: list[Any] = []
     start = 0
     for length in lengths:
@@ -143,12 +152,12 @@ def split_by_lengths(
 def split_evenly(site: Site[TensorGraph], x: Tensor, axis: int, count: int) -> list[Any]:
     """Split a tensor along an axis into `count` equal parts."""
     extent = site.shape(x)[axis]
-    is_divisible = count >= 1 and (extent is UNKNOWN or extent % count == 0)
-    if not is_divisible:
+    is_open = extent is UNKNOWN
+    if count < 1 or (not is_open and extent % count != 0):
         raise InvalidShape(f"{count} parts do not divide the {extent} items of axis {axis}")
     if count == 1:
         return [site.last.copy(x)]
-    if extent is UNKNOWN:
+    if is_open:
         return site.last.split(x, axis=axis, ratios=[1] * count)
     return split_by_lengths(site, x, axis, [extent // count] * count)
 
@@ -162,12 +171,12 @@ def reduced(
     keeps_axes: bool,
     result_dtype: str = "",
 ) -> Any:
-    """Add the operations of a reduction, such as a sum or a norm, along axes.
+    """Add the operations of a reduction, such as a sum or a norm, along axes; return the result.
 
-    `steps` is an item of `REDUCTIONS`: the kinds of the operations before the reduction, of the
-    reduction, and after it. If `result_dtype` is not "", the result is cast to this dtype. If
-    `keeps_axes`, the reduced axes have extent 1 in the result, otherwise they are removed. The last
-    of the operations is that of the layer or node.
+    `steps` is a value of `REDUCTIONS`: the kind of the operation before the reduction, the kind of
+    the reduction, and the kind of the operation after it. If `result_dtype` is not "", the result
+    is cast to this dtype. If `keeps_axes`, the reduced axes have extent 1 in the result, otherwise
+    they are removed. The result has the name of the layer or node.
     """
     before, kind, after = steps
     attributes: dict[str, Any] = {"axes": axes}
@@ -175,15 +184,18 @@ def reduced(
     if kind == "sum_reduce" or is_mean_of_integers:
         kind = "sum_reduce"
         attributes["normalize"] = is_mean_of_integers
-    last_steps: list[Any] = [("cast", [], {"dtype": result_dtype})] if result_dtype else []
+    last_steps: list[Any] = []  # the operations after `after`: kinds, operands and attributes
+    if result_dtype:
+        last_steps.append(("cast", [], {"dtype": result_dtype}))
     if not keeps_axes:
         last_steps.append(("squeeze", [], {"axes": axes}))
     is_empty = any(site.shape(x)[axis] == 0 for axis in axes)
     if before == "exp" and not is_empty:
         # Overflow is avoided by log(sum(exp(x))) = log(sum(exp(x - m))) + m, where m is the largest
         # item, or the nearest finite number if that item is infinite.
+        least_finite, greatest_finite = ends_of(site.dtype_of(x))
         largest = site.step.max_reduce(x, axes=axes)
-        largest = site.step.clamp(largest, *map(float, ends_of(site.dtype_of(x))))
+        largest = site.step.clamp(largest, float(least_finite), float(greatest_finite))
         x = site.step.sub(x, largest)
         last_steps.insert(0, ("add", [largest], {}))
     if after == "sqrt":

@@ -9,7 +9,7 @@ from lowering.ops import rules
 
 
 class ByKind:
-    """Adds an operation when a method with the name of its kind is called.
+    """An object with a method for each kind of operation, which adds an operation of this kind.
 
     For example, `step.pad(x, border="constant")` adds an operation of kind "pad". Positional
     arguments are operands, in the order of the rule's parameters. Keyword arguments are attributes.
@@ -22,6 +22,7 @@ class ByKind:
         self._add = add
 
     def __getattr__(self, kind: str) -> Callable[..., Any]:
+        """Return a function that adds an operation of the kind `kind`."""
         kind = kind.removesuffix("_")
         rule = rules.get(kind)
         if rule is None:
@@ -29,7 +30,8 @@ class ByKind:
         names = rule.parameters
 
         def add(*operands: object, **attributes: object) -> Any:
-            # The last operands of a kind may be left out.
-            return self._add(kind, dict(zip(names, operands, strict=False)), **attributes)
+            # The last operands of a kind may be left out, so there may be more names than operands.
+            operand_by_name = dict(zip(names, operands, strict=False))
+            return self._add(kind, operand_by_name, **attributes)
 
         return add

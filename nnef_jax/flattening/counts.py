@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -43,6 +43,19 @@ def refusal(name: str, count: Count, reader: str) -> InvalidOperation:
     )
 
 
+def _named_tensors(operands: ByName) -> Iterator[tuple[str, Any]]:
+    """Yield each operand with its name.
+
+    An operand "values" that is an array of tensors has items with names such as "values[0]".
+    """
+    for name, operand in operands.items():
+        if isinstance(operand, list | tuple):
+            for i, item in enumerate(cast("Sequence[Any]", operand)):
+                yield f"{name}[{i}]", item
+        else:
+            yield name, operand
+
+
 class PaddedOperation:
     """An operation that reads padded tensors, before it is added to the graph.
 
@@ -60,14 +73,9 @@ class PaddedOperation:
         self.attributes: ByName = attributes
         self.span: Span | None = span
         self.counts: dict[str, Count] = {}
-        for name, x in operands.items():
-            tensors = {name: x}
-            if isinstance(x, list | tuple):
-                items = cast("Sequence[Any]", x)
-                tensors = {f"{name}[{i}]": item for i, item in enumerate(items)}
-            for key, tensor in tensors.items():
-                if isinstance(tensor, Value) and tensor in counts:
-                    self.counts[key] = counts[tensor]
+        for name, tensor in _named_tensors(operands):
+            if isinstance(tensor, Value) and tensor in counts:
+                self.counts[name] = counts[tensor]
 
     @property
     def first_count(self) -> Count:
@@ -76,12 +84,13 @@ class PaddedOperation:
 
     def refusal(self) -> InvalidOperation:
         """Return the error that says that this operation would take padding for items."""
-        return refusal(*next(iter(self.counts.items())), f"'{self.kind}'")
+        first_name = next(iter(self.counts))
+        return refusal(first_name, self.counts[first_name], f"'{self.kind}'")
 
     def require_only(self, *names: str) -> Count:
-        """Return the `Count` of the operand with the first of the names `names`.
+        """Return the `Count` of the operand with the name `names[0]`.
 
-        Raises InvalidOperation unless exactly the operands with these names are padded.
+        Raises InvalidOperation unless exactly the operands with the names `names` are padded.
         """
         if set(self.counts) != set(names):
             raise self.refusal()
@@ -94,15 +103,17 @@ class PaddedOperation:
     def insert(self, kind: str, operands: Mapping[str, Any], **attributes: Any) -> Value:
         """Add another operation to the graph before this one, and return its result."""
         names = [self.graph.builder.unreserved(f"counted.{kind}")]
-        # `CountedEmission.add` would follow padding through these operations, which replace the
-        # padding.
-        add = Emission.add
-        return add(self.graph, kind, operands, attributes, names, self.span, inserted=True)[0]
+        # `Emission.add` does not follow padding, as the method of the graph's class would: the
+        # operation replaces the padding.
+        results = Emission.add(
+            self.graph, kind, operands, attributes, names, self.span, inserted=True
+        )
+        return results[0]
 
     def masked(self, name: str, padding: float) -> Value:
-        """Return the operand `name`, in which each item of the padding is replaced by a number.
+        """Return the operand `name` with the number `padding` in each item of its padding.
 
-        `padding` is the number. It is converted to the operand's dtype.
+        The number is converted to the operand's dtype.
         """
         x = self.operands[name]
         count = self.counts[name]
@@ -113,13 +124,14 @@ class PaddedOperation:
             if self.graph.symbolic is None:
                 raise ExtentNeeded
             extent = self.graph.symbolic.shape_of(x)[axis]
+        # An index along the axis is that of an item if it is less than the number of items.
         numbers = {"start": 0, "end": extent, "step": 1, "dtype": count.items.type.dtype}
         indices = self.insert("range", {}, **numbers)
         new_axes = tuple(i for i in range(rank) if i != axis)
         indices = self.insert("unsqueeze", {"input": indices}, axes=new_axes)
-        items = self.spread(count.items, rank)
+        item_count = self.spread(count.items, rank)
+        is_item = self.insert("lt", {"x": indices, "y": item_count})
         filling = self._filling(padding, rank, x.type.dtype)
-        is_item = self.insert("lt", {"x": indices, "y": items})
         operands = {"condition": is_item, "true_value": x, "false_value": filling}
         return self.insert("select", operands)
 
@@ -130,8 +142,10 @@ class PaddedOperation:
             value = -1.0
         elif dtype == "bool":
             value = bool(padding)
+        elif is_float(dtype):
+            value = float(padding)
         else:
-            value = float(padding) if is_float(dtype) else int(padding)
+            value = int(padding)
         constant = {"shape": (1,) * rank, "value": (value,), "dtype": dtype}
         filling = self.insert("constant", {}, **constant)
         return self.insert("sqrt", {"x": filling}) if is_nan else filling
@@ -145,9 +159,10 @@ class PaddedOperation:
         self.operands[name] = self.masked(name, padding)
 
     def at_most(self, axis: int, count: Count, most: int) -> Count:
-        """Return the `Count` of a result that takes the first items that `count` counts.
+        """Return the `Count` of a result that has the first items of a padded tensor.
 
-        The result takes at most `most` items. They lie along `axis` in the result.
+        `count` has the number of items in the tensor. The result has at most `most` of them, which
+        lie along `axis`.
         """
         dtype = count.items.type.dtype
         limit = self.insert("constant", {}, shape=(1,), value=(most,), dtype=dtype)

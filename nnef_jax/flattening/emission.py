@@ -63,9 +63,9 @@ class Emission:
         self.meter: Meter = options.meter
         self.limits: Limits = options.meter.limits
         # The symbolic shapes of tensors if `jax.export` has extents as symbols, otherwise None.
-        self.symbolic: SymbolicShapes | None = (
-            SymbolicShapes(self.builder) if options.symbolic_shapes else None
-        )
+        self.symbolic: SymbolicShapes | None = None
+        if options.symbolic_shapes:
+            self.symbolic = SymbolicShapes(self.builder)
         self.is_body = False  # True for the body of a loop, scan or branch
         self._checked_shapes = set[Shape]()  # shapes that were already compared with the limits
 
@@ -94,32 +94,34 @@ class Emission:
         if len(self.builder.operations) >= self.limits.operations:
             message = f"the flat graph has more than {self.limits.operations} operations"
             raise self.beyond(message, "operations", span, calls)
-        lengths = [len(x) for x in attributes.values() if type(x) in _SEQUENCES]
-        lengths += [_extents(x) for x in operands.values() if type(x) in _SEQUENCES]
-        self.meter.spend(OPERATION_STEPS + sum(lengths), "the network", span, calls)
-        operands = {k: self._hashable_operand(x) for k, x in operands.items()}
-        attributes = {k: _hashable_attribute(x) for k, x in attributes.items()}
+        steps = [len(x) for x in attributes.values() if type(x) in _SEQUENCES]
+        steps += [_steps_to_compare(x) for x in operands.values() if type(x) in _SEQUENCES]
+        self.meter.spend(OPERATION_STEPS + sum(steps), "the network", span, calls)
+        operands = {name: self._hashable_operand(x) for name, x in operands.items()}
+        attributes = {name: _hashable_attribute(x) for name, x in attributes.items()}
         results = self.builder.operation(
             kind, operands, attributes, names, span, calls, rule=rule, inserted=inserted
         )
         outputs: list[Any] = []
         for result in results:
-            values = result if isinstance(result, tuple) else (result,)
-            for value in values:
-                self.require_bounds(value, span, calls)
-            is_array = isinstance(result, tuple)
-            outputs.append(list(values) if is_array else result)
+            if isinstance(result, tuple):  # an array of tensors
+                for value in result:
+                    self.require_bounds(value, span, calls)
+                outputs.append(list(result))
+            else:
+                self.require_bounds(result, span, calls)
+                outputs.append(result)
         return tuple(outputs)
 
     def _hashable_operand(self, x: Any) -> Any:
-        """Return an operand in a hashable form: lists become tuples.
+        """Return an operand in a hashable form, in which lists become tuples.
 
         A finite number that exceeds the range of the dtype of real numbers becomes the nearest
         number in the range.
         """
         if type(x) is float:
-            is_beyond = self._largest_real < abs(x) < math.inf
-            return math.copysign(self._largest_real, x) if is_beyond else x
+            exceeds_range = self._largest_real < abs(x) < math.inf
+            return math.copysign(self._largest_real, x) if exceeds_range else x
         if type(x) in _ARRAYS:
             return tuple([self._hashable_operand(item) for item in x])
         return x
@@ -147,39 +149,46 @@ class Emission:
     def fold(
         self, constants: Iterable[str], steps: Iterable[tuple[Iterable[str], Sequence[str]]]
     ) -> None:
-        """Note the constants that were computed while flattening, and what is computed from each.
+        """Note the constants that were computed while flattening, and the results of their readers.
 
         `constants` are the names of these constants. `steps` has, for each node of the document,
         the names of the tensors that the node reads, and the names of the node's results.
         """
-        is_taken = self.builder.is_taken
-        readers: dict[str, list[str]] = {name: [] for name in constants if not is_taken(name)}
+        results_by_constant: dict[str, list[str]] = {}
+        for name in constants:
+            if not self.builder.is_taken(name):
+                results_by_constant[name] = []
         for reads, results in steps:
             for name in reads:
-                if name in readers:
-                    readers[name] += results[:_MOST_RESULTS]
-        self.builder.folded.update((name, tuple(x)) for name, x in readers.items())
+                if name in results_by_constant:
+                    results_by_constant[name] += results[:_MOST_RESULTS]
+        for name, results in results_by_constant.items():
+            self.builder.folded[name] = tuple(results)
 
     def hint_to_fix(self, *values: Value) -> str:
         """Return a hint that says which input of the network to fix so that `values` become known.
 
-        Return "" in a body. Return "" also unless `values` are inputs, or are computed only from
-        inputs with at most one axis.
+        Return "" in a body. Return "" also if `values` depend on a variable, or on an input that
+        has several axes and is not one of `values`.
         """
+        if self.is_body:
+            return ""
         origins = self.origins(values)
         inputs = [x for x in origins if self.builder.is_input(x)]
-        names = sorted(x.name for x in inputs if x in values or len(x.type.shape) < 2)
-        are_all_fixable = len(names) == len(origins)
-        if self.is_body or not names or not are_all_fixable:
+        fixable_inputs = [x for x in inputs if x in values or len(x.type.shape) < 2]
+        if not fixable_inputs or len(fixable_inputs) < len(origins):
             return ""
-        return f"load(..., values={{{names[0]!r}: ...}}) makes it known"
+        name = min(x.name for x in fixable_inputs)
+        return f"load(..., values={{{name!r}: ...}}) makes it known"
 
     def origins(self, values: Iterable[Value]) -> set[Value]:
         """Return the inputs and variables of the graph from which `values` are computed."""
         origins = set(values)
         for operation in reversed(self.builder.operations):
-            if not origins.isdisjoint(operation.writes()):
-                origins = origins.difference(operation.writes()).union(operation.reads())
+            results = tuple(operation.writes())
+            if not origins.isdisjoint(results):
+                # The operands take the place of the results that are computed from them.
+                origins = origins.difference(results).union(operation.reads())
         return origins
 
     def beyond(
@@ -203,8 +212,9 @@ def located(
     `what` describes the operation or input and begins the message. `translate` replaces the names
     in the message and in the hint by the words of the document. The message ends with `suffix`.
     """
+    error_class = family_of(error)
     message = f"{what}: {translate(error.message)}{suffix}"
-    return family_of(error)(message, span=span, calls=calls, hint=translate(error.hint))
+    return error_class(message, span=span, calls=calls, hint=translate(error.hint))
 
 
 def refused(
@@ -240,9 +250,8 @@ def show_operand(operand: object) -> str:
 class locating_errors:
     """A context in which errors get the place of a layer, a node or an input in the source.
 
-    A Python error, such as a TypeError, counts as an error of the file, because the meanings of
-    operators rely on the inputs, axes and items that all writers of files provide, and do not check
-    for them.
+    A Python error, such as a TypeError, counts as an error of the file. The functions that flatten
+    operators rely on the inputs, axes and items that all writers of files provide, without checks.
 
     The context raises such errors, and InvalidOperation, as NnefError. An NnefError or ExtentNeeded
     is not changed.
@@ -273,14 +282,14 @@ class locating_errors:
                 pass
 
 
-def _extents(operands: Sequence[object]) -> int:
+def _steps_to_compare(operand_array: Sequence[object]) -> int:
     """Return the number of steps that it takes to compare the shapes of an operand array."""
-    tensors = [x for x in operands if isinstance(x, Value)]
-    return len(operands) + sum([EXTENT_STEPS * len(x.type.shape) for x in tensors])
+    ranks = [len(x.type.shape) for x in operand_array if isinstance(x, Value)]
+    return len(operand_array) + EXTENT_STEPS * sum(ranks)
 
 
 def _hashable_attribute(attribute: Any) -> Any:
-    """Return an attribute in a hashable form, of Python's types.
+    """Return an equal attribute that is hashable and has types of Python.
 
     Lists become tuples, and numpy's scalars become Python's.
     """

@@ -44,15 +44,17 @@ class NotFolded(Exception):
 def host(value: Any) -> Host:
     """Convert a number, an array or a nested list of numbers to a host value.
 
-    Raises InvalidOperation if the value contains anything else, or complex numbers.
+    Raises InvalidOperation for complex numbers, and for anything that is not a number.
     """
     if isinstance(value, np.ndarray):
         kind = value.dtype.kind
-        if kind == "c":
+        if kind == "c":  # complex
             raise InvalidOperation("a real number is due, these numbers are complex")
-        if kind in "Ob":
+        if kind in "Ob":  # objects or bool
             return value
-        return value.astype(object) if kind in "iu" else value.astype(np.float64)
+        if kind in "iu":  # signed or unsigned integers
+            return value.astype(object)
+        return value.astype(np.float64)
     if isinstance(value, bool | np.bool_):
         return np.array(bool(value))
     if isinstance(value, int) or is_symbolic(value):
@@ -65,20 +67,24 @@ def host(value: Any) -> Host:
 
 
 def _stacked(values: Sequence[Any]) -> Host:
+    """Convert a list, whose items may be lists too, to a host value."""
+    if not values:
+        return np.array([], object)
     types = set(map(type, values))
-    if types and types <= {int, float}:  # the fast path for most lists
+    has_only_numbers = types <= {int, float}
+    if has_only_numbers:  # the fast path for most lists
         dtype = np.float64 if float in types else object
         return np.array(values, dtype)
-    items = [host(item) for item in values]
-    if not items:
-        return np.array([], object)
-    if len({item.shape for item in items}) > 1:
+    arrays = [host(value) for value in values]
+    shapes = {array.shape for array in arrays}
+    if len(shapes) > 1:
         raise InvalidOperation("the lists in this array have different lengths")
-    if items[0].ndim >= _DEEPEST:
+    if arrays[0].ndim >= _DEEPEST:
         raise InvalidOperation(f"lists are nested more than {_DEEPEST} deep")
-    if any(item.dtype.kind == "f" for item in items):
-        items = [to_float(item) for item in items]
-    return np.stack(items)
+    has_reals = any(array.dtype.kind == "f" for array in arrays)
+    if has_reals:
+        arrays = [to_float(array) for array in arrays]
+    return np.stack(arrays)
 
 
 def is_integer(value: Host) -> bool:
@@ -97,10 +103,11 @@ def integers(value: Host) -> list[int]:
     for item in value.ravel().tolist():
         if isinstance(item, float) and math.isnan(item):
             items.append(UNKNOWN)
-        elif not math.isfinite(item) or int(item) != item:
+            continue
+        is_whole = math.isfinite(item) and int(item) == item
+        if not is_whole:
             raise InvalidOperation(f"a whole number is due, this is {item}")
-        else:
-            items.append(int(item))
+        items.append(int(item))
     return items
 
 
@@ -144,8 +151,8 @@ def to_float(value: Host) -> Host:
         return value if value.dtype.kind == "f" else value.astype(np.float64)
     if any(map(is_symbolic, value.ravel())):
         raise NotFolded
-    items = [math.nan if x is UNKNOWN else float(x) for x in value.ravel()]
-    return np.array(items, np.float64).reshape(value.shape)
+    reals = [math.nan if item is UNKNOWN else float(item) for item in value.ravel()]
+    return np.array(reals, np.float64).reshape(value.shape)
 
 
 def to_integer(value: Host) -> Host:
@@ -155,13 +162,14 @@ def to_integer(value: Host) -> Host:
     """
     if is_integer(value):
         return value
-    bound = 2.0**63
+    bound = 2.0**63  # numbers beyond it, such as infinity, become this number
     items: list[int] = []
     for item in value.ravel().tolist():
         if math.isnan(item):
             items.append(UNKNOWN)
         else:
-            items.append(int(max(min(item, bound), -bound)))
+            clipped = max(-bound, min(item, bound))
+            items.append(int(clipped))
     return integer_array(items, value.shape)
 
 
@@ -172,8 +180,9 @@ def cast(value: Host, kind: str) -> Host:
     if kind == "scalar":
         return to_float(value)
     if is_integer(value) and is_open(value.ravel()):
-        items = [x if x is UNKNOWN else int(x != 0) for x in value.ravel()]
-        return integer_array(items, value.shape)
+        # The truth of an UNKNOWN item is UNKNOWN, so the result has the integers 0 and 1 for bool.
+        truths = [x if x is UNKNOWN else int(x != 0) for x in value.ravel()]
+        return integer_array(truths, value.shape)
     return value.astype(bool)
 
 
@@ -188,7 +197,8 @@ def evaluate(
     `operands` are in the order of the rule's parameters. Raises NotFolded if the network must
     compute the result, and InvalidOperation if the operation has no result for these operands.
     """
-    if kind not in KINDS or any(_is_open(x) for x in attributes.values()):
+    has_open_attribute = any(_is_open(attribute) for attribute in attributes.values())
+    if kind not in KINDS or has_open_attribute:
         raise NotFolded
     return attempt(KINDS[kind], *operands, **attributes)
 
@@ -211,52 +221,67 @@ def require_few(items: int) -> None:
 
 
 def _is_open(attribute: object) -> bool:
-    return attribute is UNKNOWN or (isinstance(attribute, list | tuple) and is_open(attribute))
+    """Tell whether an attribute is UNKNOWN, or a list with an UNKNOWN item."""
+    if isinstance(attribute, list | tuple):
+        return is_open(attribute)
+    return attribute is UNKNOWN
 
 
 # Elementwise operations
 
 
-def _absorbing(function: Callable[..., int]) -> Callable[..., int]:
-    """Make a function of 64-bit integers that is UNKNOWN if an argument is, else `function`."""
+def _with_unknown(integer_function: Callable[..., int]) -> Callable[..., int]:
+    """Extend a function of integers to arguments that may be UNKNOWN.
 
-    def absorb(*items: int) -> int:
+    If an argument is UNKNOWN, the new function returns UNKNOWN. It raises InvalidOperation for a
+    division by 0, and for a result that is no integer of 64 bits.
+    """
+
+    def compute(*items: int) -> int:
         if is_open(items):
             return UNKNOWN
         try:
-            result = function(*items)
+            result = integer_function(*items)
         except ZeroDivisionError:
             raise InvalidOperation("division by 0") from None
         if not is_symbolic(result) and abs(result) >= _BEYOND:
             raise InvalidOperation("the result is no integer of 64 bits")
         return result
 
-    return absorb
+    return compute
 
 
-def _each(function: Callable[..., int], *operands: Host) -> Host:
-    result: Any = np.frompyfunc(_absorbing(function), len(operands), 1)(*operands)
-    return result if isinstance(result, np.ndarray) else integer_array([result], ())
+def _map_items(integer_function: Callable[..., int], *operands: Host) -> Host:
+    """Apply a function to the items of operands of integers, which are broadcast as in numpy."""
+    compute = np.frompyfunc(_with_unknown(integer_function), len(operands), 1)
+    result: Any = compute(*operands)
+    if isinstance(result, np.ndarray):
+        return result
+    return integer_array([result], ())  # for operands without axes, numpy returns a bare item
 
 
-def _decided(function: Callable[..., bool], *operands: Host) -> Host:
+def _test_items(predicate: Callable[..., bool], *operands: Host) -> Host:
     """Apply a predicate, such as "less than", to the items of operands; return an array of bool.
 
-    If the truth for an item is unknown, return an array of the integers 0, 1 and UNKNOWN instead.
+    If the answer for an item is unknown, return an array of the integers 0, 1 and UNKNOWN instead.
     """
 
-    def decide(*items: int) -> int:
-        return int(function(*items))
+    def truth_as_integer(*items: int) -> int:
+        return int(predicate(*items))
 
-    result = _each(decide, *operands)
-    return result if is_open(result.ravel()) else result.astype(bool)
+    truths = _map_items(truth_as_integer, *operands)
+    return truths if is_open(truths.ravel()) else truths.astype(bool)
 
 
 def _aligned(*operands: Host) -> list[Host]:
     """Reshape operands to the same rank. New axes have extent 1 and come last, as NNEF requires."""
-    rank = max(x.ndim for x in operands)
-    aligned = [x.reshape(x.shape + (1,) * (rank - x.ndim)) for x in operands]
-    require_few(math.prod(jnp.broadcast_shapes(*(x.shape for x in aligned))))
+    rank = max(operand.ndim for operand in operands)
+    aligned: list[Host] = []
+    for operand in operands:
+        new_axes = (1,) * (rank - operand.ndim)
+        aligned.append(operand.reshape(operand.shape + new_axes))
+    result_shape = jnp.broadcast_shapes(*[operand.shape for operand in aligned])
+    require_few(math.prod(result_shape))
     return aligned
 
 
@@ -266,19 +291,20 @@ def _unified(*operands: Host) -> list[Host]:
     The result is integer if no operand is real. It is also integer if some operands are integers
     and all items of the real operands are whole numbers. Otherwise the result is real.
     """
-    kinds = {x.dtype.kind for x in operands}
+    kinds = {operand.dtype.kind for operand in operands}
     if len(kinds) == 1:
         return list(operands)
-    reals = [x for x in operands if x.dtype.kind == "f"]
+    reals = [operand for operand in operands if operand.dtype.kind == "f"]
     has_integers = "O" in kinds
-    become_integers = not reals or (has_integers and all(map(_is_whole, reals)))
-    convert = to_integer if become_integers else to_float
-    return [convert(x) for x in operands]
+    are_reals_whole = has_integers and all(map(_is_whole, reals))
+    convert = to_integer if are_reals_whole or not reals else to_float
+    return [convert(operand) for operand in operands]
 
 
-def _is_whole(x: Host) -> bool:
+def _is_whole(reals: Host) -> bool:
     """Tell whether all items of a real host value are finite and have no fraction."""
-    return bool(np.all(np.isfinite(x) & (x == np.trunc(x))))
+    is_whole = np.isfinite(reals) & (reals == np.trunc(reals))
+    return bool(np.all(is_whole))
 
 
 def ceil_div(dividend: int, divisor: int) -> int:
@@ -295,13 +321,19 @@ def truncated(a: int, b: int) -> int:
 
 
 def _power(a: int, b: int) -> int:
-    may_fit = 0 <= b <= 64 and abs(a) <= 1 << 31
+    """Return `a` to the power `b`. Large bases and exponents are refused before the computation."""
+    largest_base = 1 << 31
+    may_fit = 0 <= b <= 64 and abs(a) <= largest_base
     if not may_fit:
         raise InvalidOperation(f"{a} to the power {b} is not an integer of 64 bits")
     return int(a**b)
 
 
 def _differ(a: int, b: int) -> bool:
+    """Tell whether two integers differ.
+
+    Raises an error of jax if the answer depends on the values of symbolic extents.
+    """
     # The operator `!=` returns True for symbolic extents even if they may be equal.
     if is_symbolic(a - b):
         return bool(a < b) or bool(a > b)
@@ -309,42 +341,48 @@ def _differ(a: int, b: int) -> bool:
 
 
 def binary(integer: Callable[..., int], real: Callable[..., Host]) -> Callable[..., Host]:
-    """Make an operation on two host values from a function of integers and one of arrays.
+    """Make an operation on two host values from two functions.
 
-    If any operand is real, the operation calls `real` with two arrays of floats. Otherwise it calls
+    If an operand is real, the operation calls `real` with two arrays of floats. Otherwise it calls
     `integer` with each pair of integers.
     """
 
     def compute(x: Host, y: Host) -> Host:
         x, y = _aligned(x, y)
-        if integer is truncated and "f" in (x.dtype.kind, y.dtype.kind):
+        has_real = "f" in (x.dtype.kind, y.dtype.kind)
+        is_division = integer is truncated
+        if is_division and has_real:
             x, y = to_float(x), to_float(y)
         x, y = _unified(x, y)
         if x.dtype.kind == "f":
             return np.asarray(real(x, y))
-        return _each(integer, to_integer(x), to_integer(y))
+        return _map_items(integer, to_integer(x), to_integer(y))
 
     return compute
 
 
-def _comparison(function: Callable[..., bool]) -> Callable[..., Host]:
+def _comparison(predicate: Callable[..., bool]) -> Callable[..., Host]:
+    """Make an operation that compares the items of two host values by a predicate."""
+
     def compute(x: Host, y: Host) -> Host:
-        x, y = _unified(*_aligned(x, y))
-        return _decided(function, x, y)
+        aligned = _aligned(x, y)
+        return _test_items(predicate, *_unified(*aligned))
 
     return compute
 
 
-def _logical(function: Callable[..., bool]) -> Callable[..., Host]:
+def _logical(predicate: Callable[..., bool]) -> Callable[..., Host]:
+    """Make an operation on host values, converted to bool, from a predicate on items."""
+
     def compute(*operands: Host) -> Host:
-        logicals = [cast(x, "logical") for x in _aligned(*operands)]
-        return _decided(function, *logicals)
+        logicals = [cast(operand, "logical") for operand in _aligned(*operands)]
+        return _test_items(predicate, *logicals)
 
     return compute
 
 
 def _unary(integer: Callable[..., Any] | None, real: Callable[..., Host]) -> Callable[..., Host]:
-    """Make an operation on a host value from a function of integers and one of arrays.
+    """Make an operation on a host value from two functions.
 
     The operation calls `real` with an array of floats, or `integer` with each integer. If `integer`
     is None, integers are converted to floats first.
@@ -353,126 +391,162 @@ def _unary(integer: Callable[..., Any] | None, real: Callable[..., Host]) -> Cal
     def compute(x: Host) -> Host:
         if x.dtype.kind == "f" or integer is None:
             return np.asarray(real(to_float(x)))
-        return _each(integer, to_integer(x))
+        return _map_items(integer, to_integer(x))
 
     return compute
 
 
-def _rounding(real: Callable[..., Host]) -> Callable[..., Host]:
+def _rounding(round_reals: Callable[..., Host]) -> Callable[..., Host]:
+    """Make an operation that rounds real numbers, and returns integers and bool unchanged."""
+
     def compute(x: Host) -> Host:
-        return np.asarray(real(x)) if x.dtype.kind == "f" else x
+        if x.dtype.kind != "f":
+            return x
+        return np.asarray(round_reals(x))
 
     return compute
 
 
 def _round(x: Host, ties: str = "up") -> Host:
-    nearest = {
-        "up": lambda x: np.floor(x + 0.5),
-        "away": lambda x: np.trunc(x + np.copysign(0.5, x)),
+    """Round real numbers to the nearest integers.
+
+    `ties` says how to round a half: "up", "away" from 0, or to the nearest "even" number.
+    """
+    round_by_ties: dict[str, Callable[..., Host]] = {
+        "up": lambda reals: np.floor(reals + 0.5),
+        "away": lambda reals: np.trunc(reals + np.copysign(0.5, reals)),
         "even": np.rint,
-    }  # fmt: skip
-    return _rounding(nearest[ties])(x)
+    }
+    compute = _rounding(round_by_ties[ties])
+    return compute(x)
 
 
 def _select(condition: Host, true_value: Host, false_value: Host) -> Host:
+    """Take each item from `true_value` where `condition` is true, else from `false_value`."""
+
     def choose(condition: int, x: int, y: int) -> int:
         return x if condition else y
 
-    condition, a, b = _aligned(condition, *_unified(true_value, false_value))
-    if is_integer(condition) and is_open(condition.ravel()):
-        if not is_integer(a):
-            raise NotFolded
-        return _each(choose, condition, a, b)
-    return np.where(condition.astype(bool), a, b)
+    unified = _unified(true_value, false_value)
+    condition, true_items, false_items = _aligned(condition, *unified)
+    is_undecided = is_integer(condition) and is_open(condition.ravel())
+    if not is_undecided:
+        return np.where(condition.astype(bool), true_items, false_items)
+    if not is_integer(true_items):
+        raise NotFolded
+    return _map_items(choose, condition, true_items, false_items)
 
 
 # Slices, joins and reductions
 
 
 def _slice(input: Host, axes: Ints, begin: Ints, end: Ints, stride: Ints) -> Host:
+    """Slice a host value along axes. An end of 0 stands for the end of the axis."""
     index: list[slice] = [slice(None)] * input.ndim
     strides = stride or [1] * len(axes)
     for axis, first, last, step in zip(axes, begin, end, strides, strict=True):
-        is_to_end = last == 0 and step > 0
-        stop = None if is_to_end else last
+        goes_to_end = last == 0 and step > 0  # NNEF writes 0 for the end of the axis
+        stop = None if goes_to_end else last
         index[axis] = slice(first, stop, step)
     return input[tuple(index)]
 
 
 def _gather(input: Host, indices: Host, axis: int) -> Host:
+    """Take the items of a host value at indices along an axis."""
     positions = integers(indices)
     if is_open(positions):
         raise NotFolded
     extent = input.shape[axis]
-    require_few(input.size // max(extent, 1) * indices.size)
+    items_per_index = input.size // max(extent, 1)
+    require_few(items_per_index * indices.size)
     for position in positions:
         if not -extent <= position < extent:
             raise InvalidShape(f"index {position} is not in the {extent} items of axis {axis}")
     items = np.take(input, np.array(positions, np.intp), axis=axis)
+    # The axes of the indices replace the axis: (2, 3, 4) with axis 1 and indices of shape (5, 6)
+    # becomes (2, 5, 6, 4).
     axis %= input.ndim
-    return items.reshape(input.shape[:axis] + indices.shape + input.shape[axis + 1 :])
+    before, after = input.shape[:axis], input.shape[axis + 1 :]
+    return items.reshape(before + indices.shape + after)
 
 
-def _joined(join: Callable[..., Host]) -> Callable[..., Host]:
+def _joining(join: Callable[..., Host]) -> Callable[..., Host]:
+    """Make an operation that joins a list of host values by `join`, such as np.concatenate."""
+
     def compute(values: Sequence[Host], axis: int) -> Host:
-        require_few(sum(x.size for x in values))
+        require_few(sum(value.size for value in values))
         return join(_unified(*values), axis=axis)
 
     return compute
 
 
-def _reduced(function: Callable[..., int], real: np.ufunc) -> Callable[..., Host]:
-    integer = np.frompyfunc(_absorbing(function), 2, 1, identity=real.identity)
+def _reduction(integer_function: Callable[..., int], real: np.ufunc) -> Callable[..., Host]:
+    """Make a reduction along axes from a function of two integers and a ufunc of real numbers."""
+    integer = np.frompyfunc(_with_unknown(integer_function), 2, 1, identity=real.identity)
 
     def compute(input: Host, axes: Ints, normalize: bool = False) -> Host:
-        if normalize or input.dtype.kind not in "Of" or not input.ndim:
+        has_numbers = input.dtype.kind in "Of"
+        if normalize or not has_numbers or input.ndim == 0:
             raise NotFolded
-        each = integer if is_integer(input) else real
+        ufunc = integer if is_integer(input) else real
         for axis in axes:
-            input = each.reduce(input, axis, keepdims=True)
+            input = ufunc.reduce(input, axis, keepdims=True)
         return input
 
     return compute
 
 
-_sum = _reduced(operator.add, np.add)
+_sum = _reduction(operator.add, np.add)
+_divide = binary(truncated, np.divide)
 
 
 def _mean(input: Host, axes: Ints) -> Host:
     count = math.prod(input.shape[axis] for axis in axes)
-    return binary(truncated, np.divide)(_sum(input, axes), integer_array([count], ()))
+    return _divide(_sum(input, axes), integer_array([count], ()))
 
 
 def _reshape(input: Host, shape: Ints, axis_start: int = 0, axis_count: int = -1) -> Host:
-    end = input.ndim if axis_count == -1 else axis_start + axis_count
+    """Replace the extents of `axis_count` axes, from `axis_start` on, by the extents `shape`.
+
+    An extent of 0 in `shape` stands for the extent that the input has.
+    """
+    axis_end = input.ndim if axis_count == -1 else axis_start + axis_count
     extents = list(shape)
     for i, extent in enumerate(shape):
         if extent == 0:
             extents[i] = input.shape[axis_start + i]
-    return input.reshape([*input.shape[:axis_start], *extents, *input.shape[end:]])
+    before, after = input.shape[:axis_start], input.shape[axis_end:]
+    return input.reshape([*before, *extents, *after])
 
 
 def _split(value: Host, axis: int, ratios: Ints) -> list[Host]:
-    share, remainder = divmod(value.shape[axis], sum(ratios))
+    """Split a host value along an axis into parts whose lengths have the ratios `ratios`."""
+    unit, remainder = divmod(value.shape[axis], sum(ratios))
     if remainder:
         raise NotFolded
-    return np.split(value, np.cumsum(ratios)[:-1] * share, axis)
+    boundaries = np.cumsum(ratios)[:-1] * unit
+    return np.split(value, boundaries, axis)
 
 
 def _scatter_nd(input: Host, indices: Host, updates: Host, reduction: str) -> Host:
+    """Write `updates` into a copy of the input at `indices`."""
     if reduction != "none":
         raise NotFolded
+    # The last axis of `indices` has an index for each indexed axis of the input.
+    index_by_axis = tuple(np.moveaxis(indices.astype(np.int64), -1, 0))
     result = input.copy()
-    result[tuple(np.moveaxis(indices.astype(np.int64), -1, 0))] = updates
+    result[index_by_axis] = updates
     return result
 
 
 def _tile(input: Host, repeats: Ints) -> Host:
+    """Repeat a host value along each axis."""
     require_few(math.prod(repeats) * input.size)
     return np.tile(input, repeats)
 
 
 def _broadcast(input: Host, shape: Ints) -> Host:
+    """Broadcast a host value to a shape."""
     result = jnp.broadcast_shapes(input.shape, tuple(shape))
     require_few(math.prod(result))
     return np.broadcast_to(input, result)
@@ -480,7 +554,7 @@ def _broadcast(input: Host, shape: Ints) -> Host:
 
 KINDS: dict[str, Callable[..., Any]] = {
     "add": binary(operator.add, np.add), "sub": binary(operator.sub, np.subtract),
-    "mul": binary(operator.mul, np.multiply), "div": binary(truncated, np.divide),
+    "mul": binary(operator.mul, np.multiply), "div": _divide,
     "rem": binary(lambda a, b: a - truncated(a, b) * b, np.fmod), "pow": binary(_power, np.power),
     "min": binary(min, np.minimum), "max": binary(max, np.maximum),
     "lt": _comparison(operator.lt), "gt": _comparison(operator.gt),
@@ -494,13 +568,13 @@ KINDS: dict[str, Callable[..., Any]] = {
     "sin": _unary(None, np.sin), "cos": _unary(None, np.cos),
     "copy": _rounding(np.positive), "floor": _rounding(np.floor), "ceil": _rounding(np.ceil),
     "round": _round, "select": _select, "slice": _slice, "gather": _gather,
-    "concat": _joined(np.concatenate), "stack": _joined(np.stack),
+    "concat": _joining(np.concatenate), "stack": _joining(np.stack),
     "unstack": lambda x, axis: [np.asarray(part, x.dtype) for part in np.moveaxis(x, axis, 0)],
     "squeeze": lambda input, axes: np.squeeze(input, tuple(axes)),
     "unsqueeze": lambda input, axes: np.expand_dims(input, tuple(axes)),
     "transpose": lambda input, axes: np.transpose(input, axes),
     "reshape": _reshape, "tile": _tile, "broadcast": _broadcast,
-    "sum_reduce": _sum, "product_reduce": _reduced(operator.mul, np.multiply),
-    "max_reduce": _reduced(max, np.maximum), "min_reduce": _reduced(min, np.minimum),
+    "sum_reduce": _sum, "product_reduce": _reduction(operator.mul, np.multiply),
+    "max_reduce": _reduction(max, np.maximum), "min_reduce": _reduction(min, np.minimum),
     "mean_reduce": _mean, "split": _split, "scatter_nd": _scatter_nd,
 }  # fmt: skip

@@ -23,10 +23,11 @@ def has_untyped(operands: Iterable[object]) -> bool:
     return any(map(_is_untyped, operands))
 
 
-def _is_untyped(x: object) -> bool:
-    if isinstance(x, list | tuple):
-        return has_untyped(x)  # pyright: ignore[reportUnknownArgumentType]
-    return isinstance(x, Value) and x.type.dtype == UNTYPED.dtype
+def _is_untyped(operand: object) -> bool:
+    """Tell whether an operand is a tensor without a type, or an array with such a tensor."""
+    if isinstance(operand, list | tuple):
+        return has_untyped(operand)  # pyright: ignore[reportUnknownArgumentType]
+    return isinstance(operand, Value) and operand.type.dtype == UNTYPED.dtype
 
 
 def add_untyped(
@@ -40,13 +41,14 @@ def add_untyped(
     if not names:
         return []
     reads: list[Value] = []
-    for x in operands:
-        if isinstance(x, Value):
-            reads.append(x)
-        elif isinstance(x, Constant) and x.label and isinstance(graph, TensorGraph):
-            reads.append(graph.tensor(x, x.label, span))
+    for operand in operands:
+        if isinstance(operand, Value):
+            reads.append(operand)
+        elif isinstance(operand, Constant) and operand.label and isinstance(graph, TensorGraph):
+            reads.append(graph.tensor(operand, operand.label, span))
     graph.meter.spend(OPERATION_STEPS, "the network", span)
     types = tuple([UNTYPED] * len(names))
+    # The rule tells that there are `names` results without types, and cannot compute them.
     rule = Rule(kind, lambda: types, _refuse, ("**",), wants_context=False, infer_reads=frozenset())
     operands_by_name = {"inputs": tuple(reads)}
     results = graph.builder.operation(kind, operands_by_name, {}, names, span, rule=rule)
@@ -60,9 +62,11 @@ def unknown(operator: str) -> str:
 
 def unknown_operators(graph: Graph) -> list[str]:
     """Return the names of the unsupported operators in a graph, without repetitions."""
-    kinds = (x.kind for x in graph.operations if has_untyped(x.writes()))
-    operators = (kind.removesuffix(_UNKNOWN) for kind in kinds if kind.endswith(_UNKNOWN))
-    return list(dict.fromkeys(operators))
+    names: list[str] = []
+    for operation in graph.operations:
+        if has_untyped(operation.writes()) and operation.kind.endswith(_UNKNOWN):
+            names.append(operation.kind.removesuffix(_UNKNOWN))
+    return list(dict.fromkeys(names))
 
 
 def _refuse(**_: object) -> NoReturn:

@@ -24,7 +24,7 @@ from lowering.location import Span
 from nnef_jax.calls.trimming import length_name
 from nnef_jax.flattening.counts import Count, PaddedOperation, refusal
 from nnef_jax.flattening.emission import ByName, Emission
-from nnef_jax.flattening.padded_kinds import TRACE_RULE, followed
+from nnef_jax.flattening.padded_kinds import TRACE_RULE, count_of_results
 from nnef_jax.formats.base import Options
 
 _DIVISIBLE = 5040  # an extent that is divisible by all numbers up to 10
@@ -46,17 +46,18 @@ class CountedEmission(Emission):
         inserted: bool = False,
     ) -> tuple[Any, ...]:  # fmt: skip
         """Add an operation as `Emission.add` does, and note which of the results are padded."""
-        add = partial(super().add, calls=calls, rule=rule, inserted=inserted)
+        add_operation = partial(super().add, calls=calls, rule=rule, inserted=inserted)
         if not self.counts:
-            return add(kind, operands, attributes, names, span)
+            return add_operation(kind, operands, attributes, names, span)
         step = PaddedOperation(self, self.counts, kind, dict(operands), attributes, span)
-        result_count = followed(step) if step.counts else None
-        results = add(kind, step.operands, attributes, names, span)
+        result_count = count_of_results(step) if step.counts else None
+        results = add_operation(kind, step.operands, attributes, names, span)
         if result_count == TRACE_RULE:
             self._trace_padding(step, self.builder.operations[-1])
         elif result_count is not None:
             for result in results:
-                self.counts.update(dict.fromkeys(_listed(result), result_count))
+                for value in _listed(result):
+                    self.counts[value] = result_count
         return results
 
     def _trace_padding(self, step: PaddedOperation, operation: Operation) -> None:
@@ -70,43 +71,46 @@ class CountedEmission(Emission):
 
         operands = list(dict.fromkeys(operation.reads()))
 
-        def results(*arrays: jax.Array) -> list[jax.Array]:
-            values = compute(operation, Context(), dict(zip(operands, arrays, strict=True)))
-            return jax.tree.leaves(values)
+        def compute_results(*arrays: jax.Array) -> list[jax.Array]:
+            array_by_operand = dict(zip(operands, arrays, strict=True))
+            return jax.tree.leaves(compute(operation, Context(), array_by_operand))
 
         types = [jax.ShapeDtypeStruct(self._shape(x), jnp.dtype(x.type.dtype)) for x in operands]
-        program = Program(make_jaxpr(results, *types))
-        padded_axes = {
-            variable: self.counts[x].axis
-            for variable, x in zip(program.arguments, operands, strict=True)
-            if x in self.counts
-        }
+        program = Program(make_jaxpr(compute_results, *types))
+        operand_axes: dict[Any, int] = {}  # the padded axis by the program's variable
+        for variable, operand in zip(program.arguments, operands, strict=True):
+            if operand in self.counts:
+                operand_axes[variable] = self.counts[operand].axis
         try:
-            axes = batch_axes(program, padded_axes, resizes=False)
+            padded_axes = batch_axes(program, operand_axes, resizes=False)
         except NotSeparableError:
             raise step.refusal() from None
         for result, variable in zip(operation.writes(), program.results, strict=True):
-            if is_literal(variable) or variable not in axes:  # computed from the padded extent
+            # A result without a padded axis is computed from the padded extent.
+            if is_literal(variable) or variable not in padded_axes:
                 raise step.refusal()
-            self.counts[result] = Count(axes[variable], step.first_count.items)
+            self.counts[result] = Count(padded_axes[variable], step.first_count.items)
 
     def require_items(self, x: object, axes: Collection[int]) -> None:
         """Raise InvalidOperation if `x` is a tensor that is padded along one of `axes`."""
-        count = self.counts.get(x) if isinstance(x, Value) else None
-        if isinstance(x, Value) and count is not None and count.axis in axes:
+        if not isinstance(x, Value):
+            return
+        count = self.counts.get(x)
+        if count is not None and count.axis in axes:
             raise refusal(x.name, count, "it")
 
     def _shape(self, x: Value) -> Sequence[int]:
+        """Return the shape of a tensor for tracing, in which no extent is UNKNOWN."""
         if self.symbolic is not None:
             return self.symbolic.shape_of(x)
         return [_DIVISIBLE if n is UNKNOWN else n for n in x.type.shape]
 
     def with_defined_padding(self, x: Value, name: str, span: Span) -> Value:
-        """Return `x`, an output of the network, with defined values in its padding.
+        """Return an output of the network with defined values in its padding.
 
-        The padding is NaN for real numbers, -1 for signed integers and 0 for other dtypes. `name`
-        is the name of the output. A run can capture the number of items under the name that
-        `length_name` returns.
+        The padding is NaN for real numbers, -1 for signed integers and 0 for other dtypes. `x` is
+        the tensor of the output, and `name` is the name of the output. A run can capture the number
+        of items under the name that `length_name` returns.
         """
         count = self.counts.get(x)
         if count is None:
@@ -115,13 +119,16 @@ class CountedEmission(Emission):
         if count.has_marked_padding:
             return x
         dtype = x.type.dtype
-        padding = 0
+        is_unsigned = dtype.startswith("u")
         if is_float(dtype):
             padding = np.nan
-        elif is_integer(dtype) and not dtype.startswith("u"):
+        elif is_integer(dtype) and not is_unsigned:
             padding = -1
+        else:
+            padding = 0
         step = PaddedOperation(self, self.counts, "copy", {"x": x}, {}, span)
-        self.builder.aliases[name] = output = step.masked("x", padding)
+        output = step.masked("x", padding)
+        self.builder.aliases[name] = output
         return output
 
     def unpadded_shape(self, x: Value) -> list[int | Value]:
@@ -136,4 +143,5 @@ class CountedEmission(Emission):
 
 
 def _listed(result: Value | Sequence[Value]) -> Sequence[Value]:
+    """Return the tensors of a result, which is a tensor or an array of tensors."""
     return [result] if isinstance(result, Value) else result

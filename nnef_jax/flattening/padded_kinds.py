@@ -20,17 +20,18 @@ ResultPadding = Count | Literal["table"] | None
 _FAR = 2**31 - 1  # an index that is beyond every axis
 
 
-def followed(step: PaddedOperation) -> ResultPadding:
+def count_of_results(step: PaddedOperation) -> ResultPadding:
     """Return the `Count` of the results of an operation that reads padded tensors.
 
-    Return None if the results are not padded, and `TRACE_RULE` if the operation's rule must be
-    traced to find out. Operands in `step` may be replaced, for example by operands with other
-    padding.
+    Return None if the results are not padded. Return `TRACE_RULE` if only a trace of the
+    operation's rule can show whether they are. The function may replace operands in `step`, for
+    example by operands with other padding.
 
     Raises InvalidOperation if the operation would take padding for items.
     """
     follow = _FOLLOWED.get(step.kind)
-    counts_differ = any(count.items is not step.first_count.items for count in step.counts.values())
+    first_items = step.first_count.items
+    counts_differ = any(count.items is not first_items for count in step.counts.values())
     if counts_differ and follow is not _gathered:
         raise step.refusal()
     return follow(step) if follow else TRACE_RULE
@@ -45,12 +46,15 @@ def _sliced(step: PaddedOperation) -> ResultPadding:
     axes = list(step.attributes["axes"])
     if count.axis not in axes:
         return TRACE_RULE
-    i = axes.index(count.axis)
-    extent = step.shape("input")[count.axis]
-    begin, end, stride = (step.attributes[n][i] for n in ("begin", "end", "stride"))
-    if (begin, stride) != (0, 1):
+    position = axes.index(count.axis)
+    begin = step.attributes["begin"][position]
+    end = step.attributes["end"][position]
+    stride = step.attributes["stride"][position]
+    if begin != 0 or stride != 1:
         raise step.refusal()
-    if end in (0, UNKNOWN) or end >= extent:
+    extent = step.shape("input")[count.axis]
+    goes_to_end = end in (0, UNKNOWN) or end >= extent
+    if goes_to_end:
         return count
     if end < 0:
         raise step.refusal()
@@ -60,29 +64,34 @@ def _sliced(step: PaddedOperation) -> ResultPadding:
 def _gathered(step: PaddedOperation) -> ResultPadding:
     """Return the `Count` of the result of a gather with padded indices or a padded input."""
     axis = step.attributes["axis"]
-    source = step.counts.get("input")
-    indices = step.counts.get("indices")
-    if indices and (source is None or source.axis == axis):
-        return Count(axis + indices.axis, indices.items)
-    if source is None or indices:
+    input_count = step.counts.get("input")
+    index_count = step.counts.get("indices")
+    if index_count:
+        if input_count and input_count.axis != axis:
+            raise step.refusal()
+        return Count(axis + index_count.axis, index_count.items)
+    if input_count is None:
         raise step.refusal()
-    if source.axis != axis:
+    if input_count.axis != axis:
         return TRACE_RULE
-    constant = _constant(step, step.operands["indices"])
-    if constant is None:
+    indices = _constant(step, step.operands["indices"])
+    if indices is None:
         return None  # computed indices refer to items, never to padding
-    takes_first_items = constant.ndim == 1 and np.array_equal(constant, np.arange(len(constant)))
+    takes_first_items = indices.ndim == 1 and np.array_equal(indices, np.arange(len(indices)))
     if not takes_first_items:
         raise step.refusal()
-    return step.at_most(axis, source, len(constant))
+    return step.at_most(axis, input_count, len(indices))
 
 
 def _constant(step: PaddedOperation, x: Value) -> Any:
     """Return the items of `x` if it is a constant of the graph, or None if it is computed."""
     for operation in step.graph.builder.operations:
         if operation.kind == "constant" and x in operation.results:
-            items = np.array(dict(operation.attributes)["value"]).reshape(-1)
-            return np.broadcast_to(items, (volume(x.type.shape),)).reshape(x.type.shape)
+            attributes = dict(operation.attributes)
+            items = np.array(attributes["value"]).reshape(-1)
+            # A single item may stand for all items of the constant.
+            all_items = np.broadcast_to(items, (volume(x.type.shape),))
+            return all_items.reshape(x.type.shape)
     return None
 
 
@@ -102,17 +111,18 @@ def _is_within_index(step: PaddedOperation, axis: int) -> bool:
 
     This is so for the last axis of the indices of gather_nd and scatter_nd.
     """
-    is_spread = step.kind in ("gather_nd", "scatter_nd")
-    return is_spread and axis == len(step.shape("indices")) - 1
+    if step.kind not in ("gather_nd", "scatter_nd"):
+        return False
+    last_axis = len(step.shape("indices")) - 1
+    return axis == last_axis
 
 
 def _scattered(step: PaddedOperation) -> None:
     """Replace the padding of the indices of a scatter by an index at which nothing is written."""
-    other_counts = {**step.counts}
-    indices = other_counts.pop("indices", None)
-    updates = other_counts.pop("updates", indices)
-    if indices is None or updates is None or other_counts:
+    indices = step.counts.get("indices")
+    if indices is None or not step.counts.keys() <= {"indices", "updates"}:
         raise step.refusal()
+    updates = step.counts.get("updates", indices)
     if _is_within_index(step, indices.axis) or updates.axis != indices.axis:
         raise step.refusal()
     step.mask("indices", _FAR)
@@ -128,33 +138,36 @@ def _reduced(step: PaddedOperation) -> ResultPadding:
         return TRACE_RULE
     if step.attributes.get("normalize") or step.attributes.get("last"):
         raise step.refusal()
-    least, most = step.ends("input")
-    neutral = {
+    least, greatest = step.ends("input")
+    neutral_numbers = {
         "sum_reduce": 0, "mean_reduce": 0, "any_reduce": 0, "product_reduce": 1, "all_reduce": 1,
-        "max_reduce": least, "argmax_reduce": least, "min_reduce": most, "argmin_reduce": most,
+        "max_reduce": least, "argmax_reduce": least,
+        "min_reduce": greatest, "argmin_reduce": greatest,
     }  # fmt: skip
-    step.mask("input", neutral[step.kind])
+    step.mask("input", neutral_numbers[step.kind])
     # The mean divides by the padded extent, so the items are multiplied by extent / count first.
     if step.kind == "mean_reduce":
         x = step.operands["input"]
-        items = step.insert("cast", {"input": count.items}, dtype=x.type.dtype)
-        constant = {"shape": (1,), "value": (float(x.type.shape[count.axis]),)}
-        extent = step.insert("constant", {}, **constant, dtype=x.type.dtype)
-        factor = step.spread(step.insert("div", {"x": extent, "y": items}), len(x.type.shape))
+        dtype = x.type.dtype
+        item_count = step.insert("cast", {"input": count.items}, dtype=dtype)
+        padded_extent = float(x.type.shape[count.axis])
+        extent = step.insert("constant", {}, shape=(1,), value=(padded_extent,), dtype=dtype)
+        factor = step.insert("div", {"x": extent, "y": item_count})
+        factor = step.spread(factor, len(x.type.shape))
         step.operands["input"] = step.insert("mul", {"x": x, "y": factor})
     return None
 
 
-def _best(step: PaddedOperation) -> ResultPadding:
-    """Set the padding along the axis of a top-k operation to the number that is chosen last.
+def _top_k(step: PaddedOperation) -> ResultPadding:
+    """Set the padding along the axis of a top-k operation to the number that it chooses last.
 
     Return the `Count` of the result.
     """
     count = step.require_only("input")
     if count.axis != step.attributes["axis"]:
         return TRACE_RULE
-    least, most = step.ends("input")
-    chosen_last = least if step.attributes["largest"] else most
+    least, greatest = step.ends("input")
+    chosen_last = least if step.attributes["largest"] else greatest
     step.mask("input", chosen_last)
     return step.at_most(count.axis, count, step.attributes["k"])
 
@@ -164,13 +177,15 @@ def _regions(step: PaddedOperation) -> Count:
 
     Along the padded axis, the result has an item for each region.
     """
-    if step.require_only("rois", "batch_index").axis or step.counts["batch_index"].axis:
+    rois = step.require_only("rois", "batch_index")
+    batch_index = step.counts["batch_index"]
+    if rois.axis != 0 or batch_index.axis != 0:
         raise step.refusal()
     return step.first_count
 
 
 def _nonzero(step: PaddedOperation) -> None:
-    """Set the padding to 0 in the tensor whose nonzero items an operation searches."""
+    """Set the padding of the input to 0, because the operation searches for nonzero items."""
     step.require_only("input")
     step.mask("input", 0)
 
@@ -200,5 +215,5 @@ _FOLLOWED: dict[str, Callable[[PaddedOperation], ResultPadding]] = {
     **dict.fromkeys(("max_roi_pool", "roi_align"), _regions),
     **dict.fromkeys(("adaptive_avg_pool", "adaptive_max_pool"), _adapted),
     **dict.fromkeys(("branch", "loop", "scan"), _entered),
-    "gather": _gathered, "non_zero": _nonzero, "slice": _sliced, "topk": _best,
+    "gather": _gathered, "non_zero": _nonzero, "slice": _sliced, "topk": _top_k,
 }  # fmt: skip

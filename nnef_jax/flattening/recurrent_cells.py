@@ -40,8 +40,8 @@ PARAMETERS: Mapping[str, tuple[float | None, float | None]] = {
 def activation(name: str, alpha: float | None = None, beta: float | None = None) -> Activation:
     """Return the activation function with the name `name`, which is in lower case.
 
-    If `alpha` or `beta` is None, the activation's default is used. Raises InvalidOperation if there
-    is no such activation, or if a parameter without a default is None.
+    If `alpha` or `beta` is None, the activation's default is used. Raises InvalidOperation if no
+    activation has this name, or if a parameter without a default is None.
     """
     if name not in PARAMETERS:
         raise InvalidOperation(f"the activation {name[:40]!r} is not supported")
@@ -51,8 +51,8 @@ def activation(name: str, alpha: float | None = None, beta: float | None = None)
     if a is _REQUIRED or b is _REQUIRED:
         raise InvalidOperation(f"the activation '{name}' needs an alpha and a beta")
 
-    def apply(at: Site[TensorGraph], x: Tensor) -> Any:
-        step = at.step
+    def apply(site: Site[TensorGraph], x: Tensor) -> Any:
+        step = site.step
         match name:
             case "affine":
                 return step.add(step.mul(x, a), b)
@@ -109,7 +109,7 @@ class Cell:
         return 2 if self.kind == "lstm" else 1
 
     def next(
-        self, at: Site[TensorGraph], x: Tensor, states: Sequence[Tensor], product: Product,
+        self, site: Site[TensorGraph], x: Tensor, states: Sequence[Tensor], product: Product,
         peepholes: Mapping[str, Tensor] | None = None,
     ) -> list[Any]:  # fmt: skip
         """Compute the states after a time step. The first state is the output.
@@ -117,68 +117,70 @@ class Cell:
         Each state has shape (batch, hidden).
 
         Args:
-            at: the site that operations are added to.
+            site: the site that operations are added to.
             x: the product of the input with its weights, plus the biases, of shape (batch, gates *
                 hidden).
             states: the states before the time step.
-            product: multiplies a state with the weights of the gates `first` to `end` - 1; see
-                `Product`.
+            product: a function of a state and two numbers `first` and `end`, which multiplies the
+                state with the weights of the gates `first` to `end` - 1.
             peepholes: the weights with which an LSTM's memory enters a gate, by letter of the gate.
         """
         if self.kind == "gru":
-            return [self._next_gru(at, x, states[0], product)]
-        gates = at.step.add(x, product(states[0], 0, self.gates))
+            return [self._next_gru(site, x, states[0], product)]
+        gates = site.step.add(x, product(states[0], 0, self.gates))
         if self.kind == "rnn":
-            return [self._activated(at, 0, gates)]
-        return self._next_lstm(at, gates, states[1], peepholes or {})
+            return [self._activated(site, 0, gates)]
+        return self._next_lstm(site, gates, states[1], peepholes or {})
 
     def _next_gru(
-        self, at: Site[TensorGraph], x: Tensor, state: Tensor, product: Product
+        self, site: Site[TensorGraph], x: Tensor, state: Tensor, product: Product
     ) -> Any:  # fmt: skip
-        step = at.step
-        update_input, reset_input, candidate_input = _split(at, x, 3)
-        update_state, reset_state = _split(at, product(state, 0, 2), 2)
-        update = self._activated(at, 0, step.add(update_input, update_state))
-        reset = self._activated(at, 0, step.add(reset_input, reset_state))
+        """Return the state of a GRU after a time step. The arguments are as for `next`."""
+        step = site.step
+        update_input, reset_input, candidate_input = _split(site, x, 3)
+        update_state, reset_state = _split(site, product(state, 0, 2), 2)
+        update = self._activated(site, 0, step.add(update_input, update_state))
+        reset = self._activated(site, 0, step.add(reset_input, reset_state))
         if self.resets_after:
             candidate_state = step.mul(reset, product(state, 2, 3))
         else:
             candidate_state = product(step.mul(reset, state), 2, 3)
-        candidate = self._activated(at, 1, step.add(candidate_input, candidate_state))
+        candidate = self._activated(site, 1, step.add(candidate_input, candidate_state))
         difference = step.sub(state, candidate)
         return step.add(candidate, step.mul(update, difference))
 
     def _next_lstm(
-        self, at: Site[TensorGraph], gates: Tensor, before: Tensor, peepholes: Mapping[str, Tensor]
-    ) -> list[Any]:
+        self, site: Site[TensorGraph], gates: Tensor, old_memory: Tensor,
+        peepholes: Mapping[str, Tensor],
+    ) -> list[Any]:  # fmt: skip
         """Return the output and the memory of an LSTM after a time step.
 
-        `gates` are the gates before the activations, and `before` is the memory before the time
+        `gates` are the gates before the activations, and `old_memory` is the memory before the time
         step. `peepholes` are the weights with which the memory enters a gate, by letter of the
         gate.
         """
-        step = at.step
-        by_letter = dict(zip(self.order, _split(at, gates, 4), strict=True))
+        step = site.step
+        gate_by_letter = dict(zip(self.order, _split(site, gates, 4), strict=True))
 
         def activated_gate(letter: str, memory: Tensor) -> Any:
-            gate = by_letter[letter]
+            gate = gate_by_letter[letter]
             if letter in peepholes:
                 gate = step.add(gate, step.mul(memory, peepholes[letter]))
-            return self._activated(at, 0, gate)
+            return self._activated(site, 0, gate)
 
-        input_gate = activated_gate("i", before)
-        forget_gate = step.sub(1.0, input_gate) if self.couples else activated_gate("f", before)
-        remembered = step.mul(forget_gate, before)
-        candidate = self._activated(at, 1, by_letter["c"])
+        input_gate = activated_gate("i", old_memory)
+        forget_gate = step.sub(1.0, input_gate) if self.couples else activated_gate("f", old_memory)
+        remembered = step.mul(forget_gate, old_memory)
+        candidate = self._activated(site, 1, gate_by_letter["c"])
         memory = step.add(remembered, step.mul(input_gate, candidate))
         output_gate = activated_gate("o", memory)
-        return [step.mul(output_gate, self.activations[2](at, memory)), memory]
+        return [step.mul(output_gate, self.activations[2](site, memory)), memory]
 
-    def _activated(self, at: Site[TensorGraph], i: int, gate: Tensor) -> Any:
+    def _activated(self, site: Site[TensorGraph], i: int, gate: Tensor) -> Any:
         """Clip a gate if the cell has a bound, and apply the activation with index `i`."""
         if self.clip:
-            gate = at.step.clamp(gate, -self.clip, self.clip)
-        return self.activations[i](at, gate)
+            gate = site.step.clamp(gate, -self.clip, self.clip)
+        return self.activations[i](site, gate)
 
     def run(
         self, site: Site[TensorGraph], x: Value, states: Sequence[Tensor],
@@ -189,7 +191,8 @@ class Cell:
 
         Args:
             site: the layer or node.
-            x: the products of the inputs, as for `next`, with time as a further axis `axis`.
+            x: the products of the inputs, as for `next`, but for all time steps, which lie along
+                `axis`.
             states: the states before the first time step.
             product: as for `next`, but with the `RepeatedBody` as an additional first argument.
             mask: true for the time steps within each sequence. In all other time steps the states
@@ -201,39 +204,46 @@ class Cell:
         body = RepeatedBody(site)
         step = body.at.step
         gates = body.item(x, axis, reverse=reverse)
-        before = [body.state(state) for state in states]
-        factors = {letter: body.outer_input(x) for letter, x in (peepholes or {}).items()}
-        after = self.next(body.at, gates, before, partial(product, body), factors)
-        output = after[0]
+        old_states = [body.state(state) for state in states]
+        inner_peepholes: dict[str, Any] = {}
+        if peepholes:
+            for letter, weights in peepholes.items():
+                inner_peepholes[letter] = body.outer_input(weights)
+        inner_product = partial(product, body)
+        new_states = self.next(body.at, gates, old_states, inner_product, inner_peepholes)
+        output = new_states[0]
         if mask is not None:
             is_within = body.item(mask, axis, reverse=reverse)
             output = step.select(is_within, output, 0.0)
-            pairs = zip(after, before, strict=True)
-            after = [step.select(is_within, new, old) for new, old in pairs]
+            pairs = zip(new_states, old_states, strict=True)
+            new_states = [step.select(is_within, new, old) for new, old in pairs]
         chunk = -1 if reverse else 1
-        last_states = [LAST] * len(after)
+        last_states = [LAST] * len(new_states)
         output_modes = [("full", axis, chunk), *last_states]
         output = step.unsqueeze(output, axes=(axis,))
-        return body.add(site.insert, [], after, [output, *after], output_modes)
+        return body.add(site.insert, [], new_states, [output, *new_states], output_modes)
 
 
-def _split(at: Site[TensorGraph], gates: Tensor, count: int) -> list[Any]:
+def _split(site: Site[TensorGraph], gates: Tensor, count: int) -> list[Any]:
     """Split gates that lie side by side along the last axis into a list of tensors.
 
     `gates` has shape (batch, count * hidden). Each of the `count` results has shape (batch,
     hidden).
     """
-    last_axis = at.rank(gates) - 1
-    return list(at.step.split(gates, axis=last_axis, ratios=[1] * count))
+    last_axis = site.rank(gates) - 1
+    return list(site.step.split(gates, axis=last_axis, ratios=[1] * count))
 
 
 def steps_within(site: Site[TensorGraph], time: int, lengths: Tensor | None, axis: int) -> Any:
-    """Return a mask that is true for the time steps within each sequence, or None if all steps are.
+    """Return a mask that is true for the time steps within each sequence.
 
-    `lengths` has the length of each sequence, and `time` is the number of time steps. The mask has
-    shape (time, batch, 1) if `axis` is 0, and (batch, time, 1) if `axis` is 1.
+    `lengths` has the length of each sequence, and `time` is the number of time steps. If it is
+    known that no sequence is shorter than `time`, return None instead of a mask. The mask has shape
+    (time, batch, 1) if `axis` is 0, and (batch, time, 1) if `axis` is 1.
     """
-    if lengths is None or (isinstance(lengths, Constant) and np.all(lengths.array >= time)):
+    if lengths is None:
+        return None
+    if isinstance(lengths, Constant) and np.all(lengths.array >= time):
         return None
     ends = site.cast(site.tensor(lengths), site.graph.builder.integer)
     ends = site.step.unsqueeze(ends, axes=(axis,))

@@ -34,9 +34,8 @@ class RepeatedBody:
         # Inputs for slices of outer tensors, and for the number of the iteration.
         self.loop_inputs: list[Value] = []
         self.inner_states: list[Value] = []  # inputs for the states
-        self.initial_states: list[
-            Value
-        ] = []  # outer tensors: the states before the first iteration
+        # Outer tensors: the states before the first iteration.
+        self.initial_states: list[Value] = []
         # Outer tensor, axis and chunk of each slice.
         self.scanned: list[tuple[Value, int, int]] = []
 
@@ -44,9 +43,9 @@ class RepeatedBody:
         return self.graph.builder.input(name, TensorType(tuple(shape), dtype))
 
     def outer_input(self, x: Operand | None) -> Any:
-        """Return the body's input for `x`, a tensor of the graph around the body.
+        """Return the body's input for a tensor of the graph around the body.
 
-        A constant is returned unchanged.
+        A constant, which needs no input, is returned unchanged.
         """
         return self.graph.input_for(x) if isinstance(x, Value) else x
 
@@ -56,19 +55,19 @@ class RepeatedBody:
         A slice has abs(chunk) items along the axis. If `chunk` is negative, the first slice is at
         the end of the axis.
         """
-        value = self.site.tensor(x)
-        shape = list(value.type.shape)
-        shape[axis] = abs(chunk)
-        self.scanned.append((value, axis, chunk))
+        tensor = self.site.tensor(x)
+        self.scanned.append((tensor, axis, chunk))
+        part_shape = list(tensor.type.shape)
+        part_shape[axis] = abs(chunk)
         name = name or f"part_{len(self.loop_inputs)}"
-        self.loop_inputs.append(self._new_input(name, shape, value.type.dtype))
-        return self.loop_inputs[-1]
+        part = self._new_input(name, part_shape, tensor.type.dtype)
+        self.loop_inputs.append(part)
+        return part
 
     def item(self, x: Tensor, axis: int, *, reverse: bool = False) -> Value:
-        """Cut a tensor along an axis into slices of extent 1; return the slice of one iteration.
+        """Return the item of a tensor along an axis that belongs to the current iteration.
 
-        The slice is the one of the current iteration, and it does not have the axis. If `reverse`,
-        the first iteration has the last slice.
+        The item does not have the axis. If `reverse`, the first iteration has the last item.
         """
         chunk = -1 if reverse else 1
         part = self.part(x, axis, chunk)
@@ -80,30 +79,33 @@ class RepeatedBody:
         `count` is the number of iterations of a scan. For a loop, `count` is None.
         """
         if count is None:
-            self.loop_inputs.append(self._new_input("turn", (), self.graph.builder.integer))
-            return self.loop_inputs[-1]
+            number = self._new_input("turn", (), self.graph.builder.integer)
+            self.loop_inputs.append(number)
+            return number
         self.site.spend(count)
         numbers = Constant(np.arange(count, dtype=np.int64), self.graph.TYPES["i"], derived=True)
         return self.item(numbers, 0)
 
     def state(self, x: Tensor) -> Value:
-        """Add a state; return its value before the current iteration.
+        """Add a state to the body; return the state before the current iteration.
 
-        `x` is the value before the first iteration.
+        `x` is the state before the first iteration.
         """
-        value = self.site.tensor(x)
-        self.initial_states.append(value)
+        initial_state = self.site.tensor(x)
+        self.initial_states.append(initial_state)
         name = f"state_{len(self.inner_states)}"
-        self.inner_states.append(self._new_input(name, value.type.shape, value.type.dtype))
-        return self.inner_states[-1]
+        type = initial_state.type
+        state = self._new_input(name, type.shape, type.dtype)
+        self.inner_states.append(state)
+        return state
 
     def scan(
         self, after: Sequence[Tensor], values: Sequence[Tensor], output_modes: Outputs
     ) -> list[Value]:
         """Add a scan to the outer graph; return the last states, then the outputs of `values`.
 
-        `after` are the states after an iteration. `output_modes` says for each of `values` how its
-        values of all iterations become an output.
+        `after` are the states after an iteration, and `values` are further tensors of the body.
+        `output_modes` says for each of `values` how the tensors of all iterations become an output.
         """
         last_states = [LAST] * len(after)
         return self.add(self.site.emit, [], after, [*after, *values], [*last_states, *output_modes])
@@ -126,12 +128,13 @@ class RepeatedBody:
                 bool without axes. The list is empty for a scan.
             after: the states after an iteration.
             values: the tensors of the body whose values are outputs.
-            output_modes: for each of `values`, how its values of all iterations become an output:
-                an item of the attribute `outputs`.
+            output_modes: says for each of `values` how the tensors of all iterations become an
+                output. These are the items of the attribute `outputs` of the operation.
             start: the operands "count" and "condition" of a loop. None for a scan.
             limit: the largest number of iterations of a loop. -1 stands for no limit.
         """
-        body_outputs = [self.at.tensor(x) for x in (*continue_condition, *after, *values)]
+        outputs_of_body = [*continue_condition, *after, *values]
+        body_outputs = [self.at.tensor(x) for x in outputs_of_body]
         captured = self.graph.captured
         body_inputs = [*self.loop_inputs, *captured, *self.inner_states]
         body = finished_body(self.graph, body_inputs, body_outputs)
@@ -168,13 +171,14 @@ def flattened_branches(flatteners: Sequence[Callable[[], _Body]], hint_to_fix: s
             raise
         except (InvalidOperation, NnefError) as error:
             errors.append(error)
-    only_one_fits = bodies and errors
+    if not errors:
+        return bodies
+    error = errors[0]
+    only_one_fits = len(bodies) > 0
     if only_one_fits and hint_to_fix:
         why = f"the other branch fits, and the condition is computed: {hint_to_fix}"
-        errors[0].hint = f"{why}; {errors[0].hint}" if errors[0].hint else why
-    if errors:
-        raise errors[0]
-    return bodies
+        error.hint = f"{why}; {error.hint}" if error.hint else why
+    raise error
 
 
 def add_choice(
@@ -188,7 +192,9 @@ def add_choice(
     `graphs` are the graphs of the two bodies, under construction. `results` are the outputs of each
     body.
     """
-    captured = [value for graph in graphs for value in graph.captured.values()]
+    captured: list[Value] = []  # tensors of the outer graph that a body reads
+    for graph in graphs:
+        captured += graph.captured.values()
     outer_values = list(dict.fromkeys(captured))
     bodies: list[Graph] = []
     for graph, outputs in zip(graphs, results, strict=True):
@@ -206,9 +212,7 @@ def add_choice(
 
 
 def finished_body(graph: TensorGraph, inputs: Sequence[Value], outputs: Sequence[Value]) -> Graph:
-    """Finish the graph of a body, and return it.
-
-    `inputs` and `outputs` are its inputs and outputs.
-    """
-    names = [f"{i}_{value.name}" for i, value in enumerate(outputs)]
-    return graph.builder.graph("body", outputs, names, [value.name for value in inputs])
+    """Finish the graph of a body that has the inputs `inputs` and the outputs `outputs`."""
+    input_names = [value.name for value in inputs]
+    output_names = [f"{i}_{value.name}" for i, value in enumerate(outputs)]
+    return graph.builder.graph("body", outputs, output_names, input_names)

@@ -20,7 +20,7 @@ def resized(
     add: ByKind, x: Tensor, mode: str, coordinates: str, region: Tensor | bool = False,
     **attributes: object,
 ) -> Any:  # fmt: skip
-    """Add a resize to the extents `sizes`, or by the factors `scales`, which are in `attributes`.
+    """Add a resize of x. `attributes` has either the new extents `sizes` or the factors `scales`.
 
     `sizes` or `scales` has an item for each axis. `mode` is the interpolation, such as "linear",
     and `coordinates` says how positions in the result are mapped to positions in `x`.
@@ -48,7 +48,8 @@ def roi_aligned(
     image.
     """
     rois = site.step.mul(rois, scale)
-    rois = site.step.add(rois, shift) if shift else rois
+    if shift != 0:
+        rois = site.step.add(rois, shift)
     return site.last.roi_align(x, rois, images, **attributes)
 
 
@@ -65,7 +66,8 @@ def suppressed(
         Three tensors: the indices (image, class, box) of the remaining boxes, padded with -1; the
             scores of these boxes; and their number.
     """
-    most = int(min(site.scalar(2, 0), site.known_shape(boxes)[1]))
+    _, box_count, *_ = site.known_shape(boxes)
+    most = int(min(site.scalar(2, 0), box_count))
     return site.last.sorted_suppression(
         boxes, scores, max_output_boxes_per_class=most, iou_threshold=site.scalar(3, 0),
         score_threshold=site.scalar(4, score), **attributes,
@@ -78,4 +80,6 @@ def note_count(site: Site[TensorGraph], count: Tensor, *lists: Value) -> None:
     The padding of the lists must have values that no box has.
     """
     items = site.cast(count, site.graph.builder.integer)
-    site.graph.counts.update(dict.fromkeys(lists, Count(0, items, has_marked_padding=True)))
+    list_count = Count(0, items, has_marked_padding=True)
+    for box_list in lists:
+        site.graph.counts[box_list] = list_count

@@ -44,6 +44,7 @@ class Site(OperatorSite[_Graph]):
         """Tell whether other layers or nodes may read output `i`, so that it must be computed."""
 
     def _operand(self, x: int | Tensor) -> Tensor:
+        """Return the input with index `x`, or `x` itself if it is an operand."""
         return self.operand(x) if isinstance(x, int) else x
 
     def tensor(self, x: int | Tensor) -> Value:
@@ -116,52 +117,64 @@ class Site(OperatorSite[_Graph]):
 
         `x` is the operand itself or the index of an input.
         """
-        x = self._operand(x)
-        return x.type.dtype if isinstance(x, Value) else self.graph.computation_dtype(x.type)
+        operand = self._operand(x)
+        if isinstance(operand, Value):
+            return operand.type.dtype
+        return self.graph.computation_dtype(operand.type)
 
     def _emit(self, kind: str, operands: ByName, attributes: ByName, inserted: bool) -> Any:
-        def in_graph(x: Any) -> Any:
-            if isinstance(x, list | tuple):
-                return tuple(in_graph(item) for item in cast("list[Any]", x))
-            return self.tensor(x) if isinstance(x, Constant) else x
-
-        operands = {key: in_graph(x) for key, x in operands.items()}
+        tensors = {parameter: self._in_graph(x) for parameter, x in operands.items()}
         builder = self.graph.builder
         name = f"{self.name}.{kind}" if inserted else self.name
         if inserted or builder.is_taken(name):
             name = builder.unreserved(name)
-        results = self.graph.add(kind, operands, attributes, [name], self.span, inserted=inserted)
+        results = self.graph.add(kind, tensors, attributes, [name], self.span, inserted=inserted)
         return results[0] if len(results) == 1 else results
+
+    def _in_graph(self, operand: Any) -> Any:
+        """Add an operand that is a known tensor, or an array with known tensors, to the graph.
+
+        Return the operand with tensors of the graph in the place of known tensors.
+        """
+        if isinstance(operand, list | tuple):
+            items = cast("Sequence[Any]", operand)
+            return tuple([self._in_graph(item) for item in items])
+        return self.tensor(operand) if isinstance(operand, Constant) else operand
 
     # Folding: operations on known tensors
 
     def folded(self, kind: str, operands: Operands, attributes: ByName) -> Any:
-        """Compute an operation on known tensors on the host.
+        """Compute an operation on known tensors on the host, and return the result.
 
-        An operation with several results returns them as a list.
-        Raises NotFolded if the network must compute the operation.
+        If the operation has several results, return a list. Raises NotFolded if the network must
+        compute the operation.
         """
         operands = list(operands)
         if kind == "cast" and isinstance(operands[0], Constant):
             type = self.graph.element(attributes["dtype"])
             return self.converted(operands[0], type)
-        return self.evaluated(lambda *values: evaluate(kind, values, attributes), operands)
+
+        def compute(*host_values: Any) -> Any:
+            return evaluate(kind, host_values, attributes)
+
+        return self.evaluated(compute, operands)
 
     def evaluated(self, function: Callable[..., Any], operands: Operands) -> Any:
         """Apply a function of host values to known tensors; return the results as known tensors.
 
-        The result is a list if the function returns one. Raises NotFolded if the function does.
+        If the function returns a list, the result is a list. If the function raises NotFolded, so
+        does this method.
         """
         operands = list(operands)
         constants = [x for x in _flat(operands) if isinstance(x, Constant)]
         self.spend(sum(x.array.size for x in constants))
-        values = function(*map(_host_value, operands))
-        is_list = isinstance(values, list)
+        computed = function(*map(_host_value, operands))
         logical = self.graph.TYPES["b"]
         other_types = [x.type for x in constants if x.type != logical]
         type = other_types[0] if other_types else logical
-        arrays = cast("list[Any]", values) if is_list else [values]
-        results = [_as_constant(self.graph, x, type) for x in arrays]
+        is_list = isinstance(computed, list)
+        arrays = cast("list[Any]", computed) if is_list else [computed]
+        results = [_as_constant(self.graph, array, type) for array in arrays]
         self.spend(sum(x.array.size for x in results))
         return results if is_list else results[0]
 
@@ -183,24 +196,29 @@ class Site(OperatorSite[_Graph]):
     def cast(self, x: Tensor, dtype: str) -> Any:
         """Cast a tensor to a dtype.
 
-        If the network computes it in this dtype already, return it unchanged.
+        If the network computes the tensor in this dtype already, return it unchanged.
         """
-        return x if self.dtype_of(x) == dtype else self.insert("cast", {"input": x}, dtype=dtype)
+        if self.dtype_of(x) == dtype:
+            return x
+        return self.insert("cast", {"input": x}, dtype=dtype)
 
     def reshaped(self, x: Tensor, shape: Sequence[int], first: int = 0, count: int = -1) -> Any:
         """Reshape a tensor: replace the extents of `count` axes, from the axis `first` on.
 
-        `shape` has the extents in their place. By default `shape` replaces all extents.
+        The extents `shape` take the place of the replaced extents. By default, all extents of the
+        tensor are replaced.
         """
+        shape = tuple(shape)
         replaces_all = (first, count) == (0, -1)
         if not replaces_all:
-            return self.step.reshape(x, shape=tuple(shape), axis_start=first, axis_count=count)
-        if tuple(shape) == self.shape(x):
+            return self.step.reshape(x, shape=shape, axis_start=first, axis_count=count)
+        if shape == self.shape(x):
             return x
         has_placeholder = 0 in shape or -1 in shape  # an extent that the operand decides
-        if isinstance(x, Constant) and not x.label and not has_placeholder:
-            return Constant(x.array.reshape(tuple(shape)), x.type, derived=x.derived)
-        return self.insert("reshape", {"input": x}, shape=tuple(shape), axis_start=0, axis_count=-1)
+        is_weight = isinstance(x, Constant) and x.label != ""
+        if isinstance(x, Constant) and not is_weight and not has_placeholder:
+            return Constant(x.array.reshape(shape), x.type, derived=x.derived)
+        return self.insert("reshape", {"input": x}, shape=shape, axis_start=0, axis_count=-1)
 
     def last_reshape(self, x: Tensor, shape: Sequence[int]) -> Any:
         """Add a reshape as the last operation of the layer or node."""
@@ -215,7 +233,7 @@ class Site(OperatorSite[_Graph]):
         tensors = [x for x in operands if isinstance(x, Value | Constant)]
         rank = max(map(self.rank, tensors), default=0)
 
-        # A literal leaves the rank of the result to the other operands.
+        # A literal has no axes, so a computed tensor must give the result its rank.
         has_full_value = any(isinstance(x, Value) and self.rank(x) == rank for x in tensors)
 
         def align(x: Operand) -> Operand:
@@ -225,32 +243,42 @@ class Site(OperatorSite[_Graph]):
                 return x.array.reshape(-1)[0].item()
             if self.rank(x) in (0, rank):
                 return x
-            missing = rank - self.rank(x)
+            missing = rank - self.rank(x)  # the number of new axes
             if isinstance(x, Constant) and not x.label:
-                return self.reshaped(x, [*[1] * missing, *self.shape(x)])
+                new_extents = [1] * missing
+                return self.reshaped(x, [*new_extents, *self.shape(x)])
             return self.insert("unsqueeze", {"input": x}, axes=tuple(range(missing)))
 
         return [align(x) for x in operands]
 
     def _is_literal(self, x: Tensor) -> TypeGuard[Constant]:
-        return isinstance(x, Constant) and x.array.size == 1 and self.graph.is_literal(x)
+        """Tell whether a tensor is known, has a single item, and can be a literal of the graph."""
+        if not isinstance(x, Constant):
+            return False
+        return x.array.size == 1 and self.graph.is_literal(x)
 
     def transposed(self, x: Tensor, axes: Sequence[int]) -> Any:
         """Permute the axes of a tensor."""
-        if list(axes) == list(range(len(axes))):
+        is_identity = list(axes) == list(range(len(axes)))
+        if is_identity:
             return x
         return self.insert("transpose", {"input": x}, axes=tuple(axes))
 
     def chain(self, x: Tensor, *steps: tuple[str, Sequence[Operand], ByName]) -> Any:
         """Apply several operations to a tensor, one after the other; return the result.
 
-        The last of them is the last operation of the layer or node. A step has three items: the
-        kind, the operands after the tensor, and the attributes. Steps of the kind "" are skipped.
+        Each step has three items: the kind of the operation, its operands after the tensor, and its
+        attributes. Steps of the kind "" are skipped. The last operation is the last operation of
+        the layer or node.
         """
-        steps = tuple(step for step in steps if step[0])
-        for i, (kind, operands, attributes) in enumerate(steps, 1):
-            x = getattr(self.step_or_last(i == len(steps)), kind)(x, *operands, **attributes)
-        return x if steps else self.last.copy(x)
+        named_steps = [step for step in steps if step[0] != ""]
+        if not named_steps:
+            return self.last.copy(x)
+        for number, (kind, operands, attributes) in enumerate(named_steps, start=1):
+            is_last = number == len(named_steps)
+            add = getattr(self.step_or_last(is_last), kind)
+            x = add(x, *operands, **attributes)
+        return x
 
     def root(self, x: Tensor, add: ByKind | None = None, degree: float = 2) -> Any:
         """Compute x^(1/degree) for x >= 0, with the derivative 0 at x = 0.
@@ -269,7 +297,8 @@ class Site(OperatorSite[_Graph]):
 
     def part(self, x: Tensor, axis: int, first: int, last: int, step: int = 1) -> Any:
         """Return the items `first:last:step` of a tensor along an axis, as in a Python slice."""
-        if (first, last, step) == (0, self.shape(x)[axis], 1):
+        takes_all = (first, last, step) == (0, self.shape(x)[axis], 1)
+        if takes_all:
             return x
         return self.step.slice(x, axes=(axis,), begin=(first,), end=(last,), stride=(step,))
 
@@ -290,28 +319,33 @@ class Site(OperatorSite[_Graph]):
         """
         dtype = self.graph.builder.integer
         indices = self.insert("range", {}, start=0, end=count, step=1, dtype=dtype)
-        axes = tuple(i for i in range(rank) if i != axis)
-        return self.insert("unsqueeze", {"input": indices}, axes=axes) if axes else indices
+        new_axes = tuple(i for i in range(rank) if i != axis)
+        if not new_axes:
+            return indices
+        return self.insert("unsqueeze", {"input": indices}, axes=new_axes)
 
 
 def is_folded(operands: Operands, reals: int = 1) -> bool:
-    """Tell whether an operation on `operands` is computed now, as it is likely part of a shape.
+    """Tell whether an operation on `operands` is computed on the host while the network is read.
 
-    All operands must be known. The operation is computed now if an operand is derived from shapes
-    or from other known tensors, or if each operand has few integers, or at most `reals` real
-    numbers. All other operations on weights stay in the graph.
+    Such an operation is likely part of the computation of a shape. All operands must be known. If
+    no operand is derived from shapes or from other known tensors, each operand must have few items:
+    few integers, or at most `reals` real numbers.
     """
     flat = [*_flat(operands)]
     constants = [x for x in flat if isinstance(x, Constant)]
-    are_known = not any(isinstance(x, Value) for x in flat)
-    if not constants or not are_known:
+    has_computed = any(isinstance(x, Value) for x in flat)
+    if has_computed or not constants:
         return False
     if not all(_is_foldable(x) for x in constants):
         return False
-    return any(x.derived for x in constants) or all(_has_few_items(x, reals) for x in constants)
+    if any(x.derived for x in constants):
+        return True
+    return all(_has_few_items(x, reals) for x in constants)
 
 
 def _is_foldable(x: Constant) -> bool:
+    """Tell whether the host can compute with a known tensor, by its size and its dtype."""
     return x.array.size <= LARGEST and x.array.dtype.kind in _FOLDED_KINDS
 
 
@@ -329,8 +363,12 @@ def _has_few_items(x: Constant, reals: int) -> bool:
 
 
 def _flat(operands: Operands) -> Iterator[Operand | None]:
-    for x in operands:
-        yield from x if isinstance(x, list | tuple) else [cast("Operand | None", x)]
+    """Yield the operands, and the items of an operand array in the place of the array."""
+    for operand in operands:
+        if isinstance(operand, list | tuple):
+            yield from operand
+        else:
+            yield cast("Operand | None", operand)
 
 
 def _host_value(x: Operand | Sequence[Operand] | None) -> Any:
@@ -338,7 +376,8 @@ def _host_value(x: Operand | Sequence[Operand] | None) -> Any:
     if isinstance(x, list | tuple):
         return [_host_value(item) for item in x]
     array = x.array if isinstance(x, Constant) else np.asarray(x)
-    return array.astype(object) if array.dtype.kind in "iu" else array
+    is_integral = array.dtype.kind in "iu"
+    return array.astype(object) if is_integral else array
 
 
 def _as_constant(graph: TensorGraph, x: NDArray[Any], type: str) -> Constant:
@@ -347,21 +386,24 @@ def _as_constant(graph: TensorGraph, x: NDArray[Any], type: str) -> Constant:
     If the host value has items of another kind (bool, integer or real) than the type, the tensor
     has the type that the graph uses for the items' kind.
     """
-    kind = {"b": "b", "O": "i"}.get(x.dtype.kind, "f")
+    # Kinds are "b" for bool, "i" for integers and "f" for real numbers.
+    item_kind = {"b": "b", "O": "i"}.get(x.dtype.kind, "f")
     dtype = graph.array_dtype(type)
-    dtype_kind = "i" if dtype.kind == "u" else dtype.kind
-    if kind != dtype_kind:
-        type = graph.TYPES[kind]
+    type_kind = "i" if dtype.kind == "u" else dtype.kind
+    if item_kind != type_kind:
+        type = graph.TYPES[item_kind]
         dtype = graph.array_dtype(type)
-    if kind == "i":
-        array = x if any(map(is_symbolic, x.ravel())) else _wrapped(x, dtype)
-        return Constant(array, type, derived=True)
-    return Constant(x.astype(dtype), type, derived=True)
+    if item_kind != "i":
+        return Constant(x.astype(dtype), type, derived=True)
+    has_symbols = any(map(is_symbolic, x.ravel()))
+    array = x if has_symbols else _wrapped(x, dtype)
+    return Constant(array, type, derived=True)
 
 
 def _wrapped(x: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
     """Convert integers to a dtype of integers. Numbers beyond its range wrap, as in the network."""
-    ends = ml_dtypes.iinfo(dtype)
-    low = int(ends.min)
-    count = int(ends.max) - low + 1
-    return np.asarray((x - low) % count + low).astype(dtype)
+    limits = ml_dtypes.iinfo(dtype)
+    least = int(limits.min)
+    count = int(limits.max) - least + 1  # 256 for int8
+    wrapped = (x - least) % count + least
+    return np.asarray(wrapped).astype(dtype)

@@ -19,34 +19,48 @@ Pairs = list[tuple[int, int]]  # padding before and after each axis
 def halves(total: int, *, more_behind: bool) -> tuple[int, int]:
     """Divide the padding of an axis into two halves: (before the axis, behind the axis).
 
-    If `total` is odd, the half behind is larger by 1 if `more_behind`, otherwise the half before.
+    If `total` is odd, one half is larger by 1. If `more_behind`, this is the half behind the axis,
+    otherwise the half before it.
     """
-    less = total // 2
-    more = total - less
-    return (less, more) if more_behind else (more, less)
+    smaller_half = total // 2
+    larger_half = total - smaller_half
+    return (smaller_half, larger_half) if more_behind else (larger_half, smaller_half)
 
 
 def same_padding(
-    site: Site[TensorGraph], shape: Sequence[int], reach: Sequence[int], strides: Sequence[int], *,
+    site: Site[TensorGraph], shape: Sequence[int], spans: Sequence[int], strides: Sequence[int], *,
     more_behind: bool,
 ) -> Pairs:  # fmt: skip
     """Return the padding with which there are ceil(extent / stride) windows along each axis.
 
     The result has a pair (before, behind) for each spatial axis. `shape` has the spatial extents.
-    `reach` has the extents of a window with its dilation. If the total padding of an axis is odd,
+    `spans` has the extents of a window with its dilation. If the total padding of an axis is odd,
     the padding behind is larger by 1 if `more_behind`, otherwise the padding before.
     """
-    if any(n is UNKNOWN and s != 1 for n, s in zip(shape, strides, strict=True)):
-        shape = site.known_shape()[2:]
+    shape = _known_if_strided(site, shape, strides)
     padding: Pairs = []
-    for extent, span, stride in zip(shape, reach, strides, strict=True):
-        total = span - 1
-        if extent is not UNKNOWN:
+    for extent, span, stride in zip(shape, spans, strides, strict=True):
+        if extent is UNKNOWN:  # the stride is 1
+            total = span - 1
+        else:
             count = ceil_div(extent, stride)
             last_start = (count - 1) * stride
             total = max(last_start + span - extent, 0)
         padding.append(halves(total, more_behind=more_behind))
     return padding
+
+
+def _known_if_strided(
+    site: Site[TensorGraph], shape: Sequence[int], strides: Sequence[int]
+) -> Sequence[int]:
+    """Return the spatial extents of input 0, which must be known along axes with a stride.
+
+    `shape` has the extents. Some of them may be UNKNOWN.
+    """
+    for extent, stride in zip(shape, strides, strict=True):
+        if extent is UNKNOWN and stride != 1:
+            return site.known_shape()[2:]
+    return shape
 
 
 def _padding_to_round_up(
@@ -61,24 +75,23 @@ def _padding_to_round_up(
     `window` has the items "stride", "dilation" and "padding". The added items become part of the
     padding. If `begins_inside`, no window begins in the padding behind an axis.
     """
-    shape = site.shape()[2:]
     strides = window["stride"]
-    if any(n is UNKNOWN and s > 1 for n, s in zip(shape, strides, strict=True)):
-        shape = site.known_shape()[2:]
-    reach = windows.spans(kernel, window["dilation"])
-    more: list[int] = []
-    axes = zip(shape, window["padding"], reach, strides, strict=True)
+    shape = _known_if_strided(site, site.shape()[2:], strides)
+    spans = windows.spans(kernel, window["dilation"])
+    added_items: list[int] = []
+    axes = zip(shape, window["padding"], spans, strides, strict=True)
     for extent, (before, behind), span, stride in axes:
         if stride == 1:
-            more.append(0)
+            added_items.append(0)
             continue
-        # The last start of a window that does not reach beyond the padding.
-        bound = before + extent + behind - span
-        last_start = ceil_div(bound, stride) * stride
-        if begins_inside and last_start >= before + extent:
+        # A window may begin up to this position without reaching beyond the padding.
+        last_fitting_start = before + extent + behind - span
+        last_start = ceil_div(last_fitting_start, stride) * stride
+        is_in_padding_behind = last_start >= before + extent
+        if begins_inside and is_in_padding_behind:
             last_start -= stride
-        more.append(max(last_start - bound, 0))
-    return more
+        added_items.append(max(last_start - last_fitting_start, 0))
+    return added_items
 
 
 def pooled(
@@ -108,18 +121,21 @@ def pooled(
     if rounding != "floor":
         begins_inside = rounding == "ceil_torch"
         round_up = _padding_to_round_up(site, kernel, window, begins_inside=begins_inside)
-    has_padding = any(map(any, padding))
+    has_padding = any(before or behind for before, behind in padding)
     if includes_padding and has_padding:
-        if any(round_up) and not includes_round_up:
-            around = [(0, 0), (0, 0), *padding]
-            x = site.step.pad(x, padding=around, border="constant", value=0.0)
+        excludes_round_up = any(round_up) and not includes_round_up
+        if excludes_round_up:
+            # The padding becomes items of the tensor, and rounding up adds items that are ignored.
+            item_padding = [(0, 0), (0, 0), *padding]
+            x = site.step.pad(x, padding=item_padding, border="constant", value=0.0)
             padding = [(0, 0)] * len(kernel)
         else:
             border = "constant"
-    pairs = zip(padding, round_up, strict=True)
-    spatial = [(before, behind + added) for (before, behind), added in pairs]
+    full_padding = [(0, 0), (0, 0)]  # of the axes batch and channels
+    for (before, behind), added in zip(padding, round_up, strict=True):
+        full_padding.append((before, behind + added))
     return add(
-        x, size=[1, 1, *kernel], border=border, padding=[(0, 0), (0, 0), *spatial],
+        x, size=[1, 1, *kernel], border=border, padding=full_padding,
         stride=[1, 1, *window["stride"]], dilation=[1, 1, *window["dilation"]], **attributes,
     )  # fmt: skip
 
@@ -138,19 +154,21 @@ def add_patches(
     the value 0, which becomes the bias of a deconvolution.
     """
     *batch, channels, patches = site.known_shape()
-    reach = windows.spans(kernel, window["dilation"])
-    axes = zip(size, window["padding"], reach, window["stride"], strict=True)
-    counts = [
-        (before + extent + behind - span) // stride + 1
-        for extent, (before, behind), span, stride in axes
-    ]
+    spans = windows.spans(kernel, window["dilation"])
+    axes = zip(size, window["padding"], spans, window["stride"], strict=True)
+    counts: list[int] = []  # the number of patches along each axis
+    for extent, (before, behind), span, stride in axes:
+        counts.append((before + extent + behind - span) // stride + 1)
     cells = math.prod(kernel)
-    has_all_cells = channels % cells == 0 and math.prod(counts) == patches
-    if len(batch) > 1 or not has_all_cells:
+    has_all_cells = channels % cells == 0
+    has_all_patches = math.prod(counts) == patches
+    if len(batch) > 1 or not has_all_cells or not has_all_patches:
         due = f"{cells} cells a channel, {math.prod(counts)} patches"
         raise InvalidShape(f"{show(site.shape())} does not have {due}")
     planes = math.prod(batch) * channels // cells
-    rows, columns = (site.positions(cells, axis, 2) for axis in (0, 1))
+    # A deconvolution by the identity matrix puts each cell at its position.
+    rows = site.positions(cells, 0, 2)
+    columns = site.positions(cells, 1, 2)
     identity = site.insert("eq", {"x": rows, "y": columns})
     operands = {
         "input": site.reshaped(site.operand(0), (planes, cells, *counts)),
@@ -171,19 +189,21 @@ def depth_to_space(site: Site[TensorGraph], block: int, *, depth_first: bool) ->
     In the result, each spatial extent is multiplied by `block`.
     """
     batch, channels, *extents = site.known_shape()
-    k = len(extents)
-    depth = channels // block**k
-    blocks = [block] * k
-    split = [depth, *blocks] if depth_first else [*blocks, depth]
-    depth_axis = 1 if depth_first else k + 1
-    first_block = 2 if depth_first else 1
+    spatial_rank = len(extents)
+    depth = channels // block**spatial_rank
+    blocks = [block] * spatial_rank
+    split_channels = [depth, *blocks] if depth_first else [*blocks, depth]
+    x = site.reshaped(site.operand(0), [batch, *split_channels, *extents])
+    depth_axis = 1 if depth_first else spatial_rank + 1
+    first_block_axis = 2 if depth_first else 1
+    first_spatial_axis = spatial_rank + 2
     order = [0, depth_axis]
-    for i in range(k):
+    for i in range(spatial_rank):
         # The axis of a block follows the spatial axis that the block belongs to.
-        order += [k + 2 + i, first_block + i]
-    x = site.reshaped(site.operand(0), [batch, *split, *extents])
+        order += [first_spatial_axis + i, first_block_axis + i]
     x = site.transposed(x, order)
-    return site.last_reshape(x, [batch, depth, *(n * block for n in extents)])
+    new_extents = [extent * block for extent in extents]
+    return site.last_reshape(x, [batch, depth, *new_extents])
 
 
 def space_to_depth(site: Site[TensorGraph], block: int, *, depth_first: bool) -> Any:
@@ -192,11 +212,17 @@ def space_to_depth(site: Site[TensorGraph], block: int, *, depth_first: bool) ->
     The new channel axis is (depth, *block) if `depth_first`, otherwise (*block, depth).
     """
     batch, channels, *extents = site.known_shape()
-    k = len(extents)
-    parts = [part for n in extents for part in (n // block, block)]
-    x = site.reshaped(site.operand(0), [batch, channels, *parts])
-    outer = range(2, 2 * k + 2, 2)
-    inner = range(3, 2 * k + 3, 2)
-    order = [0, 1, *inner, *outer] if depth_first else [0, *inner, 1, *outer]
-    x = site.transposed(x, order)
-    return site.last_reshape(x, [batch, channels * block**k, *(n // block for n in extents)])
+    spatial_rank = len(extents)
+    new_extents = [extent // block for extent in extents]
+    # Each spatial axis is split into (blocks, block).
+    split_extents: list[int] = []
+    for new_extent in new_extents:
+        split_extents += [new_extent, block]
+    x = site.reshaped(site.operand(0), [batch, channels, *split_extents])
+    end = 2 * spatial_rank + 2
+    blocks_axes = range(2, end, 2)
+    block_axes = range(3, end, 2)
+    new_channel_axes = [1, *block_axes] if depth_first else [*block_axes, 1]
+    x = site.transposed(x, [0, *new_channel_axes, *blocks_axes])
+    new_channels = channels * block**spatial_rank
+    return site.last_reshape(x, [batch, new_channels, *new_extents])

@@ -40,6 +40,7 @@ class SymbolicShapes:
         return tuple(self._struct_of(value).shape)
 
     def _struct_of(self, value: Value) -> Any:
+        """Return the shape and dtype of a tensor, or its array if tracing computed it."""
         struct = self._structs.get(value)
         return _struct(value, value.type.shape) if struct is None else struct
 
@@ -51,18 +52,21 @@ class SymbolicShapes:
         reads = tuple(dict.fromkeys(operation.reads()))
         writes = tuple(operation.writes())
         graph = Graph("", reads, writes, tuple(x.name for x in writes), (operation,))
-        structs = [self._struct_of(value) for value in reads]
-        traced = [x for x in structs if not isinstance(x, np.ndarray)]
+        operands = [self._struct_of(value) for value in reads]
+        traced_operands = [x for x in operands if not isinstance(x, np.ndarray)]
 
-        def results(arrays: Sequence[jax.Array]) -> list[jax.Array]:
-            tracers = iter(arrays)
-            operands = [x if isinstance(x, np.ndarray) else next(tracers) for x in structs]
-            values = trace(graph, Context(), {}, {}, operands, writes)
-            on_host = {v: values[v] for v in writes if isinstance(values[v], np.ndarray)}
-            self._structs.update(on_host)
-            return [jnp.asarray(values[value]) for value in writes]
+        def compute_results(tracers: Sequence[jax.Array]) -> list[jax.Array]:
+            waiting = iter(tracers)
+            arrays = [x if isinstance(x, np.ndarray) else next(waiting) for x in operands]
+            result_by_value = trace(graph, Context(), {}, {}, arrays, writes)
+            for value in writes:
+                result = result_by_value[value]
+                if isinstance(result, np.ndarray):
+                    self._structs[value] = result
+            return [jnp.asarray(result_by_value[value]) for value in writes]
 
-        for value, struct in zip(writes, jax.eval_shape(results, traced), strict=True):
+        structs = jax.eval_shape(compute_results, traced_operands)
+        for value, struct in zip(writes, structs, strict=True):
             self._structs.setdefault(value, struct)
 
 
@@ -72,7 +76,8 @@ def _struct(value: Value, shape: Sequence[int]) -> jax.ShapeDtypeStruct:
 
 def open_type(shape: Sequence[int], dtype: str) -> TensorType:
     """Return the type of a tensor, with UNKNOWN in the place of each symbolic extent of `shape`."""
-    return TensorType(tuple(UNKNOWN if is_symbolic(n) else n for n in shape), dtype)
+    extents = [UNKNOWN if is_symbolic(extent) else extent for extent in shape]
+    return TensorType(tuple(extents), dtype)
 
 
 def numbers(shape: Sequence[int]) -> NDArray[Any]:

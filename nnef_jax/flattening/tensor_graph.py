@@ -77,7 +77,7 @@ class TensorGraph(CountedEmission, ABC):
 
     @abstractmethod
     def variable(self, constant: Constant, name: str, span: Span) -> Value:
-        """Add weights to the graph as a variable, and return it in its dtype of computation.
+        """Add weights to the graph as a variable; return a tensor in the dtype of computation.
 
         `constant` holds the weights, and `name` is the name of the variable.
         """
@@ -99,11 +99,8 @@ class TensorGraph(CountedEmission, ABC):
 
         The tensor must have one of the dtypes that literals have.
         """
-        return self.computation_dtype(constant.type) in (
-            self.builder.real,
-            self.builder.integer,
-            "bool",
-        )
+        literal_dtypes = (self.builder.real, self.builder.integer, "bool")
+        return self.computation_dtype(constant.type) in literal_dtypes
 
     def body(self) -> Self:
         """Return an empty graph for a body."""
@@ -136,7 +133,7 @@ class TensorGraph(CountedEmission, ABC):
         shape = options.shape(name, declared or ())
         if len(shape) > MAX_RANK:
             raise InvalidOperation(f"it has {len(shape)} axes, arrays have at most {MAX_RANK}")
-        if any(n is not UNKNOWN and n < 0 for n in shape):
+        if any(extent is not UNKNOWN and extent < 0 for extent in shape):
             raise InvalidShape(f"its shape {show(shape)} has a negative extent")
         value = self.builder.input(name, TensorType(shape, self.computation_dtype(type)))
         self.require_bounds(value, span)
@@ -162,7 +159,8 @@ class TensorGraph(CountedEmission, ABC):
         `name` is the name of the input if an operation passes the tensor to its body. If `name` is
         "", InvalidOperation is raised for a padded tensor.
         """
-        if not name and self.outer is not None and value in self.outer.counts:
+        is_padded = self.outer is not None and value in self.outer.counts
+        if is_padded and not name:
             raise InvalidOperation(
                 f"the number of items of '{value.name}' depends on values: a graph in a node "
                 "cannot take it",
@@ -179,24 +177,29 @@ class TensorGraph(CountedEmission, ABC):
         """Return a known tensor as a tensor of the graph. Weights become a variable."""
         value = self.tensors.get(constant)
         if value is None:
-            value = self.tensors[constant] = self._new_tensor(constant, name, span)
+            value = self._new_tensor(constant, name, span)
+            self.tensors[constant] = value
         return value
 
     def _new_tensor(self, constant: Constant, name: str, span: Span) -> Value:
+        """Add a known tensor to the graph, as a constant or as a variable."""
         array = constant.array
-        type = TensorType(array.shape, self.computation_dtype(constant.type))
+        dtype = self.computation_dtype(constant.type)
         labels = self.options.labels
-        is_weight = bool(constant.label) and (labels is None or constant.label in labels)
-        is_short_index = type.dtype in _INDICES and array.size <= _MOST_CONSTANT_ITEMS
+        is_weight = constant.label != "" and (labels is None or constant.label in labels)
+        is_short_index = dtype in _INDICES and array.size <= _MOST_CONSTANT_ITEMS
         if is_short_index or not is_weight:
             self.meter.spend(array.size // _ITEMS_PER_STEP, f"'{name}'", span)
-            items = tuple(narrowed(array, type.dtype).ravel().tolist())
-            attributes = {"shape": type.shape, "value": items, "dtype": type.dtype}
+            items = tuple(narrowed(array, dtype).ravel().tolist())
+            attributes = {"shape": array.shape, "value": items, "dtype": dtype}
             names = [self.builder.unreserved(name)]
-            return self.add("constant", {}, attributes, names, span, inserted=True)[0]
+            results = self.add("constant", {}, attributes, names, span, inserted=True)
+            return results[0]
         if self.outer is not None:
-            return self.input_for(self.outer.tensor(constant, name, span))
-        name = name if self.builder.is_taken(name) else self.builder.unreserved(name)
+            outer_tensor = self.outer.tensor(constant, name, span)
+            return self.input_for(outer_tensor)
+        if not self.builder.is_taken(name):
+            name = self.builder.unreserved(name)
         return self.variable(constant, name, span)
 
 
@@ -205,10 +208,12 @@ def narrowed(array: NDArray[Any], dtype: str) -> NDArray[Any]:
 
     An array with symbolic extents is returned unchanged.
     """
-    if array.dtype == object and any(map(is_symbolic, array.ravel())):
+    has_symbols = array.dtype == object and any(map(is_symbolic, array.ravel()))
+    if has_symbols:
         return array
-    narrow = np.dtype(dtype)
-    if array.dtype.kind in "iuO" and narrow.kind in "iu":
-        ends = np.iinfo(narrow)
-        return np.clip(array, ends.min, ends.max).astype(narrow)
-    return rounding.saturated(array, narrow)
+    narrow_dtype = np.dtype(dtype)
+    has_integers = array.dtype.kind in "iuO"  # signed, unsigned or Python's integers
+    if has_integers and narrow_dtype.kind in "iu":
+        limits = np.iinfo(narrow_dtype)
+        return np.clip(array, limits.min, limits.max).astype(narrow_dtype)
+    return rounding.saturated(array, narrow_dtype)

@@ -50,18 +50,20 @@ KINDS = {
 
 def graphs() -> tuple[str, ...]:
     """Return the names of the members that hold the graph of a network, in any format."""
-    names = [name for format in FORMATS for name in _format(format).GRAPHS]
+    names: list[str] = []
+    for format in FORMATS:
+        names += _format(format).GRAPHS
     return tuple(dict.fromkeys(names))
 
 
-def sole_member(start: bytes) -> str:
-    """Return the name under which a network that is a single file is read as an archive's member.
+def sole_member(first_bytes: bytes) -> str:
+    """Return the name that a network in a single file gets as the only member of an archive.
 
-    `start` has the first bytes of the file. Return "" if no format recognises them.
+    `first_bytes` has the first bytes of the file. Return "" if no format recognises them.
     """
     for name in FORMATS:
         for member, pattern in _format(name).ALONE.items():
-            if re.match(pattern, start):
+            if re.match(pattern, first_bytes):
                 return member
     return ""
 
@@ -86,4 +88,5 @@ def operators_of(name: str) -> Iterable[OperatorEntry]:
 
 
 def _format(name: str) -> Format:
+    """Import the package of a format and return it."""
     return cast("Format", import_module(FORMATS[name]))

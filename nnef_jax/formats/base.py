@@ -77,28 +77,32 @@ class Options:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A pickled network reads nothing, and `progress` may be a function that cannot be pickled.
-        copied = replace(self, progress=None)
-        return type(self), tuple(getattr(copied, field.name) for field in fields(self))
+        picklable = replace(self, progress=None)
+        arguments = [getattr(picklable, field.name) for field in fields(self)]
+        return type(self), tuple(arguments)
 
     def unfixed(self, names: Iterable[str]) -> list[str]:
-        """Return `names`, names of inputs, without the inputs whose values the user fixes."""
+        """Return the names of inputs without the inputs whose values the user fixes."""
         return [name for name in names if name not in self.values]
 
     def value(self, name: str, shape: Sequence[Any] | None, dtype: str) -> NDArray[Any]:
         """Return the value of a fixed input, converted to the input's declared dtype.
 
-        `shape` is the declared shape. An open extent in it is UNKNOWN or is no number. Raises
-        InvalidShape if the value has another shape, and InvalidOperation if an integer or logical
-        input has a real value.
+        `shape` is the declared shape, in which an open extent is UNKNOWN or anything but a number.
+        Raises InvalidShape if the value has another shape, and InvalidOperation if an integer or
+        logical input has a real value.
         """
         array = self.values[name]
-        declared_dtype = np.dtype(dtype)
-        declared = array.shape if shape is None else shape
-        if not _fits(array.shape, declared):
-            extents = ",".join("?" if n is None else str(n) for n in declared)
-            message = f"its value has the shape {show(array.shape)}, it must have [{extents}]"
+        declared_shape = array.shape if shape is None else shape
+        if not _fits(array.shape, declared_shape):
+            extents = ["?" if extent is None else str(extent) for extent in declared_shape]
+            due = ",".join(extents)
+            message = f"its value has the shape {show(array.shape)}, it must have [{due}]"
             raise InvalidShape(message)
-        if declared_dtype.kind in "iub" and array.dtype.kind not in "iub":
+        declared_dtype = np.dtype(dtype)
+        needs_integers = declared_dtype.kind in "iub"  # integers or bool
+        has_integers = array.dtype.kind in "iub"
+        if needs_integers and not has_integers:
             message = f"its value is {array.dtype.name}, it must be {declared_dtype.name}"
             raise InvalidOperation(message)
         return rounding.saturated(array, declared_dtype)
@@ -109,14 +113,17 @@ class Options:
         A declared extent may be a name, which stands for its value in `extents`.
         """
         extents: list[int] = []
-        for n in self.input_shapes.get(name, declared):
-            extent = self.extents.get(n) if isinstance(n, str) else n
+        for extent_or_name in self.input_shapes.get(name, declared):
+            if isinstance(extent_or_name, str):
+                extent = self.extents.get(extent_or_name)
+            else:
+                extent = extent_or_name
             extents.append(self.open_extent if extent is None else extent)
         return tuple(extents)
 
 
 def _fits(shape: Shape, declared: Sequence[Any]) -> bool:
-    # Whether a shape is equal to a declared shape, in which any extent but a number is open.
+    """Tell whether a shape fits a declared shape, in which any extent but a number is open."""
     if len(shape) != len(declared):
         return False
     for extent, declared_extent in zip(shape, declared, strict=True):
@@ -129,7 +136,7 @@ def _fits(shape: Shape, declared: Sequence[Any]) -> bool:
 class Format(Protocol):
     """The interface of a package that reads a format.
 
-    The module of the package that reads documents is imported when it is first used.
+    The package imports its module that reads documents only when a document is read.
     """
 
     # Patterns of the name of the member that holds the graph. An archive has one such member, which
@@ -217,7 +224,7 @@ class Frontend(ABC):
     def extent_names(self) -> Mapping[str, Sequence[str]]:
         """Return the names of the extents of each input and output.
 
-        The name is "" if there is none.
+        The name of an extent is "" if it has none.
         """
         return {}
 
@@ -231,15 +238,15 @@ class Frontend(ABC):
         return f"{function}(..., input_shapes={shapes})"
 
     def content(self) -> Iterable[object]:
-        """Return texts, bytes and hashable objects that, with the options, determine all graphs.
+        """Return texts, bytes and hashable objects that determine the graphs of the network.
 
-        Two front ends with equal content are the same network. By default a front end is only equal
-        to itself.
+        Two front ends with equal content and equal options make equal graphs. By default a front
+        end is only equal to itself.
         """
         return [self]
 
     def spans(self) -> Mapping[str, Span]:
-        """Return the place in the source where each name is assigned."""
+        """Return the place in the source at which each name is assigned, by name."""
         return {}
 
     def identifiers(self, graph: Graph) -> Mapping[str, str]:
@@ -280,9 +287,10 @@ class Frontend(ABC):
 
         The graph is the first member of the archive. `graph` and `data` are the document's graph
         and data. If `data` is None, the archive has no data. If `flat`, the archive has a flat
-        document. If `keep`, a format that is written as NNEF writes operations that NNEF lacks as
-        custom operations; otherwise UnsupportedError is raised, which names everything that NNEF
-        cannot express.
+        document. `keep` is for formats that are written as NNEF: it tells whether operations that
+        NNEF lacks become custom operations.
+
+        Raises UnsupportedError, which names everything that NNEF cannot express.
         """
         raise UnsupportedError(f"a network of {self.dialect} cannot be converted")
 

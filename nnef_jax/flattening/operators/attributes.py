@@ -30,7 +30,8 @@ class Attribute:
     def __call__(self, site: OperatorSite[Emission]) -> Any:
         """Return the attribute's value at a site.
 
-        Raises InvalidOperation for a value of another type, and if a required attribute is missing.
+        Raises InvalidOperation if the value has another type, or if the attribute is required and
+        the site does not have it.
         """
         return getattr(site, self.type)(self.name, *self.arguments)
 
@@ -53,7 +54,7 @@ def integer(name: str, default: int | None = None) -> Any:
 def numbers(name: str, default: Sequence[float] | None = None) -> Any:
     """Declare an attribute that is a list of real numbers.
 
-    It is required if the default is None.
+    The attribute is required if the default is None.
     """
     return Attribute(name, "numbers", (default,))
 
@@ -89,8 +90,9 @@ def one_of(name: str, *allowed: str) -> Any:
 
 
 def attribute(name: str, type: str, *arguments: object) -> Any:
-    """Declare an attribute that the method `type` of the format's site reads.
+    """Declare an attribute of any other type.
 
-    `arguments` are further arguments of the method.
+    `type` is the name of the method of the site that reads the attribute, and `arguments` are
+    further arguments of this method.
     """
     return Attribute(name, type, arguments)

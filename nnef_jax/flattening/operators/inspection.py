@@ -83,48 +83,53 @@ def inspected(operator: Operator, site: type) -> Inspection:
             case FunctionType() if x.__module__.startswith(_CODE) and x not in seen:
                 seen.add(x)
                 waiting += [cell.cell_contents for cell in x.__closure__ or ()]
-                waiting += _followed(x.__code__, x.__globals__, site)
-                for part in _codes(x.__code__):
-                    inspection.kinds |= {*_kinds(part)}
-                    inspection.attributes |= {*_attributes(part)}
+                waiting += _objects_used(x.__code__, x.__globals__, site)
+                for code in _codes_within(x.__code__):
+                    inspection.kinds |= {*_kinds(code)}
+                    inspection.attributes |= {*_attributes(code)}
             case _:
                 pass
     inspection.kinds &= {*rules}
     return inspection
 
 
-def _codes(code: CodeType) -> Iterator[CodeType]:
+def _codes_within(code: CodeType) -> Iterator[CodeType]:
     """Yield the code of a function, and the code of all functions that are defined inside it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            yield from _codes(constant)
+            yield from _codes_within(constant)
 
 
-def _followed(code: CodeType, namespace: dict[str, Any], site: type) -> Iterator[Any]:
+def _objects_used(code: CodeType, namespace: dict[str, Any], site: type) -> Iterator[Any]:
     """Yield the objects that a function may use: globals of its module, and methods of classes.
 
     `namespace` has the globals of the function's module, and `site` is the class of the format's
     sites.
     """
-    sites = site.__mro__
-    classes = [*sites]
-    classes += [x for x in namespace.values() if isinstance(x, type) and _adds(x)]
-    for part in _codes(code):
-        names = {*part.co_names}
+    site_classes = site.__mro__
+    classes = [*site_classes]
+    classes += [x for x in namespace.values() if isinstance(x, type) and _may_add_operations(x)]
+    for inner_code in _codes_within(code):
+        names = {*inner_code.co_names}
         for name in names.intersection(namespace):
-            x = namespace[name]
-            yield [*x, *x.values()] if isinstance(x, dict) else x
-        for owner in classes:
-            methods = names - _SHARED if owner in sites else names
-            for name in methods:
-                method = getattr(owner, name, None)
+            used = namespace[name]
+            if isinstance(used, dict):
+                yield [*used, *used.values()]
+            else:
+                yield used
+        for class_ in classes:
+            is_site_class = class_ in site_classes
+            method_names = names - _SHARED if is_site_class else names
+            for name in method_names:
+                method = getattr(class_, name, None)
                 yield method.fget if isinstance(method, property) else method
 
 
-def _adds(x: type) -> bool:
+def _may_add_operations(class_: type) -> bool:
     """Tell whether a class is defined in a module whose code may add operations to a graph."""
-    return x.__module__ in _HOMES or _FAMILIES.match(x.__module__) is not None
+    module = class_.__module__
+    return module in _HOMES or _FAMILIES.match(module) is not None
 
 
 def _kinds(code: CodeType) -> Iterator[str]:
@@ -133,18 +138,23 @@ def _kinds(code: CodeType) -> Iterator[str]:
     The names are the attributes that the code reads from a `ByKind`, and all strings of the code:
     a string may be a kind that the code passes as an argument.
     """
-    before = ""  # the name that the previous instruction loads
+    calls_builder = not _CALLED.isdisjoint(code.co_names)
+    previous: Any = ""  # the name that the previous instruction loads
     for instruction in dis.get_instructions(code):
         name = instruction.opname
         argument = instruction.argval
-        if name in _METHODS and before in _BUILDERS:
+        if name in _METHODS and previous in _BUILDERS:
             yield argument.removesuffix("_")
-        if name == "CALL" and not _CALLED.isdisjoint(code.co_names):
-            before = "step_or_last"
-        elif name not in ("CACHE", "PRECALL", "PUSH_NULL"):
+        if name in ("CACHE", "PRECALL", "PUSH_NULL"):
+            continue
+        if name == "CALL" and calls_builder:
+            previous = "step_or_last"
+        elif argument and isinstance(argument, tuple):
             # An instruction may load two names, the second of which is then on top of the stack.
-            before = argument[-1] if argument and isinstance(argument, tuple) else argument
-    yield from _texts(code.co_consts)
+            previous = argument[-1]
+        else:
+            previous = argument
+    yield from _strings(code.co_consts)
 
 
 def _attributes(code: CodeType) -> Iterator[Attribute]:
@@ -170,18 +180,21 @@ def _attributes(code: CodeType) -> Iterator[Attribute]:
         elif name == "CALL_KW":
             # Since Python 3.13 the last constant holds the names of the keyword arguments.
             constants = constants[:-1]
-        if method in TYPES and constants and isinstance(constants[0], str):
-            arguments = tuple(constants[1:]) if are_constant else ()
-            yield Attribute(constants[0], method, arguments)
+        reads_attribute = method in TYPES and len(constants) > 0
+        if reads_attribute and isinstance(constants[0], str):
+            attribute_name, *default_or_words = constants
+            arguments = tuple(default_or_words) if are_constant else ()
+            yield Attribute(attribute_name, method, arguments)
         method = instruction.argval if name in _METHODS else ""
         constants = []
         are_constant = True
 
 
-def _texts(constants: Iterable[object]) -> Iterator[str]:
-    for x in constants:
+def _strings(constants: Iterable[object]) -> Iterator[str]:
+    """Yield the strings among the constants of a code, also those inside tuples."""
+    for constant in constants:
         # "constant" is a kind too, but in these strings it is the name of a border.
-        if isinstance(x, str) and x != "constant":
-            yield x
-        elif isinstance(x, tuple):
-            yield from _texts(x)
+        if isinstance(constant, str) and constant != "constant":
+            yield constant
+        elif isinstance(constant, tuple):
+            yield from _strings(constant)

@@ -43,7 +43,7 @@ NEWEST = 2**63 - 1  # the greatest version that a file can have
 
 
 class Registration(Protocol):
-    """The type of the method `operator` of a registry, an `Operators`."""
+    """The type of the method `Operators.operator`."""
 
     def __call__(
         self,
@@ -64,8 +64,8 @@ class Registration(Protocol):
 class Operator:
     """An operator of a format in a range of versions.
 
-    The range ends with the version `until`. If the registry has the same operator with a later
-    `since`, the range ends before the version of this `since`.
+    The range ends with the version `until`. It ends earlier if the registry has the same operator
+    with a greater `since`.
 
     Args:
         name: the operator's name in the format.
@@ -115,12 +115,13 @@ class Operators:
         `attributes` are values, or functions of the site, for keyword parameters of the function.
         """
 
-        def register(function: _Function) -> _Function:
-            readers = (getattr(function, "__kwdefaults__", None) or {}) | attributes
-            run = _calling(function, readers)
+        def register(meaning: _Function) -> _Function:
+            defaults = getattr(meaning, "__kwdefaults__", None)
+            readers = {**defaults, **attributes} if defaults else attributes
+            run = _reading_inputs(meaning, readers)
             for name in names:
-                self._add(Operator(name, domain, since, until, run, function, readers))
-            return function
+                self._add(Operator(name, domain, since, until, run, meaning, readers))
+            return meaning
 
         return register
 
@@ -137,13 +138,15 @@ class Operators:
         A meaning is an `OperatorRow`, a `Refusal` or a function.
         """
         for name, meaning in rows.items():
-            self.operator(name, domain=domain, since=since, until=until)(meaning)
+            register = self.operator(name, domain=domain, since=since, until=until)
+            register(meaning)
 
     def get(self, name: str, version: int = NEWEST, domain: str = "") -> Operator | None:
-        """Return the operator with a name in a version of its domain, or None if there is none."""
+        """Return the operator `name` in a version of its domain, or None if there is none."""
         if self.families:
             self._load()
-        for operator in reversed(self._by_name.get((domain, self.key(name)), ())):
+        versions = self._by_name.get((domain, self.key(name)), ())
+        for operator in reversed(versions):
             if operator.since <= version:
                 return operator if version <= operator.until else None
         return None
@@ -155,12 +158,14 @@ class Operators:
             yield from self._by_name[key]
 
     def _load(self) -> None:
+        """Import the modules that add operators to the registry."""
         with self._lock:  # a second thread waits until all families are imported
             for family in self.families:
                 import_module(family)
             self.families = ()
 
     def _add(self, operator: Operator) -> None:
+        """Add an operator to the versions of its name, sorted by their first version."""
         versions = self._by_name.setdefault((operator.domain, self.key(operator.name)), [])
         if any(operator.since == version.since for version in versions):
             raise ValueError(f"'{operator.name}' has two meanings since version {operator.since}")
@@ -169,7 +174,7 @@ class Operators:
 
 
 def inputs_of(meaning: Meaning) -> tuple[str, ...]:
-    """Return the names of a meaning's inputs.
+    """Return the names of the inputs of a meaning, which is a function or an `OperatorRow`.
 
     The inputs of an `OperatorRow` have no names, so the result is ().
     """
@@ -177,11 +182,10 @@ def inputs_of(meaning: Meaning) -> tuple[str, ...]:
     return code.co_varnames[1 : code.co_argcount] if code else ()
 
 
-def _calling(meaning: Meaning, attributes: Mapping[str, Any]) -> Callable[[_Site], Any]:
-    """Make a function that is called with a site, and that calls `meaning`.
+def _reading_inputs(meaning: Meaning, attributes: Mapping[str, Any]) -> Callable[[_Site], Any]:
+    """Make a function that takes a site, reads its inputs and attributes, and calls `meaning`.
 
-    The function passes the inputs of the site, and the values of `attributes` at the site, to
-    `meaning`.
+    `attributes` are values, or functions of the site, by the name of the meaning's parameter.
     """
     code = getattr(meaning, "__code__", None)
     # A meaning without code is an `OperatorRow`, which holds its attributes itself.
@@ -189,35 +193,37 @@ def _calling(meaning: Meaning, attributes: Mapping[str, Any]) -> Callable[[_Site
         if attributes:
             raise TypeError(f"a row takes no attributes of a registration, here {[*attributes]}")
         return meaning
-    names = inputs_of(meaning)
-    keywords = {*code.co_varnames[code.co_argcount :][: code.co_kwonlyargcount]}
-    takes_more = bool(code.co_flags & CO_VARKEYWORDS)
-    agree = keywords <= {*attributes} if takes_more else keywords == {*attributes}
-    if not agree:
+    keywords_end = code.co_argcount + code.co_kwonlyargcount
+    keywords = {*code.co_varnames[code.co_argcount : keywords_end]}
+    missing = keywords - attributes.keys()
+    surplus = attributes.keys() - keywords
+    takes_surplus = bool(code.co_flags & CO_VARKEYWORDS)
+    if missing or (surplus and not takes_surplus):
         raise TypeError(
             f"{meaning.__name__} takes {sorted(keywords)}, its attributes are {[*attributes]}"
         )
-    required_inputs = len(names) - len(meaning.__defaults__ or ())
-    takes_all = bool(code.co_flags & CO_VARARGS)
-    if not names and not takes_all and not attributes:
+    input_count = len(inputs_of(meaning))
+    required_count = input_count - len(meaning.__defaults__ or ())
+    takes_all_inputs = bool(code.co_flags & CO_VARARGS)
+    takes_only_site = input_count == 0 and not takes_all_inputs and not attributes
+    if takes_only_site:
         return meaning
 
     def run(site: _Site) -> Any:
-        inputs = [site.input(i) for i in range(required_inputs)]
-        last = max(len(names), len(site.operands)) if takes_all else len(names)
-        for i in range(required_inputs, last):
-            optional = site.input(i) if site.has(i) else None
-            inputs.append(optional)
+        inputs = [site.input(i) for i in range(required_count)]
+        count = max(input_count, len(site.operands)) if takes_all_inputs else input_count
+        inputs += [site.optional(i) for i in range(required_count, count)]
         return meaning(site, *inputs, **_evaluated(attributes, site))
 
     return run
 
 
 def _evaluated(attributes: Mapping[str, Any], site: _Site) -> dict[str, Any]:
+    """Return the attributes, with the value at a site in the place of each function of the site."""
     values = dict(attributes)
-    for name, x in attributes.items():
-        if callable(x):
-            values[name] = x(site)
+    for name, value_or_function in attributes.items():
+        if callable(value_or_function):
+            values[name] = value_or_function(site)
     return values
 
 
@@ -239,9 +245,14 @@ class OperatorRow:
 
     def __call__(self, site: _Site) -> Any:
         """Add the operation at a site and return the operation's results."""
-        operands = [x(site) if callable(x) else site.operand(x) for x in self.inputs]
-        add = getattr(site.last, self.kind)
-        return add(*operands, **_evaluated(self.attributes, site))
+        operands: list[Any] = []
+        for index_or_function in self.inputs:
+            if callable(index_or_function):
+                operands.append(index_or_function(site))
+            else:
+                operands.append(site.operand(index_or_function))
+        add_operation = getattr(site.last, self.kind)
+        return add_operation(*operands, **_evaluated(self.attributes, site))
 
 
 def operation(kind: str, *inputs: int | Callable[..., object], **attributes: object) -> OperatorRow:

@@ -64,28 +64,33 @@ class OperatorEntry:
 def entries_of(operators: Operators, site: type) -> Iterator[OperatorEntry]:
     """Yield a row of the table for each operator of a registry.
 
-    `site` is the class of the sites.
+    `site` is the class of the format's sites.
     """
     for _, group in groupby(operators, lambda x: (x.domain, operators.key(x.name))):
-        versions = list(group)
+        meanings = list(group)
         # A meaning ends before the version in which the next meaning of the same operator begins.
-        last_versions = [x.since - 1 for x in versions[1:]]
+        last_versions = [next_meaning.since - 1 for next_meaning in meanings[1:]]
         last_versions.append(NEWEST)
-        for operator, last_version in zip(versions, last_versions, strict=True):
+        for operator, last_version in zip(meanings, last_versions, strict=True):
             yield _entry(operator, min(operator.until, last_version), site)
 
 
-def _entry(operator: Operator, last: int, site: type) -> OperatorEntry:
+def _entry(operator: Operator, last_version: int, site: type) -> OperatorEntry:
+    """Return the row of the table for an operator. `site` is the class of the format's sites."""
     meaning = operator.meaning
-    until = None if last == NEWEST else last
+    until = None if last_version == NEWEST else last_version
     versions = operator.name, operator.domain, operator.since, until
     if isinstance(meaning, Refusal):
         return OperatorEntry(*versions, role="refused", refusal=meaning.reason)
     inspection = inspected(operator, site)
-    attributes = {x.name: _attribute(x, False) for x in sorted(inspection.attributes, key=repr)}
-    attributes |= {x.name: _attribute(x, True) for x in _registered(operator)}
-    by_name = tuple(attributes[name] for name in sorted(attributes))
-    return OperatorEntry(*versions, by_name, "operation", tuple(sorted(inspection.kinds)))
+    entry_by_name: dict[str, AttributeEntry] = {}
+    for attribute in sorted(inspection.attributes, key=repr):
+        entry_by_name[attribute.name] = _attribute_entry(attribute, is_registered=False)
+    for attribute in _registered(operator):
+        entry_by_name[attribute.name] = _attribute_entry(attribute, is_registered=True)
+    attributes = tuple(entry_by_name[name] for name in sorted(entry_by_name))
+    kinds = tuple(sorted(inspection.kinds))
+    return OperatorEntry(*versions, attributes, "operation", kinds)
 
 
 def _registered(operator: Operator) -> Iterator[Attribute]:
@@ -97,16 +102,22 @@ def _registered(operator: Operator) -> Iterator[Attribute]:
     yield from (x for x in readers if isinstance(x, Attribute))
 
 
-def _attribute(x: Attribute, is_registered: bool) -> AttributeEntry:
-    type = TYPES.get(x.type, x.type)
+def _attribute_entry(attribute: Attribute, *, is_registered: bool) -> AttributeEntry:
+    """Return the entry of an attribute.
+
+    `is_registered` tells whether the operator's registration declares the attribute.
+    """
+    name = attribute.name
+    type = TYPES.get(attribute.type, attribute.type)
     if type == "word":
-        is_required = is_registered and x.type == "choice"
-        words = tuple(dict.fromkeys(x.arguments))
-        return AttributeEntry(x.name, type, None, words, is_required)
-    default = x.arguments[-1] if x.arguments else None
+        is_required = is_registered and attribute.type == "choice"
+        words = tuple(dict.fromkeys(attribute.arguments))
+        return AttributeEntry(name, type, None, words, is_required)
+    default = attribute.arguments[-1] if attribute.arguments else None
     is_required = is_registered and default is None
     if isinstance(default, tuple):
         default = list(default)
-    elif not isinstance(default, bool | int | float | str | list):
+    can_be_shown = isinstance(default, bool | int | float | str | list)
+    if not can_be_shown:
         default = None
-    return AttributeEntry(x.name, type, default, is_required=is_required)
+    return AttributeEntry(name, type, default, is_required=is_required)

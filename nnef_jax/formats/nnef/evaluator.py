@@ -16,9 +16,9 @@ from lowering.errors import InvalidOperation
 from lowering.graph import Value
 from nnef_jax.flattening.emission import ByName
 from nnef_jax.formats.base import Options
-from nnef_jax.formats.nnef import values as v
+from nnef_jax.formats.nnef import values as plain_values
 from nnef_jax.formats.syntax import standard as library
-from nnef_jax.formats.syntax import tree as s
+from nnef_jax.formats.syntax import tree
 from nnef_jax.formats.syntax.declared_tensors import result_count
 from nnef_jax.formats.syntax.emitter import CallPlace, Emitter, Frame, Poisoned
 from nnef_jax.formats.syntax.types import Tensor, Type
@@ -36,12 +36,12 @@ Step = Generator["Step", Any, Any]
 class Evaluator(Emitter, ABC):
     """Evaluates expressions. A subclass defines how operations are invoked."""
 
-    def __init__(self, document: s.Document, options: Options) -> None:
+    def __init__(self, document: tree.Document, options: Options) -> None:
         super().__init__(options)
         self.document = document
 
     @abstractmethod
-    def _invoke(self, node: s.Invocation, frame: Frame, names: Sequence[str]) -> Any:
+    def _invoke(self, node: tree.Invocation, frame: Frame, names: Sequence[str]) -> Any:
         """Invoke an operation; return its result, or a generator that returns the result.
 
         A generator is returned if evaluating the operation takes several steps; `_run` drives the
@@ -53,17 +53,18 @@ class Evaluator(Emitter, ABC):
     ) -> tuple[Any, ...]:
         """Add an operation to the graph and return its results.
 
-        `_POSITIVE` names, for some kinds, an attribute whose items must be positive, that is, at
-        least `least`. Raises ExtentNeeded if an extent among the operands is unknown.
+        For some kinds, `_POSITIVE` has the name of an attribute whose items must be at least
+        `least`. Raises ExtentNeeded if an extent among the operands is unknown.
         """
-        self.spend(RESULT_STEPS * result_count(kind, operands, attributes), place.node, place.frame)
-        v.require_known(operands.values(), self.meter)
+        steps = RESULT_STEPS * result_count(kind, operands, attributes)
+        self.spend(steps, place.node, place.frame)
+        plain_values.require_known(operands.values(), self.meter)
         rule = self.options.rules.get(kind)
-        name = _POSITIVE.get(kind)
-        if name is not None and rule is None:
-            items = list(attributes[name])
+        positive_attribute = _POSITIVE.get(kind)
+        if positive_attribute is not None and rule is None:
+            items = list(attributes[positive_attribute])
             if any([item < least for item in items]):
-                error = InvalidOperation(f"'{name}' must be positive, it is {items}")
+                error = InvalidOperation(f"'{positive_attribute}' must be positive, it is {items}")
                 raise self.invalid(error, kind, operands, place.node, place.frame)
         return self.emit(kind, operands, attributes, place, rule)
 
@@ -76,21 +77,22 @@ class Evaluator(Emitter, ABC):
         values are sent to it. If `step` is no generator, it is returned unchanged.
         """
         stack: list[Step] = []
+        result = step  # a generator to drive, or the value to send to the last generator
         while True:
-            if isinstance(step, GeneratorType):
-                stack.append(step)
-                step = None
+            if isinstance(result, GeneratorType):
+                stack.append(result)
+                result = None
             if not stack:
-                return step
+                return result
             try:
-                step = stack[-1].send(step)
+                result = stack[-1].send(result)
             except StopIteration as stop:
                 stack.pop()
-                step = stop.value
+                result = stop.value
 
     # Expressions
 
-    def _evaluate(self, node: s.Expression, frame: Frame, names: Sequence[str] = ()) -> Any:
+    def _evaluate(self, node: tree.Expression, frame: Frame, names: Sequence[str] = ()) -> Any:
         """Evaluate an expression; return its value, or a generator that returns the value.
 
         A generator is returned if evaluating the expression takes several steps. `names` are the
@@ -100,48 +102,48 @@ class Evaluator(Emitter, ABC):
         if self.meter.steps > self.limits.steps:
             self.spend(0, node, frame)
         match node:
-            case s.Literal(value=value):
+            case tree.Literal(value=value):
                 return value
-            case s.Identifier(name=name):
+            case tree.Identifier(name=name):
                 value = frame.values[name]
                 if value is Poisoned:
                     raise Poisoned
                 return value
-            case s.Invocation():
+            case tree.Invocation():
                 return self._invoke(node, frame, names)
-            case s.Array(items=items):
+            case tree.Array(items=items):
                 return self._all(items, frame)
-            case s.Tuple(items=items):
+            case tree.Tuple(items=items):
                 values = self._all(items, frame)
                 if isinstance(values, GeneratorType):
                     return self._then(values, tuple)
                 return tuple(values)
-            case s.Binary():
+            case tree.Binary():
                 self.meter.steps += EVALUATION_STEPS
                 return self._binary(node, frame, names)
-            case s.Comprehension():
+            case tree.Comprehension():
                 return self._comprehension(node, frame)
             case _:
                 self.meter.steps += EVALUATION_STEPS
                 return self._compound(node, frame, names)
 
-    def _all(self, items: Sequence[s.Expression], frame: Frame) -> Any:
-        """Evaluate expressions; return the list of their values, or a generator for the list.
+    def _all(self, items: Sequence[tree.Expression], frame: Frame) -> Any:
+        """Evaluate expressions; return the list of their values.
 
-        A generator, which returns the list, is needed if evaluating one of the expressions takes
-        several steps.
+        If evaluating one of the expressions takes several steps, return a generator that returns
+        the list.
         """
         values: list[Any] = []
         pending = iter(items)
-        names = frame.values
+        value_by_name = frame.values
         self.meter.steps += len(items)
         if items and self.meter.steps > self.limits.steps:
-            self.spend(0, items[0], frame)
+            self.spend(0, items[0], frame)  # raises LimitError
         for item in pending:
-            if isinstance(item, s.Literal):  # most items are literals or names
+            if isinstance(item, tree.Literal):  # most items are literals or names
                 values.append(item.value)
-            elif isinstance(item, s.Identifier) and isinstance(names[item.name], Value):
-                values.append(names[item.name])
+            elif isinstance(item, tree.Identifier) and isinstance(value_by_name[item.name], Value):
+                values.append(value_by_name[item.name])
             else:
                 value = self._evaluate(item, frame)
                 if isinstance(value, GeneratorType):
@@ -150,49 +152,66 @@ class Evaluator(Emitter, ABC):
         return values
 
     def _remaining(
-        self, step: Step, values: list[Any], pending: Iterator[s.Expression], frame: Frame
+        self, step: Step, values: list[Any], pending: Iterator[tree.Expression], frame: Frame
     ) -> Step:
         """Evaluate the pending expressions, append their values, and return the list of all values.
 
         `step` is the generator of the first value.
         """
-        values.append((yield step))
+        first_value = yield step
+        values.append(first_value)
         for item in pending:
-            values.append((yield self._evaluate(item, frame)))
+            value = yield self._evaluate(item, frame)
+            values.append(value)
         return values
 
     def _then(self, step: Step, use: Callable[[Any], Any]) -> Step:
-        return (yield use((yield step)))
+        """Drive a generator to its end, apply `use` to its value, and return the result.
 
-    def _compound(self, node: s.Expression, frame: Frame, names: Sequence[str]) -> Step:
+        The result of `use` may be a generator too.
+        """
+        value = yield step
+        result = yield use(value)
+        return result
+
+    def _compound(self, node: tree.Expression, frame: Frame, names: Sequence[str]) -> Step:
+        """Evaluate an expression with operands; return its value. `names` are as for `_evaluate`.
+
+        Each `yield` evaluates an operand: `_run` sends the operand's value back.
+        """
         match node:
-            case s.Select(condition=condition, true_value=true_value, false_value=false_value):
-                chosen = true_value if (yield self._evaluate(condition, frame)) else false_value
-                return (yield self._evaluate(chosen, frame, names))
-            case s.Unary(operator=operator, operand=operand):
+            case tree.Select(condition=condition, true_value=true_value, false_value=false_value):
+                is_true = yield self._evaluate(condition, frame)
+                chosen = true_value if is_true else false_value
+                result = yield self._evaluate(chosen, frame, names)
+                return result
+            case tree.Unary(operator=operator, operand=operand):
                 value = yield self._evaluate(operand, frame)
                 if isinstance(value, Value):
                     kind = library.UNARY_OPERATORS[operator]
-                    return self._emit(kind, {"x": value}, {}, CallPlace(node, frame, names))[0]
-                return v.UNARY[operator](value)
-            case s.Subscript(sequence=sequence, index=index):
+                    place = CallPlace(node, frame, names)
+                    return self._emit(kind, {"x": value}, {}, place)[0]
+                return plain_values.UNARY[operator](value)
+            case tree.Subscript(sequence=sequence, index=index):
                 values = yield self._evaluate(sequence, frame)
                 position = yield self._evaluate(index, frame)
-                return self._value(node, frame, lambda: v.item(values, position))
-            case s.Subrange(sequence=sequence, begin=begin, end=end):
+                return self._value(node, frame, lambda: plain_values.item(values, position))
+            case tree.Subrange(sequence=sequence, begin=begin, end=end):
                 values = yield self._evaluate(sequence, frame)
                 first = (yield self._evaluate(begin, frame)) if begin else None
                 last = (yield self._evaluate(end, frame)) if end else None
-                return self._value(node, frame, lambda: v.subrange(values, first, last))
-            case s.Builtin(function=function, argument=argument):
+                return self._value(node, frame, lambda: plain_values.subrange(values, first, last))
+            case tree.Builtin(function=function, argument=argument):
                 value = yield self._evaluate(argument, frame)
                 if function == "range_of":  # each integer is an object
                     self.spend(len(value) // 2, node, frame)
-                return self._value(node, frame, lambda: v.builtin(function, value), value)
+                return self._value(
+                    node, frame, lambda: plain_values.builtin(function, value), value
+                )
             case _:
                 raise TypeError(f"not an expression: {node!r}")
 
-    def _declared(self, node: s.SyntaxNode, frame: Frame, value: object, type: Type) -> Any:
+    def _declared(self, node: tree.SyntaxNode, frame: Frame, value: object, type: Type) -> Any:
         """Convert the value of an argument to the declared type of its parameter.
 
         Only documents of 1.0 provisional need such conversions, since they write scalars as
@@ -200,60 +219,80 @@ class Evaluator(Emitter, ABC):
         """
         if not self.document.provisional:
             return value
-        return self._value(node, frame, lambda: v.as_declared(value, type, self.meter))
+
+        def convert() -> Any:
+            return plain_values.as_declared(value, type, self.meter)
+
+        return self._value(node, frame, convert)
 
     def _value(
-        self, node: s.SyntaxNode, frame: Frame, compute: Callable[[], Any], *read: Any
+        self, node: tree.SyntaxNode, frame: Frame, compute: Callable[[], Any], *operands: Any
     ) -> Any:
         """Call `compute` and return its result. Its errors get the place of a node.
 
-        Steps are counted for the length of the result, and for the lengths of the operands in
-        `read`.
+        Steps are counted for the lengths of the result and of `operands`.
         """
         try:
             value = compute()
-        except v.InvalidValue as error:
+        except plain_values.InvalidValue as error:
             raise self.error(str(error), node, frame) from None
-        except v.TooLarge as error:
-            span = s.span_in(frame.source, node)
+        except plain_values.TooLarge as error:
+            span = tree.span_in(frame.source, node)
             raise self.beyond(str(error), "array_items", span, frame.calls) from None
-        for sequence in (value, *read):
+        for sequence in (value, *operands):
             if isinstance(sequence, list | str):
                 self.spend(len(sequence) // ITEMS_PER_STEP, node, frame)
         return value
 
-    def _binary(self, node: s.Binary, frame: Frame, names: Sequence[str]) -> Step:
-        operator = node.operator
-        a = yield self._evaluate(node.left, frame)
-        # && and || evaluate their right operand only if the left operand does not decide the
-        # result.
-        decides = (operator == "&&" and a is False) or (operator == "||" and a is True)
-        if decides:
-            return a
-        b = yield self._evaluate(node.right, frame)
-        if operator in ("&&", "||") and not isinstance(a, Value):
-            return b
-        if isinstance(a, Value) or isinstance(b, Value):
-            a = self._declared(node, frame, a, Tensor("scalar"))
-            b = self._declared(node, frame, b, Tensor("scalar"))
-            kind = library.OPERATORS[operator]
-            return self._emit(kind, {"x": a, "y": b}, {}, CallPlace(node, frame, names))[0]
-        return self._value(node, frame, lambda: v.binary(operator, a, b, self.meter), a, b)
+    def _binary(self, node: tree.Binary, frame: Frame, names: Sequence[str]) -> Step:
+        """Evaluate a binary operator; return its result. `names` are as for `_evaluate`.
 
-    def _comprehension(self, node: s.Comprehension, frame: Frame) -> Step:
+        The operators && and || evaluate their right operand only if the left operand does not
+        decide the result.
+        """
+        operator = node.operator
+        left = yield self._evaluate(node.left, frame)
+        if operator == "&&" and left is False:
+            return False
+        if operator == "||" and left is True:
+            return True
+        right = yield self._evaluate(node.right, frame)
+        if operator in ("&&", "||") and not isinstance(left, Value):
+            return right
+        if isinstance(left, Value) or isinstance(right, Value):
+            left = self._declared(node, frame, left, Tensor("scalar"))
+            right = self._declared(node, frame, right, Tensor("scalar"))
+            kind = library.OPERATORS[operator]
+            place = CallPlace(node, frame, names)
+            return self._emit(kind, {"x": left, "y": right}, {}, place)[0]
+
+        def compute() -> Any:
+            return plain_values.binary(operator, left, right, self.meter)
+
+        return self._value(node, frame, compute, left, right)
+
+    def _comprehension(self, node: tree.Comprehension, frame: Frame) -> Step:
+        """Evaluate an array comprehension; return the list of its items."""
         iterables: list[Any] = []
         for loop in node.loops:
-            iterables.append((yield self._evaluate(loop.iterable, frame)))
-        if len({len(iterable) for iterable in iterables}) > 1:
-            lengths = " and ".join(str(len(iterable)) for iterable in iterables)
-            raise self.error(f"the arrays iterated together have lengths {lengths}", node, frame)
+            iterable = yield self._evaluate(loop.iterable, frame)
+            iterables.append(iterable)
+        lengths = [len(iterable) for iterable in iterables]
+        if len(set(lengths)) > 1:
+            shown_lengths = " and ".join(map(str, lengths))
+            message = f"the arrays iterated together have lengths {shown_lengths}"
+            raise self.error(message, node, frame)
         items: list[Any] = []
         for loop_items in zip(*iterables, strict=True):
             self.spend(len(node.loops), node, frame)
-            for loop, item in zip(node.loops, loop_items, strict=True):
-                frame.values[loop.name] = item
-            if node.condition is None or (yield self._evaluate(node.condition, frame)):
-                items.append((yield self._evaluate(node.item, frame)))
+            for loop, loop_item in zip(node.loops, loop_items, strict=True):
+                frame.values[loop.name] = loop_item
+            is_kept = True
+            if node.condition is not None:
+                is_kept = yield self._evaluate(node.condition, frame)
+            if is_kept:
+                item = yield self._evaluate(node.item, frame)
+                items.append(item)
         for loop in node.loops:
             frame.values.pop(loop.name, None)
         return items

@@ -10,7 +10,7 @@ from functools import cached_property
 from lowering.location import Source
 from nnef_jax.errors import NnefError, SemanticError
 from nnef_jax.formats.nnef.scope import Scope
-from nnef_jax.formats.syntax import tree as s
+from nnef_jax.formats.syntax import tree
 from nnef_jax.formats.syntax import types as t
 from nnef_jax.formats.syntax.invocation import InvalidInvocation
 from nnef_jax.limits import ERROR_STEPS, LETTERS_PER_STEP
@@ -24,7 +24,7 @@ _LARGEST_TUPLE = 1000  # the largest number of items of a tuple, with the items 
 _NUMBERS = {t.INTEGER, t.SCALAR}
 
 
-Calls = Mapping[str, Sequence[s.Invocation]]  # invocations by the name of the operation
+Calls = Mapping[str, Sequence[tree.Invocation]]  # invocations by the name of the operation
 
 
 @dataclass
@@ -39,12 +39,12 @@ class ExpressionTypes:
     source: Source
     provisional: bool
     errors: list[NnefError]
-    fragment: s.Fragment | None
+    fragment: tree.Fragment | None
     types: Mapping[str, t.Type]
-    body: Sequence[s.Assignment] = ()
+    body: Sequence[tree.Assignment] = ()
 
     def __post_init__(self) -> None:
-        self.calls: defaultdict[str, list[s.Invocation]] = defaultdict(list)
+        self.calls: defaultdict[str, list[tree.Invocation]] = defaultdict(list)
         self._loops: dict[str, t.Type] = {}
         self._undefined: set[str] = set()
         # Result types of invocations without errors. The keys consist of the operation and the
@@ -63,62 +63,66 @@ class ExpressionTypes:
         """Return a declared type in the form that messages show."""
         return str(formal)
 
-    def _report_error(self, message: str, node: s.SyntaxNode, hint: str = "") -> t.Type:
+    def _report_error(self, message: str, node: tree.SyntaxNode, hint: str = "") -> t.Type:
+        """Append an error with the place of a node to `errors`, and return `ANY`."""
         self.scope.meter.spend(ERROR_STEPS + len(message) // LETTERS_PER_STEP, "the text")
-        span = s.span_in(self.source, node)
+        span = tree.span_in(self.source, node)
         self.errors.append(SemanticError(message, span=span, hint=hint))
         return t.ANY
 
-    def type_of(self, expression: s.Expression) -> t.Type:
+    def type_of(self, expression: tree.Expression) -> t.Type:
         """Return the type of an expression.
 
         If the expression has an error, report the error and return `ANY`.
         """
         match expression:
-            case s.Literal(value=value):
+            case tree.Literal(value=value):
                 return t.LITERALS[value.__class__]
-            case s.Identifier(name=name):
+            case tree.Identifier(name=name):
                 type = self._loops.get(name) or self.types.get(name)
                 if isinstance(type, t.Tensor):
                     return type
                 return self._counted(type) if type else self._report_undefined(expression)
-            case s.Array(items=items):
+            case tree.Array(items=items):
                 return self._array(items)
-            case s.Tuple():
+            case tree.Tuple():
                 return self._tuple(expression)
-            case s.Invocation():
+            case tree.Invocation():
                 return self._invocation(expression)
-            case s.Unary(operator=operator, operand=operand):
+            case tree.Unary(operator=operator, operand=operand):
                 type = self.type_of(operand)
                 result = _unary(operator, type)
                 if result is not None:
                     return result
                 message = f"operator '{operator}' does not take a value of type {type}"
                 return self._report_error(message, expression)
-            case s.Binary():
+            case tree.Binary():
                 return self._binary(expression)
-            case s.Select():
+            case tree.Select():
                 return self._select(expression)
-            case s.Subscript():
+            case tree.Subscript():
                 return self._subscript(expression)
-            case s.Subrange():
+            case tree.Subrange():
                 return self._subrange(expression)
-            case s.Comprehension():
+            case tree.Comprehension():
                 return self._comprehension(expression)
-            case s.Builtin(function=function, argument=argument):
+            case tree.Builtin(function=function, argument=argument):
                 return self._builtin(function, self.type_of(argument), expression)
 
-    def _tuple(self, expression: s.Tuple) -> t.Type:
+    def _tuple(self, expression: tree.Tuple) -> t.Type:
+        """Return the type of a tuple. It is made only once for all tuples with equal types."""
         types = tuple([self.type_of(item) for item in expression.items])
         type = self._tuples.get(types)
         if type is None:
-            type = self._tuples[types] = t.TupleOf(types)
+            type = t.TupleOf(types)
+            self._tuples[types] = type
         if type.size <= _LARGEST_TUPLE:  # tuples of names can grow exponentially
             return type
         message = f"tuples within tuples have over {_LARGEST_TUPLE} items here"
         return self._report_error(message, expression)
 
-    def _select(self, expression: s.Select) -> t.Type:
+    def _select(self, expression: tree.Select) -> t.Type:
+        """Return the type of the expression `a if condition else b`."""
         self._expect(expression.condition, t.LOGICAL, "the condition of 'if'")
         left_type = self.type_of(expression.true_value)
         right_type = self.type_of(expression.false_value)
@@ -128,7 +132,8 @@ class ExpressionTypes:
         message = f"the two sides of 'if' have types {left_type} and {right_type}"
         return self._report_error(message, expression)
 
-    def _subrange(self, expression: s.Subrange) -> t.Type:
+    def _subrange(self, expression: tree.Subrange) -> t.Type:
+        """Return the type of a range of items, such as `x[1:3]`."""
         for bound in (expression.begin, expression.end):
             if bound is not None:
                 self._expect(bound, t.INTEGER, "a bound of a range")
@@ -143,7 +148,7 @@ class ExpressionTypes:
             self.scope.meter.spend(t.weight(type), "the text")
         return type
 
-    def _report_undefined(self, node: s.Identifier) -> t.Type:
+    def _report_undefined(self, node: tree.Identifier) -> t.Type:
         """Report a name that nothing defines, and return `ANY`. Only its first use is reported."""
         if node.name not in self._undefined:
             self._undefined.add(node.name)
@@ -175,9 +180,12 @@ class ExpressionTypes:
     @cached_property
     def _targets(self) -> Set[str]:
         """Return all names that the body assigns."""
-        return {i.name for a in self.body for i in s.identifiers(a.target)}
+        names: set[str] = set()
+        for assignment in self.body:
+            names |= {identifier.name for identifier in tree.identifiers(assignment.target)}
+        return names
 
-    def _expect(self, expression: s.Expression, expected: t.Type, title: str) -> None:
+    def _expect(self, expression: tree.Expression, expected: t.Type, title: str) -> None:
         """Report an error if an expression does not have the type `expected`.
 
         `title` names the expression in the error.
@@ -186,36 +194,41 @@ class ExpressionTypes:
         if not t.fits(actual, expected) or isinstance(actual, t.Tensor):
             self._report_error(f"{title} must be of type {expected}, this is {actual}", expression)
 
-    def _array(self, items: Sequence[s.Expression]) -> t.Type:
-        item: t.Type = t.ANY
-        for position, expression in enumerate(items):
-            if isinstance(expression, s.Literal):  # most items are literals
-                type = t.LITERALS[expression.value.__class__]
+    def _array(self, items: Sequence[tree.Expression]) -> t.Type:
+        """Return the type of an array, whose items must have a common type."""
+        item_type: t.Type = t.ANY
+        for position, item in enumerate(items):
+            if isinstance(item, tree.Literal):  # most items are literals
+                type = t.LITERALS[item.value.__class__]
             else:
-                type = self.type_of(expression)
-            if type is item or type == item:
+                type = self.type_of(item)
+            if type is item_type or type == item_type:
                 continue
-            unified = self._common(item, type)
-            if unified is None:
-                message = f"item {position} has type {type}, the items before it {item}"
-                return self._report_error(message, expression)
-            item = unified
-        return t.ArrayOf(item)
+            common_type = self._common(item_type, type)
+            if common_type is None:
+                message = f"item {position} has type {type}, the items before it {item_type}"
+                return self._report_error(message, item)
+            item_type = common_type
+        return t.ArrayOf(item_type)
 
-    def _binary(self, node: s.Binary) -> t.Type:
+    def _binary(self, node: tree.Binary) -> t.Type:
+        """Return the type of the result of a binary operator."""
         operator = node.operator
         left = self.type_of(node.left)
         right = self.type_of(node.right)
         are_mixed = {left, right} == _NUMBERS
         if are_mixed and self.provisional:
-            left = right = t.SCALAR
+            left = t.SCALAR
+            right = t.SCALAR
         if isinstance(left, t.Anything) or isinstance(right, t.Anything):
             return t.LOGICAL if operator == "in" else t.ANY
         hint = ""
-        if isinstance(left, t.Tensor) or isinstance(right, t.Tensor):
-            item = "logical" if operator in _LOGIC else "scalar"
-            fit = self.fits(left, t.Tensor(item)) and self.fits(right, t.Tensor(item))
-            if operator != "in" and fit:
+        has_tensor = isinstance(left, t.Tensor) or isinstance(right, t.Tensor)
+        if has_tensor:
+            due_item = "logical" if operator in _LOGIC else "scalar"
+            due = t.Tensor(due_item)
+            operands_fit = self.fits(left, due) and self.fits(right, due)
+            if operands_fit and operator != "in":
                 result_item = "scalar" if operator in _ARITHMETIC else "logical"
                 return t.Tensor(result_item)
             if t.INTEGER in (left, right):
@@ -229,62 +242,64 @@ class ExpressionTypes:
         message = f"operator '{operator}' does not take types {left} and {right}"
         return self._report_error(message, node, hint)
 
-    def _subscript(self, node: s.Subscript) -> t.Type:
+    def _subscript(self, node: tree.Subscript) -> t.Type:
+        """Return the type of an item of a tuple, an array or a string."""
         type = self.type_of(node.sequence)
         if isinstance(type, t.TupleOf):
             match node.index:
-                case s.Literal(value=int(index)) if 0 <= index < len(type.items):
+                case tree.Literal(value=int(index)) if 0 <= index < len(type.items):
                     return type.items[index]
                 case _:
                     last = len(type.items) - 1
                     message = f"the index into a tuple must be a literal from 0 to {last}"
                     return self._report_error(message, node)
-        item = _item(type)
-        if item is None:
+        item_type = _item(type)
+        if item_type is None:
             return self._report_error(f"a value of type {type} has no items", node)
         self._expect(node.index, t.INTEGER, "an index")
-        return item
+        return item_type
 
-    def _comprehension(self, node: s.Comprehension) -> t.Type:
-        bound: dict[str, t.Type] = {}
+    def _comprehension(self, node: tree.Comprehension) -> t.Type:
+        """Return the type of the array that a comprehension makes."""
+        loop_types: dict[str, t.Type] = {}
         for loop in node.loops:
             type = self.type_of(loop.iterable)
-            item = _item(type)
-            if item is None:
-                item = self._report_error(
-                    f"a value of type {type} cannot be iterated", loop.iterable
-                )
-            if loop.name in self.types or loop.name in self._loops or loop.name in bound:
+            item_type = _item(type)
+            if item_type is None:
+                message = f"a value of type {type} cannot be iterated"
+                item_type = self._report_error(message, loop.iterable)
+            defining = (self.types, self._loops, loop_types)
+            if any(loop.name in types for types in defining):
                 self._report_error(
                     f"'{loop.name}' is already defined", loop, "give the loop another name"
                 )
-            bound[loop.name] = item
-        hidden = {name: self._loops[name] for name in bound if name in self._loops}
-        self._loops |= bound
+            loop_types[loop.name] = item_type
+        outer_loops = dict(self._loops)
+        self._loops |= loop_types
         if node.condition is not None:
             self._expect(node.condition, t.LOGICAL, "the condition of a comprehension")
-        item = self.type_of(node.item)
-        for name in bound:
-            del self._loops[name]
-        self._loops |= hidden
-        return t.ArrayOf(item)
+        result_item_type = self.type_of(node.item)
+        self._loops = outer_loops
+        return t.ArrayOf(result_item_type)
 
-    def _builtin(self, function: str, type: t.Type, node: s.SyntaxNode) -> t.Type:
+    def _builtin(self, function: str, type: t.Type, node: tree.SyntaxNode) -> t.Type:
+        """Return the type of the result of a built-in function on an argument of type `type`."""
         match function:
             case "shape_of":
-                takes = "a tensor"
+                due = "a tensor"
                 fits = isinstance(type, t.Tensor) or t.fits(type, t.TENSOR)
             case "length_of" | "range_of":
-                takes = "an array or a string"
+                due = "an array or a string"
                 fits = isinstance(type, t.ArrayOf) or type == t.STRING
             case _:
-                takes = "a primitive value"
+                due = "a primitive value"
                 fits = isinstance(type, t.Primitive)
-        if not fits and not isinstance(type, t.Anything):
-            return self._report_error(f"'{function}' takes {takes}, this is {type}", node)
-        return _BUILTIN_RESULTS[function]
+        if fits or isinstance(type, t.Anything):
+            return _BUILTIN_RESULTS[function]
+        return self._report_error(f"'{function}' takes {due}, this is {type}", node)
 
-    def _invocation(self, node: s.Invocation) -> t.Type:
+    def _invocation(self, node: tree.Invocation) -> t.Type:
+        """Return the type of the result of an invocation. Several results have a tuple's type."""
         self.calls[node.operation].append(node)
         fragment = self.scope.lookup(node.operation, self.fragment)
         if fragment is None:
@@ -300,21 +315,23 @@ class ExpressionTypes:
             for argument in node.arguments:
                 self.type_of(argument.value)
             return self._report_error(error.message, error.node, error.hint)
-        arguments = node.arguments
-        types = [(name, self.type_of(arguments[at].value)) for name, at in form.positions.items()]
-        key = (node.operation, node.generic, *types)
+        types: dict[str, t.Type] = {}  # the types of arguments by the name of the parameter
+        for name, position in form.positions.items():
+            types[name] = self.type_of(node.arguments[position].value)
+        key = (node.operation, node.generic, *types.items())
         result = self._results.get(key)
         if result is None:
-            count = len(self.errors)
-            result = self._result(fragment, node, form.positions, dict(types))
-            if len(self.errors) == count:
+            error_count = len(self.errors)
+            result = self._result(fragment, node, form.positions, types)
+            has_new_errors = len(self.errors) > error_count
+            if not has_new_errors:
                 self._results[key] = result
         return result if isinstance(result, t.Tensor) else self._counted(result)
 
     def _result(
         self,
-        fragment: s.Fragment,
-        node: s.Invocation,
+        fragment: tree.Fragment,
+        node: tree.Invocation,
         positions: Mapping[str, int],
         types: Mapping[str, t.Type],
     ) -> t.Type:
@@ -325,19 +342,17 @@ class ExpressionTypes:
         """
         generic = self._generic(fragment, node, types)
         for parameter in fragment.parameters:
-            if parameter.name not in types:
+            actual = types.get(parameter.name)
+            if actual is None:
                 continue
-            actual, formal = types[parameter.name], parameter.type
-            concrete = t.substitute(formal, generic or "scalar")
-            if generic is not None:
-                formal = concrete
-            if not self.fits(actual, concrete):
-                name = f"'{parameter.name}' of '{fragment.name}'"
-                self._report_error(
-                    f"{name} must be of type {self.shown(formal)}, this is {actual}",
-                    node.arguments[positions[parameter.name]].value,
-                    self.how_to_write(formal, actual),
-                )
+            concrete = t.substitute(parameter.type, generic or "scalar")
+            if self.fits(actual, concrete):
+                continue
+            due = parameter.type if generic is None else concrete
+            title = f"'{parameter.name}' of '{fragment.name}'"
+            message = f"{title} must be of type {self.shown(due)}, this is {actual}"
+            argument = node.arguments[positions[parameter.name]]
+            self._report_error(message, argument.value, self.how_to_write(due, actual))
         results = [t.substitute(result.type, generic) for result in fragment.results]
         if any(t.holds(result, t.Tensor("string")) for result in results):
             self._report_error("a tensor cannot hold strings", node)
@@ -360,7 +375,7 @@ class ExpressionTypes:
                 return ""
 
     def _generic(
-        self, fragment: s.Fragment, node: s.Invocation, types: Mapping[str, t.Type]
+        self, fragment: tree.Fragment, node: tree.Invocation, types: Mapping[str, t.Type]
     ) -> str | None:
         """Return the type that `?` stands for in an invocation.
 
@@ -380,15 +395,18 @@ class ExpressionTypes:
         if not fragment.generic:
             return None
         for parameter in fragment.parameters:
-            if parameter.name in types:
-                deduced = t.deduce(types[parameter.name], parameter.type)
-                if deduced:
-                    is_integer = self.provisional and types[parameter.name] == t.INTEGER
-                    is_for_tensor = t.has_tensor(parameter.type)
-                    return "scalar" if is_integer and is_for_tensor else deduced
-        leaves = t.GENERIC, t.Tensor("?")
-        is_generic = any(t.holds(p.type, *leaves) for p in fragment.parameters)
-        if fragment.generic_default is None and not is_generic:
+            if parameter.name not in types:
+                continue
+            type = types[parameter.name]
+            deduced = t.deduce(type, parameter.type)
+            if deduced:
+                # A provisional text may write an integer for a tensor of scalars.
+                is_provisional_integer = self.provisional and type == t.INTEGER
+                is_for_tensor = t.has_tensor(parameter.type)
+                return "scalar" if is_provisional_integer and is_for_tensor else deduced
+        generic_types = (t.GENERIC, t.Tensor("?"))
+        has_generic = any(t.holds(p.type, *generic_types) for p in fragment.parameters)
+        if fragment.generic_default is None and not has_generic:
             name = fragment.name
             hint = f"write {name}<scalar>(...), {name}<integer>(...) or {name}<logical>(...)"
             message = f"the arguments of '{name}' do not tell what its '?' stands for"
@@ -408,15 +426,18 @@ def _unary(operator: str, type: t.Type) -> t.Type | None:
 
     Return None if the operator does not take an operand of this type.
     """
-    tensor_item = "logical" if operator == "!" else "scalar"
-    primitives = ("logical",) if operator == "!" else ("scalar", "integer")
+    if type == t.ANY:
+        return type
+    is_negation = operator == "!"
+    tensor_item = "logical" if is_negation else "scalar"
+    primitives = ("logical",) if is_negation else ("scalar", "integer")
     match type:
         case t.Tensor(item) if item is None or item == tensor_item:
             return t.Tensor(tensor_item)
         case t.Primitive(name) if name in primitives:
             return type
         case _:
-            return type if type == t.ANY else None
+            return None
 
 
 def _binary(operator: str, left: t.Type, right: t.Type) -> t.Type | None:

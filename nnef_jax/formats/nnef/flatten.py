@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
-from itertools import chain
 from types import GeneratorType
 from typing import Any, cast
 
@@ -20,7 +19,7 @@ from nnef_jax.formats.nnef.evaluator import ITEMS_PER_STEP, Evaluator, Step
 from nnef_jax.formats.nnef.expressions import Calls
 from nnef_jax.formats.nnef.scope import Scope
 from nnef_jax.formats.nnef.semantics import calls_of, refuse_unsupported, unsupported
-from nnef_jax.formats.syntax import tree as s
+from nnef_jax.formats.syntax import tree
 from nnef_jax.formats.syntax.custom_operations import custom_kind, is_body, types_of
 from nnef_jax.formats.syntax.declared_tensors import (
     dtype_of,
@@ -54,7 +53,7 @@ def flatten(
         return _Flattener(scope, options, quantizers).flatten(calls)
 
 
-def evaluate(expression: s.Expression, source: Source, scope: Scope, options: Options) -> Any:
+def evaluate(expression: tree.Expression, source: Source, scope: Scope, options: Options) -> Any:
     """Evaluate a checked expression outside of bodies, such as an argument in graph.quant.
 
     Raises SemanticError if the expression has no value or invokes an operation, ExtentNeeded if it
@@ -62,7 +61,7 @@ def evaluate(expression: s.Expression, source: Source, scope: Scope, options: Op
     """
     flattener = _Flattener(scope, options, {})
     frame = Frame(None, source, {})
-    invocation = next(s.invocations([expression]), None)
+    invocation = next(tree.invocations([expression]), None)
     if invocation is not None:
         message = "an expression here must not call operations"
         hint = "write numbers and arrays of numbers"
@@ -74,6 +73,11 @@ def evaluate(expression: s.Expression, source: Source, scope: Scope, options: Op
 
 
 class _Flattener(Evaluator):
+    """Evaluates the body of the graph, or of a fragment, and adds its operations to a flat graph.
+
+    `quantizers` maps names of tensors to the quantisers that round these tensors.
+    """
+
     def __init__(self, scope: Scope, options: Options, quantizers: Mapping[str, Quantizer]) -> None:
         super().__init__(scope.document, options)
         self.scope = scope
@@ -84,43 +88,53 @@ class _Flattener(Evaluator):
         self.bodies: Set[str] = set()  # the names of the fragments that enclose this graph
         self._atomic: dict[int, bool] = {}  # the results of `_is_atomic` by the id of the fragment
 
-    def run(self, expression: s.Expression, frame: Frame, names: Sequence[str] = ()) -> Any:
+    def run(self, expression: tree.Expression, frame: Frame, names: Sequence[str] = ()) -> Any:
+        """Evaluate an expression to its end, and return its value.
+
+        `names` are the names of the tensors that are added to the graph for the expression.
+        """
         value = self._evaluate(expression, frame, names)
         return self._run(value) if isinstance(value, GeneratorType) else value
 
     def flatten(self, calls: Calls) -> Graph:
+        """Flatten the document's graph. `calls` are the invocations in its body."""
         graph = self.document.graph
         source = self.document.source
         refused = self._refused([*self._entry_calls(), (calls, source)])
         frame = Frame(None, source, {})
-        targets = [_names(assignment) for assignment in graph.body]
-        self.builder.reserve(chain(*targets))
-        for assignment, names in zip(graph.body, targets, strict=True):
+        for assignment in graph.body:
+            self.builder.reserve(_names(assignment))
+        for assignment in graph.body:
             if refused and add_if_unsupported(self, assignment, frame.values, refused, source):
                 continue
             try:
-                value = self.run(assignment.value, frame, names)
-                for name, item in self.unpacked(assignment.target, value, frame):
-                    if not isinstance(item, Value) or item.name != name:
-                        item = self._named(name, item, assignment, frame)
-                    if self.quantizers:
-                        item = self._quantized(name, item)
-                    frame.values[name] = item
+                self._assign(assignment, frame)
             except Poisoned:
-                pass
+                pass  # an earlier error is the reason
             except LimitError as error:
-                error.span = error.span or s.span_in(source, assignment.value)
+                error.span = error.span or tree.span_in(source, assignment.value)
                 raise
             except NnefError as error:
                 self.meter.steps += ERROR_STEPS
                 self.errors += without_frames(error)
-            for name in names:
-                frame.values.setdefault(name, Poisoned)
+            for name in _names(assignment):
+                frame.values.setdefault(name, Poisoned)  # if the assignment failed
         raise_all(self.errors)
-        inputs = [parameter.name for parameter in graph.parameters]
-        outputs = [frame.values[result.name] for result in graph.results]
-        names = [result.name for result in graph.results]
-        return self.builder.graph(graph.name, outputs, names, self.options.unfixed(inputs))
+        input_names = [parameter.name for parameter in graph.parameters]
+        output_names = [result.name for result in graph.results]
+        outputs = [frame.values[name] for name in output_names]
+        unfixed_names = self.options.unfixed(input_names)
+        return self.builder.graph(graph.name, outputs, output_names, unfixed_names)
+
+    def _assign(self, assignment: tree.Assignment, frame: Frame) -> None:
+        """Evaluate an assignment of the graph's body, and set its names in `frame`."""
+        value = self.run(assignment.value, frame, _names(assignment))
+        for name, item in self.unpacked(assignment.target, value, frame):
+            if not isinstance(item, Value) or item.name != name:
+                item = self._named(name, item, assignment, frame)
+            if self.quantizers:
+                item = self._quantized(name, item)
+            frame.values[name] = item
 
     def _entry_calls(self) -> list[tuple[Calls, Source]]:
         """Return the invocations in each entry of graph.quant, with the entry's source."""
@@ -133,19 +147,21 @@ class _Flattener(Evaluator):
         If the network is flattened to be run, not only to be shown, raise UnsupportedError for
         unsupported operations instead.
         """
-        search = bodies, self.scope, self._has_rule, self._is_atomic
+        search = (bodies, self.scope, self._has_rule, self._is_atomic)
         if self.options.outline:
+            refused_operations = [*unsupported(*search), *self.scope.undeclared()]
             fragments = {fragment.name: fragment for fragment in self.document.fragments}
-            refused = callers_of([*unsupported(*search), *self.scope.undeclared()], fragments)
+            refused = callers_of(refused_operations, fragments)
             if refused:
                 return refused
         refuse_unsupported(*search)
         return frozenset()
 
-    def _named(self, name: str, item: Value | Scalar, node: s.SyntaxNode, frame: Frame) -> Value:
-        """Return the tensor for `item`, a tensor or a number that the main graph assigns to `name`.
+    def _named(self, name: str, item: Value | Scalar, node: tree.SyntaxNode, frame: Frame) -> Value:
+        """Return the tensor that the main graph assigns to `name`.
 
-        If the tensor has a name already, `name` becomes an alias of it.
+        If `item` is a number, the tensor is a constant. If the tensor has another name already,
+        `name` becomes an alias of the tensor.
         """
         if not isinstance(item, Value):
             try:
@@ -166,10 +182,10 @@ class _Flattener(Evaluator):
         return self.emit("constant", {}, attributes, place)[0]
 
     def _quantized(self, name: str, value: Value) -> Value:
-        """Return the tensor that expressions read for `name`.
+        """Return the tensor that expressions read for `name`, which is assigned to `value`.
 
-        It is `value`, or `value` after quantisation if graph.quant has an entry for the name (spec
-        7.1).
+        If graph.quant has an entry for the name, the tensor is `value` after quantisation (spec
+        7.1). Otherwise it is `value`.
         """
         quantizer = self.quantizers.get(name)
         if quantizer is None:
@@ -184,17 +200,23 @@ class _Flattener(Evaluator):
 
     # Invocations
 
-    def _invoke(self, node: s.Invocation, frame: Frame, names: Sequence[str]) -> Any:
+    def _invoke(self, node: tree.Invocation, frame: Frame, names: Sequence[str]) -> Any:
         fragment = self.scope.lookup(node.operation, frame.fragment)
         assert fragment is not None, node.operation  # `semantics.check` has looked the operation up
         form = self.scope.form(fragment, node)
         place = CallPlace(node, frame, names)
+
+        def apply(values: list[Any]) -> Any:
+            return self._apply(fragment, form, values, place)
+
         values = self._all(form.expressions(node), frame)
         if isinstance(values, GeneratorType):
-            return self._then(values, lambda v: self._apply(fragment, form, v, place))
-        return self._apply(fragment, form, values, place)
+            return self._then(values, apply)
+        return apply(values)
 
-    def _apply(self, fragment: s.Fragment, form: Form, values: list[Any], place: CallPlace) -> Any:
+    def _apply(
+        self, fragment: tree.Fragment, form: Form, values: list[Any], place: CallPlace
+    ) -> Any:
         """Apply an operation to the values of its parameters; return its result.
 
         If the operation is a fragment whose body is evaluated, return a generator that returns the
@@ -202,44 +224,53 @@ class _Flattener(Evaluator):
         """
         node, frame, _ = place
         if self.document.provisional:
-            pairs = zip(values, fragment.parameters, strict=True)
-            values = [self._declared(node, frame, value, p.type) for value, p in pairs]
+            for i, parameter in enumerate(fragment.parameters):
+                values[i] = self._declared(node, frame, values[i], parameter.type)
         arguments = dict(zip(form.names, values, strict=True))
         generic = None
         if fragment.generic:
-            generic = generic_of(fragment, cast(s.Invocation, node), arguments, frame.generic)
-        if fragment.name in INTRODUCING and fragment is standard()[fragment.name]:
+            generic = generic_of(fragment, cast(tree.Invocation, node), arguments, frame.generic)
+        introduces_tensor = fragment.name in INTRODUCING and fragment is standard()[fragment.name]
+        if introduces_tensor:
             return self._introduce(fragment.name, arguments, generic, place)
         kind = self._custom_kind(fragment)
-        if not kind and not self._is_atomic(fragment):
+        is_custom = kind != ""
+        if not is_custom and not self._is_atomic(fragment):
             return self._call(fragment, arguments, generic, place)
         operands = {name: arguments[name] for name in form.operands}
         attributes = {name: arguments[name] for name in form.attributes}
-        if not kind and fragment.name in GENERIC_RESULT:
-            try:
-                attributes["dtype"] = dtype_of(generic, self.builder)
-            except InvalidOperation as error:
-                raise self.invalid(error, fragment.name, {}, node, frame) from None
-        add = self._emit_custom if kind else self._emit
-        results = add(kind or fragment.name, operands, attributes, place)
+        if is_custom:
+            results = self._emit_custom(kind, operands, attributes, place)
+        else:
+            if fragment.name in GENERIC_RESULT:
+                try:
+                    attributes["dtype"] = dtype_of(generic, self.builder)
+                except InvalidOperation as error:
+                    raise self.invalid(error, fragment.name, {}, node, frame) from None
+            results = self._emit(fragment.name, operands, attributes, place)
         return results[0] if len(results) == 1 else results
 
     def _call(
-        self, fragment: s.Fragment, arguments: dict[str, Any], generic: str | None, place: CallPlace
+        self,
+        fragment: tree.Fragment,
+        arguments: dict[str, Any],
+        generic: str | None,
+        place: CallPlace,
     ) -> Step:
         """Evaluate the body of a fragment for arguments; return the results of the fragment.
 
         `generic` is the type that `?` stands for in the body.
         """
         node, frame, names = place
-        calls = (*frame.calls, Call(fragment.name, s.span_in(frame.source, node)))
+        calls = (*frame.calls, Call(fragment.name, tree.span_in(frame.source, node)))
         if len(calls) > self.limits.call_depth:
             message = f"fragments call each other more than {self.limits.call_depth} deep"
-            raise self.beyond(message, "call_depth", s.span_in(frame.source, node), calls[:-1])
+            raise self.beyond(message, "call_depth", tree.span_in(frame.source, node), calls[:-1])
         work = CALL_STEPS + EVALUATION_STEPS * len(fragment.body or ()) + len(fragment.results)
         self.spend(work + len(calls) // CALLS_PER_STEP, node, frame)
+        declared_names = [result.name for result in fragment.results]
         # A call may name fewer results than the fragment has.
-        result_names = dict(zip([r.name for r in fragment.results], names, strict=False))
+        name_by_result = dict(zip(declared_names, names, strict=False))
         call_name = names[0] if names else frame.prefix + fragment.name
         prefix = f"{call_name}_"
         if len(prefix) > _LONGEST_PREFIX:  # the prefixes of recursive calls would fill the memory
@@ -248,19 +279,22 @@ class _Flattener(Evaluator):
         assert fragment.body is not None
         for assignment in fragment.body:
             targets = _names(assignment)
-            # If an array is the only result, its tensors get all the names.
-            is_array = len(fragment.results) == 1 and targets == [fragment.results[0].name]
-            local = [result_names.get(name) or self.local(prefix + name) for name in targets]
-            names_of_targets = names if names and is_array else local
-            value = yield self._evaluate(assignment.value, inner, names_of_targets)
+            is_only_result = len(declared_names) == 1 and targets == declared_names
+            if names and is_only_result:
+                tensor_names = names  # several names if the result is an array
+            else:
+                tensor_names = [name_by_result.get(x) or self.local(prefix + x) for x in targets]
+            value = yield self._evaluate(assignment.value, inner, tensor_names)
             inner.values.update(self.unpacked(assignment.target, value, inner))
-        values = [(inner.values[result.name], result.type) for result in fragment.results]
-        results = [self._declared(node, frame, value, type) for value, type in values]
+        results: list[Any] = []
+        for result in fragment.results:
+            value = inner.values[result.name]
+            results.append(self._declared(node, frame, value, result.type))
         return results[0] if len(results) == 1 else tuple(results)
 
     # Custom operations of a network that was converted from another format
 
-    def _custom_kind(self, fragment: s.Fragment) -> str:
+    def _custom_kind(self, fragment: tree.Fragment) -> str:
         """Return the kind that a fragment stands for if it is a custom operation, otherwise "".
 
         A fragment for which the user has a rule is not a custom operation.
@@ -275,10 +309,11 @@ class _Flattener(Evaluator):
         """Add an operation of the kind that a custom operation stands for; return its results."""
         try:
             attributes = dict(attributes)
-            for name, x in attributes.items():
-                if is_body(x):
-                    attributes[name] = self._body(x, place)
-            return self._emit(kind, self._of_one_dtype(operands), attributes, place, least=0)
+            for name, attribute in attributes.items():
+                if is_body(attribute):
+                    attributes[name] = self._body(attribute, place)
+            operands = self._of_one_dtype(operands)
+            return self._emit(kind, operands, attributes, place, least=0)
         except NnefError:
             raise
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
@@ -291,13 +326,16 @@ class _Flattener(Evaluator):
 
         The integers are not converted if the tensors of integers have different dtypes.
         """
-        tensors = [x.type.dtype for x in operands.values() if isinstance(x, Value)]
-        dtypes = set(filter(is_integer, tensors))
-        if len(dtypes) != 1 or self.builder.integer in dtypes:
+        tensor_dtypes = [x.type.dtype for x in operands.values() if isinstance(x, Value)]
+        integer_dtypes = set(filter(is_integer, tensor_dtypes))
+        if len(integer_dtypes) != 1 or self.builder.integer in integer_dtypes:
             return operands
-        as_item = np.dtype(dtypes.pop()).type
-        integers = {name: as_item(x) for name, x in operands.items() if type(x) is int}
-        return {**operands, **integers}
+        convert = np.dtype(integer_dtypes.pop()).type
+        converted = dict(operands)
+        for name, operand in operands.items():
+            if type(operand) is int:
+                converted[name] = convert(operand)
+        return converted
 
     def _body(self, value: Sequence[Any], place: CallPlace) -> Graph:
         """Return the graph that the argument `value` of a custom operation stands for.
@@ -305,28 +343,37 @@ class _Flattener(Evaluator):
         The argument has the name of a fragment, followed by the types of the fragment's parameters.
         The graph is the flattened body of the fragment.
         """
-        fragment = self.scope.lookup(value[0], None)
+        fragment_name = value[0]
+        fragment = self.scope.lookup(fragment_name, None)
         types = types_of(value, self.options.real)
         if fragment is None or fragment.body is None or len(fragment.parameters) != len(types):
-            raise ValueError(f"there is no fragment '{value[0]}' with {len(types)} parameters")
-        if value[0] in self.bodies:
-            raise ValueError(f"fragment '{value[0]}' contains itself")
+            raise ValueError(f"there is no fragment '{fragment_name}' with {len(types)} parameters")
+        if fragment_name in self.bodies:
+            raise ValueError(f"fragment '{fragment_name}' contains itself")
         inner = _Flattener(self.scope, self.options, {})
-        inner.bodies = {*self.bodies, value[0]}
+        inner.bodies = {*self.bodies, fragment_name}
         calls = calls_of(assignment.value for assignment in fragment.body)
         refuse_unsupported([(calls, fragment.source)], self.scope, self._has_rule, self._is_atomic)
-        names = [parameter.name for parameter in fragment.parameters]
-        inputs = dict(zip(names, map(inner.builder.input, names, types), strict=True))
-        values = inner._run(inner._call(fragment, inputs, None, place._replace(names=())))
-        results = [result.name for result in fragment.results]
+        input_names = [parameter.name for parameter in fragment.parameters]
+        inputs: dict[str, Any] = {}
+        for name, type in zip(input_names, types, strict=True):
+            inputs[name] = inner.builder.input(name, type)
+        step = inner._call(fragment, inputs, None, place._replace(names=()))
+        values = inner._run(step)
         outputs = list(values) if isinstance(values, tuple) else [values]
-        return inner.builder.graph(fragment.name, outputs, results, names)
+        output_names = [result.name for result in fragment.results]
+        return inner.builder.graph(fragment.name, outputs, output_names, input_names)
 
     # Operations that introduce tensors
 
     def _introduce(
         self, kind: str, arguments: ByName, generic: str | None, place: CallPlace
     ) -> Value:
+        """Return the tensor of an operation that introduces a tensor.
+
+        `kind` is the name of the operation: "external", "variable" or "update". `generic` is the
+        type that `?` stands for in the operation.
+        """
         node, frame, names = place
         name = names[0] if names else frame.prefix + kind
         try:
@@ -340,6 +387,7 @@ class _Flattener(Evaluator):
             raise self.invalid(error, kind, {}, node, frame) from None
 
     def _external(self, name: str, shape: Sequence[int], dtype: str, place: CallPlace) -> Value:
+        """Add an input to the graph, or a constant if the user fixes the value of the input."""
         # An extent of 0 is open in the document (spec 4.1.1), but an empty axis in a call.
         declared = [extent or None for extent in shape]
         if name in self.options.values:
@@ -354,14 +402,16 @@ class _Flattener(Evaluator):
     def _variable(
         self, name: str, shape: Sequence[int], label: str, dtype: str, place: CallPlace
     ) -> Value:
+        """Add a variable to the graph."""
         node, frame, _ = place
         self.spend(len(label) // ITEMS_PER_STEP, node, frame)
         type = variable_type(shape, label, dtype)
-        variable = self.builder.variable(name, label, type, s.span_in(frame.source, node))
+        variable = self.builder.variable(name, label, type, tree.span_in(frame.source, node))
         self.variables.add(variable)
         return self.bound(variable, node, frame)
 
     def _update(self, variable: Any, value: Any, place: CallPlace) -> Value:
+        """Update a variable by `value`, a tensor or a number, and return the new tensor."""
         if not isinstance(value, Value):
             rank = len(variable.type.shape) if isinstance(variable, Value) else 1
             value = self._constant(value, rank, place)
@@ -371,7 +421,7 @@ class _Flattener(Evaluator):
 
     # What can be run
 
-    def _is_atomic(self, fragment: s.Fragment) -> bool:
+    def _is_atomic(self, fragment: tree.Fragment) -> bool:
         """Tell whether a call of a fragment becomes a single operation of the graph.
 
         Otherwise the body of the fragment is evaluated.
@@ -383,7 +433,7 @@ class _Flattener(Evaluator):
             self._atomic[id(fragment)] = is_atomic
         return is_atomic
 
-    def _has_rule(self, fragment: s.Fragment) -> bool:
+    def _has_rule(self, fragment: tree.Fragment) -> bool:
         """Tell whether a fragment can become a single operation: as a kind, or by a user's rule.
 
         The kinds are the operations of 1.0 final, and the primitives of 1.0 provisional that have
@@ -394,14 +444,17 @@ class _Flattener(Evaluator):
         if self._custom_kind(fragment):
             return True
         name = fragment.name
-        final = standard().get(name)
-        in_document = fragment.source is self.document.source
+        is_in_document = fragment.source is self.document.source
+        final_fragment = standard().get(name)  # of 1.0 final
+        is_final = fragment is final_fragment
         if name in self.options.rules:
-            return in_document or final is None or final is fragment
-        is_primitive = fragment.body is None and final is not None
-        is_kind = name in ops.rules and (final is fragment or is_primitive)
-        return is_kind and not in_document
+            return is_in_document or is_final or final_fragment is None
+        if is_in_document or name not in ops.rules:
+            return False
+        is_primitive = fragment.body is None and final_fragment is not None
+        return is_final or is_primitive
 
 
-def _names(assignment: s.Assignment) -> list[str]:
-    return [identifier.name for identifier in s.identifiers(assignment.target)]
+def _names(assignment: tree.Assignment) -> list[str]:
+    """Return the names in the target of an assignment."""
+    return [identifier.name for identifier in tree.identifiers(assignment.target)]

@@ -21,7 +21,7 @@ from nnef_jax.formats.nnef.parser import parse
 from nnef_jax.formats.nnef.quantization import QuantizationReader
 from nnef_jax.formats.nnef.scope import Scope
 from nnef_jax.formats.nnef.semantics import check
-from nnef_jax.formats.syntax import tree as s
+from nnef_jax.formats.syntax import tree
 from nnef_jax.formats.syntax.declared_tensors import check_shape, convert, without_member
 from nnef_jax.formats.syntax.flat_document import FlatWriter
 from nnef_jax.formats.syntax.frontend import GRAPH, QUANTIZATION, TextFrontend
@@ -43,7 +43,7 @@ class StandardFrontend(TextFrontend):
 
     def __init__(self, archive: Archive, options: Options) -> None:
         document = parse(archive.read_text(GRAPH), options.meter)
-        self.document: s.Document = document
+        self.document: tree.Document = document
         self.scope: Scope = Scope(document, options.meter)
         self._calls = check(self.scope, outline=options.outline)
         super().__init__(document.source, document.graph, archive, options)
@@ -67,15 +67,15 @@ class StandardFrontend(TextFrontend):
         shapes: dict[str, Sequence[int | None]] = {}
         source = self.document.source
         for assignment in self.document.graph.body:
-            match assignment.target, assignment.value:
-                case s.Identifier(name=name), s.Invocation(
-                    operation="external", arguments=(shape,)
-                ):
-                    with suppress(ExtentNeeded):
-                        extents = evaluate(shape.value, source, self.scope, options)
-                        shapes[name] = [extent or None for extent in extents]
-                case _:
-                    pass
+            target, value = assignment.target, assignment.value
+            if not isinstance(target, tree.Identifier) or not isinstance(value, tree.Invocation):
+                continue
+            if value.operation != "external" or len(value.arguments) != 1:
+                continue
+            (shape_argument,) = value.arguments
+            with suppress(ExtentNeeded):
+                extents = evaluate(shape_argument.value, source, self.scope, options)
+                shapes[target.name] = [extent or None for extent in extents]
         return shapes
 
     def flatten(self, options: Options) -> Graph:
@@ -85,10 +85,13 @@ class StandardFrontend(TextFrontend):
         """
         graph = flatten(self.scope, self._calls, options, self._rounding)
         if self._rounding:
+            # Variables without data are those that an algorithm of graph.quant introduces.
             message = "a quantisation algorithm must not have variables"
-            variables = (*graph.parameters, *graph.states)
-            unknown = [v for v in variables if v.label not in self._labels]
-            raise_all([SemanticError(message, span=variable.span) for variable in unknown])
+            errors: list[NnefError] = []
+            for variable in (*graph.parameters, *graph.states):
+                if variable.label not in self._labels:
+                    errors.append(SemanticError(message, span=variable.span))
+            raise_all(errors)
         return graph
 
     def stored(self, graph: Graph) -> Stored:
@@ -96,12 +99,12 @@ class StandardFrontend(TextFrontend):
 
         Quantised data become real numbers. If the header of a provisional tensor file names an
         algorithm, this algorithm decodes the data. Otherwise the variable's entry in graph.quant
-        decodes them, and does not round the parameter.
+        decodes the data. An entry that decodes data does not round the parameter in a run.
         """
         data: dict[str, NDArray[Any]] = {}
         rounding = dict(self._entries)
         errors: list[NnefError] = []
-        entry_names: dict[Value | None, str] = {}
+        entry_names: dict[Value | None, str] = {}  # the name of the first entry for each tensor
         for name in self._entries:
             entry_names.setdefault(graph.values.get(name), name)
         variables = (*graph.parameters, *graph.states)
@@ -200,7 +203,8 @@ class StandardFrontend(TextFrontend):
             # does not change it.
             quantizer = self.reader.header(file.quantization, member)
             name = names.get(variable.value)
-            if isinstance(variable, Parameter) and name and name not in self._entries:
+            can_have_entry = isinstance(variable, Parameter) and name not in self._entries
+            if name and can_have_entry:
                 entries.append(conversion.entry(name, variable.value, quantizer))
             elif data is not None:
                 members[member] = data[variable.label]
@@ -210,6 +214,7 @@ class StandardFrontend(TextFrontend):
         return Written(members)
 
     def _file(self, member: str) -> TensorFile:
+        """Read the tensor file with the name `member` in the archive."""
         data = self.archive.open_tensor(member)
         return read_tensor_file(data, name=member, meter=self.options.meter)
 
@@ -218,20 +223,23 @@ class StandardFrontend(TextFrontend):
 class _Conversion:
     """A conversion of a document to NNEF 1.0 final.
 
-    `document` is the document, `graph` is the document's graph without rounding, and `entries` are
-    the entries of the document's graph.quant.
+    `graph` is the document's graph without rounding, and `entries` are the entries of the
+    document's graph.quant.
     """
 
-    document: s.Document
+    document: tree.Document
     graph: Graph
     entries: Mapping[str, Quantizer]
 
     @property
     def names(self) -> Mapping[Value, str]:
         """Return the name of each value of the graph in the document."""
-        return {
-            value: name for name, value in self.graph.values.items() if name in self._same_target
-        }
+        names: dict[Value, str] = {}
+        for name, value in self.graph.values.items():
+            is_in_document = name in self._same_target
+            if is_in_document:
+                names[value] = name
+        return names
 
     def flat(self, meter: Meter) -> tuple[str, Mapping[Value, str], str]:
         """Return a flat document, the names of its values, and its graph.quant, in 1.0 final."""
@@ -246,13 +254,14 @@ class _Conversion:
 
     @cached_property
     def _variables(self) -> Set[Value]:
+        """Return the values of parameters and states."""
         return {variable.value for variable in (*self.graph.parameters, *self.graph.states)}
 
     def _unfit_entries(self) -> Iterator[NnefError]:
         """Yield an error for each entry of graph.quant that would act differently in a flat text.
 
-        Such an entry would round a tensor with several names, or names an operation that has
-        another meaning in 1.0 final.
+        Either the entry would round a tensor that has several names, or it names an operation that
+        has another meaning in 1.0 final.
         """
         for name, quantizer in self.entries.items():
             other = self._other_name(name)
@@ -270,7 +279,7 @@ class _Conversion:
             yield UnsupportedError(message, span=quantizer.span())
 
     def _other_name(self, name: str) -> str | None:
-        """Return another name of the value with the name `name`, if graph.quant does not round it.
+        """Return another name of the value with the name `name` that an entry would not round.
 
         Return None if there is no such name. In the document, a later assignment reads the value by
         its first name, rounded or not. An entry does not round other identifiers of the same
@@ -294,12 +303,13 @@ class _Conversion:
 
     @cached_property
     def _same_target(self) -> Mapping[str, Set[str]]:
-        """Map each name that an assignment has in its target to all names in this target."""
-        targets: dict[str, Set[str]] = {}
+        """Return all names in the target of an assignment, by each name in this target."""
+        names_by_name: dict[str, Set[str]] = {}
         for assignment in self.document.graph.body:
-            names = {identifier.name for identifier in s.identifiers(assignment.target)}
-            targets.update(dict.fromkeys(names, names))
-        return targets
+            names = {identifier.name for identifier in tree.identifiers(assignment.target)}
+            for name in names:
+                names_by_name[name] = names
+        return names_by_name
 
     def entry(self, name: str, value: Value, quantizer: Quantizer) -> str:
         """Return the line of graph.quant that quantises `value`, whose name is `name`."""

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from lowering.location import Source, Span
 from nnef_jax.errors import NnefError, NnefSyntaxError, raise_all
-from nnef_jax.formats.syntax import tree as s
+from nnef_jax.formats.syntax import tree
 from nnef_jax.formats.syntax.parsing import STANDARD
 from nnef_jax.formats.syntax.tokens import TOKEN, count_tokens
 from nnef_jax.limits import TOKEN_STEPS, Meter
@@ -55,7 +56,7 @@ _VERSION = re.compile(
 )
 
 
-def parse(source: Source, meter: Meter) -> s.Document:
+def parse(source: Source, meter: Meter) -> tree.Document:
     """Parse a document of NNEF 1.0, final or provisional.
 
     Raises NnefSyntaxError if the text is not in the language, and LimitError if it is too large.
@@ -72,7 +73,9 @@ def parse(source: Source, meter: Meter) -> s.Document:
     return document
 
 
-def parse_quantization(source: Source, meter: Meter) -> Sequence[tuple[s.Literal, s.Expression]]:
+def parse_quantization(
+    source: Source, meter: Meter
+) -> Sequence[tuple[tree.Literal, tree.Expression]]:
     """Parse a graph.quant; return pairs of a tensor's name and the operation that quantises it.
 
     See section 5.3 of the specification.
@@ -80,7 +83,7 @@ def parse_quantization(source: Source, meter: Meter) -> Sequence[tuple[s.Literal
     return STANDARD.parse(source, meter, "quantization")
 
 
-def _check_extensions(document: s.Document, features: Sequence[tuple[str, int]]) -> None:
+def _check_extensions(document: tree.Document, features: Sequence[tuple[str, int]]) -> None:
     """Raise NnefSyntaxError if a document uses compositional syntax without its extension.
 
     Only documents of 1.0 final declare extensions. In a document of 1.0 provisional, the statements
@@ -90,19 +93,20 @@ def _check_extensions(document: s.Document, features: Sequence[tuple[str, int]])
     source = document.source
     if document.provisional:
         for statement in document.graph.body:
-            if not isinstance(statement.value, s.Invocation):
+            if not isinstance(statement.value, tree.Invocation):
                 raise NnefSyntaxError(
                     "a statement of the graph must invoke an operation",
-                    span=s.span_in(source, statement.value),
+                    span=tree.span_in(source, statement.value),
                     hint="the graph of a provisional document is flat: "
                     "move expressions into a fragment",
                 )
         return
-    first = dict(reversed(features))
-    for construction, (extension, message) in EXTENDED.items():
-        if construction in first and extension not in document.extensions:
+    first_offsets = dict(reversed(features))
+    for feature, (extension, message) in EXTENDED.items():
+        if feature in first_offsets and extension not in document.extensions:
+            span = Span(source, first_offsets[feature])
             hint = f"write 'extension {extension};' after the version"
-            raise NnefSyntaxError(message, span=Span(source, first[construction]), hint=hint)
+            raise NnefSyntaxError(message, span=span, hint=hint)
 
 
 # Dialects
@@ -117,18 +121,18 @@ def is_provisional(text: str) -> bool:
 def check_features(source: Source, provisional: bool, features: Sequence[tuple[str, int]]) -> None:
     """Raise NnefSyntaxError if a text uses features that its dialect does not have.
 
-    `features` has the name and the offset of each use. The error contains the first use of each
-    such feature.
+    `features` has the name and the offset of each use of a feature. For each feature that the
+    dialect does not have, the error contains the first use.
     """
-    foreign = FINAL_FEATURES if provisional else PROVISIONAL_FEATURES
+    foreign_features = FINAL_FEATURES if provisional else PROVISIONAL_FEATURES
     dialect = "1.0 provisional" if provisional else "1.0 final"
-    first: dict[str, int] = {}
+    first_offsets: dict[str, int] = {}
     for name, offset in sorted(features, key=lambda feature: feature[1]):
-        if name in foreign:
-            first.setdefault(name, offset)
+        if name in foreign_features:
+            first_offsets.setdefault(name, offset)
     errors: list[NnefError] = []
-    for name, offset in first.items():
-        title, hint = foreign[name]
+    for name, offset in first_offsets.items():
+        title, hint = foreign_features[name]
         message = f"{title} is not part of NNEF {dialect}"
         errors.append(NnefSyntaxError(message, span=Span(source, offset), hint=hint))
     if provisional and errors:  # probably the text is in 1.0 final, and the semicolon is missing
@@ -152,57 +156,70 @@ def end_statements(text: str) -> tuple[str, str]:
     with_semicolons = ""
     offset = 0  # the end of the part of the text that both results already have
     for index in _statement_ends(tokens):
-        end = tokens[index - 1][2]
-        begin = tokens[index][1]
-        spaced += text[offset:end] + (text[end:begin] or " ")
-        with_semicolons += without_comments[offset:end] + ";" + without_comments[end + 1 : begin]
-        offset = begin
+        # The space between two statements.
+        begin = tokens[index - 1].end
+        end = tokens[index].start
+        space = text[begin:end] or " "
+        spaced += text[offset:begin] + space
+        with_semicolons += without_comments[offset:begin] + ";" + without_comments[begin + 1 : end]
+        offset = end
     return spaced + text[offset:], with_semicolons + without_comments[offset:]
 
 
 def _blank_comment(token: re.Match[str]) -> str:
+    """Return a token, or spaces in the place of a token that is a comment."""
     text = token[0]
     return " " * len(text) if text.startswith("#") else text
 
 
-def _tokens(text: str) -> list[tuple[str, int, int]]:
-    """Return (token, start, end) for each token of a text. A string is the token `''`."""
-    tokens: list[tuple[str, int, int]] = []
+class _Token(NamedTuple):
+    """A token of a text, with the offsets of its start and its end."""
+
+    text: str  # '' in the place of a string
+    start: int
+    end: int
+
+
+def _tokens(text: str) -> list[_Token]:
+    """Return the tokens of a text, without comments."""
+    tokens: list[_Token] = []
     for match in TOKEN.finditer(text):
         if match.lastgroup == "skip":
             continue
-        token = "''" if match.lastgroup == "string" else match[0]
-        tokens.append((token, match.start(), match.end()))
+        token_text = "''" if match.lastgroup == "string" else match[0]
+        tokens.append(_Token(token_text, match.start(), match.end()))
     return tokens
 
 
-def _statement_ends(tokens: Sequence[tuple[str, int, int]]) -> Iterator[int]:
+def _statement_ends(tokens: Sequence[_Token]) -> Iterator[int]:
     """Yield the indices of the tokens before which a semicolon is missing."""
     depth = 0  # the number of open brackets
-    in_body = False
+    is_in_body = False
     target = 0  # the index of the first token of a possible target
-    previous = ""  # the previous token
-    for index, (token, _, _) in enumerate(tokens):
+    previous = ""  # the text of the previous token
+    for index, token in enumerate(tokens):
         end = 0  # the index of the token before which a statement ends
         # A target continues after a comma. Any other token may begin a target.
-        begins_target = depth == 0 and (previous == ",") == (token == ",")
-        if token in ("(", "["):
+        is_comma = token.text == ","
+        follows_comma = previous == ","
+        begins_target = depth == 0 and is_comma == follows_comma
+        if token.text in ("(", "["):
             depth += 1
-        elif token in (")", "]"):
+        elif token.text in (")", "]"):
             depth -= 1
-        elif token == "{":
+        elif token.text == "{":
             depth = 0
-            in_body = True
+            is_in_body = True
             target = index
-        elif token == "}" and in_body:
-            in_body = False
+        elif token.text == "}" and is_in_body:
+            is_in_body = False
             end = index
-        elif token == "=" and in_body and depth == 0 and previous != ",":
-            end = target if _TARGET.match(tokens[target][0]) else 0
+        elif token.text == "=" and is_in_body and depth == 0 and not follows_comma:
+            end = target if _TARGET.match(tokens[target].text) else 0
         if begins_target:
             target = index
-        previous = token
-        if end and tokens[end - 1][0] not in ("{", ";"):
+        previous = token.text
+        if end > 0 and tokens[end - 1].text not in ("{", ";"):
             yield end
 
 

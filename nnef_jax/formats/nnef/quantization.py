@@ -7,6 +7,7 @@ of numbers, or `constant(shape = ..., value = ...)`. `quantizer.Quantizer` appli
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +21,7 @@ from nnef_jax.formats.nnef.expressions import ExpressionTypes
 from nnef_jax.formats.nnef.flatten import evaluate
 from nnef_jax.formats.nnef.parser import parse_quantization
 from nnef_jax.formats.nnef.scope import Scope
-from nnef_jax.formats.syntax import tree as s
+from nnef_jax.formats.syntax import tree
 from nnef_jax.formats.syntax.quantizer import ALGORITHMS, ArgumentValue, Quantizer
 from nnef_jax.formats.syntax.types import SCALAR, ArrayOf, Tensor, TupleOf, Type
 from nnef_jax.limits import Meter, raising
@@ -35,6 +36,8 @@ _NAMES = "an entry must name a tensor that the body of the graph itself assigns"
 
 
 class _ArgumentTypes(ExpressionTypes):
+    """Infers the types of the arguments in an entry of graph.quant."""
+
     def how_to_define(self, name: str) -> str:
         return "arguments must be numbers: tensors have no value here"
 
@@ -54,8 +57,8 @@ class _ArgumentTypes(ExpressionTypes):
         return f"{item} or {item}[]"
 
     def how_to_write(self, formal: Type, actual: Type) -> str:
-        wants_point = "scalar" in self.shown(formal) and "integer" in str(actual)
-        return "write numbers with a point, as in 2.0" if wants_point else ""
+        needs_point = "scalar" in self.shown(formal) and "integer" in str(actual)
+        return "write numbers with a point, as in 2.0" if needs_point else ""
 
 
 class QuantizationReader:
@@ -70,29 +73,24 @@ class QuantizationReader:
     def entries(self, source: Source) -> dict[str, Quantizer]:
         """Read a graph.quant; return its quantisers by the identifiers of the tensors (spec 5.3).
 
-        Raises NnefSyntaxError if the text is not in the language. Raises SemanticError, which
+        Raises NnefSyntaxError if the text is not in the language. Raises a SemanticError that
         contains all errors of the entries.
         """
-        lines: dict[str, int] = {}
+        lines: dict[str, int] = {}  # the line of the entry for each identifier
         quantizers: dict[str, Quantizer] = {}
         errors: list[NnefError] = []
-        names = {
-            identifier.name: assignment.value
-            for assignment in self._document.graph.body
-            for identifier in s.identifiers(assignment.target)
-        }
-        labels = _labels(names)
+        values: dict[str, tree.Expression] = {}  # the assigned expression by the identifier
+        for assignment in self._document.graph.body:
+            for identifier in tree.identifiers(assignment.target):
+                values[identifier.name] = assignment.value
+        labels = _labels(values)
         for key, node in parse_quantization(source, self.meter):
             name = str(key.value)
-            span = Span(source, key.offset, len(name) + 2)
+            quotes = 2
+            span = Span(source, key.offset, len(name) + quotes)
             try:
-                if name not in names:
-                    if name in labels:
-                        hint = f"that is a label: write the variable's identifier, '{labels[name]}'"
-                    else:
-                        hint = did_you_mean(name, names, meter=self.meter) or _NAMES
-                    message = f"the graph has no tensor '{name}'"
-                    raise SemanticError(message, span=span, hint=hint)
+                if name not in values:
+                    raise self._unknown_tensor(name, values, labels, span)
                 if name in lines:
                     message = f"tensor '{name}' already has an entry on line {lines[name]}"
                     raise SemanticError(message, span=span)
@@ -102,6 +100,20 @@ class QuantizationReader:
                 errors += error.errors
         raise_all(errors)
         return quantizers
+
+    def _unknown_tensor(
+        self, name: str, identifiers: Collection[str], labels: Mapping[Any, str], span: Span
+    ) -> SemanticError:
+        """Return the error for an entry with a name that is no identifier of the graph.
+
+        `identifiers` are the identifiers of the graph, and `labels` maps the labels of variables to
+        identifiers. `span` is the entry's place.
+        """
+        if name in labels:
+            hint = f"that is a label: write the variable's identifier, '{labels[name]}'"
+        else:
+            hint = did_you_mean(name, identifiers, meter=self.meter) or _NAMES
+        return SemanticError(f"the graph has no tensor '{name}'", span=span, hint=hint)
 
     def header(self, text: str, member: str) -> Quantizer:
         """Return the quantiser that the header of a provisional tensor file describes (spec 5.2).
@@ -114,26 +126,29 @@ class QuantizationReader:
         if len(entries) != 1:
             message = "the header of a tensor file names one quantisation algorithm"
             raise SemanticError(message, span=Span(source, 0))
-        return self._quantizer(entries[0][1], source, provisional=True)
+        ((_, node),) = entries
+        return self._quantizer(node, source, provisional=True)
 
-    def _quantizer(self, node: s.Expression, source: Source, provisional: bool) -> Quantizer:
+    def _quantizer(self, node: tree.Expression, source: Source, provisional: bool) -> Quantizer:
+        """Return the quantiser for the invocation in an entry, and check its arguments."""
         fragment = self._algorithm(node, source)
-        assert isinstance(node, s.Invocation)
+        assert isinstance(node, tree.Invocation)
         tensor, *parameters = fragment.parameters
         for argument in node.arguments:
-            if argument.name in (None, tensor.name):
-                rule = "arguments must be named"
-                if argument.name:
-                    rule = "the tensor must not be given"
-                span = s.span_in(source, argument)
+            is_tensor = argument.name == tensor.name
+            if is_tensor or argument.name is None:
+                rule = "the tensor must not be given" if is_tensor else "arguments must be named"
+                span = tree.span_in(source, argument)
                 named = ", ".join(f"{parameter.name} = ..." for parameter in parameters)
                 hint = f"write {named}"
                 raise SemanticError(f"in a quantisation entry {rule}", span=span, hint=hint)
-        tensor_argument = s.Argument(node.offset, None, s.Identifier(node.offset, _TENSOR))
+        tensor_argument = tree.Argument(node.offset, None, tree.Identifier(node.offset, _TENSOR))
         call = replace(node, operation=fragment.name, arguments=(tensor_argument, *node.arguments))
         errors: list[NnefError] = []
-        types = {_TENSOR: tensor.type}
-        _ArgumentTypes(self._scope, source, provisional, errors, None, types).type_of(call)
+        argument_types = _ArgumentTypes(
+            self._scope, source, provisional, errors, None, {_TENSOR: tensor.type}
+        )
+        argument_types.type_of(call)
         raise_all(errors)
         values: dict[str, ArgumentValue] = {}
         positions = self._scope.form(fragment, call).positions
@@ -149,15 +164,15 @@ class QuantizationReader:
             raise_all(list(quantizer.problems()))
         return quantizer
 
-    def _algorithm(self, node: s.Expression, source: Source) -> s.Fragment:
+    def _algorithm(self, node: tree.Expression, source: Source) -> tree.Fragment:
         """Return the declaration of the operation in an entry.
 
         Raises SemanticError unless the operation takes a tensor of scalars and returns one.
         """
-        assert isinstance(node, s.Invocation | s.Builtin)
-        operation = node.operation if isinstance(node, s.Invocation) else node.function
+        assert isinstance(node, tree.Invocation | tree.Builtin)
+        operation = node.operation if isinstance(node, tree.Invocation) else node.function
         name = _ALIASES.get(operation, operation)
-        span = s.span_in(source, node)
+        span = tree.span_in(source, node)
         algorithms = [*ALGORITHMS, *(fragment.name for fragment in self._document.fragments)]
         fragment = self._scope.lookup(name, None)
         if fragment is None or name not in algorithms:
@@ -174,18 +189,22 @@ class QuantizationReader:
             raise SemanticError(message, span=span, hint=hint)
         return fragment
 
-    def _value(self, expression: s.Expression, source: Source) -> Any:
-        if not isinstance(expression, s.Invocation) or expression.operation != "constant":
+    def _value(self, expression: tree.Expression, source: Source) -> Any:
+        """Return the value of an argument: a number, a list, or the array of a `constant`."""
+        if not isinstance(expression, tree.Invocation) or expression.operation != "constant":
             return evaluate(expression, source, self._scope, self._options)
-        parts = {a.name: self._value(a.value, source) for a in expression.arguments}
-        shape = tuple(parts["shape"])
-        items = np.array(parts["value"])
-        span = s.span_in(source, expression)
+        arguments: dict[str | None, Any] = {}
+        for argument in expression.arguments:
+            arguments[argument.name] = self._value(argument.value, source)
+        shape = tuple(arguments["shape"])
+        items = np.array(arguments["value"])
+        span = tree.span_in(source, expression)
         if len(shape) > MAX_RANK:
             message = f"a constant has {len(shape)} axes, arrays have at most {MAX_RANK}"
             raise ShapeError(message, span=span)
         size = volume(shape)
-        if any(extent < 1 for extent in shape) or items.size not in (1, size):
+        has_empty_axis = any(extent < 1 for extent in shape)
+        if has_empty_axis or items.size not in (1, size):
             message = f"a constant of shape {show(shape)} cannot hold {items.size} values"
             raise ShapeError(message, span=span)
         if size > self.meter.limits.array_items:
@@ -194,19 +213,20 @@ class QuantizationReader:
         return np.broadcast_to(items.ravel(), size).reshape(shape)
 
 
-def _labels(names: dict[str, s.Expression]) -> dict[Any, str]:
+def _labels(values: dict[str, tree.Expression]) -> dict[Any, str]:
     """Map the label of each variable to the identifier of the variable.
 
-    `names` maps identifiers to the expressions that are assigned to them. If several variables have
-    a label, the label is mapped to the first of them.
+    `values` has the assigned expressions by identifier. If several variables have the same label,
+    the label is mapped to the first of them.
     """
-    labels: dict[Any, str] = {}
-    for name, value in names.items():
-        if isinstance(value, s.Invocation) and value.operation == "variable":
+    identifier_by_label: dict[Any, str] = {}
+    for identifier, value in values.items():
+        if isinstance(value, tree.Invocation) and value.operation == "variable":
             for argument in value.arguments:
-                if argument.name == "label" and isinstance(argument.value, s.Literal):
-                    labels.setdefault(argument.value.value, name)
-    return labels
+                if argument.name == "label" and isinstance(argument.value, tree.Literal):
+                    label = argument.value.value
+                    identifier_by_label.setdefault(label, identifier)
+    return identifier_by_label
 
 
 def _as_declared(value: Any, type: Type) -> Any:
@@ -216,4 +236,5 @@ def _as_declared(value: Any, type: Type) -> Any:
     """
     if isinstance(value, list):
         return [_as_declared(item, type) for item in value]  # pyright: ignore[reportUnknownVariableType]
-    return float(value) if type in _REAL and isinstance(value, int) else value
+    is_integer = isinstance(value, int)
+    return float(value) if is_integer and type in _REAL else value

@@ -51,7 +51,9 @@ class Scope:
 
     def is_taken(self, name: str) -> bool:
         """Tell whether the dialect of the document has an operation of this name."""
-        return name in self.library and not (self.document.provisional and name in FINAL_ONLY)
+        if self.document.provisional and name in FINAL_ONLY:
+            return False
+        return name in self.library
 
     def lookup(self, name: str, caller: Fragment | None) -> Fragment | None:
         """Return the declaration of the operation `name`, or None if nothing declares it.
@@ -71,15 +73,17 @@ class Scope:
         return {node.operation for node in calls if node.operation not in self._declarations}
 
     def form(self, fragment: Fragment, invocation: Invocation) -> Form:
-        """Return `form_of(fragment, invocation)`.
+        """Return the form of an invocation of a fragment, as `form_of` does.
 
         The form is computed only once for all invocations that have the same names of arguments.
         """
-        key = (id(fragment), tuple([argument.name for argument in invocation.arguments]))
+        argument_names = tuple([argument.name for argument in invocation.arguments])
+        key = (id(fragment), argument_names)
         form = self._forms.get(key)
         if form is None:
             self.meter.spend(BINDING_STEPS * len(fragment.parameters), self.document.source.name)
-            form = self._forms[key] = form_of(fragment, invocation)
+            form = form_of(fragment, invocation)
+            self._forms[key] = form
         return form
 
     def similar(self, name: str) -> str:

@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from typing import NamedTuple
 
 from lowering.location import Source, Span
 from nnef_jax.errors import NnefError, SemanticError, raise_all
 from nnef_jax.formats.nnef.expressions import Calls, ExpressionTypes
 from nnef_jax.formats.nnef.scope import Scope
-from nnef_jax.formats.syntax import tree as s
+from nnef_jax.formats.syntax import tree
 from nnef_jax.formats.syntax import types as t
 from nnef_jax.formats.syntax.invocation import refuse
 from nnef_jax.formats.syntax.standard import INTRODUCING
@@ -25,8 +26,8 @@ from nnef_jax.limits import LETTERS_PER_STEP, within_memory
 def check(scope: Scope, *, outline: bool = False) -> Calls:
     """Check a document; return the invocations in the graph's body, by operation.
 
-    Raises SemanticError, which contains all errors of the document. If `outline`, and the only
-    errors are calls of operations that nothing declares, no error is raised.
+    Raises a SemanticError that contains all errors of the document. If `outline`, calls of
+    operations that nothing declares are allowed, unless there are other errors.
     """
     checker = _Checker(scope)
     with within_memory("the text"):  # a large limit of nesting may exhaust the stack
@@ -38,45 +39,53 @@ def check(scope: Scope, *, outline: bool = False) -> Calls:
 
 
 def _offset(error: NnefError) -> int:
+    """Return the offset of an error in the text, or 0 if the error has no place."""
     return error.span.offset if error.span else 0
 
 
 class _Checker:
+    """Checks a document, and collects its errors and the operations that nothing declares."""
+
     def __init__(self, scope: Scope) -> None:
         self.scope = scope
         self.document = scope.document
         self.errors: list[NnefError] = []
-        self.unknown: defaultdict[str, list[s.Invocation]] = defaultdict(list)
+        self.unknown: defaultdict[str, list[tree.Invocation]] = defaultdict(list)
         source, provisional = self.document.source, self.document.provisional
         self.types = partial(ExpressionTypes, scope, source, provisional, self.errors)
 
     def run(self) -> Calls:
+        """Check the document; return the invocations in the graph's body, by operation."""
         self._fragment_names()
         for fragment in self.document.fragments:
             self._fragment(fragment)
         return self._graph(self.document.graph)
 
-    def _report(self, message: str, node: s.SyntaxNode, hint: str = "") -> None:
+    def _report(self, message: str, node: tree.SyntaxNode, hint: str = "") -> None:
+        """Append an error with the place of a node to `errors`."""
         self.scope.meter.spend(len(message) // LETTERS_PER_STEP, "the text")
-        span = s.span_in(self.document.source, node)
+        span = tree.span_in(self.document.source, node)
         self.errors.append(SemanticError(message, span=span, hint=hint))
 
     # Declarations
 
     def _fragment_names(self) -> None:
-        first = {fragment.name: fragment for fragment in reversed(self.document.fragments)}
+        """Report fragments with the name of an operation of the standard or of another fragment."""
+        first_by_name: dict[str, tree.Fragment] = {}
         for fragment in self.document.fragments:
+            first = first_by_name.setdefault(fragment.name, fragment)
             if self.scope.is_taken(fragment.name):
                 message = "is an operation of the standard, it cannot be defined again"
                 hint = "give the fragment another name"
                 self._report(f"'{fragment.name}' {message}", fragment, hint)
-            elif first[fragment.name] is not fragment:
-                line = self.document.source.position(first[fragment.name].offset)[0]
+            elif first is not fragment:
+                line, _ = self.document.source.position(first.offset)
                 message = f"fragment '{fragment.name}' is already defined on line {line}"
                 self._report(message, fragment)
 
-    def _fragment(self, fragment: s.Fragment) -> None:
-        attribute: s.FormalParameter | None = None
+    def _fragment(self, fragment: tree.Fragment) -> None:
+        """Check the declaration of a fragment and its body."""
+        attribute: tree.FormalParameter | None = None
         for declared in _repeated([*fragment.parameters, *fragment.results]):
             self._report(f"'{declared.name}' is declared twice in '{fragment.name}'", declared)
         for parameter in fragment.parameters:
@@ -101,9 +110,10 @@ class _Checker:
                 self._report(message, result)
 
     def _default(
-        self, fragment: s.Fragment, parameter: s.FormalParameter, default: s.Expression
+        self, fragment: tree.Fragment, parameter: tree.FormalParameter, default: tree.Expression
     ) -> None:
-        if not s.is_literal(default):
+        """Check a default: it has to be a literal of the type of the parameter."""
+        if not tree.is_literal(default):
             self._report(f"the default of '{parameter.name}' is not a literal", default)
             return
         declared = parameter.type
@@ -118,10 +128,10 @@ class _Checker:
 
     def _body(
         self,
-        body: Sequence[s.Assignment],
+        body: Sequence[tree.Assignment],
         types: dict[str, t.Type],
         results: Mapping[str, t.Type],
-        fragment: s.Fragment | None,
+        fragment: tree.Fragment | None,
     ) -> Calls:
         """Check the assignments of a body in order; return the body's invocations, by operation.
 
@@ -150,34 +160,39 @@ class _Checker:
                 self.unknown[name] += uses
         return expressions.calls
 
-    def _unpack(self, target: s.Expression, type: t.Type) -> list[tuple[s.Identifier, t.Type]]:
+    def _unpack(
+        self, target: tree.Expression, type: t.Type
+    ) -> list[tuple[tree.Identifier, t.Type]]:
         """Return each identifier in the target of an assignment with the type of its value.
 
-        `type` is the type of the assigned value. An error is reported if the target does not fit
-        it.
+        `type` is the type of the assigned value. If the target does not fit this type, an error is
+        reported.
         """
-        if isinstance(target, s.Identifier):
+        if isinstance(target, tree.Identifier):
             return [(target, type)]
-        assert isinstance(target, s.Array | s.Tuple)
+        assert isinstance(target, tree.Array | tree.Tuple)
         count = len(target.items)
         types: Sequence[t.Type] = [t.ANY] * count
         match target, type:
             case _, t.Anything():
                 pass
-            case s.Array(), t.ArrayOf(item):
+            case tree.Array(), t.ArrayOf(item):
                 types = [item] * count
-            case s.Tuple(), t.TupleOf(items) if len(items) == count:
+            case tree.Tuple(), t.TupleOf(items) if len(items) == count:
                 types = items
-            case s.Tuple(), t.TupleOf(items):
+            case tree.Tuple(), t.TupleOf(items):
                 self._report(f"{len(items)} results cannot be assigned to {count} names", target)
             case _:
                 self._report(f"a value of type {type} cannot be assigned to this target", target)
-        pairs = zip(target.items, types, strict=True)
-        return [named for item, part in pairs for named in self._unpack(item, part)]
+        unpacked: list[tuple[tree.Identifier, t.Type]] = []
+        for item, item_type in zip(target.items, types, strict=True):
+            unpacked += self._unpack(item, item_type)
+        return unpacked
 
     # The graph
 
-    def _graph(self, graph: s.GraphDefinition) -> Calls:
+    def _graph(self, graph: tree.GraphDefinition) -> Calls:
+        """Check the graph; return the invocations in its body, by operation."""
         for kind, names in (("parameter", graph.parameters), ("result", graph.results)):
             for identifier in _repeated(names):
                 message = f"{kind} '{identifier.name}' of the graph is declared twice"
@@ -202,7 +217,7 @@ class _Checker:
         return calls
 
     def _check_assignments(
-        self, graph: s.GraphDefinition, types: Mapping[str, t.Type], calls: Calls
+        self, graph: tree.GraphDefinition, types: Mapping[str, t.Type], calls: Calls
     ) -> None:
         """Report assignments of the graph that the specification does not allow (spec 3.3.1).
 
@@ -214,10 +229,10 @@ class _Checker:
         settled: set[int] = set()
         for assignment in graph.body:
             value = assignment.value
-            is_external = isinstance(value, s.Invocation) and value.operation == "external"
+            is_external = isinstance(value, tree.Invocation) and value.operation == "external"
             if is_external:
                 settled.add(id(value))
-            for identifier in s.identifiers(assignment.target):
+            for identifier in tree.identifiers(assignment.target):
                 name = identifier.name
                 type = types[name]
                 is_tensor = isinstance(type, t.Tensor) or t.fits(type, t.TENSOR)
@@ -232,7 +247,7 @@ class _Checker:
                     self._report(f"'{name}' {message}", identifier, hint)
                 elif is_parameter and not is_external:
                     # An `external` inside the value needs no second report.
-                    settled.update(map(id, s.invocations([value])))
+                    settled.update(map(id, tree.invocations([value])))
                     message = f"graph parameter '{name}' must be assigned by 'external'"
                     self._report(message, identifier)
         for node in calls.get("external", ()):
@@ -252,22 +267,27 @@ class _Checker:
             self._report(f"unknown operation '{name}'{often}", uses[0], hint)
 
 
-_Named = s.Identifier | s.FormalParameter | s.ResultDeclaration
+_Named = tree.Identifier | tree.FormalParameter | tree.ResultDeclaration
 
 
 def _repeated(declared: Sequence[_Named]) -> list[_Named]:
     """Return the nodes that have the name of an earlier node in the list."""
-    first = {node.name: node for node in reversed(declared)}
-    return [node for node in declared if first[node.name] is not node]
+    names = set[str]()
+    repeated: list[_Named] = []
+    for node in declared:
+        if node.name in names:
+            repeated.append(node)
+        names.add(node.name)
+    return repeated
 
 
 # Operations that cannot run
 
 
-def calls_of(expressions: Iterable[s.Expression]) -> Calls:
+def calls_of(expressions: Iterable[tree.Expression]) -> Calls:
     """Return the invocations in expressions, by the name of the operation."""
-    calls: defaultdict[str, list[s.Invocation]] = defaultdict(list)
-    for node in s.invocations(expressions):
+    calls: defaultdict[str, list[tree.Invocation]] = defaultdict(list)
+    for node in tree.invocations(expressions):
         calls[node.operation].append(node)
     return calls
 
@@ -275,8 +295,8 @@ def calls_of(expressions: Iterable[s.Expression]) -> Calls:
 def refuse_unsupported(
     bodies: Iterable[tuple[Calls, Source]],
     scope: Scope,
-    has_rule: Callable[[s.Fragment], bool],
-    is_atomic: Callable[[s.Fragment], bool],
+    has_rule: Callable[[tree.Fragment], bool],
+    is_atomic: Callable[[tree.Fragment], bool],
 ) -> None:
     """Raise UnsupportedError if a document reaches operations that have no rule and no body.
 
@@ -291,8 +311,8 @@ def refuse_unsupported(
 def unsupported(
     bodies: Iterable[tuple[Calls, Source]],
     scope: Scope,
-    has_rule: Callable[[s.Fragment], bool],
-    is_atomic: Callable[[s.Fragment], bool],
+    has_rule: Callable[[tree.Fragment], bool],
+    is_atomic: Callable[[tree.Fragment], bool],
 ) -> Mapping[str, Sequence[Span]]:
     """Return the operations without a rule that a document reaches, with the places of their calls.
 
@@ -302,24 +322,37 @@ def unsupported(
     """
     uses: defaultdict[str, list[Span]] = defaultdict(list)
     visited: set[int] = set()
-    # Each item has the fragment, the calls in its body, and the source of the body. In the body of
-    # a library's fragment, the last item is the span of the call in the document, else None.
-    pending: list[tuple[s.Fragment | None, Calls, Source, Span | None]]
-    pending = [(None, *body, None) for body in bodies]
-    sources = {source for _, _, source, _ in pending}
+    pending = [_Body(None, calls, source, None) for calls, source in bodies]
+    sources = {body.source for body in pending}
     while pending:
-        caller, calls, source, span = pending.pop()
-        for operation, nodes in calls.items():
-            fragment = scope.lookup(operation, caller)
+        body = pending.pop()
+        for operation, nodes in body.calls.items():
+            fragment = scope.lookup(operation, body.fragment)
             if fragment is None or fragment.name in INTRODUCING or id(fragment) in visited:
                 continue
-            if fragment.body is None and not has_rule(fragment):
-                uses[fragment.name] += [span or s.span_in(source, node) for node in nodes]
-            elif fragment.body is not None and not is_atomic(fragment):
+            if fragment.body is None:
+                if not has_rule(fragment):
+                    uses[fragment.name] += [
+                        body.span or tree.span_in(body.source, x) for x in nodes
+                    ]
+            elif not is_atomic(fragment):
                 visited.add(id(fragment))
-                inner_span = None
-                if fragment.source not in sources:  # the fragment is from a library
-                    inner_span = span or s.span_in(source, nodes[0])
-                inner = calls_of(assignment.value for assignment in fragment.body)
-                pending.append((fragment, inner, fragment.source, inner_span))
+                span = None
+                is_from_library = fragment.source not in sources
+                if is_from_library:
+                    span = body.span or tree.span_in(body.source, nodes[0])
+                calls = calls_of(assignment.value for assignment in fragment.body)
+                pending.append(_Body(fragment, calls, fragment.source, span))
     return uses
+
+
+class _Body(NamedTuple):
+    """The body of a fragment, or of the graph if `fragment` is None, with the calls in it.
+
+    If the fragment is from a library, `span` is the place in the document that leads to its call.
+    """
+
+    fragment: tree.Fragment | None
+    calls: Calls
+    source: Source
+    span: Span | None

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import operator
 import re
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -28,7 +27,7 @@ _SEQUENCES = (list, tuple)
 
 
 class InvalidValue(ValueError):
-    """An expression has no value, as after a division by zero or for an index out of range."""
+    """An expression has no value, for example because it divides an integer by zero."""
 
 
 class TooLarge(ValueError):
@@ -36,40 +35,48 @@ class TooLarge(ValueError):
 
 
 def _checked(value: int) -> int:
+    """Return an integer. Raises InvalidValue if it does not fit 64 bits."""
     if value.bit_length() > _INTEGER_BITS:
         raise InvalidValue("the integer does not fit 64 bits")
     return value
 
 
-def _divide(a: Known, b: Known) -> Known:
-    if isinstance(a, int):
-        if b == 0:
+def _divide(dividend: Known, divisor: Known) -> Known:
+    """Divide two integers or two real numbers.
+
+    The quotient of integers is truncated towards 0. A real number divided by 0 gives infinity or
+    NaN.
+    """
+    if isinstance(dividend, int):
+        if divisor == 0:
             raise InvalidValue("division of an integer by zero")
-        return truncated(a, b)
-    if b == 0.0:
-        if a == 0.0 or math.isnan(a):
-            return math.nan
-        return math.copysign(math.inf, a) * math.copysign(1.0, b)
-    return a / b
+        return truncated(dividend, divisor)
+    if divisor != 0.0:
+        return dividend / divisor
+    if dividend == 0.0 or math.isnan(dividend):
+        return math.nan
+    return math.copysign(math.inf, dividend) * math.copysign(1.0, divisor)
 
 
-def _power(a: Known, b: Known) -> Known:
-    if isinstance(a, int):
-        if b < 0:
+def _power(base: Known, exponent: Known) -> Known:
+    """Raise an integer or a real number to a power."""
+    if isinstance(base, int):
+        if exponent < 0:
             raise InvalidValue("an integer has no negative power")
-        if abs(a) > 1 and b > _INTEGER_BITS:
+        if abs(base) > 1 and exponent > _INTEGER_BITS:
             raise InvalidValue("the integer does not fit 64 bits")
-        return a**b
+        return base**exponent
     try:
-        return math.pow(a, b)
+        return math.pow(base, exponent)
     except ZeroDivisionError:
         return math.inf
     except OverflowError:
-        return math.inf if a > 0 or b % 2 == 0 else -math.inf
+        is_positive = base > 0 or exponent % 2 == 0
+        return math.inf if is_positive else -math.inf
     except ValueError:
-        if a == 0.0:
+        if base == 0.0:
             return math.inf
-        raise InvalidValue(f"{a} to the power {b} is not a real number") from None
+        raise InvalidValue(f"{base} to the power {exponent} is not a real number") from None
 
 
 UNARY: dict[str, Callable[[Known], Known]] = {
@@ -116,10 +123,10 @@ def _joined(symbol: str, left: Known, right: Known, most: int) -> Known:
 
 
 def _leaves(values: Iterable[Known], meter: Meter) -> Iterator[Known]:
-    """Yield the items of arrays and tuples, at any depth, that are not arrays or tuples themselves.
+    """Yield the items of arrays and tuples, at any depth, that are no arrays or tuples themselves.
 
-    An array may contain the same array many times. Therefore the number of items may be
-    exponential, and TooLarge is raised if there are too many.
+    An array may contain the same array many times. Therefore the number of items may grow
+    exponentially with the depth. Raises TooLarge if there are too many items.
     """
     pending = list(values)
     count = len(pending)
@@ -141,15 +148,16 @@ def require_known(values: Iterable[Known], meter: Meter) -> None:
     for value in values:
         if value is UNKNOWN:
             raise ExtentNeeded
-        if isinstance(value, _SEQUENCES) and any(x is UNKNOWN for x in _leaves(value, meter)):
-            raise ExtentNeeded
+        if isinstance(value, _SEQUENCES):
+            for leaf in _leaves(value, meter):
+                if leaf is UNKNOWN:
+                    raise ExtentNeeded
 
 
 def item(sequence: Known, index: int) -> Known:
     """Return `sequence[index]`. Raises InvalidValue if the index is negative or too large."""
     _require_extent(index)
-    has_item = 0 <= index < len(sequence)
-    if not has_item:
+    if index < 0 or index >= len(sequence):
         raise InvalidValue(f"index {index} is out of range, the length is {len(sequence)}")
     return sequence[index]
 
@@ -163,7 +171,7 @@ def subrange(sequence: Known, begin: int | None, end: int | None) -> Known:
     end = len(sequence) if end is None else end
     _require_extent(begin, end)
     for bound in (begin, end):
-        if not 0 <= bound <= len(sequence):
+        if bound < 0 or bound > len(sequence):
             raise InvalidValue(f"bound {bound} is out of range, the length is {len(sequence)}")
     return sequence[begin:end]
 
@@ -193,7 +201,8 @@ def builtin(function: str, value: Known) -> Known:
             return bool(value)
         case "scalar":
             if isinstance(value, str):
-                if not _NUMBER_LITERAL.fullmatch(value) or math.isinf(float(value)):
+                is_number = _NUMBER_LITERAL.fullmatch(value) is not None
+                if not is_number or math.isinf(float(value)):
                     raise InvalidValue(f"'{value}' is not a number")
                 return float(value)
             _require_extent(value)
@@ -203,6 +212,7 @@ def builtin(function: str, value: Known) -> Known:
 
 
 def _to_integer(value: Known) -> int:
+    """Convert a string, a number or a bool to an integer. UNKNOWN remains UNKNOWN."""
     if value is UNKNOWN:
         return value
     if isinstance(value, str):
@@ -210,15 +220,16 @@ def _to_integer(value: Known) -> int:
             raise InvalidValue(f"'{value}' is not an integer")
         return _checked(int(value))
     if isinstance(value, float):
-        # The provisional text says that a number is "truncated to the closest smaller integer
-        # value".
         if not math.isfinite(value):
             raise InvalidValue(f"{value} has no integer value")
+        # The provisional text says that a number is "truncated to the closest smaller integer
+        # value".
         return _checked(math.floor(value))
     return int(value)
 
 
 def _require_extent(*values: Known) -> None:
+    """Raise ExtentNeeded if one of the values is UNKNOWN."""
     for value in values:
         if value is UNKNOWN:
             raise ExtentNeeded
@@ -230,20 +241,23 @@ def as_declared(value: Known, type: Type, meter: Meter) -> Known:
     An integer becomes a scalar if the type asks for it.
     """
     if isinstance(value, _SEQUENCES):
-        deque(_leaves([value], meter), maxlen=0)
+        for _ in _leaves([value], meter):  # raises TooLarge if there are too many items
+            pass
     return _as_declared(value, type)
 
 
 def _as_declared(value: Known, type: Type) -> Known:
+    """Convert a value and its items as `as_declared` does, without counting the items."""
     match value, type:
-        case int(), (Primitive("scalar") | Tensor("scalar" | "?" | None)) if not isinstance(
-            value, bool
-        ):
+        case bool(), _:
+            return value
+        case int(), (Primitive("scalar") | Tensor("scalar" | "?" | None)):
             _require_extent(value)
             return float(value)
         case list(), ArrayOf(item_type):
             return [_as_declared(item, item_type) for item in value]  # pyright: ignore[reportUnknownVariableType]
         case tuple(), TupleOf(types):
-            return tuple(_as_declared(v, t) for v, t in zip(value, types, strict=True))  # pyright: ignore
+            pairs = zip(value, types, strict=True)  # pyright: ignore
+            return tuple([_as_declared(item, item_type) for item, item_type in pairs])
         case _:
             return value

@@ -26,8 +26,8 @@ class Node:
         references: the attributes that take their value from an attribute of the function around
             the node. The name in the node is mapped to the name in the function.
         span: the node's line in the listing.
-        reads: the names of all tensors around the node that the node and the graphs in its
-            attributes read.
+        reads: the names of the tensors around the node that the node reads, either itself or in the
+            graphs in its attributes.
         overload: the overload of the function that the node calls.
     """
 
@@ -70,8 +70,8 @@ class ModelPort:
 class ModelGraph:
     """The graph of a model, or a graph in an attribute of a node.
 
-    `tensors` are the initialisers by name. `reads` are the names of the tensors of the graph around
-    the node that this graph reads.
+    `tensors` are the initialisers by name. `reads` are the names of the outer tensors that this
+    graph reads, which belong to the graph around the node.
     """
 
     name: str
@@ -117,22 +117,23 @@ class ModelDocument:
 
 def titled(name: str, operator: str) -> str:
     """Return the description of a node for errors. Long names are cut off."""
-    title = f" '{name[:_LONGEST]}'" if name else ""
-    return f"node{title} ({operator[:_LONGEST]})"
+    shown_name = f" '{name[:_LONGEST]}'" if name else ""
+    return f"node{shown_name} ({operator[:_LONGEST]})"
 
 
 def graphs_in(value: object) -> Iterator[ModelGraph]:
-    """Yield the graphs in the value of an attribute; a number or text has none."""
-    parts = value if isinstance(value, tuple) else (value,)
-    for part in parts:
-        if isinstance(part, ModelGraph):
-            yield part
+    """Yield the graphs in the value of an attribute, which may be a graph or a tuple of graphs."""
+    items = value if isinstance(value, tuple) else (value,)
+    for item in items:
+        if isinstance(item, ModelGraph):
+            yield item
 
 
 def all_nodes(document: ModelDocument) -> Iterator[Node]:
-    """Yield all nodes of a model, including those of functions and of graphs in nodes."""
+    """Yield all nodes of a model, including the nodes of functions and of graphs in nodes."""
     waiting = [*document.graph.nodes]
-    waiting += [node for function in document.functions.values() for node in function.nodes]
+    for function in document.functions.values():
+        waiting += function.nodes
     while waiting:
         node = waiting.pop()
         yield node

@@ -81,7 +81,7 @@ class Reader:
     _count: int = 0  # the number of nodes read so far
 
     def document(self, model: ModelProto) -> ModelDocument:
-        """Read a ModelProto and check it. Raises NnefError, which has all errors."""
+        """Read a ModelProto and check it. Raises a NnefError that has all errors of the model."""
         if not model.HasField("graph"):
             raise ArchiveError(f"{self.name} is no ONNX model: it has no graph")
         if not 0 <= model.ir_version <= _MOST_VERSION:  # a message without a version has 0
@@ -92,62 +92,70 @@ class Reader:
         versions = {self._domain(x.domain): x.version for x in model.opset_import}
         self.list_nodes(model.graph.node, *(x.node for x in model.functions))
         graph = self.graph(model.graph)
-        functions = {
-            (self._domain(x.domain), _decoded(x.name), _decoded(x.overload)): self.function(x)
-            for x in model.functions
-        }
+        functions: dict[tuple[str, str, str], Function] = {}
+        for proto in model.functions:
+            key = (self._domain(proto.domain), _decoded(proto.name), _decoded(proto.overload))
+            functions[key] = self.function(proto)
         raise_all(self.errors)
         return ModelDocument(graph, versions, functions, model.ir_version)
 
     def list_nodes(self, *groups: Iterable[NodeProto]) -> None:
         """Make the listing: a text with one line for each node, to which errors refer.
 
-        `groups` are the nodes of the model's graph and of each of its functions. A node is followed
-        by the nodes of the graphs in its attributes.
+        `groups` are the nodes of the model's graph and the nodes of each of its functions. In the
+        listing, a node is followed by the nodes of the graphs in its attributes.
         """
         lines: list[str] = []
-
-        def add_lines(nodes: Iterable[NodeProto]) -> None:
-            for node in nodes:
-                lines.append(_line(node))
-                for attribute in node.attribute:
-                    for graph in (attribute.g, *attribute.graphs):
-                        add_lines(graph.node)
-
         for nodes in groups:
-            add_lines(nodes)
+            lines += _lines(nodes)
         source = Source(self.name, "\n".join(lines) or "(no nodes)")
         start = 0
         lines.append("")  # this line is the place of the graph itself
         for line in lines:
             self._spans.append(Span(source, start, max(len(line), 1)))
-            start += len(line) + 1
+            start += len(line) + 1  # the next line follows a line break
 
     def _place(self) -> Span:
-        """Return the place of the node that is read next."""
-        return self._spans[min(self._count, len(self._spans) - 1)]
+        """Return the place of the node that is read next, or of the graph after the last node."""
+        last_line = len(self._spans) - 1
+        return self._spans[min(self._count, last_line)]
 
     def graph(self, proto: GraphProto) -> ModelGraph:
         """Read a GraphProto."""
         span = self._place()
+        labels: list[str] = []
+        readers: list[Callable[[str], Constant]] = []  # a function for each label
+        for dense in proto.initializer:
+            labels.append(_decoded(dense.name))
+            readers.append(partial(self.tensor, dense))
+        for sparse in proto.sparse_initializer:
+            labels.append(_decoded(sparse.values.name))
+            readers.append(partial(self.sparse, sparse))
         tensors: dict[str, Constant] = {}
-        readers = [(x.name, partial(self.tensor, x)) for x in proto.initializer]
-        readers += [(x.values.name, partial(self.sparse, x)) for x in proto.sparse_initializer]
-        labels = _texts(name for name, _ in readers)
-        for name, (_, read) in zip(labels, readers, strict=True):
-            with self.located(f"initializer '{name}'", span):
-                tensors[name] = read(label=name)
+        for label, read in zip(labels, readers, strict=True):
+            with self.located(f"initializer '{label}'", span):
+                tensors[label] = read(label)
         self.check_distinct(_texts(x.name for x in proto.input), span)
+        # Old files list the initialisers among the inputs.
         inputs = [self.port(x) for x in proto.input if _decoded(x.name) not in tensors]
         outputs = [self.port(x) for x in proto.output]
         nodes = [self.node(x) for x in proto.node]
-        input_names = [x.name for x in inputs]
+        input_names = [port.name for port in inputs]
         defined = [*input_names, *labels, *_outputs_of(nodes)]
         self.check_distinct(defined, span)
-        read_names = {x.name for x in outputs}.union(*(x.reads for x in nodes))
-        reads = frozenset(read_names.difference(defined))
-        name = _decoded(proto.name)
-        return ModelGraph(name, tuple(nodes), tuple(inputs), tuple(outputs), tensors, span, reads)
+        reads = {port.name for port in outputs}
+        for node in nodes:
+            reads |= node.reads
+        outer_reads = frozenset(reads.difference(defined))
+        return ModelGraph(
+            _decoded(proto.name),
+            tuple(nodes),
+            tuple(inputs),
+            tuple(outputs),
+            tensors,
+            span,
+            outer_reads,
+        )
 
     def function(self, proto: FunctionProto) -> Function:
         """Read a FunctionProto."""
@@ -162,10 +170,7 @@ class Reader:
         return Function(inputs, _texts(proto.output), nodes, defaults, versions)
 
     def check_distinct(self, names: Sequence[str], span: Span) -> None:
-        """Append an error to `errors` if a name occurs twice in `names`.
-
-        `span` is the error's place.
-        """
+        """Append an error with the place `span` to `errors` if a name occurs twice in `names`."""
         earlier_names = set[str]()
         for name in names:
             if name in earlier_names:
@@ -185,10 +190,10 @@ class Reader:
         operator = _decoded(proto.op_type)
         title = titled(name, operator)
         for attribute in proto.attribute:
-            if attribute.ref_attr_name:
-                references[_decoded(attribute.name)] = _decoded(attribute.ref_attr_name)
-                continue
             key = _decoded(attribute.name)
+            if attribute.ref_attr_name:
+                references[key] = _decoded(attribute.ref_attr_name)
+                continue
             with self.located(f"{title}: attribute '{key[:_LONGEST]}'", span):
                 attributes[key] = self.attribute(attribute)
         inputs = _texts(proto.input)
@@ -222,8 +227,8 @@ class Reader:
         # Old files do not store the type of an attribute. The type follows from the field that is
         # set.
         if field is None:
-            fields = [name for name in _ATTRIBUTES.values() if _is_set(proto, name)]
-            field = fields[0] if fields else "ints"
+            set_fields = [name for name in _ATTRIBUTES.values() if _is_set(proto, name)]
+            field = set_fields[0] if set_fields else "ints"
         value = getattr(proto, field)
         readers: dict[str, Any] = {
             "s": _decoded, "strings": _decoded, "t": self.tensor, "tensors": self.tensor,
@@ -235,9 +240,12 @@ class Reader:
 
     def port(self, proto: ValueInfoProto) -> ModelPort:
         """Read the description of an input or output of a graph."""
+        name = _decoded(proto.name)
         kind = proto.type.WhichOneof("value")
+        if kind is None:
+            return ModelPort(name, "", None)
         if kind != "tensor_type":
-            return ModelPort(_decoded(proto.name), "", None, kind is None)
+            return ModelPort(name, "", None, is_tensor=False)
         type = proto.type.tensor_type
         shape: tuple[int | str | None, ...] | None = None
         if type.HasField("shape"):
@@ -246,7 +254,7 @@ class Reader:
             dtype = dtype_of(type.elem_type) if type.elem_type else ""
         except InvalidOperation:
             dtype = "string"
-        return ModelPort(_decoded(proto.name), dtype, shape)
+        return ModelPort(name, dtype, shape)
 
     def tensor(self, proto: TensorProto, label: str = "") -> Constant:
         """Read a TensorProto as a constant with a label.
@@ -271,7 +279,7 @@ class Reader:
     def _external(self, proto: TensorProto, size: int) -> memoryview:
         """Return the bytes of a tensor that is stored in another file.
 
-        `size` is the number of bytes if the message does not say the number.
+        If the message does not say how many bytes the tensor has, it has `size` bytes.
         """
         entries = {_decoded(x.key): _decoded(x.value) for x in proto.external_data}
         location = entries.get("location", "")
@@ -289,19 +297,20 @@ class Reader:
             hint = getattr(error, "hint", "") or "the model needs that file beside it"
             message = getattr(error, "message", error)
             raise InvalidOperation(f"its data are in '{location}': {message}", hint) from None
-        is_inside = offset >= 0 and length >= 0 and offset + length <= len(data)
-        if not is_inside:
+        end = offset + length
+        if offset < 0 or length < 0 or end > len(data):
             self._unreadable.add(location)
             raise InvalidOperation(
                 f"its data are {length} bytes at {offset} of '{location}', which has {len(data)}",
                 "is that file cut off, or of another model?",
             )
-        return data[offset : offset + length]
+        return data[offset:end]
 
     def _typed(
         self, proto: TensorProto, dtype: str, shape: tuple[int, ...], items: int
     ) -> NDArray[Any]:
         """Return the array of a tensor whose items are stored as numbers in the message."""
+        # The field of the message that has the items: "float" stands for the field "float_data".
         field = {
             "float32": "float", "complex64": "float", "float64": "double", "complex128": "double",
             "int64": "int64", "uint32": "uint64", "uint64": "uint64",
@@ -309,16 +318,18 @@ class Reader:
         stored_dtype = "float32" if field == "float" else field
         stored = np.array(getattr(proto, f"{field}_data"), stored_dtype)
         tensor_dtype = np.dtype(dtype)
-        if tensor_dtype.kind == "c":
+        if tensor_dtype.kind == "c":  # stored as pairs of a real and an imaginary part
             array = stored.view(tensor_dtype)
         else:
             item_dtype: Any = tensor_dtype
-            if field == "int32" and tensor_dtype.kind in "fV":
+            is_real = tensor_dtype.kind in "fV"
+            if field == "int32" and is_real:
                 item_dtype = f"u{tensor_dtype.itemsize}"  # the items are stored as their bits
             array = stored.astype(item_dtype, copy=False)
-            changed = stored[stored != array]
-            if changed.size and stored.dtype.kind in "iu":
-                raise InvalidOperation(f"it has {changed[0]}, which is no {dtype}")
+            has_integers = stored.dtype.kind in "iu"
+            changed_items = stored[stored != array]
+            if has_integers and changed_items.size > 0:
+                raise InvalidOperation(f"it has {changed_items[0]}, which is no {dtype}")
         if dtype in BITS:
             return unpacked(memoryview(array.tobytes()), dtype, shape)
         if array.size != items:
@@ -331,14 +342,16 @@ class Reader:
         indices = self.tensor(proto.indices).array
         shape = _shape(proto)
         count = values.array.size
-        size = size_of(values.type, volume(shape))
-        are_integers = indices.dtype.kind in "iu"
-        is_one_per_value = indices.shape in {(count,), (count, len(shape))}
-        if not are_integers or not is_one_per_value or np.any(indices < 0):
+        # An index is a number in the flat tensor, or has a number for each axis.
+        allowed_shapes = {(count,), (count, len(shape))}
+        has_integers = indices.dtype.kind in "iu"
+        if not has_integers or indices.shape not in allowed_shapes or np.any(indices < 0):
             raise InvalidOperation("its indices are no list of places, one for each value")
-        self.meter.expand(size, f"tensor '{label}'")
+        dense_size = size_of(values.type, volume(shape))
+        self.meter.expand(dense_size, f"tensor '{label}'")
         array = np.zeros(shape, values.array.dtype)
-        index = np.unravel_index(indices, shape) if indices.ndim == 1 else tuple(indices.T)
+        is_flat = indices.ndim == 1
+        index = np.unravel_index(indices, shape) if is_flat else tuple(indices.T)
         try:
             array[index] = values.array
         except (IndexError, ValueError):
@@ -364,11 +377,23 @@ class Reader:
 
     @staticmethod
     def _domain(name: str) -> str:
+        """Return the name of a domain, which is "" for the standard's domain."""
         return "" if name in _DEFAULT_DOMAIN else _decoded(name)
 
 
 class _AlreadyReported(ValueError):
-    """A tensor is in a file that cannot be read, and an earlier tensor has reported this file."""
+    """The file that has a tensor cannot be read, and an earlier tensor has reported this file."""
+
+
+def _lines(nodes: Iterable[NodeProto]) -> list[str]:
+    """Return the lines of the listing for nodes and for the graphs in their attributes."""
+    lines: list[str] = []
+    for node in nodes:
+        lines.append(_line(node))
+        for attribute in node.attribute:
+            for graph in (attribute.g, *attribute.graphs):
+                lines += _lines(graph.node)
+    return lines
 
 
 def _line(node: NodeProto) -> str:
@@ -378,7 +403,7 @@ def _line(node: NodeProto) -> str:
     inputs = ", ".join(_texts(node.input))
     outputs = ", ".join(_texts(node.output))
     text = f"{domain}{_decoded(node.op_type)}{name} ({inputs}) -> ({outputs})"
-    letters = [c if c.isprintable() else " " for c in text[:_LONGEST]]
+    letters = [letter if letter.isprintable() else " " for letter in text[:_LONGEST]]
     return "".join(letters)
 
 
@@ -396,7 +421,7 @@ def _shape(proto: TensorProto | SparseTensorProto) -> tuple[int, ...]:
     shape = tuple(proto.dims)
     if len(shape) > MAX_RANK:
         raise InvalidOperation(f"it has {len(shape)} axes, arrays have at most {MAX_RANK}")
-    if any(n < 0 for n in shape):
+    if any(extent < 0 for extent in shape):
         raise InvalidOperation(f"its shape {list(shape)} has a negative extent")
     return shape
 
@@ -404,7 +429,7 @@ def _shape(proto: TensorProto | SparseTensorProto) -> tuple[int, ...]:
 def _extent(proto: TensorShapeProto.Dimension) -> int | str | None:
     """Return an extent of a shape: a number, or the name of an open extent.
 
-    Return None for an open extent without a name. Some exporters write -1 for it.
+    Return None for an open extent without a name. Some exporters write -1 for such an extent.
     """
     if not proto.HasField("dim_value"):
         return _decoded(proto.dim_param) or None
@@ -416,13 +441,19 @@ def _unchanged(value: object) -> object:
 
 
 def _outputs_of(nodes: Iterable[Node]) -> list[str]:
-    return [name for node in nodes for name in node.outputs]
+    """Return the names of the outputs of all nodes."""
+    names: list[str] = []
+    for node in nodes:
+        names += node.outputs
+    return names
 
 
 def _texts(values: Iterable[str | bytes]) -> tuple[str, ...]:
+    """Return strings of the message, each of which may be bytes, as text."""
     return tuple(map(_decoded, values))
 
 
 def _is_set(proto: AttributeProto, field: str) -> bool:
+    """Tell whether a field of an attribute has a value, or has items if it is a list."""
     is_list = len(field) > 1
-    return bool(getattr(proto, field)) if is_list else proto.HasField(field)
+    return len(getattr(proto, field)) > 0 if is_list else proto.HasField(field)

@@ -43,14 +43,15 @@ _HINTS = {
 def flatten(document: ModelDocument, options: Options, data: dict[str, NDArray[Any]]) -> FlatGraph:
     """Flatten a model into a graph. The parameters are added to `data` by label.
 
-    Raises NnefError.
+    Raises NnefError if the model cannot be flattened.
     """
     with within_memory("the flat graph"):
         graph = NodeGraph(options, data)
         top = document.graph
-        names = [port.name for port in top.inputs]
-        result_names = [name for node in top.nodes for name in node.outputs if name]
-        graph.builder.reserve([*names, *result_names])
+        input_names = [port.name for port in top.inputs]
+        graph.builder.reserve(input_names)
+        for node in top.nodes:
+            graph.builder.reserve(_named_outputs(node))
         flattener = NodeFlattener(document, graph, document.versions)
         tensors: dict[str, NodeOperand] = dict(top.tensors)
         for port in top.inputs:
@@ -58,10 +59,9 @@ def flatten(document: ModelDocument, options: Options, data: dict[str, NDArray[A
         output_names = [port.name for port in top.outputs]
         flattener.run(top.nodes, tensors, output_names)
         outputs = [flattener.output(port, tensors, top) for port in top.outputs]
-        folded = [name for name, value in tensors.items() if isinstance(value, Constant)]
-        graph.fold(folded, ((x.reads, [*filter(None, x.outputs)]) for x in top.nodes))
-        names = options.unfixed(names)
-        return graph.builder.graph(top.name, outputs, output_names, names)
+        constant_names = [name for name, value in tensors.items() if isinstance(value, Constant)]
+        graph.fold(constant_names, [(node.reads, _named_outputs(node)) for node in top.nodes])
+        return graph.builder.graph(top.name, outputs, output_names, options.unfixed(input_names))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -122,25 +122,27 @@ class NodeFlattener:
 
         `tensors` has the inputs and initialisers by name. The results of the nodes are added to it.
         """
-        names = (len(node.reads) + len(node.outputs) for node in nodes)
-        self.graph.meter.spend(sum(names), "the network")
+        name_count = sum(len(node.reads) + len(node.outputs) for node in nodes)
+        self.graph.meter.spend(name_count, "the network")
         needed = list(_needed(nodes, outputs))
-        letters = len(needed) * len(self.prefix) // LETTERS_PER_STEP
-        self.graph.meter.spend(_NODE * len(needed) + letters, "the network")
-        flatten = self._flattened
-        is_for_show = self.graph.options.outline and not self.depth
+        prefix_steps = len(needed) * len(self.prefix) // LETTERS_PER_STEP
+        self.graph.meter.spend(_NODE * len(needed) + prefix_steps, "the network")
+        is_for_show = self.graph.options.outline and self.depth == 0
         if is_for_show:
             flatten = self._flattened_for_show
         else:
-            raise_all([self._unsupported(x) for x in needed if not self._is_known(x)])
+            flatten = self._flattened
+            raise_all([self._unsupported(node) for node in needed if not self._is_known(node)])
         for node in needed:
             operands: list[NodeOperand] = []
             for name in node.inputs:
-                if name and name not in tensors:
+                if name == "":
+                    operands.append(None)
+                    continue
+                if name not in tensors:
                     message = f"{node.title} reads '{name}', which nothing before it gives"
                     raise SemanticError(message, span=node.span)
-                operand = tensors[name] if name else None
-                operands.append(operand)
+                operands.append(tensors[name])
             results = flatten(self._with_references_resolved(node), operands, tensors)
             # The node may leave out its last outputs, and a meaning its last results.
             for name, value in zip(node.outputs, results, strict=False):
@@ -149,6 +151,7 @@ class NodeFlattener:
                     self._add_alias(value, name)
 
     def _unsupported(self, node: Node) -> UnsupportedError:
+        """Return the error for a node whose operator is not supported."""
         domain = f"domain '{node.domain}'" if node.domain else "ONNX"
         version = self._version(node)
         message = (
@@ -164,7 +167,8 @@ class NodeFlattener:
         If the operator is not supported, the results are tensors without a type.
         """
         kind = node.operator
-        if not has_untyped(tensors.get(name) for name in node.reads):
+        reads_untyped = has_untyped(tensors.get(name) for name in node.reads)
+        if not reads_untyped:
             try:
                 if self._is_known(node):
                     return self._flattened(node, operands, tensors)
@@ -172,31 +176,40 @@ class NodeFlattener:
             except UnsupportedError:
                 pass
             kind = unknown(kind)
-        names = [name for name in node.outputs if name]
-        results = iter(add_untyped(self.graph, kind, operands, names, node.span))
-        return [next(results) if name else None for name in node.outputs]
+        names = _named_outputs(node)
+        results = add_untyped(self.graph, kind, operands, names, node.span)
+        result_by_name = dict(zip(names, results, strict=True))
+        return [result_by_name.get(name) for name in node.outputs]
 
     def _operator_key(self, node: Node) -> tuple[str, str, int]:
         """Return the domain, name and version of a node's operator."""
         return node.domain, node.operator, self._version(node)
 
     def _version(self, node: Node) -> int:
+        """Return the version of the operator set that a node's operator belongs to."""
         return self.versions.get(node.domain, 1)
 
     def _operator(self, node: Node) -> Operator | None:
+        """Return the operator of a node, or None if a function defines it."""
         if _key(node) in self.document.functions:
             return None
         domain, name, version = self._operator_key(node)
         return OPERATORS.get(name, version, domain)
 
     def _is_known(self, node: Node) -> bool:
-        if _key(node) in self.document.functions:
+        """Tell whether the operator of a node is supported, or defined by a function."""
+        if _key(node) in self.document.functions or self._operator(node) is not None:
             return True
-        return bool(self._operator(node) or is_defined(*self._operator_key(node)))
+        return is_defined(*self._operator_key(node))
 
     def _function(self, node: Node, operands: Sequence[NodeOperand]) -> Function:
-        function = self.document.functions.get(_key(node)) or defined(*self._operator_key(node))
-        return function or specialised(node, self._version(node), operands)
+        """Return the function, of the model or of the standard, that defines a node's operator."""
+        function = self.document.functions.get(_key(node))
+        if function is None:
+            function = defined(*self._operator_key(node))
+        if function is None:
+            function = specialised(node, self._version(node), operands)
+        return function
 
     def _with_references_resolved(self, node: Node) -> Node:
         """Return a node whose attributes have values instead of references.
@@ -206,19 +219,32 @@ class NodeFlattener:
         """
         if not node.references:
             return node
-        values = self.attributes or {}
-        filled = {k: values[name] for k, name in node.references.items() if name in values}
-        return replace(node, attributes={**node.attributes, **filled}, references={})
+        values_of_function = self.attributes or {}
+        attributes = dict(node.attributes)
+        for name, name_in_function in node.references.items():
+            if name_in_function in values_of_function:
+                attributes[name] = values_of_function[name_in_function]
+        return replace(node, attributes=attributes, references={})
 
     def _add_alias(self, value: NodeOperand, name: str) -> None:
+        """Make `name`, a result's name in the document, an alias of the result's tensor.
+
+        Nothing is done if the tensor or another tensor has this name in the graph.
+        """
+        if not isinstance(value, Value):
+            return
         builder = self.graph.builder
-        name = self.prefix + name
-        if isinstance(value, Value) and value.name != name and not builder.is_taken(name):
-            builder.aliases.setdefault(name, value)
+        full_name = self.prefix + name
+        if value.name != full_name and not builder.is_taken(full_name):
+            builder.aliases.setdefault(full_name, value)
 
     def _flattened(
         self, node: Node, operands: list[NodeOperand], tensors: Mapping[str, NodeOperand]
     ) -> Sequence[NodeOperand]:
+        """Flatten a node, and return the node's results.
+
+        `tensors` has the tensors that graphs in the node may read, by name.
+        """
         operator = self._operator(node)
         with locating_errors(node.title, node.span):
             version = self._version(node)
@@ -244,7 +270,7 @@ class NodeFlattener:
         """
         if self.depth >= _DEEPEST:
             raise InvalidOperation(f"{nesting} without end")
-        names = [name for name in node.outputs if name]
+        names = _named_outputs(node)
         name = names[0] if names else node.operator
         return replace(self, prefix=f"{self.prefix}{name}.", depth=self.depth + 1, **changes)
 
@@ -258,12 +284,14 @@ class NodeFlattener:
             attributes={**function.defaults, **node.attributes},
         )  # fmt: skip
         most = len(function.inputs)
-        if any(x is not None for x in operands[most:]):
+        surplus_operands = operands[most:]
+        if any(operand is not None for operand in surplus_operands):
             raise InvalidOperation(f"it has {len(operands)} inputs, the function has {most}")
         steps = CALL_STEPS + len(function.nodes) + len(inner.versions)
         self.graph.meter.spend(steps, node.title, node.span)
-        inputs = dict(zip(function.inputs, operands, strict=False))  # the last may be left out
-        tensors = {name: inputs.get(name) for name in function.inputs}
+        tensors: dict[str, NodeOperand] = dict.fromkeys(function.inputs)
+        # The node may leave out the last inputs of the function.
+        tensors.update(zip(function.inputs, operands, strict=False))
         inner.run(function.nodes, tensors, function.outputs)
         return [tensors.get(name) for name in function.outputs]
 
@@ -272,23 +300,32 @@ class NodeFlattener:
         node: Node,
         graph: ModelGraph,
         inner: NodeGraph,
-        around: Mapping[str, NodeOperand],
+        outer_tensors: Mapping[str, NodeOperand],
         inputs: Mapping[str, NodeOperand],
     ) -> list[NodeOperand]:
-        """Flatten `graph`, which is in an attribute of a node, into `inner`; return its outputs.
+        """Flatten a graph in an attribute of a node into `inner`, and return the graph's outputs.
 
-        `around` has the tensors of the graph around the node, and `inputs` has the inputs of
-        `graph`, by name. Tensors of `around` that `graph` reads become inputs of `inner`.
+        `outer_tensors` has the tensors of the graph around the node, and `inputs` has the inputs of
+        `graph`, by name. The outer tensors that `graph` reads become inputs of `inner`.
         """
-        outer = {k: around[k] for k in sorted(graph.reads) if k in around}
-        tensors = {k: _operand_inside(inner, self.graph, x) for k, x in outer.items()}
-        tensors |= {**graph.tensors, **inputs}
+        tensors: dict[str, NodeOperand] = {}
+        for name in sorted(graph.reads):
+            if name in outer_tensors:
+                tensors[name] = _operand_inside(inner, self.graph, outer_tensors[name])
+        tensors.update(graph.tensors)
+        tensors.update(inputs)
         outputs = [port.name for port in graph.outputs]
-        self._inside(node, "graphs are nested", graph=inner).run(graph.nodes, tensors, outputs)
+        flattener = self._inside(node, "graphs are nested", graph=inner)
+        flattener.run(graph.nodes, tensors, outputs)
         missing = [name for name in outputs if tensors.get(name) is None]
         if missing:
             raise InvalidOperation(f"nothing gives output '{missing[0]}' of its graph")
         return [tensors[name] for name in outputs]
+
+
+def _named_outputs(node: Node) -> list[str]:
+    """Return the names of a node's outputs, except for outputs that are left out."""
+    return [name for name in node.outputs if name]
 
 
 def _key(node: Node) -> tuple[str, str, str]:
@@ -296,29 +333,32 @@ def _key(node: Node) -> tuple[str, str, str]:
     return node.domain, node.operator, node.overload
 
 
-def _operand_inside(inner: NodeGraph, outer: NodeGraph, x: NodeOperand) -> Any:
+def _operand_inside(inner: NodeGraph, outer: NodeGraph, operand: NodeOperand) -> Any:
     """Return an operand of the graph `outer` as an operand in `inner`, the graph of a body.
 
     A computed tensor becomes an input of `inner`. A constant is returned unchanged.
     """
-    if isinstance(x, list):
-        return [_operand_inside(inner, outer, item) for item in x]
-    if not isinstance(x, Value) or inner is outer:
-        return x
-    return inner.input_for(x)
+    if isinstance(operand, list):
+        return [_operand_inside(inner, outer, item) for item in operand]
+    if isinstance(operand, Value) and inner is not outer:
+        return inner.input_for(operand)
+    return operand
 
 
 def _needed(nodes: Sequence[Node], outputs: Sequence[str]) -> Iterable[Node]:
     """Return the nodes on which `outputs` depend, in the order of the file if possible.
 
-    A file may have a node before the node whose result it reads; onnxruntime's converters write
-    such files. Here the reading node comes later.
+    In a file of onnxruntime's converters, a node may come before a node whose result it reads. In
+    the result, the node that reads comes later.
     """
-    by_output = {name: node for node in nodes for name in node.outputs if name}
+    producer_by_name: dict[str, Node] = {}
+    for node in nodes:
+        for name in _named_outputs(node):
+            producer_by_name[name] = node
     waiting = list(outputs)
     needed: set[Node] = set()
     while waiting:
-        producer = by_output.get(waiting.pop())
+        producer = producer_by_name.get(waiting.pop())
         if producer is not None and producer not in needed:
             needed.add(producer)
             waiting += producer.reads
@@ -332,9 +372,11 @@ def _needed(nodes: Sequence[Node], outputs: Sequence[str]) -> Iterable[Node]:
             visited.add(node)
             unvisited: list[Node] = []
             if node not in ordered:
-                producers = [by_output.get(name) for name in node.reads]
+                producers = [producer_by_name.get(name) for name in node.reads]
                 unvisited = [x for x in producers if x is not None and x not in visited]
-            if not unvisited:
-                ordered[stack.pop()] = None
-            stack += unvisited
+            if unvisited:
+                stack += unvisited
+            else:
+                stack.pop()
+                ordered[node] = None
     return ordered

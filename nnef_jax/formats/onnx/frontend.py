@@ -37,9 +37,12 @@ class OnnxFrontend(GraphFrontend):
         self._text = model.SerializeToString(deterministic=True)
         self.inputs: Sequence[str] = [port.name for port in self._document.graph.inputs]
         self.outputs: Sequence[str] = [port.name for port in self._document.graph.outputs]
-        extents = [n for port in self._document.graph.inputs for n in port.shape or ()]
-        extent_names = [n for n in extents if isinstance(n, str)]
-        self.symbols: Sequence[str] = list(dict.fromkeys(extent_names))
+        symbols: dict[str, None] = {}  # the names of extents, without repetitions
+        for port in self._document.graph.inputs:
+            for extent in port.shape or ():
+                if isinstance(extent, str):
+                    symbols[extent] = None
+        self.symbols: Sequence[str] = list(symbols)
         self.dialect: str = f"ONNX, operator set {self._document.versions.get('', 1)}"
         self.integer: str = computation_dtype("int64", options.real)
 
@@ -56,11 +59,16 @@ class OnnxFrontend(GraphFrontend):
         An open extent is the number that `options.extents` has for its name, or None.
         """
 
-        def known_extent(n: int | str | None) -> int | None:
-            return n if isinstance(n, int) else options.extents.get(n or "")
+        def extent_of(declared: int | str | None) -> int | None:
+            if isinstance(declared, int):
+                return declared
+            return options.extents.get(declared or "")
 
-        inputs = self._document.graph.inputs
-        return {x.name: list(map(known_extent, x.shape)) for x in inputs if x.shape is not None}
+        shapes: dict[str, Sequence[int | None]] = {}
+        for port in self._document.graph.inputs:
+            if port.shape is not None:
+                shapes[port.name] = [extent_of(declared) for declared in port.shape]
+        return shapes
 
     def symbolic_shapes(self, symbol: Callable[[str], Any]) -> Mapping[str, Sequence[Any]]:
         """Return the shapes of inputs with symbolic extents, by the names of the inputs.
@@ -70,8 +78,12 @@ class OnnxFrontend(GraphFrontend):
         """
         shapes: dict[str, Sequence[Any]] = {}
         for port in self._document.graph.inputs:
-            if port.shape is not None and None not in port.shape:
-                shapes[port.name] = [symbol(n) if isinstance(n, str) else n for n in port.shape]
+            if port.shape is None or None in port.shape:
+                continue
+            extents: list[Any] = []
+            for extent in port.shape:
+                extents.append(symbol(extent) if isinstance(extent, str) else extent)
+            shapes[port.name] = extents
         return shapes
 
     def extent_names(self) -> Mapping[str, Sequence[str]]:
@@ -82,7 +94,8 @@ class OnnxFrontend(GraphFrontend):
         graph = self._document.graph
         names: dict[str, Sequence[str]] = {}
         for port in (*graph.inputs, *graph.outputs):
-            names[port.name] = [n if isinstance(n, str) else "" for n in port.shape or ()]
+            extents = port.shape or ()
+            names[port.name] = [x if isinstance(x, str) else "" for x in extents]
         return names
 
     def content(self) -> Iterable[object]:
@@ -91,8 +104,12 @@ class OnnxFrontend(GraphFrontend):
 
     def spans(self) -> Mapping[str, Span]:
         """Return the place of each node, by the names of the node's outputs."""
-        nodes = self._document.graph.nodes
-        return {name: node.span for node in nodes for name in node.outputs if name}
+        span_by_output: dict[str, Span] = {}
+        for node in self._document.graph.nodes:
+            for name in node.outputs:
+                if name:
+                    span_by_output[name] = node.span
+        return span_by_output
 
     def titles(self) -> Titles:
         """Return the title of each node, by the offset of the node's line in the listing.

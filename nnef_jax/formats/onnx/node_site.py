@@ -69,11 +69,13 @@ class NodeGraph(TensorGraph):
 
         `name` is the name of the variable.
         """
-        array, label = constant.array, constant.label
-        # Initialisers of different graphs may have equal names.
+        array = constant.array
+        label = constant.label
+        # Initialisers of different graphs may have equal names. The later ones get a number.
         while self.builder.variable_of(label) and self.data[label] is not array:
-            self._copies[constant.label] = self._copies.get(constant.label, 0) + 1
-            label = f"{constant.label}_{self._copies[constant.label]}"
+            number = self._copies.get(constant.label, 0) + 1
+            self._copies[constant.label] = number
+            label = f"{constant.label}_{number}"
         self.data[label] = array
         type = TensorType(array.shape, self.computation_dtype(constant.type))
         return self.builder.variable(name, label, type, span)
@@ -135,12 +137,12 @@ class NodeSite(Site[NodeGraph]):
     def extent(self, x: int | Tensor, axis: int) -> int:
         """Return the extent of an operand along an axis.
 
-        `x` is the operand or the index of an input.
-
-        Raises ExtentNeeded if the extent is open.
+        `x` is the operand or the index of an input. Raises ExtentNeeded if the extent is open.
         """
         extent = self.shape(x)[axis]
-        return self.known_shape(x)[axis] if extent is UNKNOWN else extent
+        if extent is UNKNOWN:
+            return self.known_shape(x)[axis]
+        return extent
 
     def axes(self, name: str, i: int) -> tuple[int, ...] | None:
         """Return the axes that an operator works on, as numbers from 0 on.
@@ -154,7 +156,7 @@ class NodeSite(Site[NodeGraph]):
             axes = self.ints(name)
         else:
             return None
-        return tuple(self.axis(a) for a in axes)
+        return tuple(self.axis(axis) for axis in axes)
 
     def computation_dtype(self, dtype: str) -> str:
         """Return the dtype in which the network computes tensors of the file's dtype `dtype`."""
@@ -202,9 +204,13 @@ class NodeSite(Site[NodeGraph]):
     def _items(
         self, name: str, kind: type | tuple[type, ...], due: str, default: Sequence[float] | None
     ) -> tuple[Any, ...]:
+        """Return an attribute that is a list whose items have one of the Python types `kind`.
+
+        `due` describes such a list in errors.
+        """
         default_items = None if default is None else tuple(default)
         items = self.attribute(name, tuple, default_items)
-        if not all(isinstance(x, kind) for x in items):
+        if not all(isinstance(item, kind) for item in items):
             raise self.wrong(name, due, items)
         return items
 
@@ -257,24 +263,27 @@ class NodeSite(Site[NodeGraph]):
         If no output has a name, the node's name or the operator takes the place of the output's
         name.
         """
-        names = [name for name in self.node.outputs if name]
-        first = names[0] if names else self.node.name or self.node.operator
-        return self.prefix + first
+        for name in (*self.node.outputs, self.node.name):
+            if name:
+                return self.prefix + name
+        return self.prefix + self.node.operator
 
     # Operations
 
     def _emit(self, kind: str, operands: ByName, attributes: ByName, inserted: bool) -> Any:
-        """Add an operation of a kind to the graph, or compute it now.
+        """Add an operation of a kind to the graph, or compute it on the host; return its result.
 
-        An operation is computed now if its operands are known and its result may decide shapes.
+        The host computes an operation if its operands are known and its result may decide shapes.
         Operands of elementwise kinds broadcast as in numpy. Numbers take the dtype of the tensors.
         """
-        if kind in ON_ITEMS or "y" in operands:
+        is_elementwise = kind in ON_ITEMS or "y" in operands
+        if is_elementwise:
             tensors = [x for x in operands.values() if isinstance(x, Tensor)]
             typed_operands = list(operands.values())
             if tensors:
                 typed_operands = [self.item(x, tensors[-1]) for x in typed_operands]
-            operands = dict(zip(operands, self.aligned(*typed_operands), strict=True))
+            aligned_operands = self.aligned(*typed_operands)
+            operands = dict(zip(operands, aligned_operands, strict=True))
         if self.is_folded(kind, operands.values()):
             with suppress(NotFolded):
                 return self.folded(kind, operands.values(), attributes)
@@ -282,9 +291,9 @@ class NodeSite(Site[NodeGraph]):
         return Site._emit(self, kind, operands, attributes, inserted)
 
     def is_folded(self, kind: str, operands: Operands) -> bool:
-        """Tell whether an operation of a kind on `operands` is computed now, not in the graph."""
-        reals = _SCALES if kind == "cast" else 1
-        return is_folded(operands, reals)
+        """Tell whether the host computes an operation of a kind, so that it is not in the graph."""
+        most_reals = _SCALES if kind == "cast" else 1
+        return is_folded(operands, most_reals)
 
     # Shorthands
 
@@ -293,7 +302,8 @@ class NodeSite(Site[NodeGraph]):
 
         The dtype may be wider than the dtypes in which the network computes.
         """
-        if isinstance(x, Constant) and is_float(dtype) and self.computation_dtype(dtype) != dtype:
+        is_too_wide = is_float(dtype) and self.computation_dtype(dtype) != dtype
+        if is_too_wide and isinstance(x, Constant):
             x = self.tensor(x)  # a constant would be narrowed to the dtype of computation again
         return Site.cast(self, x, dtype)
 
@@ -303,8 +313,9 @@ class NodeSite(Site[NodeGraph]):
 
     def numbers_of(self, items: Sequence[int], dtype: str = "int64") -> Constant:
         """Make a known tensor of integers, some of which may be symbolic."""
-        kind = object if any(map(is_symbolic, items)) else np.dtype(dtype)
-        return Constant(np.array(items, kind), dtype, derived=True)
+        has_symbols = any(map(is_symbolic, items))
+        array_dtype = object if has_symbols else np.dtype(dtype)
+        return Constant(np.array(items, array_dtype), dtype, derived=True)
 
     def as_integer(self, x: int | Tensor) -> Any:
         """Cast an operand to the dtype in which the network computes int64.
@@ -319,8 +330,9 @@ class NodeSite(Site[NodeGraph]):
 
     def filled(self, number: float, dtype: str, shape: Sequence[int]) -> Any:
         """Make a tensor whose items are all the same number."""
-        item = self.constant(np.full([1] * len(shape), number), dtype)
-        return self.step.broadcast(item, shape=tuple(shape)) if shape else item
+        rank = len(shape)
+        item = self.constant(np.full([1] * rank, number), dtype)
+        return self.step.broadcast(item, shape=tuple(shape)) if rank > 0 else item
 
     def unsqueezed(self, x: Tensor, axes: Sequence[int]) -> Any:
         """Insert axes of extent 1 into a tensor. `axes` are their indices in the result."""
@@ -341,16 +353,19 @@ class NodeSite(Site[NodeGraph]):
     def aligned(self, *operands: Operand) -> list[Any]:
         """Reshape operands to the same rank, so that they broadcast as in numpy.
 
-        An initialiser that is a scalar gets axes too, unlike in the method of the base class.
+        An initialiser that is a scalar gets axes too. The method of the base class leaves it as it
+        is.
         """
-        rank = max((self.rank(x) for x in operands if isinstance(x, Tensor)), default=0)
-
-        def with_axes(x: Operand) -> Any:
-            if isinstance(x, Constant) and x.label and not x.array.shape:
-                return self.unsqueezed(x, range(rank))
-            return x
-
-        return Site.aligned(self, *map(with_axes, operands))
+        ranks = [self.rank(x) for x in operands if isinstance(x, Tensor)]
+        all_axes = range(max(ranks, default=0))
+        with_axes: list[Any] = []
+        for operand in operands:
+            is_constant = isinstance(operand, Constant)
+            if is_constant and operand.label != "" and operand.array.ndim == 0:
+                with_axes.append(self.unsqueezed(operand, all_axes))
+            else:
+                with_axes.append(operand)
+        return Site.aligned(self, *with_axes)
 
     def item(self, x: Operand, like: Tensor) -> Any:
         """Return the number `x` as an operand with the dtype of the tensor `like`.
@@ -358,9 +373,9 @@ class NodeSite(Site[NodeGraph]):
         The operand is a Python number if the network's default dtypes allow it, otherwise a tensor.
         If `x` is a tensor or a symbolic extent, it is returned unchanged.
         """
-        dtype = self.dtype_of(like)
         if isinstance(x, Tensor) or is_symbolic(x):
             return x
+        dtype = self.dtype_of(like)
         if dtype == self.graph.builder.real:
             return float(x)
         if dtype == self.graph.builder.integer and int(x) == x:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -84,14 +84,18 @@ class Raw:
 
     def put(self, data: memoryview) -> bytes:
         """Store the bytes of a tensor and return a mark for them."""
+        number = len(self._tensors)
         self._tensors.append(data)
-        return self._salt + len(self._tensors).to_bytes(4, "big")
+        return self._salt + number.to_bytes(4, "big")
 
     def get(self, data: bytes) -> memoryview:
         """Return the bytes of a tensor: the stored bytes if `data` is a mark, else `data`."""
-        if data[:16] == self._salt and len(data) == 20:
-            return self._tensors[int.from_bytes(data[16:], "big") - 1]
-        return memoryview(data)
+        salt = data[:16]
+        is_mark = salt == self._salt and len(data) == 20
+        if not is_mark:
+            return memoryview(data)
+        number = int.from_bytes(data[16:], "big")
+        return self._tensors[number]
 
 
 def parse(data: memoryview, name: str, meter: Meter) -> tuple[ModelProto, Raw]:
@@ -124,7 +128,8 @@ class _Broken(ValueError):
 class _Walk:
     """A walk over the bytes of a message, which removes the fields that nothing reads.
 
-    The walk also counts the fields that are kept against the limits of the load.
+    The walk also counts the memory that the remaining fields will take, within the limits of the
+    load.
     """
 
     def __init__(self, name: str, meter: Meter) -> None:
@@ -135,8 +140,8 @@ class _Walk:
     def read(self, data: memoryview, message: str, depth: int = 0) -> memoryview | bytearray:
         """Return the bytes of a message without the fields that nothing reads.
 
-        `message` is the kind of the message, such as "tensor". If there is no field to remove,
-        return `data` itself.
+        `data` has the bytes of the message, and `message` is its kind, such as "tensor". `depth`
+        is the number of messages around it. If no field is removed, return `data` itself.
         """
         if depth > _DEEPEST:
             raise LimitError(f"{self._name}: graphs are nested too deeply", hint=raising("nesting"))
@@ -144,31 +149,34 @@ class _Walk:
         contents = _READ[message]
         out = bytearray()
         copied = 0  # the number of bytes of `data` that were handled: `out` has their read fields
-        for number, kind, begin, start, end in _fields(data):
+        for field in _fields(data):
             self._meter.spend(_FIELD, self._name)
-            content = contents.get(number, "")
-            inner = None
-            if kind != _BYTES:
+            content = contents.get(field.number, "")
+            length = field.end - field.start
+            replacement = None  # the new content of the field; None removes the field
+            if field.kind != _BYTES:
                 if content in _NUMERIC:
                     continue
             elif content in _READ:
-                part = data[start:end]
-                inner = self.read(part, content, depth + 1)
-                if inner is part:
+                inner = data[field.start : field.end]
+                replacement = self.read(inner, content, depth + 1)
+                if replacement is inner:
                     continue
-            elif content == _TEXT and end - start < _LEAST:
+            elif content == _TEXT and length < _LEAST:
                 continue
-            elif content == _TEXT and message == "tensor" and number == _RAW_DATA:
-                inner = self.raw.put(data[start:end])
+            elif message == "tensor" and field.number == _RAW_DATA:
+                replacement = self.raw.put(data[field.start : field.end])
             elif content:
-                self._count(data[start:end], content)
+                self._count(data[field.start : field.end], content)
                 continue
-            if copied < begin:
-                out += data[copied:begin]
-            copied = end
-            if inner is not None:
-                out += _varint_of(number << 3 | _BYTES) + _varint_of(len(inner)) + inner
-        return out + data[copied:] if copied else data
+            if copied < field.begin:
+                out += data[copied : field.begin]
+            copied = field.end
+            if replacement is not None:
+                tag = field.number << 3 | _BYTES
+                out += _varint_of(tag) + _varint_of(len(replacement)) + replacement
+        has_changes = copied > 0
+        return out + data[copied:] if has_changes else data
 
     def _count(self, part: memoryview, content: str) -> None:
         """Count the memory and the time that the content of a field will take.
@@ -176,25 +184,38 @@ class _Walk:
         `part` has the bytes of the field, and `content` is the kind of its content, such as text or
         packed numbers.
         """
-        steps = size = 0
+        steps = 0
+        size = 0  # in bytes of memory
         if content == _TEXT:
             size = _TEXTS * len(part)
         elif content == _FLOATS:
-            steps = len(part) // (4 * _NUMBERS_PER_STEP)
-        elif content == _WHOLES:  # the last byte of each varint has the top bit 0
-            items = int(np.count_nonzero(np.frombuffer(part, np.int8) >= 0))
-            steps = items // _NUMBERS_PER_STEP
-            size = _WHOLE * items
+            item_count = len(part) // 4
+            steps = item_count // _NUMBERS_PER_STEP
+        elif content == _WHOLES:
+            # The last byte of each varint has the top bit 0, so it is not negative as an int8.
+            is_last_byte = np.frombuffer(part, np.int8) >= 0
+            item_count = int(np.count_nonzero(is_last_byte))
+            steps = item_count // _NUMBERS_PER_STEP
+            size = _WHOLE * item_count
         else:
             steps = len(part)
         self._meter.spend(steps, self._name)
         self._meter.expand(size, self._name)
 
 
-def _fields(data: memoryview) -> Iterator[tuple[int, int, int, int, int]]:
+class _Field(NamedTuple):
+    """A field of a message: its number and kind, its offset, and the offsets of its content."""
+
+    number: int
+    kind: int
+    begin: int  # the offset of the field
+    start: int  # the offset of the field's content
+    end: int  # the offset after the field
+
+
+def _fields(data: memoryview) -> Iterator[_Field]:
     """Yield the fields of a message.
 
-    A field has five items: its number, its kind, its offset, and the start and end of its content.
     Raises _Broken, or IndexError for a varint that is cut off by the end of the message.
     """
     size = len(data)
@@ -202,7 +223,7 @@ def _fields(data: memoryview) -> Iterator[tuple[int, int, int, int, int]]:
     while end < size:
         begin = end
         tag, start = _varint(data, begin)
-        kind = tag & 7
+        kind = tag & 7  # the other bits of the tag are the field's number
         if kind == _BYTES:
             length, start = _varint(data, start)
             end = start + length
@@ -214,28 +235,35 @@ def _fields(data: memoryview) -> Iterator[tuple[int, int, int, int, int]]:
             raise _Broken
         if end > size:
             raise _Broken
-        yield tag >> 3, kind, begin, start, end
+        yield _Field(tag >> 3, kind, begin, start, end)
 
 
-def _varint(data: memoryview, at: int) -> tuple[int, int]:
-    """Decode the varint at an offset; return its value and the offset after it."""
-    value = data[at]
+def _varint(data: memoryview, offset: int) -> tuple[int, int]:
+    """Decode the varint at an offset; return its value and the offset after it.
+
+    A byte of a varint has 7 bits of the value, the lowest bits first. Its top bit is 1 unless the
+    byte is the last one.
+    """
+    value = data[offset]
     if value < 128:  # the common case
-        return value, at + 1
+        return value, offset + 1
     value &= 127
     for shift in range(7, 64, 7):
-        at += 1
-        byte = data[at]
+        offset += 1
+        byte = data[offset]
         value |= (byte & 127) << shift
-        if byte < 128:
-            return value, at + 1
+        is_last = byte < 128
+        if is_last:
+            return value, offset + 1
     raise _Broken
 
 
 def _varint_of(value: int) -> bytes:
-    out = bytearray()
+    """Encode a number as a varint."""
+    encoded = bytearray()
     while value > 127:
-        out.append(value & 127 | 128)
+        low_bits = value & 127
+        encoded.append(low_bits | 128)
         value >>= 7
-    out.append(value)
-    return bytes(out)
+    encoded.append(value)
+    return bytes(encoded)

@@ -39,11 +39,12 @@ def dtype_of(code: int) -> str:
 
 def code_of(dtype: str) -> int:
     """Return the code that a dtype has in files."""
-    return next(code for code, name in _NAMES.items() if name == dtype)
+    code_by_name = {name: code for code, name in _NAMES.items()}
+    return code_by_name[dtype]
 
 
 def size_of(dtype: str, items: int) -> int:
-    """Return the number of bytes that a number of items of a dtype take in a file."""
+    """Return the number of bytes that `items` items of a dtype take in a file."""
     if dtype in BITS:
         return packed_size(items, BITS[dtype])
     return items * np.dtype(dtype).itemsize
@@ -55,11 +56,10 @@ def unpacked(data: memoryview, dtype: str, shape: tuple[int, ...]) -> NDArray[An
     The array is a view of `data`, unless items have fewer than 8 bits. Raises InvalidOperation if
     the size of the data does not fit the shape.
     """
-    items = volume(shape)
-    if len(data) != size_of(dtype, items):
-        raise InvalidOperation(
-            f"it has {len(data)} bytes, {list(shape)} items of {dtype} take {size_of(dtype, items)}"
-        )
+    size = size_of(dtype, volume(shape))
+    if len(data) != size:
+        message = f"it has {len(data)} bytes, {list(shape)} items of {dtype} take {size}"
+        raise InvalidOperation(message)
     if dtype not in BITS:
         return np.frombuffer(data, np.dtype(dtype)).reshape(shape)
     return codes_of(data, BITS[dtype], shape).view(dtype)

@@ -22,7 +22,7 @@ import numpy as np
 from lowering.graph import Graph, Operation, TensorType, Value
 from lowering.location import Source
 from lowering.ops import rules
-from nnef_jax.formats.syntax import tree as s
+from nnef_jax.formats.syntax import tree
 from nnef_jax.formats.syntax import types as t
 from nnef_jax.formats.syntax.declared_tensors import item_of
 from nnef_jax.formats.syntax.flat_document import FlatWriter, Invoked
@@ -38,7 +38,7 @@ _FORMER = {"tract.tree_ensemble": "tree_ensemble"}
 _Declared = Sequence[tuple[str, t.Type]]  # pairs (name, type)
 
 
-def custom_kind(fragment: s.Fragment) -> str:
+def custom_kind(fragment: tree.Fragment) -> str:
     """Return the kind for which a custom operation stands.
 
     Return "" if the fragment is not a custom operation.
@@ -46,7 +46,8 @@ def custom_kind(fragment: s.Fragment) -> str:
     if fragment.body is not None or not fragment.name.startswith(_PREFIX):
         return ""
     name = fragment.name.removeprefix(_PREFIX).replace("__", ".")
-    for candidate in (name, _NUMBER.sub("", name)):
+    name_without_number = _NUMBER.sub("", name)
+    for candidate in (name, name_without_number):
         kind = _FORMER.get(candidate, candidate)
         if kind in rules:
             return kind
@@ -55,30 +56,32 @@ def custom_kind(fragment: s.Fragment) -> str:
 
 def is_body(value: object) -> bool:
     """Tell whether an argument is the tuple that stands for a graph."""
-    if not isinstance(value, tuple | list):
+    if not isinstance(value, tuple | list) or not value:
         return False
-    items = cast("Sequence[object]", value)
-    return bool(items) and str(items[0]).startswith(_BODY)
+    first_item = cast("Sequence[object]", value)[0]
+    return str(first_item).startswith(_BODY)
 
 
 class KeepingWriter(FlatWriter):
     """Writes a graph as a flat document; operations that NNEF lacks become custom operations.
 
-    In NNEF, the items of a tensor are only of `real` (the dtype that a reader of the document
+    The document declares items of tensors as `real` (the dtype that a reader of the document
     chooses), int32 or bool. A tensor of any other dtype is the result of a custom operation. If the
-    written graph is an attribute of an operation, `outer` is the writer of the graph around it.
+    graph is the body of an operation, `outer` is the writer of the graph that has the operation.
     """
 
     def __init__(self, graph: Graph, meter: Meter, real: str, outer: KeepingWriter | None) -> None:
-        super().__init__(graph if outer else _with_casts(graph, real), meter)
+        if outer is None:
+            graph = _with_casts(graph, real)
+        super().__init__(graph, meter)
         self._real = real
-        self._custom: dict[object, s.Fragment] = {}
+        self._custom: dict[object, tree.Fragment] = {}
         self._uses: dict[str, int] = {}  # the number of fragments with each name
         if outer:
             self._custom = outer._custom
             self._uses = outer._uses
 
-    def write(self) -> s.Document:
+    def write(self) -> tree.Document:
         """Return the flat document of the graph.
 
         Raises UnsupportedError if the document would need something that NNEF cannot express even
@@ -95,39 +98,46 @@ class KeepingWriter(FlatWriter):
 
         If NNEF has no such operation, return the invocation of a custom operation.
         """
-        errors = len(self.errors)
+        error_count = len(self.errors)
         invoked = super().invoked(operation)
-        exact = {self._real, "int32", "bool"}
-        if len(self.errors) == errors and all(v.type.dtype in exact for v in operation.writes()):
+        has_new_errors = len(self.errors) > error_count
+        nnef_dtypes = {self._real, "int32", "bool"}
+        has_nnef_results = all(x.type.dtype in nnef_dtypes for x in operation.writes())
+        if has_nnef_results and not has_new_errors:
             return invoked
-        del self.errors[errors:]
-        return self._customised(operation)
+        del self.errors[error_count:]
+        return self._custom_invocation(operation)
 
-    def _customised(self, operation: Operation) -> Invoked:
+    def _custom_invocation(self, operation: Operation) -> Invoked:
+        """Return the invocation of a custom operation for an operation of the graph."""
         kind = operation.kind
         operands = dict(operation.operands)
         arguments: dict[str, object] = {}
-        for name, x in (*operands.items(), *operation.attributes):
-            arguments[name] = self._argument(x)
-        parameters = tuple(
-            (name, _type(x, is_tensor=name in operands)) for name, x in arguments.items()
-        )
-        results = tuple((f"y{i}", _type(x)) for i, x in enumerate(operation.results))
-        key = (kind, parameters, results)
+        for name, value in (*operands.items(), *operation.attributes):
+            arguments[name] = self._argument(value)
+        parameters: list[tuple[str, t.Type]] = []
+        for name, argument in arguments.items():
+            parameters.append((name, _type(argument, is_tensor=name in operands)))
+        results: list[tuple[str, t.Type]] = []
+        for i, result in enumerate(operation.results):
+            results.append((f"y{i}", _type(result)))
+        key = (kind, tuple(parameters), tuple(results))
         if key not in self._custom:
             fragment_name = self._fresh(f"{_PREFIX}{kind.replace('.', '__')}")
             self._custom[key] = _fragment(fragment_name, parameters, results)
         return Invoked(self._custom[key], arguments)
 
     def _fresh(self, name: str) -> str:
-        self._uses[name] = self._uses.get(name, 0) + 1
-        return name if self._uses[name] == 1 else f"{name}_{self._uses[name]}"
+        """Return a name for a fragment, with a number at the end if the name is already used."""
+        count = self._uses.get(name, 0) + 1
+        self._uses[name] = count
+        return name if count == 1 else f"{name}_{count}"
 
     def _argument(self, value: object) -> object:
         """Return an operand or attribute in the form in which the document has it as an argument.
 
-        A graph is written as a fragment, and becomes a tuple of the fragment's name and the types
-        of its parameters. Any other value is returned unchanged.
+        A graph is written as a fragment. The argument is then a tuple of the fragment's name and
+        the types of its parameters. Any other value is returned unchanged.
         """
         if not isinstance(value, Graph):
             return value
@@ -138,75 +148,83 @@ class KeepingWriter(FlatWriter):
         body = graph.body[len(parameters) :]  # the first assignments declare the inputs
         self._custom[name] = _fragment(name, parameters, results, body)
         argument: list[object] = [name]
-        for x in value.inputs:
-            dtype = REAL if x.type.dtype == self._real else x.type.dtype
-            argument.append((dtype, x.type.shape))
+        for graph_input in value.inputs:
+            type = graph_input.type
+            dtype = REAL if type.dtype == self._real else type.dtype
+            argument.append((dtype, type.shape))
         return tuple(argument)
 
 
-def _typed(identifiers: Sequence[s.Identifier], values: Sequence[Value]) -> _Declared:
-    return [(x.name, _type(value)) for x, value in zip(identifiers, values, strict=True)]
+def _typed(identifiers: Sequence[tree.Identifier], values: Sequence[Value]) -> _Declared:
+    """Return pairs of the names of identifiers and the declared types of their values."""
+    pairs = zip(identifiers, values, strict=True)
+    return [(identifier.name, _type(value)) for identifier, value in pairs]
 
 
 def _fragment(
     name: str,
     parameters: _Declared,
     results: _Declared,
-    body: tuple[s.Assignment, ...] | None = None,
-) -> s.Fragment:
-    formal = tuple(s.FormalParameter(0, name, type, None) for name, type in parameters)
-    declared = tuple(s.ResultDeclaration(0, name, type) for name, type in results)
-    return s.Fragment(0, name, False, None, formal, declared, body, Source("graph.nnef", ""))
+    body: tuple[tree.Assignment, ...] | None = None,
+) -> tree.Fragment:
+    """Make a fragment whose parameters have no defaults."""
+    formal_parameters = [tree.FormalParameter(0, name, type, None) for name, type in parameters]
+    declarations = [tree.ResultDeclaration(0, name, type) for name, type in results]
+    source = Source("graph.nnef", "")
+    return tree.Fragment(
+        0, name, False, None, tuple(formal_parameters), tuple(declarations), body, source
+    )
 
 
 def _type(value: object, *, is_tensor: bool = True) -> t.Type:
-    """Return the type that a declaration has for a parameter or result with this value.
+    """Return the type with which a parameter or result of this value is declared.
 
     If `is_tensor`, numbers stand for tensors with a single item.
     """
     if isinstance(value, Value):
         return t.Tensor(item_of(value.type.dtype))
     if isinstance(value, tuple | list):
-        items = [_type(x, is_tensor=is_tensor) for x in cast("Sequence[object]", value)]
-        if len(set(map(str, items))) > 1:
-            return t.TupleOf(tuple(items))
-        if items:
-            return t.ArrayOf(items[0])
-        return t.ArrayOf(t.Tensor("scalar") if is_tensor else t.INTEGER)
-    item = value.item() if isinstance(value, np.generic) else value
-    literal = t.LITERALS.get(type(item), t.SCALAR)
-    return t.Tensor(str(literal)) if is_tensor else literal
+        items = cast("Sequence[object]", value)
+        if not items:
+            item_type = t.Tensor("scalar") if is_tensor else t.INTEGER
+            return t.ArrayOf(item_type)
+        types = [_type(item, is_tensor=is_tensor) for item in items]
+        has_equal_types = len(set(map(str, types))) == 1
+        return t.ArrayOf(types[0]) if has_equal_types else t.TupleOf(tuple(types))
+    number = value.item() if isinstance(value, np.generic) else value
+    primitive = t.LITERALS.get(type(number), t.SCALAR)
+    return t.Tensor(str(primitive)) if is_tensor else primitive
 
 
 def _with_casts(graph: Graph, real: str) -> Graph:
     """Add a cast after each variable and input whose dtype NNEF does not have.
 
-    The document declares such a tensor as int32 or `real`, and the cast converts it to its dtype.
-    If only casts read the tensor, no cast is added.
+    The document declares such a tensor as int32 or `real`. The cast converts the tensor to its own
+    dtype. If only casts read the tensor, no cast is added.
     """
-    exact = {real, "int32", "bool"}
-    sources = [*graph.inputs, *(p.value for p in graph.parameters)]
-    uncast = set(graph.outputs)
+    nnef_dtypes = {real, "int32", "bool"}
+    read_values = set(graph.outputs)  # by anything but casts
     for operation in graph.operations:
         if operation.kind != "cast":
-            uncast.update(operation.reads())
-    swapped: dict[Value, Value] = {}
+            read_values.update(operation.reads())
+    result_by_source: dict[Value, Value] = {}  # the results of the casts
     casts: list[Operation] = []
-    for value in sources:
-        dtype = value.type.dtype
-        if dtype in exact or value not in uncast:
+    for source in (*graph.inputs, *[parameter.value for parameter in graph.parameters]):
+        dtype = source.type.dtype
+        if dtype in nnef_dtypes or source not in read_values:
             continue
-        swapped[value] = inner = Value(f"{value.name}_{dtype}", value.type, inserted=True)
-        operands = (("input", value),)
+        result = Value(f"{source.name}_{dtype}", source.type, inserted=True)
+        result_by_source[source] = result
+        operands = (("input", source),)
         attributes = (("dtype", dtype),)
-        casts.append(Operation("cast", operands, attributes, (inner,), None, (), None))
+        casts.append(Operation("cast", operands, attributes, (result,), None, (), None))
     if not casts:
         return graph
+    operations = [operation.reading(result_by_source) for operation in graph.operations]
+    outputs = [result_by_source.get(value, value) for value in graph.outputs]
+    states = [state.substituted(result_by_source) for state in graph.states]
     return replace(
-        graph,
-        operations=(*casts, *(operation.reading(swapped) for operation in graph.operations)),
-        outputs=tuple(swapped.get(value, value) for value in graph.outputs),
-        states=tuple(state.substituted(swapped) for state in graph.states),
+        graph, operations=(*casts, *operations), outputs=tuple(outputs), states=tuple(states)
     )
 
 
@@ -217,8 +235,9 @@ def types_of(value: Sequence[Any], real: str) -> list[TensorType]:
     no valid types.
     """
     types: list[TensorType] = []
+    _, *pairs = value  # the first item is the name of the fragment
     try:
-        for name, shape in value[1:]:
+        for name, shape in pairs:
             dtype = np.dtype(real if name == REAL else name)
             types.append(TensorType(tuple(shape), dtype.name))
     except TypeError as error:

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterable
 
 from nnef_jax.flattening.operators.table import AttributeEntry, OperatorEntry, Role
-from nnef_jax.formats.syntax import tree as s
+from nnef_jax.formats.syntax import tree
 from nnef_jax.formats.syntax.printing import print_expression
 from nnef_jax.formats.syntax.types import has_tensor
 
@@ -14,7 +14,7 @@ _LITERALS = {"true": True, "false": False}
 
 
 def entry_of(
-    fragment: s.Fragment,
+    fragment: tree.Fragment,
     role: Role,
     kinds: Iterable[str] = (),
     *,
@@ -25,17 +25,18 @@ def entry_of(
 
     The row has the fragment's name, or the alias `name` if it is not "".
     """
-    attributes = tuple(_attribute(x) for x in fragment.parameters if not has_tensor(x.type))
+    parameters = [x for x in fragment.parameters if not has_tensor(x.type)]
     return OperatorEntry(
         name or fragment.name,
         domain,
-        attributes=attributes,
+        attributes=tuple(map(_attribute_entry, parameters)),
         role=role,
         kinds=tuple(sorted(kinds)),
     )
 
 
-def _attribute(parameter: s.FormalParameter) -> AttributeEntry:
+def _attribute_entry(parameter: tree.FormalParameter) -> AttributeEntry:
+    """Return the entry for a parameter that is an attribute."""
     type = str(parameter.type)
     if parameter.default is None:
         return AttributeEntry(parameter.name, type, is_required=True)

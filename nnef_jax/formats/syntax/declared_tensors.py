@@ -19,7 +19,7 @@ from lowering.extents import UNKNOWN, Shape, is_known, show
 from lowering.graph import TensorType, Value
 from nnef_jax.errors import ArchiveError, DataError
 from nnef_jax.formats.base import ExtentNeeded
-from nnef_jax.formats.syntax import tree as s
+from nnef_jax.formats.syntax import tree
 from nnef_jax.formats.syntax.types import ANY, LITERALS, ArrayOf, Tensor, Type, deduce
 from nnef_jax.limits import Meter
 from nnef_jax.storage.archive import Archive
@@ -33,17 +33,19 @@ _CONVERTIBLE = {"f": "fiu", "i": "iu", "u": "iu", "b": "b", "c": "cfiu"}
 
 
 def external_type(shape: Sequence[int | None], dtype: str, open_extent: int) -> TensorType:
-    """Return the type of a tensor that `external` declares, with `open_extent` for extents of None.
+    """Return the type of a tensor that `external` declares.
 
-    Raises InvalidOperation if an extent is negative.
+    `open_extent` takes the place of each extent that is None. Raises InvalidOperation if an extent
+    is negative.
     """
-    extents = tuple(open_extent if extent is None else extent for extent in shape)
-    if any(extent is not UNKNOWN and extent < 0 for extent in extents):
-        raise InvalidOperation(
-            f"'shape' of an external must not be negative, it is {list(shape)}",
-            hint="0 stands for an open extent",
-        )
-    return TensorType(extents, dtype)
+    extents = [open_extent if extent is None else extent for extent in shape]
+    for extent in extents:
+        if extent is not UNKNOWN and extent < 0:
+            raise InvalidOperation(
+                f"'shape' of an external must not be negative, it is {list(shape)}",
+                hint="0 stands for an open extent",
+            )
+    return TensorType(tuple(extents), dtype)
 
 
 def variable_type(shape: Sequence[int], label: str, dtype: str) -> TensorType:
@@ -83,7 +85,10 @@ def item_of(dtype: str) -> str:
 
 
 def generic_of(
-    fragment: s.Fragment, node: s.Invocation, arguments: Mapping[str, object], outer: str | None
+    fragment: tree.Fragment,
+    node: tree.Invocation,
+    arguments: Mapping[str, object],
+    outer: str | None,
 ) -> str | None:
     """Return the type that `?` stands for in an invocation, or None if the fragment is not generic.
 
@@ -107,8 +112,8 @@ def result_count(
 ) -> int:
     """Return the number of tensors in a result array if attributes or extents determine it.
 
-    An example is the result of `split`. Return 0 for all other results. Raises ExtentNeeded if the
-    number depends on an open extent.
+    For example, `split` has as many tensors as ratios. Return 0 for all other results. Raises
+    ExtentNeeded if the number depends on an open extent.
     """
     match kind, operands, attributes:
         case "copy_n", _, {"times": int(times)}:
@@ -118,7 +123,7 @@ def result_count(
         case "split", _, {"ratios": [*ratios]}:
             return len(ratios)
         case "unstack", {"value": Value(type=TensorType(shape=shape))}, {"axis": int(axis)}:
-            if not 0 <= axis < len(shape):
+            if axis < 0 or axis >= len(shape):
                 return 0
             if shape[axis] is UNKNOWN:
                 raise ExtentNeeded
@@ -139,7 +144,10 @@ def _type_of(value: object) -> Type:
             items = cast("list[object]", value)
             return ArrayOf(_type_of(items[0]) if items else ANY)
         case bool() | int() | float() | str():
-            return next(type for kind, type in LITERALS.items() if isinstance(value, kind))
+            for python_type, literal_type in LITERALS.items():  # bool comes before int
+                if isinstance(value, python_type):
+                    return literal_type
+            return ANY
         case _:
             return ANY
 
@@ -158,16 +166,16 @@ def without_member(archive: Archive, member: str, label: str) -> ArchiveError:
 def check_shape(stored: Shape, declared: Shape, label: str, member: str) -> None:
     """Raise DataError if a stored shape differs from the declared shape of a variable.
 
-    The shapes may differ in trailing extents of 1 (spec 4.1.3). `label` and `member` name the
+    One shape may have further extents of 1 at its end (spec 4.1.3). `label` and `member` name the
     variable and its file in the error.
     """
-    pairs = zip_longest(stored, declared, fillvalue=1)
-    if any(extent != declared_extent for extent, declared_extent in pairs):
-        raise DataError(
-            f"{member} has shape {show(stored)}, variable '{label}' is declared "
-            f"with {show(declared)}",
-            hint="declare the stored shape, or store a tensor of the declared shape",
-        )
+    for extent, declared_extent in zip_longest(stored, declared, fillvalue=1):
+        if extent != declared_extent:
+            raise DataError(
+                f"{member} has shape {show(stored)}, variable '{label}' is declared "
+                f"with {show(declared)}",
+                hint="declare the stored shape, or store a tensor of the declared shape",
+            )
 
 
 def convert(
@@ -179,9 +187,9 @@ def convert(
 ) -> NDArray[Any]:
     """Convert an array to another dtype. Real numbers are rounded.
 
-    Raises DataError if the items are of another kind. Raises DataError with `hint` if integers are
-    beyond the range of the dtype. Raises LimitError if the result takes more memory than the meter
-    allows.
+    Raises DataError if the items are of another kind, or if integers are beyond the range of the
+    dtype. In the latter case the error has the hint `hint`. Raises LimitError if the result takes
+    more memory than the meter allows.
     """
     if array.dtype == dtype:
         return array
@@ -200,15 +208,17 @@ def require_range(
 ) -> None:
     """Raise DataError if an integer in `array` is beyond the range of a dtype.
 
-    `title` names the array in the error, which has the hint `hint`.
+    In the error, `title` names the array, and `hint` is the hint.
     """
-    if dtype.kind in "iu" and array.size:
-        low = int(array.min())
-        high = int(array.max())
-        bounds = np.iinfo(dtype)
-        if low < bounds.min or high > bounds.max:
-            message = f"{title} holds values from {low} to {high}, which do not fit {dtype}"
-            raise DataError(message, hint=hint)
+    is_integer = dtype.kind in "iu"
+    if not is_integer or array.size == 0:
+        return
+    least = int(array.min())
+    greatest = int(array.max())
+    bounds = np.iinfo(dtype)
+    if least < bounds.min or greatest > bounds.max:
+        message = f"{title} holds values from {least} to {greatest}, which do not fit {dtype}"
+        raise DataError(message, hint=hint)
 
 
 def require_kind(array: NDArray[Any], dtype: np.dtype[Any], title: str) -> None:
@@ -217,17 +227,25 @@ def require_kind(array: NDArray[Any], dtype: np.dtype[Any], title: str) -> None:
     An example is an array of bool for a dtype of real numbers. `title` names the array in the
     error.
     """
-    kind = _kind(dtype)
-    stored = _kind(array.dtype)
-    if stored not in _CONVERTIBLE[kind]:
+    declared_kind = _kind(dtype)
+    stored_kind = _kind(array.dtype)
+    if stored_kind not in _CONVERTIBLE[declared_kind]:
+        stored_items = _KINDS.get(stored_kind, array.dtype)
         raise DataError(
-            f"{title} holds {_KINDS.get(stored, array.dtype)}, the variable is declared "
-            f"to hold {_KINDS[kind]}"
+            f"{title} holds {stored_items}, the variable is declared "
+            f"to hold {_KINDS[declared_kind]}"
         )
 
 
 def _kind(dtype: np.dtype[Any]) -> str:
-    for kind, items in (("f", jnp.floating), ("i", jnp.signedinteger), ("u", jnp.unsignedinteger)):
-        if jnp.issubdtype(dtype, items):  # numpy has the kind "void" for dtypes of 4 bits
-            return kind
+    """Return numpy's code for the kind of a dtype, such as "f".
+
+    numpy itself has the kind "V" for the dtypes of ml_dtypes, such as bfloat16 and int4.
+    """
+    if jnp.issubdtype(dtype, jnp.floating):
+        return "f"
+    if jnp.issubdtype(dtype, jnp.signedinteger):
+        return "i"
+    if jnp.issubdtype(dtype, jnp.unsignedinteger):
+        return "u"
     return dtype.kind

@@ -11,7 +11,7 @@ from lowering.graph import Call, Rule, Value
 from lowering.location import Source
 from nnef_jax.errors import NnefError, SemanticError
 from nnef_jax.flattening.emission import ByName, Emission, refused
-from nnef_jax.formats.syntax import tree as s
+from nnef_jax.formats.syntax import tree
 
 
 @dataclass(slots=True)
@@ -23,7 +23,7 @@ class Frame:
     type that `?` stands for in the body.
     """
 
-    fragment: s.Fragment | None
+    fragment: tree.Fragment | None
     source: Source
     values: dict[str, Any]
     prefix: str = ""
@@ -34,10 +34,10 @@ class Frame:
 class CallPlace(NamedTuple):
     """The place of an expression that is evaluated.
 
-    It consists of the node, the frame of the node, and the names for the results of the expression.
+    The place consists of a node, the frame of the node, and the names for the expression's results.
     """
 
-    node: s.SyntaxNode
+    node: tree.SyntaxNode
     frame: Frame
     names: Sequence[str]
 
@@ -56,26 +56,26 @@ class Emitter(Emission):
     """
 
     def error(
-        self, message: str, node: s.SyntaxNode, frame: Frame, hint: str = ""
+        self, message: str, node: tree.SyntaxNode, frame: Frame, hint: str = ""
     ) -> SemanticError:
         """Return a semantic error at a node."""
-        span = s.span_in(frame.source, node)
+        span = tree.span_in(frame.source, node)
         return SemanticError(message, span=span, calls=frame.calls, hint=hint)
 
-    def spend(self, steps: int, node: s.SyntaxNode, frame: Frame) -> None:
+    def spend(self, steps: int, node: tree.SyntaxNode, frame: Frame) -> None:
         """Count steps of evaluation.
 
-        If there are too many, raise LimitError with the place of a node.
+        Raises LimitError with the place of a node if there are too many steps.
         """
         self.meter.steps += steps
         if self.meter.steps > self.limits.steps:
-            self.meter.spend(0, "the network", s.span_in(frame.source, node), frame.calls)
+            self.meter.spend(0, "the network", tree.span_in(frame.source, node), frame.calls)
 
     def local(self, name: str) -> str:
         """Return a free name like `name` for a tensor in a fragment.
 
-        `name` is the tensor's name in the fragment, with the prefix of the frame. Names that the
-        document itself uses are not free.
+        `name` is the tensor's name in the fragment, with the prefix of the frame. A name is free if
+        the document itself does not use it.
         """
         return self.builder.unreserved(name[:_LONGEST_NAME])
 
@@ -93,37 +93,47 @@ class Emitter(Emission):
         if there is one. Raises NnefError with the place of the call.
         """
         node, frame, names = place
-        span = s.span_in(frame.source, node)
+        span = tree.span_in(frame.source, node)
         names = names or [self.builder.unreserved(frame.prefix + kind)]
         try:
             return self.add(kind, operands, attributes, names, span, frame.calls, rule=rule)
         except InvalidOperation as error:
             raise self.invalid(error, kind, operands, node, frame) from None
 
-    def unpacked(self, target: s.Expression, value: object, frame: Frame) -> list[tuple[str, Any]]:
+    def unpacked(
+        self, target: tree.Expression, value: object, frame: Frame
+    ) -> list[tuple[str, Any]]:
         """Return each name in the target of an assignment with the part of `value` for it."""
-        if isinstance(target, s.Identifier):
+        if isinstance(target, tree.Identifier):
             return [(target.name, value)]
-        assert isinstance(target, s.Array | s.Tuple)
+        assert isinstance(target, tree.Array | tree.Tuple)
         self.spend(len(target.items), target, frame)
         is_sequence = isinstance(value, list | tuple)
         parts = cast("Sequence[object]", value) if is_sequence else [value]
         if len(target.items) != len(parts):
             message = f"{len(parts)} results cannot be assigned to {len(target.items)} names"
             raise self.error(message, target, frame)
-        pairs = zip(target.items, parts, strict=True)
-        return [named for item, part in pairs for named in self.unpacked(item, part, frame)]
+        unpacked: list[tuple[str, Any]] = []
+        for item, part in zip(target.items, parts, strict=True):
+            unpacked += self.unpacked(item, part, frame)
+        return unpacked
 
-    def bound(self, value: Value, node: s.SyntaxNode, frame: Frame) -> Value:
+    def bound(self, value: Value, node: tree.SyntaxNode, frame: Frame) -> Value:
         """Return `value`, or raise NnefError if it is larger than the limits allow.
 
         The error has the place of a node.
         """
-        self.require_bounds(value, s.span_in(frame.source, node), frame.calls)
+        self.require_bounds(value, tree.span_in(frame.source, node), frame.calls)
         return value
 
     def invalid(
-        self, error: InvalidOperation, kind: str, operands: ByName, node: s.SyntaxNode, frame: Frame
+        self,
+        error: InvalidOperation,
+        kind: str,
+        operands: ByName,
+        node: tree.SyntaxNode,
+        frame: Frame,
     ) -> NnefError:
         """Return the error of an operation that refuses its arguments, with the place of a node."""
-        return refused(error, kind, operands, s.span_in(frame.source, node), frame.calls)
+        span = tree.span_in(frame.source, node)
+        return refused(error, kind, operands, span, frame.calls)

@@ -17,7 +17,7 @@ from lowering.graph import Graph, Operation, Scalar, Value, is_complex, is_integ
 from lowering.location import Source
 from lowering.ops import rules
 from nnef_jax.errors import NnefError, UnsupportedError, raise_all
-from nnef_jax.formats.syntax import tree as s
+from nnef_jax.formats.syntax import tree
 from nnef_jax.formats.syntax import types as t
 from nnef_jax.formats.syntax.declared_tensors import item_of
 from nnef_jax.formats.syntax.standard import GENERIC_RESULT, standard
@@ -40,15 +40,19 @@ class Names:
         self._suffixes: dict[str, int] = {}
 
     def fresh(self, name: str) -> str:
-        """Return the name, or a changed name if it is taken or is not an identifier."""
+        """Return a valid identifier that is not taken, and reserve it.
+
+        It is `name` if possible, otherwise a changed form of `name`.
+        """
         base = _NOT_IN_NAMES.sub("_", name)
-        if not base or base[0].isdigit():
+        if base == "" or base[0].isdigit():
             base = f"_{base}"
-        name = base
-        while name in self.taken:
-            self._suffixes[base] = self._suffixes.get(base, 0) + 1
-            name = f"{base}_{self._suffixes[base]}"
-        return self.reserve(name)
+        free_name = base
+        while free_name in self.taken:
+            number = self._suffixes.get(base, 0) + 1
+            self._suffixes[base] = number
+            free_name = f"{base}_{number}"
+        return self.reserve(free_name)
 
     def reserve(self, name: str) -> str:
         """Reserve a name, and return it."""
@@ -63,7 +67,7 @@ class Invoked:
     `generic` is the type in `<...>` after the operation's name, or None.
     """
 
-    declaration: s.Fragment
+    declaration: tree.Fragment
     arguments: Mapping[str, Any]
     generic: str | None = None
 
@@ -71,10 +75,10 @@ class Invoked:
 class FlatWriter:
     """Writes a graph as a flat document with the operations of NNEF 1.0 final.
 
-    `names` has the identifiers of values. An identifier is the name of the value if the language
-    allows this name. An unknown extent is written as 0 in `external`. The language has no literal
-    for infinity, so an infinite operand is computed by an operation. An output is written as a copy
-    if it is an input or has another name in the graph. Updates of states come last, after all
+    `names` has the identifiers of values. If the language allows the name of a value, this name is
+    the identifier. An unknown extent is written as 0 in `external`. The language has no literal for
+    infinity, so an infinite operand is computed by an operation. An output is written as a copy if
+    it is an input or has another name in the graph. Updates of states come last, after all
     operations that read the states.
     """
 
@@ -85,9 +89,9 @@ class FlatWriter:
         self.names: dict[Value, str] = {}
         self._identifiers = Names(())
         # The key tells whether the infinity is positive.
-        self._infinities: dict[bool, s.Assignment] = {}
+        self._infinities: dict[bool, tree.Assignment] = {}
 
-    def write(self) -> s.Document:
+    def write(self) -> tree.Document:
         """Write the document.
 
         Raises UnsupportedError, which names everything that the language cannot express. Examples
@@ -95,31 +99,34 @@ class FlatWriter:
         depend on unknown extents.
         """
         graph = self.graph
-        for ports, values in (("inputs", graph.inputs), ("outputs", graph.outputs)):
-            if not values:
-                self.refuse(f"a graph without {ports} cannot be written")
-        names = self._identifiers = self.identifiers()
-        self.names.update((value, names.fresh(value.name)) for value in graph.inputs)
+        if not graph.inputs:
+            self.refuse("a graph without inputs cannot be written")
+        if not graph.outputs:
+            self.refuse("a graph without outputs cannot be written")
+        names = self.identifiers()
+        self._identifiers = names
+        for value in graph.inputs:
+            self.names[value] = names.fresh(value.name)
         results, copies = self._results(names)
         for value in self._computed():
             if value not in self.names:
                 self.names[value] = names.fresh(value.name)
         inputs = tuple(map(self._tensor, graph.inputs))
-        body = [_assign(self.names[value], self.external(value)) for value in graph.inputs]
-        body += self._variables()
-        declaration_count = len(body)
+        declarations = [_assign(self.names[value], self.external(value)) for value in graph.inputs]
+        declarations += self._variables()
+        operations: list[tree.Assignment] = []
         for operation in graph.operations:
-            body += self._operation(operation)
-        # The operations that compute infinities come before all others.
-        body[declaration_count:declaration_count] = self._infinities.values()
+            operations += self._operation(operation)
+        infinities = self._infinities.values()  # operations that others read
         updates = list(self._updates(names, copies))
+        output_copies: list[tree.Assignment] = []
         for name, value in copies.items():
-            body.append(_assign(name, invocation("copy", self._tensor(value))))
-        body += updates
+            output_copies.append(_assign(name, invocation("copy", self._tensor(value))))
+        body = (*declarations, *infinities, *operations, *output_copies, *updates)
         raise_all(self.errors)
         graph_name = Names({*KEYWORDS, *standard()}).fresh(graph.name)
-        definition = s.GraphDefinition(0, graph_name, inputs, results, tuple(body))
-        return s.Document(Source("graph.nnef", ""), "1.0", False, (), (), definition)
+        definition = tree.GraphDefinition(0, graph_name, inputs, results, body)
+        return tree.Document(Source("graph.nnef", ""), "1.0", False, (), (), definition)
 
     # Names
 
@@ -134,60 +141,63 @@ class FlatWriter:
         for operation in self.graph.operations:
             yield from operation.writes()
 
-    def _results(self, names: Names) -> tuple[tuple[s.Identifier, ...], dict[str, Value]]:
-        """Return the identifiers of the graph's outputs, and the values of those written as copies.
+    def _results(self, names: Names) -> tuple[tuple[tree.Identifier, ...], dict[str, Value]]:
+        """Return the identifiers of the outputs, and the outputs that are written as copies.
 
-        The copies are mapped by identifier.
+        The copies are returned as a mapping from the output's identifier to the copied value.
         """
         copies: dict[str, Value] = {}
-        results: list[s.Identifier] = []
+        results: list[tree.Identifier] = []
         computed = set(self._computed())
         for output, value in zip(self.graph.output_names, self.graph.outputs, strict=True):
             name = names.fresh(output)
-            results.append(s.Identifier(0, name))
-            if value.name == output and value in computed and value not in self.names:
-                self.names[value] = name
-            elif value in computed or value in self.names:
-                copies[name] = value
-            else:
+            results.append(tree.Identifier(0, name))
+            has_identifier = value in self.names
+            if value not in computed and not has_identifier:
                 self.refuse(f"result '{output}' is not computed by the graph")
+            elif value.name == output and not has_identifier:
+                self.names[value] = name
+            else:
+                copies[name] = value
         return tuple(results), copies
 
     # Statements
 
-    def _variables(self) -> Iterator[s.Assignment]:
+    def _variables(self) -> Iterator[tree.Assignment]:
+        """Yield the statements that declare the parameters and the states."""
         for variable in (*self.graph.parameters, *self.graph.states):
             value = variable.value
-            label = s.Literal(0, variable.label)
+            label = tree.Literal(0, variable.label)
             shape = integers(value.type.shape)
             node = invocation("variable", generic=self._item(value), shape=shape, label=label)
             yield _assign(self.names[value], node)
 
-    def _updates(self, names: Names, copies: dict[str, Value]) -> Iterator[s.Assignment]:
+    def _updates(self, names: Names, copies: dict[str, Value]) -> Iterator[tree.Assignment]:
         """Yield the statements that update the states.
 
         `copies` maps the identifier of an output that is a copy to the value. If an output copies
         the new value of a state, the update assigns this output instead of a new name, and the
         output is removed from `copies`.
         """
-        # The names of outputs, by the value that they copy.
-        outputs_of: dict[Value, deque[str]] = {}
+        outputs_by_value: dict[Value, deque[str]] = {}  # the names of outputs that copy a value
         for name, value in copies.items():
-            outputs_of.setdefault(value, deque()).append(name)
+            outputs_by_value.setdefault(value, deque()).append(name)
         for state in self.graph.states:
-            outputs = outputs_of.get(state.update)
+            outputs = outputs_by_value.get(state.update)
             if outputs:
                 name = outputs.popleft()
                 del copies[name]
             else:
                 name = names.fresh(f"{self.names[state.value]}_update")
-            value = self._tensor(state.value)
-            yield _assign(name, invocation("update", value, self._tensor(state.update)))
+            variable = self._tensor(state.value)
+            new_value = self._tensor(state.update)
+            yield _assign(name, invocation("update", variable, new_value))
 
-    def external(self, value: Value) -> s.Invocation:
+    def external(self, value: Value) -> tree.Invocation:
         """Return the invocation that declares an input."""
-        shape = tuple(0 if extent is UNKNOWN else extent for extent in value.type.shape)
-        return invocation("external", generic=self._item(value), shape=integers(shape))
+        extents = [0 if extent is UNKNOWN else extent for extent in value.type.shape]
+        shape = integers(tuple(extents))
+        return invocation("external", generic=self._item(value), shape=shape)
 
     def _item(self, value: Value) -> str:
         """Return the item type with which a tensor is declared, such as "scalar".
@@ -213,22 +223,15 @@ class FlatWriter:
         if declaration is None:
             self.refuse(f"'{kind}' is not an operation of the standard", operation)
             return None
+        # The standard's operation lacks some parameters of the kind, which must have their default.
         defaults = rules[kind].defaults if operation.rule is None else {}
         for name, value in arguments.items():
-            # A parameter that the standard's operation does not have.
-            if defaults.get(name, value) != value:
+            default = defaults.get(name, value)
+            if value != default:
                 self.refuse(f"'{name}' {value!r} of '{kind}' is not NNEF", operation)
-        for parameter in declaration.parameters:
-            type = parameter.type
-            if isinstance(type, t.ArrayOf):
-                type = type.item
-            if not isinstance(type, t.Tensor) or type.item not in _ITEMS:
-                continue
-            dtypes = {x.type.dtype for x in values_of(arguments.get(parameter.name, ()))}
-            wrong = sorted(dtype for dtype in dtypes if item_of(dtype) != type.item)
-            if wrong:
-                self.refuse(f"'{kind}' of items of {wrong[0]} is not NNEF", operation)
-                break
+        wrong_dtype = _wrong_dtype(declaration, arguments)
+        if wrong_dtype:
+            self.refuse(f"'{kind}' of items of {wrong_dtype} is not NNEF", operation)
         if kind == "constant" and 0 in arguments["shape"]:
             self.refuse("a tensor without items is not NNEF", operation)
         if kind == "cast" and not _is_exact_cast(arguments["dtype"], arguments["input"]):
@@ -237,45 +240,49 @@ class FlatWriter:
         generic = item_of(arguments["dtype"]) if kind in GENERIC_RESULT else None
         return Invoked(declaration, arguments, generic)
 
-    def _operation(self, operation: Operation) -> Iterator[s.Assignment]:
-        if next(operation.writes(), None) is None:  # there is no result to assign
+    def _operation(self, operation: Operation) -> Iterator[tree.Assignment]:
+        """Yield the statement for an operation, unless the operation cannot be written."""
+        results = list(operation.writes())
+        if not results:
             return
         invoked = self.invoked(operation)
         if invoked is None:
             return
         declaration = invoked.declaration
         generic = invoked.generic
-        arguments: list[s.Argument] = []
+        arguments: list[tree.Argument] = []
         is_positional = True
         for parameter in declaration.parameters:
             type = t.substitute(parameter.type, generic)
             expression = self._expression(invoked.arguments[parameter.name], type, operation)
             # Texts are compared instead of values, since 1 equals 1.0 and 0.0 equals -0.0.
-            if parameter.default is not None and repr(expression) == repr(parameter.default):
-                is_positional = False
+            has_default = parameter.default is not None
+            if has_default and repr(expression) == repr(parameter.default):
+                is_positional = False  # the argument is left out, so later ones must be named
                 continue
             is_positional = is_positional and t.has_tensor(parameter.type)
             name = None if is_positional else parameter.name
-            arguments.append(s.Argument(0, name, expression))
+            arguments.append(tree.Argument(0, name, expression))
         if generic == declaration.generic_default:
             generic = None
-        invocation = s.Invocation(0, declaration.name, generic, tuple(arguments))
-        targets: list[s.Target] = []
-        for x, declared in zip(operation.results, declaration.results, strict=True):
-            if isinstance(x, tuple):
-                sequence = s.Tuple if isinstance(declared.type, t.TupleOf) else s.Array
-                targets.append(sequence(0, tuple(map(self._tensor, x))))
+        invocation = tree.Invocation(0, declaration.name, generic, tuple(arguments))
+        targets: list[tree.Target] = []
+        for result, declared in zip(operation.results, declaration.results, strict=True):
+            if isinstance(result, tuple):
+                sequence = tree.Tuple if isinstance(declared.type, t.TupleOf) else tree.Array
+                targets.append(sequence(0, tuple(map(self._tensor, result))))
             else:
-                targets.append(self._tensor(x))
-        target = targets[0] if len(targets) == 1 else s.Tuple(0, tuple(targets))
-        yield s.Assignment(0, target, invocation)
+                targets.append(self._tensor(result))
+        target = targets[0] if len(targets) == 1 else tree.Tuple(0, tuple(targets))
+        yield tree.Assignment(0, target, invocation)
 
     # Expressions
 
-    def _tensor(self, value: Value) -> s.Identifier:
-        return s.Identifier(0, self.names[value])
+    def _tensor(self, value: Value) -> tree.Identifier:
+        """Return the identifier of a value as an expression."""
+        return tree.Identifier(0, self.names[value])
 
-    def _expression(self, value: Any, type: t.Type, operation: Operation) -> s.Expression:
+    def _expression(self, value: Any, type: t.Type, operation: Operation) -> tree.Expression:
         """Return an operand or attribute as an expression for a parameter of a type."""
         self.meter.spend(_EXPRESSION, "the flat document")
         if isinstance(value, Value):
@@ -283,18 +290,25 @@ class FlatWriter:
         if not isinstance(value, tuple | list):
             return self.literal(value, type, operation)
         items: Sequence[Any] = value
-        inner = type.item if isinstance(type, t.ArrayOf) else t.ANY
-        types = type.items if isinstance(type, t.TupleOf) else [inner] * len(items)
-        pairs = zip(items, types, strict=True)
-        nodes = tuple(self._expression(item, item_type, operation) for item, item_type in pairs)
-        return s.Tuple(0, nodes) if isinstance(type, t.TupleOf) else s.Array(0, nodes)
+        types: Sequence[t.Type]
+        if isinstance(type, t.TupleOf):
+            types = type.items
+        elif isinstance(type, t.ArrayOf):
+            types = [type.item] * len(items)
+        else:
+            types = [t.ANY] * len(items)
+        nodes: list[tree.Expression] = []
+        for item, item_type in zip(items, types, strict=True):
+            nodes.append(self._expression(item, item_type, operation))
+        sequence = tree.Tuple if isinstance(type, t.TupleOf) else tree.Array
+        return sequence(0, tuple(nodes))
 
-    def literal(self, value: Number | str, type: t.Type, operation: Operation) -> s.Expression:
+    def literal(self, value: Number | str, type: t.Type, operation: Operation) -> tree.Expression:
         """Return a number, a string or a bool as an expression for a parameter of a type."""
         item: Any = value.item() if isinstance(value, np.generic) else value
         if isinstance(item, complex):
             self.refuse(f"an argument of '{operation.kind}' is complex", operation)
-            return s.Literal(0, 0.0)
+            return tree.Literal(0, 0.0)
         if item is UNKNOWN:
             self.refuse(
                 f"an argument of '{operation.kind}' depends on an extent that is left open",
@@ -304,18 +318,19 @@ class FlatWriter:
             )
         elif type in (t.SCALAR, t.Tensor("scalar")):
             item = float(item)
-        is_finite = not isinstance(item, float) or math.isfinite(item)
-        if not is_finite and math.isinf(item) and isinstance(type, t.Tensor):
+        has_literal = not isinstance(item, float) or math.isfinite(item)
+        if has_literal:
+            return tree.Literal(0, item)
+        if math.isinf(item) and isinstance(type, t.Tensor):
             return self._infinity(item > 0)
-        if not is_finite:
-            self.refuse(
-                f"an argument of '{operation.kind}' is {item}, for which NNEF has no literal",
-                operation,
-                hint="cut the network before it",
-            )
-        return s.Literal(0, item)
+        self.refuse(
+            f"an argument of '{operation.kind}' is {item}, for which NNEF has no literal",
+            operation,
+            hint="cut the network before it",
+        )
+        return tree.Literal(0, item)
 
-    def _infinity(self, is_positive: bool) -> s.Identifier:
+    def _infinity(self, is_positive: bool) -> tree.Identifier:
         """Return the identifier of a tensor that is infinity if `is_positive`, otherwise -infinity.
 
         The tensor is computed as 1 / 0 or log(0).
@@ -323,10 +338,10 @@ class FlatWriter:
         if is_positive not in self._infinities:
             name = "infinity" if is_positive else "minus_infinity"
             operation = "rcp" if is_positive else "log"
-            node = invocation(operation, s.Literal(0, 0.0))
+            node = invocation(operation, tree.Literal(0, 0.0))
             self._infinities[is_positive] = _assign(self._identifiers.fresh(name), node)
         target = self._infinities[is_positive].target
-        assert isinstance(target, s.Identifier)
+        assert isinstance(target, tree.Identifier)
         return target
 
     def refuse(self, message: str, operation: Operation | None = None, hint: str = "") -> None:
@@ -336,37 +351,57 @@ class FlatWriter:
         self.errors.append(UnsupportedError(message, span=span, calls=calls, hint=hint))
 
 
-def _is_exact_cast(dtype: str, x: object) -> bool:
-    """Tell whether a cast of `x` to a dtype can be written.
+def _wrong_dtype(declaration: tree.Fragment, arguments: Mapping[str, Any]) -> str:
+    """Return a dtype of an argument that the declared type of its parameter excludes, or ""."""
+    for parameter in declaration.parameters:
+        type = parameter.type
+        if isinstance(type, t.ArrayOf):
+            type = type.item
+        if not isinstance(type, t.Tensor) or type.item not in _ITEMS:
+            continue
+        values = values_of(arguments.get(parameter.name, ()))
+        dtypes = {value.type.dtype for value in values}
+        wrong_dtypes = sorted(dtype for dtype in dtypes if item_of(dtype) != type.item)
+        if wrong_dtypes:
+            return wrong_dtypes[0]
+    return ""
 
-    This is so if NNEF can express the dtype, or if the dtype represents all numbers that `x` may
-    have.
+
+def _is_exact_cast(dtype: str, operand: object) -> bool:
+    """Tell whether a cast to a dtype can be written.
+
+    This is so if NNEF can express the dtype, or if the dtype represents all numbers that the
+    operand may have.
     """
     if not is_integer(dtype) or dtype in _INTEGERS:
         return True
-    source = x.type.dtype if isinstance(x, Value) else ""
-    if not is_integer(source):
-        return source == "bool"
-    narrow = ml_dtypes.iinfo(source)
-    wide = ml_dtypes.iinfo(dtype)
-    return wide.min <= narrow.min and narrow.max <= wide.max
+    source_dtype = operand.type.dtype if isinstance(operand, Value) else ""
+    if not is_integer(source_dtype):
+        return source_dtype == "bool"
+    source_range = ml_dtypes.iinfo(source_dtype)
+    result_range = ml_dtypes.iinfo(dtype)
+    return result_range.min <= source_range.min and source_range.max <= result_range.max
 
 
-def _assign(name: str, value: s.Expression) -> s.Assignment:
-    return s.Assignment(0, s.Identifier(0, name), value)
+def _assign(name: str, value: tree.Expression) -> tree.Assignment:
+    """Make the statement `name = value;`."""
+    return tree.Assignment(0, tree.Identifier(0, name), value)
 
 
 def invocation(
-    operation: str, *tensors: s.Expression, generic: str | None = None, **attributes: s.Expression
-) -> s.Invocation:
+    operation: str,
+    *tensors: tree.Expression,
+    generic: str | None = None,
+    **attributes: tree.Expression,
+) -> tree.Invocation:
     """Make an invocation. Tensors are positional arguments, and attributes are named."""
-    arguments = [s.Argument(0, None, value) for value in tensors]
-    arguments += [s.Argument(0, name, value) for name, value in attributes.items()]
+    arguments = [tree.Argument(0, None, value) for value in tensors]
+    arguments += [tree.Argument(0, name, value) for name, value in attributes.items()]
     if generic == "scalar":  # the default
         generic = None
-    return s.Invocation(0, operation, generic, tuple(arguments))
+    return tree.Invocation(0, operation, generic, tuple(arguments))
 
 
-def integers(values: tuple[int, ...]) -> s.Array:
+def integers(values: tuple[int, ...]) -> tree.Array:
     """Return an array of integer literals."""
-    return s.Array(0, tuple(s.Literal(0, value) for value in values))
+    return tree.Array(0, tuple(tree.Literal(0, value) for value in values))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain
 from typing import Any
 
 from numpy.typing import NDArray
@@ -13,7 +12,7 @@ from lowering.graph import Graph
 from lowering.location import Source, Span
 from nnef_jax.errors import DataError
 from nnef_jax.formats.base import Arrays, Cut, Frontend, Options, Written
-from nnef_jax.formats.syntax import tree as s
+from nnef_jax.formats.syntax import tree
 from nnef_jax.formats.syntax.quantizer import Quantizer
 from nnef_jax.storage.archive import Archive
 from nnef_jax.storage.labels import member_of
@@ -23,9 +22,10 @@ GRAPH, QUANTIZATION = "graph.nnef", "graph.quant"
 
 
 def tensor_members(arrays: Arrays) -> dict[str, NDArray[Any]]:
-    """Return arrays, which are mapped by label, by the names of the files that store them.
+    """Return the arrays of variables by the names of the files that store them.
 
-    Raises DataError if two arrays would be stored in the same file.
+    `arrays` has the arrays by label. Raises DataError if two arrays would be stored in the same
+    file.
     """
     members: dict[str, NDArray[Any]] = {}
     for label, array in arrays.items():
@@ -44,27 +44,31 @@ class TextFrontend(Frontend):
     """
 
     def __init__(
-        self, source: Source, graph: s.GraphDefinition, archive: Archive, options: Options
+        self, source: Source, graph: tree.GraphDefinition, archive: Archive, options: Options
     ) -> None:
         self._source = source
         self._graph = graph
-        self.inputs: Sequence[str] = [i.name for i in graph.parameters]
-        self.outputs: Sequence[str] = [i.name for i in graph.results]
+        self.inputs: Sequence[str] = [identifier.name for identifier in graph.parameters]
+        self.outputs: Sequence[str] = [identifier.name for identifier in graph.results]
         self.archive = archive
         self.options = options
-        exists = archive.exists(QUANTIZATION)
-        self.quantization: Source | None = archive.read_text(QUANTIZATION) if exists else None
+        self.quantization: Source | None = None
+        if archive.exists(QUANTIZATION):
+            self.quantization = archive.read_text(QUANTIZATION)
 
     def content(self) -> Iterable[object]:
         """Return the dialect, and the names and texts of the members that were read."""
-        return self.dialect, *chain.from_iterable(sorted(self.archive.texts.items()))
+        content = [self.dialect]
+        for name, text in sorted(self.archive.texts.items()):
+            content += [name, text]
+        return tuple(content)
 
     def spans(self) -> Mapping[str, Span]:
         """Return the place of each name that the graph's body assigns."""
         spans: dict[str, Span] = {}
         for assignment in self._graph.body:
-            for identifier in s.identifiers(assignment.target):
-                spans[identifier.name] = s.span_in(self._source, identifier)
+            for identifier in tree.identifiers(assignment.target):
+                spans[identifier.name] = tree.span_in(self._source, identifier)
         return spans
 
     @abstractmethod
@@ -84,7 +88,7 @@ class TextFrontend(Frontend):
     def members(self, arrays: Arrays, quantization: str | None) -> Written:
         """Return the archive that was read, with `arrays` in the place of its data.
 
-        `quantization` is the text of graph.quant; None means the text that was read.
+        `quantization` is the text of graph.quant. If it is None, the text that was read is used.
         """
         if quantization is None and self.quantization is not None:
             quantization = self.quantization.text
@@ -106,6 +110,10 @@ class TextFrontend(Frontend):
         return self._archive(self.flat_text(graph, options, cut), arrays, quantization)
 
     def _archive(self, text: str, arrays: Arrays, quantization: str | None) -> Written:
+        """Return an archive with the text of a graph, data by label, and the text of a graph.quant.
+
+        Raises NnefError if the graph.quant is not valid.
+        """
         members: dict[str, Member] = {GRAPH: text.encode()}
         if quantization is not None:
             self.quantizers(Source(QUANTIZATION, quantization))

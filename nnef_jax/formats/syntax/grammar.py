@@ -31,16 +31,22 @@ _SHOWN = {
 
 
 class _Callbacks:
-    """Calls the method of a tree builder that has the name of a production, for lark."""
+    """Calls methods of a tree builder for lark: a production calls the method with its name."""
 
     def __init__(self, kind: type[TreeBuilder]) -> None:
         self._kind = kind
         self.builder: TreeBuilder | None = None
 
     def __getattr__(self, name: str) -> Callable[[list[Any]], Any]:
+        """Return a function that calls the builder's method `name` with the items of a list."""
         # For optional methods that the builder lacks, lark needs the AttributeError of this line.
         getattr(self._kind, name)
-        return lambda items: getattr(self.builder, name)(*items)
+
+        def call(items: list[Any]) -> Any:
+            method = getattr(self.builder, name)
+            return method(*items)
+
+        return call
 
 
 class GrammarReader:
@@ -60,9 +66,9 @@ class GrammarReader:
     def read(self, start: str, text: str, builder: TreeBuilder) -> Any:
         """Read a text of the production `start`; return the tree that the builder makes.
 
-        The text may have semicolons in places where the builder's source has white space; the
-        offsets are equal. Raises NnefSyntaxError if the text does not follow the grammar, and
-        errors of the builder.
+        Where the builder's source has white space, the text may have semicolons; all offsets are
+        equal. Raises NnefSyntaxError if the text does not follow the grammar, and errors of the
+        builder.
         """
         with self._lock:
             self._callbacks.builder = builder
@@ -80,23 +86,23 @@ def _syntax_error(
     """Convert lark's error to an error with a span, the expected tokens, and a hint."""
     source = builder.source
     offset, terminals = _offset_and_terminals(text, error)
-    is_inserted = text[offset : offset + 1] != source.text[offset : offset + 1]
-    if is_inserted:  # the error is at a semicolon that the source does not have
+    is_at_inserted_semicolon = text[offset : offset + 1] != source.text[offset : offset + 1]
+    if is_at_inserted_semicolon:
         remaining = text[offset + 1 :].lstrip()
         offset = len(text) - len(remaining)
-    names = _shown_terminals(lark, terminals)
+    expected = _shown_terminals(lark, terminals)
     if builder.provisional:
-        names.discard("';'")
+        expected.discard("';'")
     match = _WORD.match(source.text, offset)
     word = match[0] if match else ""
     unexpected = _quoted(word) if word else "end of the text"
     message = f"unexpected {unexpected}"
-    if len(names) == 1:
-        message += f", expected {min(names)}"
-    elif 0 < len(names) <= _MOST_SHOWN:
-        message += f", expected one of {', '.join(sorted(names))}"
+    if len(expected) == 1:
+        message += f", expected {min(expected)}"
+    elif 0 < len(expected) <= _MOST_SHOWN:
+        message += f", expected one of {', '.join(sorted(expected))}"
     is_token = not isinstance(error, UnexpectedCharacters)
-    hint = _hint(text, offset, word, names, is_token)
+    hint = _hint(text, offset, word, expected, is_token)
     span = Span(source, offset, max(len(word), 1))
     return NnefSyntaxError(message, span=span, hint=hint)
 
@@ -128,40 +134,46 @@ def _shown_terminals(lark: Lark, terminals: Collection[str]) -> set[str]:
     return names
 
 
-def _hint(text: str, offset: int, word: str, names: set[str], is_token: bool) -> str:
+def _hint(text: str, offset: int, word: str, expected: set[str], is_token: bool) -> str:
     """Return a hint for the error at an offset, or '' for no hint.
 
     Args:
         text: the text. A provisional text has semicolons here.
         offset: the offset of the unexpected word.
         word: the unexpected word, or '' for the end of the text.
-        names: the allowed terminals, in the form that messages show.
+        expected: the allowed terminals, in the form that messages show.
         is_token: whether the word is a token of the language.
     """
-    is_double_equals = text[max(0, offset - 1) : offset + 1] == "=="
-    if word[:1] in ("'", '"') and not _STRING.match(text, offset):
+    first_letter = word[:1]
+    is_open_string = first_letter in ("'", '"') and not _STRING.match(text, offset)
+    if is_open_string:
         return "the string does not end on its line, or has quotes of two kinds"
     if text[offset : offset + 1] == "\ufeff":
         return "save the text without a byte order mark"
     if not text.strip():
         return "the text is empty: a document starts with 'version 1.0;' and has a graph"
-    if names == {"'version'"}:
+    if expected == {"'version'"}:
         return "a document starts with 'version 1.0;'"
-    if is_double_equals or (word == ":" and "'='" in names):
+    is_double_equals = text[max(0, offset - 1) : offset + 1] == "=="
+    is_colon_for_equals = word == ":" and "'='" in expected
+    if is_double_equals or is_colon_for_equals:
         return "write a single '=' to assign a name, or to name an argument"
-    if word[:1] in (";", "}"):
-        if "')'" in names:
+    if first_letter in (";", "}"):
+        if "')'" in expected:
             return "a ')' may be missing before this"
-        if "']'" in names:
+        if "']'" in expected:
             return "a ']' may be missing before this"
-    if "';'" in names and is_token and _STATEMENT.match(word):
+    may_begin_statement = is_token and _STATEMENT.match(word) is not None
+    if may_begin_statement and "';'" in expected:
         return "a semicolon may be missing before this"
-    if word[:1].isalpha() and _UNCLOSED.search(text, max(0, offset - 40), offset):
+    # The words "graph" and "fragment" before a name are searched in the last 40 letters.
+    if first_letter.isalpha() and _UNCLOSED.search(text, max(0, offset - 40), offset):
         return "the body before this may lack its '}'"
     return ""
 
 
 def _quoted(word: str) -> str:
+    """Return a word in quotes. A character that cannot be printed is shown as its escape."""
     if "'" in word:
         return f'"{word}"'
     return f"'{word}'" if word.isprintable() else repr(word)

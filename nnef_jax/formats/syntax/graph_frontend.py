@@ -51,11 +51,15 @@ class GraphFrontend(Frontend):
         self._data: dict[str, NDArray[Any]] = {}  # by label; `flatten` adds the arrays
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_data": {}}
+        # A pickled front end has no data.
+        return {**self.__dict__, "_data": {}}
 
     @abstractmethod
     def titles(self) -> Titles:
-        """Return the title of each layer or node for errors, by its offset in the text."""
+        """Return the title of each layer or node for errors.
+
+        The key of a title is the offset of the layer or node in the text.
+        """
 
     def stored(self, graph: Graph) -> Stored:
         """Return the weights of the variables in the dtypes of the graph.
@@ -95,8 +99,8 @@ class GraphFrontend(Frontend):
     ) -> Written:
         """Return the part of the graph that `cut` selects, as an archive of a flat document.
 
-        `arrays` are the data by label. `quantization` is the text of the archive's graph.quant;
-        None means that it has none.
+        `arrays` are the data by label. `quantization` is the text of the archive's graph.quant. If
+        it is None, the archive has no graph.quant.
         """
         part, _ = cut(graph)
         text = print_document(_TitledWriter(part, self.titles, options).write())
@@ -121,41 +125,50 @@ class GraphFrontend(Frontend):
 
 
 def _members(text: str, arrays: Arrays) -> dict[str, Member]:
-    stored = {name: _as_member(x) for name, x in tensor_members(arrays).items()}
-    return {GRAPH: text.encode()} | stored
+    """Return the members of an archive with the text of a graph and the data by label."""
+    members: dict[str, Member] = {GRAPH: text.encode()}
+    for name, array in tensor_members(arrays).items():
+        members[name] = _as_member(array)
+    return members
 
 
 def _loads_same_graph(graph: Graph, text: str, options: Options) -> bool:
     """Tell whether `load` is certain to make this graph from the graph's flat document.
 
-    This is so if a document can declare the type of each tensor: items are real numbers, int32 or
-    bool, and no extent is 0, which would declare an open extent. The limits must be the default
-    limits, since the user's limits may be too small for the document.
+    This is so if a document can declare the type of each tensor. The items must be real numbers,
+    int32 or bool, and no extent may be 0, which declares an open extent. The limits must be the
+    default limits, since the user's limits may be too small for the document.
     """
-    computed = [value for operation in graph.operations for value in operation.writes()]
-    variables = [variable.value for variable in (*graph.parameters, *graph.states)]
-    types = {value.type for value in (*graph.inputs, *variables, *computed)}
-    return (
-        options.meter.limits == Limits()
-        and len(text) <= _SHORT
-        and {type.dtype for type in types} <= {options.real, "int32", "bool"}
-        and all(extent > 0 for type in types for extent in type.shape)  # no open extent either
-    )
+    has_default_limits = options.meter.limits == Limits()
+    if not has_default_limits or len(text) > _SHORT:
+        return False
+    types = {value.type for value in graph.inputs}
+    types |= {variable.value.type for variable in (*graph.parameters, *graph.states)}
+    for operation in graph.operations:
+        types |= {value.type for value in operation.writes()}
+    declarable_dtypes = {options.real, "int32", "bool"}
+    for type in types:
+        has_open_or_empty_axis = any(extent <= 0 for extent in type.shape)
+        if type.dtype not in declarable_dtypes or has_open_or_empty_axis:
+            return False
+    return True
 
 
-def _as_member(items: NDArray[Any]) -> Member:
+def _as_member(weights: NDArray[Any]) -> Member:
     """Return weights in the form in which a tensor file stores them.
 
     Integers of 2 and 4 bits stay packed. Floats of up to 8 bits are stored in float16, and bfloat16
     is stored in float32.
     """
-    name = items.dtype.name
+    name = weights.dtype.name
     if name in _INTEGERS:
         dtype, bits = _INTEGERS[name]
-        return TensorFile(items.astype(dtype), bits, dtype is np.int8, False)
+        is_signed = dtype is np.int8
+        return TensorFile(weights.astype(dtype), bits, is_signed, False)
     if name in _HALVES:
-        return items.astype(np.float16)
-    return items.astype(np.float32) if items.dtype.kind == "V" else items
+        return weights.astype(np.float16)
+    is_numpy_dtype = weights.dtype.kind != "V"
+    return weights if is_numpy_dtype else weights.astype(np.float32)
 
 
 class _TitledWriter(FlatWriter):
@@ -175,16 +188,20 @@ class _TitledWriter(FlatWriter):
         for operation in self.graph.operations:
             for value in operation.writes():
                 dtype = value.type.dtype
-                if dtype not in (self._real, "bool") and not dtype.startswith(("int", "uint")):
+                is_integer = dtype.startswith(("int", "uint"))
+                if not is_integer and dtype not in (self._real, "bool"):
                     self.refuse(f"it has items of {dtype}", operation)
         return super().write()
 
     def refuse(self, message: str, operation: Operation | None = None, hint: str = "") -> None:
         """Record an error for an operation that cannot be written, once for each layer or node."""
-        span = operation.span if operation else None
-        title = self._titles().get(span.offset) if span else None
-        if span is None or title is None:
+        if operation is None or operation.span is None:
             super().refuse(message, operation, hint)
-        elif span.offset not in self._refused:
-            self._refused.add(span.offset)
+            return
+        offset = operation.span.offset
+        title = self._titles().get(offset)
+        if title is None:
+            super().refuse(message, operation, hint)
+        elif offset not in self._refused:
+            self._refused.add(offset)
             super().refuse(f"{title}: {message}", operation, hint or _KEEP)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from lowering.location import Span
 from nnef_jax.errors import UnsupportedError, raise_all
-from nnef_jax.formats.syntax import tree as s
+from nnef_jax.formats.syntax import tree
 from nnef_jax.formats.syntax.types import Tensor, has_tensor
 from nnef_jax.limits import Meter
 from nnef_jax.wording.similar import did_you_mean, listed
@@ -19,7 +20,7 @@ class InvalidInvocation(ValueError):
     The caller replaces the exception by an error with a place in the text.
     """
 
-    def __init__(self, message: str, node: s.SyntaxNode, hint: str = "") -> None:
+    def __init__(self, message: str, node: tree.SyntaxNode, hint: str = "") -> None:
         super().__init__(message)
         self.message = message
         self.node = node
@@ -44,18 +45,23 @@ class Form:
     operands: Sequence[str]
     attributes: Sequence[str]
     positions: Mapping[str, int]
-    sources: Sequence[int | s.Expression | None]
+    sources: Sequence[int | tree.Expression | None]
 
-    def expressions(self, invocation: s.Invocation) -> list[s.Expression]:
+    def expressions(self, invocation: tree.Invocation) -> list[tree.Expression]:
         """Return the expression for each parameter, in the order of the declaration.
 
-        It is the argument of `invocation`, or else the parameter's default.
+        The expression is the argument of `invocation` for the parameter. If there is none, it is
+        the parameter's default.
         """
         arguments = invocation.arguments
-        return [arguments[x].value if type(x) is int else x for x in self.sources]  # pyright: ignore
+        expressions: list[Any] = []
+        for source in self.sources:
+            has_argument = type(source) is int
+            expressions.append(arguments[source].value if has_argument else source)  # pyright: ignore
+        return expressions
 
 
-def form_of(fragment: s.Fragment, invocation: s.Invocation) -> Form:
+def form_of(fragment: tree.Fragment, invocation: tree.Invocation) -> Form:
     """Return the form of an invocation of `fragment`.
 
     Raises InvalidInvocation if the arguments do not fit the parameters.
@@ -72,8 +78,8 @@ def form_of(fragment: s.Fragment, invocation: s.Invocation) -> Form:
 
 
 def bind(
-    fragment: s.Fragment,
-    invocation: s.Invocation,
+    fragment: tree.Fragment,
+    invocation: tree.Invocation,
     meter: Meter | None = None,
     *,
     freely: bool = False,
@@ -87,12 +93,12 @@ def bind(
     Args:
         fragment: the declaration of the operation.
         invocation: the invocation.
-        meter: counts the steps of the search for a similar name, which the hint for an unknown
-            name shows. Without a meter, the hint lists the parameters.
+        meter: counts the steps of the search for a parameter with a similar name, if an argument
+            has an unknown name. Without a meter, the hint of the error lists the parameters.
         freely: whether attributes may be positional, and positional arguments may follow named
             arguments.
-        ignoring: whether arguments that have no parameter are ignored. This holds only if all
-            parameters are tensors.
+        ignoring: whether arguments that have no parameter are ignored if all parameters are
+            tensors.
     """
     parameters = {parameter.name: parameter for parameter in fragment.parameters}
     arguments = invocation.arguments
@@ -102,16 +108,20 @@ def bind(
         if name not in parameters:
             if ignoring and all(isinstance(p.type, Tensor) for p in fragment.parameters):
                 continue
-            hint = did_you_mean(name, parameters, meter=meter, most=1) if meter else ""
-            listing = f"its parameters are {listed(parameters)}" if parameters else "it has none"
-            message = f"'{fragment.name}' has no parameter '{name}'"
-            raise InvalidInvocation(message, argument, hint or listing)
+            raise _unknown_parameter(fragment, name, argument, meter)
         if name in positions and (argument.name or freely):
-            is_by_name = argument.name and arguments[positions[name]].name
-            manner = "twice" if is_by_name else "by position and by name"
+            earlier_argument = arguments[positions[name]]
+            are_both_named = argument.name and earlier_argument.name
+            manner = "twice" if are_both_named else "by position and by name"
             raise InvalidInvocation(f"argument '{name}' is given {manner}", argument)
         positions[name] = position
-    missing = [n for n, p in parameters.items() if n not in positions and p.default is None]
+    ordered: dict[str, int] = {}
+    missing: list[str] = []
+    for name, parameter in parameters.items():
+        if name in positions:
+            ordered[name] = positions[name]
+        elif parameter.default is None:
+            missing.append(name)
     if missing:
         noun = "arguments" if len(missing) > 1 else "argument"
         names = ", ".join(f"'{name}'" for name in missing)
@@ -119,15 +129,27 @@ def bind(
         message = f"'{fragment.name}' lacks its {noun} {names}"
         hint = f"write {fragment.name}(..., {written})"
         raise InvalidInvocation(message, invocation, hint)
-    return {name: positions[name] for name in parameters if name in positions}
+    return ordered
+
+
+def _unknown_parameter(
+    fragment: tree.Fragment, name: str, argument: tree.Argument, meter: Meter | None
+) -> InvalidInvocation:
+    """Return the error for an argument with a name that no parameter has; see `bind`."""
+    names = dict.fromkeys(parameter.name for parameter in fragment.parameters)
+    hint = did_you_mean(name, names, meter=meter, most=1) if meter else ""
+    if not hint:
+        hint = f"its parameters are {listed(names)}" if names else "it has none"
+    message = f"'{fragment.name}' has no parameter '{name}'"
+    return InvalidInvocation(message, argument, hint)
 
 
 def refuse(uses: Mapping[str, Sequence[Span]], explain: Callable[[str], tuple[str, str]]) -> None:
     """Raise UnsupportedError for operations without a rule; do nothing if there are none.
 
-    `uses` has the places of the calls, by operation. `explain` is called with the name of an
-    operation, and returns two texts: the operation's origin, which follows the name in the error,
-    and a hint.
+    `uses` has the places of the calls, by operation. `explain` is a function that returns two texts
+    for the name of an operation: the operation's origin, which follows the name in the error, and a
+    hint.
     """
     errors: list[UnsupportedError] = []
     for name, spans in uses.items():
@@ -140,16 +162,17 @@ def refuse(uses: Mapping[str, Sequence[Span]], explain: Callable[[str], tuple[st
 
 
 def _offset(error: UnsupportedError) -> int:
+    """Return the offset of an error in the text, or 0 if the error has no place."""
     return error.span.offset if error.span else 0
 
 
 def _positional(
-    fragment: s.Fragment, arguments: Sequence[s.Argument], position: int, *, freely: bool
+    fragment: tree.Fragment, arguments: Sequence[tree.Argument], position: int, *, freely: bool
 ) -> str:
-    """Return the name of the parameter for the argument at a position, which has no name.
+    """Return the name of the parameter for an argument without a name.
 
-    Raises InvalidInvocation if there is no such parameter, or, unless `freely`, if the argument
-    must have a name.
+    `position` is the position of the argument. Raises InvalidInvocation if there is no parameter at
+    this position. Unless `freely`, raises it also if the argument must have a name.
     """
     parameters = fragment.parameters
     argument = arguments[position]
@@ -160,7 +183,8 @@ def _positional(
     name = parameters[position].name
     if freely:
         return name
-    if position and arguments[position - 1].name is not None:
+    follows_named = position > 0 and arguments[position - 1].name is not None
+    if follows_named:
         raise InvalidInvocation("a positional argument must not follow a named one", argument)
     if not has_tensor(parameters[position].type):
         message = f"'{name}' of '{fragment.name}' is an attribute: it must be named"

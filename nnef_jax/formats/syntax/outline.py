@@ -9,29 +9,31 @@ from lowering.graph import Value
 from lowering.location import Source
 from nnef_jax.flattening.emission import Emission
 from nnef_jax.flattening.outline import add_untyped, has_untyped, unknown
-from nnef_jax.formats.syntax import tree as s
+from nnef_jax.formats.syntax import tree
 
 
-def callers_of(names: Iterable[str], fragments: Mapping[str, s.Fragment]) -> frozenset[str]:
-    """Return `names` and the names of all fragments that call one of these operations.
+def callers_of(names: Iterable[str], fragments: Mapping[str, tree.Fragment]) -> frozenset[str]:
+    """Return `names`, and the names of all fragments that call operations with these names.
 
-    A fragment may call an operation directly, or by calling another fragment.
+    A fragment may call an operation directly, or call another fragment that calls it.
     """
     callers: defaultdict[str, list[str]] = defaultdict(list)
     for name, fragment in fragments.items():
-        for node in s.invocations(assignment.value for assignment in fragment.body or ()):
+        for node in tree.invocations(assignment.value for assignment in fragment.body or ()):
             callers[node.operation].append(name)
-    reached = dict.fromkeys(names)
-    waiting = [*reached]
-    for name in waiting:  # the list grows during the loop
-        waiting += [caller for caller in dict.fromkeys(callers[name]) if caller not in reached]
-        reached.update(dict.fromkeys(callers[name]))
+    reached = set(names)
+    waiting = list(reached)
+    while waiting:
+        for caller in callers[waiting.pop()]:
+            if caller not in reached:
+                reached.add(caller)
+                waiting.append(caller)
     return frozenset(reached)
 
 
 def add_if_unsupported(
     graph: Emission,
-    assignment: s.Assignment,
+    assignment: tree.Assignment,
     values: MutableMapping[str, object],
     unsupported: Collection[str],
     source: Source,
@@ -39,17 +41,21 @@ def add_if_unsupported(
     """Add untyped tensors for an assignment that cannot be evaluated.
 
     Such an assignment calls an operation in `unsupported`, or reads an untyped tensor in `values`.
-    Return whether the assignment is one.
+    Return False if the assignment can be evaluated, otherwise True.
     """
-    names = list(dict.fromkeys(s.names_in(assignment.value)))
+    names = dict.fromkeys(tree.names_in(assignment.value))
     operands = [values[name] for name in names if name in values]
-    calls = [node.operation for node in s.invocations([assignment.value])]
-    operator = next((name for name in calls if name in unsupported), "")
-    if not operator and not has_untyped(operands):
+    calls = [node.operation for node in tree.invocations([assignment.value])]
+    unsupported_calls = [operation for operation in calls if operation in unsupported]
+    if not unsupported_calls and not has_untyped(operands):
         return False
-    kind = unknown(operator) if operator else next(iter(calls), "expression")
-    targets = [identifier.name for identifier in s.identifiers(assignment.target)]
-    span = s.span_in(source, assignment.value)
-    read = [x for x in operands if isinstance(x, Value)]
-    values.update(zip(targets, add_untyped(graph, kind, read, targets, span), strict=True))
+    if unsupported_calls:
+        kind = unknown(unsupported_calls[0])
+    else:
+        kind = calls[0] if calls else "expression"
+    targets = [identifier.name for identifier in tree.identifiers(assignment.target)]
+    span = tree.span_in(source, assignment.value)
+    tensors = [operand for operand in operands if isinstance(operand, Value)]
+    results = add_untyped(graph, kind, tensors, targets, span)
+    values.update(zip(targets, results, strict=True))
     return True

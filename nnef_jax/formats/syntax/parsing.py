@@ -44,20 +44,24 @@ class Parser:
         are too many tokens, and errors of the builder.
         """
         text = source.text if text is None else text
-        builder = partial(self.builder, source, meter.limits.nesting, provisional)
-        tree = self.fast(start, text, builder(), meter)
-        return self.by_grammar(start, text, builder(), meter) if tree is None else tree
+        new_builder = partial(self.builder, source, meter.limits.nesting, provisional)
+        tree = self.fast(start, text, new_builder(), meter)
+        if tree is None:
+            tree = self.by_grammar(start, text, new_builder(), meter)
+        return tree
 
     def fast(self, start: str, text: str, builder: TreeBuilder, meter: Meter) -> Any:
         """Return the tree that the fast reader builds, or None if it gives up."""
-        most = (meter.limits.steps - meter.steps) // TOKEN_STEPS
+        most_tokens = (meter.limits.steps - meter.steps) // TOKEN_STEPS
         try:
-            reader = FastReader(text, builder, self.language, most)
-            tree = getattr(reader, start)()
-            reader.expect("")
+            reader = FastReader(text, builder, self.language, most_tokens)
+            read_production = getattr(reader, start)
+            tree = read_production()
+            reader.expect("")  # the end of the text
         except (NotUnderstood, NnefError, RecursionError):
             return None
-        meter.spend(TOKEN_STEPS * (most - reader.tokens_left), builder.source.name)
+        token_count = most_tokens - reader.tokens_left
+        meter.spend(TOKEN_STEPS * token_count, builder.source.name)
         return tree
 
     def by_grammar(self, start: str, text: str, builder: TreeBuilder, meter: Meter) -> Any:
@@ -71,6 +75,7 @@ class Parser:
 
     @cached_property
     def _grammar(self) -> Any:
+        """Load the grammar, and return the reader that uses it."""
         from nnef_jax.formats.syntax.grammar import GrammarReader
 
         return GrammarReader(self.package, self.starts, self.builder)
@@ -82,5 +87,6 @@ STANDARD = Parser("nnef_jax.formats.syntax", ("document", "library", "quantizati
 
 def read_package(package: str, name: str) -> dict[str, Fragment]:
     """Return the declarations in the file `name` of a Python package, by the declared name."""
-    source = Source(name, files(package).joinpath(name).read_text(encoding="utf-8"))
-    return STANDARD.parse(source, Meter(Limits.unbounded()), "library")
+    text = files(package).joinpath(name).read_text(encoding="utf-8")
+    meter = Meter(Limits.unbounded())
+    return STANDARD.parse(Source(name, text), meter, "library")

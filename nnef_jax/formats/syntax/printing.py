@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from nnef_jax.formats.syntax import tree as s
+from nnef_jax.formats.syntax import tree
 from nnef_jax.formats.syntax.types import ArrayOf, Primitive, Tensor, TupleOf, Type
 
 _INDENT = "    "
@@ -25,7 +25,7 @@ _OPERATORS = {
 }
 
 
-def print_document(document: s.Document) -> str:
+def print_document(document: tree.Document) -> str:
     """Return the text of a document in its dialect, in a fixed layout.
 
     The text has no comments, since the tree has none. Parentheses are printed only where the tree
@@ -34,47 +34,57 @@ def print_document(document: s.Document) -> str:
     return _Printer(document.provisional).document(document)
 
 
-def print_expression(expression: s.Expression) -> str:
+def print_expression(expression: tree.Expression) -> str:
     """Print an expression in the syntax of 1.0 final."""
     return _Printer(provisional=False).expression(expression)
 
 
 class _Printer:
+    """Prints syntax trees in the syntax of 1.0 provisional or final."""
+
     def __init__(self, provisional: bool) -> None:
         self.provisional = provisional
         self.end = "" if provisional else ";"  # the end of the version and of each statement
 
     # Declarations
 
-    def document(self, document: s.Document) -> str:
+    def document(self, document: tree.Document) -> str:
+        """Return the text of a document."""
         head = f"version {document.version}{self.end}\n"
         if document.extensions:
             head += f"extension {', '.join(document.extensions)};\n"
-        parts = [*map(self.fragment, document.fragments), self.graph(document.graph)]
-        return "\n".join([head, *parts])
+        fragments = [self.fragment(fragment) for fragment in document.fragments]
+        return "\n".join([head, *fragments, self.graph(document.graph)])
 
-    def fragment(self, fragment: s.Fragment) -> str:
+    def fragment(self, fragment: tree.Fragment) -> str:
+        """Return the text of a fragment."""
         generic = ""
         if fragment.generic:
             default = fragment.generic_default
             generic = f"<? = {default}>" if default else "<?>"
-        head = _declaration(
-            f"fragment {fragment.name}{generic}",
-            [self.parameter(p) for p in fragment.parameters],
-            [f"{result.name}: {self.type(result.type)}" for result in fragment.results],
-        )
-        return f"{head};\n" if fragment.body is None else head + self.body(fragment.body)
+        parameters = [self.parameter(parameter) for parameter in fragment.parameters]
+        results = [f"{result.name}: {self.type(result.type)}" for result in fragment.results]
+        head = _declaration(f"fragment {fragment.name}{generic}", parameters, results)
+        if fragment.body is None:
+            return f"{head};\n"
+        return head + self.body(fragment.body)
 
-    def graph(self, graph: s.GraphDefinition) -> str:
+    def graph(self, graph: tree.GraphDefinition) -> str:
+        """Return the text of the graph."""
         parameters = [parameter.name for parameter in graph.parameters]
         results = [result.name for result in graph.results]
-        return _declaration(f"graph {graph.name}", parameters, results) + self.body(graph.body)
+        head = _declaration(f"graph {graph.name}", parameters, results)
+        return head + self.body(graph.body)
 
-    def parameter(self, parameter: s.FormalParameter) -> str:
-        default = "" if parameter.default is None else f" = {self.expression(parameter.default)}"
-        return f"{parameter.name}: {self.type(parameter.type)}{default}"
+    def parameter(self, parameter: tree.FormalParameter) -> str:
+        """Return the text of a parameter: `name: type` or `name: type = default`."""
+        declaration = f"{parameter.name}: {self.type(parameter.type)}"
+        if parameter.default is None:
+            return declaration
+        return f"{declaration} = {self.expression(parameter.default)}"
 
     def type(self, type: Type) -> str:
+        """Return the text of a type."""
         match type:
             case Tensor(None) if self.provisional:
                 return "tensor"
@@ -87,12 +97,15 @@ class _Printer:
             case _:
                 return str(type)
 
-    def body(self, body: Iterable[s.Assignment]) -> str:
-        return "\n{\n" + "".join(map(self.assignment, body)) + "}\n"
+    def body(self, body: Iterable[tree.Assignment]) -> str:
+        """Return the text of a body in braces, with a line for each statement."""
+        statements = "".join(map(self.assignment, body))
+        return f"\n{{\n{statements}}}\n"
 
-    def assignment(self, assignment: s.Assignment) -> str:
+    def assignment(self, assignment: tree.Assignment) -> str:
+        """Return the line of a statement. The parentheses of a target are left out."""
         target = assignment.target
-        if isinstance(target, s.Tuple):
+        if isinstance(target, tree.Tuple):
             left = ", ".join(map(self.expression, target.items))
         else:
             left = self.expression(target)
@@ -100,70 +113,77 @@ class _Printer:
 
     # Expressions
 
-    def expression(self, node: s.Expression, level: int = _SELECT) -> str:
+    def expression(self, node: tree.Expression, level: int = _SELECT) -> str:
         """Print an expression, in parentheses if it binds less tightly than `level`."""
-        text, binding = self.bare(node)
-        return text if binding >= level else f"({text})"
+        text, node_level = self.bare(node)
+        return text if node_level >= level else f"({text})"
 
-    def bare(self, node: s.Expression) -> tuple[str, int]:
-        """Return the text of an expression without outer parentheses, and how tightly it binds."""
+    def bare(self, node: tree.Expression) -> tuple[str, int]:
+        """Return the text of an expression without outer parentheses, and its precedence level."""
         match node:
-            case s.Literal(value=value):
+            case tree.Literal(value=value):
                 text = _literal(value)
-                return text, _UNARY if text.startswith("-") else _ATOM
-            case s.Identifier(name=name):
+                is_negative = text.startswith("-")
+                return text, _UNARY if is_negative else _ATOM
+            case tree.Identifier(name=name):
                 return name, _ATOM
-            case s.Array(items=items):
+            case tree.Array(items=items):
                 return f"[{self.items(items)}]", _ATOM
-            case s.Tuple(items=items):
+            case tree.Tuple(items=items):
                 return f"({self.items(items)})", _ATOM
-            case s.Subscript(sequence=sequence, index=index):
+            case tree.Subscript(sequence=sequence, index=index):
                 return f"{self.expression(sequence, _POSTFIX)}[{self.expression(index)}]", _POSTFIX
-            case s.Subrange(sequence=sequence, begin=begin, end=end):
+            case tree.Subrange(sequence=sequence, begin=begin, end=end):
                 first = self.expression(begin) if begin else ""
                 last = self.expression(end) if end else ""
                 return f"{self.expression(sequence, _POSTFIX)}[{first}:{last}]", _POSTFIX
-            case s.Unary(operator=operator, operand=operand):
+            case tree.Unary(operator=operator, operand=operand):
                 return operator + self.expression(operand, _UNARY), _UNARY
-            case s.Binary(operator=operator, left=left, right=right):
+            case tree.Binary(operator=operator, left=left, right=right):
                 level, left_level, right_level = _OPERATORS[operator]
                 left_text = self.expression(left, left_level)
                 return f"{left_text} {operator} {self.expression(right, right_level)}", level
-            case s.Select(condition=condition, true_value=true_value, false_value=false_value):
+            case tree.Select(condition=condition, true_value=true_value, false_value=false_value):
                 start = f"{self.expression(true_value, _OR)} if {self.expression(condition, _OR)}"
                 return f"{start} else {self.expression(false_value)}", _SELECT
-            case s.Comprehension():
+            case tree.Comprehension():
                 return self.comprehension(node), _ATOM
-            case s.Builtin(function=function, argument=argument):
+            case tree.Builtin(function=function, argument=argument):
                 return f"{function}({self.expression(argument)})", _ATOM
-            case s.Invocation(operation=operation, generic=generic, arguments=arguments):
+            case tree.Invocation(operation=operation, generic=generic, arguments=arguments):
                 listing = ", ".join(map(self.argument, arguments))
                 head = f"{operation}<{generic}>" if generic else operation
                 return f"{head}({listing})", _ATOM
 
-    def items(self, items: Sequence[s.Expression]) -> str:
+    def items(self, items: Sequence[tree.Expression]) -> str:
         """Return the text of the items of an array or tuple, without the brackets.
 
         There are spaces between the items unless all items are literals: `1,1`.
         """
-        separator = "," if all(map(s.is_literal, items)) else ", "
+        separator = "," if all(map(tree.is_literal, items)) else ", "
         return separator.join(map(self.expression, items))
 
-    def comprehension(self, node: s.Comprehension) -> str:
+    def comprehension(self, node: tree.Comprehension) -> str:
+        """Return the text of an array comprehension."""
         loops = [f"{loop.name} in {self.expression(loop.iterable, _OR)}" for loop in node.loops]
-        parts = [f"for {', '.join(loops)}"]
+        iteration = f"for {', '.join(loops)}"
         if node.condition is not None:
-            parts.append(f"if {self.expression(node.condition, _OR)}")
+            iteration += f" if {self.expression(node.condition, _OR)}"
         item = self.expression(node.item)
-        parts = [item, *parts] if self.provisional else [*parts, f"yield {item}"]
-        return f"[{' '.join(parts)}]"
+        return f"[{item} {iteration}]" if self.provisional else f"[{iteration} yield {item}]"
 
-    def argument(self, argument: s.Argument) -> str:
+    def argument(self, argument: tree.Argument) -> str:
+        """Return the text of an argument: `expression` or `name = expression`."""
         value = self.expression(argument.value)
         return value if argument.name is None else f"{argument.name} = {value}"
 
 
 def _declaration(head: str, parameters: Sequence[str], results: Sequence[str]) -> str:
+    """Return the declaration of a fragment or graph, in several lines if it is long.
+
+    `head` is the text before the parameters, such as "graph G". `parameters` and `results` are
+    texts too.
+    """
     left = f"{head}( {', '.join(parameters)} )" if parameters else f"{head}()"
     right = f"-> ( {', '.join(results)} )"
     if len(left) + 1 + len(right) <= _WIDTH:
@@ -175,6 +195,7 @@ def _declaration(head: str, parameters: Sequence[str], results: Sequence[str]) -
 
 
 def _literal(value: float | int | bool | str) -> str:
+    """Return the text of a literal."""
     match value:
         case bool():
             return "true" if value else "false"

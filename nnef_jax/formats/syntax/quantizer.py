@@ -28,7 +28,7 @@ from lowering.extents import UNKNOWN, Shape, show
 from lowering.graph import TensorType
 from lowering.location import Source, Span
 from nnef_jax.errors import DataError, SemanticError, ShapeError, UnsupportedError
-from nnef_jax.formats.syntax import tree as s
+from nnef_jax.formats.syntax import tree
 from nnef_jax.limits import Meter
 from nnef_jax.storage.tensorfile import TensorFile
 
@@ -57,13 +57,13 @@ class Quantizer:
     algorithm. `arguments` has the values of the arguments that are numbers, strings or constants.
 
     A list of numbers has a number for each channel. The channels of a variable are along axis 0. If
-    the extent of axis 0 is not the length of the list, they are along axis 1, as in a bias of shape
-    (1, channels). The channels of any other tensor are along axis 1, or along axis 0 if the tensor
-    has one axis. A constant tensor is broadcast from the left.
+    the extent of axis 0 is not the length of the list, the channels are along axis 1, as in a bias
+    of shape (1, channels). The channels of any other tensor are along axis 1, or along axis 0 if
+    the tensor has one axis. A constant tensor is broadcast from the left.
     """
 
     source: Source
-    node: s.Invocation
+    node: tree.Invocation
     operation: str
     arguments: Mapping[str, ArgumentValue]
 
@@ -71,8 +71,8 @@ class Quantizer:
         """Return the place of an argument, or of the invocation if there is no such argument."""
         for node in self.node.arguments:
             if node.name == argument:
-                return s.span_in(self.source, node)
-        return s.span_in(self.source, self.node)
+                return tree.span_in(self.source, node)
+        return tree.span_in(self.source, self.node)
 
     def value(self, argument: str, shape: Shape, *, variable: bool) -> ArgumentValue:
         """Return the value of an argument, for a tensor of a shape.
@@ -88,8 +88,10 @@ class Quantizer:
             return value[0]
         axes = (0, 1) if variable or len(shape) < 2 else (1,)
         for axis in axes:
-            if axis < len(shape) and shape[axis] in (len(value), UNKNOWN):
-                return np.array(value).reshape(*[1] * axis, -1)
+            fits = axis < len(shape) and shape[axis] in (len(value), UNKNOWN)
+            if fits:
+                extents_before = [1] * axis
+                return np.array(value).reshape(*extents_before, -1)
         raise ShapeError(
             f"'{argument}' has {len(value)} values, the tensor has shape {show(shape)}",
             span=self.span(argument),
@@ -109,18 +111,18 @@ class Quantizer:
             case {"scale": scale}:
                 return np.asarray(scale, np.float64)
             case {"min": low, "max": high, "bits": bits}:
-                span = np.asarray(high, np.float64) - np.asarray(low, np.float64)
-                return span / (2**bits - 1)
+                full_range = np.asarray(high, np.float64) - np.asarray(low, np.float64)
+                return full_range / (2**bits - 1)
             case _:
                 return None
 
-    def invocation(self, name: str, type: TensorType, *, variable: bool) -> s.Invocation:
+    def invocation(self, name: str, type: TensorType, *, variable: bool) -> tree.Invocation:
         """Return the invocation that quantises the tensor with a name and a type.
 
         `variable` tells whether the tensor is a variable, whose channels are along axis 0.
         """
         offset = self.node.offset
-        arguments = [s.Argument(offset, None, s.Identifier(offset, name))]
+        arguments = [tree.Argument(offset, None, tree.Identifier(offset, name))]
         for argument in self.node.arguments:
             if argument.name is not None and argument.name in self.arguments:
                 value = self.value(argument.name, type.shape, variable=variable)
@@ -139,58 +141,65 @@ class Quantizer:
         bits = arguments["bits"]
         is_symmetric = arguments.get("signed") and arguments.get("symmetric")
         least = 2 if is_symmetric else 1
-        if not least <= bits <= _MOST_BITS:
+        if bits < least or bits > _MOST_BITS:
             message = f"'bits' must be at least {least} and at most {_MOST_BITS}, it is {bits}"
             yield self._error(message, "bits")
         numbers = {name: np.asarray(arguments[name]) for name in _NUMBERS if name in arguments}
         for name, array in numbers.items():
-            bound = _LARGEST_INTEGER if array.dtype.kind == "i" else _LARGEST_SCALAR
-            if not array.size:
+            if array.size == 0:
                 yield self._error(f"'{name}' is empty", name)
                 return
-            if not np.all(np.abs(array) <= bound):
+            is_integer = array.dtype.kind == "i"
+            bound = _LARGEST_INTEGER if is_integer else _LARGEST_SCALAR
+            is_within_bound = np.all(np.abs(array) <= bound)  # false for NaN
+            if not is_within_bound:
                 yield self._error(f"'{name}' must be finite and at most {bound}", name)
                 return
-        sizes = {array.size for array in numbers.values()} - {1}
-        if len(sizes) > 1:
+        channel_counts = {array.size for array in numbers.values()} - {1}
+        if len(channel_counts) > 1:
             counts = " and ".join(f"'{name}' has {array.size}" for name, array in numbers.items())
             message = f"arrays must hold one value for each channel: {counts}"
             yield self._error(message, next(iter(numbers)))
             return
-        positive = "max" if self.operation == "logarithmic_quantize" else "scale"
-        if positive in numbers and not np.all(numbers[positive] > 0):
-            message = f"'{positive}' must be positive, it is {numbers[positive].min()}"
-            yield self._error(message, positive)
+        positive_name = "max" if self.operation == "logarithmic_quantize" else "scale"
+        if positive_name in numbers:
+            least_number = numbers[positive_name].min()
+            if least_number <= 0:
+                message = f"'{positive_name}' must be positive, it is {least_number}"
+                yield self._error(message, positive_name)
         if "min" in numbers and not _in_order(arguments["min"], arguments["max"]):
-            low, high = (np.array2string(numbers[name], threshold=8) for name in ("min", "max"))
+            low = np.array2string(numbers["min"], threshold=8)
+            high = np.array2string(numbers["max"], threshold=8)
             yield self._error(f"'min' must be less than 'max', they are {low} and {high}", "min")
 
     def _error(self, message: str, argument: str) -> SemanticError:
+        """Return an error with the place of an argument."""
         return SemanticError(message, span=self.span(argument))
 
 
-def _expression(value: ArgumentValue, offset: int) -> s.Expression:
+def _expression(value: ArgumentValue, offset: int) -> tree.Expression:
     """Return the value of an argument as an expression. An array becomes a call of `constant`."""
     if not isinstance(value, np.ndarray):
         assert not isinstance(value, list)
-        return s.Literal(offset, value)
+        return tree.Literal(offset, value)
     kind = {"i": "integer", "b": "logical"}.get(value.dtype.kind, "scalar")
     parts: dict[str, list[Any]] = {"shape": list(value.shape), "value": value.ravel().tolist()}
-    arguments: list[s.Argument] = []
+    arguments: list[tree.Argument] = []
     for name, items in parts.items():
-        literals = tuple(s.Literal(offset, item) for item in items)
-        arguments.append(s.Argument(offset, name, s.Array(offset, literals)))
-    return s.Invocation(offset, "constant", kind, tuple(arguments))
+        literals = tuple(tree.Literal(offset, item) for item in items)
+        arguments.append(tree.Argument(offset, name, tree.Array(offset, literals)))
+    return tree.Invocation(offset, "constant", kind, tuple(arguments))
 
 
 def _in_order(low: ArgumentValue, high: ArgumentValue) -> bool:
-    """Tell whether each minimum in `low` is below the maximum for it in `high`.
+    """Tell whether each minimum in `low` is below the corresponding maximum in `high`.
 
-    If `low` is a list and `high` a constant tensor, or the other way round, the shape of the
-    quantised tensor decides which numbers are compared. It is not known yet, so the result is True.
+    If one of them is a list and the other one is a constant tensor, the shape of the quantised
+    tensor decides which numbers are compared. The shape is not known yet, so the result is True.
     """
-    are_unlike = isinstance(low, list) != isinstance(high, list)
-    if are_unlike and np.size(low) > 1 and np.size(high) > 1:
+    is_only_one_list = isinstance(low, list) != isinstance(high, list)
+    have_several_numbers = np.size(low) > 1 and np.size(high) > 1
+    if is_only_one_list and have_several_numbers:
         return True
     lows, highs = broadcast.align(np.asarray(low), np.asarray(high))
     try:
@@ -220,32 +229,38 @@ def dequantize(stored: TensorFile, quantizer: Quantizer, member: str, meter: Met
     meter.expand(_BYTES * codes.size, member)
     arguments = {name: _argument(quantizer, name, codes.shape) for name in quantizer.arguments}
     bits = arguments["bits"]
-    signed = arguments.get("signed", stored.signed)
-    symmetric = arguments.get("symmetric", False)
-    _check_codes(codes, bits, signed, quantizer, member)
+    is_signed = bool(arguments.get("signed", stored.signed))
+    _check_codes(codes, bits, is_signed, quantizer, member)
     numbers = codes.astype(np.float64)
     match quantizer.operation:
         case "zero_point_linear_quantize":
             return (numbers - arguments["zero_point"]) * arguments["scale"]
         case "logarithmic_quantize":
-            magnitude_bits = bits - 1 if signed else bits
-            least_exponent = np.ceil(np.log2(arguments["max"])) - (2.0**magnitude_bits - 1)
-            sign = np.sign(numbers) if signed else 1.0
+            magnitude_bits = bits - 1 if is_signed else bits
+            greatest_exponent = np.ceil(np.log2(arguments["max"]))
+            least_exponent = greatest_exponent - (2.0**magnitude_bits - 1)
+            sign = np.sign(numbers) if is_signed else 1.0
             # The results overwrite the array, which takes less memory.
             np.abs(numbers, out=numbers)
             np.add(numbers, least_exponent, out=numbers)
             np.exp2(numbers, out=numbers)
             return np.multiply(numbers, sign, out=numbers)
         case _:
-            is_symmetric = bool(signed and symmetric)
-            offset = 2.0 ** (bits - 1) - is_symmetric if signed else 0.0
-            steps = 2.0**bits - 1 - is_symmetric
+            offset = 2.0 ** (bits - 1) if is_signed else 0.0  # makes signed codes unsigned
+            code_range = 2.0**bits - 1
+            if is_signed and arguments.get("symmetric", False):  # the lowest code is not used
+                offset -= 1
+                code_range -= 1
             low = arguments["min"]
-            span = arguments["max"] - low
-            return (numbers + offset) / steps * span + low
+            high = arguments["max"]
+            return (numbers + offset) / code_range * (high - low) + low
 
 
 def _argument(quantizer: Quantizer, name: str, shape: tuple[int, ...]) -> Any:
+    """Return the value of an argument in a form that broadcasts to codes of a shape.
+
+    Raises DataError if the value does not broadcast to the shape.
+    """
     value = quantizer.value(name, shape, variable=True)
     if not isinstance(value, np.ndarray):
         return value
@@ -259,18 +274,19 @@ def _argument(quantizer: Quantizer, name: str, shape: tuple[int, ...]) -> Any:
 
 
 def _check_codes(
-    codes: NDArray[Any], bits: int, signed: bool, quantizer: Quantizer, member: str
+    codes: NDArray[Any], bits: int, is_signed: bool, quantizer: Quantizer, member: str
 ) -> None:
-    if not codes.size:
+    """Raise DataError if codes are beyond the range of the algorithm."""
+    if codes.size == 0:
         return
-    low = -(2 ** (bits - 1)) if signed else 0
+    low = -(2 ** (bits - 1)) if is_signed else 0
     high = low + 2**bits - 1
-    least = int(codes.min())
-    most = int(codes.max())
-    if least < low or most > high:
-        kind = "signed" if signed else "unsigned"
+    least_code = int(codes.min())
+    greatest_code = int(codes.max())
+    if least_code < low or greatest_code > high:
+        kind = "signed" if is_signed else "unsigned"
         raise DataError(
-            f"{member} holds codes from {least} to {most}, but '{quantizer.operation}' with {bits} "
-            f"{kind} bits has codes from {low} to {high}",
+            f"{member} holds codes from {least_code} to {greatest_code}, but "
+            f"'{quantizer.operation}' with {bits} {kind} bits has codes from {low} to {high}",
             span=quantizer.span(),
         )

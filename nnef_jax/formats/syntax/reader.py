@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, TypeVar
 
-from nnef_jax.formats.syntax import tree as s
+from nnef_jax.formats.syntax import tree
 from nnef_jax.formats.syntax.tokens import BUILTINS, SPACE, Language, Token
 from nnef_jax.formats.syntax.tree_builder import TreeBuilder
 from nnef_jax.formats.syntax.types import Type
@@ -39,9 +39,9 @@ class NotUnderstood(Exception):
 class FastReader:
     """Reads a text without a grammar. The next token is `token`, of the kind `kind`.
 
-    The token is in the text from `start` to `stop`. The methods are named after productions of the
-    grammar, and call the builder as the grammar does. They raise NotUnderstood if they cannot read
-    the text, and errors of the builder.
+    The token is in the text from `start` to `stop`. The methods have the names of productions of
+    the grammar, and call the builder as the grammar does. They raise NotUnderstood if they cannot
+    read the text, and errors of the builder.
 
     Args:
         text: the text.
@@ -68,13 +68,14 @@ class FastReader:
         self.tokens_left = most
         self.advance(0)
 
-    def advance(self, at: int) -> None:
-        """Read the token at the offset `at`, and make it the next token."""
+    def advance(self, offset: int) -> None:
+        """Read the token at an offset, and make it the next token."""
         self.tokens_left -= 1
-        match = self.match(self.text, at)
+        match = self.match(self.text, offset)
         if match is None or self.tokens_left < 0:
             raise NotUnderstood
-        self.kind = kind = match.lastindex or 0
+        kind = match.lastindex or 0
+        self.kind = kind
         self.token = match[kind]
         self.start, self.stop = match.span(kind)
 
@@ -116,7 +117,8 @@ class FastReader:
         if self.kind != _GENERIC:
             return None
         token = self.take()
-        _require(self.loose or ("?" in token if declared else "=" not in token))
+        is_allowed = "?" in token if declared else "=" not in token
+        _require(self.loose or is_allowed)
         return token
 
     def several(self, item: Callable[[], _Item]) -> list[_Item]:
@@ -131,10 +133,11 @@ class FastReader:
 
         `item` is called to read an item. Return a list of the opening bracket and the items.
         """
-        return [self.take(brackets[0]), *self.items_to(brackets[1], item, least)]
+        opening, closing = brackets
+        return [self.take(opening), *self.items_to(closing, item, least)]
 
     def items_to(self, closing: str, item: Callable[[], _Item], least: int = 0) -> list[_Item]:
-        """Read the items before a closing bracket, which have commas between them, and the bracket.
+        """Read items with commas between them, and the closing bracket after the items.
 
         `item` is called to read an item. There must be at least `least` items.
         """
@@ -152,22 +155,25 @@ class FastReader:
     # Documents
 
     def document(self) -> Any:
+        """Read a document: its version, extensions and fragments, then its graph."""
         definitions = self.definitions()
         self.expect("graph")
         name = self.name()
         least = 0 if self.loose else 1
-        opening, *parameters = self.listed("()", self.name, least)
+        opening, *parameter_names = self.listed("()", self.name, least)
         self.expect("->")
-        _, *results = self.listed("()", self.name, least)
-        parameters = self.build.names(*parameters)
-        results = self.build.names(*results)
+        _, *result_names = self.listed("()", self.name, least)
+        parameters = self.build.names(*parameter_names)
+        results = self.build.names(*result_names)
         graph = self.build.graph(name, opening, parameters, opening, results, self.body())
         return self.build.document(*definitions, graph)
 
     def library(self) -> Any:
+        """Read a library, which is a document without a graph."""
         return self.build.library(*self.definitions())
 
     def quantization(self) -> Any:
+        """Read a graph.quant, which has entries `"name": operation(...);`."""
         entries: list[Any] = []
         while self.kind == _STRING:
             key = self.take()
@@ -178,13 +184,16 @@ class FastReader:
         return self.build.items(*entries)
 
     def assertion(self) -> Any:
-        scenario = _placed(self.token, self.start)
-        condition = self.expression()
-        if condition == s.Identifier(0, scenario) and self.accept(":"):
-            return self.build.assertion(scenario, self.expression())
-        return self.build.assertion(None, condition)
+        """Read an assertion of tract: `condition`, or `scenario: condition`."""
+        first_token = _placed(self.token, self.start)
+        expression = self.expression()
+        is_name = expression == tree.Identifier(0, first_token)
+        if is_name and self.accept(":"):
+            return self.build.assertion(first_token, self.expression())
+        return self.build.assertion(None, expression)
 
     def definitions(self) -> list[Any]:
+        """Read the version, the extensions and the fragments of a document."""
         self.expect("version")
         _require(self.kind == _NUMBER)
         definitions: list[Any] = [self.build.version(self.take(), None)]
@@ -200,30 +209,42 @@ class FastReader:
             definitions.append(self.fragment())
         return definitions
 
-    def fragment(self) -> s.Fragment:
+    def fragment(self) -> tree.Fragment:
+        """Read a fragment after the word "fragment"."""
         name = self.name()
         generic = self.generic(declared=True)
         opening, *parameters = self.listed("()", self.parameter)
         self.expect("->")
         _, *results = self.listed("()", self.result, 1)
-        body = self.take() if self.token == ";" and not self.loose else self.body()
-        parts = name, generic, opening, tuple(parameters), opening, tuple(results), body
-        return self.build.fragment(*parts)
+        has_no_body = self.token == ";" and not self.loose
+        body = self.take() if has_no_body else self.body()
+        return self.build.fragment(
+            name, generic, opening, tuple(parameters), opening, tuple(results), body
+        )
 
-    def parameter(self) -> s.FormalParameter:
+    def parameter(self) -> tree.FormalParameter:
+        """Read a parameter of a fragment: `name: type` or `name: type = default`."""
         name, type = self.declared()
         default = self.expression() if self.accept("=") else None
         return self.build.parameter(name, type, default)
 
-    def result(self) -> s.ResultDeclaration:
-        return self.build.result(*self.declared(typed=not self.loose))
+    def result(self) -> tree.ResultDeclaration:
+        """Read a result of a fragment: `name: type`."""
+        name, type = self.declared(typed=not self.loose)
+        return self.build.result(name, type)
 
     def declared(self, typed: bool = True) -> tuple[Token, Any]:
+        """Read `name: type`; return the name and the type.
+
+        If `typed` is False, the type may be missing, and None is returned for it.
+        """
         match = self.language.declared.match(self.text, self.start)
-        if match is not None:
+        if match is not None:  # the usual case
             self.advance(match.end())
+            name = _token(match, 1)
+            type_name = _token(match, 2)
             generic = _token(match, 3) if match[3] else None
-            return _token(match, 1), self.arrays(self.build.named_type(_token(match, 2), generic))
+            return name, self.arrays(self.build.named_type(type_name, generic))
         name = self.name()
         if not typed and self.token != ":":
             return name, None
@@ -231,6 +252,7 @@ class FastReader:
         return name, self.type()
 
     def type(self) -> Type:
+        """Read a type, such as `tensor<scalar>[]` or `(integer, integer)`."""
         if self.accept("?"):
             return self.arrays(self.build.generic_type())
         if self.token != "(":
@@ -242,35 +264,42 @@ class FastReader:
         return self.arrays(self.build.tuple_type(opening, *items))
 
     def arrays(self, type: Type) -> Type:
+        """Read the pairs of brackets after a type; return the type of the array."""
         while self.token == "[]":
             type = self.build.array_type(type, self.take())
         return type
 
     # Statements
 
-    def body(self) -> tuple[s.Assignment, ...]:
-        at = self.stop
-        items: list[s.Assignment] = []
+    def body(self) -> tuple[tree.Assignment, ...]:
+        """Read the statements of a body, from its opening to its closing brace."""
+        offset = self.stop  # the end of the previous statement
+        statements: list[tree.Assignment] = []
         self.expect("{")
         while True:
-            match = self.language.statement.match(self.text, at)
+            match = self.language.statement.match(self.text, offset)
             if match and match[1] not in self.reserved and match[2] not in self.reserved:
-                statement, at = self.flat(match)
+                statement, offset = self.flat(match)
             else:
-                self.advance(at)
-                if self.token == "}" and (items or self.loose):
+                self.advance(offset)
+                may_end = len(statements) > 0 or self.loose
+                if self.token == "}" and may_end:
                     break
                 targets = self.several(self.target)
                 self.expect("=")
                 statement = self.assignment(targets)
-                at = self.stop
-            items.append(statement)
+                offset = self.stop
+            statements.append(statement)
         self.advance(self.stop)
-        return tuple(items)
+        return tuple(statements)
 
     def assignment(
-        self, targets: Sequence[s.Target], first: s.Expression | None = None
-    ) -> s.Assignment:
+        self, targets: Sequence[tree.Target], first: tree.Expression | None = None
+    ) -> tree.Assignment:
+        """Read the values that are assigned to targets, up to the semicolon.
+
+        `first` is the beginning of the first value if that is already read.
+        """
         values = [self.expression(first)]
         while not self.loose and self.accept(","):
             values.append(self.expression())
@@ -280,6 +309,7 @@ class FastReader:
         return self.build.assignment(target, value, None)
 
     def target(self) -> Any:
+        """Read the target of an assignment: a name, an array or a tuple."""
         if self.kind == _NAME:
             return self.build.identifier(self.take())
         if self.token == "[" and not self.loose:
@@ -288,80 +318,85 @@ class FastReader:
         least = 1 if self.loose else 2
         return self.build.tuple_expression(*self.listed(brackets, self.target, least))
 
-    def flat(self, start: re.Match[str]) -> tuple[s.Assignment, int]:
+    def flat(self, start: re.Match[str]) -> tuple[tree.Assignment, int]:
         """Read a statement `name = operation<generic>(...);`; return it and the offset of its end.
 
         `start` is the match of `name = operation<generic>(`.
         """
         tokens_left = self.tokens_left
-        arguments, at = self.arguments(start.end())
+        arguments, end_of_call = self.arguments(start.end())
         name, operation, generic = start.groups()
         if self.loose:
             name = self.build.name(_token(start, 1))
-        target = s.Identifier(start.start(1), name)
-        end = _SEMICOLON.match(self.text, at)
+        target = tree.Identifier(start.start(1), name)
+        semicolon = _SEMICOLON.match(self.text, end_of_call)
         is_flat = self.tokens_left == tokens_left  # no token was read one by one
-        if end is None or not is_flat or self.build.nesting < _FLAT_LEVELS:
-            type = _token(start, 3) if generic else None
-            value = self.build.invocation(_token(start, 2), type, None, *arguments)
-            self.advance(at)
+        if semicolon is None or not is_flat or self.build.nesting < _FLAT_LEVELS:
+            # The invocation may be the beginning of a larger expression.
+            generic_token = _token(start, 3) if generic else None
+            value = self.build.invocation(_token(start, 2), generic_token, None, *arguments)
+            self.advance(end_of_call)
             return self.assignment([target], value), self.stop
         if self.loose:
             operation = self.build.name(_token(start, 2))
         type = self.build.generic(_token(start, 3)) if generic else None
-        value = s.Invocation(start.start(2), operation, type, tuple(arguments))
-        return s.Assignment(target.offset, target, value), end.end()
+        value = tree.Invocation(start.start(2), operation, type, tuple(arguments))
+        return tree.Assignment(target.offset, target, value), semicolon.end()
 
-    def arguments(self, at: int) -> tuple[list[s.Argument], int]:
-        """Read the arguments of an invocation from the offset `at`, after the opening bracket.
+    def arguments(self, offset: int) -> tuple[list[tree.Argument], int]:
+        """Read the arguments of an invocation. `offset` is the end of the opening bracket.
 
         Return the arguments, and the offset of the end of the closing bracket.
         """
-        match = self.language.value.match
+        match_argument = self.language.value.match
         text = self.text
         loose = self.loose
         build = self.build
-        items: list[s.Argument] = []
-        after = ","  # the mark that follows an argument
-        while after == ",":
-            value: s.Expression | None = None
-            part = match(text, at)
-            if part is not None and part[1] not in _LOGICAL:
-                argument, numbers, number, name, string, after = part.groups()
+        items: list[tree.Argument] = []
+        mark = ","  # the mark after an argument
+        while mark == ",":
+            value: tree.Expression | None = None
+            match = match_argument(text, offset)
+            if match is not None and match[1] not in _LOGICAL:
+                _, numbers, number, name, string, mark = match.groups()
                 if name is not None:
                     if name not in self.reserved:
-                        name = build.name(_token(part, 4)) if loose else name
-                        value = s.Identifier(part.start(4), name)
+                        name = build.name(_token(match, 4)) if loose else name
+                        value = tree.Identifier(match.start(4), name)
                     elif name in _LOGICAL:
-                        value = s.Literal(part.start(4), _LOGICAL[name])
+                        value = tree.Literal(match.start(4), _LOGICAL[name])
                 elif numbers is not None:
-                    value = _numbers(numbers, part.start(2))
+                    value = _numbers(numbers, match.start(2))
                 elif number is not None:
-                    value = s.Literal(part.start(3), _number(number))
+                    value = tree.Literal(match.start(3), _number(number))
                 elif string.isprintable() and "\\" not in string:
-                    value = s.Literal(part.start(5), string[1:-1])
-            if part is None or value is None:
-                self.advance(at)
-                if self.token == ")" and (loose or not items):
+                    value = tree.Literal(match.start(5), string[1:-1])
+            if match is None or value is None:
+                # The argument is read by recursive descent.
+                self.advance(offset)
+                may_end = loose or not items
+                if self.token == ")" and may_end:
                     return items, self.stop
                 items.append(self.argument())
-                after = self.token
-                at = self.stop
+                mark = self.token
+                offset = self.stop
             else:
-                at = part.end()
-                argument = part[1]
-                start = value.offset if argument is None else part.start(1)
-                if loose and argument:
-                    argument = build.name(_token(part, 1))
-                items.append(s.Argument(start, argument, value))
-        _require(after == ")")
-        return items, at
+                offset = match.end()
+                argument_name = match[1]
+                start = value.offset if argument_name is None else match.start(1)
+                if loose and argument_name:
+                    argument_name = build.name(_token(match, 1))
+                items.append(tree.Argument(start, argument_name, value))
+        _require(mark == ")")
+        return items, offset
 
     # Expressions
 
-    def expression(self, first: s.Expression | None = None) -> s.Expression:
-        following = self.text[self.stop : self.stop + 1]
-        if first is None and self.kind <= _STRING and following in _ENDS:
+    def expression(self, first: tree.Expression | None = None) -> tree.Expression:
+        """Read an expression. `first` is its beginning if that is already read."""
+        next_character = self.text[self.stop : self.stop + 1]
+        is_atom = self.kind <= _STRING and next_character in _ENDS
+        if first is None and is_atom:
             return self.atom()
         value = self.binary(1, first)
         if self.loose or not self.accept("if"):
@@ -370,7 +405,11 @@ class FastReader:
         self.expect("else")
         return self.build.select(value, condition, self.expression())
 
-    def binary(self, level: int = 1, first: s.Expression | None = None) -> s.Expression:
+    def binary(self, level: int = 1, first: tree.Expression | None = None) -> tree.Expression:
+        """Read an expression of binary operators with the precedence `level` or a higher one.
+
+        `first` is the beginning of the expression if that is already read.
+        """
         levels = self.language.levels
         left = self.unary(first)
         while levels.get(self.token, 0) >= level:
@@ -378,17 +417,22 @@ class FastReader:
             left = self.build.binary(left, self.take(), self.binary(operator_level + 1))
         return left
 
-    def unary(self, first: s.Expression | None = None) -> s.Expression:
-        if first is None and self.token in self.language.signs:
-            return self.build.unary(self.take(), self.unary())
+    def unary(self, first: tree.Expression | None = None) -> tree.Expression:
+        """Read an expression of unary operators and powers.
+
+        `first` is the beginning of the expression if that is already read.
+        """
         if first is None:
+            if self.token in self.language.signs:
+                return self.build.unary(self.take(), self.unary())
             first = self.atom()
         base = self.postfix(first)
         if self.loose or self.token != "^":
             return base
         return self.build.binary(base, self.take(), self.unary())
 
-    def postfix(self, value: s.Expression) -> s.Expression:
+    def postfix(self, value: tree.Expression) -> tree.Expression:
+        """Read the indices and ranges after an expression, such as `[0]` and `[1:2]`."""
         while self.accept("["):
             begin = None if self._at_colon() else self.expression()
             if self._at_colon():
@@ -404,8 +448,10 @@ class FastReader:
         """Tell whether the next token is the `:` of a range. A loose language has no ranges."""
         return self.token == ":" and not self.loose
 
-    def atom(self) -> s.Expression:
-        kind, token = self.kind, self.take()
+    def atom(self) -> tree.Expression:
+        """Read an expression without operators: a literal, a name, a call, an array or a tuple."""
+        kind = self.kind
+        token = self.take()
         if kind == _NAME:
             if token in _LOGICAL:
                 return self.build.logical(token)
@@ -417,17 +463,17 @@ class FastReader:
         if kind == _STRING:
             return self.build.string(token)
         if token == "(":
-            items = [self.expression()]
+            first = self.expression()
             if self.accept(")"):
-                return self.build.parenthesised(token, items[0])
+                return self.build.parenthesised(token, first)
             self.expect(",")
-            return self.build.tuple_expression(
-                token, *items, *self.items_to(")", self.expression, 1)
-            )
+            other_items = self.items_to(")", self.expression, 1)
+            return self.build.tuple_expression(token, first, *other_items)
         if token == "[]":
             return self.build.array_expression(token)
         _require(token == "[")
-        if self.loose or not self.accept("for"):
+        is_comprehension = not self.loose and self.accept("for")
+        if not is_comprehension:
             return self.build.array_expression(token, *self.items_to("]", self.expression))
         loops = self.several(self.loop)
         condition = self.binary() if self.accept("if") else None
@@ -436,17 +482,20 @@ class FastReader:
         self.expect("]")
         return node
 
-    def loop(self) -> s.Loop:
+    def loop(self) -> tree.Loop:
+        """Read a loop of a comprehension: `name in iterable`."""
         return self.build.loop(self.name(), self.take("in"), self.binary())
 
-    def invocation(self, name: Token) -> s.Expression:
+    def invocation(self, name: Token) -> tree.Expression:
+        """Read an invocation after the name of the operation."""
         generic = self.generic()
         _require(self.token == "(")
-        arguments, at = self.arguments(self.stop)
-        self.advance(at)
+        arguments, end = self.arguments(self.stop)
+        self.advance(end)
         return self.build.invocation(name, generic, None, *arguments)
 
-    def argument(self) -> s.Argument:
+    def argument(self) -> tree.Argument:
+        """Read an argument: `expression` or `name = expression`."""
         if self.kind == _NAME and self.token not in _LOGICAL:
             equals = _EQUALS.match(self.text, self.stop)
             if equals is not None:
@@ -457,34 +506,44 @@ class FastReader:
 
 
 def _require(condition: bool) -> None:
+    """Raise NotUnderstood if a condition is not true."""
     if not condition:
         raise NotUnderstood
 
 
 def _placed(text: str, start: int) -> Token:
+    """Return a token with its offset in the text."""
     token = Token(text)
     token.start_pos = start
     return token
 
 
 def _token(match: re.Match[str], group: int) -> Token:
+    """Return the token that a group of a pattern matched."""
     return _placed(match[group], match.start(group))
 
 
 def _number(text: str) -> int | float:
-    return int(text) if text.isdigit() or text[1:].isdigit() else float(text)
+    """Convert the text of a number, which may begin with a minus sign."""
+    is_integer = text.isdigit() or text[1:].isdigit()
+    return int(text) if is_integer else float(text)
 
 
-def _numbers(text: str, offset: int) -> s.Array | s.Tuple:
+def _numbers(text: str, offset: int) -> tree.Array | tree.Tuple:
     """Make an array or a tuple from a text such as "[1,2]" or "(1,2)", or an array of pairs."""
     items: list[Any] = []
     for match in _ITEM.finditer(text):
         item = match[0]
         number = int(item) if item.isdigit() else _number(item)  # most items have only digits
-        items.append(s.Literal(offset + match.start(), number))
-    if "(" in text[1:]:
-        pairs = zip(_OPENING.finditer(text), items[::2], items[1::2], strict=True)
-        items = [s.Tuple(offset + m.start(), (a, b)) for m, a, b in pairs]
-    node = s.Array(offset, tuple(items)) if text[0] == "[" else s.Tuple(offset, tuple(items))
+        items.append(tree.Literal(offset + match.start(), number))
+    has_pairs = "(" in text[1:]
+    if has_pairs:
+        openings = _OPENING.finditer(text)
+        pairs: list[Any] = []
+        for opening, first, second in zip(openings, items[::2], items[1::2], strict=True):
+            pairs.append(tree.Tuple(offset + opening.start(), (first, second)))
+        items = pairs
+    sequence = tree.Array if text[0] == "[" else tree.Tuple
+    node = sequence(offset, tuple(items))
     node.depth = 2  # that of an array of pairs, which is 1 too many for plain numbers
     return node

@@ -54,48 +54,77 @@ _MEANS = ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel")
 
 
 def standard_resampling(operation: Operation) -> Resampling | None:
-    """Return the operation of NNEF 1.0 that is equal to a resize, or None if there is none.
+    """Return the operation of NNEF 1.0 that equals a resize, or None if there is no such operation.
 
-    The result is the name of the operation and its arguments by name.
+    The result is the name of the operation, and its arguments by the names of the parameters.
     """
     attributes: Any = dict(operation.attributes)
     x = dict(operation.operands)["input"]
     scales = attributes["scales"]
-    if not isinstance(x, Value) or not (scales or is_known(x.type.shape)):
+    if not isinstance(x, Value):
+        return None
+    has_known_result = scales or is_known(x.type.shape)
+    if not has_known_result:
         return None
     # An open extent counts as 1, since scales do not depend on it.
     shape = [1 if extent is UNKNOWN else extent for extent in x.type.shape]
     lengths = list(map(resampling.length, shape, scales)) if scales else attributes["sizes"]
-    mode = attributes["mode"]
-    is_linear = mode == "linear"
-    coordinates = attributes["coordinate_transformation_mode"]
-    rounding = attributes["nearest_mode"]
     upscaling = _factors(lengths, shape)
     downscaling = _factors(shape, lengths)
-    if rounding == "simple":
-        rounding = "floor" if upscaling else "ceil"
-    key = coordinates, rounding
-    if upscaling and mode == "nearest" and max(upscaling) <= _REPEATS.get(key, 0):
-        return "nearest_upsample", {"input": x, "factor": upscaling}
-    if upscaling and is_linear and coordinates in _METHODS:
-        method = {"method": _METHODS[coordinates], "border": "replicate"}
-        return "multilinear_upsample", {"input": x, "factor": upscaling, **method}
+    upsample = _upsample(x, upscaling, attributes) if upscaling else None
+    if upsample is not None:
+        return upsample
     if not downscaling or attributes["antialias"]:
         return None
-    shrunk_axes = [axis for axis, factor in enumerate(downscaling, 2) if factor > 1]
+    return _downsample(x, lengths, downscaling, attributes)
+
+
+def _upsample(x: Value, factors: tuple[int, ...], attributes: Any) -> Resampling | None:
+    """Return the upsampling that is equal to a resize by integer factors, or None if there is none.
+
+    `attributes` are the attributes of the resize.
+    """
+    mode = attributes["mode"]
+    coordinates = attributes["coordinate_transformation_mode"]
+    rounding = attributes["nearest_mode"]
+    if rounding == "simple":
+        rounding = "floor"
+    if mode == "nearest" and max(factors) <= _REPEATS.get((coordinates, rounding), 0):
+        return "nearest_upsample", {"input": x, "factor": factors}
+    if mode == "linear" and coordinates in _METHODS:
+        method = {"method": _METHODS[coordinates], "border": "replicate"}
+        return "multilinear_upsample", {"input": x, "factor": factors, **method}
+    return None
+
+
+def _downsample(
+    x: Value, lengths: Sequence[float], factors: tuple[int, ...], attributes: Any
+) -> Resampling | None:
+    """Return the downsampling that is equal to a resize, or None if there is none.
+
+    `lengths` has the extents of the result, and `factors` are the integers by which the spatial
+    extents are divided. `attributes` are the attributes of the resize.
+    """
+    shrunk_axes = [axis for axis, factor in enumerate(factors, start=2) if factor > 1]
     if any(x.type.shape[axis] is UNKNOWN for axis in shrunk_axes):
         return None
+    mode = attributes["mode"]
+    coordinates = attributes["coordinate_transformation_mode"]
+    rounding = attributes["nearest_mode"]
+    if rounding == "simple":
+        has_no_change = max(factors) == 1  # such a resize is also an upscaling
+        rounding = "floor" if has_no_change else "ceil"
     if mode == "nearest":
-        takes_first = max(downscaling) <= _FIRSTS.get(key, 0)
+        takes_first = max(factors) <= _FIRSTS.get((coordinates, rounding), 0)
     else:
         takes_first = coordinates == "asymmetric"
     if takes_first:
-        return "nearest_downsample", {"input": x, "factor": downscaling}
-    has_single_item = coordinates == "pytorch_half_pixel" and any(
-        lengths[a] == 1 for a in shrunk_axes
-    )
-    if is_linear and coordinates in _MEANS and max(downscaling) <= 2 and not has_single_item:
-        return "area_downsample", {"input": x, "factor": downscaling}
+        return "nearest_downsample", {"input": x, "factor": factors}
+    is_mean = mode == "linear" and coordinates in _MEANS and max(factors) <= 2
+    has_single_item = any(lengths[axis] == 1 for axis in shrunk_axes)
+    is_exception = has_single_item and coordinates == "pytorch_half_pixel"
+    if is_mean and not is_exception:
+        return "area_downsample", {"input": x, "factor": factors}
     return None
 
 
@@ -107,8 +136,9 @@ def _factors(larger: Sequence[float], smaller: Sequence[float]) -> tuple[int, ..
     """
     factors: list[int] = []
     for large, small in zip(larger, smaller, strict=True):
-        if large == 0 or small == 0 or large % small:
+        is_empty = large == 0 or small == 0
+        if is_empty or large % small != 0:
             return ()
         factors.append(int(large // small))
-    batch_and_channels = factors[:2]
-    return tuple(factors[2:]) if batch_and_channels == [1, 1] else ()
+    batch_and_channels, spatial_factors = factors[:2], factors[2:]
+    return tuple(spatial_factors) if batch_and_channels == [1, 1] else ()

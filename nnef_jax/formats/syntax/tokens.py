@@ -42,9 +42,9 @@ _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 
 
 class Token(str):
-    """A piece of a text with its offset, `start_pos`.
+    """A piece of a text. `start_pos` is its offset in the text.
 
-    The tokens of lark have an offset of this name.
+    The name `start_pos` is that of the attribute of lark's tokens.
     """
 
     __slots__ = ("start_pos",)

@@ -172,8 +172,8 @@ class ResultDeclaration(SyntaxNode):
 class Fragment(SyntaxNode):
     """The declaration of an operation. `body` is None for a primitive operation.
 
-    `generic` tells whether the fragment declares `<?>`. If an invocation does not determine the
-    type of `?`, it is `generic_default`.
+    `generic` tells whether the fragment declares `<?>`. `generic_default` is the type of `?` in
+    invocations that do not determine the type.
     """
 
     name: str
@@ -208,7 +208,7 @@ class Document:
 
 
 def span_in(source: Source, node: SyntaxNode) -> Span:
-    """Return the place of the name with which a node begins, or else of its first character."""
+    """Return the place of a node: the name with which it begins, or else its first character."""
     match node:
         case (
             Invocation(operation=name)
@@ -270,4 +270,7 @@ def identifiers(target: Expression) -> Sequence[Identifier]:
     if isinstance(target, Identifier):
         return (target,)
     assert isinstance(target, Array | Tuple)
-    return [identifier for item in target.items for identifier in identifiers(item)]
+    inner_identifiers: list[Identifier] = []
+    for item in target.items:
+        inner_identifiers += identifiers(item)
+    return inner_identifiers

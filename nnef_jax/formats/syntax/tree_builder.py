@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from lowering.location import Source, Span
 from nnef_jax.errors import LimitError, NnefSyntaxError, SemanticError
-from nnef_jax.formats.syntax import tree as s
+from nnef_jax.formats.syntax import tree
 from nnef_jax.formats.syntax import types as t
 from nnef_jax.formats.syntax.tokens import (
     BUILTINS,
@@ -24,12 +24,12 @@ _GENERIC = frozenset({*t.PRIMITIVES, "?"})
 _GENERIC_HINT = "the types are scalar, integer, logical and string"
 _TENSORS = {"": t.TENSOR} | {i: t.Tensor(i) for i in ("scalar", "integer", "logical", "?")}
 _TYPES = {name: t.Primitive(name) for name in t.PRIMITIVES} | {"extent": t.INTEGER}
-_Expression = TypeVar("_Expression", bound=s.Expression)
+_Expression = TypeVar("_Expression", bound=tree.Expression)
 
 
 def nodes_of(items: Sequence[object]) -> tuple[Any, ...]:
     """Return the nodes among the arguments of a production. Tokens and None are left out."""
-    return tuple([item for item in items if isinstance(item, s.SyntaxNode)])
+    return tuple([item for item in items if isinstance(item, tree.SyntaxNode)])
 
 
 class TreeBuilder:
@@ -50,13 +50,19 @@ class TreeBuilder:
         self._operators: list[int] = []  # the offsets of expressions that compute
 
     def _fail(self, message: str, token: Token, hint: str = "") -> NnefSyntaxError:
+        """Return an error with the place of a token."""
         span = Span(self.source, token.start_pos, len(token))
         return NnefSyntaxError(message, span=span, hint=hint)
 
     def _note(self, feature: str, offset: int) -> None:
+        """Add the use of a feature at an offset to `features`."""
         self.features.append((feature, offset))
 
     def _note_operators(self, body: str) -> None:
+        """Note the operators that were read since the last call as a feature of a body.
+
+        `body` is "fragment" or "graph".
+        """
         self.features += [(f"operator in {body}", offset) for offset in self._operators]
         self._operators.clear()
 
@@ -67,6 +73,7 @@ class TreeBuilder:
         return str(token)
 
     def _check_nesting(self, nodes: str, depth: int, offset: int) -> None:
+        """Raise LimitError if `nodes`, such as "expressions", are nested too deeply."""
         if depth > self.nesting:
             raise LimitError(
                 f"{nodes} are nested more than {self.nesting} deep",
@@ -75,17 +82,18 @@ class TreeBuilder:
             )
 
     def _nested(
-        self, node: _Expression, inner: Sequence[s.SyntaxNode | None], offset: int
+        self, node: _Expression, inner: Sequence[tree.SyntaxNode | None], offset: int
     ) -> _Expression:
         """Set the depth of an expression from the depths of the nodes `inner`, and return it.
 
         Raises LimitError if the expression is nested too deeply.
         """
-        node.depth = 1 + max([getattr(item, "depth", 0) for item in inner], default=0)
+        inner_depths = [getattr(item, "depth", 0) for item in inner]
+        node.depth = 1 + max(inner_depths, default=0)
         self._check_nesting("expressions", node.depth, offset)
         return node
 
-    def _computed(self, node: _Expression, *inner: s.Expression | None) -> _Expression:
+    def _computed(self, node: _Expression, *inner: tree.Expression | None) -> _Expression:
         """Set the depth of an expression that computes with operators, and return the expression.
 
         `inner` are the operands of the expression. Its offset is noted in the list of operators.
@@ -96,16 +104,24 @@ class TreeBuilder:
     # Documents
 
     def document(self, version: str, *items: Any) -> Any:
+        """Return a document and its features. The last item is the graph."""
         *definitions, graph = items
-        extensions = tuple(name for x in definitions if isinstance(x, list) for name in x)
+        extensions: list[str] = []
+        for definition in definitions:
+            if isinstance(definition, list):  # the names of extensions; fragments are nodes
+                extensions += cast("list[str]", definition)
         fragments = nodes_of(definitions)
-        document = s.Document(self.source, version, self.provisional, extensions, fragments, graph)
+        document = tree.Document(
+            self.source, version, self.provisional, tuple(extensions), fragments, graph
+        )
         return document, self.features
 
-    def library(self, version: str, *items: object) -> dict[str, s.Fragment]:
+    def library(self, version: str, *items: object) -> dict[str, tree.Fragment]:
+        """Return the fragments of a library by name."""
         return {fragment.name: fragment for fragment in nodes_of(items)}
 
     def version(self, number: Token, end: Token | None) -> str:
+        """Return the version of a document. Raises SemanticError if it is not 1.0."""
         if "." not in number or "e" in number.lower():
             raise self._fail("a version is two numbers with a point between, as in 1.0", number)
         if number != "1.0":
@@ -115,15 +131,21 @@ class TreeBuilder:
         return str(number)
 
     def extension(self, name: Token, *names: Token | None) -> Any:
+        """Return the names in an extension line. The last item is the end of the line."""
         self._note("extension", name.start_pos)
-        return [name.strip() for item in (name, *names[:-1]) for name in str(item).split(",")]
+        extensions: list[str] = []
+        for item in (name, *names[:-1]):
+            extensions += [extension.strip() for extension in str(item).split(",")]
+        return extensions
 
-    def fragment(self, name: Token, generic: Token | None, *items: Any) -> s.Fragment:
+    def fragment(self, name: Token, generic: Token | None, *items: Any) -> tree.Fragment:
+        """Return a fragment. `generic` is a token such as `<?>` or `<? = scalar>`, or None."""
         _, parameters, _, results, body = items
         default = None
         if generic:
             self._note("generic", generic.start_pos)
-            default = generic[1:-1].partition("=")[2].strip() or None
+            _, _, text_after_equals = generic[1:-1].partition("=")
+            default = text_after_equals.strip() or None
             if default and default not in t.PRIMITIVES:
                 message = f"'?' cannot stand for '{default}', which is not a type"
                 raise self._fail(message, generic, _GENERIC_HINT)
@@ -131,48 +153,59 @@ class TreeBuilder:
         self._note_operators("fragment")
         if isinstance(body, str):  # a semicolon is in the place of the body
             body = None
-        return s.Fragment(
+        return tree.Fragment(
             name.start_pos, self.name(name), generic is not None, default, parameters, results,
             body, self.source,
         )  # fmt: skip
 
     def parameter(
-        self, name: Token, type: t.Type, default: s.Expression | None
-    ) -> s.FormalParameter:
-        return s.FormalParameter(name.start_pos, self._declared(name, type), type, default)
+        self, name: Token, type: t.Type, default: tree.Expression | None
+    ) -> tree.FormalParameter:
+        """Return a parameter of a fragment."""
+        return tree.FormalParameter(name.start_pos, self._declared(name, type), type, default)
 
-    def result(self, name: Token, type: t.Type) -> s.ResultDeclaration:
-        return s.ResultDeclaration(name.start_pos, self._declared(name, type), type)
+    def result(self, name: Token, type: t.Type) -> tree.ResultDeclaration:
+        """Return a declared result of a fragment."""
+        return tree.ResultDeclaration(name.start_pos, self._declared(name, type), type)
 
     def _declared(self, name: Token, type: t.Type) -> str:
+        """Return a declared name. Raises LimitError if its type is nested too deeply."""
         if isinstance(type, t.ArrayOf | t.TupleOf):
             self._check_nesting("types", t.nesting(type), name.start_pos)
         return self.name(name)
 
-    def graph(self, *items: Any) -> s.GraphDefinition:
+    def graph(self, *items: Any) -> tree.GraphDefinition:
+        """Return the graph of a document."""
         name, _, parameters, _, results, body = items
         self._note_operators("graph")
-        return s.GraphDefinition(name.start_pos, self.name(name), parameters, results, body)
+        return tree.GraphDefinition(name.start_pos, self.name(name), parameters, results, body)
 
-    def names(self, *items: Token | None) -> tuple[s.Identifier, ...]:
+    def names(self, *items: Token | None) -> tuple[tree.Identifier, ...]:
+        """Return the identifiers in a list of names."""
         return tuple(self.identifier(item) for item in items if item is not None)
 
-    def assignment(self, target: s.Target, value: s.Expression, end: Token | None) -> s.Assignment:
-        if not isinstance(value, s.Invocation):
+    def assignment(
+        self, target: tree.Target, value: tree.Expression, end: Token | None
+    ) -> tree.Assignment:
+        """Return a statement. A value that is no invocation counts as an operator."""
+        if not isinstance(value, tree.Invocation):
             self._operators.append(value.offset)
-        return s.Assignment(target.offset, target, value)
+        return tree.Assignment(target.offset, target, value)
 
     # Types
 
     def named_type(self, name: Token, generic: Token | None) -> t.Type:
+        """Return the type `name<generic>`, or `name` if `generic` is None."""
         if name == "tensor":
-            feature = "typed tensor" if generic else "untyped tensor"
-            self._note(feature, name.start_pos)
-            item = generic[1:-1].strip() if generic else ""
-            if generic is None or item in _TENSORS:
-                return _TENSORS[item]
-            message = f"a tensor cannot hold '{item}'"
-            raise self._fail(message, generic, "it holds scalar, integer or logical")
+            if generic is None:
+                self._note("untyped tensor", name.start_pos)
+                return t.TENSOR
+            self._note("typed tensor", name.start_pos)
+            item = generic[1:-1].strip()
+            if item not in _TENSORS:
+                message = f"a tensor cannot hold '{item}'"
+                raise self._fail(message, generic, "it holds scalar, integer or logical")
+            return _TENSORS[item]
         if name in ("extent", "integer"):
             self._note(f"{name} type", name.start_pos)
         if name not in _TYPES or generic:
@@ -190,119 +223,145 @@ class TreeBuilder:
 
     # Atoms
 
-    def number(self, token: Token) -> s.Literal:
+    def number(self, token: Token) -> tree.Literal:
+        """Return a number as a literal. A number of digits only is an integer."""
         is_integer = token.isdigit()
         if is_integer and (len(token) > 19 or int(token) > _LARGEST_INTEGER):
             raise self._fail("an integer must fit 64 bits", token)
         value = int(token) if is_integer else float(token)
         if value == _INFINITY:
             raise self._fail("the number is too large for a double", token)
-        return s.Literal(token.start_pos, value)
+        return tree.Literal(token.start_pos, value)
 
-    def string(self, token: Token) -> s.Literal:
+    def string(self, token: Token) -> tree.Literal:
+        """Return a string as a literal, without quotes and escapes."""
         value = unescaped(token[1:-1])
         if not value.isprintable():
             raise self._fail("a string must not hold control characters", token)
-        return s.Literal(token.start_pos, value)
+        return tree.Literal(token.start_pos, value)
 
-    def logical(self, token: Token) -> s.Literal:
-        return s.Literal(token.start_pos, token == "true")
+    def logical(self, token: Token) -> tree.Literal:
+        return tree.Literal(token.start_pos, token == "true")
 
-    def identifier(self, token: Token) -> s.Identifier:
-        return s.Identifier(token.start_pos, self.name(token))
+    def identifier(self, token: Token) -> tree.Identifier:
+        return tree.Identifier(token.start_pos, self.name(token))
 
     # Expressions
 
-    def array_expression(self, opening: Token, *items: s.Expression | None) -> s.Array:
-        node = s.Array(opening.start_pos, nodes_of(items))
+    def array_expression(self, opening: Token, *items: tree.Expression | None) -> tree.Array:
+        """Return an array."""
+        node = tree.Array(opening.start_pos, nodes_of(items))
         return self._nested(node, node.items, node.offset)
 
-    def tuple_expression(self, opening: Token, *items: s.Expression | None) -> s.Tuple:
-        node = s.Tuple(opening.start_pos, nodes_of(items))
+    def tuple_expression(self, opening: Token, *items: tree.Expression | None) -> tree.Tuple:
+        """Return a tuple."""
+        node = tree.Tuple(opening.start_pos, nodes_of(items))
         return self._nested(node, node.items, node.offset)
 
-    def bare_tuple(self, *items: s.Expression) -> s.Tuple:
-        return self._nested(s.Tuple(items[0].offset, items), items, items[0].offset)
+    def bare_tuple(self, *items: tree.Expression) -> tree.Tuple:
+        """Return a tuple that is written without parentheses."""
+        return self._nested(tree.Tuple(items[0].offset, items), items, items[0].offset)
 
-    def bare_value(self, *items: s.Expression) -> s.Tuple:
+    def bare_value(self, *items: tree.Expression) -> tree.Tuple:
+        """Return a tuple without parentheses that is the value of an assignment."""
         self._note("tuple without parentheses", items[0].offset)
         return self.bare_tuple(*items)
 
-    def parenthesised(self, opening: Token, inner: s.Expression) -> s.Expression:
+    def parenthesised(self, opening: Token, inner: tree.Expression) -> tree.Expression:
+        """Return an expression in parentheses, which counts as an operator."""
         self._operators.append(opening.start_pos)
         return self._nested(inner, [inner], opening.start_pos)
 
-    def select(self, value: s.Expression, condition: s.Expression, other: s.Expression) -> s.Select:
-        node = s.Select(value.offset, condition, value, other)
-        return self._computed(node, value, condition, other)
+    def select(
+        self, true_value: tree.Expression, condition: tree.Expression, false_value: tree.Expression
+    ) -> tree.Select:
+        """Return the expression `true_value if condition else false_value`."""
+        node = tree.Select(true_value.offset, condition, true_value, false_value)
+        return self._computed(node, true_value, condition, false_value)
 
-    def binary(self, left: s.Expression, operator: Token, right: s.Expression) -> s.Binary:
-        node = s.Binary(operator.start_pos, str(operator), left, right)
+    def binary(self, left: tree.Expression, operator: Token, right: tree.Expression) -> tree.Binary:
+        node = tree.Binary(operator.start_pos, str(operator), left, right)
         return self._computed(node, left, right)
 
-    def unary(self, operator: Token, operand: s.Expression) -> s.Expression:
-        value = operand.value if isinstance(operand, s.Literal) else None
+    def unary(self, operator: Token, operand: tree.Expression) -> tree.Expression:
+        """Return the expression of a unary operator.
+
+        A sign before a number becomes part of the number.
+        """
+        value = operand.value if isinstance(operand, tree.Literal) else None
         if isinstance(value, int | float) and not isinstance(value, bool):
             if operator == "-":
-                return s.Literal(operator.start_pos, -value)
+                return tree.Literal(operator.start_pos, -value)
             if operator == "+":
-                return s.Literal(operator.start_pos, value)
-        return self._computed(s.Unary(operator.start_pos, str(operator), operand), operand)
+                return tree.Literal(operator.start_pos, value)
+        node = tree.Unary(operator.start_pos, str(operator), operand)
+        return self._computed(node, operand)
 
     def subscript(
-        self, sequence: s.Expression, _: Token | None, index: s.Expression
-    ) -> s.Subscript:
-        return self._computed(s.Subscript(sequence.offset, sequence, index), sequence, index)
+        self, sequence: tree.Expression, _: Token | None, index: tree.Expression
+    ) -> tree.Subscript:
+        """Return the expression `sequence[index]`."""
+        node = tree.Subscript(sequence.offset, sequence, index)
+        return self._computed(node, sequence, index)
 
     def subrange(
-        self, sequence: s.Expression, _: Token | None, *ends: s.Expression | None
-    ) -> s.Subrange:
-        return self._computed(s.Subrange(sequence.offset, sequence, *ends), sequence, *ends)
+        self, sequence: tree.Expression, _: Token | None, *bounds: tree.Expression | None
+    ) -> tree.Subrange:
+        """Return the expression `sequence[begin:end]`. `bounds` are the begin and the end."""
+        node = tree.Subrange(sequence.offset, sequence, *bounds)
+        return self._computed(node, sequence, *bounds)
 
-    def loop(self, name: Token, operator: Token, iterable: s.Expression) -> s.Loop:
-        return s.Loop(name.start_pos, self.name(name), iterable)
+    def loop(self, name: Token, operator: Token, iterable: tree.Expression) -> tree.Loop:
+        return tree.Loop(name.start_pos, self.name(name), iterable)
 
     def comprehension(
         self,
         opening: Token,
-        loops: Sequence[s.Loop],
-        condition: s.Expression | None,
-        item: s.Expression,
+        loops: Sequence[tree.Loop],
+        condition: tree.Expression | None,
+        item: tree.Expression,
         feature: str = "yield",
-    ) -> s.Comprehension:
+    ) -> tree.Comprehension:
+        """Return an array comprehension, and note `feature`, which depends on its syntax."""
         self._note(feature, opening.start_pos)
-        node = s.Comprehension(opening.start_pos, tuple(loops), condition, item)
-        return self._computed(node, *(loop.iterable for loop in loops), condition, item)
+        node = tree.Comprehension(opening.start_pos, tuple(loops), condition, item)
+        iterables = [loop.iterable for loop in loops]
+        return self._computed(node, *iterables, condition, item)
 
-    def provisional_comprehension(self, *items: Any) -> s.Comprehension:
+    def provisional_comprehension(self, *items: Any) -> tree.Comprehension:
+        """Return an array comprehension in the syntax of 1.0 provisional, without `yield`."""
         opening, item, loop, condition = items
         feature = "comprehension without yield"
         return self.comprehension(opening, [loop], condition, item, feature)
 
-    def argument(self, value: s.Expression) -> s.Argument:
-        return s.Argument(value.offset, None, value)
+    def argument(self, value: tree.Expression) -> tree.Argument:
+        return tree.Argument(value.offset, None, value)
 
-    def named_argument(self, name: Token, value: s.Expression) -> s.Argument:
-        return s.Argument(name.start_pos, str(name), value)
+    def named_argument(self, name: Token, value: tree.Expression) -> tree.Argument:
+        return tree.Argument(name.start_pos, str(name), value)
 
     def invocation(
-        self, name: Token, generic: Token | None, opening: Token, *items: s.Argument | None
-    ) -> s.Expression:
-        arguments: tuple[s.Argument, ...] = nodes_of(items)
+        self, name: Token, generic: Token | None, opening: Token, *items: tree.Argument | None
+    ) -> tree.Expression:
+        """Return an invocation, or a call of a built-in function."""
+        arguments: tuple[tree.Argument, ...] = nodes_of(items)
         values = [argument.value for argument in arguments]
         if name in BUILTINS:
-            if generic or len(arguments) != 1 or arguments[0].name is not None:
+            has_one_positional = len(arguments) == 1 and arguments[0].name is None
+            if generic or not has_one_positional:
                 raise self._fail(f"'{name}' takes one positional argument", name)
-            if name in ("shape_of", "extent"):
-                feature = "shape_of" if name == "shape_of" else "extent type"
-                self._note(feature, name.start_pos)
-            return self._computed(s.Builtin(name.start_pos, str(name), *values), *values)
+            if name == "shape_of":
+                self._note("shape_of", name.start_pos)
+            elif name == "extent":
+                self._note("extent type", name.start_pos)
+            (value,) = values
+            return self._computed(tree.Builtin(name.start_pos, str(name), value), value)
         if name == "tensor":  # the name that chapter 7 of the provisional text has for 'external'
             self._note("tensor()", name.start_pos)
-            node = s.Invocation(name.start_pos, "external", None, arguments)
+            node = tree.Invocation(name.start_pos, "external", None, arguments)
         else:
             type = self.generic(generic) if generic else None
-            node = s.Invocation(name.start_pos, self.name(name), type, arguments)
+            node = tree.Invocation(name.start_pos, self.name(name), type, arguments)
         return self._nested(node, values, node.offset)
 
     def generic(self, token: Token) -> str:
@@ -319,7 +378,9 @@ class TreeBuilder:
     # Others
 
     def items(self, *items: object) -> tuple[Any, ...]:
+        """Return the parts of a list without the optional tokens that are absent."""
         return tuple([item for item in items if item is not None])
 
-    def quantization_entry(self, name: Token, quantizer: s.Expression, end: Token | None) -> Any:
+    def quantization_entry(self, name: Token, quantizer: tree.Expression, end: Token | None) -> Any:
+        """Return the name and the invocation in an entry of graph.quant."""
         return self.string(name), quantizer

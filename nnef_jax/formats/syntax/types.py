@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 PRIMITIVES = ("scalar", "integer", "logical", "string")
@@ -79,6 +79,7 @@ def weight(type: Type) -> int:
 
 
 def _size(type: Type) -> int:
+    """Return the size that an item of a type adds to a tuple."""
     while isinstance(type, ArrayOf):
         type = type.item
     return type.size if isinstance(type, TupleOf) else 1
@@ -124,18 +125,25 @@ def fits(actual: Type, formal: Type, *, mixed: bool = False) -> bool:
     if actual == formal or isinstance(actual, Anything) or isinstance(formal, Anything):
         return True
     match actual, formal:
-        case Tensor(a), Tensor(b):
-            return a is None or b is None or a == b
+        case Tensor(None), Tensor():
+            return True
+        case Tensor(), Tensor(None):
+            return True
         case Primitive("integer"), (Primitive("scalar") | Tensor("scalar")):
             return mixed
-        case Primitive(a), Tensor(b):
-            return a != "string" and (b is None or a == b)
-        case ArrayOf(a), ArrayOf(b):
-            return fits(a, b, mixed=mixed)
-        case TupleOf(a), TupleOf(b):
-            if len(a) != len(b):
+        case Primitive("string"), Tensor():
+            return False
+        case Primitive(), Tensor(None):
+            return True
+        case Primitive(name), Tensor(item):
+            return name == item
+        case ArrayOf(actual_item), ArrayOf(formal_item):
+            return fits(actual_item, formal_item, mixed=mixed)
+        case TupleOf(actual_items), TupleOf(formal_items):
+            if len(actual_items) != len(formal_items):
                 return False
-            return all(fits(x, y, mixed=mixed) for x, y in zip(a, b, strict=True))
+            pairs = zip(actual_items, formal_items, strict=True)
+            return all(fits(x, y, mixed=mixed) for x, y in pairs)
         case _:
             return False
 
@@ -143,24 +151,24 @@ def fits(actual: Type, formal: Type, *, mixed: bool = False) -> bool:
 def common(a: Type, b: Type) -> Type | None:
     """Return the type to which values of the types `a` and `b` can be converted.
 
-    It is `a` or `b` or consists of parts of them. Return None if there is no such type.
+    The type is `a` or `b`, or it consists of parts of both. Return None if there is no such type.
     """
     match a, b:
         case Anything(), _:
             return b
         case _, Anything():
             return a
-        case ArrayOf(x), ArrayOf(y):
-            item = common(x, y)
-            return ArrayOf(item) if item else None
-        case TupleOf(x), TupleOf(y) if len(x) == len(y):
-            items: list[Type] = []
-            for i, j in zip(x, y, strict=True):
-                item = common(i, j)
-                if item is None:
+        case ArrayOf(item_a), ArrayOf(item_b):
+            common_item = common(item_a, item_b)
+            return ArrayOf(common_item) if common_item else None
+        case TupleOf(items_a), TupleOf(items_b) if len(items_a) == len(items_b):
+            common_items: list[Type] = []
+            for item_a, item_b in zip(items_a, items_b, strict=True):
+                common_item = common(item_a, item_b)
+                if common_item is None:
                     return None
-                items.append(item)
-            return TupleOf(tuple(items))
+                common_items.append(common_item)
+            return TupleOf(tuple(common_items))
         case _ if fits(a, b):
             return b
         case _:
@@ -175,11 +183,11 @@ def deduce(actual: Type, formal: Type) -> str | None:
     match actual, formal:
         case ((Tensor(name) | Primitive(name)), (Tensor("?") | Primitive("?"))):
             return name
-        case ArrayOf(a), ArrayOf(b):
-            return deduce(a, b)
-        case TupleOf(a), TupleOf(b) if len(a) == len(b):
-            for x, y in zip(a, b, strict=True):
-                deduced = deduce(x, y)
+        case ArrayOf(actual_item), ArrayOf(formal_item):
+            return deduce(actual_item, formal_item)
+        case TupleOf(actual_items), TupleOf(formal_items) if len(actual_items) == len(formal_items):
+            for actual_item, formal_item in zip(actual_items, formal_items, strict=True):
+                deduced = deduce(actual_item, formal_item)
                 if deduced:
                     return deduced
             return None
@@ -189,28 +197,35 @@ def deduce(actual: Type, formal: Type) -> str | None:
 
 def _levels(type: Type) -> Iterator[list[Type]]:
     """Yield the types in a type by level: the type itself, its items, their items, and so on."""
-    level = [type]
+    level: list[Type] = [type]
     while level:
         yield level
-        level = [inner for outer in level for inner in _parts(outer)]
+        next_level: list[Type] = []
+        for outer_type in level:
+            if isinstance(outer_type, TupleOf):
+                next_level += outer_type.items
+            elif isinstance(outer_type, ArrayOf):
+                next_level.append(outer_type.item)
+        level = next_level
 
 
-def _parts(type: Type) -> Sequence[Type]:
-    if isinstance(type, TupleOf):
-        return type.items
-    return (type.item,) if isinstance(type, ArrayOf) else ()
+def _types_in(type: Type) -> Iterator[Type]:
+    """Yield a type and all types that it consists of, at any depth."""
+    for level in _levels(type):
+        yield from level
 
 
 def holds(type: Type, *leaves: Type) -> bool:
     """Tell whether a type is one of `leaves`, or contains one of them at any depth."""
-    return any(inner in leaves for level in _levels(type) for inner in level)
+    return any(inner_type in leaves for inner_type in _types_in(type))
 
 
 def has_tensor(type: Type) -> bool:
     """Tell whether a type contains tensors. Only arguments of such a type may be positional."""
-    return any(isinstance(inner, Tensor) for level in _levels(type) for inner in level)
+    return any(isinstance(inner_type, Tensor) for inner_type in _types_in(type))
 
 
 def nesting(type: Type) -> int:
     """Return the number of levels of arrays and tuples in a type: 2 for an array of pairs."""
-    return sum(1 for _ in _levels(type)) - 1
+    levels = list(_levels(type))
+    return len(levels) - 1  # the last level has no arrays and tuples

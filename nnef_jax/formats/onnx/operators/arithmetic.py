@@ -29,20 +29,29 @@ def _identity(site: NodeSite) -> Any:
 
 
 def _on_two(kind: str) -> Meaning:
-    return lambda site, x, y: getattr(site.last, kind)(x, y)
+    """Make the function that flattens an operator on two tensors to one operation of a kind."""
+
+    def meaning(site: NodeSite, x: Tensor, y: Tensor) -> Any:
+        add_operation = getattr(site.last, kind)
+        return add_operation(x, y)
+
+    return meaning
 
 
 def _along_axis(meaning: Meaning) -> Meaning:
-    """Return the meaning of an operator on two tensors before version 7, from its later meaning.
+    """Make the function that flattens an operator on two tensors before version 7.
 
-    Before version 7, the first axis of y lies along the axis `axis` of x.
+    `meaning` is the function for version 7. Before version 7, the first axis of y lies along the
+    axis of x that the attribute `axis` names.
     """
 
     def meaning_along_axis(site: NodeSite, x: Tensor, y: Tensor, *, broadcasts: bool) -> Any:
         if broadcasts and site.has_attribute("axis"):
+            # y of shape (3,) along axis 1 of x of shape (2, 3, 4, 5) becomes (3, 1, 1).
             rank = site.rank(y)
-            missing = site.rank(x) - (site.axis_of("axis") + rank)
-            y = site.unsqueezed(y, range(rank, rank + missing))
+            end = site.axis_of("axis") + rank  # the end of the axes of x along which y lies
+            new_rank = rank + site.rank(x) - end
+            y = site.unsqueezed(y, range(rank, new_rank))
         return meaning(site, x, y)
 
     return meaning_along_axis
@@ -53,9 +62,9 @@ def _power(site: NodeSite, x: Tensor, y: Tensor) -> Any:
     dtype = site.dtype_of(x)
     if dtype == site.dtype_of(y):
         return site.last.pow(x, y)
-    is_integer_to_real = site.is_real(y) and not site.is_real(x)
-    wide = site.computation_dtype("float64") if is_integer_to_real else dtype
-    power = site.step.pow(site.cast(x, wide), site.cast(y, wide))
+    has_only_real_exponent = site.is_real(y) and not site.is_real(x)
+    power_dtype = site.computation_dtype("float64") if has_only_real_exponent else dtype
+    power = site.step.pow(site.cast(x, power_dtype), site.cast(y, power_dtype))
     return site.cast(power, dtype)
 
 
@@ -71,8 +80,10 @@ for _name, _meaning in {
 def _bit_shift(
     site: NodeSite, x: Tensor, y: Tensor, *, direction: str = one_of("direction", "LEFT", "RIGHT")
 ) -> Any:
-    add = site.last.shift_left if direction == "LEFT" else site.last.shift_right
-    return add(x, y)
+    """Shift the bits of x by y places to the left or to the right."""
+    if direction == "LEFT":
+        return site.last.shift_left(x, y)
+    return site.last.shift_right(x, y)
 
 
 @operator("Mod")
@@ -92,8 +103,8 @@ def floored_mod(site: NodeSite, x: Tensor, y: Operand, add: ByKind) -> Any:
     step = site.step
     remainder = step.rem(x, y)
     signs_differ = step.ne(step.lt(remainder, 0), step.lt(y, 0))
-    is_shifted = step.and_(signs_differ, step.ne(remainder, 0))
-    return add.select(is_shifted, step.add(remainder, y), remainder)
+    has_wrong_sign = step.and_(signs_differ, step.ne(remainder, 0))
+    return add.select(has_wrong_sign, step.add(remainder, y), remainder)
 
 
 def _combined(site: NodeSite, kind: str, values: Sequence[Tensor], end: ByKind) -> Any:
@@ -101,17 +112,27 @@ def _combined(site: NodeSite, kind: str, values: Sequence[Tensor], end: ByKind) 
 
     `end` adds the last of the operations.
     """
-    result, *operands = values
-    if not operands:
-        return end.copy(result)
-    *inner, last = operands
-    for value in inner:
-        result = getattr(site.step, kind)(result, value)
-    return getattr(end, kind)(result, last)
+    if len(values) == 1:
+        return end.copy(values[0])
+    first_value, *middle_values, last_value = values
+    add_step = getattr(site.step, kind)
+    result = first_value
+    for value in middle_values:
+        result = add_step(result, value)
+    add_last_step = getattr(end, kind)
+    return add_last_step(result, last_value)
 
 
 def _of_all(kind: str) -> Meaning:
-    return lambda site, *values: _combined(site, kind, values, site.last)
+    """Make the function that flattens an operator on any number of tensors.
+
+    The operator combines the tensors by operations of one kind, such as "add".
+    """
+
+    def meaning(site: NodeSite, *values: Tensor) -> Any:
+        return _combined(site, kind, values, site.last)
+
+    return meaning
 
 
 for _name, _kind in (("Max", "max"), ("Min", "min"), ("Sum", "add")):
@@ -120,14 +141,16 @@ for _name, _kind in (("Max", "max"), ("Min", "min"), ("Sum", "add")):
 
 @operator("Mean")
 def _mean(site: NodeSite, *values: Tensor) -> Any:
-    return site.last.div(_combined(site, "add", values, site.step), len(values))
+    """Compute the mean of several tensors."""
+    total = _combined(site, "add", values, site.step)
+    return site.last.div(total, len(values))
 
 
 @operator("Clip", since=11)
 def _clip(
     site: NodeSite, x: Tensor, low: Operand | None = None, high: Operand | None = None
 ) -> Any:
-    """Return min(max(x, low), high)."""
+    """Compute min(max(x, low), high). A bound that is None is left out."""
     steps: list[Any] = []
     if low is not None:
         steps.append(("max", [low], {}))
@@ -138,6 +161,7 @@ def _clip(
 
 @operator("Clip")
 def _clip_by_attributes(site: NodeSite, x: Tensor) -> Any:
+    """Clip x to the bounds in the attributes `min` and `max`, as before version 11."""
     low = site.number("min") if site.has_attribute("min") else None
     high = site.number("max") if site.has_attribute("max") else None
     return _clip(site, x, low, high)
@@ -152,6 +176,7 @@ def _clip_by_attributes(site: NodeSite, x: Tensor) -> Any:
 )  # fmt: skip
 @operator("Selu", alpha=number("alpha", 1.6732), gamma=number("gamma", 1.0507))
 def _selu(site: NodeSite, x: Tensor, *, alpha: float, gamma: float) -> Any:
+    """Compute gamma * x for items of x above 0, and gamma * alpha * (exp(x) - 1) for others."""
     return site.last.selu(x, alpha=alpha, **{"lambda": gamma})
 
 
@@ -163,7 +188,9 @@ def _hard_sigmoid(
     alpha: float = number("alpha", 0.2),
     beta: float = number("beta", 0.5),
 ) -> Any:
-    line = site.step.add(site.step.mul(x, alpha), beta)
+    """Compute min(max(alpha * x + beta, 0), 1)."""
+    step = site.step
+    line = step.add(step.mul(x, alpha), beta)
     return site.last.clamp(line, 0, 1)
 
 
@@ -172,13 +199,16 @@ def _prelu(site: NodeSite, x: Tensor, slope: Tensor) -> Any:
     """Compute x * slope for negative items of x. All other items are unchanged."""
     if site.is_real():
         return site.last.prelu(x, slope)
-    return site.last.select(site.step.lt(x, 0), site.step.mul(x, slope), x)
+    is_negative = site.step.lt(x, 0)
+    return site.last.select(is_negative, site.step.mul(x, slope), x)
 
 
 @operator("PRelu")
 def _prelu_of_channels(site: NodeSite, x: Tensor, slope: Tensor) -> Any:
+    """Compute `_prelu` with a slope of shape (channels,) or with a slope that broadcasts to x."""
     if site.rank(slope) == 1:
-        slope = site.unsqueezed(slope, range(1, site.rank() - 1))
+        spatial_rank = site.rank() - 2
+        slope = site.unsqueezed(slope, range(1, spatial_rank + 1))
     return _prelu(site, x, slope)
 
 
@@ -186,18 +216,26 @@ def _prelu_of_channels(site: NodeSite, x: Tensor, slope: Tensor) -> Any:
 def _gelu(
     site: NodeSite, x: Tensor, *, approximation: str = word("approximate", "none", "tanh")
 ) -> Any:
+    """Compute x * cdf(x), where cdf is the distribution function of the normal distribution.
+
+    The approximation "tanh" replaces cdf by a function with a hyperbolic tangent.
+    """
     if approximation == "tanh":
         return site.last.gelu(x, approximation="tanh")
-    erf = site.step.erf(site.step.mul(x, math.sqrt(0.5)))
-    twice_cdf = site.step.add(erf, 1)
-    return site.last.mul(site.step.mul(x, 0.5), twice_cdf)
+    step = site.step
+    erf = step.erf(step.mul(x, math.sqrt(0.5)))
+    twice_cdf = step.add(erf, 1)  # twice the distribution function of the normal distribution
+    half_x = step.mul(x, 0.5)
+    return site.last.mul(half_x, twice_cdf)
 
 
 @operator("Swish")
 def _swish(site: NodeSite, x: Tensor, *, alpha: float = number("alpha", 1.0)) -> Any:
+    """Compute x * sigmoid(alpha * x)."""
     if alpha == 1:
         return site.last.silu(x)
-    return site.last.mul(x, site.step.sigmoid(site.step.mul(x, alpha)))
+    gate = site.step.sigmoid(site.step.mul(x, alpha))
+    return site.last.mul(x, gate)
 
 
 @operator("Dropout", since=7)
@@ -208,20 +246,23 @@ def _dropout(
 
     Raises InvalidOperation if the node drops items at random, as in training.
     """
-    if mode is None or not site.known(2).any():
-        return _dropped(site, x, False)
-    drops = ratio is None or bool(site.known(1).any())
-    return _dropped(site, x, drops)
+    is_training = mode is not None and bool(site.known(2).any())
+    if not is_training:
+        return _with_mask_of_ones(site, x)
+    has_ratio = ratio is None or bool(site.known(1).any())
+    return RANDOM(site) if has_ratio else _with_mask_of_ones(site, x)
 
 
 @operator("Dropout")
 def _dropout_by_attributes(site: NodeSite, x: Tensor, *, is_test: bool = flag("is_test")) -> Any:
-    return _dropped(site, x, not is_test and site.number("ratio", 0.5) != 0)
-
-
-def _dropped(site: NodeSite, x: Tensor, drops: bool) -> Any:
-    if drops:
+    """Return the input and a mask of ones, as `_dropout` does, before version 7."""
+    if not is_test and site.number("ratio", 0.5) != 0:
         return RANDOM(site)
+    return _with_mask_of_ones(site, x)
+
+
+def _with_mask_of_ones(site: NodeSite, x: Tensor) -> Any:
+    """Return a tensor unchanged, and a mask of ones if another node reads output 1."""
     result = site.last.copy(x)
     if not site.is_read(1):
         return result

@@ -38,38 +38,40 @@ _ATTRIBUTES: dict[str, Any] = {
 
 
 def _activations(
-    site: NodeSite, kind: str, direction_count: int, *parameters: Sequence[float]
+    site: NodeSite, kind: str, direction_count: int, alphas: Sequence[float], betas: Sequence[float]
 ) -> list[Activation]:
     """Return the activations of all directions, one direction after the other.
 
-    `parameters` are two lists, the alphas and the betas of activations. An activation that has an
-    alpha takes the next alpha of the list, and one that has a beta takes the next beta.
+    An activation that has an alpha takes the next number of `alphas`. An activation that has a beta
+    takes the next number of `betas`.
     """
     names = site.attribute("activations", tuple, DEFAULTS[kind] * direction_count)
     if len(names) != direction_count * len(DEFAULTS[kind]):
         raise InvalidOperation(f"it has {len(names)} activations for {direction_count} directions")
-    alphas, betas = map(iter, parameters)
+    next_alphas = iter(alphas)
+    next_betas = iter(betas)
     activations: list[Activation] = []
     for name in map(str.lower, names):
         default_alpha, default_beta = PARAMETERS.get(name, (None, None))
-        alpha = None if default_alpha is None else next(alphas, None)
-        beta = None if default_beta is None else next(betas, None)
+        alpha = None if default_alpha is None else next(next_alphas, None)
+        beta = None if default_beta is None else next(next_betas, None)
         activations.append(activation(name, alpha, beta))
     return activations
 
 
-def _product(at: NodeSite, x: Tensor, weights: _Weights, bias: Tensor | None = None) -> Any:
+def _product(site: NodeSite, x: Tensor, weights: _Weights, bias: Tensor | None = None) -> Any:
     """Multiply x of shape (batch, items) by weights, and add the bias if there is one.
 
     `weights` is a tensor of shape (outputs, items), or a tuple of quantised levels, their scale and
     their zero point.
     """
     if isinstance(weights, tuple):
-        result = dynamic_product(at, x, *weights)
+        levels, scale, zero_point = weights
+        result = dynamic_product(site, x, levels, scale, zero_point)
     else:
-        a, b = at.aligned(at.tensor(x), at.tensor(weights))
-        result = at.product(a, b, flips=True)
-    return result if bias is None else at.step.add(result, bias)
+        a, b = site.aligned(site.tensor(x), site.tensor(weights))
+        result = site.product(a, b, flips=True)
+    return result if bias is None else site.step.add(result, bias)
 
 
 def _layer(
@@ -84,7 +86,7 @@ def _layer(
     """
     reversals = _DIRECTIONS[direction]
     x = site.tensor(0)
-    if batch_first:
+    if batch_first:  # to (time, batch, items)
         x = site.transposed(x, (1, 0, 2))
     hidden_axis = 1 if is_quantized else 2
     hidden = site.shape(2)[hidden_axis]
@@ -93,60 +95,70 @@ def _layer(
     if site.shape(1)[0] != len(reversals):
         raise InvalidShape(f"it has {len(reversals)} directions, input 1 is {show(site.shape(1))}")
     activations = _activations(site, kind, len(reversals), alphas, betas)
-    count = len(DEFAULTS[kind])
-    weights_of = _levels if is_quantized else _of_direction
-    runs: list[list[Any]] = []
-    for way, reverse in enumerate(reversals):
-        functions = activations[way * count : (way + 1) * count]
-        cell = Cell(kind, "iofc", functions, **fields)
+    activation_count = len(DEFAULTS[kind])
+    weights_of_direction = _levels if is_quantized else _of_direction
+    outputs: list[Any] = []  # for each direction, the outputs of all time steps
+    states_by_direction: list[list[Any]] = []
+    for index, reverse in enumerate(reversals):
+        first = index * activation_count
+        cell = Cell(kind, "iofc", activations[first : first + activation_count], **fields)
         states: list[Tensor] = []
         for i in range(_FIRST_STATE, _FIRST_STATE + cell.states):
             if site.has(i):
-                states.append(_of_direction(site, i, way, int(batch_first)))
+                states.append(_of_direction(site, i, index, int(batch_first)))
             else:
                 shape = (site.extent(x, 1), hidden)
                 states.append(site.filled(0, x.type.dtype, shape))
-        weights = weights_of(site, 1, way), weights_of(site, 2, way)
-        runs.append(_run(site, cell, x, states, weights, way, reverse=reverse))
-    outputs, *last_states = (list(items) for items in zip(*runs, strict=True))
-    output = site.step.stack(outputs, axis=1)
-    stacked_states = [site.step.stack(state, axis=0) for state in last_states]
+        input_weights = weights_of_direction(site, 1, index)
+        state_weights = weights_of_direction(site, 2, index)
+        weights = (input_weights, state_weights)
+        output, *last_states = _run(site, cell, x, states, weights, index, reverse=reverse)
+        outputs.append(output)
+        states_by_direction.append(last_states)
+    stacked_output = site.step.stack(outputs, axis=1)
+    stacked_states: list[Any] = []
+    for state_of_directions in zip(*states_by_direction, strict=True):
+        stacked_states.append(site.step.stack([*state_of_directions], axis=0))
     if batch_first:  # to (batch, time, directions, hidden) and (batch, directions, hidden)
-        output = site.transposed(output, (2, 0, 1, 3))
+        stacked_output = site.transposed(stacked_output, (2, 0, 1, 3))
         stacked_states = [site.transposed(state, (1, 0, 2)) for state in stacked_states]
-    return (output, *stacked_states)
+    return (stacked_output, *stacked_states)
 
 
-def _of_direction(site: NodeSite, i: int, way: int, axis: int = 0) -> Any:
-    """Return the part of input `i` for the direction with the index `way`.
+def _of_direction(site: NodeSite, i: int, direction: int, axis: int = 0) -> Any:
+    """Return the part of input `i` for the direction with the index `direction`.
 
     `axis` is the axis of directions, which the result does not have.
     """
-    return site.squeezed(site.part(site.tensor(i), axis, way, way + 1), axis)
+    part = site.part(site.tensor(i), axis, direction, direction + 1)
+    return site.squeezed(part, axis)
 
 
-def _levels(site: NodeSite, i: int, way: int) -> tuple[Any, Any, Any]:
-    """Return the quantised weights in input `i` (1 or 2) for the direction with index `way`.
+def _levels(site: NodeSite, i: int, direction: int) -> tuple[Any, Any, Any]:
+    """Return the quantised weights of a direction, which are in input `i` (1 or 2).
 
-    The result has the levels, their scale, and their zero point, which is None if it is 0.
+    `direction` is the index of the direction. The result has the levels, their scale, and their
+    zero point, which is None if it is 0.
     """
     scale_input = 2 * i + 6
     zero_input = scale_input + 1
     zero_point = None
     if not is_zero(site.optional(zero_input)):
-        zero_point = _of_direction(site, zero_input, way)
-    return _of_direction(site, i, way), _of_direction(site, scale_input, way), zero_point
+        zero_point = _of_direction(site, zero_input, direction)
+    levels = _of_direction(site, i, direction)
+    scale = _of_direction(site, scale_input, direction)
+    return levels, scale, zero_point
 
 
 def _run(
     site: NodeSite, cell: Cell, x: Value, states: Sequence[Tensor],
-    weights: tuple[_Weights, _Weights], way: int, *, reverse: bool,
+    weights: tuple[_Weights, _Weights], direction: int, *, reverse: bool,
 ) -> list[Any]:  # fmt: skip
     """Run a cell over the time steps of a sequence; return the outputs and the last states.
 
     `x` has shape (time, batch, items), and the outputs have shape (time, batch, hidden). `weights`
-    are the weights of the input and the weights of the state. `way` is the index of the direction.
-    If `reverse`, the sequence is read from the end.
+    are the weights of the input and the weights of the state. `direction` is the index of the
+    direction. If `reverse`, the sequence is read from the end.
     """
     hidden = site.shape(states[0])[-1]
     items = hidden * cell.gates
@@ -157,16 +169,18 @@ def _run(
     bias = None
     candidate_bias = None
     if site.has(3):
-        biases = _of_direction(site, 3, way)
+        biases = _of_direction(site, 3, direction)
         bias = site.part(biases, 0, 0, items)
         state_bias = site.part(biases, 0, items, 2 * items)
         if cell.kind == "gru" and cell.resets_after:
             candidate_bias = site.part(state_bias, 0, 2 * hidden, items)
-            state_bias = site.cut_or_padded(site.part(state_bias, 0, 0, 2 * hidden), 0, items)
+            state_bias = site.part(state_bias, 0, 0, 2 * hidden)
+            state_bias = site.cut_or_padded(state_bias, 0, items)
         bias = site.step.add(bias, state_bias)
     peepholes: dict[str, Any] = {}
     if cell.kind == "lstm" and site.has(7):
-        parts = site.step.split(_of_direction(site, 7, way), axis=0, ratios=(1, 1, 1))
+        all_peepholes = _of_direction(site, 7, direction)  # of shape (3 * hidden,)
+        parts = site.step.split(all_peepholes, axis=0, ratios=(1, 1, 1))
         for letter, part in zip("iof", parts, strict=True):
             peepholes[letter] = site.unsqueezed(part, (0,))
 
@@ -175,9 +189,11 @@ def _run(
             gate_weights = tuple(map(body.outer_input, state_weights))
         else:
             gate_weights = body.outer_input(state_weights)
-        if last - first < cell.gates:
+        takes_all_gates = last - first == cell.gates
+        if not takes_all_gates:
             gate_weights = body.at.part(gate_weights, 0, first * hidden, last * hidden)
-        gate_bias = body.outer_input(candidate_bias) if first else None
+        # Only a product that begins after the first gate is that of the candidate.
+        gate_bias = body.outer_input(candidate_bias) if first > 0 else None
         return _product(body.at, state, gate_weights, gate_bias)
 
     products = _product(site, x, input_weights, bias)

@@ -41,26 +41,29 @@ def _if(
     if isinstance(condition, Constant):
         graph = then if condition.array.any() else otherwise
         return tuple(site.flatten_subgraph(graph, site.graph, {}))
-    bodies = [site.graph.body() for _ in range(2)]
-    pairs = zip((then, otherwise), bodies, strict=True)
-    flatteners = [partial(site.flatten_subgraph, graph, body, {}) for graph, body in pairs]
-    then_outputs, else_outputs = flattened_branches(flatteners, site.graph.hint_to_fix(condition))
+    then_body = site.graph.body()
+    else_body = site.graph.body()
+    flatteners = [
+        partial(site.flatten_subgraph, then, then_body, {}),
+        partial(site.flatten_subgraph, otherwise, else_body, {}),
+    ]
+    hint_to_fix = site.graph.hint_to_fix(condition)
+    then_outputs, else_outputs = flattened_branches(flatteners, hint_to_fix)
     lengths = [_length(x) for x in then_outputs]
     if lengths != [_length(x) for x in else_outputs]:
         site.known(0)  # This raises an error, since the condition is computed.
-    body_outputs: list[list[Value]] = []
-    for body, outputs in zip(bodies, (then_outputs, else_outputs), strict=True):
-        at = replace(site, graph=body)
-        body_outputs.append([_result(at, x) for x in _flat(outputs)])
+    then_tensors = _tensors_of(replace(site, graph=then_body), then_outputs)
+    else_tensors = _tensors_of(replace(site, graph=else_body), else_outputs)
     is_then = site.reshaped(site.cast(condition, "bool"), ())
-    values = add_choice(site.emit, is_then, bodies, body_outputs)
-    items = iter(values if isinstance(values, list | tuple) else [values])
+    bodies = [then_body, else_body]
+    values = add_choice(site.emit, is_then, bodies, [then_tensors, else_tensors])
+    next_values = iter(values if isinstance(values, list | tuple) else [values])
     results: list[Any] = []
     for length in lengths:
         if length is None:
-            results.append(next(items))
+            results.append(next(next_values))
         else:
-            results.append([next(items) for _ in range(length)])
+            results.append([next(next_values) for _ in range(length)])
     return tuple(results)
 
 
@@ -69,21 +72,25 @@ def _length(result: _State) -> int | None:
     return len(result) if isinstance(result, list) else None
 
 
-def _flat(results: Sequence[_State]) -> list[Any]:
-    """Return a list of all tensors in `results`, in which a sequence is replaced by its items."""
-    tensors: list[Any] = []
-    for result in results:
-        tensors += result if isinstance(result, list) else [result]
+def _tensors_of(body_site: NodeSite, outputs: Sequence[_State]) -> list[Value]:
+    """Return the outputs of a body as tensors of its graph.
+
+    The items of an output that is a sequence follow one another in the result.
+    """
+    tensors: list[Value] = []
+    for output in outputs:
+        items = output if isinstance(output, list) else [output]
+        tensors += [_result(body_site, item) for item in items]
     return tensors
 
 
-def _result(at: NodeSite, x: Tensor) -> Value:
+def _result(body_site: NodeSite, x: Tensor) -> Value:
     """Return `x`, an output of a graph in an attribute of a node, as a tensor of the body's graph.
 
     Raises InvalidOperation if the tensor has a computed number of items.
     """
-    value = at.tensor(x)
-    if value in at.graph.counts:
+    value = body_site.tensor(x)
+    if value in body_site.graph.counts:
         raise InvalidOperation(
             "the number of items of a result of its graph depends on values",
             "such tensors may be inside a graph of a node, but not be its results",
@@ -104,23 +111,27 @@ def _loop(
     `begins` is the condition before the first iteration. The further inputs are the states.
     """
     states = list(site.operands[2:])
-    has_all_states = len(body.inputs) == 2 + len(states) and len(body.outputs) > len(states)
-    if not has_all_states:
+    # The body has the number of the iteration and the condition besides the states.
+    if len(body.inputs) != 2 + len(states) or len(body.outputs) < 1 + len(states):
         raise InvalidOperation(
             f"its body has {len(body.inputs)} inputs and {len(body.outputs)} outputs for "
             f"{len(states)} states"
         )
-    limit = max(int(count.array.reshape(-1)[0]), 0) if isinstance(count, Constant) else math.inf
+    limit = math.inf
+    if isinstance(count, Constant):
+        known_count = int(count.array.reshape(-1)[0])
+        limit = max(known_count, 0)
     if isinstance(begins, Constant):
         if not begins.array.any():
             limit = 0
         begins = None
-    continues = _continues(site, body, states)
+    always_continues = _continues(site, body, states)
     has_known_limit = limit == 0 or not isinstance(count, Value)
-    if continues is False and has_known_limit:
+    if always_continues is False and has_known_limit:
         limit = min(limit, 1)  # a single iteration, after which the condition is not read
-        continues = True
-    if begins is None and continues and limit < math.inf:
+        always_continues = True
+    ends_by_count = begins is None and always_continues
+    if ends_by_count and limit < math.inf:
         return _counted(site, body, states, int(limit))
     tensors = [x for x in states if not isinstance(x, list)]
     has_sequences = len(tensors) < len(states)
@@ -142,20 +153,26 @@ def _as_loop(
 ) -> tuple[Any, ...]:  # fmt: skip
     """Add a loop to the graph, and return the last states.
 
-    `states` are the states before the first iteration, and `begins` is the condition before it. The
-    loop ends when its condition is false, at the latest after `count` or `limit` iterations.
+    `states` are the states before the first iteration, and `begins` is the condition before the
+    first iteration. The loop ends when its condition is false, at the latest after `count`
+    iterations, and at the latest after `limit` iterations.
     """
     repetition = RepeatedBody(site)
-    inside = [repetition.state(x) for x in states]
-    inputs = _inputs(site, body, repetition.iteration(None), inside)
-    condition, *after = site.flatten_subgraph(body, repetition.graph, inputs)
-    integer = site.graph.builder.integer
-    most: Any = int(np.iinfo(integer).max) if limit == math.inf else int(limit)
+    inner_states = [repetition.state(state) for state in states]
+    inputs = _inputs(site, body, repetition.iteration(None), inner_states)
+    condition, *results = site.flatten_subgraph(body, repetition.graph, inputs)
+    most: Any
     if isinstance(count, Value):
         most = site.reshaped(site.as_integer(count), ())
-    first: Any = True if begins is None else site.reshaped(site.cast(begins, "bool"), ())
-    start = {"count": most, "condition": first}
-    after = [_result(repetition.at, x) for x in after]
+    elif limit == math.inf:
+        most = int(np.iinfo(site.graph.builder.integer).max)
+    else:
+        most = int(limit)
+    first_condition: Any = True
+    if begins is not None:
+        first_condition = site.reshaped(site.cast(begins, "bool"), ())
+    start = {"count": most, "condition": first_condition}
+    after = [_result(repetition.at, result) for result in results]
     bound = int(limit) if limit <= _MOST_UNROLLED else -1
     continue_condition = [repetition.at.cast(condition, "bool")]
     modes = [LAST] * len(after)
@@ -170,31 +187,35 @@ def _inputs(
     The inputs are the number of the iteration, the condition (always True), and the states.
     """
     names = [port.name for port in body.inputs]
-    return dict(zip(names, [iteration, site.constant(True, "bool"), *states], strict=True))
+    condition = site.constant(True, "bool")
+    return dict(zip(names, [iteration, condition, *states], strict=True))
 
 
 def _continues(site: NodeSite, body: ModelGraph, states: Sequence[_State]) -> bool | None:
     """Return the condition that a loop's body computes, or None if it is not known in advance."""
-    trial = RepeatedBody(site)
-    inside: list[Any] = []
-    for x in states:
-        state = trial.outer_input(x) if isinstance(x, Value) else _as_state(trial, x)
-        inside.append(state)
-    inputs = _inputs(site, body, trial.iteration(None), inside)
-    (condition,) = site.flatten_subgraph(
-        replace(body, outputs=body.outputs[:1]), trial.graph, inputs
-    )
-    return bool(condition.array.any()) if isinstance(condition, Constant) else None
+    trial = RepeatedBody(site)  # a body that only serves to find the condition
+    inner_states: list[Any] = []
+    for state in states:
+        if isinstance(state, Value):
+            inner_states.append(trial.outer_input(state))
+        else:
+            inner_states.append(_as_state(trial, state))
+    inputs = _inputs(site, body, trial.iteration(None), inner_states)
+    condition_graph = replace(body, outputs=body.outputs[:1])
+    (condition,) = site.flatten_subgraph(condition_graph, trial.graph, inputs)
+    if not isinstance(condition, Constant):
+        return None
+    return bool(condition.array.any())
 
 
-def _as_state(trial: RepeatedBody, x: _State) -> Any:
-    """Return `x`, a state of a loop, as a computed tensor of the body, even if `x` is a constant.
+def _as_state(body: RepeatedBody, state: _State) -> Any:
+    """Return a state of a loop as a computed tensor of the body, even if the state is a constant.
 
     Iterations may change the state, so the constant holds only in the first iteration.
     """
-    if isinstance(x, list):
-        return [_as_state(trial, item) for item in x]
-    return trial.state(x)
+    if isinstance(state, list):
+        return [_as_state(body, item) for item in state]
+    return body.state(state)
 
 
 def _counted(
@@ -205,17 +226,17 @@ def _counted(
     The nodes are added for each iteration if states are sequences or change their shapes, or if
     shapes depend on the number of the iteration.
     """
-    tensors = [x for x in states if not isinstance(x, list)]
-    if len(tensors) == len(states):
-        try:
-            results = _as_scan(site, body, tensors, count)
-        except (SemanticError, ShapeError):
-            if count > _MOST_RETRIED:
-                raise
-            results = None
-        if results:
-            return results
-    return _unrolled(site, body, states, count)
+    tensors = [state for state in states if not isinstance(state, list)]
+    has_sequences = len(tensors) < len(states)
+    if has_sequences:
+        return _unrolled(site, body, states, count)
+    try:
+        results = _as_scan(site, body, tensors, count)
+    except (SemanticError, ShapeError):
+        if count > _MOST_RETRIED:
+            raise
+        results = None
+    return results or _unrolled(site, body, states, count)
 
 
 def _as_scan(
@@ -226,45 +247,49 @@ def _as_scan(
     Return None if results of the body are sequences, or if states change their shape.
     """
     repetition = RepeatedBody(site)
-    inside = [repetition.state(x) for x in states]
-    inputs = _inputs(site, body, repetition.iteration(count), inside)
+    inner_states = [repetition.state(state) for state in states]
+    inputs = _inputs(site, body, repetition.iteration(count), inner_states)
     _, *results = site.flatten_subgraph(body, repetition.graph, inputs)
-    if any(isinstance(x, list) for x in results):
+    if any(isinstance(result, list) for result in results):
         return None
-    values = [_result(repetition.at, x) for x in results]
+    values = [_result(repetition.at, result) for result in results]
     after = values[: len(states)]
     outputs = values[len(states) :]
-    pairs = zip(after, repetition.inner_states, strict=True)
-    if any(shapes_differ(x.type.shape, y.type.shape) for x, y in pairs):
-        return None
-    stacked = [repetition.at.unsqueezed(x, (0,)) for x in outputs]
-    return tuple(repetition.scan(after, stacked, [("full", 0, 1)] * len(stacked)))
+    for new_state, old_state in zip(after, repetition.inner_states, strict=True):
+        if shapes_differ(new_state.type.shape, old_state.type.shape):
+            return None
+    with_axis = [repetition.at.unsqueezed(output, (0,)) for output in outputs]
+    modes = [("full", 0, 1)] * len(with_axis)
+    return tuple(repetition.scan(after, with_axis, modes))
 
 
 def _unrolled(
     site: NodeSite, body: ModelGraph, states: Sequence[_State], count: int
 ) -> tuple[Any, ...]:
+    """Add the nodes of a body `count` times; return the last states, then the stacked outputs."""
     if count > _MOST_UNROLLED:
         raise InvalidOperation(
             f"a state changes its shape, or is a sequence, in each of {count} iterations",
             f"at most {_MOST_UNROLLED} such iterations are unrolled",
         )
-    outputs: list[list[Tensor]] = [[] for _ in body.outputs[1 + len(states) :]]
-    if outputs and not count:
+    state_count = len(states)
+    output_ports = body.outputs[1 + state_count :]
+    values_by_output: list[list[Tensor]] = [[] for _ in output_ports]
+    if output_ports and count == 0:
         raise InvalidOperation("it has no iterations, from which a result would have its shape")
     for i in range(count):
         iteration = site.constant(i, "int64")
-        _, *results = site.flatten_subgraph(
-            body, site.graph, _inputs(site, body, iteration, states)
-        )
-        states = results[: len(states)]
-        for values, x in zip(outputs, results[len(states) :], strict=True):
-            values.append(x)
-    return (*states, *(site.step.stack(values, axis=0) for values in outputs))
+        inputs = _inputs(site, body, iteration, states)
+        _, *results = site.flatten_subgraph(body, site.graph, inputs)
+        states = results[:state_count]
+        for values, value in zip(values_by_output, results[state_count:], strict=True):
+            values.append(value)
+    stacked = [site.step.stack(values, axis=0) for values in values_by_output]
+    return (*states, *stacked)
 
 
 def _require_inputs(site: NodeSite, count: int) -> None:
-    """Raise InvalidOperation unless a scan of these inputs can have `count` scanned inputs."""
+    """Raise InvalidOperation unless a scan at this site can have `count` scanned inputs."""
     if not 0 < count <= len(site.operands):
         raise InvalidOperation(f"'num_scan_inputs' is {count}, it has {len(site.operands)} inputs")
 
@@ -273,8 +298,12 @@ def _require_inputs(site: NodeSite, count: int) -> None:
 def _scan(
     site: NodeSite, *, count: int = integer("num_scan_inputs"), body: ModelGraph = _BODY
 ) -> tuple[Any, ...]:
+    """Scan a body over tensors that are cut along an axis. `count` is the number of these tensors.
+
+    The first inputs of the node are the states, and its last inputs are the tensors that are cut.
+    """
     _require_inputs(site, count)
-    tensors = [*map(site.operand, range(len(site.operands)))]
+    tensors = [site.operand(i) for i in range(len(site.operands))]
     state_count = len(tensors) - count
     states = tensors[:state_count]
     scanned = tensors[state_count:]
@@ -304,18 +333,20 @@ def _scanned(
     1 begins at the end of the axis, and 0 at its start.
     """
     body = RepeatedBody(site)
-    inside: list[Value] = [body.state(x) for x in states]
-    for x, (axis, direction) in zip(scanned, cuts, strict=True):
-        axis = site.axis(axis, site.rank(x))
-        inside.append(body.item(x, axis, reverse=bool(direction)))
+    inner_tensors: list[Value] = [body.state(state) for state in states]
+    for tensor, (axis, direction) in zip(scanned, cuts, strict=True):
+        axis = site.axis(axis, site.rank(tensor))
+        inner_tensors.append(body.item(tensor, axis, reverse=bool(direction)))
     names = [port.name for port in graph.inputs]
-    results = site.flatten_subgraph(graph, body.graph, dict(zip(names, inside, strict=True)))
-    values = [_result(body.at, x) for x in results]
+    inputs = dict(zip(names, inner_tensors, strict=True))
+    results = site.flatten_subgraph(graph, body.graph, inputs)
+    values = [_result(body.at, result) for result in results]
     after = values[: len(states)]
     outputs = values[len(states) :]
     modes: list[tuple[str, int, int]] = []
     for i, (axis, direction) in enumerate(stacks):
-        axis = site.axis(axis, len(outputs[i].type.shape) + 1)
+        rank = len(outputs[i].type.shape) + 1  # with the new axis
+        axis = site.axis(axis, rank)
         outputs[i] = body.at.unsqueezed(outputs[i], (axis,))
         chunk = -1 if direction else 1
         modes.append(("full", axis, chunk))
@@ -335,15 +366,20 @@ def _scan_8(
     state_count = len(site.operands) - count - 1
     tensors = [site.tensor(i) for i in range(1, len(site.operands))]
     batch, time = site.known_shape(tensors[-1])[:2]
-    if site.has(0) and any(n != time for n in site.integers(0)):
+    lengths = site.integers(0) if site.has(0) else []
+    if any(length != time for length in lengths):
         raise InvalidOperation("sequences of different lengths in a batch are not supported")
     site.spend(batch * len(body.nodes))
     cuts = [(0, direction) for direction in site.ints("directions", [0] * count)]
     stacks = [(0, 0)] * (len(body.outputs) - state_count)
-    results: list[tuple[Any, ...]] = []
+    results_by_sequence: list[tuple[Any, ...]] = []
     for i in range(batch):
-        items = [site.squeezed(site.part(x, 0, i, i + 1), 0) for x in tensors]
+        parts = [site.part(tensor, 0, i, i + 1) for tensor in tensors]
+        items = [site.squeezed(part, 0) for part in parts]
         states = items[:state_count]
         scanned = items[state_count:]
-        results.append(_scanned(site, body, states, scanned, cuts, stacks))
-    return tuple(site.step.stack([*values], axis=0) for values in zip(*results, strict=True))
+        results_by_sequence.append(_scanned(site, body, states, scanned, cuts, stacks))
+    stacked: list[Any] = []
+    for values in zip(*results_by_sequence, strict=True):
+        stacked.append(site.step.stack([*values], axis=0))
+    return tuple(stacked)

@@ -37,9 +37,10 @@ def parameter(site: NodeSite, name: str, items: ArrayLike, dtype: str = "float32
 def feature_rows(site: NodeSite) -> Any:
     """Return input 0 as real numbers of shape (samples, features)."""
     x = site.cast(site.operand(0), site.computation_dtype("float32"))
-    if site.rank() not in (1, 2):
+    rank = site.rank()
+    if rank not in (1, 2):
         raise InvalidShape(f"its input {show(site.shape())} must have one axis or two")
-    return site.unsqueezed(x, (0,)) if site.rank() == 1 else x
+    return site.unsqueezed(x, (0,)) if rank == 1 else x
 
 
 def transformed(site: NodeSite, scores: Tensor, transform: str) -> Any:
@@ -47,31 +48,46 @@ def transformed(site: NodeSite, scores: Tensor, transform: str) -> Any:
 
     `transform` is one of `TRANSFORMS`, such as "SOFTMAX".
     """
-    step, last = site.step, (1,)
     match transform:
         case "NONE":
             return scores
         case "SOFTMAX":
-            return step.softmax(scores, axes=last)
+            return site.step.softmax(scores, axes=(1,))
         case "LOGISTIC":
-            return step.sigmoid(scores)
-        case "SOFTMAX_ZERO":  # a score of 0 stays 0
-            most = step.max_reduce(scores, axes=last)
-            powers = step.exp(step.sub(scores, most))
-            near_zero = step.mul(scores, step.exp(step.neg(most)))
-            powers = step.select(step.gt(step.abs(scores), 1e-7), powers, near_zero)
-            total = site.total(powers, last)
-            is_zero = step.eq(total, 0.0)
-            shares = step.div(powers, step.select(is_zero, 1.0, total))
-            return step.select(is_zero, 0.5, shares)
-        # PROBIT is the quantile function, by Winitzki's approximation, which runtimes use too.
-        case _:
-            x = step.sub(step.mul(scores, 2.0), 1.0)
-            log = step.log(step.sub(1.0, step.sqr(x)))
-            mean = step.add(step.mul(log, 0.5), 2 / (np.pi * 0.147))
-            root = step.sub(step.sqr(mean), step.mul(log, 1 / 0.147))
-            root = step.sqrt(step.sub(step.sqrt(root), mean))
-            return step.mul(step.mul(step.sign(x), root), 1.41421356)
+            return site.step.sigmoid(scores)
+        case "SOFTMAX_ZERO":
+            return _softmax_zero(site, scores)
+        case _:  # PROBIT
+            return _probit(site, scores)
+
+
+def _softmax_zero(site: NodeSite, scores: Tensor) -> Any:
+    """Compute the softmax of scores of shape (samples, classes), in which a score of 0 stays 0."""
+    step = site.step
+    classes_axis = (1,)
+    largest = step.max_reduce(scores, axes=classes_axis)
+    powers = step.exp(step.sub(scores, largest))
+    near_zero = step.mul(scores, step.exp(step.neg(largest)))
+    is_score = step.gt(step.abs(scores), 1e-7)
+    powers = step.select(is_score, powers, near_zero)
+    total = site.total(powers, classes_axis)
+    is_zero = step.eq(total, 0.0)
+    shares = step.div(powers, step.select(is_zero, 1.0, total))
+    return step.select(is_zero, 0.5, shares)
+
+
+def _probit(site: NodeSite, scores: Tensor) -> Any:
+    """Compute the quantile function of the normal distribution, by Winitzki's approximation.
+
+    Runtimes use this approximation too. It is sqrt(2) * erfinv(2 * scores - 1).
+    """
+    step = site.step
+    x = step.sub(step.mul(scores, 2.0), 1.0)
+    log = step.log(step.sub(1.0, step.sqr(x)))
+    mean = step.add(step.mul(log, 0.5), 2 / (np.pi * 0.147))
+    root = step.sub(step.sqr(mean), step.mul(log, 1 / 0.147))
+    root = step.sqrt(step.sub(step.sqrt(root), mean))
+    return step.mul(step.mul(step.sign(x), root), 1.41421356)
 
 
 def classes(site: NodeSite, labels: Sequence[int]) -> NDArray[np.int64]:
@@ -89,14 +105,15 @@ def labelled(site: NodeSite, labels: NDArray[np.int64], index: Tensor) -> Any:
 
     If there are no labels, return the indices.
     """
-    if not len(labels):
+    if len(labels) == 0:
         return site.cast(index, site.computation_dtype("int64"))
     return site.last.gather(site.constant(labels, "int64"), index, axis=0)
 
 
 def best_class(site: NodeSite, scores: Tensor) -> Any:
     """Return the index of the highest score of each row."""
-    return site.squeezed(site.step.argmax_reduce(scores, axes=(1,)), 1)
+    index = site.step.argmax_reduce(scores, axes=(1,))
+    return site.squeezed(index, 1)
 
 
 def is_above(site: NodeSite, scores: Tensor, threshold: float) -> Any:
@@ -104,7 +121,8 @@ def is_above(site: NodeSite, scores: Tensor, threshold: float) -> Any:
 
     `scores` has shape (samples, 1), and the result has shape (samples,).
     """
-    return site.squeezed(site.as_integer(site.step.gt(scores, threshold)), 1)
+    is_larger = site.step.gt(scores, threshold)
+    return site.squeezed(site.as_integer(is_larger), 1)
 
 
 # Scaling and encoding
@@ -118,9 +136,9 @@ def _scaler(
     offset: Sequence[float] = numbers("offset", (0.0,)),
     scale: Sequence[float] = numbers("scale", (1.0,)),
 ) -> Any:
-    x = site.step.sub(
-        site.cast(x, site.computation_dtype("float32")), parameter(site, "offset", offset)
-    )
+    """Compute (x - offset) * scale."""
+    x = site.cast(x, site.computation_dtype("float32"))
+    x = site.step.sub(x, parameter(site, "offset", offset))
     return site.step.mul(x, parameter(site, "scale", scale))
 
 
@@ -134,16 +152,20 @@ def _normalizer(site: NodeSite, x: Tensor, *, norm: str = word("norm", "MAX", "L
     """Divide each row by its largest item or by its norm. A row of zeros is not changed."""
     axes = (site.rank() - 1,)
     x = site.cast(x, site.computation_dtype("float32"))
-    if norm != "MAX":
-        divide = site.last.l1_normalization if norm == "L1" else site.last.l2_normalization
-        return divide(x, axes=axes, bias=0.0, epsilon=0.0)
-    most = site.step.max_reduce(x, axes=axes)
-    return site.step.div(x, site.step.select(site.step.eq(most, 0.0), 1.0, most))
+    if norm == "L1":
+        return site.last.l1_normalization(x, axes=axes, bias=0.0, epsilon=0.0)
+    if norm == "L2":
+        return site.last.l2_normalization(x, axes=axes, bias=0.0, epsilon=0.0)
+    step = site.step
+    largest = step.max_reduce(x, axes=axes)
+    is_zero = step.eq(largest, 0.0)
+    divisor = step.select(is_zero, 1.0, largest)
+    return step.div(x, divisor)
 
 
 @operator("Imputer", domain=DOMAIN)
 def _imputer(site: NodeSite, x: Tensor) -> Any:
-    """Replace missing items by a value, which each column has in the attribute `imputed_value_*`.
+    """Replace missing items by the value of their column in the attribute `imputed_value_*`.
 
     An item is missing if it is equal to the attribute `replaced_value_*`, which may be NaN.
     """
@@ -156,18 +178,23 @@ def _imputer(site: NodeSite, x: Tensor) -> Any:
 
 @operator("ArrayFeatureExtractor", domain=DOMAIN)
 def _array_feature_extractor(site: NodeSite, x: Tensor, indices: Tensor) -> Any:
-    x = site.unsqueezed(x, (0,)) if site.rank() == 1 else x
-    indices = site.reshaped(indices, (site.volume(site.known_shape(1)),))
-    return site.last.gather(x, indices, axis=site.rank(x) - 1)
+    """Select features, which lie along the last axis of x, by their indices."""
+    if site.rank() == 1:
+        x = site.unsqueezed(x, (0,))
+    index_count = site.volume(site.known_shape(1))
+    flat_indices = site.reshaped(indices, (index_count,))
+    last_axis = site.rank(x) - 1
+    return site.last.gather(x, flat_indices, axis=last_axis)
 
 
 @operator("FeatureVectorizer", domain=DOMAIN)
 def _feature_vectorizer(site: NodeSite, *inputs: Tensor) -> Any:
+    """Join the features of several inputs, which lie along the last axis, in one tensor."""
     parts = [site.cast(site.tensor(x), site.computation_dtype("float32")) for x in inputs]
-    for i, x in enumerate(parts):
-        if site.rank(x) == 1:
-            parts[i] = site.unsqueezed(x, (0,))
-    widths = [site.shape(x)[-1] for x in parts]
+    for i, part in enumerate(parts):
+        if site.rank(part) == 1:
+            parts[i] = site.unsqueezed(part, (0,))
+    widths = [site.shape(part)[-1] for part in parts]
     if tuple(site.ints("inputdimensions", widths)) != tuple(widths):
         raise InvalidShape(f"'inputdimensions' must be {widths}")
     return site.last.concat(parts, axis=1)
@@ -177,14 +204,15 @@ def _feature_vectorizer(site: NodeSite, *inputs: Tensor) -> Any:
 def _one_hot_encoder(site: NodeSite, x: Tensor, *, zeros: bool = flag("zeros", True)) -> Any:
     """Return 1 for the category of each item along a new last axis, and 0 for all other categories.
 
-    If an item is in no category, all are 0 if `zeros` is set, otherwise NaN. Runtimes raise an
-    error instead of returning NaN.
+    If an item is in no category, all numbers for the item are 0 if `zeros` is set, otherwise NaN.
+    Runtimes raise an error instead of returning NaN.
     """
     if site.has_attribute("cats_strings"):
         raise InvalidOperation("its categories are strings, of which there are no arrays in JAX")
     axis = site.rank()
     categories = site.constant(site.ints("cats_int64s"), "int64")
-    is_equal = site.step.eq(site.unsqueezed(x, (axis,)), site.cast(categories, site.dtype_of()))
+    with_axis = site.unsqueezed(x, (axis,))
+    is_equal = site.step.eq(with_axis, site.cast(categories, site.dtype_of()))
     marks = site.cast(is_equal, site.computation_dtype("float32"))
     if zeros:
         return marks
@@ -202,16 +230,17 @@ def _label_encoder(
 ) -> Any:
     """Map each item that equals a key to the key's value, and all other items to a default.
 
-    If several keys are equal, the last of them counts.
+    If several keys are equal, the value of the last one is used.
     """
     keys, key_dtype = _encoded(site, "keys")
     values, dtype = _encoded(site, "values")
-    if len(keys) != len(values) or not len(keys):
+    if len(keys) == 0 or len(keys) != len(values):
         raise InvalidOperation(f"it has {len(keys)} keys and {len(values)} values")
-    default = default_float if dtype.startswith("float") else default_int
     default_tensor = site.node.attributes.get("default_tensor")
     if default_tensor is not None:
         default = default_tensor.array.reshape(-1)[0]
+    else:
+        default = default_float if dtype.startswith("float") else default_int
     last_indices: dict[float, int] = {}  # maps each key except NaN to its last index
     nan_index: int | None = None
     for i, key in enumerate(keys.tolist()):
@@ -234,17 +263,18 @@ def _label_encoder(
 
 
 def _encoded(site: NodeSite, name: str) -> tuple[NDArray[Any], str]:
-    """Return the array of a LabelEncoder's keys if `name` is "keys", or values if it is "values".
+    """Return the keys or the values of a LabelEncoder, and their dtype.
 
-    Return also the dtype of the array.
+    `name` is "keys" or "values".
     """
     attributes = site.node.attributes
     tensor = attributes.get(f"{name}_tensor")
     if tensor is not None:
         return tensor.array.reshape(-1), tensor.type
-    for kind, dtype in (("int64s", "int64"), ("floats", "float32")):
-        if f"{name}_{kind}" in attributes:
-            return np.array(attributes[f"{name}_{kind}"], dtype), dtype
+    for suffix, dtype in (("int64s", "int64"), ("floats", "float32")):
+        items = attributes.get(f"{name}_{suffix}")
+        if items is not None:
+            return np.array(items, dtype), dtype
     raise InvalidOperation(f"'{name}_*' must be numbers: JAX has no arrays of strings")
 
 
@@ -283,15 +313,20 @@ def _linear(
     if len(intercepts) not in (0, 1, count):
         raise InvalidShape(f"'intercepts' must have {count} items, it has {len(intercepts)}")
     bias = parameter(site, "intercepts", [intercepts]) if intercepts else site.item(0, x)
-    filter = np.array(coefficients, np.float32).reshape(count, features)
-    return site.step.linear(x, parameter(site, "coefficients", filter), bias)
+    matrix = np.array(coefficients, np.float32).reshape(count, features)
+    return site.step.linear(x, parameter(site, "coefficients", matrix), bias)
 
 
 @operator("LinearRegressor", domain=DOMAIN, **_LINEAR)
 def _linear_regressor(
     site: NodeSite, *, count: int = integer("targets", 1), transform: str, **linear: Sequence[float]
 ) -> Any:
-    return transformed(site, _linear(site, count, **linear), transform)
+    """Compute `count` linear functions of the features in each row.
+
+    `transform` is the function that is applied to the results.
+    """
+    scores = _linear(site, count, **linear)
+    return transformed(site, scores, transform)
 
 
 @operator("LinearClassifier", domain=DOMAIN, **_LINEAR)
@@ -304,7 +339,7 @@ def _linear_classifier(
 ) -> Any:
     """Return the label with the highest score for each row, and the scores.
 
-    If there is a single score, it is that of the second of two classes.
+    If a row has a single score, this is the score of the second of two classes.
     """
     labels = classes(site, names)
     scores = _linear(site, None, **linear)

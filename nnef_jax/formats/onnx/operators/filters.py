@@ -19,14 +19,14 @@ GROUPS = integer("group", 1)
 
 
 def _padding(
-    site: NodeSite, shape: Sequence[int], reach: Sequence[int], strides: Sequence[int]
+    site: NodeSite, shape: Sequence[int], spans: Sequence[int], strides: Sequence[int]
 ) -> Pairs:
     """Return the padding of windows, as a pair (before, after) for each spatial axis.
 
     The attribute `auto_pad` or `pads` defines the padding. `shape` has the spatial extents of the
-    input, and `reach` the extents of a window with its dilation.
+    input, and `spans` has the extents of a window with its dilation.
     """
-    rank = len(reach)
+    rank = len(spans)
     mode = _AUTO_PAD(site)
     if mode == "VALID":
         return [(0, 0)] * rank
@@ -34,8 +34,9 @@ def _padding(
         pads = site.spatial("pads", 2 * rank, 0)
         if min(pads, default=0) < 0:
             raise InvalidOperation(f"'pads' {list(pads)} has items below 0")
-        return list(zip(pads[:rank], pads[rank:], strict=True))
-    return same_padding(site, shape, reach, strides, more_behind=mode == "SAME_UPPER")
+        numbers_before, numbers_after = pads[:rank], pads[rank:]
+        return list(zip(numbers_before, numbers_after, strict=True))
+    return same_padding(site, shape, spans, strides, more_behind=mode == "SAME_UPPER")
 
 
 def kernel_of(site: NodeSite, i: int = 1) -> tuple[int, ...]:
@@ -74,21 +75,25 @@ def windows_of(
 
 def _bias_operand(site: NodeSite, bias: Tensor | None) -> Any:
     """Return a bias of shape (channels,) in the shape (1, channels), or 0 if the bias is None."""
-    return site.item(0, site.operand(0)) if bias is None else site.unsqueezed(bias, (0,))
+    if bias is None:
+        return site.item(0, site.operand(0))
+    return site.unsqueezed(bias, (0,))
 
 
 def _with_bias(site: NodeSite, x: Tensor, bias: Tensor | None) -> Any:
     """Add a bias of shape (channels,) to x. If the bias is None, return x."""
     if bias is None:
         return x
-    spatial = range(1, site.rank() - 1)
-    return site.last.add(x, site.unsqueezed(bias, spatial))
+    spatial_rank = site.rank() - 2
+    spatial_axes = range(1, spatial_rank + 1)
+    return site.last.add(x, site.unsqueezed(bias, spatial_axes))
 
 
 @operator("Conv")
 def _conv(
     site: NodeSite, x: Tensor, filter: Tensor, bias: Tensor | None = None, *, groups: int = GROUPS
 ) -> Any:
+    """Convolve x by a filter, and add the bias if there is one."""
     window = windows_of(site, kernel_of(site))
     bias = _bias_operand(site, bias)
     return site.last.conv(x, filter, bias, groups=groups, border="constant", **window)
@@ -109,50 +114,55 @@ def _conv_transpose(
     rank = len(kernel)
     strides = site.spatial("strides", rank)
     dilations = site.spatial("dilations", rank)
-    reach = windows.spans(kernel, dilations)
-    padding = _transposed_padding(site, mode, reach, strides)
+    spans = windows.spans(kernel, dilations)
+    padding: Pairs = []
+    unreached: Pairs = [(0, 0), (0, 0)]  # of the batch and the channels
+    for before, after in _transposed_padding(site, mode, spans, strides):
+        padding.append((before, max(after, 0)))
+        unreached.append((0, max(-after, 0)))
     window = {
-        "padding": [(before, max(after, 0)) for before, after in padding],
-        "stride": strides, "dilation": dilations, "output_shape": (), "groups": groups,
-        "border": "constant",
+        "padding": padding, "stride": strides, "dilation": dilations, "output_shape": (),
+        "groups": groups, "border": "constant",
     }  # fmt: skip
-    if all(after >= 0 for _, after in padding):
+    has_unreached = any(after > 0 for _, after in unreached)
+    if not has_unreached:
         return site.last.deconv(x, filter, _bias_operand(site, bias), **window)
     result = site.step.deconv(x, filter, _bias_operand(site, None), **window)
-    unreached = [(0, max(-after, 0)) for _, after in padding]
-    result = site.step.pad(
-        result, padding=[(0, 0), (0, 0), *unreached], border="constant", value=0.0
-    )
+    result = site.step.pad(result, padding=unreached, border="constant", value=0.0)
     return _with_bias(site, result, bias)
 
 
 def _transposed_padding(
-    site: NodeSite, mode: str, reach: Sequence[int], strides: Sequence[int]
+    site: NodeSite, mode: str, spans: Sequence[int], strides: Sequence[int]
 ) -> Pairs:
-    """Return the padding of a transposed convolution, as a pair (before, after) by spatial axis.
+    """Return the padding of a transposed convolution: a pair (before, after) for each spatial axis.
 
-    If the number after is negative, it says how many items at the end of the axis no window
-    reaches.
+    A negative number after the axis tells that no window reaches so many items at its end. `mode`
+    is the attribute `auto_pad`, and `spans` has the extents of a window with its dilation.
     """
-    rank = len(reach)
-    more_behind = site.spatial("output_padding", rank, 0)
+    rank = len(spans)
+    added_items = site.spatial("output_padding", rank, 0)
     has_output_shape = site.has_attribute("output_shape")
+    padding: Pairs = []
     if not has_output_shape and not mode.startswith("SAME"):
-        padding = _padding(site, site.shape()[2:], reach, strides)
-        pairs = zip(padding, more_behind, strict=True)
-        return [(before, after - more) for (before, after), more in pairs]
-    # The number of items by which the windows reach beyond the output.
+        stored_padding = _padding(site, site.shape()[2:], spans, strides)
+        for (before, after), added in zip(stored_padding, added_items, strict=True):
+            padding.append((before, after - added))
+        return padding
+    # The number of items by which the windows reach beyond the output, for each axis.
+    surplus: list[int] = []
     if has_output_shape:
-        outputs = site.ints("output_shape")[-rank:]
-        axes = zip(site.known_shape()[2:], strides, reach, outputs, strict=True)
-        surplus = [(extent - 1) * stride + span - output for extent, stride, span, output in axes]
+        output_extents = site.ints("output_shape")[-rank:]
+        axes = zip(site.known_shape()[2:], strides, spans, output_extents, strict=True)
+        for extent, stride, span, output_extent in axes:
+            surplus.append((extent - 1) * stride + span - output_extent)
     else:  # output extent = stride * input extent
-        surplus = [span - stride for stride, span in zip(strides, reach, strict=True)]
-    result: Pairs = []
-    for total, more in zip(surplus, more_behind, strict=True):
-        before, _ = halves(max(total + more, 0), more_behind=mode == "SAME_UPPER")
-        result.append((before, total - before))
-    return result
+        for stride, span in zip(strides, spans, strict=True):
+            surplus.append(span - stride)
+    for total, added in zip(surplus, added_items, strict=True):
+        before, _ = halves(max(total + added, 0), more_behind=mode == "SAME_UPPER")
+        padding.append((before, total - before))
+    return padding
 
 
 @operator("DeformConv")
@@ -167,10 +177,13 @@ def _deform_conv(
     groups: int = GROUPS,
     offset_groups: int = integer("offset_group", 1),
 ) -> Any:
-    weights = False if mask is None else mask
-    result = site.step_or_last(bias is None).deformable_conv(
-        x, offsets, filter, weights, groups=groups, offset_groups=offset_groups,
-        padded_bilinear=True, **windows_of(site, kernel_of(site)),
+    """Convolve x by a filter whose cells are moved by offsets and weighted by a mask."""
+    mask_operand = False if mask is None else mask
+    window = windows_of(site, kernel_of(site))
+    add = site.step_or_last(bias is None)
+    result = add.deformable_conv(
+        x, offsets, filter, mask_operand, groups=groups, offset_groups=offset_groups,
+        padded_bilinear=True, **window,
     )  # fmt: skip
     return _with_bias(site, result, bias)
 
@@ -183,6 +196,5 @@ def _col_to_im(site: NodeSite) -> Any:
     """
     size = site.integers(1)
     kernel = site.integers(2)
-    return add_patches(
-        site, size, kernel, _bias_operand(site, None), **windows_of(site, kernel, size)
-    )
+    window = windows_of(site, kernel, size)
+    return add_patches(site, size, kernel, _bias_operand(site, None), **window)

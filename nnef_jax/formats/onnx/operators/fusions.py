@@ -34,13 +34,16 @@ def _applied(site: NodeSite, name: str, operands: Sequence[Any], **attributes: A
 
     Return the first output of the operator.
     """
-    prefix = f"{site.prefix}{site.name}.{name}."
-    node = replace(site.node, operator=name, domain="", attributes=attributes)
-    standard = OPERATORS.get(name, _VERSION)
-    assert standard is not None, name
-    results = standard.run(
-        replace(site, node=node, version=_VERSION, operands=operands, prefix=prefix)
+    standard_operator = OPERATORS.get(name, _VERSION)
+    assert standard_operator is not None, name
+    standard_site = replace(
+        site,
+        node=replace(site.node, operator=name, domain="", attributes=attributes),
+        version=_VERSION,
+        operands=operands,
+        prefix=f"{site.prefix}{site.name}.{name}.",
     )
+    results = standard_operator.run(standard_site)
     return results[0] if isinstance(results, tuple) else results
 
 
@@ -57,15 +60,18 @@ def _as_quantized(site: NodeSite, x: Tensor, i: int, dtype: str) -> Any:
 
     Input `i` is the scale, and input `i + 1` the zero point.
     """
-    return quantized(site, x, site.reshaped(site.operand(i), ()), site.optional(i + 1), dtype)
+    scale = site.reshaped(site.operand(i), ())
+    zero_point = site.optional(i + 1)
+    return quantized(site, x, scale, zero_point, dtype)
 
 
-def _on_levels(name: str, count: int, triples: Sequence[int], output_scale: int) -> Meaning:
-    """Make the meaning of an operator on levels from the standard's operator on real numbers.
+def _on_levels(name: str, real_count: int, level_inputs: Sequence[int], output: int) -> Meaning:
+    """Make the function that flattens an operator on levels, by the standard's operator on reals.
 
-    `name` is the name of the standard's operator. The first `count` inputs are passed to it
-    unchanged. `triples` are the indices of the inputs that are levels; an input of levels is
-    followed by its scale and its zero point. Input `output_scale` is the scale of the result.
+    `name` is the name of the standard's operator. The first `real_count` inputs are passed to it
+    unchanged. `level_inputs` are the indices of the inputs that are levels. The two inputs after an
+    input of levels are the scale and the zero point of the levels. Input `output` is the scale of
+    the result.
     """
 
     def meaning(site: NodeSite, *, channels_last: bool) -> Any:
@@ -73,33 +79,37 @@ def _on_levels(name: str, count: int, triples: Sequence[int], output_scale: int)
         # The standard's operator has neither of these attributes.
         for key in ("opset", "channels_last"):
             attributes.pop(key, None)
-        operands = [
-            *map(site.operand, range(count)),
-            *(_dequantized_input(site, i) for i in triples),
-        ]
+        operands = [site.operand(i) for i in range(real_count)]
+        operands += [_dequantized_input(site, i) for i in level_inputs]
         rank = site.rank(operands[0])
-        if channels_last:
+        if channels_last:  # (batch, ..., channels) becomes (batch, channels, ...)
             operands[0] = site.transposed(operands[0], (0, rank - 1, *range(1, rank - 1)))
         result = _applied(site, name, operands, **attributes)
         if channels_last:
             result = site.transposed(result, (0, *range(2, rank), 1))
-        return _as_quantized(site, result, output_scale, site.dtype_of(triples[0]))
+        level_dtype = site.dtype_of(level_inputs[0])
+        return _as_quantized(site, result, output, level_dtype)
 
     return meaning
 
 
-for _name, _count, _triples, _end in (
+for _name, _real_count, _level_inputs, _output in (
     ("Add", 0, (0, 3), 6), ("Mul", 0, (0, 3), 6), ("Sigmoid", 0, (0,), 3),
     ("LeakyRelu", 0, (0,), 3), ("AveragePool", 0, (0,), 3), ("Softmax", 0, (0,), 3),
     ("GlobalAveragePool", 0, (0,), 3), ("ReduceMean", 0, (0,), 3), ("Where", 1, (1, 4), 7),
 ):  # fmt: skip
     operator(f"QLinear{_name}", domain=MICROSOFT, channels_last=flag("channels_last"))(
-        _on_levels(_name, _count, _triples, _end)
+        _on_levels(_name, _real_count, _level_inputs, _output)
     )
 
 
 @operator("QLinearConcat", domain=MICROSOFT)
 def _qlinear_concat(site: NodeSite, *, axis: int = integer("axis")) -> Any:
+    """Join tensors of levels along an axis, and quantise the result.
+
+    Inputs 0 and 1 are the scale and the zero point of the result. Then follow the levels, the scale
+    and the zero point of each tensor.
+    """
     parts = [_dequantized_input(site, i) for i in range(2, len(site.operands), 3)]
     joined = site.step.concat(parts, axis=site.axis(axis, site.rank(2)))
     return _as_quantized(site, joined, 0, site.dtype_of(2))
@@ -113,15 +123,24 @@ def _qgemm(
     flips_b: bool = flag("transB"),
     alpha: float = number("alpha", 1.0),
 ) -> Any:
+    """Multiply matrices of levels, and quantise the result if it has a scale.
+
+    Inputs 0 to 2 are the levels, the scale and the zero point of a, and inputs 3 to 5 are those of
+    b. Input 6 is added to the product. It has the scale of the product. Inputs 7 and 8 are the
+    scale and the zero point of the result.
+    """
     step = site.step
-    zero_points = site.optional(2), site.optional(5)
-    transposes = flips_a, flips_b
+    zero_points = (site.optional(2), site.optional(5))
+    transposes = (flips_a, flips_b)
     total = product(site, site.operand(0), site.operand(3), zero_points, transposes=transposes)
     if site.has(6):
         total = step.add(total, site.operand(6))
-    scale = step.mul(step.mul(site.operand(1), site.operand(4)), alpha)
+    scale_a, scale_b = site.operand(1), site.operand(4)
+    scale = step.mul(step.mul(scale_a, scale_b), alpha)
     result = step.mul(site.cast(total, site.dtype_of(1)), scale)
-    return _as_quantized(site, result, 7, site.dtype_of(8)) if site.has(7) else result
+    if not site.has(7):
+        return result
+    return _as_quantized(site, result, 7, site.dtype_of(8))
 
 
 @operator("MatMulIntegerToFloat", domain=MICROSOFT)
@@ -129,6 +148,7 @@ def _matmul_integer_to_float(
     site: NodeSite, a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor,
     zero_a: Tensor | None = None, zero_b: Tensor | None = None, bias: Tensor | None = None,
 ) -> Any:  # fmt: skip
+    """Multiply matrices of levels, convert the product to real numbers, and add the bias."""
     if site.shape(scale_a) not in ((), (1,)):
         raise InvalidShape(
             f"the scale of the left matrix must be one number, its shape is {show(site.shape(2))}"
@@ -148,6 +168,7 @@ def _dynamic_quantize_matmul(
     zero: Tensor | None = None,
     bias: Tensor | None = None,
 ) -> Any:
+    """Quantise x by its range, multiply it by a matrix of levels, and add the bias."""
     result = dynamic_product(site, site.tensor(x), levels, scale, zero)
     return result if bias is None else site.step.add(result, bias)
 
@@ -175,25 +196,39 @@ def _matmul_n_bits(
     blocks = math.ceil(inputs / size)
     levels = _levels(site, 1, bits, (outputs, blocks * size))
     scale = site.reshaped(site.operand(2), (outputs, blocks))
-    zero: Any = site.constant(1 << bits - 1, "uint8")
-    if site.has(3) and site.dtype_of(3) == "uint8":
-        row_bytes = math.ceil(blocks * bits / 8)
-        stored = row_bytes * 8 // bits  # rows are padded to whole bytes
-        zero = site.part(_levels(site, 3, bits, (outputs, stored)), 1, 0, blocks)
-        zero = site.cast(zero, "uint8")
-    elif site.has(3):
-        zero = site.reshaped(site.operand(3), (outputs, blocks))
+    zero = _zero_of_blocks(site, bits, outputs, blocks)
     scale = broadcastable(site, levels, scale, 1, size)
-    if site.rank(zero):
+    if site.rank(zero) > 0:
         zero = broadcastable(site, levels, zero, 1, size)
-    if site.dtype_of(zero).startswith("uint"):
+    zero_dtype = site.dtype_of(zero)
+    if zero_dtype.startswith("uint"):
         weights = dequantized(site, levels, scale, zero)
     else:
-        weights = site.step.sub(site.cast(levels, site.dtype_of(zero)), zero)
+        weights = site.step.sub(site.cast(levels, zero_dtype), zero)
         weights = site.step.mul(weights, scale)
     weights = site.cast(site.part(weights, 1, 0, inputs), site.dtype_of())
-    bias = site.aligned(x, site.operand(5))[1] if site.has(5) else site.item(0, x)
-    return site.last.linear(x, site.unsqueezed(weights, range(site.rank() - 2)), bias)
+    if site.has(5):
+        _, bias = site.aligned(x, site.operand(5))
+    else:
+        bias = site.item(0, x)
+    batch_axes = range(site.rank() - 2)
+    return site.last.linear(x, site.unsqueezed(weights, batch_axes), bias)
+
+
+def _zero_of_blocks(site: NodeSite, bits: int, outputs: int, blocks: int) -> Any:
+    """Return the zero points of blocks of weights, which are levels of `bits` bits.
+
+    The result has shape (outputs, blocks). If input 3 is left out, it is a single number instead.
+    """
+    if not site.has(3):
+        middle_level = 1 << (bits - 1)
+        return site.constant(middle_level, "uint8")
+    if site.dtype_of(3) != "uint8":
+        return site.reshaped(site.operand(3), (outputs, blocks))
+    row_bytes = math.ceil(blocks * bits / 8)
+    stored_count = row_bytes * 8 // bits  # rows are padded to whole bytes
+    stored = _levels(site, 3, bits, (outputs, stored_count))
+    return site.cast(site.part(stored, 1, 0, blocks), "uint8")
 
 
 def _levels(site: NodeSite, i: int, bits: int, shape: tuple[int, int]) -> Constant:
@@ -217,43 +252,49 @@ def _fused_matmul(
 ) -> Any:
     """Multiply matrices a and b of shape (..., rows, columns), and the product by `alpha`.
 
-    `flips_a` and `flips_b` tell whether a and b are transposed. If `moves_a` is set, a has the axis
-    of its rows before its batch axes; `moves_b` says the same of b.
+    `flips_a` and `flips_b` tell whether a and b are transposed. `moves_a` and `moves_b` tell
+    whether the axis of the rows of a and of b comes before the batch axes.
     """
     operands: list[Any] = []
-    for x, flips, moves in ((a, flips_a, moves_a), (b, flips_b, moves_b)):
-        rank = site.rank(x)
+    for matrix, flips, moves in ((a, flips_a, moves_a), (b, flips_b, moves_b)):
+        rank = site.rank(matrix)
         axes = list(range(rank))
-        if moves and rank > 2:
+        if moves and rank > 2:  # to (..., rows, columns)
             axes = [*range(1, rank - 1), 0, rank - 1]
         if flips and rank > 1:
-            axes[-2:] = reversed(axes[-2:])
-        operands.append(site.transposed(site.tensor(x), axes))
+            *batch_axes, row_axis, column_axis = axes
+            axes = [*batch_axes, column_axis, row_axis]
+        operands.append(site.transposed(site.tensor(matrix), axes))
     result = _applied(site, "MatMul", operands)
     return result if alpha == 1 else site.step.mul(result, alpha)
 
 
 def _fused(standard: str) -> Meaning:
-    """Make the meaning of a fused operator: activation(standard(inputs 0 to 2) + input 3).
+    """Make the function that flattens activation(standard(inputs 0 to 2) + input 3).
 
     `standard` is the name of the standard's operator, such as "Conv".
     """
 
     def meaning(site: NodeSite, *, name: str, parameters: Sequence[float]) -> Any:
-        attributes = site.node.attributes
         if not parameters:
-            names = ("activation_alpha", "activation_beta")
-            parameters = [site.number(n) for n in names if n in attributes]
-        attributes = {k: x for k, x in attributes.items() if not k.startswith("activation")}
-        x = _applied(site, standard, [site.optional(i) for i in range(3)], **attributes)
+            keys = ("activation_alpha", "activation_beta")
+            parameters = [site.number(key) for key in keys if site.has_attribute(key)]
+        standard_attributes: dict[str, Any] = {}
+        for key, value in site.node.attributes.items():
+            if not key.startswith("activation"):
+                standard_attributes[key] = value
+        operands = [site.optional(i) for i in range(3)]
+        x = _applied(site, standard, operands, **standard_attributes)
         if site.has(3):
             x = site.step.add(x, site.operand(3))
-        if name.lower() in ("", "none"):
+        activation_name = name.lower()
+        if activation_name in ("", "none"):
             return x
-        if name.lower() == "clip":
+        if activation_name == "clip":
             low, high = parameters
             return site.step.min(site.step.max(x, low), high)
-        return activation(name.lower(), *parameters[:2])(site, x)
+        apply_activation = activation(activation_name, *parameters[:2])
+        return apply_activation(site, x)
 
     return meaning
 
@@ -268,6 +309,11 @@ for _name in ("Conv", "Gemm"):
 
 
 def _gelu(approximate: str) -> Meaning:
+    """Make the function that flattens gelu(x + bias).
+
+    `approximate` is the attribute of the standard's operator Gelu.
+    """
+
     def meaning(site: NodeSite, x: Tensor, bias: Tensor | None = None) -> Any:
         if bias is not None:
             x = site.step.add(x, bias)

@@ -36,20 +36,23 @@ def _slice_by_attributes(
     begins: Sequence[int] = integers("starts"),
     ends: Sequence[int] = integers("ends"),
 ) -> Any:
+    """Slice a tensor from the indices `begins` to the indices `ends`, one for each axis."""
     axes = site.axes("axes", 3) or tuple(range(len(begins)))
     steps = site.integers(4) if site.has(4) else [1] * len(begins)
-    windows = dict(zip(axes, zip(begins, ends, steps, strict=True), strict=True))
-    return sliced(site, x, windows)
+    bounds = zip(begins, ends, steps, strict=True)
+    bounds_by_axis = dict(zip(axes, bounds, strict=True))
+    return sliced(site, x, bounds_by_axis)
 
 
 @operator("Pad", since=11)
 def _pad(site: NodeSite, x: Tensor, *, mode: str = _MODE) -> Any:
-    """Pad a tensor. A negative number of padding removes items at the end of an axis instead."""
+    """Pad a tensor. A negative amount of padding removes items at this end of the axis instead."""
     axes = site.axes("axes", 3)
     if axes is None:
         axes = tuple(range(site.rank()))
     value = site.operand(2) if site.has(2) else 0.0
-    return _padded(site, x, _around(site, site.integers(1), axes), mode, value)
+    around = _around(site, site.integers(1), axes)
+    return _padded(site, x, around, mode, value)
 
 
 @operator("Pad", since=2, pads=integers("pads"))
@@ -62,7 +65,9 @@ def _pad_by_attributes(
     value: float = number("value", 0.0),
     mode: str = _MODE,
 ) -> Any:
-    return _padded(site, x, _around(site, pads, range(site.rank())), mode, value)
+    """Pad a tensor by the numbers `pads`, as before version 11; see `_around`."""
+    around = _around(site, pads, range(site.rank()))
+    return _padded(site, x, around, mode, value)
 
 
 def _around(site: NodeSite, pads: Sequence[int], axes: Sequence[int]) -> list[tuple[int, int]]:
@@ -71,11 +76,12 @@ def _around(site: NodeSite, pads: Sequence[int], axes: Sequence[int]) -> list[tu
     `pads` has the numbers before all of `axes`, then the numbers after all of `axes`. Axes that are
     not in `axes` get (0, 0).
     """
-    if len(pads) != 2 * len(axes):
-        raise InvalidOperation(f"'pads' must have {2 * len(axes)} items, it has {len(pads)}")
+    count = len(axes)
+    if len(pads) != 2 * count:
+        raise InvalidOperation(f"'pads' must have {2 * count} items, it has {len(pads)}")
     around = [(0, 0)] * site.rank()
-    for i, a in enumerate(axes):
-        around[a] = (pads[i], pads[i + len(axes)])
+    for padded_axis, before, after in zip(axes, pads[:count], pads[count:], strict=True):
+        around[padded_axis] = (before, after)
     return around
 
 
@@ -84,8 +90,8 @@ def _padded(
 ) -> Any:
     """Pad a tensor by `around`, which has a pair (before, after) for each axis.
 
-    A negative number removes items at this end of the axis. `mode` says which items the padding
-    has: `value` in the mode "constant".
+    A negative number removes items at this end of the axis. `mode` is a key of `_BORDERS`. In the
+    mode "constant", the items of the padding are `value`.
     """
     x = cropped(site, x, dict(enumerate(around)))
     padding = [(max(before, 0), max(after, 0)) for before, after in around]
@@ -96,10 +102,11 @@ def _padded(
     literal = _as_literal(value)
     if not isinstance(literal, Tensor):
         return site.last.pad(x, padding=padding, border="constant", value=literal)
-    zeros = {"padding": padding, "border": "constant", "value": 0.0}
+    # The value is computed, so the padding of zeros is replaced by it.
+    zero_padding = {"padding": padding, "border": "constant", "value": 0.0}
     is_inside = site.step.constant(shape=site.known_shape(x), value=(True,), dtype="bool")
-    is_inside = site.step.pad(is_inside, **zeros)
-    x = site.step.pad(x, **zeros)
+    is_inside = site.step.pad(is_inside, **zero_padding)
+    x = site.step.pad(x, **zero_padding)
     return site.last.select(is_inside, x, site.reshaped(literal, ()))
 
 
@@ -109,12 +116,14 @@ def _wrapped(site: NodeSite, x: Tensor, padding: Sequence[tuple[int, int]]) -> A
     `padding` has a pair (before, after) for each axis.
     """
     shape = site.known_shape(x)
-    for i, (before, after) in enumerate(padding):
-        if before or after:
-            extent = shape[i]
-            site.spend(before + after + extent)
-            indices = np.arange(-before, extent + after) % max(extent, 1)
-            x = site.step.gather(x, site.constant(indices, "int64"), axis=i)
+    for padded_axis, (before, after) in enumerate(padding):
+        if before == 0 and after == 0:
+            continue
+        extent = shape[padded_axis]
+        site.spend(before + after + extent)
+        # For 3 items, 2 before and 1 after: 1, 2, 0, 1, 2, 0.
+        indices = np.arange(-before, extent + after) % max(extent, 1)
+        x = site.step.gather(x, site.constant(indices, "int64"), axis=padded_axis)
     return x
 
 
@@ -123,11 +132,12 @@ def _as_literal(value: Operand) -> Operand:
 
     Any other operand is returned unchanged.
     """
-    if isinstance(value, Constant) and value.array.size == 1:
-        number = value.array.reshape(-1)[0].item()
-        is_exact = float(rounding.saturated(number, np.float32)) == number
-        if is_exact or math.isnan(number):
-            return float(number)
+    if not isinstance(value, Constant) or value.array.size != 1:
+        return value
+    number = value.array.reshape(-1)[0].item()
+    is_exact = float(rounding.saturated(number, np.float32)) == number
+    if is_exact or math.isnan(number):
+        return float(number)
     return value
 
 
@@ -149,44 +159,47 @@ def _tensor_scatter(
     """
     step = site.step
     shape = site.known_shape()
-    length = site.known_shape(1)[axis]
+    batch, cache_length = shape[0], shape[axis]
+    update_length = site.known_shape(1)[axis]
     if axis == 0:
         raise InvalidOperation("'axis' must not be 0, the batch")
     # `index` has shape (batch, positions). For each position of the cache along the axis, it is the
     # index of the item of the update that is written there. Where the update has no such item, the
     # cache keeps its value.
-    index: Any = site.positions(shape[axis], 1, 2)
+    index: Any = site.positions(cache_length, 1, 2)
     if starts is not None:
         index = step.sub(index, site.unsqueezed(site.as_integer(starts), (1,)))
         if mode == "circular":
-            index = floored_mod(site, index, shape[axis], step)
-    index = step.broadcast(index, shape=(shape[0], shape[axis]))
-    is_new = step.and_(step.ge(index, 0), step.lt(index, length))
-    moved = step.gather_in_batches(update, step.select(is_new, index, 0), axis=axis, batch_dims=1)
-    is_new = site.unsqueezed(is_new, [i for i in range(site.rank()) if i not in (0, axis)])
-    return site.last.select(is_new, moved, cache)
+            index = floored_mod(site, index, cache_length, step)
+    index = step.broadcast(index, shape=(batch, cache_length))
+    is_new = step.and_(step.ge(index, 0), step.lt(index, update_length))
+    valid_index = step.select(is_new, index, 0)
+    moved = step.gather_in_batches(update, valid_index, axis=axis, batch_dims=1)
+    new_axes = [i for i in range(site.rank()) if i not in (0, axis)]
+    return site.last.select(site.unsqueezed(is_new, new_axes), moved, cache)
 
 
 @operator("OneHot")
 def _one_hot(site: NodeSite, indices: Tensor, *, axis: int = integer("axis", -1)) -> Any:
-    """Return a one-hot of indices along a new axis.
+    """Encode indices along a new axis, on which one position is "on" and all others are "off".
 
-    Input 1 is the extent of the axis. Input 2 has two numbers: the number at all other positions,
-    and the number at the position of the index.
+    Input 1 is the extent of the axis. Input 2 has the numbers for the positions that are off, and
+    for the position that is on.
     """
     step = site.step
     depth = site.integer(1)
     rank = site.rank() + 1
     axis = site.axis(axis, rank)
-    indices = site.unsqueezed(site.as_integer(site.tensor(indices)), (axis,))
-    indices = step.select(step.lt(indices, 0), step.add(indices, depth), indices)
-    is_hot = step.eq(indices, site.positions(depth, axis, rank))
-    values: list[Tensor] = []
+    index = site.unsqueezed(site.as_integer(site.tensor(indices)), (axis,))
+    is_negative = step.lt(index, 0)
+    index = step.select(is_negative, step.add(index, depth), index)
+    is_on = step.eq(index, site.positions(depth, axis, rank))
+    numbers: list[Tensor] = []
     for i in range(2):
-        value = sliced(site, site.operand(2), {0: (i, i + 1, 1)}, final=False)
-        values.append(site.reshaped(value, (1,) * rank))
-    off, on = values
-    return site.last.select(is_hot, on, off)
+        number = sliced(site, site.operand(2), {0: (i, i + 1, 1)}, final=False)
+        numbers.append(site.reshaped(number, (1,) * rank))
+    off_number, on_number = numbers
+    return site.last.select(is_on, on_number, off_number)
 
 
 @operator("TopK", since=10)
@@ -197,6 +210,7 @@ def _top_k(
     axis: int = axis("axis", -1),
     largest: bool = flag("largest", True),
 ) -> tuple[Any, Any]:
+    """Return the k largest or smallest items along an axis, and their indices. Input 1 is k."""
     return _extremes(site, x, site.integer(1), axis, largest=largest)
 
 
@@ -204,13 +218,14 @@ def _top_k(
 def _top_k_by_attribute(
     site: NodeSite, x: Tensor, *, k: int = integer("k"), axis: int = axis("axis", -1)
 ) -> tuple[Any, Any]:
+    """Return the k largest items along an axis, and their indices, as before version 10."""
     return _extremes(site, x, k, axis, largest=True)
 
 
 def _extremes(site: NodeSite, x: Tensor, k: int, axis: int, *, largest: bool) -> tuple[Any, Any]:
-    """Return the k largest items along an axis, or the smallest ones, and their indices.
+    """Return the k largest items along an axis, and their indices along the axis.
 
-    The items are the largest ones if `largest`.
+    If `largest` is False, return the k smallest items instead.
     """
     values, indices = site.last.topk(x, k=k, axis=axis, largest=largest)
     return values, site.as_integer(indices)

@@ -21,13 +21,15 @@ from nnef_jax.formats.onnx.operators.registry import operator
 def _reshape(site: NodeSite, x: Tensor, *, allows_zero: bool = flag("allowzero")) -> Any:
     """Reshape a tensor to the shape in input 1.
 
-    Unless `allows_zero`, 0 in the shape stands for the input's extent along this axis.
+    If `allows_zero`, an extent of 0 in the shape is 0. Otherwise it stands for the extent that x
+    has along this axis.
     """
     shape = site.integers(1)
-    has_zero = any(n is not UNKNOWN and n == 0 for n in shape)
+    has_zero = any(extent is not UNKNOWN and extent == 0 for extent in shape)
     if allows_zero and has_zero:
         is_empty = 0 in site.known_shape()
-        if not is_empty or -1 in shape:
+        has_inferred_extent = -1 in shape
+        if not is_empty or has_inferred_extent:
             raise InvalidShape(f"{show(site.shape())} cannot be reshaped to {shape}")
         return site.last.constant(shape=shape, value=(), dtype=site.dtype_of())
     return site.last_reshape(x, shape)
@@ -37,6 +39,7 @@ def _reshape(site: NodeSite, x: Tensor, *, allows_zero: bool = flag("allowzero")
 def _reshape_by_attribute(
     site: NodeSite, x: Tensor, *, shape: Sequence[int] = integers("shape")
 ) -> Any:
+    """Reshape a tensor to the shape in an attribute, as before version 5."""
     return site.last_reshape(x, shape)
 
 
@@ -46,15 +49,18 @@ def _flatten(site: NodeSite, x: Tensor, *, axis: int = integer("axis", 1)) -> An
 
     The axes before `axis` become the rows, and all later axes become the columns.
     """
-    axis = axis if axis == site.rank() else site.axis(axis)
-    x = site.reshaped(x, (-1,), axis)
-    return site.last.reshape(x, shape=(-1,), axis_start=0, axis_count=axis)
+    if axis != site.rank():
+        axis = site.axis(axis)
+    with_columns = site.reshaped(x, (-1,), axis)
+    return site.last.reshape(with_columns, shape=(-1,), axis_start=0, axis_count=axis)
 
 
 @operator("Transpose")
 def _transpose(site: NodeSite, x: Tensor) -> Any:
+    """Permute the axes of a tensor. By default, their order is reversed."""
     rank = site.rank()
-    axes = site.ints("perm", tuple(range(rank))[::-1])
+    reverse_order = tuple(reversed(range(rank)))
+    axes = site.ints("perm", reverse_order)
     if sorted(axes) != list(range(rank)):
         raise InvalidOperation(f"'perm' {list(axes)} must be an order of {rank} axes")
     return site.last.transpose(x, axes=axes)
@@ -62,9 +68,10 @@ def _transpose(site: NodeSite, x: Tensor) -> Any:
 
 @operator("Squeeze")
 def _squeeze(site: NodeSite, x: Tensor) -> Any:
+    """Remove axes of extent 1: the axes that the node lists, or all of them by default."""
     axes = site.axes("axes", 1)
     if axes is None:
-        axes = tuple(i for i, n in enumerate(site.known_shape()) if n == 1)
+        axes = tuple(axis for axis, extent in enumerate(site.known_shape()) if extent == 1)
     return site.last.squeeze(x, axes=sorted(axes))
 
 
@@ -77,13 +84,16 @@ def _unsqueeze(site: NodeSite, x: Tensor) -> Any:
 def _unsqueeze_by_attribute(
     site: NodeSite, x: Tensor, *, axes: Sequence[int] = integers("axes")
 ) -> Any:
-    rank = site.rank() + len(axes)
-    return site.last.unsqueeze(x, axes=sorted(site.axis(a, rank) for a in axes))
+    """Insert axes of extent 1. `axes` are their indices in the result."""
+    result_rank = site.rank() + len(axes)
+    new_axes = [site.axis(axis, result_rank) for axis in axes]
+    return site.last.unsqueeze(x, axes=sorted(new_axes))
 
 
 @operator("Concat", since=4, axis=axis("axis"))
 @operator("Concat", axis=axis("axis", 1))
 def _concat(site: NodeSite, *values: Tensor, axis: int) -> Any:
+    """Join tensors along an axis."""
     return site.last.concat(values, axis=axis)
 
 
@@ -91,8 +101,7 @@ def _concat(site: NodeSite, *values: Tensor, axis: int) -> Any:
 def _split(site: NodeSite, x: Tensor, *, axis: int = axis("axis", 0)) -> tuple[Any, ...]:
     """Split a tensor along an axis into parts. Input 1 has the lengths of the parts.
 
-    If input 1 is left out, all parts have the same length, except for the last one, which may be
-    shorter.
+    If input 1 is left out, the parts have equal lengths, but the last part may be shorter.
     """
     if site.has(1):
         return tuple(split_by_lengths(site, x, axis, site.integers(1)))
@@ -124,20 +133,27 @@ def _split_by_attribute(
 
 @operator("Tile", since=6)
 def _tile(site: NodeSite, x: Tensor) -> Any:
+    """Repeat a tensor along each axis as often as input 1 says."""
     return site.last.tile(x, repeats=site.integers(1))
 
 
 @operator("Tile")
 def _tile_along_axis(site: NodeSite, x: Tensor) -> Any:
+    """Repeat a tensor along one axis, as before version 6.
+
+    Input 1 is the number of repetitions, and input 2 is the axis.
+    """
+    axis = site.axis(site.integer(2))
     repeats = [1] * site.rank()
-    repeats[site.axis(site.integer(2))] = site.integer(1)
+    repeats[axis] = site.integer(1)
     return site.last.tile(x, repeats=repeats)
 
 
 def _blocks(move: Callable[..., object]) -> Meaning:
-    """Make the meaning of an operator that moves blocks between channels and spatial axes.
+    """Make the function that flattens an operator that moves blocks.
 
-    `move` is the function that adds the operations, such as `depth_to_space`.
+    The blocks are moved between channels and spatial axes. `move` is the function that adds the
+    operations, such as `depth_to_space`.
     """
 
     def meaning(site: NodeSite, *, mode: str, size: int) -> Any:

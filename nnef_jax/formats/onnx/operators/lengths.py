@@ -19,12 +19,13 @@ from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators.registry import operator
 
 
-def _noted(site: NodeSite, x: Value, axis: int, items: Value) -> Value:
+def _with_count(site: NodeSite, x: Value, axis: int, item_count: Value) -> Value:
     """Note the number of items along the padded axis of `x`, and return `x`.
 
-    `items` is the number, as a tensor of shape (1,). The items after them are padding.
+    `item_count` is a tensor of shape (1,). The items come first along the axis, and padding
+    follows.
     """
-    site.graph.counts[x] = Count(axis, site.as_integer(items))
+    site.graph.counts[x] = Count(axis, site.as_integer(item_count))
     return x
 
 
@@ -36,12 +37,12 @@ def _nonzero_indices(site: NodeSite, x: Value) -> Value:
     """
     if x in site.graph.nonzero_indices:
         return site.graph.nonzero_indices[x]
-    site.known_shape(x)
+    site.known_shape(x)  # raises ExtentNeeded for an open extent
     indices = site.as_integer(site.step.non_zero(x))
-    is_item = x if site.dtype_of(x) == "bool" else site.step.ne(x, 0)
-    total = site.total(site.as_integer(is_item), range(site.rank(x)))
-    site.graph.nonzero_indices[x] = _noted(site, indices, 1, site.reshaped(total, (1,)))
-    return indices
+    is_nonzero = x if site.dtype_of(x) == "bool" else site.step.ne(x, 0)
+    item_count = site.total(site.as_integer(is_nonzero), range(site.rank(x)))
+    site.graph.nonzero_indices[x] = indices
+    return _with_count(site, indices, 1, site.reshaped(item_count, (1,)))
 
 
 @operator("NonZero")
@@ -49,15 +50,15 @@ def _non_zero(site: NodeSite, x: Tensor) -> Any:
     """Return the indices of nonzero items. The result has a row for each axis of the input."""
     if isinstance(x, Constant):
         return site.constant(np.argwhere(x.array).T, "int64")
-    if not site.rank():
+    if site.rank() == 0:
         raise InvalidOperation("its input must have axes")
     return _nonzero_indices(site, x)
 
 
-def _along(site: NodeSite, x: Tensor) -> tuple[Any, int]:
-    """Return `x` and the number of the axis that the attribute `axis` names.
+def _with_axis(site: NodeSite, x: Tensor) -> tuple[Any, int]:
+    """Return `x` and the axis in the attribute `axis`.
 
-    If the node does not have the attribute, return `x` reshaped to a vector, and 0.
+    If the node does not have the attribute, return `x` reshaped to a vector, and the axis 0.
     """
     if not site.has_attribute("axis"):
         x = site.step.reshape(x, shape=(-1,), axis_start=0, axis_count=-1)
@@ -70,7 +71,7 @@ def _compress(site: NodeSite, x: Tensor, condition: Tensor) -> Any:
 
     `condition` has an item for each slice.
     """
-    x, axis = _along(site, x)
+    x, axis = _with_axis(site, x)
     if isinstance(condition, Constant):
         indices: Any = site.constant(np.flatnonzero(condition.array), "int64")
     else:
@@ -80,17 +81,20 @@ def _compress(site: NodeSite, x: Tensor, condition: Tensor) -> Any:
 
 @operator("Unique")
 def _unique(site: NodeSite, x: Tensor, *, sorts: bool = flag("sorted", True)) -> tuple[Any, ...]:
-    """Find the distinct items of `x`, and return four tensors.
+    """Return four tensors about the distinct items of `x`.
 
-    They are the distinct items, the index of the first occurrence of each distinct item, the index
-    of the distinct item for each item of `x`, and the number of occurrences of each distinct item.
-    If `sorts`, the distinct items are sorted.
+    The tensors are the distinct items, the index of the first occurrence of each distinct item, the
+    index of the distinct item for each item of `x`, and the number of occurrences of each distinct
+    item. If `sorts`, the distinct items are sorted.
     """
-    x, axis = _along(site, x)
+    x, axis = _with_axis(site, x)
     x = site.tensor(x)
-    site.known_shape(x)
-    items, *numbers, count = site.last.unique(x, axis=axis, sorts=sorts)
-    first, inverse, frequency = map(site.as_integer, numbers)
-    first = _noted(site, first, 0, count)
-    frequency = _noted(site, frequency, 0, count)
-    return _noted(site, items, axis, count), first, inverse, frequency
+    site.known_shape(x)  # raises ExtentNeeded for an open extent
+    items, first, inverse, frequency, count = site.last.unique(x, axis=axis, sorts=sorts)
+    first = site.as_integer(first)
+    inverse = site.as_integer(inverse)
+    frequency = site.as_integer(frequency)
+    first = _with_count(site, first, 0, count)
+    frequency = _with_count(site, frequency, 0, count)
+    items = _with_count(site, items, axis, count)
+    return items, first, inverse, frequency

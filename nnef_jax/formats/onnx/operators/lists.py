@@ -20,6 +20,7 @@ _PART = 10  # steps of the meter for each item of a split
 
 
 def _sequence(site: NodeSite) -> list[Any]:
+    """Return the items of input 0, which must be a sequence."""
     items = site.operands[0]
     if not isinstance(items, list):
         raise InvalidOperation("input 0 must be a sequence, it is a tensor")
@@ -27,13 +28,13 @@ def _sequence(site: NodeSite) -> list[Any]:
 
 
 def _index(site: NodeSite, i: int, count: int, *, end: int) -> int:
-    """Return the index in input `i`, which points into a sequence of `count` items.
+    """Return input `i`, an index into a sequence of `count` items, as a number from 0 on.
 
-    A negative index counts from the end of the sequence; the result is not negative. Raises
-    InvalidShape if the index is not less than `end`.
+    A negative index counts from the end of the sequence. Raises InvalidShape if the index is not
+    less than `end`.
     """
     index = site.integer(i)
-    if not -count <= index < end:
+    if index < -count or index >= end:
         raise InvalidShape(f"there is no index {index} in a sequence of {count} items")
     return index + count if index < 0 else index
 
@@ -46,12 +47,15 @@ operator("OptionalHasElement")(lambda site: site.constant(site.has(0), "bool"))
 
 @operator("SequenceAt")
 def _at(site: NodeSite) -> Any:
+    """Return the item of a sequence with the index in input 1."""
     items = _sequence(site)
-    return items[_index(site, 1, len(items), end=len(items))]
+    index = _index(site, 1, len(items), end=len(items))
+    return items[index]
 
 
 @operator("SequenceInsert")
 def _insert(site: NodeSite) -> Any:
+    """Insert a tensor into a sequence before the index in input 2, or at the end by default."""
     items = _sequence(site)
     index = len(items)
     if site.has(2):
@@ -61,13 +65,15 @@ def _insert(site: NodeSite) -> Any:
 
 @operator("SequenceErase")
 def _erase(site: NodeSite) -> Any:
+    """Remove the item with the index in input 1 from a sequence, or the last item by default."""
     items = _sequence(site)
     index = len(items) - 1
     if site.has(1):
         index = _index(site, 1, len(items), end=len(items))
     if not items:
         raise InvalidShape("there is nothing to take away from an empty sequence")
-    return items[:index] + items[index + 1 :]
+    items_before, items_after = items[:index], items[index + 1 :]
+    return [*items_before, *items_after]
 
 
 @operator("SplitToSequence")
@@ -80,11 +86,12 @@ def _split_to_sequence(
 ) -> Any:
     """Split a tensor along an axis into a sequence of parts.
 
-    If input 1 is a vector, it has the lengths of the parts. If input 1 is a number, all parts have
-    this length, except for the last one, which may be shorter. If input 1 is left out, the length
-    is 1, and the parts lose the axis unless `keeps_axes`.
+    If input 1 is a vector, it has the lengths of the parts. If input 1 is a number, it is the
+    length of all parts, but the last part may be shorter. If input 1 is left out, the length is 1,
+    and the parts lose the axis unless `keeps_axes`.
     """
-    if site.has(1) and site.rank(1):
+    has_lengths = site.has(1) and site.rank(1) > 0
+    if has_lengths:
         return split_by_lengths(site, x, axis, site.integers(1))
     extent = site.known_shape()[axis]
     length = site.integer(1, 1)
@@ -103,12 +110,14 @@ def _split_to_sequence(
 def _concat_from_sequence(
     site: NodeSite, *, axis: int = integer("axis"), stacks: bool = flag("new_axis")
 ) -> Any:
+    """Join the items of a sequence along an axis, which is a new axis if `stacks`."""
     items = _sequence(site)
     if not items:
         raise InvalidShape("an empty sequence cannot be joined")
-    axis = site.axis(axis, site.rank(items[0]) + stacks)
-    join = site.last.stack if stacks else site.last.concat
-    return join(items, axis=axis)
+    item_rank = site.rank(items[0])
+    if stacks:
+        return site.last.stack(items, axis=site.axis(axis, item_rank + 1))
+    return site.last.concat(items, axis=site.axis(axis, item_rank))
 
 
 @operator("SequenceMap")
@@ -118,14 +127,15 @@ def _map(site: NodeSite, *, body: ModelGraph = attribute("body", "subgraph")) ->
     The results are sequences. An input that is a tensor is passed to the graph for each item.
     """
     count = len(_sequence(site))
+    for operand in site.operands:
+        if isinstance(operand, list) and len(operand) != count:
+            raise InvalidShape(f"its sequences have {count} and {len(operand)} items")
+    names = [port.name for port in body.inputs]
     results: list[list[Any]] = [[] for _ in body.outputs]
-    for x in site.operands:
-        if isinstance(x, list) and len(x) != count:
-            raise InvalidShape(f"its sequences have {count} and {len(x)} items")
     for i in range(count):
         site.spend(len(body.nodes))
         operands = [x[i] if isinstance(x, list) else x for x in site.operands]
-        inputs = dict(zip([port.name for port in body.inputs], operands, strict=True))
+        inputs = dict(zip(names, operands, strict=True))
         outputs = site.flatten_subgraph(body, site.graph, inputs)
         for result, item in zip(results, outputs, strict=True):
             result.append(item)
@@ -134,6 +144,7 @@ def _map(site: NodeSite, *, body: ModelGraph = attribute("body", "subgraph")) ->
 
 @operator("OptionalGetElement")
 def _get_element(site: NodeSite) -> Any:
+    """Return the tensor or sequence in an optional value, which must not be empty."""
     if not site.has(0):
         raise InvalidOperation("the optional value is empty")
     return site.operands[0]

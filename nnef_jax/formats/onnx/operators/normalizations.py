@@ -18,17 +18,14 @@ _EPSILON_OF_SUMS = number("epsilon", 1e-12)
 _STASH = dtype("stash_type", 1)  # the dtype in which x is standardised
 
 
-def _with_last_axes(site: NodeSite, i: int, axes: int) -> Any:
-    """Return input `i` with `axes` further axes of extent 1 at the end."""
+def _with_last_axes(site: NodeSite, i: int, count: int) -> Any:
+    """Return input `i` with `count` further axes of extent 1 at the end."""
     rank = site.rank(i)
-    return site.unsqueezed(site.operand(i), tuple(range(rank, rank + axes)))
+    return site.unsqueezed(site.operand(i), tuple(range(rank, rank + count)))
 
 
 class _Standardized(NamedTuple):
-    """The result of `_standardized`: the standardised tensor, the mean, and 1 / deviation.
-
-    The mean and the deviation are those of the tensor before it was standardised.
-    """
+    """A standardised tensor, with the mean and 1 / deviation of the tensor before."""
 
     items: Any
     mean: Any
@@ -40,18 +37,18 @@ def _standardized(
 ) -> _Standardized:
     """Compute (x - mean) / deviation along axes, where deviation is sqrt(variance + epsilon).
 
-    Return this tensor, the mean and 1 / deviation. If `centred` is False, return x / root, where
-    root is sqrt(mean(x^2) + epsilon), None, and 1 / root.
+    If `centred` is False, compute x / deviation instead, where deviation is sqrt(mean(x^2) +
+    epsilon). The mean in the result is None then.
     """
     step = site.step
     axes = tuple(axes)
-    mean = None
     if centred:
-        mean, mean_square = step.moments(x, axes=axes)
+        mean, variance = step.moments(x, axes=axes)
         x = step.sub(x, mean)
     else:
-        mean_square = step.mean_reduce(step.sqr(x), axes=axes)
-    inverse = step.rsqrt(step.add(mean_square, epsilon))
+        mean = None
+        variance = step.mean_reduce(step.sqr(x), axes=axes)  # around 0
+    inverse = step.rsqrt(step.add(variance, epsilon))
     return _Standardized(step.mul(x, inverse), mean, inverse)
 
 
@@ -63,7 +60,8 @@ def _scaled(site: NodeSite, x: Tensor, scale: Tensor, bias: Tensor | None, dtype
     if bias is None:
         return site.step.mul(x, scale)
     bias = site.cast(bias, dtype)
-    return site.step.add(site.step.mul(x, scale), bias)
+    product = site.step.mul(x, scale)
+    return site.step.add(product, bias)
 
 
 @operator("BatchNormalization", since=14)
@@ -72,25 +70,28 @@ def _batch_normalization(
 ) -> Any:
     """Normalise channels by the running mean and variance, which are inputs 3 and 4.
 
-    If `trains`, the mean and variance of the batch are used instead, and the new running statistics
-    and the statistics of the batch are returned too. Before version 9, if the attribute `spatial`
-    is 0, each item of a sample has separate statistics.
+    If `trains`, channels are normalised by the mean and variance of the batch. The new running
+    statistics and the statistics of the batch are then returned too. Before version 9, if the
+    attribute `spatial` is 0, each item of a sample has separate statistics.
     """
     dtype_input = 3 if trains or site.version >= 14 else 0
     dtype = site.dtype_of(dtype_input)
-    scale, offset, mean, variance = (
-        site.cast(site.unsqueezed(site.operand(i), (0,)), dtype) for i in range(1, 5)
-    )
-    statistics: list[Any] = [mean, variance]
-    results: list[Any] = []
+    vectors: list[Any] = []  # of shape (1, channels)
+    for i in range(1, 5):
+        vector = site.unsqueezed(site.operand(i), (0,))
+        vectors.append(site.cast(vector, dtype))
+    scale, offset, mean, variance = vectors
+    statistics: list[Any] = []
     if trains:
-        moments = _moments_of_batch(site, x, dtype)
-        running = _running(site, statistics, moments)
-        results = [site.squeezed(y, 0) for y in (*running, *moments)]
-        statistics = moments
-    add = site.step_or_last(dtype == site.dtype_of())
-    x = add.batch_normalization(site.cast(x, dtype), *statistics, offset, scale, epsilon=epsilon)
-    return (site.cast(x, site.dtype_of()), *results)
+        running = [mean, variance]
+        mean, variance = _moments_of_batch(site, x, dtype)
+        new_running = _running(site, running, [mean, variance])
+        statistics = [site.squeezed(y, 0) for y in (*new_running, mean, variance)]
+    result_dtype = site.dtype_of()
+    add = site.step_or_last(dtype == result_dtype)
+    x = site.cast(x, dtype)
+    x = add.batch_normalization(x, mean, variance, offset, scale, epsilon=epsilon)
+    return (site.cast(x, result_dtype), *statistics)
 
 
 def _moments_of_batch(site: NodeSite, x: Tensor, dtype: str) -> list[Any]:
@@ -104,14 +105,19 @@ def _moments_of_batch(site: NodeSite, x: Tensor, dtype: str) -> list[Any]:
 
 
 def _running(site: NodeSite, statistics: Sequence[Tensor], moments: Sequence[Tensor]) -> list[Any]:
-    """Compute the new running statistics: old * momentum + moment * (1 - momentum)."""
+    """Compute the new running statistics: statistic * momentum + moment * (1 - momentum).
+
+    `statistics` are the old running mean and variance, and `moments` are the mean and variance of a
+    batch.
+    """
     step = site.step
     momentum = site.number("momentum", 0.9)
-    running: list[Any] = []
+    new_statistics: list[Any] = []
     for statistic, moment in zip(statistics, moments, strict=True):
-        share = step.mul(statistic, momentum)
-        running.append(step.add(share, step.mul(moment, 1 - momentum)))
-    return running
+        old_share = step.mul(statistic, momentum)
+        new_share = step.mul(moment, 1 - momentum)
+        new_statistics.append(step.add(old_share, new_share))
+    return new_statistics
 
 
 @operator("BatchNormalization", since=7)
@@ -128,14 +134,18 @@ def _batch_normalization_by_outputs(site: NodeSite, x: Tensor, *, epsilon: float
 def _old_batch_normalization(
     site: NodeSite, x: Tensor, *, epsilon: float = _EPSILON, is_test: bool = flag("is_test")
 ) -> Any:
+    """Normalise channels as before version 7: by the running statistics if `is_test`."""
     return _batch_normalization(site, x, epsilon=epsilon, trains=not is_test)
 
 
 @operator("InstanceNormalization")
 def _instance_normalization(site: NodeSite, x: Tensor, *, epsilon: float = _EPSILON) -> Any:
-    plane = site.rank() - 2
-    normal = _standardized(site, site.widened(x), range(2, plane + 2), epsilon).items
-    return _scaled(site, normal, _with_last_axes(site, 1, plane), _with_last_axes(site, 2, plane))
+    """Normalise each channel of each sample, then multiply by input 1 and add input 2."""
+    spatial_axes = range(2, site.rank())
+    normal = _standardized(site, site.widened(x), spatial_axes, epsilon).items
+    scale = _with_last_axes(site, 1, len(spatial_axes))
+    bias = _with_last_axes(site, 2, len(spatial_axes))
+    return _scaled(site, normal, scale, bias)
 
 
 @operator("LayerNormalization")
@@ -165,6 +175,10 @@ def _rms_normalization(
     epsilon: float = _EPSILON,
     stash: str = _STASH,
 ) -> Any:
+    """Divide x by its root mean square over `axis` and all later axes, and scale it.
+
+    `stash` is the dtype in which the quotient is computed.
+    """
     x = site.cast(x, site.computation_dtype(stash))
     return _normalized_by_mean_square(site, x, scale, axis=axis, epsilon=epsilon)
 
@@ -179,6 +193,7 @@ def _simplified_layer_normalization(
     axis: int = axis("axis", -1),
     epsilon: float = _EPSILON,
 ) -> Any:
+    """Divide x by its root mean square over `axis` and all later axes, and scale it."""
     return _normalized_by_mean_square(site, site.widened(x), scale, axis=axis, epsilon=epsilon)
 
 
@@ -213,6 +228,7 @@ def _normalized_sum(
 
 
 def _sum(site: NodeSite, x: Tensor, y: Tensor, bias: Tensor | None) -> Any:
+    """Compute x + y + bias. If the bias is None, it is left out."""
     total = site.step.add(x, y)
     return total if bias is None else site.step.add(total, bias)
 
@@ -228,8 +244,13 @@ def _skip_layer_normalization(
     *,
     epsilon: float = _EPSILON_OF_SUMS,
 ) -> Any:
+    """Normalise x + y + bias, then multiply by `scale` and add `beta`.
+
+    Return the result, the mean, 1 / deviation, and the sum before it was normalised.
+    """
     total = _sum(site, x, y, bias)
-    return (*_normalized_sum(site, total, scale, beta, epsilon), total)
+    normal, mean, inverse = _normalized_sum(site, total, scale, beta, epsilon)
+    return normal, mean, inverse, total
 
 
 @operator("SkipSimplifiedLayerNormalization", domain=MICROSOFT)
@@ -242,8 +263,13 @@ def _skip_simplified_layer_normalization(
     *,
     epsilon: float = _EPSILON_OF_SUMS,
 ) -> Any:
+    """Divide x + y + bias by the root of its mean square, then multiply by `scale`.
+
+    Return the result, None, 1 / root, and the sum before it was normalised.
+    """
     total = _sum(site, x, y, bias)
-    return (*_normalized_sum(site, total, scale, None, epsilon, centred=False), total)
+    normal, _, inverse = _normalized_sum(site, total, scale, None, epsilon, centred=False)
+    return normal, None, inverse, total
 
 
 @operator("EmbedLayerNormalization", domain=MICROSOFT)
@@ -257,15 +283,15 @@ def _embed_layer_normalization(
     """
     batch, times = site.known_shape()
     positions = site.operand(8) if site.has(8) else site.positions(times, 1, 2)
-    embeddings = [
-        site.step.gather(site.operand(2), words, axis=0),
-        site.step.gather(site.operand(3), positions, axis=0),
-    ]
+    step = site.step
+    word_embeddings = step.gather(site.operand(2), words, axis=0)
+    position_embeddings = step.gather(site.operand(3), positions, axis=0)
+    segment_embeddings = None
     if site.has(1):
-        embeddings.append(site.step.gather(site.operand(4), site.input(1), axis=0))
-    total = embeddings[0]
-    for embedding in embeddings[1:]:
-        total = site.step.add(total, embedding)
+        segment_embeddings = step.gather(site.operand(4), site.input(1), axis=0)
+    total = step.add(word_embeddings, position_embeddings)
+    if segment_embeddings is not None:
+        total = step.add(total, segment_embeddings)
     if site.has(7):
         mask = site.cast(site.operand(7), "int32")
         lengths = site.reshaped(site.total(mask, (1,)), (batch,))
@@ -280,13 +306,14 @@ def _grouped(
 ) -> tuple[Any, int]:
     """Normalise the groups of channels; return the result and the number of channels.
 
-    The result has shape (batch, groups, channels / groups, ...). Scale and bias must have an item
-    for each channel if `by_channel` is set, otherwise an item for each group.
+    The result has shape (batch, groups, channels / groups, ...). Scale and bias, which are inputs 1
+    and 2, must have an item for each channel if `by_channel` is set, otherwise an item for each
+    group.
     """
     channels = site.known_shape()[1]
-    if groups < 1 or channels % groups:
+    if groups < 1 or channels % groups != 0:
         raise InvalidOperation(f"'num_groups' {groups} does not divide {channels} channels")
-    shape = (channels if by_channel else groups,)
+    shape = (channels,) if by_channel else (groups,)
     for i in (1, 2):
         if site.shape(i) != shape:
             raise InvalidShape(
@@ -294,7 +321,8 @@ def _grouped(
                 f"{groups} groups of {show(site.shape())}"
             )
     x = site.reshaped(x, (groups, channels // groups), 1, 1)
-    return _standardized(site, x, range(2, site.rank() + 1), epsilon).items, channels
+    axes_of_group = range(2, site.rank() + 1)
+    return _standardized(site, x, axes_of_group, epsilon).items, channels
 
 
 @operator("GroupNormalization", since=21)
@@ -306,37 +334,55 @@ def _group_normalization(
     epsilon: float = _EPSILON,
     stash: str = _STASH,
 ) -> Any:
+    """Normalise groups of channels. Scale and bias have an item for each channel."""
     x = site.cast(x, site.computation_dtype(stash))
     normal, channels = _grouped(site, x, groups, epsilon, by_channel=True)
-    scale, bias = (_with_last_axes(site, i, site.rank() - 2) for i in (1, 2))
-    return _scaled(site, site.reshaped(normal, (channels,), 1, 2), scale, bias)
+    spatial_rank = site.rank() - 2
+    scale = _with_last_axes(site, 1, spatial_rank)
+    bias = _with_last_axes(site, 2, spatial_rank)
+    normal = site.reshaped(normal, (channels,), 1, 2)
+    return _scaled(site, normal, scale, bias)
 
 
 @operator("GroupNormalization")
 def _group_normalization_by_group(
     site: NodeSite, x: Tensor, *, groups: int = integer("num_groups"), epsilon: float = _EPSILON
 ) -> Any:
+    """Normalise groups of channels. Scale and bias have an item for each group."""
     normal, channels = _grouped(site, site.widened(x), groups, epsilon, by_channel=False)
-    scale, bias = (_with_last_axes(site, i, site.rank() - 1) for i in (1, 2))
-    return site.reshaped(_scaled(site, normal, scale, bias), (channels,), 1, 2)
+    # The axes after the groups: the channels of a group, and the spatial axes.
+    axis_count = site.rank() - 1
+    scale = _with_last_axes(site, 1, axis_count)
+    bias = _with_last_axes(site, 2, axis_count)
+    scaled = _scaled(site, normal, scale, bias)
+    return site.reshaped(scaled, (channels,), 1, 2)
 
 
 @operator("MeanVarianceNormalization")
 def _mean_variance_normalization(
     site: NodeSite, x: Tensor, *, axes: Sequence[int] = integers("axes", (0, 2, 3))
 ) -> Any:
+    """Compute (x - mean) / (deviation + 1e-9) along axes."""
     step = site.step
     x = site.widened(x)
-    mean, variance = step.moments(x, axes=tuple(map(site.axis, axes)))
+    positive_axes = tuple(site.axis(axis) for axis in axes)
+    mean, variance = step.moments(x, axes=positive_axes)
     deviation = step.add(site.root(variance), 1e-9)
-    return site.cast(step.div(step.sub(x, mean), deviation), site.dtype_of())
+    normal = step.div(step.sub(x, mean), deviation)
+    return site.cast(normal, site.dtype_of())
 
 
 @operator("LpNormalization")
 def _lp_normalization(
     site: NodeSite, x: Tensor, *, axis: int = axis("axis", -1), power: int = integer("p", 2)
 ) -> Any:
+    """Divide x by its norm along an axis.
+
+    The norm is the sum of absolute values if `power` is 1, otherwise the root of the sum of
+    squares.
+    """
     if power not in (1, 2):
         raise InvalidOperation(f"'p' must be 1 or 2, it is {power}")
-    add = site.last.l1_normalization if power == 1 else site.last.l2_normalization
-    return add(x, axes=(axis,), bias=0.0, epsilon=0.0)
+    if power == 1:
+        return site.last.l1_normalization(x, axes=(axis,), bias=0.0, epsilon=0.0)
+    return site.last.l2_normalization(x, axes=(axis,), bias=0.0, epsilon=0.0)

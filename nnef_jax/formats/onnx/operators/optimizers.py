@@ -29,18 +29,21 @@ def _updated(site: NodeSite, update: Callable[..., tuple[Tensor, ...]], shrink: 
     """
     count = update.__code__.co_argcount - 2  # the number of inputs for each tensor
     tensor_count, remainder = divmod(len(site.operands) - 2, count)
-    if tensor_count < 1 or remainder:
+    if tensor_count < 1 or remainder != 0:
         raise InvalidOperation(f"it must have 2 inputs, and {count} inputs for each tensor")
     updates: list[tuple[Any, ...]] = []
-    for j in range(tensor_count):
-        x, gradient, *states = [site.operand(2 + i * tensor_count + j) for i in range(count)]
-        rate = site.cast(site.operand(0), site.dtype_of(x))
-        time = site.cast(site.operand(1), site.dtype_of(x))
+    for tensor_index in range(tensor_count):
+        inputs = range(2 + tensor_index, len(site.operands), tensor_count)
+        x, gradient, *states = [site.operand(i) for i in inputs]
+        dtype = site.dtype_of(x)
+        rate = site.cast(site.operand(0), dtype)
+        time = site.cast(site.operand(1), dtype)
         gradient = site.step.add(site.step.mul(x, shrink), gradient)
         updates.append(update(rate, time, x, gradient, *states))
+    # Each update is (tensor, *states); the results are all tensors, then all first states, ...
     results: list[Any] = []
-    for tensors in zip(*updates, strict=True):
-        results += tensors
+    for results_of_kind in zip(*updates, strict=True):
+        results += results_of_kind
     return tuple(results)
 
 
@@ -51,7 +54,8 @@ def _mixed(site: NodeSite, old: Tensor, new: Tensor, a: float, b: Operand) -> An
 
 def _divided(site: NodeSite, x: Tensor, squares: Tensor, epsilon: float) -> Any:
     """Compute x / (sqrt(squares) + epsilon)."""
-    return site.step.div(x, site.step.add(site.step.sqrt(squares), epsilon))
+    divisor = site.step.add(site.step.sqrt(squares), epsilon)
+    return site.step.div(x, divisor)
 
 
 @operator("Adagrad", domain=_TRAINING)
@@ -62,14 +66,18 @@ def _adagrad(
     epsilon: float = _EPSILON,
     decay: float = number("decay_factor", 0),
 ) -> Any:
-    """Update tensors by the gradient, divided by the root of the sum of its squares so far."""
+    """Update tensors by the gradient, divided by the root of the sum of all squared gradients.
+
+    The sum includes the gradients of all training steps so far.
+    """
     step = site.step
 
     def update(rate: Tensor, time: Tensor, x: Tensor, gradient: Tensor, squares: Tensor) -> Any:
         decayed = step.add(step.mul(time, decay), 1.0)
         rate = step.div(rate, decayed)
         squares = step.add(squares, step.sqr(gradient))
-        return step.sub(x, _divided(site, step.mul(gradient, rate), squares, epsilon)), squares
+        change = _divided(site, step.mul(gradient, rate), squares, epsilon)
+        return step.sub(x, change), squares
 
     return _updated(site, update, shrink)
 
@@ -94,14 +102,15 @@ def _adam(
     def update(
         rate: Tensor, time: Tensor, x: Tensor, gradient: Tensor, mean: Tensor, squares: Tensor
     ) -> Any:
-        # The corrections a and b are 1 at step 0.
+        # The two corrections are 1 at step 0.
         is_later = site.cast(step.gt(time, 0.0), site.dtype_of(x))
-        a = step.sub(1.0, step.mul(is_later, step.pow(alpha, time)))
-        b = step.sub(1.0, step.mul(is_later, step.pow(beta, time)))
-        rate = step.div(step.mul(rate, step.sqrt(b)), a)
+        mean_correction = step.sub(1.0, step.mul(is_later, step.pow(alpha, time)))
+        square_correction = step.sub(1.0, step.mul(is_later, step.pow(beta, time)))
+        rate = step.div(step.mul(rate, step.sqrt(square_correction)), mean_correction)
         mean = _mixed(site, mean, gradient, alpha, 1 - alpha)
         squares = _mixed(site, squares, step.sqr(gradient), beta, 1 - beta)
-        moved = step.sub(x, _divided(site, step.mul(mean, rate), squares, epsilon))
+        change = _divided(site, step.mul(mean, rate), squares, epsilon)
+        moved = step.sub(x, change)
         return step.mul(moved, 1 - shrink_after), mean, squares
 
     return _updated(site, update, shrink)
@@ -125,9 +134,11 @@ def _momentum(
     def update(rate: Tensor, time: Tensor, x: Tensor, gradient: Tensor, velocity: Tensor) -> Any:
         is_later = site.cast(step.gt(time, 0.0), site.dtype_of(x))
         weight = step.add(step.mul(is_later, beta - 1), 1.0)  # 1 at step 0, then beta
-        velocity = direction = _mixed(site, velocity, gradient, alpha, weight)
+        velocity = _mixed(site, velocity, gradient, alpha, weight)
+        direction = velocity
         if mode == "nesterov":
             direction = step.add(gradient, step.mul(velocity, alpha))
-        return step.sub(x, step.mul(direction, rate)), velocity
+        moved = step.sub(x, step.mul(direction, rate))
+        return moved, velocity
 
     return _updated(site, update, shrink)

@@ -52,8 +52,10 @@ def _max_pool(
     add = site.last.max_pool_with_index
     maxima, indices = _pooled(site, x, add, rounds_up=rounds_up, first_axis=0)
     indices = site.cast(indices, site.computation_dtype("int64"))
-    if order:
-        indices = _by_columns(site, indices, site.known_shape()[2:])
+    is_column_major = order == 1
+    if is_column_major:
+        plane_shape = site.known_shape()[2:]
+        indices = _by_columns(site, indices, plane_shape)
     return maxima, indices
 
 
@@ -63,13 +65,15 @@ def _by_columns(site: NodeSite, indices: Tensor, extents: Shape) -> Any:
     `extents` is the shape of a plane.
     """
     step = site.step
-    size = math.prod(extents)
-    index = step.rem(indices, size)
+    plane_size = math.prod(extents)
+    index = step.rem(indices, plane_size)  # within the plane
     by_columns = step.sub(indices, index)  # the offset of the plane
+    # In column-major order, neighbours along the last axis are the farthest from each other.
+    distance = plane_size
     for extent in reversed(extents):
-        size //= extent
+        distance //= extent
         coordinate = step.rem(index, extent)
-        by_columns = step.add(by_columns, step.mul(coordinate, size))
+        by_columns = step.add(by_columns, step.mul(coordinate, distance))
         index = step.div(step.sub(index, coordinate), extent)
     return by_columns
 
@@ -106,15 +110,19 @@ def _norm(site: NodeSite, x: Tensor, power: float, total: Callable[[Tensor], Ten
 def _lp_pool(
     site: NodeSite, x: Tensor, *, power: float = number("p", 2), rounds_up: bool = _ROUNDS_UP
 ) -> Any:
-    def total(powers: Tensor) -> Tensor:
+    """Compute sum(abs(x)^power)^(1/power) of each window."""
+
+    def sum_of_windows(powers: Tensor) -> Tensor:
         return _pooled(site, powers, site.step.box, rounds_up=rounds_up, normalize=False)
 
-    return _norm(site, x, power, total)
+    return _norm(site, x, power, sum_of_windows)
 
 
 @operator("GlobalLpPool")
 def _global_lp_pool(site: NodeSite, x: Tensor, *, power: float = number("p", 2)) -> Any:
-    return _norm(site, x, power, lambda powers: site.total(powers, plane(site)))
+    """Compute sum(abs(x)^power)^(1/power) of each channel."""
+    spatial_axes = plane(site)
+    return _norm(site, x, power, lambda powers: site.total(powers, spatial_axes))
 
 
 @operator("MaxUnpool")
@@ -124,25 +132,27 @@ def _max_unpool(site: NodeSite, items: Tensor, indices: Tensor) -> Any:
     If input 2, the shape of the result, is larger than the tensor, zeros are added at the end of
     the tensor's axes.
     """
-    rank = site.rank() - 2
-    shape = site.known_shape()
-    kernel = site.spatial("kernel_shape", rank, None)
-    strides = site.spatial("strides", rank)
-    pads = site.spatial("pads", 2 * rank, 0)
-    axes = zip(shape[2:], strides, kernel, pads[:rank], pads[rank:], strict=True)
-    plane = [
-        (extent - 1) * stride + size - before - after
-        for extent, stride, size, before, after in axes
-    ]
-    extents = (*shape[:2], *plane)
-    items, indices = (site.reshaped(x, (math.prod(shape),)) for x in (items, indices))
-    zeros = site.filled(0, site.dtype_of(), (math.prod(extents),))
-    result = site.step.scatter_elements(zeros, indices, items, axis=0, reduction="none")
-    result = site.reshaped(result, extents)
-    if not site.has(2) or tuple(site.integers(2)) == extents:
+    spatial_rank = site.rank() - 2
+    batch, channels, *extents = site.known_shape()
+    kernel = site.spatial("kernel_shape", spatial_rank, None)
+    strides = site.spatial("strides", spatial_rank)
+    pads = site.spatial("pads", 2 * spatial_rank, 0)
+    axes = zip(extents, strides, kernel, pads[:spatial_rank], pads[spatial_rank:], strict=True)
+    shape = [batch, channels]  # of the input of the pool
+    for extent, stride, size, before, after in axes:
+        shape.append((extent - 1) * stride + size - before - after)
+    item_count = batch * channels * math.prod(extents)
+    flat_items = site.reshaped(items, (item_count,))
+    flat_indices = site.reshaped(indices, (item_count,))
+    zeros = site.filled(0, site.dtype_of(), (math.prod(shape),))
+    result = site.step.scatter_elements(zeros, flat_indices, flat_items, axis=0, reduction="none")
+    result = site.reshaped(result, shape)
+    output_shape = site.integers(2) if site.has(2) else shape
+    if output_shape == shape:
         return result
-    pairs = zip(site.integers(2), extents, strict=True)
-    behind = [(0, output - extent) for output, extent in pairs]
-    if any(added < 0 for _, added in behind):
-        raise InvalidOperation(f"'output_shape' {site.integers(2)} must be {list(extents)} or more")
-    return site.last.pad(result, padding=behind, border="constant", value=0.0)
+    padding: list[tuple[int, int]] = []
+    for output_extent, extent in zip(output_shape, shape, strict=True):
+        if output_extent < extent:
+            raise InvalidOperation(f"'output_shape' {output_shape} must be {shape} or more")
+        padding.append((0, output_extent - extent))
+    return site.last.pad(result, padding=padding, border="constant", value=0.0)

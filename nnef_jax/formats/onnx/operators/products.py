@@ -34,10 +34,11 @@ def _matmul(site: NodeSite, x: Tensor, y: Tensor) -> Any:
         y = site.unsqueezed(y, (1,))
         dropped.append(-1)
     rank = max(site.rank(x), site.rank(y))
-    x, y = (site.unsqueezed(v, range(rank - site.rank(v))) for v in (x, y))
-    product = site.step_or_last(not dropped).matmul(x, y, transposeA=False, transposeB=False)
+    x = site.unsqueezed(x, range(rank - site.rank(x)))
+    y = site.unsqueezed(y, range(rank - site.rank(y)))
     if not dropped:
-        return product
+        return site.last.matmul(x, y, transposeA=False, transposeB=False)
+    product = site.step.matmul(x, y, transposeA=False, transposeB=False)
     return site.last.squeeze(product, axes=[rank + axis for axis in dropped])
 
 
@@ -57,11 +58,13 @@ def _gemm(
 
     `flips_a` and `flips_b` say whether a and b are transposed.
     """
-    bias = None if beta == 0 else bias
-    is_linear = flips_b and not flips_a and alpha == beta == 1
-    if is_linear and bias is not None:
-        _, bias = site.aligned(a, bias)
-        return site.last.linear(a, b, bias)
+    if beta == 0:
+        bias = None
+    has_no_factors = alpha == 1 and beta == 1
+    flips_only_b = flips_b and not flips_a
+    if bias is not None and has_no_factors and flips_only_b:
+        _, aligned_bias = site.aligned(a, bias)
+        return site.last.linear(a, b, aligned_bias)
     add = site.step_or_last(alpha == 1 and bias is None)
     result = add.matmul(a, b, transposeA=flips_a, transposeB=flips_b)
     if alpha != 1:
@@ -80,9 +83,10 @@ def _einsum(site: NodeSite, *inputs: Tensor, equation: str = text("equation")) -
     If the equation has no "->", the axes of the result are the letters that occur only once.
     """
     expr = equation.replace(" ", "")
-    if "->" not in expr:
-        counts = Counter(re.sub(r"\.\.\.|,", "", expr))
-        unrepeated = sorted(letter for letter, count in counts.items() if count == 1)
+    if "->" not in expr:  # "ij,jk" becomes "ij,jk->ik"
+        letters = re.sub(r"\.\.\.|,", "", expr)
+        counts = Counter(letters)
+        unrepeated = sorted(letter for letter in counts if counts[letter] == 1)
         batch = "..." if "..." in expr else ""
         expr = f"{expr}->{batch}{''.join(unrepeated)}"
     operands = [site.tensor(x) for x in inputs]
@@ -124,20 +128,22 @@ def product(
         a = site.unsqueezed(a, (0,))
     if is_column:
         b = site.unsqueezed(b, (1,))
-    a, zero_a = _centred(site, a, zero_points[0])
-    b, zero_b = _centred(site, b, zero_points[1])
+    stored_zero_a, stored_zero_b = zero_points
+    scale_a, scale_b = scales
+    transposes_a, transposes_b = transposes
+    a, zero_a = _centred(site, a, stored_zero_a)
+    b, zero_b = _centred(site, b, stored_zero_b)
     a, b = site.aligned(site.tensor(a), site.tensor(b))
     # Letters of the equation: z for rows, x for the axis of the sum, y for columns. A parameter
     # that is a single number has no letter.
     batch = ascii_lowercase[: site.rank(a) - 2]
-    left = "xz" if transposes[0] else "zx"
-    right = "yx" if transposes[1] else "xy"
-    parameters = (zero_a, scales[0], zero_b, scales[1], *output)
+    left = "xz" if transposes_a else "zx"
+    right = "yx" if transposes_b else "xy"
+    parameters = (zero_a, scale_a, zero_b, scale_b, *output)
     terms: list[str] = []
     for parameter, letter in zip(parameters, "zzyyyy", strict=True):
-        is_single = not isinstance(parameter, Tensor) or _varying_axes(site, parameter) == 0
-        term = "" if is_single else letter
-        terms.append(term)
+        has_axis = isinstance(parameter, Tensor) and _varying_axes(site, parameter) > 0
+        terms.append(letter if has_axis else "")
     expr = f"{batch}{left},{batch}{right},,{','.join(terms)}->{batch}zy"
     result = site.step.quantized_einsum(a, b, 0, *parameters, expr=expr, dtype=dtype)
     dropped: list[int] = []
@@ -175,8 +181,9 @@ def dynamic_product(
     `scale` and `zero` are the scale and the zero point of the levels, each a single number or a
     number for each column.
     """
-    x, x_scale, x_zero = dynamically_quantized(site, x)
-    total = site.cast(product(site, x, levels, (x_zero, zero)), site.dtype_of(scale))
+    x_levels, x_scale, x_zero = dynamically_quantized(site, x)
+    total = product(site, x_levels, levels, (x_zero, zero))
+    total = site.cast(total, site.dtype_of(scale))
     return site.step.mul(total, site.step.mul(x_scale, scale))
 
 
@@ -184,11 +191,17 @@ def dynamic_product(
 def _matmul_integer(
     site: NodeSite, a: Tensor, b: Tensor, zero_a: Tensor | None = None, zero_b: Tensor | None = None
 ) -> Any:
+    """Multiply matrices of levels; return 32-bit integers."""
     return product(site, a, b, (zero_a, zero_b))
 
 
 @operator("QLinearMatMul")
 def _qlinear_matmul(site: NodeSite) -> Any:
+    """Multiply matrices of levels; return levels.
+
+    The inputs are the levels, the scale and the zero point of a, the same of b, then the scale and
+    the zero point of the result.
+    """
     a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero = map(site.operand, range(8))
     return product(
         site, a, b, zero_points=(a_zero, b_zero), scales=(a_scale, b_scale),
@@ -206,13 +219,15 @@ def _conv_integer(
     *,
     groups: int = GROUPS,
 ) -> Any:
+    """Convolve levels by a filter of levels; return 32-bit integers."""
     zero_of_x = 0 if zero_x is None else zero_x
     zero_of_filter = 0 if zero_filter is None else zero_filter
+    # Zero points and scales of x, of the filter and of the result.
     parameters = [zero_of_x, 1.0, zero_of_filter, 1.0, 0, 1.0]
+    window = windows_of(site, kernel_of(site))
     return site.last.quantized_conv(
-        x, filter, 0, *parameters, groups=groups, border="constant", dtype="int32",
-        **windows_of(site, kernel_of(site)),
-    )  # fmt: skip
+        x, filter, 0, *parameters, groups=groups, border="constant", dtype="int32", **window
+    )
 
 
 @operator("QLinearConv")
@@ -220,15 +235,21 @@ def _conv_integer(
 def _qlinear_conv(
     site: NodeSite, x: Tensor, *, groups: int = GROUPS, channels_last: bool = _CHANNELS_LAST
 ) -> Any:
+    """Convolve levels by a filter of levels; return levels.
+
+    If `channels_last`, the channels are the last axis of x and of the result.
+    """
     if channels_last:
         rank = site.rank()
-        x = site.transposed(x, (0, rank - 1, *range(1, rank - 1)))
-        inner = replace(site, operands=[x, *site.operands[1:]])
-        result = _qlinear_conv(inner, x, groups=groups, channels_last=False)
+        # (batch, ..., channels) becomes (batch, channels, ...), and back.
+        channels_first = site.transposed(x, (0, rank - 1, *range(1, rank - 1)))
+        inner_site = replace(site, operands=[channels_first, *site.operands[1:]])
+        result = _qlinear_conv(inner_site, channels_first, groups=groups, channels_last=False)
         return site.transposed(result, (0, *range(2, rank), 1))
     bias = site.unsqueezed(site.operand(8), (0,)) if site.has(8) else 0
     parameters = [site.operand(i) for i in (2, 1, 5, 4, 7, 6)]  # zero points before their scales
+    window = windows_of(site, kernel_of(site, 3))
     return site.last.quantized_conv(
         x, site.operand(3), bias, *parameters, groups=groups, border="constant",
-        dtype=site.dtype_of(7), **windows_of(site, kernel_of(site, 3)),
+        dtype=site.dtype_of(7), **window,
     )  # fmt: skip

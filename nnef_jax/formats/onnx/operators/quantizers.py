@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -25,7 +24,9 @@ _LONG = ("int16", "uint16", "int32")
 
 def is_zero(x: object) -> bool:
     """Tell whether an operand is left out, or is a known tensor of zeros."""
-    return x is None or (isinstance(x, Constant) and not np.any(x.array.astype(np.float32)))
+    if isinstance(x, Constant):
+        return not np.any(x.array.astype(np.float32))
+    return x is None
 
 
 def broadcastable(site: NodeSite, x: Tensor, parameter: Tensor, axis: int, block: int = 0) -> Any:
@@ -36,27 +37,33 @@ def broadcastable(site: NodeSite, x: Tensor, parameter: Tensor, axis: int, block
     """
     shape = site.shape(parameter)
     rank = site.rank(x)
-    if all(n == 1 for n in shape) and not block:
+    has_blocks = block != 0
+    has_one_item = all(extent == 1 for extent in shape)
+    if has_one_item and not has_blocks:
         return site.reshaped(parameter, ())
     axis = site.axis(axis, rank)
-    if len(shape) == 1 and not block:
-        return site.unsqueezed(parameter, [i for i in range(rank) if i != axis])
+    if len(shape) == 1 and not has_blocks:
+        new_axes = [i for i in range(rank) if i != axis]
+        return site.unsqueezed(parameter, new_axes)
     if len(shape) != rank or block < 1:
         raise InvalidShape(
             f"a scale or zero point {show(shape)} does not fit {show(site.shape(x))} and blocks of "
             f"{block}"
         )
-    extents = list(site.known_shape(parameter))
-    extents[axis] *= block
+    # Each item of the parameter is repeated `block` times along the axis.
+    repeated_shape = list(site.known_shape(parameter))
+    block_count = repeated_shape[axis]
+    repeated_shape[axis] = block_count * block
     repeats = [1] * (rank + 1)
     repeats[axis + 1] = block
     unsqueezed = site.unsqueezed(parameter, (axis + 1,))
-    repeated = site.reshaped(site.step.tile(unsqueezed, repeats=repeats), extents)
-    items = site.extent(x, axis)
-    fits = extents[axis] - block < items <= extents[axis]
+    repeated = site.step.tile(unsqueezed, repeats=repeats)
+    repeated = site.reshaped(repeated, repeated_shape)
+    item_count = site.extent(x, axis)
+    fits = (block_count - 1) * block < item_count <= block_count * block
     if not fits:
-        raise InvalidShape(f"{items} items do not fit {extents[axis] // block} blocks of {block}")
-    return site.part(repeated, axis, 0, items)
+        raise InvalidShape(f"{item_count} items do not fit {block_count} blocks of {block}")
+    return site.part(repeated, axis, 0, item_count)
 
 
 def quantized(
@@ -76,7 +83,8 @@ def quantized(
     step = site.step
     # `select` hides from XLA that the scale is a broadcast number. XLA replaces a division by such
     # a number by a product, which rounds some halves wrongly.
-    levels = step.div(x, step.select(step.eq(x, x), scale, 1))
+    hidden_scale = step.select(step.eq(x, x), scale, 1)
+    levels = step.div(x, hidden_scale)
     if site.dtype_of(levels) != "float64":
         levels = site.cast(levels, "float32")
     is_integer = dtype.startswith(_INTEGERS)
@@ -84,9 +92,10 @@ def quantized(
         levels = step.round(levels, ties="even")
     if zero_point is not None and not is_zero(zero_point):
         levels = step.add(levels, site.cast(zero_point, site.dtype_of(levels)))
-    if not is_integer and (saturates or dtype.startswith("float4")):
-        most = float(jnp.finfo(dtype).max)
-        levels = step.min(step.max(levels, -most), most)
+    clips = saturates or dtype.startswith("float4")
+    if clips and not is_integer:  # the cast below clips integers
+        largest = float(jnp.finfo(dtype).max)
+        levels = step.min(step.max(levels, -largest), largest)
     return step.cast(levels, dtype=dtype)
 
 
@@ -105,16 +114,21 @@ def dequantized(
     product_dtype = scale_dtype
     if dtype != scale_dtype or level_dtype in _LONG:
         product_dtype = "float64" if "float64" in (scale_dtype, dtype) else "float32"
-    difference_dtype = "int32" if level_dtype.startswith(_INTEGERS) else product_dtype
+    difference = x
     if zero_point is not None and not is_zero(zero_point):
-        x = site.step.sub(site.cast(x, difference_dtype), site.cast(zero_point, difference_dtype))
-    product = site.step.mul(site.cast(x, product_dtype), site.cast(scale, product_dtype))
+        has_integers = level_dtype.startswith(_INTEGERS)
+        difference_dtype = "int32" if has_integers else product_dtype
+        x = site.cast(x, difference_dtype)
+        difference = site.step.sub(x, site.cast(zero_point, difference_dtype))
+    difference = site.cast(difference, product_dtype)
+    product = site.step.mul(difference, site.cast(scale, product_dtype))
     return site.cast(product, dtype)
 
 
 def _broadcastable_parameters(
     site: NodeSite, x: Tensor, scale: Tensor, zero_point: Tensor | None, axis: int, block: int
 ) -> tuple[Any, Any]:
+    """Return a scale and a zero point in shapes that broadcast to x; see `broadcastable`."""
     if site.dtype_of(scale).startswith(_SMALL_FLOATS):
         scale = site.cast(scale, site.graph.builder.real)
     scale = broadcastable(site, x, scale, axis, block)
@@ -127,18 +141,24 @@ def _quantize_linear(
     site: NodeSite, x: Tensor, scale: Tensor, zero_point: Tensor | None = None, *,
     axis: int, block: int, code: int, precision: int, saturates: bool,
 ) -> Any:  # fmt: skip
+    """Quantise x to levels. `code` and `precision` are codes of dtypes, or 0 for the default.
+
+    `code` is the dtype of the levels, and x is divided by the scale in the dtype `precision`.
+    """
     scale, zero_point = _broadcastable_parameters(site, x, scale, zero_point, axis, block)
-    dtype = dtype_of(code) if code else ""
+    level_dtype = dtype_of(code) if code else ""
     if site.has(2):
         zero_dtype = site.dtype_of(2)
-        dtype = dtype or zero_dtype
-        if dtype != zero_dtype:
+        level_dtype = level_dtype or zero_dtype
+        if level_dtype != zero_dtype:
             raise InvalidOperation(f"'output_dtype' must be {zero_dtype}, the dtype of input 2")
-    dtype = dtype or "uint8"
-    wide = site.computation_dtype(dtype_of(precision)) if precision else site.dtype_of(scale)
-    x = site.cast(x, wide)
-    scale = site.cast(scale, wide)
-    return quantized(site, x, scale, zero_point, dtype, saturates=saturates)
+    level_dtype = level_dtype or "uint8"
+    division_dtype = site.dtype_of(scale)
+    if precision:
+        division_dtype = site.computation_dtype(dtype_of(precision))
+    x = site.cast(x, division_dtype)
+    scale = site.cast(scale, division_dtype)
+    return quantized(site, x, scale, zero_point, level_dtype, saturates=saturates)
 
 
 def _dequantize_linear(
@@ -151,6 +171,7 @@ def _dequantize_linear(
     block: int,
     code: int,
 ) -> Any:
+    """Convert levels to real numbers. `code` is the code of their dtype, or 0 for the default."""
     dtype = site.computation_dtype(dtype_of(code)) if code else ""
     scale, zero_point = _broadcastable_parameters(site, x, scale, zero_point, axis, block)
     return dequantized(site, x, scale, zero_point, dtype)
@@ -177,13 +198,11 @@ def dynamically_quantized(site: NodeSite, x: Tensor) -> tuple[Any, Any, Any]:
     """
     step = site.step
     axes = tuple(range(site.rank(x)))
-
-    def range_end(reduce: Callable[..., Tensor], bound: Callable[..., Tensor]) -> Tensor:
-        extreme = reduce(x, axes=axes) if axes else x
-        return bound(site.reshaped(extreme, ()), 0)
-
-    low = range_end(step.min_reduce, step.min)
-    high = range_end(step.max_reduce, step.max)
+    least = step.min_reduce(x, axes=axes) if axes else x
+    low = step.min(site.reshaped(least, ()), 0)
+    greatest = step.max_reduce(x, axes=axes) if axes else x
+    high = step.max(site.reshaped(greatest, ()), 0)
     scale = step.div(step.sub(high, low), 255)
     zero_point = quantized(site, step.neg(low), scale, None, "uint8")
-    return quantized(site, x, scale, zero_point, "uint8"), scale, zero_point
+    levels = quantized(site, x, scale, zero_point, "uint8")
+    return levels, scale, zero_point

@@ -22,23 +22,27 @@ def _axes(site: NodeSite) -> tuple[int, ...]:
     If the node lists no axes, return all axes, or none if the attribute `noop_with_empty_axes` is
     set.
     """
-    axes = site.axes("axes", 1) or ()
-    reduces_all = not axes and not site.flag("noop_with_empty_axes")
-    return tuple(range(site.rank())) if reduces_all else tuple(sorted(set(axes)))
+    axes = site.axes("axes", 1)
+    if axes:
+        return tuple(sorted(set(axes)))
+    if site.flag("noop_with_empty_axes"):
+        return ()
+    return tuple(range(site.rank()))
 
 
 def _reduced(steps: tuple[str, str, str]) -> Meaning:
-    _, kind, after = steps
+    """Make the function that flattens a reduction. `steps` is a value of `REDUCTIONS`."""
+    _, kind, kind_after = steps
 
     def meaning(site: NodeSite, x: Tensor, *, keeps_axes: bool) -> Any:
         axes = _axes(site)
         is_empty = any(site.shape()[axis] == 0 for axis in axes)
         if is_empty and kind in ("max_reduce", "min_reduce"):
-            return _extreme_of_empty(
-                site, axes, largest=kind == "max_reduce", keeps_axes=keeps_axes
-            )
+            is_maximum = kind == "max_reduce"
+            return _extreme_of_empty(site, axes, largest=is_maximum, keeps_axes=keeps_axes)
         dtype = site.dtype_of()
-        if after and is_integer(dtype):  # a root or logarithm of integers
+        has_root_or_logarithm = kind_after != ""
+        if has_root_or_logarithm and is_integer(dtype):
             x = site.cast(x, site.computation_dtype("float64"))
             return reduced(site, x, axes, steps, keeps_axes=keeps_axes, result_dtype=dtype)
         return reduced(site, x, axes, steps, keeps_axes=keeps_axes)
@@ -53,17 +57,17 @@ for _name, _steps in REDUCTIONS.items():
 def _extreme_of_empty(
     site: NodeSite, axes: tuple[int, ...], *, largest: bool, keeps_axes: bool
 ) -> Any:
-    """Return the maximum, or the minimum if not `largest`, along axes that have no items.
+    """Return the maximum or the minimum along axes that have no items.
 
-    The maximum is the smallest number of the dtype, and the minimum is the largest number. If
-    `keeps_axes`, the axes remain with extent 1.
+    If `largest`, the result is the maximum, which is the smallest number of the dtype. Otherwise it
+    is the minimum, which is the largest number. If `keeps_axes`, the axes remain with extent 1.
     """
     dtype = site.dtype_of()
-    low, high = (-math.inf, math.inf) if site.is_real() else ends_of(dtype)
-    item = low if largest else high
+    least, greatest = (-math.inf, math.inf) if site.is_real() else ends_of(dtype)
+    item = least if largest else greatest
     shape: list[int] = []
-    for i, extent in enumerate(site.known_shape()):
-        if i not in axes:
+    for number, extent in enumerate(site.known_shape()):
+        if number not in axes:
             shape.append(extent)
         elif keeps_axes:
             shape.append(1)
@@ -71,7 +75,7 @@ def _extreme_of_empty(
 
 
 def _index(kind: str) -> Meaning:
-    """Make the meaning of an operator that returns the index of the extreme item along an axis.
+    """Make the function that flattens an operator to the index of the extreme item along an axis.
 
     `kind` is the kind of the operation, such as "argmax_reduce".
     """
@@ -113,9 +117,12 @@ def _first_largest(site: NodeSite, x: Tensor, axes: Sequence[int]) -> Any:
     If several items are equal to the largest one, only the first of them gets 1.
     """
     site.graph.require_items(x, axes)
-    shape = site.known_shape()
-    extents = [n if i in axes else 1 for i, n in enumerate(shape)]
-    indices: Any = site.positions(site.volume(extents))
-    indices = site.reshaped(indices, extents)
+    # For each item, its index among the items along the axes. Other axes have extent 1.
+    index_shape = [1] * site.rank()
+    for reduced_axis in axes:
+        index_shape[reduced_axis] = site.known_shape()[reduced_axis]
+    indices: Any = site.positions(site.volume(index_shape))
+    indices = site.reshaped(indices, index_shape)
     first = site.as_integer(site.step.argmax_reduce(x, axes=tuple(axes)))
-    return site.last.cast(site.step.eq(indices, first), dtype=site.dtype_of())
+    is_first = site.step.eq(indices, first)
+    return site.last.cast(is_first, dtype=site.dtype_of())

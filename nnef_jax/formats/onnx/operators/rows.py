@@ -34,14 +34,19 @@ def plane(site: NodeSite) -> tuple[int, ...]:
 
 
 def _class_axis(site: NodeSite) -> tuple[int, ...]:
+    """Return the axis of a softmax since version 13, by default the last one."""
     return (site.axis_of("axis", -1),)
 
 
 def _class_axes(site: NodeSite) -> tuple[int, ...]:
-    return tuple(range(site.axis_of("axis", 1), site.rank()))
+    """Return the axes of a softmax before version 13: the attribute `axis` and all later axes."""
+    first_axis = site.axis_of("axis", 1)
+    return tuple(range(first_axis, site.rank()))
 
 
 def _optional(i: int, default: float) -> Callable[[NodeSite], Any]:
+    """Make a function that returns input `i` of a site, or a default if the input is left out."""
+
     def read(site: NodeSite) -> Any:
         return site.operand(i) if site.has(i) else default
 

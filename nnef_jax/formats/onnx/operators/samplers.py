@@ -28,18 +28,18 @@ _ROUNDINGS = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
 _GRID_MODES = {"linear": "bilinear", "cubic": "bicubic"}
 
 
-def _of_all_axes(items: Sequence[float], axes: Sequence[int], default: Sequence[float]) -> Any:
-    """Return a tuple with an item for each axis: items for `axes`, and defaults for all others.
+def _of_all_axes(items: Sequence[float], axes: Sequence[int], defaults: Sequence[float]) -> Any:
+    """Return `defaults`, which has an item for each axis, with new items for some axes.
 
-    `items` has an item for each of `axes`, and `default` has an item for each axis. Raises
-    InvalidOperation if the lengths of `items` and `axes` differ.
+    `items` has the new item for each of `axes`. Raises InvalidOperation if the lengths of `items`
+    and `axes` differ.
     """
     if len(items) != len(axes):
         raise InvalidOperation(f"{list(items)} must have an item for each of {len(axes)} axes")
-    of_all = list(default)
+    item_by_axis = list(defaults)
     for axis, item in zip(axes, items, strict=True):
-        of_all[axis] = item
-    return tuple(of_all)
+        item_by_axis[axis] = item
+    return tuple(item_by_axis)
 
 
 @operator("Resize", since=11)
@@ -61,14 +61,16 @@ def _resize(
     scale.
     """
     rank = site.rank()
-    axes = [site.axis(a) for a in site.ints("axes", tuple(range(rank)))]
+    all_axes = tuple(range(rank))
+    axes = [site.axis(axis) for axis in site.ints("axes", all_axes)]
     region = _region(site, axes, rank) if coordinates == _CROP else False
-    has_scales, has_sizes = (site.has(i) and site.shape(i) != (0,) for i in (2, 3))
+    has_scales = site.has(2) and site.shape(2) != (0,)
+    has_sizes = site.has(3) and site.shape(3) != (0,)
     if has_scales == has_sizes:
         count = "both are" if has_scales else "none is"
         raise InvalidOperation(f"either 'scales' or 'sizes' must be given, {count}")
     if has_scales:
-        scales = [float(s) for s in site.known(2)]
+        scales = [float(scale) for scale in site.known(2)]
         size: dict[str, Any] = {"scales": _of_all_axes(scales, axes, [1.0] * rank)}
     else:
         size = _sizes(site, axes)
@@ -80,10 +82,10 @@ def _resize(
 
 
 def _sizes(site: NodeSite, axes: Sequence[int]) -> dict[str, Any]:
-    """Return the attribute `sizes` of a resize to the extents in input 3.
+    """Return the attribute `sizes` of the operation that resizes `axes` to the extents in input 3.
 
-    If the attribute `keep_aspect_ratio_policy` asks for one scale for all axes, return the
-    attribute `scales` instead.
+    If the node's attribute `keep_aspect_ratio_policy` asks for one scale for all axes, return the
+    operation's attributes `scales` and `rounds` instead.
     """
     policies = ("stretch", "not_larger", "not_smaller")
     policy = site.choice("keep_aspect_ratio_policy", *policies, default="stretch")
@@ -92,8 +94,8 @@ def _sizes(site: NodeSite, axes: Sequence[int]) -> dict[str, Any]:
     sizes = _of_all_axes(site.integers(3), axes, shape)
     if policy == "stretch":
         return {"sizes": sizes}
-    choose = min if policy == "not_larger" else max
-    scale = choose(sizes[axis] / shape[axis] for axis in axes)
+    axis_scales = [sizes[axis] / shape[axis] for axis in axes]
+    scale = min(axis_scales) if policy == "not_larger" else max(axis_scales)
     scales = _of_all_axes([scale] * len(axes), axes, [1.0] * len(shape))
     return {"scales": scales, "rounds": True}
 
@@ -104,15 +106,18 @@ def _region(site: NodeSite, axes: Sequence[int], rank: int) -> Any:
     Input 1 has the bounds for `axes`, as fractions of the extents. Along all other axes the region
     is from 0 to 1. `rank` is the number of all axes.
     """
-    roi = site.operand(1)
+    region = site.operand(1)
     count = len(axes)
     if list(axes) == list(range(rank)):
-        return roi
-    zero_one = site.constant([0, 1], site.dtype_of(roi))
-    bounds = site.step.concat([site.tensor(roi), site.tensor(zero_one)], axis=0)
-    starts = _of_all_axes(range(count), axes, [2 * count] * rank)
-    ends = _of_all_axes(range(count, 2 * count), axes, [2 * count + 1] * rank)
-    return site.step.gather(bounds, site.constant([*starts, *ends], "int64"), axis=0)
+        return region
+    # For other axes, the numbers 0 and 1 follow the bounds in the table.
+    zero_one = site.constant([0, 1], site.dtype_of(region))
+    table = site.step.concat([site.tensor(region), site.tensor(zero_one)], axis=0)
+    index_of_0 = 2 * count
+    index_of_1 = 2 * count + 1
+    starts = _of_all_axes(range(count), axes, [index_of_0] * rank)
+    ends = _of_all_axes(range(count, 2 * count), axes, [index_of_1] * rank)
+    return site.step.gather(table, site.constant([*starts, *ends], "int64"), axis=0)
 
 
 _UPSAMPLE_MODE = word("mode", "nearest", "linear", "bilinear")
@@ -121,7 +126,9 @@ _UPSAMPLE_MODE = word("mode", "nearest", "linear", "bilinear")
 @operator("Upsample", since=9)
 @operator("Resize", since=10)
 def _upsample(site: NodeSite, x: Tensor, *, mode: str = _UPSAMPLE_MODE) -> Any:
-    return _scaled(site, x, mode, [float(s) for s in site.known(1)])
+    """Resize by the scales in input 1, as operators before version 11 do."""
+    scales = [float(scale) for scale in site.known(1)]
+    return _scaled(site, x, mode, scales)
 
 
 @operator("Upsample", since=7)
@@ -132,7 +139,8 @@ def _upsample_by_attribute(
     mode: str = _UPSAMPLE_MODE,
     scales: Sequence[float] = numbers("scales"),
 ) -> Any:
-    return _scaled(site, x, mode, [float(s) for s in scales])
+    """Resize by the scales in an attribute, as before version 9."""
+    return _scaled(site, x, mode, [float(scale) for scale in scales])
 
 
 @operator("Upsample")
@@ -144,6 +152,7 @@ def _upsample_plane(
     height: float = number("height_scale"),
     width: float = number("width_scale"),
 ) -> Any:
+    """Resize images of shape (batch, channels, height, width), as before version 7."""
     return _scaled(site, x, mode, [1.0, 1.0, height, width])
 
 
@@ -152,7 +161,8 @@ def _scaled(site: NodeSite, x: Tensor, mode: str, scales: Sequence[float]) -> An
 
     Items are interpolated linearly unless `mode` is "nearest".
     """
-    mode = "nearest" if mode == "nearest" else "linear"
+    if mode != "nearest":
+        mode = "linear"
     return resized(site.last, x, mode, "asymmetric", scales=tuple(scales), nearest_mode="simple")
 
 
@@ -165,6 +175,7 @@ def _grid_sample(
     aligns: bool = flag("align_corners"),
     padding: str = word("padding_mode", "zeros", "border", "reflection"),
 ) -> Any:
+    """Sample x at the positions `grid`. `padding` says which items are outside of x."""
     default = "linear" if site.version >= 20 else "bilinear"
     modes = (*_GRID_MODES, *_GRID_MODES.values(), "nearest")
     mode = site.choice("mode", *modes, default=default)
@@ -193,9 +204,9 @@ def _roi_align(
     the centre of item i is at the position i + 0.5. The mode "max" multiplies the neighbours of
     each sample by their weights and takes the maximum.
     """
-    is_half = coordinates == "half_pixel" and site.version >= 16
-    shift = -0.5 if is_half else 0.0
-    least = 0.0 if is_half else 1.0  # the smallest extent of a region
+    are_positions = coordinates == "half_pixel" and site.version >= 16
+    shift = -0.5 if are_positions else 0.0
+    least = 0.0 if are_positions else 1.0  # the smallest extent of a region
     if mode == "max":
         mode = "max_share"
     return roi_aligned(
@@ -217,9 +228,10 @@ def _max_roi_pool(
 
     `size` has the numbers of cells (vertical, horizontal), and `scale` multiplies the corners.
     """
-    image = site.squeezed(site.cast(site.part(rois, 1, 0, 1), "int32"), 1)
-    rois = site.step.mul(site.part(rois, 1, 1, 5), scale)
-    return site.last.max_roi_pool(x, rois, image, output_size=size)
+    image_column = site.part(rois, 1, 0, 1)
+    image = site.squeezed(site.cast(image_column, "int32"), 1)
+    corners = site.step.mul(site.part(rois, 1, 1, 5), scale)
+    return site.last.max_roi_pool(x, corners, image, output_size=size)
 
 
 @operator("NonMaxSuppression")

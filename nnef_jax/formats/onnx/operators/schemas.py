@@ -38,21 +38,28 @@ def _schema(domain: str, name: str, version: int) -> Any:
 def require_declared(node: Node, version: int) -> None:
     """Raise InvalidOperation if a node does not fit the schema of its operator.
 
-    The schema says how many inputs and outputs there may be, and which attributes there are.
+    The schema says how many inputs and outputs a node may have, and which attributes.
     """
     schema = _schema(node.domain, node.operator, version)
     if schema is None:
         return
-    for ports, names, most in (
-        ("inputs", node.inputs, schema.max_input),
-        ("outputs", node.outputs, schema.max_output),
-    ):
-        if any(names[most:]):
-            raise InvalidOperation(f"it has {len(names)} {ports}, the operator has at most {most}")
+    _require_most("inputs", node.inputs, schema.max_input)
+    _require_most("outputs", node.outputs, schema.max_output)
     for name in (*node.attributes, *node.references):
         if name not in schema.attributes:
             hint = did_you_mean(name, schema.attributes)
             raise InvalidOperation(f"the operator has no attribute '{name}'", hint)
+
+
+def _require_most(ports: str, names: Sequence[str], most: int) -> None:
+    """Raise InvalidOperation if a node has more than `most` inputs or outputs.
+
+    `names` are the names of the inputs or outputs. Names "" at the end do not count. `ports` is the
+    word "inputs" or "outputs".
+    """
+    surplus_names = names[most:]
+    if any(surplus_names):
+        raise InvalidOperation(f"it has {len(names)} {ports}, the operator has at most {most}")
 
 
 def is_defined(domain: str, name: str, version: int) -> bool:
@@ -82,33 +89,40 @@ def specialised(node: Node, version: int, operands: Sequence[object]) -> Functio
     The function depends on the node's operands and attributes. Raises InvalidOperation if there is
     no such function.
     """
-    from onnx import FunctionProto, TypeProto, helper
-
-    def type_message(x: object) -> bytes:
-        if not isinstance(x, Value | Constant):
-            return TypeProto().SerializeToString()
-        if isinstance(x, Constant):
-            code = code_of(x.type)
-            shape = x.array.shape
-        else:
-            code = code_of(x.type.dtype)
-            shape = x.type.shape
-        extents = [int(n) if is_plain([n]) else None for n in shape]
-        return helper.make_tensor_type_proto(code, extents).SerializeToString()
+    from onnx import FunctionProto, helper
 
     proto = helper.make_node(node.operator, node.inputs, node.outputs)
     proto.domain = node.domain
-    for name, x in node.attributes.items():
-        if isinstance(x, int | float | str | tuple):
-            proto.attribute.append(helper.make_attribute(name, x))
+    for name, value in node.attributes.items():
+        if isinstance(value, int | float | str | tuple):
+            proto.attribute.append(helper.make_attribute(name, value))
     schema = _schema(node.domain, node.operator, version)
-    types = [type_message(x) for x in operands]
+    types = [_type_message(operand) for operand in operands]
     message = schema.get_context_dependent_function(proto.SerializeToString(), types)
     body = FunctionProto()
     body.ParseFromString(message)
     if not body.node:
         raise InvalidOperation("the standard does not define it for its inputs and attributes")
     return _read(body, schema)
+
+
+def _type_message(operand: object) -> bytes:
+    """Return the type of an operand as the bytes of a TypeProto.
+
+    If the operand is no tensor, the message is empty.
+    """
+    from onnx import TypeProto, helper
+
+    if isinstance(operand, Constant):
+        dtype = operand.type
+        shape = operand.array.shape
+    elif isinstance(operand, Value):
+        dtype = operand.type.dtype
+        shape = operand.type.shape
+    else:
+        return TypeProto().SerializeToString()
+    extents = [int(extent) if is_plain([extent]) else None for extent in shape]
+    return helper.make_tensor_type_proto(code_of(dtype), extents).SerializeToString()
 
 
 def _read(proto: FunctionProto, schema: Any) -> Function:
@@ -118,8 +132,11 @@ def _read(proto: FunctionProto, schema: Any) -> Function:
     """
     reader = Reader(f"the definition of {proto.name}", Raw(), Meter(Limits.unbounded()), _refused)
     reader.list_nodes(proto.node)
-    values = ((key, x.default_value) for key, x in schema.attributes.items())
-    defaults = {key: reader.attribute(x) for key, x in values if x.name}
+    defaults: dict[str, Any] = {}
+    for name, attribute in schema.attributes.items():
+        has_default = attribute.default_value.name != ""
+        if has_default:
+            defaults[name] = reader.attribute(attribute.default_value)
     return replace(reader.function(proto), defaults=defaults)
 
 

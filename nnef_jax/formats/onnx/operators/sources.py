@@ -35,14 +35,16 @@ _WRAPPED = ("int2", "uint2", "int4", "uint4", "int8", "uint8", "int16", "uint16"
 
 @operator("Constant")
 def _constant(site: NodeSite) -> Constant:
+    """Return the tensor in the attribute of a node. An array of real numbers becomes a weight."""
     attributes = site.node.attributes
     if len(attributes) != 1:
         raise InvalidOperation(f"it must have one value, it has {len(attributes)}")
-    ((name, value),) = attributes.items()
+    name, value = next(iter(attributes.items()))
     if name in ("value", "sparse_value"):
-        value = site.attribute(name, Constant, None)
-        is_weight = value.array.size > 1 and value.array.dtype.kind in "fV"
-        return Constant(value.array, value.type, site.name) if is_weight else value
+        tensor = site.attribute(name, Constant, None)
+        has_reals = tensor.array.dtype.kind in "fV"
+        is_weight = has_reals and tensor.array.size > 1
+        return Constant(tensor.array, tensor.type, site.name) if is_weight else tensor
     dtypes = {
         "value_float": "float32", "value_floats": "float32", "value_int": "int64",
         "value_ints": "int64",
@@ -56,11 +58,14 @@ def _constant(site: NodeSite) -> Constant:
 def _constant_of_shape(
     site: NodeSite, *, value: Constant = attribute("value", "attribute", Constant, _ZERO)
 ) -> Tensor:
+    """Return a tensor of the shape in input 0, whose items are all equal to `value`."""
     item = site.reshaped(Constant(value.array, value.type, derived=True), ())
     shape = site.integers(0)
-    if any(n < 0 for n in shape):
+    if any(extent < 0 for extent in shape):
         raise InvalidOperation(f"its shape {shape} has a negative extent")
-    return site.last.broadcast(item, shape=shape) if shape else item
+    if not shape:
+        return item
+    return site.last.broadcast(item, shape=shape)
 
 
 @operator("Shape")
@@ -74,21 +79,25 @@ def _shape(
     shape: list[Any] = list(site.known_shape())
     if isinstance(x, Value) and x in site.graph.counts:
         shape = site.graph.unpadded_shape(x)
-    shape = shape[start:end]
-    if not any(isinstance(n, Value) for n in shape):
-        return site.numbers_of(shape)
-    parts = [n if isinstance(n, Value) else site.numbers_of([n]) for n in shape]
-    return site.last.concat(parts, axis=0)
+    part = shape[start:end]
+    has_computed_extent = any(isinstance(extent, Value) for extent in part)
+    if not has_computed_extent:
+        return site.numbers_of(part)
+    extents = [x if isinstance(x, Value) else site.numbers_of([x]) for x in part]
+    return site.last.concat(extents, axis=0)
 
 
 @operator("Size")
 def _size(site: NodeSite, x: Tensor) -> Any:
+    """Return the number of items of a tensor, without padding."""
     shape = site.known_shape()
     count = site.graph.counts.get(x) if isinstance(x, Value) else None
     if count is None:
-        return site.reshaped(site.numbers_of([site.volume(shape)]), ())
-    volume = site.volume([n for i, n in enumerate(shape) if i != count.axis])
-    return site.reshaped(site.step.mul(count.items, volume), ())
+        size = site.numbers_of([site.volume(shape)])
+    else:
+        unpadded_extents = [extent for i, extent in enumerate(shape) if i != count.axis]
+        size = site.step.mul(count.items, site.volume(unpadded_extents))
+    return site.reshaped(size, ())
 
 
 @operator("Cast", since=6)
@@ -102,10 +111,11 @@ def _cast(
         return _power_of_two(site, x, saturates=saturates)
     becomes_float8 = dtype.startswith("float8") and source_dtype != dtype
     if becomes_float8 and saturates:
-        if not is_float(source_dtype) or source_dtype.startswith("float8"):
+        can_be_clipped = is_float(source_dtype) and not source_dtype.startswith("float8")
+        if not can_be_clipped:
             x = site.cast(x, site.graph.builder.real)
-        most = float(jnp.finfo(dtype).max)
-        x = site.step.clamp(x, -most, most)
+        largest = float(jnp.finfo(dtype).max)
+        x = site.step.clamp(x, -largest, largest)
     if is_float(source_dtype) and dtype in _WRAPPED:
         x = site.cast(x, "int32")
     return site.last.cast(x, dtype=result_dtype)
@@ -134,11 +144,12 @@ def _power_of_two(site: NodeSite, x: Tensor, *, saturates: bool) -> Any:
     The exponents have the range of float32. If `saturates`, numbers beyond the range are clipped.
     """
     step = site.step
-    least = _LEAST[_ROUNDING(site)]
+    least_rounded_up = _LEAST[_ROUNDING(site)]
     x = step.abs(site.cast(site.tensor(x), "float32"))
-    bits = step.bitcast(x, dtype="int32")
-    mantissa = step.bitwise_and(bits, (1 << _MANTISSA_BITS) - 1)
-    rounds_up = step.ge(mantissa, least)
+    bits = step.bitcast(x, dtype="int32")  # those of the exponent, then those of the mantissa
+    mantissa_mask = (1 << _MANTISSA_BITS) - 1
+    mantissa = step.bitwise_and(bits, mantissa_mask)
+    rounds_up = step.ge(mantissa, least_rounded_up)
     exponent = step.shift_right(bits, _MANTISSA_BITS)
     code = step.add(exponent, step.cast(rounds_up, dtype="int32"))
     if saturates:
@@ -146,13 +157,15 @@ def _power_of_two(site: NodeSite, x: Tensor, *, saturates: bool) -> Any:
         is_nan = step.is_nan(x)
     else:
         code = step.min(code, _NAN)
-        is_nan = step.lt(bits, 1 << _MANTISSA_BITS - 1)  # less than 2^-127
+        bits_of_least = 1 << (_MANTISSA_BITS - 1)  # the bits of 2^-127 in float32
+        is_nan = step.lt(bits, bits_of_least)
     code = step.cast(step.select(is_nan, _NAN, code), dtype="uint8")
     return site.last.bitcast(code, dtype="float8_e8m0fnu")
 
 
 @operator("BitCast")
 def _bit_cast(site: NodeSite, x: Tensor, *, dtype: str = dtype("to")) -> Any:
+    """Take the bits of x for items of another dtype."""
     if site.computation_dtype(dtype) != dtype:
         raise InvalidOperation(
             f"it must give {dtype}, but {dtype} is computed in {site.computation_dtype(dtype)}",
@@ -167,11 +180,13 @@ def _range(site: NodeSite, first: Tensor) -> Any:
 
     Inputs 0 to 2 are the start, the limit and delta.
     """
-    start, limit, delta = (site.known(i).reshape(-1)[0] for i in range(3))
+    start, limit, delta = [site.known(i).reshape(-1)[0] for i in range(3)]
     dtype = first.type if isinstance(first, Constant) else site.dtype_of()
-    if not any(map(is_symbolic, (start, limit, delta))):
-        kind = int if np.dtype(dtype).kind in "iu" else float
-        start, limit, delta = map(kind, (start, limit, delta))
+    has_symbols = any(map(is_symbolic, (start, limit, delta)))
+    if not has_symbols:
+        has_integers = np.dtype(dtype).kind in "iu"
+        convert = int if has_integers else float
+        start, limit, delta = convert(start), convert(limit), convert(delta)
         if delta == 0:
             raise InvalidOperation("'delta' must not be 0")
         count = max(math.ceil((limit - start) / delta), 0)
@@ -204,23 +219,34 @@ def _mel_weights(site: NodeSite, *, dtype: str = dtype("output_datatype", 1)) ->
 
     The corners of the triangles are equidistant on the mel scale.
     """
-    bands, length, rate = (site.integer(i) for i in range(3))
-    edges = [site.scalar(i) for i in (3, 4)]
+    bands, length, rate = [site.integer(i) for i in range(3)]
+    lowest, highest = site.scalar(3), site.scalar(4)  # frequencies in hertz
     if min(bands, length, rate) < 1:
         raise InvalidOperation(
             f"inputs 0 to 2 must be positive, they are {bands}, {length}, {rate}"
         )
-    low, high = (_MELS / math.log(10) * math.log1p(edge / _CORNER) for edge in edges)
+    lowest_mel = _mel(lowest)
+    highest_mel = _mel(highest)
     count = length // 2 + 1
     site.spend(bands * count)
-    mels = low + np.arange(bands + 2) * ((high - low) / (bands + 2))
+    distance = (highest_mel - lowest_mel) / (bands + 2)
+    mels = lowest_mel + np.arange(bands + 2) * distance
     hertz = _CORNER * np.expm1(mels / _MELS * math.log(10))
     corners = np.floor((length + 1) * hertz / rate).astype(np.int64)
-    first, middle, last = (x[None, :] for x in (corners[:-2], corners[1:-1], corners[2:]))
+    # A band has three successive corners, along the columns. The bins are along the rows.
+    first = corners[None, :-2]
+    middle = corners[None, 1:-1]
+    last = corners[None, 2:]
     bins = np.arange(count)[:, None]
     with np.errstate(all="ignore"):
         rising = np.where(middle > first, (bins - first) / (middle - first), bins == middle)
         falling = np.where(last > middle, (last - bins) / (last - middle), 0.0)
-    inside = (bins >= first) & (bins < last)
-    weights = np.where(bins <= middle, rising, falling) * (inside | (bins == middle))
+    is_inside = (bins >= first) & (bins < last)
+    is_in_band = is_inside | (bins == middle)
+    weights = np.where(bins <= middle, rising, falling) * is_in_band
     return site.constant(weights, dtype)
+
+
+def _mel(frequency: float) -> float:
+    """Convert a frequency in hertz to the mel scale."""
+    return _MELS / math.log(10) * math.log1p(frequency / _CORNER)

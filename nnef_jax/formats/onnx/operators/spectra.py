@@ -15,10 +15,11 @@ from nnef_jax.formats.onnx.operators.registry import operator
 
 
 def _is_real(site: NodeSite) -> bool:
-    parts = site.known_shape()[-1:]
-    if parts not in ((1,), (2,)):
+    """Tell whether the signal in input 0 is real. Its last axis has the parts of a number."""
+    last_extent = site.known_shape()[-1:]
+    if last_extent not in ((1,), (2,)):
         raise InvalidShape(f"the last axis of {show(site.shape())} must hold [re] or [re,im]")
-    return parts == (1,)
+    return last_extent == (1,)
 
 
 @operator("DFT", since=20)
@@ -42,30 +43,35 @@ def _along_axis(
     inverse: bool = flag("inverse"),
     onesided: bool = flag("onesided"),
 ) -> Any:
+    """Compute the Fourier transform along `axis`, or its inverse; see `_dft`."""
     rank = site.rank()
     is_real = _is_real(site)
     if site.axis(axis) == rank - 1:
         raise InvalidOperation(f"'axis' must not be {axis}, the axis of [re] or [re,im]")
     needs_real = not inverse  # half a spectrum is made from a real signal, or becomes one
     if onesided and is_real != needs_real:
-        signal = "complex" if inverse else "real"
-        raise InvalidOperation(f"the signal must be {signal} if 'onesided' is 1")
+        due = "complex" if inverse else "real"
+        raise InvalidOperation(f"the signal must be {due} if 'onesided' is 1")
     axis = site.axis(axis)
     extent = site.known_shape()[axis]
-    default_count = 2 * (extent - 1) if onesided and inverse else extent
+    has_half_spectrum = onesided and inverse  # the half spectrum of a real signal
+    default_count = 2 * (extent - 1) if has_half_spectrum else extent
     count = site.integer(1, default_count)
     if count < 1:
         raise InvalidOperation(f"its length must be positive, it is {count}")
     site.spend(count)
-    if onesided and inverse:
+    if has_half_spectrum:
         x = _weighted_half(site, x, axis, count)
     x = site.cut_or_padded(x, axis, count)
+    parts_axis = rank - 1  # the axis of [re] or [re,im]
     if is_real and not inverse:
-        return _of_real(site, site.squeezed(x, rank - 1), axis, count, onesided=onesided)
-    x = site.step.fft(site.cut_or_padded(x, rank - 1, 2), axis=axis, inverse=inverse)
+        signal = site.squeezed(x, parts_axis)
+        return _of_real(site, signal, axis, count, onesided=onesided)
+    pairs = site.cut_or_padded(x, parts_axis, 2)  # [re,im]
+    result = site.step.fft(pairs, axis=axis, inverse=inverse)
     if inverse:
-        x = site.step.div(x, float(count))
-    return site.cut_or_padded(x, rank - 1, 1) if onesided else x
+        result = site.step.div(result, float(count))
+    return site.cut_or_padded(result, parts_axis, 1) if onesided else result
 
 
 def _weighted_half(site: NodeSite, x: Tensor, axis: int, count: int) -> Any:
@@ -74,15 +80,16 @@ def _weighted_half(site: NodeSite, x: Tensor, axis: int, count: int) -> Any:
     `count` is the number of all frequencies. The frequencies of the upper half are conjugates of
     the frequencies of the lower half. Therefore most frequencies of the lower half count twice.
     """
-    half = count // 2 + 1
-    twice = np.full(half, 2.0)
-    twice[0] = 1
+    half_count = count // 2 + 1
+    factors = np.full(half_count, 2.0)
+    factors[0] = 1
     if count % 2 == 0:
-        twice[-1] = 1
+        factors[-1] = 1
     shape = [1] * site.rank()
-    shape[axis] = half
-    weights = site.constant(twice.reshape(shape), site.dtype_of())
-    return site.step.mul(site.cut_or_padded(x, axis, half), weights)
+    shape[axis] = half_count
+    weights = site.constant(factors.reshape(shape), site.dtype_of())
+    half_spectrum = site.cut_or_padded(x, axis, half_count)
+    return site.step.mul(half_spectrum, weights)
 
 
 def _of_real(site: NodeSite, x: Tensor, axis: int, count: int, *, onesided: bool) -> Any:
@@ -91,13 +98,16 @@ def _of_real(site: NodeSite, x: Tensor, axis: int, count: int, *, onesided: bool
     The upper half of the spectrum is the conjugate of the lower half. If `onesided`, the upper half
     is left out.
     """
-    below = site.step_or_last(onesided).rfft(x, axis=axis)
-    above = (count - 1) // 2  # the number of frequencies in the upper half
-    if onesided or not above:
-        return below
-    conjugates = site.step.slice(below, axes=(axis,), begin=(above,), end=(0,), stride=(-1,))
-    conjugates = site.step.mul(conjugates, site.constant([1, -1], site.dtype_of()))
-    return site.last.concat([below, conjugates], axis=axis)
+    lower_half = site.step_or_last(onesided).rfft(x, axis=axis)
+    upper_count = (count - 1) // 2  # the number of frequencies in the upper half
+    if onesided or upper_count == 0:
+        return lower_half
+    # The frequencies from upper_count down to 1.
+    mirrored = site.step.slice(
+        lower_half, axes=(axis,), begin=(upper_count,), end=(0,), stride=(-1,)
+    )
+    conjugates = site.step.mul(mirrored, site.constant([1, -1], site.dtype_of()))
+    return site.last.concat([lower_half, conjugates], axis=axis)
 
 
 @operator("STFT")
@@ -112,7 +122,7 @@ def _stft(site: NodeSite, x: Tensor, *, onesided: bool = flag("onesided", True))
         raise InvalidShape(f"its signal {show(site.shape())} must have two or three axes")
     is_flat = site.rank() == 2
     is_real = is_flat or _is_real(site)
-    step = site.integer(1)
+    frame_step = site.integer(1)
     if onesided and not is_real:
         raise InvalidOperation("the signal must be real if 'onesided' is 1")
     default_size = site.shape(2)[0] if site.has(2) else site.known_shape()[1]
@@ -123,7 +133,9 @@ def _stft(site: NodeSite, x: Tensor, *, onesided: bool = flag("onesided", True))
     if is_flat:
         x = site.unsqueezed(x, (2,))
     pairs = site.cut_or_padded(x, 2, 2)  # [re,im]
-    frequencies = site.step_or_last(not onesided).stft(
-        pairs, window, axis=1, frame_length=size, frame_step=step
-    )
-    return site.cut_or_padded(frequencies, 2, size // 2 + 1) if onesided else frequencies
+    add = site.step_or_last(not onesided)
+    spectra = add.stft(pairs, window, axis=1, frame_length=size, frame_step=frame_step)
+    if not onesided:
+        return spectra
+    half_count = size // 2 + 1
+    return site.cut_or_padded(spectra, 2, half_count)

@@ -29,7 +29,8 @@ _SUMS: dict[str, Any] = {"rho": numbers("rho"), "coefficients": numbers("coeffic
 
 
 def _matrix(name: str, numbers: Sequence[float], count: int) -> Any:
-    if count < 1 or len(numbers) % count:
+    """Return the numbers of the attribute `name` as a matrix with `count` rows."""
+    if count < 1 or len(numbers) % count != 0:
         raise InvalidShape(
             f"'{name}' has {len(numbers)} items, which do not divide into {count} rows"
         )
@@ -41,7 +42,7 @@ def _products(
 ) -> Any:
     """Multiply x by the rows of `filter`, and add `bias`.
 
-    `name` is the label of the filter.
+    `name` is the label that the filter has as a weight.
     """
     biases = parameter(site, f"{name}.bias", [bias])
     return site.step.linear(x, parameter(site, name, filter), biases)
@@ -55,13 +56,15 @@ def _kernels(site: NodeSite, count: int) -> Any:
     gamma, offset, degree = site.numbers("kernel_params", (0.0, 0.0, 0.0))
     kind = site.choice("kernel_type", "LINEAR", "POLY", "RBF", "SIGMOID", default="LINEAR")
     if kind == "RBF":
-        vectors = parameter(site, "support_vectors", vectors[None])
-        distance = step.sub(site.unsqueezed(x, (1,)), vectors)
-        square = site.squeezed(site.total(step.sqr(distance), (2,)), 2)
+        # Differences of rows and vectors have shape (samples, count, features).
+        weights = parameter(site, "support_vectors", vectors[None])
+        difference = step.sub(site.unsqueezed(x, (1,)), weights)
+        square = site.squeezed(site.total(step.sqr(difference), (2,)), 2)
         return step.exp(step.mul(square, -gamma))
     if kind == "LINEAR":
         return _products(site, x, vectors, [0.0] * count, "support_vectors")
-    sums = _products(site, x, vectors * np.float32(gamma), [offset] * count, "support_vectors")
+    scaled_vectors = vectors * np.float32(gamma)
+    sums = _products(site, x, scaled_vectors, [offset] * count, "support_vectors")
     return step.tanh(sums) if kind == "SIGMOID" else step.pow(sums, float(degree))
 
 
@@ -79,12 +82,13 @@ def _regressor(
     If there are no support vectors, the features are multiplied by the coefficients. If
     `one_class`, return 1 if the sum is above 0, otherwise -1.
     """
-    x = _kernels(site, count) if count else feature_rows(site)
-    filter = _matrix("coefficients", coefficients, 1)
-    sums = _products(site, x, filter, [rho[0]], "coefficients")
+    x = _kernels(site, count) if count > 0 else feature_rows(site)
+    weights = _matrix("coefficients", coefficients, 1)
+    sums = _products(site, x, weights, [rho[0]], "coefficients")
     if one_class:
         one = site.constant(1, site.dtype_of(sums))
-        return site.step.select(site.step.gt(sums, 0.0), one, -1.0)
+        is_positive = site.step.gt(sums, 0.0)
+        return site.step.select(is_positive, one, -1.0)
     return transformed(site, sums, TRANSFORM(site))
 
 
@@ -102,29 +106,31 @@ def _classifier(
     """Return the label with the most votes for each row, and scores.
 
     Each pair of classes has a vote. The scores are the sums of the pairs, or the probabilities of
-    the classes if `slopes` is not empty. If there are no support vectors, there are no votes: each
-    class has a score, and the label is that of the highest score.
+    the classes if `slopes` is not empty. If there are no support vectors, there are no votes. Then
+    each class has a score, and the label belongs to the class with the highest score.
     """
     labels = classes(site, names)
     count = len(labels)
-    are_all_positive = np.min(coefficients, initial=0) >= 0
-    if count == 2 and not slopes and are_all_positive:
+    has_probabilities = len(slopes) > 0
+    has_negative = np.min(coefficients, initial=0) < 0
+    if count == 2 and not has_probabilities and not has_negative:
         raise InvalidOperation("a coefficient must be below 0, else the label is not defined")
-    if not sum(sizes):
-        filter = _matrix("coefficients", coefficients, max(count, 1))
-        scores = _products(site, feature_rows(site), filter, [rho[0]] * count, "coefficients")
+    vector_count = sum(sizes)
+    if vector_count == 0:
+        weights = _matrix("coefficients", coefficients, max(count, 1))
+        scores = _products(site, feature_rows(site), weights, [rho[0]] * count, "coefficients")
         label = labelled(site, labels, best_class(site, scores))
         return label, transformed(site, scores, transform)
     if len(sizes) != count:
         raise InvalidShape(f"it has {count} labels and vectors of {len(sizes)} classes")
-    site.spend(count**2 * (sum(sizes) + count))
+    site.spend(count**2 * (vector_count + count))
     pairs = list(combinations(range(count), 2))
-    filter = _weights_of_pairs(coefficients, sizes, pairs)
-    kernels = _kernels(site, sum(sizes))
-    scores = _products(site, kernels, filter, rho[: len(pairs)], "coefficients")
+    weights = _weights_of_pairs(coefficients, sizes, pairs)
+    kernels = _kernels(site, vector_count)
+    scores = _products(site, kernels, weights, rho[: len(pairs)], "coefficients")
     votes = _votes(site, scores, count, pairs)
     label = labelled(site, labels, best_class(site, votes))
-    if slopes:
+    if has_probabilities:
         scores = _probabilities(site, scores, count, slopes, site.numbers("prob_b"))
     elif count <= 2:
         scores = site.step.concat([site.step.neg(scores), scores], axis=1)
@@ -139,23 +145,24 @@ def _weights_of_pairs(
     The result has shape (pairs, vectors). `sizes` has the number of vectors for each class.
     """
     ends = np.cumsum([0, *sizes])
+    vector_count = ends[-1]
     # A vector of class i has a weight against each other class. The weight against class j is in
     # row j - 1 if i < j, otherwise in row j.
-    weights = np.array(coefficients, np.float32).reshape(len(sizes) - 1, ends[-1])
-    filter = np.zeros((len(pairs), ends[-1]), np.float32)
-    for row, (i, j) in zip(filter, pairs, strict=True):
+    stored_weights = np.array(coefficients, np.float32).reshape(len(sizes) - 1, vector_count)
+    weights = np.zeros((len(pairs), vector_count), np.float32)
+    for weights_of_pair, (i, j) in zip(weights, pairs, strict=True):
         vectors_i = slice(ends[i], ends[i + 1])
         vectors_j = slice(ends[j], ends[j + 1])
-        row[vectors_i] = weights[j - 1, vectors_i]
-        row[vectors_j] = weights[i, vectors_j]
-    return filter
+        weights_of_pair[vectors_i] = stored_weights[j - 1, vectors_i]
+        weights_of_pair[vectors_j] = stored_weights[i, vectors_j]
+    return weights
 
 
 def _votes(site: NodeSite, scores: Tensor, count: int, pairs: Sequence[tuple[int, int]]) -> Any:
     """Return the number of votes for each class, of shape (samples, count).
 
-    `scores` has a score for each of `pairs`. If it is above 0, the pair votes for its first class,
-    otherwise for its second.
+    `scores` has a score for each of `pairs`. If the score is above 0, the pair votes for its first
+    class, otherwise for its second class.
     """
     # Rows are classes, and columns are pairs.
     is_first_of_pair = np.zeros((count, len(pairs)), np.float32)
@@ -175,10 +182,12 @@ def _probabilities(
 ) -> Any:
     """Compute the probabilities of `count` classes from the scores of pairs of classes.
 
-    `slopes` and `offsets` have an item for each pair, with which a score becomes a probability.
+    The probability of the first class of a pair is sigmoid(-(slope * score + offset)). `slopes` and
+    `offsets` have an item for each pair.
     """
     step = site.step
     products = step.mul(scores, parameter(site, "prob_a", [slopes]))
     lines = step.add(products, parameter(site, "prob_b", [offsets]))
-    shares = step.sigmoid(step.neg(lines))
-    return step.pairwise_coupling(step.clamp(shares, 1e-7, 1 - 1e-7), count=count)
+    pair_probabilities = step.sigmoid(step.neg(lines))
+    pair_probabilities = step.clamp(pair_probabilities, 1e-7, 1 - 1e-7)
+    return step.pairwise_coupling(pair_probabilities, count=count)

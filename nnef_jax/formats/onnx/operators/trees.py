@@ -49,11 +49,14 @@ _TRACKS = integers("nodes_missing_value_tracks_true", ())
 def _numbers(site: NodeSite, name: str) -> NDArray[Any]:
     """Return the numbers of the attribute `name`, or of the tensor in `{name}_as_tensor`."""
     tensor = site.node.attributes.get(f"{name}_as_tensor")
-    return np.array(site.numbers(name, ())) if tensor is None else tensor.array.reshape(-1)
+    if tensor is not None:
+        return tensor.array.reshape(-1)
+    return np.array(site.numbers(name, ()))
 
 
-def _float_bits(x: ArrayLike) -> NDArray[np.int32]:
-    return np.asarray(x, np.float32).view(np.int32)
+def _float_bits(numbers: ArrayLike) -> NDArray[np.int32]:
+    """Return the bits of numbers, as float32, in the form of integers."""
+    return np.asarray(numbers, np.float32).view(np.int32)
 
 
 def _scores(
@@ -73,7 +76,7 @@ def _scores(
         aggregate: how the weights of all trees are combined; one of `_AGGREGATES`.
     """
     x = feature_rows(site)
-    width = site.shape(x)[1]
+    _, width = site.shape(x)
     is_branch = nodes[:, 4] != 0
     features = nodes[is_branch, 0]
     read_width = features.max(initial=-1) + 1
@@ -81,11 +84,11 @@ def _scores(
         raise InvalidShape(
             f"it reads feature {features.max()}, the input has only {width} features"
         )
-    are_roots_nodes = 0 <= min(roots) <= max(roots) < len(nodes)
-    if features.min(initial=0) < 0 or not are_roots_nodes:
+    has_wrong_root = min(roots) < 0 or max(roots) >= len(nodes)
+    if has_wrong_root or features.min(initial=0) < 0:
         raise InvalidOperation("a feature is below 0, or a root is not the index of a node")
-    are_classes_known = not len(leaves) or 0 <= leaves[:, 0].min() <= leaves[:, 0].max() < count
-    if not are_classes_known:
+    leaf_classes = leaves[:, 0]
+    if leaf_classes.min(initial=0) < 0 or leaf_classes.max(initial=-1) >= count:
         raise InvalidOperation(f"the classes of its leaves must be 0 to {count - 1}")
     operands = {
         "input": x,
@@ -103,7 +106,7 @@ def _scores(
 
 @dataclass(frozen=True, slots=True)
 class _Trees:
-    """Trees whose nodes are identified by pairs: the number of the tree, and that of the node."""
+    """Trees in which a node is identified by two numbers: its tree, and its number in the tree."""
 
     # These sequences have an item for each node.
     trees: Sequence[int]
@@ -121,6 +124,10 @@ class _Trees:
 
 
 def _attributes(votes: str) -> dict[str, Any]:
+    """Return the attributes that become fields of `_Trees`.
+
+    `votes` is the first word of the attributes that have the votes: "target" or "class".
+    """
     return {
         "trees": integers("nodes_treeids"),
         "numbers": integers("nodes_nodeids"),
@@ -148,12 +155,14 @@ def _ensemble(
     unknown_modes = sorted({*ensemble.modes} - {*_COMPARISONS})
     if unknown_modes:
         raise InvalidOperation(f"there is no mode {unknown_modes[0]!r}")
-    index_of = {node: i for i, node in enumerate(zip(trees, ensemble.numbers, strict=True))}
-    if len(index_of) != len(trees):
+    index_by_node: dict[tuple[int, int], int] = {}  # the keys are (tree, number)
+    for i, node in enumerate(zip(trees, ensemble.numbers, strict=True)):
+        index_by_node[node] = i
+    if len(index_by_node) != len(trees):
         raise InvalidOperation("a tree has two nodes with the same number")
     # The votes are sorted by their nodes, so that node i has the leaves `ends[i] : ends[i + 1]`.
-    vote_trees = zip(ensemble.vote_trees, ensemble.vote_nodes, strict=True)
-    voter_indices = np.array([index_of[node] for node in vote_trees], np.int64)
+    voters = zip(ensemble.vote_trees, ensemble.vote_nodes, strict=True)
+    voter_indices = np.array([index_by_node[node] for node in voters], np.int64)
     order = np.argsort(voter_indices, kind="stable")
     votes = np.stack([np.asarray(ensemble.vote_classes, np.int32), _float_bits(weights)], 1)
     leaves = votes[order]
@@ -165,13 +174,12 @@ def _ensemble(
         if mode == "LEAF":
             nodes[i, :2] = ends[i], ends[i + 1]
             continue
-        code = _COMPARISONS[mode]
-        if tracks[i] or mode == "BRANCH_NEQ":
-            code += _NAN
-        true = index_of[tree, ensemble.true[i]]
-        false = index_of[tree, ensemble.false[i]]
-        nodes[i] = ensemble.features[i], true, false, thresholds[i], code
-    # The root of a tree is its first node.
+        nan_takes_true = tracks[i] != 0 or mode == "BRANCH_NEQ"
+        code = _COMPARISONS[mode] + (_NAN if nan_takes_true else 0)
+        true_index = index_by_node[tree, ensemble.true[i]]
+        false_index = index_by_node[tree, ensemble.false[i]]
+        nodes[i] = ensemble.features[i], true_index, false_index, thresholds[i], code
+    # The root of a tree is its first node, which is the last one that the loop comes to.
     roots: dict[int, int] = {}
     for i in reversed(range(len(trees))):
         roots[trees[i]] = i
@@ -179,16 +187,23 @@ def _ensemble(
 
 
 def _with_base_values(site: NodeSite, scores: Tensor, count: int) -> Any:
+    """Add the attribute `base_values` to scores, if the node has this attribute.
+
+    The attribute must have `count` items.
+    """
     base = _numbers(site, "base_values")
     if base.size not in (0, count):
         raise InvalidShape(f"'base_values' must have {count} items, it has {base.size}")
-    return site.step.add(scores, parameter(site, "base", base)) if base.size else scores
+    if base.size == 0:
+        return scores
+    return site.step.add(scores, parameter(site, "base", base))
 
 
 @operator("TreeEnsembleRegressor", domain=DOMAIN, **_attributes("target"))
 def _regressor(
     site: NodeSite, *, count: int = integer("n_targets"), transform: str = TRANSFORM, **trees: Any
 ) -> Any:
+    """Compute `count` numbers for each row by trees, and apply the function `transform` to them."""
     aggregate = site.choice("aggregate_function", *_AGGREGATES, default="SUM")
     weights = _numbers(site, "target_weights")
     scores = _ensemble(site, _Trees(**trees), count, weights, aggregate)
@@ -215,19 +230,21 @@ def _classifier(
     if len(labels) < 2:
         raise InvalidOperation("it must have two labels or more")
     distinct_votes = {*vote_classes}
-    base_count = 1 if len(labels) == 2 and distinct_votes == {0} else len(labels)
-    scores = _ensemble(site, _Trees(vote_classes=vote_classes, **trees), len(labels), weights)
+    is_binary = len(labels) == 2
+    base_count = 1 if is_binary and distinct_votes == {0} else len(labels)
+    ensemble = _Trees(vote_classes=vote_classes, **trees)
+    scores = _ensemble(site, ensemble, len(labels), weights)
     scores = _with_base_values(site, scores, base_count)
-    has_single_score = len(labels) == 2 and len(distinct_votes) == 1
+    has_single_score = is_binary and len(distinct_votes) == 1
     if not has_single_score:
         label = labelled(site, labels, best_class(site, scores))
         return label, transformed(site, scores, transform)
-    only = vote_classes[0]
-    score = site.part(scores, 1, only, only + 1)
+    voted_class = vote_classes[0]
+    score = site.part(scores, 1, voted_class, voted_class + 1)
     is_probability = bool((weights >= 0).all())
     threshold = 0.5 if is_probability else 0.0
     label = labelled(site, labels, is_above(site, score, threshold))
-    if only == 1:
+    if voted_class == 1:
         return label, transformed(site, scores, transform)
     if transform == "PROBIT":
         raise InvalidOperation("'PROBIT' needs votes for each of its classes")
@@ -239,6 +256,7 @@ def _classifier(
 
 
 def _tensor(name: str, default: Constant | None = None) -> Any:
+    """Declare an attribute that is a tensor. It is required if the default is None."""
     return attribute(name, "attribute", Constant, default)
 
 
@@ -264,18 +282,17 @@ class _Tables:
     def children(self, name: str, indices: Sequence[int], leafs: Sequence[int]) -> list[int]:
         """Return the indices of children in a table that has all nodes, then all leaves.
 
-        `name` is "true" or "false". `indices` are indices of nodes or of leaves, and `leafs` tells
-        for each of them whether it is the index of a leaf.
+        `name` is "true" or "false". `indices` are indices of nodes or of leaves. For each of them,
+        `leafs` tells whether it is the index of a leaf.
         """
-        nodes = self.modes.array.size
-        leaves = len(self.vote_classes)
+        node_count = self.modes.array.size
+        leaf_count = len(self.vote_classes)
         children: list[int] = []
-        for i, is_leaf in zip(indices, leafs, strict=True):
-            count = leaves if is_leaf else nodes
-            if not 0 <= i < count:
+        for index, is_leaf in zip(indices, leafs, strict=True):
+            count = leaf_count if is_leaf else node_count
+            if index < 0 or index >= count:
                 raise InvalidOperation(f"'nodes_{name}nodeids' has an index without a node or leaf")
-            first = nodes if is_leaf else 0
-            children.append(first + i)
+            children.append(node_count + index if is_leaf else index)
         return children
 
 
@@ -308,22 +325,39 @@ def _tree_ensemble(
     `roots` are the indices of the trees' roots.
     """
     ensemble = _Tables(**tables)
+    site.spend(_NODE * ensemble.modes.array.size)
+    nodes = _node_table(ensemble)
+    weights = _float_bits(ensemble.weights.array.reshape(-1))
+    leaves = np.stack([np.asarray(ensemble.vote_classes, np.int32), weights], 1)
+    aggregate_name = _named("aggregate_function", aggregate, _AGGREGATES)
+    scores = _scores(site, roots, nodes, leaves, targets, aggregate_name)
+    transform_name = _named("post_transform", transform, TRANSFORMS)
+    scores = transformed(site, scores, transform_name)
+    return site.cast(scores, site.dtype_of())
+
+
+def _node_table(ensemble: _Tables) -> NDArray[np.int32]:
+    """Return the table of nodes and leaves of an ensemble, as `_scores` takes it.
+
+    The table has the nodes of the ensemble, then its leaves, then further nodes for members of
+    sets.
+    """
     features = ensemble.features
     count = ensemble.modes.array.size
-    site.spend(_NODE * count)
     sets = _sets(ensemble.members)
     tracks = ensemble.tracks or [0] * count
-    true = ensemble.children("true", ensemble.true, ensemble.true_leafs)
-    false = ensemble.children("false", ensemble.false, ensemble.false_leafs)
-    thresholds = _float_bits(ensemble.splits.array.reshape(-1))
+    true_indices = ensemble.children("true", ensemble.true, ensemble.true_leafs)
+    false_indices = ensemble.children("false", ensemble.false, ensemble.false_leafs)
+    thresholds = _float_bits(ensemble.splits.array.reshape(-1)).tolist()
     table = [[0] * 5 for _ in range(count)]
     table += [[i, i + 1, 0, 0, 0] for i in range(len(ensemble.vote_classes))]
     for i, mode in enumerate(ensemble.modes.array.reshape(-1).tolist()):
-        holds_for_nan = bool(tracks[i]) or mode == _MODES.index("NEQ")
-        nan_code = _NAN if holds_for_nan else 0
+        feature, true_index, false_index = features[i], true_indices[i], false_indices[i]
+        nan_takes_true = tracks[i] != 0 or mode == _MODES.index("NEQ")
+        nan_code = _NAN if nan_takes_true else 0
         if mode < len(_MODES):
             code = _COMPARISONS[f"BRANCH_{_MODES[mode]}"] + nan_code
-            table[i] = [features[i], true[i], false[i], int(thresholds[i]), code]
+            table[i] = [feature, true_index, false_index, thresholds[i], code]
             continue
         if mode > len(_MODES) or not sets:
             raise InvalidOperation(f"node {i} has the unknown mode {mode}, or no set of members")
@@ -333,22 +367,17 @@ def _tree_ensemble(
         code = _COMPARISONS["BRANCH_EQ"] + nan_code
         further_nodes = range(len(table), len(table) + len(members) - 1)
         chain = [i, *further_nodes]
-        next_nodes = [*further_nodes, false[i]]
+        next_nodes = [*further_nodes, false_index]
         table += [[0] * 5 for _ in further_nodes]
         for node, member, next_node in zip(chain, members, next_nodes, strict=True):
-            table[node] = [features[i], true[i], next_node, member, code]
-    weights = _float_bits(ensemble.weights.array.reshape(-1))
-    leaves = np.stack([np.asarray(ensemble.vote_classes, np.int32), weights], 1)
-    nodes = np.array(table, np.int32).reshape(-1, 5)
-    function = _named("aggregate_function", aggregate, _AGGREGATES)
-    scores = _scores(site, roots, nodes, leaves, targets, function)
-    scores = transformed(site, scores, _named("post_transform", transform, TRANSFORMS))
-    return site.cast(scores, site.dtype_of())
+            table[node] = [feature, true_index, next_node, member, code]
+    return np.array(table, np.int32).reshape(-1, 5)
 
 
-def _named(name: str, number: int, names: Sequence[str]) -> str:
-    if not 0 <= number < len(names):
-        raise InvalidOperation(f"'{name}' must be below {len(names)}, it is {number}")
+def _named(attribute_name: str, number: int, names: Sequence[str]) -> str:
+    """Return the name that a number stands for in an attribute."""
+    if number < 0 or number >= len(names):
+        raise InvalidOperation(f"'{attribute_name}' must be below {len(names)}, it is {number}")
     return names[number]
 
 
