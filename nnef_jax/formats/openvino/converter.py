@@ -56,15 +56,17 @@ def converted(archive: Archive, kind: str, meter: Meter) -> Generator[Archive]:
     """Convert a network to an archive of OpenVINO's IR, which exists within the `with` block.
 
     `kind` is the name of the network's framework, for error messages. The archive's files are
-    deleted at the end of the block, but arrays that are mapped from these files stay valid. Raises
-    UnsupportedError if the package openvino is not installed, InputError if the user names a
-    separate file of weights, and ArchiveError if the converter refuses the network, crashes or
-    takes too long.
+    deleted at the end of the block, but arrays that are mapped from these files stay valid.
+
+    Raises UnsupportedError if the package openvino is not installed, and InputError if the user
+    names a separate file of weights. Raises ArchiveError if the converter refuses the network,
+    crashes or takes too long.
     """
     shown = archive.location(archive.graph)
     if archive.weights is not None:
         raise InputError(f"weights= is not for {shown}: a network of {kind} contains its weights")
-    if getattr(find_spec("openvino"), "origin", None) is None:
+    is_installed = getattr(find_spec("openvino"), "origin", None) is not None
+    if not is_installed:
         message = f"{shown} is a network of {kind}, and OpenVINO, which reads it, is not installed"
         raise extra_missing(message, "convert")
     try:
@@ -85,15 +87,17 @@ def converted(archive: Archive, kind: str, meter: Meter) -> Generator[Archive]:
 
 
 def _copy(archive: Archive, folder: str, meter: Meter) -> str:
-    """Copy the files of a network to `folder`, and return the name of the copy of the network.
+    """Copy the files of a network to `folder`, and return the name of the copy.
 
-    For a TensorFlow SavedModel, which is a folder of files, the name is that of the folder
-    "source". For all other networks the name is that of the graph's file, such as "source.tflite".
+    The copy of a TensorFlow SavedModel is a folder with the name "source". The copy of any other
+    network is a file such as "source.tflite", which may have a file of weights beside it.
     """
     graph = archive.graph
     stem, ending = os.path.splitext(graph)
-    copies = {graph: f"source{ending}"}
+    source = f"source{ending}"
+    copies = {graph: source}  # the name of the copy of each member of the archive
     if graph == "saved_model.pb":
+        source = "source"
         names = [graph, *filter(_VARIABLES.fullmatch, archive.names())]
         copies = {name: f"source/{name}" for name in names}
         os.makedirs(os.path.join(folder, "source", "variables"))
@@ -104,7 +108,7 @@ def _copy(archive: Archive, folder: str, meter: Meter) -> str:
         meter.expand(len(data), archive.location(name))
         with open(os.path.join(folder, copy), "wb") as file:
             file.write(data)
-    return copies[graph].partition("/")[0]
+    return source
 
 
 def _run(source: str, folder: str, limits: Limits) -> str:
@@ -113,10 +117,11 @@ def _run(source: str, folder: str, limits: Limits) -> str:
     Return "" if the conversion succeeds, otherwise the reason of the failure.
     """
     seconds = max(1, int(limits.steps * _SECONDS_PER_STEP))
-    bounds = (str(seconds), str(limits.expanded_bytes))
+    arguments = (source, str(seconds), str(limits.expanded_bytes))
     log = os.path.join(folder, _LOG)
     with open(log, "wb") as errors:
-        command = [sys.executable, "-P", converter_process.__file__, source, *bounds]
+        # -P leaves the script's folder out of the paths from which Python imports modules.
+        command = [sys.executable, "-P", converter_process.__file__, *arguments]
         status = _status(command, folder, errors.fileno(), seconds)
     if status is None:
         return f"it takes more than {seconds} s; {raising('steps')}"
@@ -125,8 +130,8 @@ def _run(source: str, folder: str, limits: Limits) -> str:
     if status == 0 and os.path.exists(os.path.join(folder, _RESULT)):
         return ""
     with open(log, "rb") as file:
-        shown = min(_SHOWN, os.path.getsize(log))
-        file.seek(-shown, os.SEEK_END)
+        shown_bytes = min(_SHOWN, os.path.getsize(log))
+        file.seek(-shown_bytes, os.SEEK_END)
         words = file.read().decode(errors="replace").split()
     complaint = " ".join(words)
     return complaint or f"its converter ended with status {status} and no message"
@@ -135,8 +140,8 @@ def _run(source: str, folder: str, limits: Limits) -> str:
 def _status(command: Sequence[str], folder: str, errors: int, seconds: int) -> int | None:
     """Run a command and return its exit status, or None if it takes more than `seconds`.
 
-    The command runs in `folder` and writes its messages to the file descriptor `errors`. When the
-    command has ended, or has been given up, all processes that it started are ended as well.
+    The command runs in `folder` and writes its messages to the file descriptor `errors`. All
+    processes that it has started are ended before this function returns.
     """
     # Lets the child import the same packages.
     paths = os.pathsep.join(map(os.path.abspath, sys.path))

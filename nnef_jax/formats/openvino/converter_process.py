@@ -55,18 +55,20 @@ def _bound(limit: int, value: int) -> None:
     The limit stays as it is if it is lower already. A `value` of 2**62 or more means "no limit".
     """
     assert resource is not None
-    _, most = resource.getrlimit(limit)
-    bounds = [n for n in (value, most) if 0 <= n < 1 << 62]
+    _, hard_limit = resource.getrlimit(limit)
+    bounds = [bound for bound in (value, hard_limit) if 0 <= bound < 1 << 62]
     if bounds:
-        resource.setrlimit(limit, (min(bounds), min(bounds)))
+        lowest = min(bounds)
+        resource.setrlimit(limit, (lowest, lowest))
 
 
 def _end_with_parent(folder: str) -> None:
-    """Wait until the parent process closes the standard input; then end this process.
+    """Wait until the parent process closes the standard input, then end this process.
 
-    The parent's folder `folder` is removed before the process ends.
+    The parent's folder `folder` is removed first. All processes that this process started end too,
+    except on Windows.
     """
-    while os.read(0, 1):
+    while os.read(0, 1):  # blocks, and returns b"" once the input is closed
         pass
     shutil.rmtree(folder, ignore_errors=True)
     if os.name == "nt":

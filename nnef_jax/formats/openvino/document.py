@@ -44,9 +44,10 @@ class Port:
 
 @dataclass(slots=True, eq=False)
 class Blob:
-    """The place of a layer's weights in the .bin file: offset and size in bytes, and element type.
+    """The place of a layer's weights in the .bin file, and their element type.
 
-    If `type` is "", the weights have the element type of the layer.
+    `offset` and `size` are numbers of bytes. If `type` is "", the weights have the element type of
+    the layer.
     """
 
     offset: int
@@ -85,8 +86,8 @@ class NetLayer:
     def named(self, ports: Sequence[Port]) -> list[tuple[str, Port]]:
         """Pair each port with a name.
 
-        A single port has the name of the layer. If there are several ports, they have the names
-        `layer.0`, `layer.1` and so on.
+        A single port gets the name of the layer. If there are several ports, they get the name of
+        the layer with their numbers, such as `conv.0` and `conv.1`.
         """
         if len(ports) == 1:
             return [(self.name, ports[0])]
@@ -127,7 +128,7 @@ class Net:
 
     @cached_property
     def read(self) -> frozenset[PortRef]:
-        """Return the output ports that some input port reads."""
+        """Return the output ports whose results are read by an input port."""
         return frozenset(self.sources.values())
 
 
@@ -142,7 +143,10 @@ class Body:
 
 
 def read_net(root: Element, source: Source, meter: Meter) -> Net:
-    """Read the network of a document and check it. Raises NnefError, which lists all errors."""
+    """Read the network of a document and check it. `root` is the document's root element.
+
+    Raises NnefError, which lists all errors.
+    """
     if root.tag != "net":
         raise SemanticError(
             f"the root element must be <net>, it is <{root.tag}>",
@@ -169,15 +173,19 @@ class _NetReader:
     errors: list[NnefError] = field(default_factory=list[NnefError])
 
     def net(self, element: Element) -> Net:
-        layers = [self._layer(e) for e in element.below("layers") if e.tag == "layer"]
+        """Read the network in an element and check it. Raises NnefError, which lists all errors."""
+        layers: list[NetLayer] = []
+        for child in element.below("layers"):
+            if child.tag == "layer":
+                layers.append(self._layer(child))
         raise_all(self.errors)
         if not layers:
             raise SemanticError("the network has no layers", span=element.span(self.source))
         by_id: dict[int, NetLayer] = {}
         for layer in layers:
-            first = by_id.setdefault(layer.id, layer)
-            if first is not layer:
-                message = f"layers '{first.name}' and '{layer.name}' have the same id"
+            first_with_id = by_id.setdefault(layer.id, layer)
+            if first_with_id is not layer:
+                message = f"layers '{first_with_id.name}' and '{layer.name}' have the same id"
                 self._error(message, layer.element)
         sources: dict[PortRef, PortRef] = {}
         for edge in element.below("edges"):
@@ -191,10 +199,11 @@ class _NetReader:
     def _error(self, message: str, element: Element, hint: str = "") -> None:
         self.errors.append(SemanticError(message, span=element.span(self.source), hint=hint))
 
-    def _layer(self, e: Element) -> NetLayer:
+    def _layer(self, element: Element) -> NetLayer:
+        """Read a layer. Errors are noted in `errors`, and the parts with errors are left empty."""
         self.meter.spend(OPERATION_STEPS, self.source.name)
-        name = e.attributes.get("name", "")
-        type = e.attributes.get("type", "")
+        name = element.attributes.get("name", "")
+        type = element.attributes.get("type", "")
         id = -1
         precision = ""
         inputs: list[Port] = []
@@ -203,19 +212,19 @@ class _NetReader:
         try:
             if not type:
                 raise InvalidOperation("a layer has no type")
-            id = whole_number(e.attributes, "id")
-            if e.attributes.get("precision") != "UNSPECIFIED":
-                precision = _type(e.attributes)
-            inputs = [self._port(p) for p in e.below("input") if p.tag == "port"]
-            outputs = [self._port(p) for p in e.below("output") if p.tag == "port"]
+            id = whole_number(element.attributes, "id")
+            if element.attributes.get("precision") != "UNSPECIFIED":
+                precision = _type(element.attributes)
+            inputs = self._ports(element, "input")
+            outputs = self._ports(element, "output")
             ids = [port.id for port in (*inputs, *outputs)]
             if len(ids) != len(set(ids)):
                 raise InvalidOperation("two ports of the layer have the same id")
-            blobs = _blobs(e)
+            blobs = _blobs(element)
         except InvalidOperation as error:
             message = f"layer '{name}' ({type or 'of no type'}): {error.message}"
-            self._error(message, e, error.hint)
-        bodies = {tag: self._body(e, tag) for tag in _BODIES if e.child(tag)}
+            self._error(message, element, error.hint)
+        bodies = {tag: self._body(element, tag) for tag in _BODIES if element.child(tag)}
         for body in bodies.values():  # the lines of a port map are compared with each other
             lines = len(body.ports) + len(inputs) + len(outputs)
             self.meter.spend(lines**2 // COMPARISONS_PER_STEP, self.source.name)
@@ -223,30 +232,39 @@ class _NetReader:
             id,
             name or f"{type.lower()}_{id}",
             type,
-            opset=e.attributes.get("version", ""),
-            attributes=_data(e, type).attributes,
+            opset=element.attributes.get("version", ""),
+            attributes=_data(element, type).attributes,
             inputs=sorted(inputs, key=lambda port: port.id),
             outputs=sorted(outputs, key=lambda port: port.id),
             blobs=blobs,
             bodies=bodies,
             precision=precision,
-            span=e.span(self.source),
-            element=e,
+            span=element.span(self.source),
+            element=element,
         )
 
-    def _port(self, e: Element) -> Port:
-        shape = tuple(map(_extent, e.dims))
-        names = _names(e.attributes.get("names", ""))
-        return Port(whole_number(e.attributes, "id"), shape, _type(e.attributes), names)
+    def _ports(self, layer: Element, tag: str) -> list[Port]:
+        """Read the ports in the child `<tag>` of a layer's element."""
+        return [self._port(child) for child in layer.below(tag) if child.tag == "port"]
 
-    def _body(self, e: Element, tag: str) -> Body:
-        body = e.child(tag)
+    def _port(self, element: Element) -> Port:
+        shape = tuple(map(_extent, element.dims))
+        names = _names(element.attributes.get("names", ""))
+        id = whole_number(element.attributes, "id")
+        return Port(id, shape, _type(element.attributes), names)
+
+    def _body(self, layer: Element, tag: str) -> Body:
+        """Read the body in the child `<tag>` of a layer's element, with its port map."""
+        body = layer.child(tag)
         assert body is not None
         prefix = tag.removesuffix("body")
         net = _NetReader(self.source, self.meter, self.version).net(body)
-        ports = [(p.tag == "input", p.attributes) for p in e.below(f"{prefix}port_map", "port_map")]
+        ports: list[tuple[bool, Mapping[str, str]]] = []
+        for line in layer.below(f"{prefix}port_map", "port_map"):
+            is_input = line.tag == "input"
+            ports.append((is_input, line.attributes))
         back_edges: list[tuple[PortRef, PortRef]] = []
-        for edge in e.below("back_edges"):
+        for edge in layer.below("back_edges"):
             try:
                 back_edges.append((_end(edge, "from"), _end(edge, "to")))
             except InvalidOperation as error:
@@ -254,29 +272,38 @@ class _NetReader:
         return Body(net, ports, back_edges)
 
     def _edge(
-        self, e: Element, layers: Mapping[int, NetLayer], sources: dict[PortRef, PortRef]
+        self, edge: Element, layers: Mapping[int, NetLayer], sources: dict[PortRef, PortRef]
     ) -> None:
-        """Add the edge that the element `e` declares to `sources`.
+        """Add an edge to `sources`, which maps input ports to the output ports that they read.
 
-        An error is noted if a port of the edge does not exist, or if another edge leads to the same
-        input port.
+        `layers` are the layers by id. An error is noted if a port of the edge does not exist, or if
+        another edge leads to the same input port.
         """
         try:
-            start = _end(e, "from")
-            end = _end(e, "to")
-            for side, (layer, port) in (("outputs", start), ("inputs", end)):
-                if layer not in layers:
-                    raise InvalidOperation(f"there is no layer with the id {layer}")
-                ports: Sequence[Port] = getattr(layers[layer], side)
-                self.meter.spend(len(ports) // COMPARISONS_PER_STEP, self.source.name)
-                if port not in [x.id for x in ports]:
-                    name = layers[layer].name
-                    raise InvalidOperation(f"there is no port {port} among {side} of '{name}'")
+            start = _end(edge, "from")
+            end = _end(edge, "to")
+            self._require_port(start, layers, "outputs")
+            self._require_port(end, layers, "inputs")
             if sources.setdefault(end, start) != start:
-                name = layers[end[0]].name
-                raise InvalidOperation(f"two edges lead to port {end[1]} of '{name}'")
+                layer_id, port_id = end
+                name = layers[layer_id].name
+                raise InvalidOperation(f"two edges lead to port {port_id} of '{name}'")
         except InvalidOperation as error:
-            self._error(error.message, e)
+            self._error(error.message, edge)
+
+    def _require_port(
+        self, reference: PortRef, layers: Mapping[int, NetLayer], direction: str
+    ) -> None:
+        """Raise InvalidOperation if there is no such port. `direction` is "inputs" or "outputs"."""
+        layer_id, port_id = reference
+        if layer_id not in layers:
+            raise InvalidOperation(f"there is no layer with the id {layer_id}")
+        layer = layers[layer_id]
+        ports = layer.inputs if direction == "inputs" else layer.outputs
+        self.meter.spend(len(ports) // COMPARISONS_PER_STEP, self.source.name)
+        if all(port.id != port_id for port in ports):
+            message = f"there is no port {port_id} among {direction} of '{layer.name}'"
+            raise InvalidOperation(message)
 
     def _ordered(
         self,
@@ -288,31 +315,38 @@ class _NetReader:
 
         Otherwise the layers keep the order of the document.
         """
-        # The state of a layer by its id: it is visited while its predecessors are.
-        state = dict[int, int]()
+        # By the id of a layer: `_VISITING` while the layers that it reads are visited, then
+        # `_DONE`.
+        state_by_id = dict[int, int]()
         for start in layers:
             stack = [start]
             while stack:
                 layer = stack[-1]
-                if state.get(layer.id) == _DONE:
+                if state_by_id.get(layer.id) == _DONE:
                     stack.pop()
                     continue
-                ends = [sources.get((layer.id, port.id)) for port in layer.inputs]
-                pending = [by_id[end[0]] for end in ends if end and state.get(end[0]) != _DONE]
+                pending: list[NetLayer] = []
+                for port in layer.inputs:
+                    source = sources.get((layer.id, port.id))
+                    if source is None:
+                        continue
+                    source_id, _ = source
+                    if state_by_id.get(source_id) != _DONE:
+                        pending.append(by_id[source_id])
                 if not pending:
-                    state[layer.id] = _DONE
+                    state_by_id[layer.id] = _DONE
                     yield stack.pop()
                     continue
-                if state.get(layer.id) == _VISITING:
+                if state_by_id.get(layer.id) == _VISITING:
                     raise SemanticError(
                         f"layer '{layer.name}' depends on itself, through '{pending[0].name}'",
                         span=layer.span,
                     )
-                state[layer.id] = _VISITING
+                state_by_id[layer.id] = _VISITING
                 stack += reversed(pending)
 
 
-def _data(e: Element, type: str) -> Element:
+def _data(layer: Element, type: str) -> Element:
     """Return the child of a layer's element that has the attributes of the layer.
 
     The child is usually `<data>`. In version 2 the child may be named after the layer's type, such
@@ -322,16 +356,16 @@ def _data(e: Element, type: str) -> Element:
     names = ["data"]
     for name in (kind, _OLD_TYPES.get(kind, kind), "norm"):
         names += [f"{name}_data", f"{name}-data", name]
-    element = e.child(*names) or e.child("elementwise_data")
-    return element or Element("data", {}, e.line, e.column)
+    data = layer.child(*names) or layer.child("elementwise_data")
+    return data or Element("data", {}, layer.line, layer.column)
 
 
-def _blobs(e: Element) -> dict[str, Blob]:
+def _blobs(layer: Element) -> dict[str, Blob]:
     """Return the places of a layer's weights in the .bin file, by tag.
 
     A tag is the name of the element that declares the place, such as "weights" or "biases".
     """
-    elements = [*e.children, *e.below("blobs")]
+    elements = [*layer.children, *layer.below("blobs")]
     blobs: dict[str, Blob] = {}
     for element in elements:
         if "offset" in element.attributes and "size" in element.attributes:
@@ -342,13 +376,16 @@ def _blobs(e: Element) -> dict[str, Blob]:
 
 
 def _type(attributes: Mapping[str, str]) -> str:
+    """Return the element type in the attribute `precision`, or "" if the attribute is missing."""
     type = attributes.get("precision", "")
     return element_type(type) if type else ""
 
 
-def _end(e: Element, side: str) -> PortRef:
-    layer = whole_number(e.attributes, f"{side}-layer")
-    return layer, whole_number(e.attributes, f"{side}-port", 0)
+def _end(edge: Element, direction: str) -> PortRef:
+    """Return the port at one end of an edge. `direction` is "from" or "to"."""
+    layer = whole_number(edge.attributes, f"{direction}-layer")
+    port = whole_number(edge.attributes, f"{direction}-port", 0)
+    return layer, port
 
 
 def whole_number(attributes: Mapping[str, str], name: str, default: int | None = None) -> int:
@@ -362,12 +399,14 @@ def whole_number(attributes: Mapping[str, str], name: str, default: int | None =
         if default is None:
             raise InvalidOperation(f"'{name}' is missing")
         return default
-    if not text.strip().isdecimal() or len(text) > _MOST_DIGITS:
+    is_number = text.strip().isdecimal() and len(text) <= _MOST_DIGITS
+    if not is_number:
         raise InvalidOperation(f"'{name}' must be a whole number of 0 or more, it is {text[:40]!r}")
     return int(text)
 
 
 def _extent(text: str) -> int:
+    """Return the extent in a text, which is -1 for an open extent."""
     digits = text.strip()
     if digits == "-1":
         return -1
@@ -398,5 +437,7 @@ def extents(text: str) -> list[int | None]:
 
 def _names(text: str) -> tuple[str, ...]:
     """Split a list of names at its commas. A comma within a name has a backslash before it."""
-    parts = text.replace("\\,", "\0").split(",") if text else []
+    if not text:
+        return ()
+    parts = text.replace("\\,", "\0").split(",")
     return tuple(part.replace("\0", ",") for part in parts)

@@ -60,7 +60,8 @@ class Weights:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # The bytes are copied, since the file may be missing where the pickle is read.
-        return Weights, (None if self.data is None else bytes(self.data), self.name)
+        data = None if self.data is None else bytes(self.data)
+        return Weights, (data, self.name)
 
     def slice(self, offset: int, size: int) -> memoryview:
         """Return `size` bytes of the .bin file, from the byte `offset` on.
@@ -82,9 +83,10 @@ class Weights:
 
 
 def element_type(name: str) -> str:
-    """Return the name that version 11 has for an element type, from any spelling of the type.
+    """Return the name that version 11 of the format has for an element type, such as "f32".
 
-    Raises InvalidOperation if there is no such type.
+    `name` is any name of the type, in upper or lower case, such as "FP32". Raises InvalidOperation
+    if there is no such type.
     """
     spelling = name.strip().lower()
     type = _ALIASES.get(spelling, spelling)
@@ -122,15 +124,16 @@ def stored(type: str, real: str) -> str:
     """
     if type in ("i64", "u64", "f64"):
         return computation_dtype(type, real)
-    return real if type == "f32" else _NAMES[type]
+    if type == "f32":
+        return real
+    return _NAMES[type]
 
 
 def computation_dtype(type: str, real: str) -> str:
     """Return the dtype in which tensors of an element type are computed.
 
-    The dtype is `real` for f32. The dtype is `real` for f16, too, because OpenVINO's runtime
-    computes f16 in f32 on CPUs. 64-bit integers are computed in 32 bits unless jax's x64 mode is
-    on.
+    The dtype is `real` for f32. It is `real` for f16 too, because OpenVINO's runtime computes f16
+    in f32 on CPUs. Integers of 64 bits are computed in 32 bits unless jax's x64 mode is on.
     """
     if type in ("f16", "nf4"):
         return real

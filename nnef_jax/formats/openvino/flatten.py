@@ -52,12 +52,14 @@ def flatten(
                 names += port.names
         graph.builder.reserve(names)
         flattener = Flattener(graph, weights)
-        feeds: dict[PortRef, Tensor] = {}
+        feeds: dict[PortRef, Tensor] = {}  # the tensors of the inputs, by port
         for name, (layer, port) in ends.inputs.items():
             feeds[layer.id, port.id] = flattener.input(name, layer, port, net)
         feeds = pre_processed(net, feeds, flattener.site)
         tensors = flattener.run(net, feeds, [*ends.outputs.values()])
-        outputs = [flattener.output(net, *output, tensors) for output in ends.outputs.items()]
+        outputs: list[Value] = []
+        for name, output_port in ends.outputs.items():
+            outputs.append(flattener.output(net, name, output_port, tensors))
         flattener.note_folded(net, tensors)
         return graph.builder.graph(net.name, outputs, [*ends.outputs], options.unfixed(ends.inputs))
 
@@ -107,13 +109,13 @@ class Flattener:
     ) -> dict[PortRef, Tensor]:
         """Flatten the layers that `outputs` and the states of the network depend on.
 
-        `feeds` maps the ports of the inputs of the network or body to tensors. Return all tensors
-        by port, including `feeds`.
+        `feeds` has the tensors of the inputs of the network or body, by port. Return all tensors by
+        port, including `feeds`.
         """
         tensors: dict[PortRef, Tensor] = dict(feeds)
         layers = _needed(net, feeds, outputs)
-        is_shown = self.graph.options.outline and not self.prefix
-        if not is_shown:
+        is_only_shown = self.graph.options.outline and not self.prefix
+        if not is_only_shown:
             unsupported = [layer for layer in layers if not _is_supported(net, layer)]
             raise_all([_unsupported(layer, net.version) for layer in unsupported])
         for layer in layers:
@@ -121,21 +123,23 @@ class Flattener:
                 continue
             operands: list[Tensor | None] = []
             for port in layer.inputs:
-                end = layer.id, port.id
-                source = net.sources.get(end)
-                if end in feeds:
-                    operands.append(feeds[end])
+                input_port = layer.id, port.id
+                source = net.sources.get(input_port)
+                if input_port in feeds:
+                    operands.append(feeds[input_port])
                 elif source is None:
                     operands.append(None)
                 else:
                     operands.append(tensors.get(source))
-            if is_shown and (has_untyped(operands) or not _is_supported(net, layer)):
-                tensors.update(self._flattened_for_show(layer, operands))
-                continue
+            if is_only_shown:
+                can_run = not has_untyped(operands) and _is_supported(net, layer)
+                if not can_run:
+                    tensors.update(self._flattened_for_show(layer, operands))
+                    continue
             try:
                 tensors.update(self._flattened(layer, net, operands))
             except UnsupportedError:  # raised in a body
-                if not is_shown:
+                if not is_only_shown:
                     raise
                 tensors.update(self._flattened_for_show(layer, operands))
         return tensors
@@ -143,9 +147,9 @@ class Flattener:
     def _flattened_for_show(
         self, layer: NetLayer, operands: Sequence[Tensor | None]
     ) -> Iterator[tuple[PortRef, Tensor]]:
-        """Add a layer without a known meaning to a graph that is only shown, and never run.
+        """Add a layer that cannot run to a graph that is only shown.
 
-        Yield the layer's results with their ports. The results have no types.
+        Yield pairs of a port and the layer's result at this port. The results have no types.
         """
         kind = layer.type if has_untyped(operands) else unknown(layer.type)
         names = [name for name, _ in layer.named(layer.outputs)]
@@ -163,6 +167,10 @@ class Flattener:
     def _flattened(
         self, layer: NetLayer, net: Net, operands: Sequence[Tensor | None]
     ) -> Iterator[tuple[PortRef, Tensor]]:
+        """Add the operations of a layer to the graph.
+
+        Yield pairs of a port and the layer's result at this port.
+        """
         site = self.site(layer, net, operands)
         with locating_errors(str(layer), layer.span, "ports"):
             if layer.kind in CONSTANTS:
@@ -175,12 +183,13 @@ class Flattener:
             if len(values) < len(layer.outputs) and layer.kind not in _SINKS:
                 raise InvalidOperation(f"it has {len(layer.outputs)} outputs, not {len(values)}")
         # A meaning may return more results than the layer has outputs.
-        for (output, port), value in zip(layer.named(layer.outputs), values, strict=False):
-            name = self.prefix + output
-            if isinstance(value, Value) and value.name != name:
-                self.graph.builder.aliases.setdefault(name, value)
-            if isinstance(value, Value) and not self.prefix:
-                self._add_aliases(value, *port.names)
+        for (output_name, port), value in zip(layer.named(layer.outputs), values, strict=False):
+            if isinstance(value, Value):
+                name = self.prefix + output_name
+                if value.name != name:
+                    self.graph.builder.aliases.setdefault(name, value)
+                if not self.prefix:
+                    self._add_aliases(value, *port.names)
             yield (layer.id, port.id), value
 
     def _add_aliases(self, value: Value, *names: str) -> None:
@@ -190,14 +199,20 @@ class Flattener:
             if name != value.name and not builder.is_taken(name):
                 builder.aliases.setdefault(name, value)
 
-    def output(self, net: Net, name: str, end: PortRef, tensors: Mapping[PortRef, Tensor]) -> Value:
-        """Return the tensor of the output port `end` as the output `name` of the graph."""
-        layer = net.by_id[end[0]]
-        tensor = tensors.get(end)
+    def output(
+        self, net: Net, name: str, port: PortRef, tensors: Mapping[PortRef, Tensor]
+    ) -> Value:
+        """Return the tensor of an output port as the output `name` of the graph.
+
+        `tensors` are all tensors of the network, by port.
+        """
+        layer_id, port_id = port
+        layer = net.by_id[layer_id]
+        tensor = tensors.get(port)
         site = self.site(layer, net, ())
         with locating_errors(str(layer), layer.span):
             if tensor is None:
-                raise InvalidOperation(f"output port {end[1]} has no value")
+                raise InvalidOperation(f"output port {port_id} has no value")
             return self.graph.with_defined_padding(site.tensor(tensor), name, layer.span)
 
     def note_folded(self, net: Net, tensors: Mapping[PortRef, Tensor]) -> None:
@@ -205,22 +220,24 @@ class Flattener:
 
         `tensors` are all tensors of the network, by port.
         """
-        names: dict[PortRef, list[str]] = {}
+        names_by_port: dict[PortRef, list[str]] = {}
         for layer in net.layers:
             for name, port in layer.named(layer.outputs):
-                names[layer.id, port.id] = [name, *port.names]
+                names_by_port[layer.id, port.id] = [name, *port.names]
         constants: list[str] = []
-        for end, tensor in tensors.items():
+        for port_reference, tensor in tensors.items():
             if isinstance(tensor, Constant):
-                constants += names[end]
+                constants += names_by_port[port_reference]
+        # For each layer, the names of the tensors that it reads and of its results.
         steps: list[tuple[list[str], list[str]]] = []
         for layer in net.layers:
             reads: list[str] = []
             for port in layer.inputs:
                 source = net.sources.get((layer.id, port.id))
                 if source is not None:
-                    reads += names.get(source, ())
-            steps.append((reads, [name for name, _ in layer.named(layer.outputs)]))
+                    reads += names_by_port.get(source, ())
+            results = [name for name, _ in layer.named(layer.outputs)]
+            steps.append((reads, results))
         self.graph.fold(constants, steps)
 
     def flatten_body(
@@ -231,14 +248,15 @@ class Flattener:
         outputs: Sequence[PortRef],
         name: str,
     ) -> dict[PortRef, Tensor]:
-        """Flatten a body into `graph`; return the body's tensors by port.
+        """Flatten a body into `graph`. Return the body's tensors by port.
 
         `feeds` are the inputs of the body, by port. `outputs` are the ports whose tensors the body
         must compute, and `name` is the name of the layer that has the body.
         """
         inner = Flattener(graph, self.weights, f"{self.prefix}{name}.")
         tensors = inner.run(body.net, feeds, outputs)
-        if any(tensors.get(end) in graph.counts for end in outputs):
+        has_padded_result = any(tensors.get(port) in graph.counts for port in outputs)
+        if has_padded_result:
             raise InvalidOperation(
                 f"the number of items of a result of '{name}' depends on values",
                 "such tensors may be inside a body, but not be its results",
@@ -247,12 +265,14 @@ class Flattener:
 
 
 def _is_supported(net: Net, layer: NetLayer) -> bool:
+    """Tell whether layers of the type of `layer` can run in the network's version."""
     if layer.kind in CONSTANTS or layer.kind in INPUTS or layer.kind == "result":
         return True
     return OPERATORS.get(layer.kind, net.version) is not None
 
 
 def _unsupported(layer: NetLayer, version: int) -> UnsupportedError:
+    """Return the error for a layer that cannot run. `version` is the version of the network."""
     origin = layer.opset or f"version {version}"
     message = f"layer '{layer.name}': '{layer.type}' of {origin} is not supported"
     return UnsupportedError(message, span=layer.span)
@@ -261,30 +281,37 @@ def _unsupported(layer: NetLayer, version: int) -> UnsupportedError:
 def _needed(
     net: Net, feeds: Mapping[PortRef, Tensor], outputs: Sequence[PortRef]
 ) -> list[NetLayer]:
-    """Return the layers that `outputs` and states depend on, in an order in which they can run."""
-    waiting = [end[0] for end in outputs]
-    waiting += [layer.id for layer in net.layers if layer.kind in _STATEFUL]
-    visited = set[int]()
-    while waiting:
-        id = waiting.pop()
-        if id in visited:
+    """Return the layers that `outputs` and states depend on, in an order in which they can run.
+
+    `feeds` has the tensors of the inputs by port. No layer is needed to compute them.
+    """
+    pending_ids = [layer_id for layer_id, _ in outputs]
+    pending_ids += [layer.id for layer in net.layers if layer.kind in _STATEFUL]
+    visited_ids = set[int]()
+    while pending_ids:
+        layer_id = pending_ids.pop()
+        if layer_id in visited_ids:
             continue
-        visited.add(id)
-        for port in net.by_id[id].inputs:
-            end = (id, port.id)
-            if end not in feeds and end in net.sources:
-                source_id, _ = net.sources[end]
-                waiting.append(source_id)
+        visited_ids.add(layer_id)
+        for port in net.by_id[layer_id].inputs:
+            input_port = (layer_id, port.id)
+            if input_port not in feeds and input_port in net.sources:
+                source_id, _ = net.sources[input_port]
+                pending_ids.append(source_id)
     # A ReadValue declares its variable, so it must come before the Assign that writes the variable.
     # Therefore each Assign comes last, unless a layer other than a Result reads it.
-    layers = [layer for layer in net.layers if layer.id in visited]
-    read: set[int] = set()  # ids of layers
+    layers = [layer for layer in net.layers if layer.id in visited_ids]
+    ids_of_read_layers = set[int]()
     for layer in layers:
-        if layer.kind != "result":
-            ends = [(layer.id, port.id) for port in layer.inputs]
-            read.update(net.sources[end][0] for end in ends if end in net.sources)
+        if layer.kind == "result":
+            continue
+        for port in layer.inputs:
+            source = net.sources.get((layer.id, port.id))
+            if source is not None:
+                source_id, _ = source
+                ids_of_read_layers.add(source_id)
 
     def comes_last(layer: NetLayer) -> bool:
-        return layer.kind == "assign" and layer.id not in read
+        return layer.kind == "assign" and layer.id not in ids_of_read_layers
 
     return sorted(layers, key=comes_last)

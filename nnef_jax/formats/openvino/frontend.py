@@ -51,22 +51,27 @@ class OpenvinoFrontend(GraphFrontend):
         shapes: dict[str, Any] = {}
         for name, (layer, port) in self._ends.inputs.items():
             with suppress(InvalidOperation):  # flattening raises this error with its line
-                shapes[name] = declared_shape(layer, port)
-        return {name: shape for name, shape in shapes.items() if shape is not None}
+                shape = declared_shape(layer, port)
+                if shape is not None:
+                    shapes[name] = shape
+        return shapes
 
     def state_shapes(self) -> Shapes:
-        """Return the shapes of variables by label, only of variables whose start depends on a call.
+        """Return the shape of each variable whose start depends on a call, by the variable's label.
 
         The start depends on a call if the shape has open extents, or if the initial value is
         computed from inputs.
         """
-        variables = self._ends.variables.items()
-        return {label: variable.shape for label, variable in variables if variable.depends_on_call}
+        shapes: dict[str, Any] = {}
+        for label, variable in self._ends.variables.items():
+            if variable.depends_on_call:
+                shapes[label] = variable.shape
+        return shapes
 
     def content(self) -> Iterable[object]:
         """Return the dialect, the text of the document, and the bytes of all small constants.
 
-        Together they determine the structure of the flat graph.
+        The structure of the flat graph depends only on these three objects.
         """
         constants = b"".join(_small_constants(self._net, self._weights.data or b""))
         return self.dialect, self._text, constants
@@ -76,9 +81,9 @@ class OpenvinoFrontend(GraphFrontend):
         return {layer.name: layer.span for layer in self._net.layers}
 
     def titles(self) -> Titles:
-        """Return the title of each layer, by the layer's offset in the text.
+        """Return a title for each layer, such as "layer 'pool1' (MaxPool)".
 
-        A title is a text such as "layer 'pool1' (MaxPool)". Layers in bodies are included.
+        The keys are the offsets of the layers in the text. Layers in bodies are included.
         """
         return {layer.span.offset: str(layer) for layer in self._net.all_layers()}
 
@@ -94,22 +99,32 @@ class OpenvinoFrontend(GraphFrontend):
 
 
 def _weights(archive: Archive) -> Weights:
+    """Return the bytes of the .bin file that the user named, or else of the file beside the .xml.
+
+    If there is no such file, the bytes are None.
+    """
     if archive.weights is not None:
         name, data = archive.weights
         return Weights(data, name)
-    name = f"{archive.graph.removesuffix('.xml')}.bin"
+    stem = archive.graph.removesuffix(".xml")
+    name = f"{stem}.bin"
     data = archive.open_tensor(name) if archive.exists(name) else None
     return Weights(data, archive.location(name))
 
 
 def _small_constants(net: Net, data: memoryview | bytes) -> Iterator[bytes]:
-    """Yield the bytes of each small constant of a network and of its bodies."""
+    """Yield the bytes of each small constant of a network and of its bodies.
+
+    `data` are the bytes of the .bin file.
+    """
     for layer in net.all_layers():
-        if layer.kind in CONSTANTS:
-            places = [(blob.offset, blob.size) for blob in layer.blobs.values()]
-            offset, size = (layer.attributes.get(name, "") for name in ("offset", "size"))
-            if offset.isdecimal() and size.isdecimal():
-                places.append((int(offset), int(size)))
-            for start, length in places:
-                if length <= _SMALL:
-                    yield bytes(data[start : start + length])
+        if layer.kind not in CONSTANTS:
+            continue
+        places = [(blob.offset, blob.size) for blob in layer.blobs.values()]
+        offset = layer.attributes.get("offset", "")
+        size = layer.attributes.get("size", "")
+        if offset.isdecimal() and size.isdecimal():
+            places.append((int(offset), int(size)))
+        for start, length in places:
+            if length <= _SMALL:
+                yield bytes(data[start : start + length])

@@ -44,21 +44,22 @@ class LayerGraph(TensorGraph):
         return np.dtype(np.int64) if is_integer else np.dtype(np.float32)
 
     def is_literal(self, constant: Constant) -> bool:
-        """Tell whether a known tensor becomes a literal of operations, not a tensor of the graph.
+        """Tell whether operations contain a known tensor as a literal instead of reading it.
 
-        Such a tensor has a single item, of the type f32, i32, i64 or boolean.
+        A literal has a single item, of the type f32, i32, i64 or boolean.
         """
-        return constant.type in ("f32", "i32", "i64", "boolean") and super().is_literal(constant)
+        has_literal_type = constant.type in ("f32", "i32", "i64", "boolean")
+        return has_literal_type and super().is_literal(constant)
 
     def element(self, dtype: str) -> str:
         """Return the name of a dtype's element type, such as "f32" for "float32"."""
         return BY_DTYPE[dtype]
 
     def variable(self, constant: Constant, name: str, span: Span) -> Value:
-        """Add weights to the graph as a variable; cast the variable to its dtype of computation.
+        """Add weights to the graph as a variable, and cast it to its dtype of computation.
 
         `constant` holds the weights, and `name` is the variable's name. Codes of the type nf4 are
-        replaced by the numbers that they stand for.
+        replaced by the numbers that they stand for. Return the tensor that operations read.
         """
         self.data[constant.label] = constant.array
         type = TensorType(constant.array.shape, stored(constant.type, self.options.real))
@@ -68,11 +69,17 @@ class LayerGraph(TensorGraph):
         dtype = self.computation_dtype(constant.type)
         if type.dtype == dtype:
             return value
-        names = [self.builder.unreserved(f"{name}.{dtype}")]
-        return self.add("cast", {"input": value}, {"dtype": dtype}, names, span, inserted=True)[0]
+        cast_name = self.builder.unreserved(f"{name}.{dtype}")
+        (cast,) = self.add(
+            "cast", {"input": value}, {"dtype": dtype}, [cast_name], span, inserted=True
+        )
+        return cast
 
     def _looked_up(self, codes: Value, name: str, span: Span) -> Value:
-        """Replace each item of `codes`, a 4-bit index, by the number at this index in `NF4`."""
+        """Replace each item of `codes`, a 4-bit index, by the number at this index in `NF4`.
+
+        The names of the new tensors begin with `name`.
+        """
 
         def add(kind: str, operands: Mapping[str, Any], **attributes: Attribute) -> Value:
             names = [self.builder.unreserved(f"{name}.{kind}")]

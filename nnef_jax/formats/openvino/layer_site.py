@@ -47,9 +47,10 @@ _TRUE, _FALSE = ("1", "true", "yes"), ("0", "false", "no", "")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _FoldedTensor(Value):
-    """A known tensor that looks like a tensor of the graph, so that a meaning can compute with it.
+    """A known tensor in the form of a tensor of the graph, so that a meaning can compute with it.
 
-    Such tensors exist only while a layer is folded, that is, computed when the network is loaded.
+    Objects of this class exist only while a layer is folded, that is, computed when the network is
+    loaded. The meaning of a layer is the function that adds its operations.
     """
 
     constant: Constant = field(kw_only=True)
@@ -94,12 +95,15 @@ class LayerSite(Site[LayerGraph]):
         return [self.tensor(x) for x in self.operands if x is not None]
 
     def tensor(self, x: int | Tensor) -> Value:
-        """Return an operand as a tensor of the graph. `x` is the operand or the index of an input.
+        """Return an operand as a tensor of the graph.
 
-        A constant operand is added to the graph, unless the layer is folded.
+        `x` is the operand, or the index of an input. A constant operand is added to the graph,
+        unless the layer is folded.
         """
         operand = self.operand(x) if isinstance(x, int) else x
-        return self._wrapped(operand) if self.folds else Site.tensor(self, operand)
+        if self.folds:
+            return self._wrapped(operand)
+        return Site.tensor(self, operand)
 
     def body(self, name: str) -> Body:
         """Return the body in the element `<name>` of the layer.
@@ -120,8 +124,8 @@ class LayerSite(Site[LayerGraph]):
     def text(self, name: str, default: str | None = None) -> str:
         """Return an attribute as text in lower case.
 
-        Return `default` if the attribute is missing. Raises InvalidOperation if there is no default
-        either.
+        Return `default` if the attribute is missing. Raises InvalidOperation if the attribute is
+        missing and `default` is None.
         """
         text = self.layer.attributes.get(name)
         if text is None:
@@ -139,9 +143,13 @@ class LayerSite(Site[LayerGraph]):
         return text in _TRUE
 
     def numbers(self, name: str, default: Sequence[float] | None = None) -> list[float]:
-        """Return an attribute that is a list of numbers."""
-        if default is not None and not self.layer.attributes.get(name, "").strip():
-            return [float(x) for x in default]
+        """Return an attribute that is a list of numbers.
+
+        Return `default`, unless it is None, if the attribute is missing or blank.
+        """
+        is_blank = not self.layer.attributes.get(name, "").strip()
+        if is_blank and default is not None:
+            return [float(number) for number in default]
         text = self.text(name)
         try:
             return [float(part) for part in text.split(",") if part.strip()]
@@ -151,9 +159,10 @@ class LayerSite(Site[LayerGraph]):
     def ints(self, name: str, default: Sequence[int] | None = None) -> list[int]:
         """Return an attribute that is a list of whole numbers."""
         numbers = self.numbers(name, default)
-        if not all(map(float.is_integer, numbers)):
+        are_whole = all(number.is_integer() for number in numbers)
+        if not are_whole:
             raise self.wrong(name, "a list of whole numbers", numbers)
-        return [int(x) for x in numbers]
+        return [int(number) for number in numbers]
 
     def number(self, name: str, default: float | None = None) -> float:
         """Return an attribute that is a number."""
@@ -171,13 +180,17 @@ class LayerSite(Site[LayerGraph]):
         return int(number)
 
     def dtype(self, name: str, default: str | None = None) -> str:
-        """Return the dtype of computation for the element type that the attribute `name` holds."""
-        return computation_dtype(element_type(self.text(name, default)), self.graph.options.real)
+        """Return the dtype in which tensors of the element type in an attribute are computed.
+
+        `name` is the name of the attribute.
+        """
+        type = element_type(self.text(name, default))
+        return computation_dtype(type, self.graph.options.real)
 
     # Operations
 
     def results(self, run: Callable[[Any], Any]) -> Any:
-        """Run the meaning `run` of the layer and return its results.
+        """Run `run`, the function that adds the layer's operations, and return the layer's results.
 
         If all operands are known and the layer's type allows it, the layer is folded: the results
         are computed now, as known tensors.
@@ -187,10 +200,12 @@ class LayerSite(Site[LayerGraph]):
         operands = [x for x in self.operands if x is not None]
         folds = kind in folded_kinds and is_folded(operands)
         if kind in _CONVERSIONS:
-            folds = folds and any(x.derived for x in operands if isinstance(x, Constant))
+            has_derived = any(isinstance(x, Constant) and x.derived for x in operands)
+            folds = folds and has_derived
         if folds:
             with suppress(NotFolded):
-                return _unwrapped(run(replace(self, folds=True)))
+                folding_site = replace(self, folds=True)
+                return _unwrapped(run(folding_site))
         return run(self)
 
     def _emit(self, kind: str, operands: ByName, attributes: ByName, inserted: bool) -> Any:
@@ -199,7 +214,8 @@ class LayerSite(Site[LayerGraph]):
         While the layer is folded, compute its result instead.
         """
         if self.folds:
-            return self._wrapped(self.folded(kind, _unwrapped([*operands.values()]), attributes))
+            constants = _unwrapped([*operands.values()])
+            return self._wrapped(self.folded(kind, constants, attributes))
         return Site._emit(self, kind, operands, attributes, inserted)
 
     def evaluate(self, function: Callable[..., Any], *operands: Tensor | float) -> Value:
@@ -215,9 +231,8 @@ class LayerSite(Site[LayerGraph]):
             return [self._wrapped(item) for item in cast("list[Any]", x)]
         if not isinstance(x, Constant):
             return x
-        return _FoldedTensor(
-            "", TensorType(x.array.shape, self.graph.computation_dtype(x.type)), constant=x
-        )
+        type = TensorType(x.array.shape, self.graph.computation_dtype(x.type))
+        return _FoldedTensor("", type, constant=x)
 
     @property
     def span(self) -> Span:
@@ -268,17 +283,24 @@ class LayerSite(Site[LayerGraph]):
     def read(self, data: memoryview, type: str, shape: tuple[int, ...], label: str) -> Constant:
         """Make a constant with the label `label` from the bytes of a tensor in a file.
 
-        Elements of less than a byte take a whole byte each in the result.
+        In the result, each element takes at least a byte.
         """
         items = volume(shape)
-        if len(data) < items:  # less than a byte
+        if len(data) < items:  # elements are smaller than a byte
             self.spend(items // CODES_PER_STEP)
             self.graph.meter.expand(items, self.title)
         return Constant(unpacked(data, type, shape), type, label)
 
     def _stored_type(self, blob: Blob) -> str:
-        type = blob.type or self.layer.precision
-        return type or next((port.type for port in self.layer.outputs if port.type), "f32")
+        """Return the element type of weights: their type, or that of the layer or of an output."""
+        if blob.type:
+            return blob.type
+        if self.layer.precision:
+            return self.layer.precision
+        for port in self.layer.outputs:
+            if port.type:
+                return port.type
+        return "f32"
 
     # Shorthands
 
@@ -307,12 +329,14 @@ class LayerSite(Site[LayerGraph]):
         return self.cast(self.tensor(i), self.integer)
 
     def indices(self, x: int | Tensor) -> Value:
-        """Return a tensor of indices.
+        """Return a tensor of indices, which is cast to int32 if it has real numbers.
 
-        Integers are unchanged, and real numbers are cast to int32.
+        `x` is the tensor, or the index of an input.
         """
         tensor = self.tensor(x)
-        return self.cast(tensor, "int32") if is_float(tensor.type.dtype) else tensor
+        if is_float(tensor.type.dtype):
+            return self.cast(tensor, "int32")
+        return tensor
 
     def axes(self, i: int) -> list[int]:
         """Return the axes of input 0 that the known input `i` lists."""
@@ -333,8 +357,8 @@ class LayerSite(Site[LayerGraph]):
         """Return inputs 0 and 1, reshaped to the same rank so that they broadcast.
 
         In the mode "pdpd" of the attribute `auto_broadcast`, the first axis of input 1 lies along
-        the axis `axis` of input 0. In all other modes, the last axes of both inputs lie along each
-        other.
+        the axis of input 0 that the attribute `axis` names. In all other modes, the last axes of
+        the two inputs lie along each other.
         """
         mode = self.word("auto_broadcast", "numpy", "none", "pdpd")
         x = self.operand(0)
@@ -342,8 +366,9 @@ class LayerSite(Site[LayerGraph]):
         if mode == "pdpd" and self.rank(x) > self.rank(y):
             axis = self.int("axis", -1)
             if axis >= 0:
-                following = range(axis + self.rank(y), self.rank(x))
-                y = self.unsqueezed(y, (*range(axis), *following))
+                axes_before = range(axis)
+                axes_after = range(axis + self.rank(y), self.rank(x))
+                y = self.unsqueezed(y, (*axes_before, *axes_after))
         return self.aligned(x, y)
 
     def unsqueezed(self, x: Tensor, axes: Sequence[int]) -> Value:
@@ -351,10 +376,17 @@ class LayerSite(Site[LayerGraph]):
         tensor = self.tensor(x)
         return self.step.unsqueeze(tensor, axes=tuple(axes)) if axes else tensor
 
-    def padded(self, x: Tensor, around: Mapping[int, Sequence[int]], value: float = 0.0) -> Value:
-        """Pad a tensor with a value. `around` maps axes to their padding (before, after)."""
-        pairs = [around.get(axis, (0, 0)) for axis in range(len(self.shape(x)))]
-        return self.step.pad(x, padding=pairs, border="constant", value=value)
+    def padded(
+        self, x: Tensor, padding_by_axis: Mapping[int, Sequence[int]], value: float = 0.0
+    ) -> Value:
+        """Pad a tensor with a value.
+
+        `padding_by_axis` has a pair for each padded axis: the numbers of items to add before and
+        after the items of the axis.
+        """
+        rank = len(self.shape(x))
+        padding = [padding_by_axis.get(axis, (0, 0)) for axis in range(rank)]
+        return self.step.pad(x, padding=padding, border="constant", value=value)
 
     def filled(self, item: float, dtype: str, shape: Sequence[int] = ()) -> Value:
         """Make a tensor of shape `shape` in which each element is `item`."""
@@ -362,10 +394,10 @@ class LayerSite(Site[LayerGraph]):
         return self.step.constant(shape=shape, value=items, dtype=dtype)
 
     def number_like(self, x: Value, item: float) -> Value | float:
-        """Return the number `item` as an operand that fits the dtype of `x`.
+        """Return the number `item` as an operand of an operation on `x`.
 
-        The operand is a Python number if the dtype is the default for real numbers or for integers,
-        otherwise a constant tensor.
+        The operand is a Python number if `x` has the default dtype for real numbers or for
+        integers. Otherwise the operand is a constant tensor in the dtype of `x`.
         """
         dtype = x.type.dtype
         if dtype == self.real:
@@ -375,8 +407,9 @@ class LayerSite(Site[LayerGraph]):
         return self.filled(item, dtype)
 
     def flattened(self, x: Value, first: int, last: int) -> Value:
-        """Join the axes `first` to `last` by a reshape, as the layer's last operation."""
-        return self.last.reshape(x, shape=(-1,), axis_start=first, axis_count=last - first + 1)
+        """Join the axes `first` to `last`, both included, as the layer's last operation."""
+        count = last - first + 1
+        return self.last.reshape(x, shape=(-1,), axis_start=first, axis_count=count)
 
     def truths(self, x: Value) -> Value:
         """Return a tensor of bool that is true where `x` is not 0."""
@@ -414,26 +447,30 @@ def stored(site: LayerSite, type: str = "") -> Constant:
     layer = site.layer
     if not layer.outputs:
         raise InvalidOperation("it has no output")
-    if "element_type" not in layer.attributes and layer.blobs:
-        shape = layer.outputs[0].shape or ()
-        blob = site.blob("custom", shape) or site.blob(next(iter(layer.blobs)), shape)
-        if blob is not None:
-            return blob
-        return Constant(np.zeros(shape, np.float32), "f32", site.name)
-    declared = layer.attributes.get("element_type", layer.outputs[0].type or "f32")
-    type = type or element_type(declared)
-    shape = layer.outputs[0].shape or ()
+    output = layer.outputs[0]
+    shape = output.shape or ()
+    is_stored_as_blob = "element_type" not in layer.attributes and len(layer.blobs) > 0
+    if is_stored_as_blob:
+        first_tag = next(iter(layer.blobs))
+        constant = site.blob("custom", shape) or site.blob(first_tag, shape)
+        if constant is None:
+            return Constant(np.zeros(shape, np.float32), "f32", site.name)
+        return constant
+    declared_type = layer.attributes.get("element_type", output.type or "f32")
+    type = type or element_type(declared_type)
     if "shape" in layer.attributes:
         shape = tuple(site.ints("shape", []))
     if len(shape) > MAX_RANK:
         raise InvalidOperation(f"it has {len(shape)} axes, arrays have at most {MAX_RANK}")
-    if any(n < 0 for n in shape):
+    if any(extent < 0 for extent in shape):
         raise InvalidOperation(f"a constant cannot have the shape {list(shape)}")
     items = volume(shape)
-    expected = size_of(type, items)
-    size = site.int("size", expected)
-    if size != expected and items:
-        message = f"it has {size} bytes, {list(shape)} items of {type} take {expected}"
+    expected_size = size_of(type, items)
+    size = site.int("size", expected_size)
+    if items == 0:
+        return site.read(memoryview(b""), type, shape, site.name)
+    if size != expected_size:
+        message = f"it has {size} bytes, {list(shape)} items of {type} take {expected_size}"
         raise InvalidOperation(message)
-    data = site.weights.slice(site.int("offset", 0), size) if items else memoryview(b"")
+    data = site.weights.slice(site.int("offset", 0), size)
     return site.read(data, type, shape, site.name)

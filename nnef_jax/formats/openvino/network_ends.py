@@ -56,14 +56,19 @@ class Ends:
 
     def synonyms(self, net: Net) -> dict[str, str]:
         """Map the other names of each input and output to the name in `inputs` or `outputs`."""
-        names = {(layer.id, port.id): port.names for layer in net.layers for port in layer.outputs}
         synonyms: dict[str, str] = {}
         for name, (layer, port) in self.inputs.items():
-            synonyms |= dict.fromkeys((layer.name, *port.names), name)
-        for name, end in self.outputs.items():
-            synonyms |= {other: name for other in names[end] if other not in synonyms}
+            for synonym in (layer.name, *port.names):
+                synonyms[synonym] = name
+        names_by_port: dict[PortRef, tuple[str, ...]] = {}
+        for layer in net.layers:
+            for port in layer.outputs:
+                names_by_port[layer.id, port.id] = port.names
+        for name, port_reference in self.outputs.items():
+            for synonym in names_by_port[port_reference]:
+                synonyms.setdefault(synonym, name)
         taken = self.inputs.keys() | self.outputs.keys()
-        return {other: name for other, name in synonyms.items() if other not in taken}
+        return {synonym: name for synonym, name in synonyms.items() if synonym not in taken}
 
 
 def ends_of(net: Net) -> Ends:
@@ -72,8 +77,8 @@ def ends_of(net: Net) -> Ends:
     Before version 10, an input port without an edge is an input too, and an output port without an
     edge is an output.
     """
-    inputs: list[tuple[str, tuple[NetLayer, Port]]] = []
-    outputs: list[tuple[str, PortRef]] = []
+    inputs: list[tuple[str, tuple[NetLayer, Port]]] = []  # pairs of a name and an input
+    outputs: list[tuple[str, PortRef]] = []  # pairs of a name and an output
     for layer in sorted(net.layers, key=lambda layer: layer.span.offset):
         if layer.kind in INPUTS and layer.outputs:
             name, port = layer.named(layer.outputs)[0]
@@ -94,17 +99,20 @@ def ends_of(net: Net) -> Ends:
 
 
 def _output_of(result: NetLayer, net: Net) -> tuple[str, PortRef]:
-    """Return the name of the output that a Result declares, and the port with its value."""
-    end = net.sources.get((result.id, result.inputs[0].id)) if result.inputs else None
-    if end is None:
+    """Return the name of the output that a Result declares, and the port that computes the output.
+
+    Raises SemanticError if the Result has no input.
+    """
+    source = net.sources.get((result.id, result.inputs[0].id)) if result.inputs else None
+    if source is None:
         message = f"layer '{result.name}' (Result) has no input"
         raise SemanticError(message, span=result.span)
-    layer_id, port_id = end
+    layer_id, port_id = source
     producer = net.by_id[layer_id]
     named_ports = {port.id: (name, port) for name, port in producer.named(producer.outputs)}
-    name, port = named_ports[port_id]
-    names = port.names or result.inputs[0].names or (name,)
-    return names[0], end
+    default_name, port = named_ports[port_id]
+    names = port.names or result.inputs[0].names or (default_name,)
+    return names[0], source
 
 
 def _by_name(items: Iterable[tuple[str, _T]]) -> dict[str, _T]:
@@ -126,12 +134,14 @@ def _by_name(items: Iterable[tuple[str, _T]]) -> dict[str, _T]:
 def declared_shape(layer: NetLayer, port: Port) -> list[int | None] | None:
     """Return the shape that the file declares for an input, or None if the rank is open.
 
-    Open extents are None.
+    In the shape, open extents are None.
     """
     text = layer.attributes.get("shape")
     if layer.kind != "parameter" or text is None:
-        return [None if n < 0 else n for n in port.shape or ()]
-    return None if text.strip() == OPEN_RANK else extents(text)
+        return [None if extent < 0 else extent for extent in port.shape or ()]
+    if text.strip() == OPEN_RANK:
+        return None
+    return extents(text)
 
 
 def require_bounds(shape: Sequence[int | None], layer: NetLayer) -> None:
@@ -163,32 +173,41 @@ def variables_of(net: Net) -> Mapping[str, Variable]:
     out: reading it returns the initial value.
     """
     variables: dict[str, Variable] = {}
-    written = {label_of(layer) for layer in net.layers if layer.kind == "assign"}
-    dependents = set[int]()  # ids of layers that depend on inputs
+    written_labels = {label_of(layer) for layer in net.layers if layer.kind == "assign"}
+    dependent_ids = set[int]()  # of layers that depend on inputs
     for layer in net.layers:
-        ends = [net.sources.get((layer.id, port.id)) for port in layer.inputs]
-        depends_on_inputs = any(end is not None and end[0] in dependents for end in ends)
+        source_ids: list[int] = []
+        for port in layer.inputs:
+            source = net.sources.get((layer.id, port.id))
+            if source is not None:
+                source_ids.append(source[0])
+        depends_on_inputs = not dependent_ids.isdisjoint(source_ids)
         if depends_on_inputs or layer.kind == "parameter":
-            dependents.add(layer.id)
+            dependent_ids.add(layer.id)
+        reads_variable = layer.kind == "readvalue" and len(layer.outputs) > 0
+        if not reads_variable:
+            continue
         label = label_of(layer)
-        is_left_out = depends_on_inputs and label not in written
-        if layer.kind == "readvalue" and layer.outputs and not is_left_out:
-            shape = _shape(layer)
-            if label not in written:  # the state keeps its initial shape
-                shape = tuple(0 if n is UNKNOWN else n for n in shape)
-            variables.setdefault(label, Variable(shape, depends_on_inputs, layer.span))
+        is_written = label in written_labels
+        if depends_on_inputs and not is_written:
+            continue
+        shape = _variable_shape(layer)
+        if not is_written:  # the state keeps its initial shape
+            shape = tuple(0 if extent is UNKNOWN else extent for extent in shape)
+        variables.setdefault(label, Variable(shape, depends_on_inputs, layer.span))
     return variables
 
 
-def _shape(layer: NetLayer) -> Shape:
-    """Return the shape that a ReadValue layer declares.
+def _variable_shape(layer: NetLayer) -> Shape:
+    """Return the shape that a ReadValue layer declares for its variable.
 
-    Layers ReadValue-3 declare the shape at their output port.
+    In operation set 3, a ReadValue declares the shape at its output port.
     """
     text = layer.attributes.get("variable_shape")
     if text is None:
-        return tuple(UNKNOWN if n < 0 else n for n in layer.outputs[0].shape or ())
+        declared = layer.outputs[0].shape or ()
+        return tuple(UNKNOWN if extent < 0 else extent for extent in declared)
     try:
-        return tuple(UNKNOWN if n is None else n for n in extents(text))
+        return tuple(UNKNOWN if extent is None else extent for extent in extents(text))
     except InvalidOperation as error:
         raise SemanticError(f"{layer}: {error.message}", span=layer.span, hint=error.hint) from None

@@ -1,9 +1,9 @@
 """Port maps, which connect the ports of a layer to the layers of its bodies.
 
 Before version 10, a map names ports of the body's layers. Since then it names Parameter and Result
-layers. A line of the map may have an `axis`. Then an input is cut along this axis into one part for
-each iteration, or results are joined along it. If the parts run from -1 to 0 with stride -1, the
-first part is at the end of the axis.
+layers. A line of the map may have an `axis`. An input is then cut along this axis into one part for
+each iteration. The results of the iterations are joined along the axis. If the parts run from -1 to
+0 with stride -1, the first part is at the end of the axis.
 """
 
 from __future__ import annotations
@@ -36,15 +36,20 @@ class Link:
 
 def links(body: Body, *, inputs: bool) -> list[Link]:
     """Return the lines of a body's port map: for inputs if `inputs` is true, else for outputs."""
-    return [_link(body, attributes) for is_input, attributes in body.ports if is_input == inputs]
+    selected: list[Link] = []
+    for is_input, attributes in body.ports:
+        if is_input == inputs:
+            selected.append(_link(body, attributes))
+    return selected
 
 
 def _link(body: Body, attributes: Mapping[str, str]) -> Link:
+    """Read a line of a body's port map from the attributes of its element."""
     layer = body.net.by_id.get(_number(attributes, "internal_layer_id"))
     if layer is None:
         raise InvalidOperation(f"the body has no layer {attributes.get('internal_layer_id')}")
     port = _number(attributes, "external_port_id", -1)
-    inner_port = _number(attributes, "internal_port_id", _port_of(layer))
+    inner_port = _number(attributes, "internal_port_id", _first_port(layer))
     axis = _number(attributes, "axis") if "axis" in attributes else None
     return Link(
         port,
@@ -59,6 +64,7 @@ def _link(body: Body, attributes: Mapping[str, str]) -> Link:
 
 
 def _number(attributes: Mapping[str, str], name: str, default: int | None = None) -> int:
+    """Return the attribute `name` as an integer. It is required if `default` is None."""
     text = attributes.get(name)
     if text is None and default is not None:
         return default
@@ -68,7 +74,11 @@ def _number(attributes: Mapping[str, str], name: str, default: int | None = None
         raise InvalidOperation(f"'{name}' of a port map must be a whole number") from None
 
 
-def _port_of(layer: NetLayer) -> int:
+def _first_port(layer: NetLayer) -> int:
+    """Return the id of the first output of a Parameter, or of the first input of other layers.
+
+    Return 0 if there is no such port.
+    """
     ports = layer.outputs if layer.kind == "parameter" else layer.inputs
     return ports[0].id if ports else 0
 
@@ -78,23 +88,28 @@ def back_edges(body: Body) -> dict[PortRef, PortRef]:
 
     A port that reads a state is mapped to the port that computes the state for the next iteration.
     """
-    by_id = body.net.by_id
+    layers = body.net.by_id
     edges: dict[PortRef, PortRef] = {}
     for source, target in body.back_edges:
-        if source[0] not in by_id or target[0] not in by_id:
+        source_id, _ = source
+        target_id, _ = target
+        if source_id not in layers or target_id not in layers:
             raise InvalidOperation("a back edge leads from or to a missing layer")
-        if not body.net.is_legacy:
-            source = source[0], _port_of(by_id[source[0]])
-            target = target[0], _port_of(by_id[target[0]])
-        edges[target] = source
+        if body.net.is_legacy:
+            edges[target] = source
+        else:  # a back edge names only the layers
+            target_port = _first_port(layers[target_id])
+            source_port = _first_port(layers[source_id])
+            edges[target_id, target_port] = (source_id, source_port)
     return edges
 
 
-def source_of(body: Body, end: PortRef) -> PortRef:
-    """Return the output port that computes the value of `end`, a port of a layer in the body.
+def source_of(body: Body, port: PortRef) -> PortRef:
+    """Return the output port that computes the value of `port`, a port of a layer in the body.
 
     For a Result layer, it is the output port that the layer reads. For all other layers, it is
-    `end`.
+    `port` itself.
     """
-    is_result = body.net.by_id[end[0]].kind == "result"
-    return body.net.sources.get(end, end) if is_result else end
+    layer_id, _ = port
+    is_result = body.net.by_id[layer_id].kind == "result"
+    return body.net.sources.get(port, port) if is_result else port

@@ -25,55 +25,61 @@ def pre_processed(
 ) -> dict[PortRef, Tensor]:
     """Return `feeds`, the inputs of a network by port, after normalisation.
 
-    An input x that a `<pre-process>` element names is replaced by (x - mean) / scale. `site` makes
-    the site of a layer, at which the operations are added.
+    An input x that a `<pre-process>` element names is replaced by (x - mean) / scale. `site` is a
+    function that makes the site of a layer, at which operations are added.
     """
     inputs = dict(feeds)
     for element in net.element.children:
         if element.tag == "pre-process":
             with locating_errors("pre-process", element.span(net.source)):
-                layer, end, value = _input(net, inputs, element)
-                inputs[end] = _processed(element, value, site(layer, net, ()))
+                layer, port, value = _input(net, inputs, element)
+                inputs[port] = _processed(element, value, site(layer, net, ()))
     return inputs
 
 
 def _input(
     net: Net, inputs: Mapping[PortRef, Tensor], element: Element
 ) -> tuple[NetLayer, PortRef, Value]:
-    """Return the input that a `<pre-process>` element names, with its layer and port.
+    """Return the layer, the port and the tensor of the input that a `<pre-process>` element names.
 
     If the element has no name, return the first input with four axes.
     """
     name = element.attributes.get("reference-layer-name")
     for layer in net.layers:
         for port in layer.outputs:
-            end = layer.id, port.id
-            value = inputs.get(end)
+            port_reference = layer.id, port.id
+            value = inputs.get(port_reference)
             if not isinstance(value, Value):
                 continue
             is_image = len(value.type.shape) == 4
-            if layer.name == name or (name is None and is_image):
-                return layer, end, value
+            is_selected = is_image if name is None else layer.name == name
+            if is_selected:
+                return layer, port_reference, value
     raise InvalidOperation(f"there is no input '{name}'")
 
 
 def _processed(element: Element, x: Value, site: LayerSite) -> Value:
-    channels = [c for c in element.children if c.tag == "channel"]
-    channels.sort(key=lambda c: whole_number(c.attributes, "id", 0))
+    """Subtract the mean from `x` and divide by the scale, as a `<pre-process>` element declares.
+
+    The mean of a channel is a number or an image, and the scale of a channel is a number.
+    """
+    channels = [child for child in element.children if child.tag == "channel"]
+    channels.sort(key=lambda channel: whole_number(channel.attributes, "id", 0))
     if x.type.shape[1:2] != (len(channels),):
         message = f"it has {len(channels)} channels, the input is {show(x.type.shape)}"
         raise InvalidOperation(message)
     means = [channel.child("mean") for channel in channels]
     scales = [channel.child("scale") for channel in channels]
-    if any(m is not None and "offset" in m.attributes for m in means):
+    has_images = any(mean is not None and "offset" in mean.attributes for mean in means)
+    if has_images:
         type = element_type(element.attributes.get("mean-precision", "FP32"))
         shape = x.type.shape[2:]
-        images = [_image(site, m, type, shape) for m in means]
-        mean = Constant(np.stack(images)[None].astype(np.float32), "f32", f"{x.name}.mean")
-        x = site.step.sub(x, mean)
-    elif any(m is not None for m in means):
+        images = [_image(site, mean, type, shape) for mean in means]
+        mean_array = np.stack(images)[None].astype(np.float32)  # (1, channels, height, width)
+        x = site.step.sub(x, Constant(mean_array, "f32", f"{x.name}.mean"))
+    elif any(mean is not None for mean in means):
         x = site.step.sub(x, _per_channel(means, 0.0, x, "mean"))
-    if any(s is not None for s in scales):
+    if any(scale is not None for scale in scales):
         x = site.step.div(x, _per_channel(scales, 1.0, x, "scale"))
     return x
 
@@ -83,11 +89,13 @@ def _per_channel(
 ) -> Constant:
     """Return the attribute `value` of each element as a constant of shape (1, channels, 1, ...).
 
-    Each channel has an element. If the element is None, the channel gets `default`. The constant
-    has the rank of `x`.
+    `elements` has an element for each channel of `x`, or None for a channel with the value
+    `default`. The constant has as many axes as `x`. `name` is the name of the value in errors.
     """
+    items: list[float] = []
     try:
-        items = [default if e is None else float(e.attributes["value"]) for e in elements]
+        for element in elements:
+            items.append(default if element is None else float(element.attributes["value"]))
     except (KeyError, ValueError):
         raise InvalidOperation(f"the {name} of each channel must be a number") from None
     spatial_axes = len(x.type.shape) - 2
@@ -96,10 +104,15 @@ def _per_channel(
 
 
 def _image(site: LayerSite, mean: Element | None, type: str, shape: Shape) -> NDArray[Any]:
-    """Return the mean image of a channel, or zeros if the channel has no mean image."""
+    """Return the mean image of a channel, or zeros if the channel has no mean image.
+
+    `mean` is the element `<mean>` of the channel, and `type` and `shape` are the element type and
+    the shape of the image.
+    """
     if mean is None:
         return np.zeros(shape, np.float32)
-    offset, size = (whole_number(mean.attributes, name) for name in ("offset", "size"))
+    offset = whole_number(mean.attributes, "offset")
+    size = whole_number(mean.attributes, "size")
     if size != size_of(type, volume(shape)):
         raise InvalidOperation(
             f"a mean image has {size} bytes, which do not fit {list(shape)} items of {type}"

@@ -25,15 +25,22 @@ def spatial(
     """Return an attribute that has an item for each of `rank` spatial axes, such as `kernel`.
 
     Version 2 has an attribute for each axis instead: `kernel-x` for the last axis, `kernel-y` for
-    the axis before it, and `kernel-z`.
+    the axis before it, and `kernel-z` for the axis before that.
     """
-    keys = [f"{_OLD.get(name, name)}-{letter}" for letter in _LETTERS[:rank]]
-    if name == "pads_end":
-        keys = ["pad-r", "pad-b"][:rank] if rank <= 2 else []
-    if not site.has_attribute(name) and any(map(site.has_attribute, keys)):
-        defaults = reversed(default or [1] * rank)
-        items = [site.int(key, n) for key, n in zip(keys, defaults, strict=True)]
-        return items[::-1]
+    # The names of the attributes of version 2, from the last axis to the first.
+    if name != "pads_end":
+        old_names = [f"{_OLD.get(name, name)}-{letter}" for letter in _LETTERS[:rank]]
+    elif rank <= 2:
+        old_names = ["pad-r", "pad-b"][:rank]
+    else:
+        old_names = []
+    has_old_attributes = any(map(site.has_attribute, old_names))
+    if has_old_attributes and not site.has_attribute(name):
+        defaults = default or [1] * rank
+        items_from_last: list[int] = []
+        for old_name, default_item in zip(old_names, reversed(defaults), strict=True):
+            items_from_last.append(site.int(old_name, default_item))
+        return items_from_last[::-1]
     items = site.ints(name, default)
     if len(items) == 1 and rank > 1:
         items *= rank
@@ -43,8 +50,9 @@ def spatial(
 
 
 def kernel_of(site: LayerSite) -> list[int]:
-    """Return the extents of a window on the spatial axes of input 0."""
-    return spatial(site, "kernel", len(site.shape()) - 2)
+    """Return the extents of a window along the spatial axes of input 0."""
+    spatial_rank = len(site.shape()) - 2
+    return spatial(site, "kernel", spatial_rank)
 
 
 def auto_pad(site: LayerSite) -> str:
@@ -57,8 +65,8 @@ def auto_pad(site: LayerSite) -> str:
 def pads_of(site: LayerSite, rank: int) -> Pairs:
     """Return the padding that the file declares, as pairs (before, after) for `rank` spatial axes.
 
-    If `pads_end` is missing, the padding after is 0, or as large as the padding before in versions
-    before 10.
+    If `pads_end` is missing, the padding after an axis is 0. In versions before 10, it then is as
+    large as the padding before the axis.
     """
     begin = spatial(site, "pads_begin", rank, [0] * rank)
     default_end = begin if site.net.is_legacy else [0] * rank
@@ -67,25 +75,30 @@ def pads_of(site: LayerSite, rank: int) -> Pairs:
 
 
 def padding_of(
-    site: LayerSite, shape: Sequence[int], reach: Sequence[int], strides: Sequence[int]
+    site: LayerSite, shape: Sequence[int], spans: Sequence[int], strides: Sequence[int]
 ) -> Pairs:
     """Return the padding of windows, as a pair (before, after) for each spatial axis.
 
-    `shape` has the spatial extents of the input, and `reach` the extents of a window with its
+    `shape` has the spatial extents of the input, and `spans` has the extents of a window with its
     dilation. The attribute `auto_pad` says whether the padding is computed or declared.
     """
+    rank = len(spans)
     mode = auto_pad(site)
     if mode == "valid":
-        return [(0, 0)] * len(reach)
-    if mode not in SAME:
-        return pads_of(site, len(reach))
-    return same_padding(site, shape, reach, strides, more_behind=mode == "same_upper")
+        return [(0, 0)] * rank
+    if mode == "explicit":
+        return pads_of(site, rank)
+    return same_padding(site, shape, spans, strides, more_behind=mode == "same_upper")
 
 
 def window_of(
     site: LayerSite, shape: Sequence[int], kernel: Sequence[int], *, dilated: bool = True
 ) -> dict[str, Any]:
-    """Return the strides, dilations and padding of windows. `shape` are the spatial extents."""
+    """Return the strides, dilations and padding of windows, by the names "stride" and so on.
+
+    `shape` has the spatial extents of the input, and `kernel` has the extents of a window. If not
+    `dilated`, the attribute `dilations` is not read.
+    """
     rank = len(kernel)
     strides = spatial(site, "strides", rank, [1] * rank)
     dilations = spatial(site, "dilations", rank, [1] * rank) if dilated else [1] * rank

@@ -35,8 +35,11 @@ class Element:
     dims: list[str] = field(default_factory=list[str])
 
     def child(self, *tags: str) -> Element | None:
-        """Return the first child with one of these tags, or None."""
-        return next((child for child in self.children if child.tag in tags), None)
+        """Return the first child whose tag is in `tags`, or None if there is no such child."""
+        for child in self.children:
+            if child.tag in tags:
+                return child
+        return None
 
     def below(self, *tags: str) -> list[Element]:
         """Return the children of the first child whose tag is in `tags`.
@@ -52,7 +55,7 @@ class Element:
 
 
 def parse(data: memoryview, name: str, meter: Meter) -> tuple[Element, Source]:
-    """Parse XML; return the root element, and the source to which errors refer.
+    """Parse XML. Return the root element, and the source to which errors refer.
 
     `name` is the name of the file in errors. Raises NnefSyntaxError if the data are no XML, and
     LimitError if the document is too large.
@@ -79,6 +82,7 @@ class _ElementReader:
         self._in_number = False
 
     def read(self, data: memoryview) -> Element:
+        """Parse a document and return its root element."""
         try:
             for start in range(0, len(data), _CHUNK):
                 piece = data[start : start + _CHUNK]
@@ -87,20 +91,22 @@ class _ElementReader:
             self._parser.Parse(b"", True)
         except expat.ExpatError as error:
             raise self._error(f"this is no XML: {expat.ErrorString(error.code)}") from None
-        # Python does not have the encoding of the document.
-        except (LookupError, ValueError) as error:
-            if isinstance(error, NnefSyntaxError | LimitError):
-                raise
+        except (NnefSyntaxError, LimitError):  # they are ValueErrors too
+            raise
+        except (LookupError, ValueError) as error:  # Python has no such encoding
             raise self._error(f"this is no XML: {error}") from None
         assert self._root is not None  # a document without an element is an ExpatError
         return self._root
 
     def _start(self, tag: str, attributes: dict[str, str]) -> None:
+        """Handle a start tag. The parser calls this method."""
         meter = self._meter
         parser = self._parser
         meter.spend(_ELEMENT, self._source.name)
         self._texts.clear()
-        if tag == _NUMBERS and self._open and not self._in_number:
+        # The text of a number is stored at its end tag, and the number does not become a child.
+        starts_number = tag == _NUMBERS and not self._in_number
+        if starts_number and self._open:
             self._in_number = True
             return
         element = Element(tag, attributes, parser.CurrentLineNumber, parser.CurrentColumnNumber + 1)
@@ -117,6 +123,7 @@ class _ElementReader:
         self._open.append(element)
 
     def _end(self, tag: str) -> None:
+        """Handle an end tag. The parser calls this method."""
         if self._in_number:
             self._open[-1].dims.append("".join(self._texts))
             self._in_number = False
@@ -127,10 +134,12 @@ class _ElementReader:
         raise self._error("document types are refused: they may define entities without end")
 
     def _error(self, message: str) -> NnefSyntaxError:
+        """Return an error at the parser's current place in the document."""
         line = self._parser.CurrentLineNumber
         column = self._parser.CurrentColumnNumber + 1
         span = Span(self._source, self._source.offset(line, column))
         return NnefSyntaxError(message, span=span)
 
     def _beyond(self, message: str, limit: str) -> LimitError:
+        """Return an error for a document that exceeds a limit. `limit` is the name of the limit."""
         return LimitError(message, span=self._error("").span, hint=raising(limit))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,34 +19,55 @@ from nnef_jax.formats.openvino.layers.registry import legacy, operator, opsets, 
 _BOX = 4  # steps of the meter for a box
 _INPUTS = [*map(tensor, range(3))]
 _Sizes = tuple[tuple[int, int], tuple[int, int]]
-# A box in pixels: (half width, half height, right, down, clips). Its centre is shifted by `right`
-# and `down`. `clips` says whether the box is clipped to the image.
-_Shape = tuple[float, float, float, float, bool]
+
+
+class _BoxShape(NamedTuple):
+    """A box in pixels, relative to a position of the feature map.
+
+    The centre of the box is `right` and `down` of the position. If `clips`, the box is clipped to
+    the image.
+    """
+
+    half_width: float
+    half_height: float
+    right: float
+    down: float
+    clips: bool
 
 
 def _old_sizes(site: LayerSite) -> _Sizes:
-    """Return two pairs (height, width): first of the features, then of the image.
+    """Return the pair (height, width) of the features, and then that pair of the image.
 
-    Input 0 is the feature map and input 1 is the image; the pairs are their extents along the
-    spatial axes.
+    Input 0 is the feature map, and input 1 is the image. Both have shape (batch, channels, height,
+    width).
     """
-    return _positive(*(site.known_shape(i)[2:] for i in (0, 1)))
+    return _positive_sizes(site.known_shape(0)[2:], site.known_shape(1)[2:])
 
 
 def _sizes(site: LayerSite) -> _Sizes:
-    """Return two pairs (height, width): first of the features, then of the image.
+    """Return the pair (height, width) of the features, and then that pair of the image.
 
     Inputs 0 and 1 contain the pairs as known numbers.
     """
-    return _positive(*(site.integers(i) for i in (0, 1)))
+    return _positive_sizes(site.integers(0), site.integers(1))
 
 
 def _clustered_sizes(site: LayerSite) -> _Sizes:
-    feature, (image_h, image_w) = _old_sizes(site)
-    return feature, (site.int("img_h", 0) or image_h, site.int("img_w", 0) or image_w)
+    """Return the pair (height, width) of the features, and then that pair of the image.
+
+    The attributes `img_h` and `img_w` replace the extents of the image, unless they are 0.
+    """
+    feature, (image_height, image_width) = _old_sizes(site)
+    height = site.int("img_h", 0) or image_height
+    width = site.int("img_w", 0) or image_width
+    return feature, (height, width)
 
 
-def _positive(feature: Sequence[int], image: Sequence[int]) -> _Sizes:
+def _positive_sizes(feature: Sequence[int], image: Sequence[int]) -> _Sizes:
+    """Return the first two extents of the features and of the image, as two pairs.
+
+    Raises InvalidOperation if one of these extents is less than 1.
+    """
     if min(*feature[:2], *image[:2]) < 1:
         raise InvalidOperation(
             f"extents must be 1 or more: features {list(feature)}, image {list(image)}"
@@ -59,14 +80,16 @@ def _priors(
     sizes: _Sizes,
     steps: tuple[float, float],
     offset: float,
-    shapes: Sequence[_Shape],
+    shapes: Sequence[_BoxShape],
 ) -> Constant:
-    """Return a constant with boxes around each position of the feature map, and their variances.
+    """Return boxes around each position of a feature map, and the variances of the boxes.
 
-    The constant has shape (2, 4 * boxes), with the boxes in the first row. Before version 10 it has
-    shape (1, 2, 4 * boxes). `sizes` has the pairs (height, width) of the features and of the image.
-    `steps` are the distances between positions in pixels, (vertical, horizontal), and `offset` is
-    the place of a box's centre in its cell. `shapes` describe the boxes of a position.
+    The constant has shape (2, 4 * boxes): row 0 has the corners of the boxes, and row 1 their
+    variances. Before version 10 it has shape (1, 2, 4 * boxes).
+
+    `sizes` has the pairs (height, width) of the features and of the image. `steps` are the vertical
+    and the horizontal distance between positions, in pixels. Positions are `offset` steps from the
+    start of their cells. Each position has a box for each item of `shapes`.
     """
     (height, width), (image_h, image_w) = sizes
     variance = site.numbers("variance", []) or [0.1]
@@ -78,38 +101,48 @@ def _priors(
     columns = (np.arange(width) + offset) * step_w
     half_w, half_h, right, down, clips = np.asarray(shapes, float).reshape(-1, 5).T
     with np.errstate(all="ignore"):
+        # Of shape (height, width, shapes): the centres in pixels.
         x = columns[None, :, None] + right
         y = rows[:, None, None] + down
-        ends = x - half_w, y - half_h, x + half_w, y + half_h
-        boxes = np.stack(np.broadcast_arrays(*ends), -1) / ([image_w, image_h] * 2)
-        inside = np.clip(boxes, (0, 0, -np.inf, -np.inf), (np.inf, np.inf, 1, 1))
-        flat = np.where(clips[:, None], inside, boxes).astype(np.float32).reshape(-1)
+        corners = np.broadcast_arrays(x - half_w, y - half_h, x + half_w, y + half_h)
+        # Of shape (height, width, shapes, 4): the corners as fractions of the image.
+        boxes = np.stack(corners, -1) / [image_w, image_h, image_w, image_h]
+        # Left and top are at least 0, and right and bottom are at most 1.
+        clipped = np.clip(boxes, (0, 0, -np.inf, -np.inf), (np.inf, np.inf, 1, 1))
+        boxes = np.where(clips[:, None], clipped, boxes)
+        flat_boxes = boxes.astype(np.float32).reshape(-1)
     if site.flag("clip"):
-        flat = np.clip(flat, 0, 1)
+        flat_boxes = np.clip(flat_boxes, 0, 1)
     box_variance = variance if len(variance) == 4 else variance * 4
-    variances = np.tile(np.asarray(box_variance, np.float32), flat.size // 4)
-    priors = np.stack([flat, variances])
+    variances = np.tile(np.asarray(box_variance, np.float32), flat_boxes.size // 4)
+    priors = np.stack([flat_boxes, variances])
     if site.net.is_legacy:
         priors = priors[None]
     return derived(priors)
 
 
 def _ratios(site: LayerSite) -> list[float]:
+    """Return the ratio 1 and the ratios of the attribute `aspect_ratio`, without repetitions.
+
+    If the attribute `flip` is set, each of these ratios is followed by its reciprocal.
+    """
     ratios = [1.0]
     for ratio in site.numbers("aspect_ratio", []):
-        if all(abs(ratio - other) > 1e-6 for other in ratios):
+        is_new = all(abs(ratio - earlier) > 1e-6 for earlier in ratios)
+        if is_new:
             ratios.append(ratio)
             if site.flag("flip"):
                 ratios.append(1 / ratio)
     return ratios
 
 
-def _halves(size: float, ratios: Sequence[float]) -> list[tuple[float, float]]:
-    """Return pairs (half width, half height) of boxes whose area is `size`**2, one for each ratio.
+def _half_extents(size: float, ratios: Sequence[float]) -> list[tuple[float, float]]:
+    """Return the half width and the half height of a box for each ratio.
 
-    A ratio is width / height.
+    The boxes have the area size**2, and a ratio is width / height.
     """
-    return [(size / 2 * math.sqrt(ratio), size / 2 / math.sqrt(ratio)) for ratio in ratios]
+    half = size / 2
+    return [(half * math.sqrt(ratio), half / math.sqrt(ratio)) for ratio in ratios]
 
 
 _OF_SIZES: dict[str, Any] = {
@@ -130,55 +163,60 @@ def _prior_box(
 ) -> Constant:  # fmt: skip
     """Return boxes of several sizes and ratios around each position of a feature map.
 
-    Section 2.2 of arXiv:1512.02325 (SSD) explains the boxes. If the attribute `scale_all_sizes` is
-    not set, only the first size has boxes of all ratios, as MXNet's MultiBoxPrior does it; from
-    version 10 on, sizes and step are then fractions of the image's height. Otherwise they are
-    pixels.
+    Section 2.2 of arXiv:1512.02325 (SSD) explains the boxes. If `scale_all`, each size has boxes of
+    all ratios. Otherwise only the first size has them, as in MXNet's MultiBoxPrior. Sizes and step
+    are pixels. The exception are documents from version 10 on without `scale_all`, in which they
+    are fractions of the image's height.
     """
-    feature, image = sizes
-    if not scale_all and not site.net.is_legacy:
-        step = image[0] / feature[0] if step == -1 else step * image[0]
-        smallest = [size * image[0] for size in smallest]
-    shapes: list[_Shape] = []
-    for size, per_side in zip(fixed, density, strict=False):  # further items are ignored
-        halves = [] if fixed_ratios else [(int(size) / 2, int(size) / 2)]
-        halves += _halves(size, fixed_ratios or ratios[1:])
-        shapes += _dense(site, size, int(per_side), halves)
+    (feature_height, feature_width), (image_height, image_width) = sizes
+    are_fractions = not scale_all and not site.net.is_legacy
+    if are_fractions:
+        step = image_height / feature_height if step == -1 else step * image_height
+        smallest = [size * image_height for size in smallest]
+    shapes: list[_BoxShape] = []
+    for size, points_per_side in zip(fixed, density, strict=False):  # further items are ignored
+        if fixed_ratios:
+            half_extents = _half_extents(size, fixed_ratios)
+        else:
+            half_extents = [(int(size) / 2, int(size) / 2)]
+            half_extents += _half_extents(size, ratios[1:])
+        shapes += _grid_shapes(site, size, int(points_per_side), half_extents)
     for i, size in enumerate(smallest):
-        halves = _halves(size, [1.0])
+        square = _half_extents(size, [1.0])
+        larger_square: list[tuple[float, float]] = []
         if i < len(largest):
-            halves += _halves(math.sqrt(size * largest[i]), [1.0])
+            larger_square = _half_extents(math.sqrt(size * largest[i]), [1.0])
         of_ratios: list[tuple[float, float]] = []
         if scale_all:
-            of_ratios = _halves(size, ratios[1:])
+            of_ratios = _half_extents(size, ratios[1:])
         elif i == len(smallest) - 1:
-            of_ratios = _halves(smallest[0], ratios[1:])
-        # The boxes of all other ratios come after the larger box of ratio 1 if `ratios_last`,
-        # otherwise before it.
-        halves = [*halves, *of_ratios] if ratios_last else [halves[0], *of_ratios, *halves[1:]]
-        shapes += [(w, h, 0.0, 0.0, False) for w, h in halves]
+            of_ratios = _half_extents(smallest[0], ratios[1:])
+        if ratios_last:
+            half_extents = square + larger_square + of_ratios
+        else:
+            half_extents = square + of_ratios + larger_square
+        shapes += [_BoxShape(w, h, 0.0, 0.0, False) for w, h in half_extents]
     steps = (step, step)
     if step == 0:
-        steps = (image[0] / feature[0], image[1] / feature[1])
+        steps = (image_height / feature_height, image_width / feature_width)
         offset = 0.5
     return _priors(site, sizes, steps, offset, shapes)
 
 
-def _dense(
-    site: LayerSite, size: float, count: int, halves: Sequence[tuple[float, float]]
-) -> list[_Shape]:
-    """Return the shapes of clipped boxes around a grid of `count` * `count` points in a square.
+def _grid_shapes(
+    site: LayerSite, size: float, count: int, half_extents: Sequence[tuple[float, float]]
+) -> list[_BoxShape]:
+    """Return clipped boxes around `count` * `count` points in a square of `size` * `size` pixels.
 
-    The square has `size` pixels on each side. Each point has one box for each pair (half width,
-    half height) of `halves`.
+    Each point has one box for each pair (half width, half height) in `half_extents`.
     """
-    site.spend(_BOX * len(halves) * count**2)
+    site.spend(_BOX * len(half_extents) * count**2)
     step = int(size / count)
     shifts = [step / 2 + i * step - int(size) // 2 for i in range(count)]
-    shapes: list[_Shape] = []
-    for half_w, half_h in halves:
+    shapes: list[_BoxShape] = []
+    for half_width, half_height in half_extents:
         for down in shifts:
-            shapes += [(half_w, half_h, right, down, True) for right in shifts]
+            shapes += [_BoxShape(half_width, half_height, right, down, True) for right in shifts]
     return shapes
 
 
@@ -196,13 +234,16 @@ def _prior_box_clustered(
 ) -> Constant:  # fmt: skip
     """Return boxes around each position of a feature map.
 
-    A position has one box for each pair of a width of `widths` and the height of `heights` at the
-    same index.
+    At each position, box i has the width `widths[i]` and the height `heights[i]`.
     """
-    feature, image = sizes
-    step_h = step_h or step or image[0] / feature[0]
-    step_w = step_w or step or image[1] / feature[1]
-    shapes = [(w / 2, h / 2, 0.0, 0.0, False) for w, h in zip(widths, heights, strict=True)]
+    (feature_height, feature_width), (image_height, image_width) = sizes
+    # A step of 0 stands for the default.
+    if step_h == 0:
+        step_h = step if step != 0 else image_height / feature_height
+    if step_w == 0:
+        step_w = step if step != 0 else image_width / feature_width
+    pairs = zip(widths, heights, strict=True)
+    shapes = [_BoxShape(width / 2, height / 2, 0.0, 0.0, False) for width, height in pairs]
     return _priors(site, sizes, (step_h, step_w), offset, shapes)
 
 
@@ -216,25 +257,29 @@ def _old_priors(site: LayerSite) -> Value:
     because the runtime of 2020 does not read them in this case.
     """
     priors = site.tensor(2)
-    has_variances = _ENCODED(site) and priors.type.shape[:2] == (1, 2)
+    if not _ENCODED(site):
+        return priors
+    has_variances = priors.type.shape[:2] == (1, 2)
     return site.part(priors, 1, 0, 1) if has_variances else priors
 
 
-def _scaled(default: bool) -> dict[str, Any]:
-    """Return readers of the attributes `normalized` and `num_classes`.
+def _scale_and_classes(normalized_default: bool) -> dict[str, Any]:
+    """Return readers of the attributes `normalized` and `num_classes`, by the attribute's name.
 
-    `default` is the default of `normalized`. If `normalized` is set, coordinates are fractions of
-    the image's extents, otherwise pixels. If `num_classes` is missing, its reader computes the
-    number from the shapes of the inputs.
+    If `normalized` is set, coordinates are fractions of the image's extents, otherwise pixels. If
+    `num_classes` is missing or 0, its reader computes the number from the shapes of the inputs.
     """
-    is_normalized = flag("normalized", default)
+    is_normalized = flag("normalized", normalized_default)
 
-    def classes(site: LayerSite) -> int:
+    def read_classes(site: LayerSite) -> int:
+        declared_classes = site.int("num_classes", 0)
+        if declared_classes:
+            return declared_classes
         items_per_prior = 4 if is_normalized(site) else 5
-        count = max(site.shape(2)[-1] // items_per_prior, 1)
-        return site.int("num_classes", 0) or math.prod(site.shape(1)[1:]) // count
+        priors = max(site.shape(2)[-1] // items_per_prior, 1)
+        return math.prod(site.shape(1)[1:]) // priors
 
-    return {"normalized": is_normalized, "num_classes": classes}
+    return {"normalized": is_normalized, "num_classes": read_classes}
 
 
 _DETECTIONS: dict[str, Any] = {
@@ -253,12 +298,12 @@ _ANCHORS = [lambda site, i=i: site.tensor(i) if site.has(i) else False for i in 
 
 legacy("DetectionOutput")(
     operation(
-        "detection_output", tensor(0), tensor(1), _old_priors, *_ANCHORS, **_scaled(True),
-        **_DETECTIONS,
+        "detection_output", tensor(0), tensor(1), _old_priors, *_ANCHORS,
+        **_scale_and_classes(True), **_DETECTIONS,
     )
 )  # fmt: skip
 opsets("DetectionOutput")(
-    operation("detection_output", *_INPUTS, *_ANCHORS, **_scaled(False), **_DETECTIONS)
+    operation("detection_output", *_INPUTS, *_ANCHORS, **_scale_and_classes(False), **_DETECTIONS)
 )
 
 
@@ -271,20 +316,21 @@ def _anchors(
     the boxes are centred at the point. Otherwise, as in Caffe, the extents of the boxes are whole
     pixels, and the box of `base` pixels begins at the point.
     """
-    boxes: list[float] = []
-    middle = (base - offset) / 2 if offset else 0.0
+    corners: list[float] = []
+    is_caffe = offset != 0
+    centre = (base - offset) / 2 if is_caffe else 0.0
     for ratio in ratios:
         width = math.sqrt(base * base / ratio)
-        if offset:
+        if is_caffe:
             width = float(math.floor(width + 0.5))
         height = width * ratio
-        if offset:
+        if is_caffe:
             height = float(math.floor(height + 0.5))
         for scale in scales:
             half_w = (width * scale - offset) / 2
             half_h = (height * scale - offset) / 2
-            boxes += [middle - half_w, middle - half_h, middle + half_w, middle + half_h]
-    return tuple(boxes)
+            corners += [centre - half_w, centre - half_h, centre + half_w, centre + half_h]
+    return tuple(corners)
 
 
 _COUNTS: dict[str, Any] = {
@@ -296,21 +342,26 @@ def _is_tensorflow(site: LayerSite) -> bool:
     return site.word("framework", "", "tensorflow", "caffe") == "tensorflow"
 
 
-def _pixel(site: LayerSite) -> float:
+def _pixel_offset(site: LayerSite) -> float:
+    """Return the number of pixels that a box is larger than the distance between its corners."""
     return 0.0 if _is_tensorflow(site) else 1.0
 
 
-def _anchors_around(site: LayerSite) -> tuple[float, ...]:
+def _declared_anchors(site: LayerSite) -> tuple[float, ...]:
+    """Return the corners of the boxes that the attributes `base_size`, `ratio` and `scale` declare.
+
+    The corners are in pixels relative to a point.
+    """
     base = site.int("base_size", 16)
-    return _anchors(base, site.numbers("ratio"), site.numbers("scale"), _pixel(site))
+    return _anchors(base, site.numbers("ratio"), site.numbers("scale"), _pixel_offset(site))
 
 
 operator("Proposal")(
     operation(
-        "proposal", *_INPUTS, anchors=_anchors_around, feature_stride=integer("feat_stride", 16),
+        "proposal", *_INPUTS, anchors=_declared_anchors, feature_stride=integer("feat_stride", 16),
         min_size=number("min_size", 16), nms_threshold=number("nms_thresh"),
         coordinate_scale=number("box_coordinate_scale", 1), size_scale=number("box_size_scale", 1),
-        pixel_offset=_pixel, clips_before=flag("clip_before_nms", True),
+        pixel_offset=_pixel_offset, clips_before=flag("clip_before_nms", True),
         clips_after=flag("clip_after_nms"), clips_anchors=_is_tensorflow, swaps=_is_tensorflow,
         normalizes=flag("normalize"), **_COUNTS,
     )
@@ -337,23 +388,29 @@ def _region_yolo(
 ) -> Value:
     """Apply the logistic function to the centre (x, y) and the objectness of each region of YOLO.
 
-    Width and height are not changed. The scores of the classes get a softmax if `is_softmax`,
-    otherwise the logistic function.
+    Width and height are not changed. A softmax is applied to the scores of the classes if
+    `is_softmax`, otherwise the logistic function.
     """
     batch, channels, height, width = x.type.shape
     regions = site.int("num") if is_softmax else len(site.ints("mask", []))
+    # The items of a region are its coordinates, its objectness, and a score for each class.
     items = coords + classes + 1
     if regions * items != channels:
         message = f"{regions} regions of {items} items do not fit {channels} channels"
         raise InvalidOperation(message)
     split = site.reshaped(x, [batch, regions, items, height, width])
-    parts = [site.step.sigmoid(site.part(split, 2, 0, 2)), site.part(split, 2, 2, coords)]
-    end = coords + 1 if is_softmax else items
-    parts.append(site.step.sigmoid(site.part(split, 2, coords, end)))
+    first_score = coords + 1
+    centre = site.step.sigmoid(site.part(split, 2, 0, 2))
+    size = site.part(split, 2, 2, coords)
     if is_softmax:
-        parts.append(site.step.softmax(site.part(split, 2, end, items), axes=(2,)))
-    joined = site.step.concat(parts, axis=2)
-    result = site.reshaped(joined, [batch, channels, height, width])
+        objectness = site.step.sigmoid(site.part(split, 2, coords, first_score))
+        scores = site.step.softmax(site.part(split, 2, first_score, items), axes=(2,))
+        parts = [centre, size, objectness, scores]
+    else:
+        objectness_and_scores = site.step.sigmoid(site.part(split, 2, coords, items))
+        parts = [centre, size, objectness_and_scores]
+    activated = site.step.concat(parts, axis=2)
+    result = site.reshaped(activated, [batch, channels, height, width])
     if not is_softmax:
         return result
     return site.flattened(result, site.axis_of("axis", 1), site.axis_of("end_axis", 3))
@@ -373,28 +430,29 @@ def _prior_grid_generator(
     stride_x: float = number("stride_x", 0),
     flattens: bool = flag("flatten", True),
 ) -> Value:
-    """Move each of `priors` to the centre of each position of a feature map.
+    """Place a copy of each box of `priors` at each position of a feature map.
 
     `priors` has shape (priors, 4). The result has shape (height * width * priors, 4) if `flattens`,
-    otherwise (height, width, priors, 4).
+    otherwise (height, width, priors, 4). Input 1 is the feature map, and input 2 is the image.
     """
-    height = h or site.known_shape(1)[2]
-    width = w or site.known_shape(1)[3]
-    step_y = stride_y or site.known_shape(2)[2] / height
-    step_x = stride_x or site.known_shape(2)[3] / width
+    height = h if h != 0 else site.known_shape(1)[2]
+    width = w if w != 0 else site.known_shape(1)[3]
+    step_y = stride_y if stride_y != 0 else site.known_shape(2)[2] / height
+    step_x = stride_x if stride_x != 0 else site.known_shape(2)[3] / width
     site.spend(4 * height * width)
     rows = step_y * (np.arange(height) + 0.5)
     columns = step_x * (np.arange(width) + 0.5)
     y, x = np.meshgrid(rows, columns, indexing="ij")
     centres = np.stack([x, y, x, y], axis=-1).reshape(-1, 1, 4).astype(np.float32)
-    around = site.unsqueezed(priors, (0,))
-    boxes = site.step.add(derived(centres), around)
+    centred_priors = site.unsqueezed(priors, (0,))  # of shape (1, priors, 4)
+    boxes = site.step.add(derived(centres), centred_priors)
     if not flattens:
         return site.reshaped(boxes, [height, width, priors.type.shape[0], 4])
     return site.flattened(boxes, 0, 1)
 
 
 def _limits(site: LayerSite) -> dict[str, Any]:
+    """Return the attributes that say which boxes a layer of proposals leaves out."""
     return {
         "min_size": site.number("min_size"), "nms_threshold": site.number("nms_threshold"),
         "pre_nms": site.int("pre_nms_count"), "post_nms": site.int("post_nms_count"),
@@ -403,21 +461,22 @@ def _limits(site: LayerSite) -> dict[str, Any]:
 
 @opsets("ExperimentalDetectronGenerateProposalsSingleImage", limits=_limits)
 def _proposals_of_image(site: LayerSite, *, limits: dict[str, Any]) -> Any:
-    """Return the best regions of an image, of shape (n, 4), and the regions' scores, of shape (n,).
+    """Return the best regions of an image, of shape (n, 4), and their scores, of shape (n,).
 
-    If there are fewer than n regions, the results are padded with zeros.
+    If there are fewer than n regions, both results are padded with zeros.
     """
-    operands = site.first_inputs(4)
-    count, height, width = site.known_shape(operands[3])
-    shapes = [
-        [1, *operands[0].type.shape],
-        [height, width, count, 4],
-        [1, 4 * count, height, width],
-        [1, count, height, width],
+    image_size, anchors, deltas, scores = site.first_inputs(4)
+    count, height, width = site.known_shape(scores)
+    operands = [
+        site.reshaped(image_size, [1, *image_size.type.shape]),
+        site.reshaped(anchors, [height, width, count, 4]),
+        site.reshaped(deltas, [1, 4 * count, height, width]),
+        site.reshaped(scores, [1, count, height, width]),
     ]
-    operands = [site.reshaped(x, shape) for x, shape in zip(operands, shapes, strict=True)]
-    offsets = {"pixel_offset": 1.0, "overlap_offset": 0.0}
-    return site.last.anchored_proposals(*operands, scales=False, **offsets, **limits)[:-1]
+    regions, region_scores, _ = site.last.anchored_proposals(
+        *operands, scales=False, pixel_offset=1.0, overlap_offset=0.0, **limits
+    )
+    return [regions, region_scores]
 
 
 @opsets("GenerateProposals", limits=_limits)
@@ -428,7 +487,7 @@ def _proposals(
     is_normal: bool = flag("normalized", True),
     dtype: str = dtype("roi_num_type"),
 ) -> Any:
-    """Return the best regions of all images, their scores, and the number of regions by image.
+    """Return the best regions of all images, their scores, and the number of regions in each image.
 
     The regions have shape (n, 4) and the scores (n,). If there are fewer than n regions, the
     regions and the scores are padded with zeros.

@@ -34,21 +34,28 @@ from nnef_jax.formats.openvino.layers.rows import FUNCTIONS
 @operator("Clamp", low=number("min", 0), high=number("max", 6))
 @legacy("ReLU6", low=0.0, high=number("n", 6))
 def _clamp(site: LayerSite, x: Value, *, low: float, high: float) -> Value:
+    """Replace items below `low` by `low`, and items above `high` by `high`.
+
+    If the items are integers, `low` is rounded up and `high` is rounded down.
+    """
     dtype = x.type.dtype
     if is_float(dtype):
         return site.last.clamp(x, low, high)
     least, most = ends_of(dtype)
-    ends: list[Any] = [max(math.ceil(low), least), min(math.floor(high), most)]
-    if dtype != site.integer:
-        ends = [site.filled(end, dtype) for end in ends]
-    return site.last.clamp(x, *ends)
+    low_integer = max(math.ceil(low), least)
+    high_integer = min(math.floor(high), most)
+    if dtype == site.integer:
+        return site.last.clamp(x, low_integer, high_integer)
+    low_tensor = site.filled(low_integer, dtype)
+    high_tensor = site.filled(high_integer, dtype)
+    return site.last.clamp(x, low_tensor, high_tensor)
 
 
 @legacy("HardSigmoid", slope=number("alpha", 0.2), offset=number("beta", 0.5))
 @opsets("HardSigmoid", slope=number_at(1), offset=number_at(2))
 def _hard_sigmoid(site: LayerSite, x: Value, *, slope: float, offset: float) -> Value:
-    line = site.step.add(site.step.mul(x, slope), offset)
-    return site.last.clamp(line, 0.0, 1.0)
+    linear = site.step.add(site.step.mul(x, slope), offset)
+    return site.last.clamp(linear, 0.0, 1.0)
 
 
 @legacy("ReLU")
@@ -74,17 +81,19 @@ def _prelu(site: LayerSite, x: Value) -> Value:
     A vector of slopes has one slope for each channel. Slopes of any other rank are broadcast to
     `x`.
     """
-    slope = site.operand(1)
-    slopes = site.shape(1)
+    slopes = site.operand(1)
+    slopes_shape = site.shape(1)
     shape = x.type.shape
-    is_by_channel = len(slopes) == 1 and len(shape) > 1 and slopes[0] in (1, shape[1])
-    if is_by_channel:
-        return site.last.prelu(x, site.unsqueezed(slope, (0,)))
-    return site.last.prelu(*site.aligned(x, slope))
+    is_vector = len(slopes_shape) == 1
+    has_channels = len(shape) > 1
+    if is_vector and has_channels and slopes_shape[0] in (1, shape[1]):
+        return site.last.prelu(x, site.unsqueezed(slopes, (0,)))
+    return site.last.prelu(*site.aligned(x, slopes))
 
 
 @operator("Swish")
 def _swish(site: LayerSite, x: Value) -> Value:
+    """Compute x * sigmoid(beta * x). Input 1 has beta, or the attribute `alpha` without input 1."""
     beta: Any = site.operand(1) if site.has(1) else site.number("alpha", 1.0)
     if isinstance(beta, Constant):
         beta = site.scalar(1)
@@ -102,8 +111,9 @@ def _gelu(
     step = site.step
     if mode == "tanh":
         return site.last.gelu(x, approximation="tanh")
-    inner = step.erf(step.mul(x, math.sqrt(0.5)))
-    return site.last.mul(step.mul(x, 0.5), step.add(inner, 1.0))
+    # x / 2 * (erf(x / sqrt(2)) + 1)
+    error_function = step.erf(step.mul(x, math.sqrt(0.5)))
+    return site.last.mul(step.mul(x, 0.5), step.add(error_function, 1.0))
 
 
 _ACTIVATIONS = {
@@ -148,18 +158,23 @@ def _converted(site: LayerSite, x: Value, *, type: str = element("precision", "F
     return site.last.cast(x, dtype=dtype)
 
 
-def _type_of_second(site: LayerSite) -> str:
-    like = site.operand(1)
-    return like.type if isinstance(like, Constant) else site.graph.element(like.type.dtype)
+def _type_of_input_1(site: LayerSite) -> str:
+    """Return the element type of input 1."""
+    operand = site.operand(1)
+    if isinstance(operand, Constant):
+        return operand.type
+    return site.graph.element(operand.type.dtype)
 
 
 @opsets("Convert", type=element("destination_type"))
-@opsets("ConvertLike", type=_type_of_second)
+@opsets("ConvertLike", type=_type_of_input_1)
 def _convert(site: LayerSite, *, type: str) -> Value | Constant:
+    """Cast input 0 to an element type. A known input may become a known result."""
     x = site.operand(0)
     dtype = site.graph.computation_dtype(type)
     if isinstance(x, Constant):
-        if is_float(dtype) and site.dtype_of(0) == dtype:
+        has_dtype = site.dtype_of(0) == dtype
+        if has_dtype and is_float(dtype):
             return x  # the graph widens stored weights of 16 bits when the weights are read
         if site.folds:
             return site.converted(x, type)
@@ -172,48 +187,68 @@ def _promoted(site: LayerSite) -> list[Value]:
     types = [port.type for port in site.layer.outputs]
     if len(types) != 2 or "" in types:
         raise InvalidOperation("its output ports do not declare their types")
-    pairs = zip(site.first_inputs(2), types, strict=True)
-    return [site.last.cast(x, dtype=computation_dtype(type, site.real)) for x, type in pairs]
+    results: list[Value] = []
+    for x, type in zip(site.first_inputs(2), types, strict=True):
+        dtype = computation_dtype(type, site.real)
+        results.append(site.last.cast(x, dtype=dtype))
+    return results
 
 
 @opsets("FakeConvert")
 def _fake_convert(site: LayerSite, *, type: str = one_of("destination_type", *_LARGEST)) -> Value:
-    """Round x * scale - shift to 8-bit floats, then undo the shift and the scale."""
+    """Round x * scale - shift to 8-bit floats, then undo the shift and the scale.
+
+    Inputs 0 to 2 are x, the scale and the shift. Input 2 may be left out.
+    """
     step = site.step
     operands = [site.operand(i) for i in range(3) if site.has(i)]
-    x, scale, *shift = site.aligned(*operands)
+    x, scale, *optional_shift = site.aligned(*operands)
     scaled = step.mul(x, scale)
-    if shift:
-        scaled = step.sub(scaled, shift[0])
-    scaled = step.clamp(scaled, -_LARGEST[type], _LARGEST[type])
+    if optional_shift:
+        scaled = step.sub(scaled, optional_shift[0])
+    largest = _LARGEST[type]
+    scaled = step.clamp(scaled, -largest, largest)
     codes = step.cast(scaled, dtype=computation_dtype(type, site.real))
     rounded = step.cast(codes, dtype=scaled.type.dtype)
-    if shift:
-        rounded = step.add(rounded, shift[0])
+    if optional_shift:
+        rounded = step.add(rounded, optional_shift[0])
     return site.last.div(rounded, scale)
 
 
 @operator("FakeQuantize", "Quantize")
 def _fake_quantize(site: LayerSite, x: Value, *, levels: int = integer("levels")) -> Value:
-    """Round to `levels` levels between the ends of the input range; map these to the output range.
+    """Round items to levels in an input range, then map the levels to an output range.
 
-    Inputs 1 and 2 are the ends of the input range, and inputs 3 and 4 the ends of the output range.
-    Halves round to even. If the two ranges are known and equal, and `levels` is a power of 2, the
-    layer becomes NNEF's `min_max_linear_quantize`.
+    There are `levels` levels at equal distances. Inputs 1 and 2 are the ends of the input range,
+    and inputs 3 and 4 are the ends of the output range. Halves round to even. If the two ranges are
+    known and equal, and `levels` is a power of 2, the layer becomes NNEF's
+    `min_max_linear_quantize`.
     """
     if levels < 2:
         raise InvalidOperation(f"'levels' must be 2 or more, it is {levels}")
     ends = [site.operand(i) for i in range(1, 5)]
-    arrays = [end.array for end in ends if isinstance(end, Constant)]
     bits = levels.bit_length() - 1
-    has_equal_ends = len(arrays) == 4 and all(map(np.array_equal, arrays[:2], arrays[2:]))
     is_power_of_2 = 2**bits == levels
-    if has_equal_ends and is_power_of_2 and np.all(arrays[0] < arrays[1]):
+    if is_power_of_2 and _has_equal_ranges(ends):
         operands = site.aligned(x, ends[0], ends[1])
         return site.last.min_max_linear_quantize(
             *operands, bits=bits, signed=False, symmetric=False, ties="even"
         )
     return site.last.fake_quantize(*site.aligned(x, *ends), levels=levels)
+
+
+def _has_equal_ranges(ends: Sequence[Tensor]) -> bool:
+    """Tell whether two ranges of numbers are known and equal, and not empty.
+
+    `ends` has the low and the high end of the first range, then of the second range.
+    """
+    arrays = [end.array for end in ends if isinstance(end, Constant)]
+    if len(arrays) != 4:
+        return False
+    low, high, second_low, second_high = arrays
+    if not np.array_equal(low, second_low) or not np.array_equal(high, second_high):
+        return False
+    return bool(np.all(low < high))
 
 
 # Functions of several tensors
@@ -226,8 +261,8 @@ _REMAINDER = binary(mod, np.mod)
 def _divide(site: LayerSite) -> Value:
     """Divide input 0 by input 1.
 
-    If both are known, and the attribute `m_pythondiv` is set, quotients of integers are rounded
-    down.
+    If both inputs are known, and the attribute `m_pythondiv` is set, quotients of integers are
+    rounded down.
     """
     x, y = site.broadcast()
     if site.folds and site.flag("m_pythondiv", True):
@@ -242,17 +277,21 @@ def _floored_mod(site: LayerSite, x: Tensor | float, y: Tensor | float) -> Value
     dtype = quotient.type.dtype
     if is_float(dtype):
         return site.last.sub(x, step.mul(step.floor(quotient), y))
+    # The remainder has the sign of x. If y has the other sign, y is added.
     remainder = step.rem(x, y)
-    product = step.mul(step.sign(remainder), y)
-    signs_differ = step.lt(product, site.number_like(product, 0))
-    return site.last.add(remainder, step.mul(step.cast(signs_differ, dtype=dtype), y))
+    sign_product = step.mul(step.sign(remainder), y)
+    signs_differ = step.lt(sign_product, site.number_like(sign_product, 0))
+    correction = step.mul(step.cast(signs_differ, dtype=dtype), y)
+    return site.last.add(remainder, correction)
 
 
 @opsets("FloorMod")
 def _mod(site: LayerSite) -> Value:
     x, y = site.broadcast()
-    # `_floored_mod` would fail, since it needs the sign of symbolic extents
-    return site.evaluate(_REMAINDER, x, y) if site.folds else _floored_mod(site, x, y)
+    if site.folds:
+        # `_floored_mod` would fail, since it needs the sign of symbolic extents.
+        return site.evaluate(_REMAINDER, x, y)
+    return _floored_mod(site, x, y)
 
 
 _ELTWISE = {
@@ -274,45 +313,53 @@ def _eltwise(
 ) -> Value:
     """Combine all inputs from left to right by the attribute `operation`, such as "sum" or "max".
 
-    For sums, `factors` has a factor for each input. The result of a comparison is 0.0 or 1.0.
+    For sums, `factors` is empty or has a factor for each input. The result of a comparison is 0.0
+    or 1.0.
     """
-    parts = [x for x in site.operands if x is not None]
-    if factors and operation in ("sum", ""):
-        if len(factors) != len(parts):
-            raise InvalidOperation(f"'coeff' must have an item for each of {len(parts)} inputs")
+    operands = [x for x in site.operands if x is not None]
+    is_sum = operation in ("sum", "")
+    if factors and is_sum:
+        if len(factors) != len(operands):
+            raise InvalidOperation(f"'coeff' must have an item for each of {len(operands)} inputs")
         for i, factor in enumerate(factors):
             if factor != 1:
-                parts[i] = site.step.mul(site.tensor(parts[i]), factor)
-    result, *parts = parts
-    for i, part in enumerate(parts, 1):
-        x, y = site.aligned(result, part)
-        result = _combined(site, site.step_or_last(i == len(parts)), operation, x, y)
+                operands[i] = site.step.mul(site.tensor(operands[i]), factor)
+    result, *further_operands = operands
+    for i, operand in enumerate(further_operands, 1):
+        x, y = site.aligned(result, operand)
+        is_last = i == len(further_operands)
+        result = _combined(site, site.step_or_last(is_last), operation, x, y)
     return site.tensor(result) if isinstance(result, Constant) else result
 
 
 def _combined(
     site: LayerSite, last: ByKind, operation: str, x: Tensor | float, y: Tensor | float
 ) -> Value:
+    """Combine two operands by an operation of the layer Eltwise.
+
+    `last` adds the last of the operations that are needed, and `site.step` adds the others. Raises
+    InvalidOperation if the layer has no such operation.
+    """
     step = site.step
-    match operation:
-        case "squared_diff":
-            return last.sqr(step.sub(x, y))
-        case "floor_mod":
-            return _floored_mod(site, x, y)
-        case "mean":
-            return last.mul(step.add(x, y), 0.5)
-        case "logical_not":
-            return last.sub(1.0, x)
-        case _ if operation in _ELTWISE:
-            return getattr(last, _ELTWISE[operation])(x, y)
-        case _:
-            if operation.startswith("logical_"):
-                x = step.ne(x, 0.0)
-                y = step.ne(y, 0.0)
-            if operation not in _CONDITIONS:
-                raise InvalidOperation(f"there is no operation '{operation}'")
-            condition = getattr(step, _CONDITIONS[operation])(x, y)
-            return last.cast(condition, dtype=site.real)
+    if operation == "squared_diff":
+        return last.sqr(step.sub(x, y))
+    if operation == "floor_mod":
+        return _floored_mod(site, x, y)
+    if operation == "mean":
+        return last.mul(step.add(x, y), 0.5)
+    if operation == "logical_not":
+        return last.sub(1.0, x)
+    if operation in _ELTWISE:
+        add_operation = getattr(last, _ELTWISE[operation])
+        return add_operation(x, y)
+    if operation.startswith("logical_"):
+        x = step.ne(x, 0.0)
+        y = step.ne(y, 0.0)
+    if operation not in _CONDITIONS:
+        raise InvalidOperation(f"there is no operation '{operation}'")
+    add_condition = getattr(step, _CONDITIONS[operation])
+    condition = add_condition(x, y)
+    return last.cast(condition, dtype=site.real)
 
 
 @legacy("Power")

@@ -28,15 +28,17 @@ _ROUNDINGS = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil", "simpl
 def _resized(
     last: ByKind, x: Value, sizes: Sequence[int], mode: str, coordinates: str, **attributes: Any
 ) -> Value:
-    """Add a resize of `x` with the operations that `last` adds.
+    """Resize `x` by operations that `last` adds.
 
     If `attributes` contains `scales`, they determine the extents of the result, otherwise the
     result has the extents `sizes`.
     """
     attributes["sizes"] = () if attributes.get("scales") else sizes
     if coordinates == "tf_half_pixel_for_nn":
-        rounds_down = attributes.get("nearest_mode", "floor") in ("floor", "round_prefer_floor")
-        if mode != "nearest" or not rounds_down:
+        rounding = attributes.get("nearest_mode", "floor")
+        rounds_down = rounding in ("floor", "round_prefer_floor")
+        is_supported = mode == "nearest" and rounds_down
+        if not is_supported:
             # Axes of unchanged extent would shift, so other modes are refused.
             raise InvalidOperation(f"'{coordinates}' needs 'nearest' and a mode that rounds down")
     return resized(last, x, mode, coordinates, **attributes)
@@ -57,15 +59,18 @@ def _interpolate(
     `shape_calculation_mode` says.
     """
     if any((*begin, *end)):
-        around = zip_longest(begin, end, fillvalue=0)
-        x = site.padded(x, dict(enumerate(around)))
+        pairs = zip_longest(begin, end, fillvalue=0)
+        padding_by_axis = dict(enumerate(pairs))
+        x = site.padded(x, padding_by_axis)
     rank = len(x.type.shape)
     opset = site.layer.opset
-    if opset in ("opset1", "") and not site.has_attribute("shape_calculation_mode"):
-        axes = [site.axis(a) for a in site.ints("axes")]
+    has_calculation_mode = site.has_attribute("shape_calculation_mode")
+    if opset in ("opset1", "") and not has_calculation_mode:
+        axes = [site.axis(axis) for axis in site.ints("axes")]
         mode = site.choice("mode", "nearest", "linear", "cubic")
         sizes = dict(zip(axes, site.integers(1), strict=True))
-        coordinates = _CORNERS[site.flag("align_corners", True)]
+        aligns_corners = site.flag("align_corners", True)
+        coordinates = _CORNERS[aligns_corners]
         return _interpolated(site, x, mode, coordinates, "simple", sizes, {})
     mode = site.choice(
         "mode", "nearest", "linear", "linear_onnx", "cubic", "bilinear_pillow", "bicubic_pillow"
@@ -73,12 +78,13 @@ def _interpolate(
     coordinates = site.word("coordinate_transformation_mode", *_COORDINATES)
     nearest = site.word("nearest_mode", *_ROUNDINGS)
     by_scales = site.choice("shape_calculation_mode", "sizes", "scales") == "scales"
-    port = 2 if opset == "opset4" else 1
-    axes = site.axes(port + 1) if site.has(port + 1) else range(rank)
+    scales_input = 2 if opset == "opset4" else 1
+    axes_input = scales_input + 1
+    axes = site.axes(axes_input) if site.has(axes_input) else range(rank)
     if not by_scales:
         sizes = dict(zip(axes, site.integers(1), strict=True))
         return _interpolated(site, x, mode, coordinates, nearest, sizes, {})
-    factors = site.known(port).reshape(-1).astype(float).tolist()
+    factors = site.known(scales_input).reshape(-1).astype(float).tolist()
     scales = dict(zip(axes, factors, strict=True))
     return _interpolated(site, x, mode, coordinates, nearest, {}, scales)
 
@@ -94,7 +100,7 @@ def _interpolated(
     """
     site.graph.require_items(x, sizes)
     shape = list(site.known_shape(x))
-    extents = list(shape)
+    extents = list(shape)  # of the result
     for axis, size in sizes.items():
         extents[axis] = size
     for axis, scale in scales.items():
@@ -103,32 +109,34 @@ def _interpolated(
     attributes: dict[str, Any] = {"cubic_coeff_a": site.number("cube_coeff", -0.75)}
     antialias = site.flag("antialias")
     kernel = mode
-    if mode in ("bilinear_pillow", "bicubic_pillow"):
-        attributes |= {"antialias": True, "exclude_outside": True}
+    if mode == "bilinear_pillow":
+        kernel = "linear"
         coordinates = "half_pixel"
-        if mode == "bicubic_pillow":
-            kernel = "cubic"
-            attributes["cubic_coeff_a"] = site.number("cube_coeff", -0.5)
-        else:
-            kernel = "linear"
+        attributes |= {"antialias": True, "exclude_outside": True}
+    elif mode == "bicubic_pillow":
+        kernel = "cubic"
+        coordinates = "half_pixel"
+        attributes |= {"antialias": True, "exclude_outside": True}
+        attributes["cubic_coeff_a"] = site.number("cube_coeff", -0.5)
     elif mode in ("linear", "linear_onnx"):
         # The runtime of 2026.4 widens the kernel only in the mode 'linear' and for inputs with five
         # axes or more. For all other inputs the attribute `antialias` is ignored.
-        widens = antialias and mode == "linear" and len(shape) > 4
-        attributes |= {"antialias": widens, "exclude_outside": widens}
+        may_widen = mode == "linear" and len(shape) > 4
+        widens = may_widen and antialias
         kernel = "linear"
+        attributes |= {"antialias": widens, "exclude_outside": widens}
     if scales and coordinates != "align_corners":
         exact_scales = tuple(scales.get(axis, 1.0) for axis in range(len(shape)))
-        triples = zip(shape, exact_scales, extents, strict=True)
-        are_rounded = any(n * scale != extent for n, scale, extent in triples)
-        if are_rounded:  # coordinates must follow from the exact scales
+        exact_extents = [n * scale for n, scale in zip(shape, exact_scales, strict=True)]
+        if exact_extents != extents:  # coordinates must follow from the exact scales
             attributes["scales"] = exact_scales
     if kernel == "nearest":
         attributes["nearest_mode"] = nearest
     return _resized(site.last, x, extents, kernel, coordinates, **attributes)
 
 
-def _declared(site: LayerSite) -> list[int]:
+def _resized_shape(site: LayerSite) -> list[int]:
+    """Return the declared shape of the result, with the actual batch and channels of input 0."""
     return [*site.shape()[:2], *site.declared[2:]]
 
 
@@ -143,27 +151,29 @@ def _interp(
 ) -> Value:
     """Interpolate linearly to the shape that the file declares for the output.
 
-    If `aligned`, which is the default, the centres of the first and last items of input and output
-    coincide.
+    If `aligned`, which is the default, the centres of the first items of input and output coincide,
+    and so do the centres of the last items. `begin` and `end` are the padding of each spatial axis.
+    Negative padding crops the input.
     """
-    axes = [*range(2, len(x.type.shape))]
-    x = cropped(site, x, dict.fromkeys(axes, (begin, end)))
+    spatial_axes = [*range(2, len(x.type.shape))]
+    x = cropped(site, x, dict.fromkeys(spatial_axes, (begin, end)))
     if max(begin, end) > 0:
-        x = site.padded(x, dict.fromkeys(axes, (max(begin, 0), max(end, 0))))
-    return _resized(site.last, x, _declared(site), "linear", _CORNERS[aligned])
+        padding = (max(begin, 0), max(end, 0))
+        x = site.padded(x, dict.fromkeys(spatial_axes, padding))
+    return _resized(site.last, x, _resized_shape(site), "linear", _CORNERS[aligned])
 
 
 @legacy("Resample")
 def _resample(site: LayerSite, x: Value, *, type: str = text("type")) -> Value:
-    """Resize to the declared shape: repeat the nearest items, or interpolate linearly.
+    """Resize to the declared shape by the nearest items, or by linear interpolation.
 
-    The positions of items are their centres if the items are interpolated. If the attribute
-    `antialias` is set and the result is smaller, the kernel of the interpolation is widened.
+    The interpolation takes the centre of an item as its position. If the attribute `antialias` is
+    set and the result is smaller than the input, the kernel of the interpolation is widened.
     """
-    sizes = _declared(site)
+    sizes = _resized_shape(site)
     if type.endswith("nearest"):
         return _resized(site.last, x, sizes, "nearest", "asymmetric")
-    shrinks = any(n < m for n, m in zip(sizes, x.type.shape, strict=True))
+    shrinks = any(size < extent for size, extent in zip(sizes, x.type.shape, strict=True))
     widens = site.flag("antialias") and shrinks
     return _resized(
         site.last, x, sizes, "linear", "half_pixel", antialias=widens, exclude_outside=widens
@@ -178,7 +188,7 @@ _BRIGHTNESS = 1.164
 
 
 def _colour(site: LayerSite, chroma: Value, i: int, shape: tuple[int, int, int]) -> Value:
-    """Return colour plane `i` minus 128, enlarged to the size of the image.
+    """Return colour plane `i` of `chroma`, enlarged to the size of the image, minus 128.
 
     The tensor `chroma` has shape (batch, height / 2, width / 2, 2), and the result has shape
     (batch, height, width, 1). `shape` is (batch, height, width).
@@ -199,23 +209,28 @@ def _planes(site: LayerSite, *, interleaved: bool) -> tuple[Value, Value]:
     brightness. In the latter case `interleaved` tells whether the two colours of a pixel are side
     by side (NV12), or in separate planes (I420).
     """
-    parts = [site.cast(x, site.real) for x in site.tensors()]
-    if len(parts) == 1:
-        batch, rows, width, _ = site.known_shape()
-        height = rows * 2 // 3
-        if rows % 3 or height % 2 or width % 2:
-            message = f"{show(site.shape())} is no image with half as many colour pixels by axis"
-            raise InvalidShape(message)
-        colours = site.part(parts[0], 1, height, rows)
-        brightness = site.part(parts[0], 1, 0, height)
-        half = (batch, height // 2, width // 2)
-        if interleaved:
-            return brightness, site.reshaped(colours, (*half, 2))
-        split = site.reshaped(colours, (batch, 2, *half[1:]))
-        return brightness, site.transposed(split, (0, 2, 3, 1))
-    if len(parts) == 2:
-        return parts[0], parts[1]
-    return parts[0], site.step.concat(parts[1:], axis=3)
+    planes = [site.cast(x, site.real) for x in site.tensors()]
+    if len(planes) == 2:
+        brightness, colours = planes
+        return brightness, colours
+    if len(planes) > 2:
+        brightness, *colour_planes = planes
+        return brightness, site.step.concat(colour_planes, axis=3)
+    # A single input has shape (batch, height * 3 / 2, width, 1).
+    image = planes[0]
+    batch, rows, width, _ = site.known_shape()
+    height = rows * 2 // 3
+    if rows % 3 or height % 2 or width % 2:
+        message = f"{show(site.shape())} is no image with half as many colour pixels by axis"
+        raise InvalidShape(message)
+    colours = site.part(image, 1, height, rows)
+    brightness = site.part(image, 1, 0, height)
+    half_height = height // 2
+    half_width = width // 2
+    if interleaved:
+        return brightness, site.reshaped(colours, (batch, half_height, half_width, 2))
+    separate = site.reshaped(colours, (batch, 2, half_height, half_width))
+    return brightness, site.transposed(separate, (0, 2, 3, 1))
 
 
 @opsets("NV12toRGB", interleaved=True, colours=_RGB)
@@ -225,6 +240,12 @@ def _planes(site: LayerSite, *, interleaved: bool) -> tuple[Value, Value]:
 def _coloured(
     site: LayerSite, *, interleaved: bool, colours: Sequence[tuple[float, float]]
 ) -> Value:
+    """Convert images from brightness and two colours to red, green and blue.
+
+    `colours` has an item for each colour of the result, in order: the factors of the two colours of
+    the input. `interleaved` tells whether these two colours of a pixel are side by side (NV12), or
+    in separate planes (I420).
+    """
     step = site.step
     brightness, chroma = _planes(site, interleaved=interleaved)
     batch, height, width, _ = site.known_shape(brightness)

@@ -34,50 +34,60 @@ from nnef_jax.formats.openvino.layers.registry import (
 
 @opsets("Gather")
 def _gather(
-    site: LayerSite, x: Value, *, axis: int = axis_at(2), dims: int = integer("batch_dims", 0)
+    site: LayerSite, x: Value, *, axis: int = axis_at(2), batch_dims: int = integer("batch_dims", 0)
 ) -> Value:
-    if not x.type.shape:
+    """Gather items of `x` along an axis, at the indices in input 1.
+
+    The first `batch_dims` axes of `x` and of the indices are batch axes. A negative number counts
+    from the rank of the indices.
+    """
+    is_scalar = not x.type.shape
+    if is_scalar:
         return x
     indices = site.indices(1)
-    if dims == 0:
+    if batch_dims == 0:
         return site.last.gather(x, indices, axis=axis)
-    if dims < 0:
-        dims += site.rank(1)
-    return site.last.gather_in_batches(x, indices, axis=axis, batch_dims=dims)
+    if batch_dims < 0:
+        batch_dims += site.rank(1)
+    return site.last.gather_in_batches(x, indices, axis=axis, batch_dims=batch_dims)
 
 
 @legacy("Gather")
 def _legacy_gather(site: LayerSite, *, axis: int = integer("axis", 0)) -> Value:
     """Gather items along an axis at indices.
 
-    Input 1 has the indices in most files, but input 0 has them in the catalogue of layers. The
-    layer takes the input with which the result has the declared shape.
+    Input 1 has the indices in most files, but OpenVINO's catalogue of layers says that input 0 has
+    them. Input 0 has them if only then the result has the shape that the file declares.
     """
 
-    def result_shape(data: int, indices: int) -> tuple[int, ...]:
-        shape = site.shape(data)
-        has_axis = -len(shape) <= axis < len(shape)
+    def result_shape(data_input: int, indices_input: int) -> tuple[int, ...]:
+        data_shape = site.shape(data_input)
+        rank = len(data_shape)
+        has_axis = -rank <= axis < rank
         if not has_axis:
             return ()
-        k = axis % len(shape)
-        return (*shape[:k], *site.shape(indices), *shape[k + 1 :])
+        positive_axis = axis % rank
+        before = data_shape[:positive_axis]
+        after = data_shape[positive_axis + 1 :]
+        return (*before, *site.shape(indices_input), *after)
 
     fits_data_first = result_shape(0, 1) == site.declared
     fits_indices_first = result_shape(1, 0) == site.declared
     are_indices_first = fits_indices_first and not fits_data_first
-    data, indices = (1, 0) if are_indices_first else (0, 1)
-    axis = site.axis(axis, len(site.shape(data)))
-    return site.last.gather(site.tensor(data), site.indices(indices), axis=axis)
+    data_input, indices_input = (1, 0) if are_indices_first else (0, 1)
+    axis = site.axis(axis, len(site.shape(data_input)))
+    return site.last.gather(site.tensor(data_input), site.indices(indices_input), axis=axis)
 
 
 @opsets("GatherND")
 def _gather_nd(
-    site: LayerSite, x: Value, indices: Value, *, dims: int = integer("batch_dims", 0)
+    site: LayerSite, x: Value, indices: Value, *, batch_dims: int = integer("batch_dims", 0)
 ) -> Value:
+    """Gather slices of `x` at coordinates. The last axis of `indices` has the coordinates."""
     # Operation set 5 joins the batch axes of the result.
-    joins = dims > 1 and site.layer.opset == "opset5"
-    slices = site.step_or_last(not joins).gather_nd(x, indices, batch_dims=dims)
-    return site.flattened(slices, 0, dims - 1) if joins else slices
+    joins_batch_axes = batch_dims > 1 and site.layer.opset == "opset5"
+    slices = site.step_or_last(not joins_batch_axes).gather_nd(x, indices, batch_dims=batch_dims)
+    return site.flattened(slices, 0, batch_dims - 1) if joins_batch_axes else slices
 
 
 _NEW_AXIS: dict[str, Any] = {
@@ -89,28 +99,32 @@ _NEW_AXIS: dict[str, Any] = {
 def _one_hot_result(
     site: LayerSite, indices: Value, values: Sequence[float], dtype: str, **attributes: int
 ) -> Value:
-    """Add a one-hot of indices along a new axis, in a dtype, as the last operation of the layer.
+    """Add a one-hot of `indices` along a new axis, as the last operation of the layer.
 
-    `values` is the pair (off, on): the result has `on` at the indices and `off` elsewhere.
-    `attributes` are the axis and its extent, `depth`.
+    `values` is the pair (off, on): the result has `on` at the indices and `off` elsewhere. `dtype`
+    is the dtype of the result. `attributes` are the new `axis` and its extent, `depth`.
     """
     if is_float(dtype):
-        values = [float(rounding.saturated(x, dtype)) for x in values]
+        values = [float(rounding.saturated(value, dtype)) for value in values]
     off, on = values
-    is_last = dtype == "float32"
-    hot = site.step_or_last(is_last).one_hot(indices, on_value=on, off_value=off, **attributes)
-    return hot if is_last else site.last.cast(hot, dtype=dtype)
+    needs_cast = dtype != "float32"
+    one_hot = site.step_or_last(not needs_cast).one_hot(
+        indices, on_value=on, off_value=off, **attributes
+    )
+    return site.last.cast(one_hot, dtype=dtype) if needs_cast else one_hot
 
 
 def _non_negative_indices(site: LayerSite, depth: int, negative: str) -> Value:
     """Return input 0, the indices of a one-hot, without negative indices that the layer ignores.
 
-    If `negative` is "normalize", negative indices count from the end and are kept. Otherwise the
-    layer ignores negative indices. Each of them becomes `depth`, which is outside the result.
+    If `negative` is "normalize", negative indices count from the end and are unchanged. Otherwise
+    the layer ignores negative indices, so each of them becomes `depth`, which is outside the
+    result. Known indices are always unchanged.
     """
     step = site.step
     indices = site.indices(0)
-    if negative == "normalize" or isinstance(site.operand(0), Constant):
+    is_known = isinstance(site.operand(0), Constant)
+    if is_known or negative == "normalize":
         return indices
     is_negative = step.lt(indices, site.number_like(indices, 0))
     outside = step.constant(shape=(), value=(depth,), dtype=indices.type.dtype)
@@ -140,19 +154,23 @@ def _one_hot(site: LayerSite, *, depth: int = integer_at(1), axis: int, negative
     indices = _non_negative_indices(site, depth, negative)
     rank = site.rank() + 1
     axis = site.axis(axis, rank)
-    has_known_values = isinstance(site.operand(2), Constant) and isinstance(
-        site.operand(3), Constant
-    )
-    if has_known_values:
-        values = site.scalar(3), site.scalar(2)
+    is_on_known = isinstance(site.operand(2), Constant)
+    is_off_known = isinstance(site.operand(3), Constant)
+    if is_on_known and is_off_known:
+        values = site.scalar(3), site.scalar(2)  # off, on
         return _one_hot_result(site, indices, values, site.dtype_of(2), axis=axis, depth=depth)
-    hot = step.one_hot(indices, axis=axis, depth=depth, on_value=1.0, off_value=0.0)
-    on, off = (site.reshaped(site.tensor(i), [1] * rank) for i in (2, 3))
-    return site.last.select(step.ne(hot, 0.0), on, off)
+    one_hot = step.one_hot(indices, axis=axis, depth=depth, on_value=1.0, off_value=0.0)
+    on = site.reshaped(site.tensor(2), [1] * rank)
+    off = site.reshaped(site.tensor(3), [1] * rank)
+    return site.last.select(step.ne(one_hot, 0.0), on, off)
 
 
 @operator("Range")
 def _range(site: LayerSite) -> Constant | Value:
+    """Return numbers from input 0 up to input 1, which is excluded, at distances of input 2.
+
+    The numbers are known, unless an input is a symbolic extent.
+    """
     start, stop, step = (site.known(i).reshape(-1).tolist()[0] for i in range(3))
     operand = site.operand(0)
     type = operand.type if isinstance(operand, Constant) else "f32"
@@ -160,11 +178,13 @@ def _range(site: LayerSite) -> Constant | Value:
         type = element_type(site.text("output_type"))
     if step == 0:
         raise InvalidOperation("the step of a range must not be 0")
-    if any(map(is_symbolic, (start, stop, step))):
+    has_symbols = is_symbolic(start) or is_symbolic(stop) or is_symbolic(step)
+    if has_symbols:
         return site.last.range(
             start=start, end=stop, step=step, dtype=computation_dtype(type, site.real)
         )
-    if abs((stop - start) / step) > site.graph.options.meter.limits.array_items:
+    count = abs((stop - start) / step)
+    if count > site.graph.options.meter.limits.array_items:
         raise InvalidOperation("the range has too many items")
     dtype = np.int64 if type[0] in "iu" else np.float32
     items = np.arange(start, stop, step).astype(dtype)
@@ -175,16 +195,17 @@ def _range(site: LayerSite) -> Constant | Value:
 def _bucketize(
     site: LayerSite, x: Value, edges: Value, *, has_right: bool = flag("with_right_bound", True)
 ) -> Value:
-    """Return the index of the bucket of each item.
+    """Return the index of the bucket of each item of `x`. The buckets lie between `edges`.
 
     A bucket includes its right edge if `has_right`, otherwise its left edge.
     """
+    # Each item is compared with all edges, along a new last axis.
     rank = len(x.type.shape)
     x = site.unsqueezed(x, (rank,))
     edges = site.step.unsqueeze(site.cast(edges, x.type.dtype), axes=[*range(rank)])
     compare = site.step.gt if has_right else site.step.ge
-    is_beyond = compare(x, edges)
-    return site.last.squeeze(site.count(is_beyond, rank, "int32"), axes=(rank,))
+    is_beyond_edge = compare(x, edges)
+    return site.last.squeeze(site.count(is_beyond_edge, rank, "int32"), axes=(rank,))
 
 
 @opsets("SearchSorted")
@@ -200,14 +221,15 @@ def _search_sorted(
 
     If `right`, an edge that equals the item counts too. `edges` are sorted along the last axis.
     """
+    # Each item is compared with all edges, along a new last axis.
     rank = len(x.type.shape)
     if len(edges.type.shape) == 1:
         edges = site.step.unsqueeze(edges, axes=[*range(rank - 1)])
     edges = site.unsqueezed(edges, (rank - 1,))
     x = site.unsqueezed(x, (rank,))
     compare = site.step.le if right else site.step.lt
-    is_below = compare(edges, x)
-    return site.last.squeeze(site.count(is_below, rank, dtype), axes=(rank,))
+    is_edge_below = compare(edges, x)
+    return site.last.squeeze(site.count(is_edge_below, rank, dtype), axes=(rank,))
 
 
 _REDUCTIONS = {"none": "none", "sum": "add", "prod": "mul", "min": "min", "max": "max"}
@@ -227,31 +249,34 @@ def _scatter_elements(
 ) -> Value:
     """Put `updates` into `x` at indices along an axis, or combine them with the items of `x`.
 
-    `reduction` says how they are combined, such as "sum"; with "none", updates replace items. If
-    not `keeps_first`, the items of `x` at the indices do not take part.
+    `reduction` says how updates and items are combined, such as "sum". If it is "none", updates
+    replace items. If not `keeps_first`, only the updates at the same index are combined, without
+    the item of `x`.
     """
     dtype = x.type.dtype
 
     def scattered(add: ByKind, start: Value, items: Value, kind: str) -> Value:
         return add.scatter_elements(start, indices, items, axis=axis, reduction=kind)
 
-    def filled(item: float, like: Value = updates) -> Value:
+    def filled_like(tensor: Value, item: float) -> Value:
         if is_integer(dtype):
             item = int(np.clip(item, *ends_of(dtype)))
-        shape = site.known_shape(like)
+        shape = site.known_shape(tensor)
         return site.step.constant(shape=shape, value=(item,), dtype=dtype)
 
     if reduction == "none":
         return scattered(site.last, x, updates, "none")
     if not keeps_first:
-        x = scattered(site.step, x, filled(_NEUTRAL[reduction]), "none")
+        neutral_items = filled_like(updates, _NEUTRAL[reduction])
+        x = scattered(site.step, x, neutral_items, "none")
     if reduction != "mean":
         return scattered(site.last, x, updates, _REDUCTIONS[reduction])
     total = scattered(site.step, x, updates, "add")
-    count = scattered(site.step, filled(0, x), filled(1), "add")
+    zeros, ones = filled_like(x, 0), filled_like(updates, 1)
+    update_count = scattered(site.step, zeros, ones, "add")
     one = site.step.constant(shape=(), value=(1,), dtype=dtype)
-    count = site.step.add(count, one) if keeps_first else site.step.max(count, one)
-    return site.last.div(total, count)
+    combine = site.step.add if keeps_first else site.step.max
+    return site.last.div(total, combine(update_count, one))
 
 
 @opsets("ScatterNDUpdate")
@@ -263,10 +288,10 @@ def _scatter_nd(
     *,
     reduction: str = word("reduction", *_REDUCTIONS, "sub"),
 ) -> Value:
-    """Put slices into `x` at coordinates, or combine them with the slices that are there.
+    """Put the slices `updates` into `x` at coordinates, or combine them with the slices of `x`.
 
-    `updates` are the slices. `reduction` says how they are combined, such as "sum"; with "none",
-    they replace the slices of `x`.
+    `reduction` says how slices are combined, such as "sum". If it is "none", the updates replace
+    the slices of `x`.
     """
     if reduction == "sub":
         reduction = "sum"
@@ -280,17 +305,21 @@ def _scatter_update(
 ) -> Value:
     """Replace the slices of `x` at `indices` along an axis by `updates`."""
     rank = len(x.type.shape)
-    count = len(indices.type.shape)
-    # The axis is moved to the front of x. In the updates, the axes of the indices, which replace
-    # this axis, are moved to the front.
-    order = [axis, *(i for i in range(rank) if i != axis)]
-    moved = site.transposed(x, order)
-    indices_first = [
-        *range(axis, axis + count), *range(axis), *range(axis + count, rank - 1 + count)
+    indices_rank = len(indices.type.shape)
+    updates_rank = rank - 1 + indices_rank
+    # The axis is moved to the front of `x`.
+    order = [axis, *range(axis), *range(axis + 1, rank)]
+    x_axis_first = site.transposed(x, order)
+    # In `updates`, the axes of the indices are in the place of the axis. They are moved too.
+    after_indices = axis + indices_rank
+    updates_order = [
+        *range(axis, after_indices), *range(axis), *range(after_indices, updates_rank)
     ]  # fmt: skip
-    changes = site.transposed(updates, indices_first)
-    coordinates = site.unsqueezed(indices, (count,))
-    result = site.step_or_last(axis == 0).scatter_nd(moved, coordinates, changes, reduction="none")
+    updates_indices_first = site.transposed(updates, updates_order)
+    coordinates = site.unsqueezed(indices, (indices_rank,))
+    result = site.step_or_last(axis == 0).scatter_nd(
+        x_axis_first, coordinates, updates_indices_first, reduction="none"
+    )
     if axis == 0:
         return result
     inverse_order = np.argsort(order).tolist()
@@ -311,46 +340,52 @@ def _slice_scatter(
     shape = site.known_shape()
     axes = site.axes(5) if site.has(5) else list(range(len(start)))
     site.spend(sum(shape[axis] for axis in axes))
-    indices: list[tuple[int, NDArray[np.int64]]] = []
+    indices_by_axis: list[tuple[int, NDArray[np.int64]]] = []
     for axis, first, last, stride in zip(axes, start, stop, step, strict=True):
-        indices.append((axis, np.arange(shape[axis])[first:last:stride]))
-    return _updated(site, x, updates, indices)
+        indices = np.arange(shape[axis])[first:last:stride]
+        indices_by_axis.append((axis, indices))
+    return _updated(site, x, updates, indices_by_axis)
 
 
 def _updated(
-    site: LayerSite, x: Value, updates: Value, indices: Sequence[tuple[int, NDArray[np.int64]]]
+    site: LayerSite,
+    x: Value,
+    updates: Value,
+    indices_by_axis: Sequence[tuple[int, NDArray[np.int64]]],
 ) -> Value:
-    """Put `updates` into `x` at the product of indices along several axes.
+    """Put `updates` into the items of `x` that have one of several indices along each axis.
 
-    `indices` has pairs of an axis and the indices along this axis.
+    `indices_by_axis` has pairs of an axis and the indices along this axis.
     """
-    (axis, items), *inner = indices
-    if inner:
-        part = site.step.gather(x, derived(items), axis=axis)
-        updates = _updated(site, part, updates, inner)
+    (axis, indices), *inner_axes = indices_by_axis
+    if inner_axes:
+        part = site.step.gather(x, derived(indices), axis=axis)
+        updates = _updated(site, part, updates, inner_axes)
     shape = [1] * len(x.type.shape)
-    shape[axis] = len(items)
-    along = site.step.broadcast(derived(items.reshape(shape)), shape=updates.type.shape)
-    return site.last.scatter_elements(x, along, updates, axis=axis, reduction="none")
+    shape[axis] = len(indices)
+    shaped_indices = derived(indices.reshape(shape))
+    broadcast_indices = site.step.broadcast(shaped_indices, shape=updates.type.shape)
+    return site.last.scatter_elements(x, broadcast_indices, updates, axis=axis, reduction="none")
 
 
 # Results whose number of items depends on values
 
 
-def _noted(site: LayerSite, x: Value, axis: int, items: Value) -> Value:
-    """Note the number of items along the padded axis of `x`, and return `x`.
+def _noted(site: LayerSite, x: Value, axis: int, count: Value) -> Value:
+    """Note how many items `x` has along an axis before its padding, and return `x`.
 
-    `items` is the number, as a tensor of shape (1,). The items after them are padding.
+    `count` is the number of items, as a tensor of shape (1,).
     """
-    site.graph.counts[x] = Count(axis, items)
+    site.graph.counts[x] = Count(axis, count)
     return x
 
 
-def _total(site: LayerSite, x: Value) -> Value:
-    """Count the true items of a tensor. The result has shape (1,)."""
+def _true_count(site: LayerSite, x: Value) -> Value:
+    """Count the true items of `x`, a tensor of bool. The result has shape (1,)."""
     numbers = site.step.cast(x, dtype=site.integer)
-    axes = [*range(len(x.type.shape))]
-    return site.reshaped(site.step.sum_reduce(numbers, axes=axes, normalize=False), (1,))
+    all_axes = [*range(len(x.type.shape))]
+    count = site.step.sum_reduce(numbers, axes=all_axes, normalize=False)
+    return site.reshaped(count, (1,))
 
 
 @opsets("NonZero")
@@ -358,15 +393,23 @@ def _non_zero(site: LayerSite, *, type: str = text("output_type", "i64")) -> Val
     """Return the indices of the elements of input 0 that are not 0, with shape (rank, elements)."""
     x = site.operand(0)
     if isinstance(x, Constant):
-        return Constant(np.stack(np.nonzero(np.atleast_1d(x.array))), type, derived=True)
+        indices_by_axis = np.nonzero(np.atleast_1d(x.array))
+        return Constant(np.stack(indices_by_axis), type, derived=True)
     if not x.type.shape:
         x = site.reshaped(x, (1,))
     site.known_shape(x)
     indices = site.cast(site.last.non_zero(x), site.dtype("output_type", "i64"))
-    return _noted(site, indices, 1, _total(site, site.truths(x)))
+    return _noted(site, indices, 1, _true_count(site, site.truths(x)))
 
 
 def _distinct(site: LayerSite, x: Value, axis: int, *, sorts: bool) -> tuple[Value, ...]:
+    """Return the distinct items of `x` along an axis, and four tensors of integers.
+
+    The first tensor has the index of the first occurrence of each distinct item. The second tensor
+    has, for each item of `x`, the index of the equal distinct item. The third tensor has the number
+    of occurrences of each distinct item. The last tensor is the number of distinct items. If
+    `sorts`, the distinct items are sorted.
+    """
     site.known_shape(x)
     return site.last.unique(x, axis=axis, sorts=sorts)
 
@@ -380,24 +423,25 @@ def _unique(
     index_dtype: str = dtype("index_element_type", "i64"),
     count_dtype: str = dtype("count_element_type", "i64"),
 ) -> list[Value]:
-    """Return the distinct items along an axis, or of the flat input, and three tensors of integers.
+    """Return the distinct items along an axis, and three tensors of integers.
 
     The first tensor has the index of the first occurrence of each distinct item. The second tensor
     has, for each item of the input, the index of the equal distinct item. The third tensor has the
-    number of occurrences of each distinct item.
+    number of occurrences of each distinct item. Input 1 has the axis. Without input 1, the layer
+    flattens `x` and returns its distinct elements.
     """
     axis = 0
     if site.has(1):
         axis = site.axes(1)[0]
     else:
         x = site.reshaped(x, (volume(site.known_shape(x)),))
-    items, first, inverse, counts, number = _distinct(site, x, axis, sorts=sorts)
-    number = site.cast(number, site.integer)
+    items, first_indices, inverse, occurrences, count = _distinct(site, x, axis, sorts=sorts)
+    count = site.cast(count, site.integer)
     return [
-        _noted(site, items, axis, number),
-        _noted(site, site.cast(first, index_dtype), 0, number),
+        _noted(site, items, axis, count),
+        _noted(site, site.cast(first_indices, index_dtype), 0, count),
         site.cast(inverse, index_dtype),
-        _noted(site, site.cast(counts, count_dtype), 0, number),
+        _noted(site, site.cast(occurrences, count_dtype), 0, count),
     ]
 
 
@@ -410,11 +454,11 @@ def _legacy_unique(
     with_inverse: bool = flag("return_inverse"),
     with_counts: bool = flag("return_counts"),
 ) -> list[Value]:
-    """Return the distinct items of a vector, padded by repeats of the last distinct item.
+    """Return the distinct items of a vector, padded by repetitions of the last distinct item.
 
-    If `with_inverse`, the next result has the index of the distinct item for each item of the
-    input. If `with_counts`, the last result has the number of occurrences of each distinct item.
-    Both results are real numbers.
+    If `with_inverse`, the next result has, for each item of the input, the index of the equal
+    distinct item. If `with_counts`, the last result has the number of occurrences of each distinct
+    item. Indices and numbers have the dtype of `x`.
     """
     items, _, inverse, counts, _ = _distinct(site, x, 0, sorts=sorts)
     results = [items]
@@ -427,27 +471,30 @@ def _legacy_unique(
 
 @opsets("SparseFillEmptyRows")
 def _filled_rows(site: LayerSite, values: Value, *, rows: int = integer_at(1)) -> list[Value]:
-    """Add an entry with the default value to each row of a sparse matrix that has no entries.
+    """Add an entry with the default value to each empty row of a sparse matrix.
 
-    `rows` is the number of rows. The results are the indices of the entries, of shape (entries, 2),
-    the values of the entries, of shape (entries,), and a bool for each row that tells whether the
-    row was empty.
+    `rows` is the number of rows, and input 3 is the default value. The results are the indices of
+    the entries, of shape (entries, 2), the values of the entries, of shape (entries,), and a bool
+    for each row that tells whether the row was empty.
     """
     step = site.step
     indices = site.integer_tensor(2)
     count = site.known_shape(values)[0]
-    row = site.part(indices, 1, 0, 1)  # of shape (items, 1)
-    sizes = site.count(step.eq(row, site.positions(rows, 1, 2)), 0)
-    is_empty = step.eq(site.reshaped(sizes, (rows,)), 0)
-    # All items, and a default for each row, are sorted by row. A default that is not needed gets
+    row_indices = site.part(indices, 1, 0, 1)  # of shape (entries, 1)
+    entries_by_row = site.count(step.eq(row_indices, site.positions(rows, 1, 2)), 0)
+    is_empty = step.eq(site.reshaped(entries_by_row, (rows,)), 0)
+    # All entries, and a default for each row, are sorted by row. A default that is not needed gets
     # the key `rows`, so that it comes last.
-    keys = step.select(is_empty, site.positions(rows), rows)
-    keys = step.concat([site.reshaped(row, (count,)), keys], axis=0)
+    default_keys = step.select(is_empty, site.positions(rows), rows)
+    keys = step.concat([site.reshaped(row_indices, (count,)), default_keys], axis=0)
     _, order = step.topk(keys, k=count + rows, axis=0, largest=False)
-    total = step.add(_total(site, is_empty), count)
-    added = site.padded(site.positions(rows, 0, 2), {1: (0, 1)})
-    defaults = step.broadcast(site.reshaped(site.tensor(3), (1,)), shape=(rows,))
-    indices = step.concat([indices, added], axis=0)
-    values = step.concat([values, defaults], axis=0)
-    moved = [site.last.gather(x, order, axis=0) for x in (indices, values)]
-    return [*(_noted(site, x, 0, total) for x in moved), is_empty]
+    result_count = step.add(_true_count(site, is_empty), count)
+    default_indices = site.padded(site.positions(rows, 0, 2), {1: (0, 1)})  # (row, 0)
+    default_values = step.broadcast(site.reshaped(site.tensor(3), (1,)), shape=(rows,))
+    all_indices = step.concat([indices, default_indices], axis=0)
+    all_values = step.concat([values, default_values], axis=0)
+    sorted_indices = site.last.gather(all_indices, order, axis=0)
+    sorted_values = site.last.gather(all_values, order, axis=0)
+    _noted(site, sorted_indices, 0, result_count)
+    _noted(site, sorted_values, 0, result_count)
+    return [sorted_indices, sorted_values, is_empty]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -39,23 +39,24 @@ def _loop(site: LayerSite) -> list[Any]:
     """
     repetition = _Repetition(site)
     count = site.operand(0)
-    begins: Tensor | bool = site.operand(1) if site.has(1) else True
-    if isinstance(begins, Constant):
-        begins = bool(begins.array.any())
-    condition = repetition.condition()
+    first_condition: Tensor | bool = site.operand(1) if site.has(1) else True
+    if isinstance(first_condition, Constant):
+        first_condition = bool(first_condition.array.any())
+    condition_port = repetition.condition_port()
     if not isinstance(count, Constant):
-        return repetition.until(condition, count, begins)
+        return repetition.until(condition_port, count, first_condition)
     number = int(count.array.reshape(-1)[0])
-    limit = number if number >= 0 else None
-    if condition is None and begins is True:
-        parts = repetition.parts()
+    limit = number if number >= 0 else None  # a negative number stands for "no limit"
+    is_always_true = condition_port is None and first_condition is True
+    if is_always_true:
+        parts = repetition.part_count()
         if limit is None and parts is None:
             raise InvalidOperation("nothing ends it: it has no count, condition or parts")
         # A scan has one number of iterations, so the limit and the number of parts must agree.
         is_scan = limit is None or parts is None or limit == parts
         if is_scan:
             return repetition.scanned(limit)
-    return repetition.until(condition, limit, begins)
+    return repetition.until(condition_port, limit, first_condition)
 
 
 class _Repetition:
@@ -72,46 +73,58 @@ class _Repetition:
 
     # The port maps
 
-    def condition(self) -> PortRef | None:
+    def condition_port(self) -> PortRef | None:
         """Return the port of the body that computes the condition.
 
         Return None if the condition is always true.
         """
         for link in self.outputs:
             if link.purpose == "execution_condition":
-                end = source_of(self.body, link.end)
-                layer = self.body.net.by_id[end[0]]
-                if layer.kind == "parameter":
-                    # A condition that the body passes on unchanged stays true.
-                    next_end = self.next_states.get(end)
-                    is_true = next_end is None or source_of(self.body, next_end) == end
-                else:
-                    site = replace(self.site, layer=layer, net=self.body.net, operands=())
-                    is_true = layer.kind in CONSTANTS and stored(site).array.all()
-                return None if is_true else end
+                port = source_of(self.body, link.end)
+                return None if self._stays_true(port) else port
         return None
 
+    def _stays_true(self, condition_port: PortRef) -> bool:
+        """Tell whether a condition that is true at first is true after each iteration.
+
+        The port `condition_port` of the body computes the condition.
+        """
+        layer_id, _ = condition_port
+        layer = self.body.net.by_id[layer_id]
+        if layer.kind == "parameter":
+            # A condition that the body passes on unchanged stays true.
+            next_state = self.next_states.get(condition_port)
+            return next_state is None or source_of(self.body, next_state) == condition_port
+        if layer.kind not in CONSTANTS:
+            return False
+        site = replace(self.site, layer=layer, net=self.body.net, operands=())
+        return bool(stored(site).array.all())
+
     def _reads_iteration(self, link: Link) -> bool:
+        """Tell whether `link` feeds the number of the iteration to the body."""
         return link.purpose == "current_iteration" or link.port < 0
 
     @property
     def _cut_inputs(self) -> list[Link]:
-        return [x for x in self.inputs if x.axis is not None]
+        """Return the links whose inputs are cut into parts, one for each iteration."""
+        return [link for link in self.inputs if link.axis is not None]
 
-    def parts(self) -> int | None:
+    def part_count(self) -> int | None:
         """Return the number of parts into which inputs are cut, or None if no input is cut.
 
         Each iteration reads one part of each cut input.
         """
-        for link in self._cut_inputs:
-            shape = self.site.known_shape(_outer(self.site, link))
-            axis = self.site.axis(link.axis or 0, len(shape))
-            low, high, _ = _range(link, shape[axis])
-            return ceil_div(high - low, link.size)
-        return None
+        if not self._cut_inputs:
+            return None
+        # All inputs are cut into equally many parts.
+        link = self._cut_inputs[0]
+        shape = self.site.known_shape(_outer(self.site, link))
+        axis = self.site.axis(link.axis or 0, len(shape))
+        cut = _cut_range(link, shape[axis])
+        return ceil_div(cut.end - cut.begin, link.size)
 
     def _input_for(self, value: Value) -> Value:
-        """Return the body's input for `value`, a tensor that each iteration reads as a whole."""
+        """Return the body's input for `value`, a tensor that each iteration reads completely."""
         graph = self.repeated.graph
         return graph.input_for(value, f"full_{len(graph.captured) + 1}")
 
@@ -122,56 +135,62 @@ class _Repetition:
         """
         for link in self.inputs:
             if self._reads_iteration(link):
-                rank = len(self.body.net.by_id[link.end[0]].outputs[0].shape or ())
-                self.feeds[link.end] = self.repeated.at.reshaped(iteration, [1] * rank)
+                layer_id, _ = link.end
+                declared_shape = self.body.net.by_id[layer_id].outputs[0].shape or ()
+                shape = [1] * len(declared_shape)
+                self.feeds[link.end] = self.repeated.at.reshaped(iteration, shape)
 
     # The operations
 
     def scanned(self, iterations: int | None) -> list[Any]:
         """Add a scan, which runs the body a fixed number of times, and return the layer's results.
 
-        `iterations` is the number of iterations. If it is None, the number is that of the parts
-        into which inputs are cut. Raises InvalidOperation if it is None and no input is cut.
+        `iterations` is the number of iterations. If it is None, there is one iteration for each
+        part into which inputs are cut. Raises InvalidOperation if it is None and no input is cut.
         """
         site, repeated = self.site, self.repeated
         for link in self._cut_inputs:
-            value, sign, axis = _parts_of(site, site.tensor(_outer(site, link)), link)
-            self.feeds[link.end] = repeated.part(value, axis, sign * link.size)
+            value, direction, axis = _parts_of(site, site.tensor(_outer(site, link)), link)
+            self.feeds[link.end] = repeated.part(value, axis, direction * link.size)
         reads_iteration = any(map(self._reads_iteration, self.inputs))
         if not self._cut_inputs or reads_iteration:
-            count = self.parts() if iterations is None else iterations
+            count = self.part_count() if iterations is None else iterations
             if count is None:
                 raise InvalidOperation("it has no input that is cut into parts")
             self._feed_iteration(repeated.iteration(count))
         return self._emit()
 
     def until(
-        self, condition: PortRef | None, count: Tensor | int | None, begins: Tensor | bool
+        self,
+        condition_port: PortRef | None,
+        count: Tensor | int | None,
+        first_condition: Tensor | bool,
     ) -> list[Any]:
         """Add a loop that ends by its condition or after a computed number of iterations.
 
-        `condition` is the port that computes the condition, `count` the largest number of
-        iterations, and `begins` the condition before the first iteration. Each iteration slices its
-        parts out of the cut inputs.
+        `condition_port` is the port of the body that computes the condition, or None if the
+        condition is always true. `count` is the largest number of iterations, and `first_condition`
+        is the condition before the first iteration. Each iteration slices its parts out of the cut
+        inputs.
         """
         site = self.site
         inner = self.repeated.at
-        parts = self.parts()
-        bounds = [n for n in (parts, count) if isinstance(n, int)]
-        limit = min(bounds, default=-1)
+        parts = self.part_count()
+        known_bounds = [bound for bound in (parts, count) if isinstance(bound, int)]
+        limit = min(known_bounds, default=-1)
         if limit > _MOST:
             limit = -1
         integer = site.integer
         iteration = self.repeated.iteration(None)
         self._feed_iteration(iteration)
         for link in self._cut_inputs:
-            value, sign, axis = _parts_of(site, site.tensor(_outer(self.site, link)), link)
+            value, direction, axis = _parts_of(site, site.tensor(_outer(self.site, link)), link)
             start: Value = iteration
             if link.size > 1:
                 start = inner.step.mul(start, link.size)
-            if sign < 0:
-                last = value.type.shape[axis] - link.size
-                start = inner.step.sub(last, start)
+            if direction < 0:
+                last_start = value.type.shape[axis] - link.size
+                start = inner.step.sub(last_start, start)
             self.feeds[link.end] = inner.step.dynamic_slice(
                 self._input_for(value), start, length=link.size, axis=axis
             )
@@ -180,96 +199,113 @@ class _Repetition:
             if parts is not None:
                 most = site.step.min(most, parts)
         else:
-            most = min([*bounds, int(np.iinfo(integer).max)])
-        first = begins if isinstance(begins, bool) else _truth(site, begins)
-        return self._emit(condition, {"count": most, "condition": first}, limit)
+            most = min([*known_bounds, int(np.iinfo(integer).max)])
+        if not isinstance(first_condition, bool):
+            first_condition = _truth(site, first_condition)
+        operands = {"count": most, "condition": first_condition}
+        return self._emit(condition_port, operands, limit)
 
     def _emit(
-        self, condition: PortRef | None = None, start: ByName | None = None, limit: int = -1
+        self,
+        condition_port: PortRef | None = None,
+        loop_operands: ByName | None = None,
+        limit: int = -1,
     ) -> list[Any]:
         """Add the scan or loop to the graph, and return the tensors of the layer's output ports.
 
-        If `start` is None, a scan is added. Otherwise a loop is added, `start` has the loop's
-        operands, `condition` is the port that computes its condition, and `limit` is the largest
-        number of iterations (-1 if there is no limit).
+        If `loop_operands` is None, a scan is added, and the other arguments are not used. Otherwise
+        a loop is added. `condition_port` is the port of the body that computes its condition, or
+        None if the condition is always true. `limit` is the largest number of iterations, or -1 if
+        there is no limit.
         """
         site = self.site
         inner = self.repeated.at
         states = self._feed_uncut()
-        before = [self.feeds[link.end] for link in states]
-        next_ends = [source_of(self.body, self.next_states[link.end]) for link in states]
+        states_before = [self.feeds[link.end] for link in states]
+        next_ports = [source_of(self.body, self.next_states[link.end]) for link in states]
         connected = [link for link in self.outputs if link.port >= 0]
-        results = [source_of(self.body, link.end) for link in connected]
-        ends = [*next_ends, *results]
-        if condition is not None:
-            ends.append(condition)
-        tensors = site.flatten(self.body, self.repeated.graph, self.feeds, ends, site.layer.name)
-        after: list[Tensor] = []
-        for end, state in zip(next_ends, before, strict=True):
-            after.append(inner.cast(inner.tensor(tensors[end]), inner.dtype_of(state)))
-        values = [inner.tensor(tensors[end]) for end in results]
-        modes = [self._mode(link, x) for link, x in zip(connected, values, strict=True)]
-        is_loop = start is not None
-        continue_condition: list[Value] = []
+        result_ports = [source_of(self.body, link.end) for link in connected]
+        ports = [*next_ports, *result_ports]
+        if condition_port is not None:
+            ports.append(condition_port)
+        tensors = site.flatten(self.body, self.repeated.graph, self.feeds, ports, site.layer.name)
+        states_after: list[Tensor] = []
+        for port, state in zip(next_ports, states_before, strict=True):
+            next_state = inner.tensor(tensors[port])
+            states_after.append(inner.cast(next_state, inner.dtype_of(state)))
+        values = [inner.tensor(tensors[port]) for port in result_ports]
+        modes: list[tuple[str, int, int]] = []
+        for link, value in zip(connected, values, strict=True):
+            modes.append(self._mode(link, value))
+        is_loop = loop_operands is not None
+        continue_condition: list[Value] = []  # has one item if the repetition is a loop
         if is_loop:
-            continues = True if condition is None else tensors[condition]
+            continues = True if condition_port is None else tensors[condition_port]
             continue_condition.append(_truth(inner, continues))
             # The last result is the number of iterations.
             values.append(inner.step.add(self.repeated.loop_inputs[0], 1))
             modes.append(LAST)
         outputs = self.repeated.add(
-            site.insert, continue_condition, after, values, modes, start, limit
+            site.insert, continue_condition, states_after, values, modes, loop_operands, limit
         )
         if is_loop:
             self._note_counts(connected, outputs)
         # No port has the last output of a loop, the number of iterations.
-        by_port = dict(zip([link.port for link in connected], outputs, strict=False))
-        return [by_port.get(port.id) for port in site.layer.outputs]
+        output_by_port = dict(zip([link.port for link in connected], outputs, strict=False))
+        return [output_by_port.get(port.id) for port in site.layer.outputs]
 
     def _feed_uncut(self) -> list[Link]:
-        """Feed the inputs of the body that are not cut; return the links of the states among them.
+        """Feed all inputs of the body that are not cut. Return the links whose inputs are states.
 
-        An input that is not a state is read as a whole by each iteration.
+        Each iteration reads an input that is neither cut nor a state completely.
         """
-        uncut = [x for x in self.inputs if x.axis is None and not self._reads_iteration(x)]
-        states = [link for link in uncut if link.end in self.next_states]
-        for link in uncut:
-            if link.end not in self.next_states:
-                value = _outer(self.site, link)
-                if isinstance(value, Value):
-                    value = self._input_for(value)
-                self.feeds[link.end] = value
+        states: list[Link] = []
+        for link in self.inputs:
+            is_uncut = link.axis is None and not self._reads_iteration(link)
+            if not is_uncut:
+                continue
+            if link.end in self.next_states:
+                states.append(link)
+                continue
+            value = _outer(self.site, link)
+            if isinstance(value, Value):
+                value = self._input_for(value)
+            self.feeds[link.end] = value
         for link in states:
             self.feeds[link.end] = self.repeated.state(_outer(self.site, link))
         return states
 
-    def _mode(self, link: Link, x: Value) -> tuple[str, int, int]:
-        """Return how the output of `link` is made from the values `x` of all iterations.
+    def _mode(self, link: Link, value: Value) -> tuple[str, int, int]:
+        """Return how an output of the layer is made from the values of all iterations.
 
-        The result is `LAST` for the last value, or ("full", axis, direction) for the values joined
-        along an axis, from the last iteration to the first if the direction is -1.
+        The result is `LAST` if the output is the last value, and ("full", axis, direction) if the
+        values are joined along an axis. The direction is -1 if they are joined from the last
+        iteration to the first. `link` is the link of the output, and `value` is the value of one
+        iteration.
         """
         if link.axis is None:
             return LAST
         direction = 1 if link.stride > 0 else -1
-        return "full", self.site.axis(link.axis, len(x.type.shape)), direction
+        axis = self.site.axis(link.axis, len(value.type.shape))
+        return "full", axis, direction
 
     def _note_counts(self, connected: Sequence[Link], outputs: Sequence[Value]) -> None:
         """Note how many items each joined output of a loop has along its joined axis.
 
-        The last of `outputs` is the number of iterations, a computed tensor. The other outputs
-        belong to the links in `connected`.
+        `outputs` has one output for each link in `connected`, and then the number of iterations, a
+        computed tensor.
         """
-        for link, value in zip(connected, outputs[:-1], strict=True):
+        site = self.site
+        *values, iterations = outputs
+        for link, value in zip(connected, values, strict=True):
             if link.axis is None:
                 continue
             if link.stride < 0:
                 raise InvalidOperation(
                     "the number of iterations is computed, and results are joined from the end"
                 )
-            site = self.site
             axis = site.axis(link.axis, len(value.type.shape))
-            items = site.step.mul(site.reshaped(outputs[-1], (1,)), link.size)
+            items = site.step.mul(site.reshaped(iterations, (1,)), link.size)
             site.graph.counts[value] = Count(axis, items)
 
 
@@ -291,6 +327,7 @@ def _if(site: LayerSite) -> list[Any]:
         return _results(site, body, site.graph, feeds)
     then_graph = site.graph.body()
     else_graph = site.graph.body()
+    # Functions that flatten the two bodies when they are called.
     flatteners = [
         partial(_flattened, site, then_body, then_graph),
         partial(_flattened, site, else_body, else_graph),
@@ -302,7 +339,10 @@ def _if(site: LayerSite) -> list[Any]:
 
 
 def _flattened(site: LayerSite, body: Body, graph: LayerGraph) -> list[Value]:
-    """Flatten a body into `graph`; return tensors of `graph` for the layer's output ports."""
+    """Flatten a body into `graph`. Return the tensors of the layer's output ports.
+
+    Tensors that the body reads from outside become inputs of `graph`.
+    """
     feeds = dict[PortRef, Tensor]()
     for link in links(body, inputs=True):
         value = _outer(site, link)
@@ -316,18 +356,20 @@ def _flattened(site: LayerSite, body: Body, graph: LayerGraph) -> list[Value]:
 def _results(
     site: LayerSite, body: Body, graph: LayerGraph, feeds: dict[PortRef, Tensor]
 ) -> list[Tensor]:
-    """Flatten a body into `graph`; return the tensors of the layer's output ports.
+    """Flatten a body into `graph`. Return the tensors of the layer's output ports.
 
     `feeds` are the inputs of the body, by port.
     """
     outputs = links(body, inputs=False)
-    ends = [source_of(body, link.end) for link in outputs]
-    tensors = site.flatten(body, graph, feeds, ends, site.layer.name)
-    by_port = {link.port: tensors[end] for link, end in zip(outputs, ends, strict=True)}
-    missing = [port.id for port in site.layer.outputs if port.id not in by_port]
-    if missing:
-        raise InvalidOperation(f"a body has no result for output port {missing[0]}")
-    return [by_port[port.id] for port in site.layer.outputs]
+    sources = [source_of(body, link.end) for link in outputs]
+    tensors = site.flatten(body, graph, feeds, sources, site.layer.name)
+    results: dict[int, Tensor] = {}  # by output port of the layer
+    for link, source in zip(outputs, sources, strict=True):
+        results[link.port] = tensors[source]
+    for port in site.layer.outputs:
+        if port.id not in results:
+            raise InvalidOperation(f"a body has no result for output port {port.id}")
+    return [results[port.id] for port in site.layer.outputs]
 
 
 # Ports of bodies
@@ -341,21 +383,32 @@ def _outer(site: LayerSite, link: Link) -> Tensor:
     return site.operand(ports.index(link.port))
 
 
-def _truth(site: LayerSite, x: Tensor | bool) -> Value:
+def _truth(site: LayerSite, condition: Tensor | bool) -> Value:
     """Return a condition as a tensor of bool."""
-    if isinstance(x, bool):
-        x = derived(np.array(x))
-    return site.cast(site.tensor(x), "bool")
+    if isinstance(condition, bool):
+        condition = derived(np.array(condition))
+    return site.cast(site.tensor(condition), "bool")
 
 
-def _range(link: Link, extent: int) -> tuple[int, int, int]:
-    """Return (begin, end, direction) of the items of an axis that `link` cuts into parts.
+class _CutRange(NamedTuple):
+    """The items of an axis that are cut into parts.
 
-    `extent` is the extent of the axis. The direction is -1 if the first part is at the end of the
-    axis, otherwise 1.
+    `direction` is -1 if the first part is at the end of the axis, otherwise 1.
     """
-    if abs(link.stride) != link.size or not link.size:
+
+    begin: int
+    end: int
+    direction: int
+
+
+def _cut_range(link: Link, extent: int) -> _CutRange:
+    """Return the items that `link` cuts into parts, of an axis with `extent` items.
+
+    Raises InvalidOperation if the parts overlap, leave items out, or do not fit the axis.
+    """
+    if link.size == 0 or abs(link.stride) != link.size:
         raise InvalidOperation("parts that overlap or leave items out are not supported")
+    # -1 stands for the end of the axis.
     first = link.start if link.start >= 0 else link.start + extent + 1
     last = link.stop if link.stop >= 0 else link.stop + extent + 1
     are_inside = 0 <= first <= extent and 0 <= last <= extent
@@ -363,7 +416,9 @@ def _range(link: Link, extent: int) -> tuple[int, int, int]:
         raise InvalidOperation(
             f"its parts from {link.start} to {link.stop} do not fit {extent} items"
         )
-    return (first, last, 1) if link.stride > 0 else (last, first, -1)
+    if link.stride > 0:
+        return _CutRange(first, last, 1)
+    return _CutRange(last, first, -1)
 
 
 def _parts_of(site: LayerSite, value: Value, link: Link) -> tuple[Value, int, int]:
@@ -373,7 +428,8 @@ def _parts_of(site: LayerSite, value: Value, link: Link) -> tuple[Value, int, in
     """
     axis = site.axis(link.axis or 0, len(value.type.shape))
     extent = site.known_shape(value)[axis]
-    low, high, sign = _range(link, extent)
-    if (low, high) != (0, extent):
-        value = site.part(value, axis, low, high)
-    return value, sign, axis
+    cut = _cut_range(link, extent)
+    is_complete = cut.begin == 0 and cut.end == extent
+    if not is_complete:
+        value = site.part(value, axis, cut.begin, cut.end)
+    return value, cut.direction, axis

@@ -25,7 +25,8 @@ _TRANSPOSES: dict[str, Any] = {
 @opsets("MatMul", **_TRANSPOSES)
 def _matmul(site: LayerSite, x: Value, y: Value, *, transpose_x: bool, transpose_y: bool) -> Value:
     """Multiply matrices as numpy does. A vector `x` is a row, and a vector `y` is a column."""
-    is_row, is_column = (len(operand.type.shape) == 1 for operand in (x, y))
+    is_row = len(x.type.shape) == 1
+    is_column = len(y.type.shape) == 1
     if is_row:
         x = site.unsqueezed(x, (0,))
     if is_column:
@@ -51,11 +52,15 @@ def _matmul(site: LayerSite, x: Value, y: Value, *, transpose_x: bool, transpose
 def _fully_connected(
     site: LayerSite, x: Value, *, outputs: int = either(integer("out-size", 0), "out_size")
 ) -> Value:
+    """Multiply each item of a batch by a stored filter, and add a stored bias.
+
+    `outputs` is the number of channels of the result.
+    """
     if not outputs:
         raise InvalidOperation("attribute 'out-size' is missing")
     shape = x.type.shape
-    # Inputs of three axes are multiplied along the last axis, as they are in later versions.
-    if len(site.declared) == len(shape) == 3:
+    if len(shape) == 3 and len(site.declared) == 3:
+        # Inputs of three axes are multiplied along the last axis, as they are in later versions.
         filter_shape = (1, outputs, shape[-1])
         bias_shape = (1, 1, outputs)
     else:
@@ -80,7 +85,10 @@ def _gemm(
     alpha: float = number("alpha", 1),
     beta: float = number("beta", 1),
 ) -> Value:
-    """Compute alpha * A * B + beta * C."""
+    """Compute alpha * A @ B + beta * C, where A, B and C are the inputs 0 to 2.
+
+    Input 2 may be left out.
+    """
     flags = {"transposeA": transpose_x, "transposeB": transpose_y}
     product = site.step.matmul(*site.aligned(x, y), **flags)
     if alpha != 1:
@@ -95,14 +103,19 @@ def _gemm(
 
 @opsets("Einsum")
 def _einsum(site: LayerSite) -> Value:
+    """Compute the sums of products in the attribute `equation`, such as "ij,jk->ik".
+
+    If the equation does not have the letters of the result, they are the letters that occur once,
+    in alphabetical order.
+    """
     expression = site.layer.attributes.get("equation", "").replace(" ", "")
     inputs = site.tensors()
     if "." in expression:
         raise InvalidOperation("an equation with an ellipsis is not supported")
     if "->" not in expression:
         letters = expression.replace(",", "")
-        unrepeated = [x for x in sorted(set(letters)) if letters.count(x) == 1]
-        expression = f"{expression}->{''.join(unrepeated)}"
+        single_letters = [x for x in sorted(set(letters)) if letters.count(x) == 1]
+        expression = f"{expression}->{''.join(single_letters)}"
     dtype = inputs[0].type.dtype
     return site.last.einsum(inputs, expr=expression, accumulator=dtype, dtype=dtype)
 
@@ -116,9 +129,13 @@ def _attention(
     Inputs 3 to 5 are optional: the mask, the scale and the sink. If `is_causal`, query i attends to
     the keys 0 to i, and the mask is ignored.
     """
-    mask: Tensor | bool = site.operand(3) if site.has(3) and not is_causal else False
-    if isinstance(mask, Constant) and mask.array.size == 1 and not mask.array.any():
-        mask = False
+    mask: Tensor | bool = False
+    if site.has(3) and not is_causal:
+        mask = site.operand(3)
+    if isinstance(mask, Constant):
+        is_zero = mask.array.size == 1 and not mask.array.any()
+        if is_zero:
+            mask = False
     factor = 0.0
     if site.has(4):
         scale = site.operand(4)
@@ -129,7 +146,8 @@ def _attention(
             factor = 1.0
     if len(query.type.shape) < 3:
         raise InvalidShape(f"'query' must have 3 axes or more, it has {len(query.type.shape)}")
-    factor = factor or 1 / math.sqrt(query.type.shape[-1])
+    if factor == 0:  # there is no scale, or it is 0
+        factor = 1 / math.sqrt(query.type.shape[-1])
     if site.has(5):
         key, value, mask = _with_sink(site, query, key, value, mask, is_causal=is_causal)
         is_causal = False
@@ -146,18 +164,22 @@ def _with_sink(
     the key takes a share of the softmax and adds nothing to the result.
     """
     step = site.step
-    *batch, times, _ = site.known_shape(query)
+    *batch, queries, _ = site.known_shape(query)
     keys = site.known_shape(key)[-2]
+    keys_axis = len(batch)
     sink = site.tensor(5)
     if is_causal:
-        site.spend(times * keys // 4)
-        mask = derived(np.tri(times, keys, dtype=np.bool_))
-    scores = derived(np.zeros((1, 1), np.float32)) if isinstance(mask, bool) else mask
-    scores = site.tensor(scores)
+        site.spend(queries * keys // 4)
+        mask = derived(np.tri(queries, keys, dtype=np.bool_))
+    elif isinstance(mask, bool):
+        mask = derived(np.zeros((1, 1), np.float32))
+    scores = site.tensor(mask)  # are added to the products of queries and keys
     if scores.type.dtype == "bool":
         scores = step.select(scores, 0.0, -math.inf)
-    scores = step.broadcast(scores, shape=(*batch, times, keys))
-    sink = step.broadcast(sink, shape=(*batch, times, 1))
-    key, value = (site.padded(x, {len(batch): (0, 1)}) for x in (key, value))
-    joined = [site.cast(x, query.type.dtype) for x in (scores, sink)]
-    return key, value, step.concat(joined, axis=len(batch) + 1)
+    scores = step.broadcast(scores, shape=(*batch, queries, keys))
+    sink = step.broadcast(sink, shape=(*batch, queries, 1))
+    key = site.padded(key, {keys_axis: (0, 1)})
+    value = site.padded(value, {keys_axis: (0, 1)})
+    scores = site.cast(scores, query.type.dtype)
+    sink = site.cast(sink, query.type.dtype)
+    return key, value, step.concat([scores, sink], axis=len(batch) + 1)

@@ -30,18 +30,23 @@ _STEPS = {
 def _reduced(
     site: LayerSite, x: Value, *, axes: Sequence[int], steps: tuple[str, str, str], keeps_axes: bool
 ) -> Value:
+    """Reduce a tensor along axes.
+
+    `steps` are three kinds of operations: one before the reduction, the reduction, and one after
+    it. "" stands for no operation. The result has the dtype of `x`.
+    """
     axes = tuple(sorted(set(axes)))
     if not axes:
         return site.last.copy(x)
     dtype = x.type.dtype
-    _, kind, after = steps
+    _, reduction, after = steps
     result_dtype = ""  # the dtype of a final cast, or "" for no cast
-    is_logical = kind in ("all_reduce", "any_reduce")
-    is_real = kind == "mean_reduce" or after != ""
+    is_logical = reduction in ("all_reduce", "any_reduce")
+    needs_reals = reduction == "mean_reduce" or after != ""
     if is_logical and dtype != "bool":
         x = site.truths(x)
         result_dtype = dtype
-    elif is_real and is_integer(dtype):
+    elif needs_reals and is_integer(dtype):
         x = site.step.cast(x, dtype=site.real)
         result_dtype = dtype
     return reduced(site, x, axes, steps, keeps_axes=keeps_axes, result_dtype=result_dtype)
@@ -63,18 +68,23 @@ def _arg_max(
 ) -> Value:
     """Return the indices of the `count` largest items as real numbers.
 
-    If `with_values`, the values follow the indices. If the layer also has the attribute `axis`,
-    only the values are returned.
+    With the attribute `axis`, the items are compared along this axis, and the result is the values
+    of the largest items if `with_values`. Without `axis`, all items of a batch item are compared,
+    and the result is the indices followed by the values if `with_values`.
     """
     step = site.step
     if site.has_attribute("axis"):
         values, indices = step.topk(x, k=count, axis=site.axis_of("axis"), largest=True)
-        return site.last.copy(values) if with_values else site.last.cast(indices, dtype=site.real)
-    shape = x.type.shape
-    flat = site.reshaped(x, (shape[0], 1, volume(shape[1:])))
+        if with_values:
+            return site.last.copy(values)
+        return site.last.cast(indices, dtype=site.real)
+    batch, *extents = x.type.shape
+    flat = site.reshaped(x, (batch, 1, volume(extents)))
     values, indices = step.topk(flat, k=count, axis=2, largest=True)
     indices = step.cast(indices, dtype=site.real)
-    return site.last.concat([indices, values], axis=1) if with_values else site.last.copy(indices)
+    if with_values:
+        return site.last.concat([indices, values], axis=1)
+    return site.last.copy(indices)
 
 
 @operator("TopK")
@@ -116,7 +126,8 @@ def _legacy_batch_normalization(
 ) -> Value:
     """Normalise channels. The variance is stored as `weights`, and the mean as `biases`."""
     shape = (1, x.type.shape[1])
-    variance, mean = (site.blob(tag, shape) for tag in ("weights", "biases"))
+    variance = site.blob("weights", shape)
+    mean = site.blob("biases", shape)
     if variance is None or mean is None:
         raise InvalidOperation("it needs weights and biases")
     return site.last.batch_normalization(x, mean, variance, 0.0, 1.0, epsilon=epsilon)
@@ -124,22 +135,33 @@ def _legacy_batch_normalization(
 
 @opsets("BatchNormInference")
 def _batch_normalization(site: LayerSite, *, epsilon: float = number("epsilon")) -> Value:
-    """Normalise channels. Input 2 is the tensor in operation set 1, and input 0 from set 5 on."""
-    data = 2 if site.layer.opset == "opset1" else 0
-    parameters = [i for i in range(5) if i != data]
-    scale, offset, mean, variance = (site.unsqueezed(site.operand(i), (0,)) for i in parameters)
-    x = site.tensor(data)
+    """Normalise channels of input 0, or of input 2 in operation set 1.
+
+    The other inputs are the scale, the offset, the mean and the variance, in this order.
+    """
+    data_input = 2 if site.layer.opset == "opset1" else 0
+    statistics: list[Value] = []
+    for i in range(5):
+        if i != data_input:
+            statistics.append(site.unsqueezed(site.operand(i), (0,)))
+    scale, offset, mean, variance = statistics
+    x = site.tensor(data_input)
     return site.last.batch_normalization(x, mean, variance, offset, scale, epsilon=epsilon)
 
 
 @legacy("ScaleShift")
 def _scale_shift(site: LayerSite, x: Value) -> Value:
+    """Multiply channels by stored weights, and add stored biases.
+
+    One of the two may be missing. A vector has its channels along axis 0, all other tensors have
+    them along axis 1.
+    """
     shape = x.type.shape
-    axis = 1 if len(shape) > 1 else 0
-    count = 1 if site.has_one_weight() else shape[axis]
-    items = (1, count) if axis else (count,)
-    scale = site.blob("weights", items)
-    shift = site.blob("biases", items)
+    channel_axis = 1 if len(shape) > 1 else 0
+    channels = 1 if site.has_one_weight() else shape[channel_axis]
+    weights_shape = (1, channels) if channel_axis == 1 else (channels,)
+    scale = site.blob("weights", weights_shape)
+    shift = site.blob("biases", weights_shape)
     steps: list[Any] = []
     if scale is not None:
         steps.append(("mul", [scale], {}))
@@ -188,25 +210,32 @@ def _response(
 ) -> Value:
     """Divide by (bias + alpha * mean(x**2)) ** beta.
 
-    The mean is taken over windows along `axes`.
+    The mean is taken over windows of `size` items along each of `axes`.
     """
-    sizes = [size if i in axes else 1 for i in range(len(x.type.shape))]
+    sizes = [size if axis in axes else 1 for axis in range(len(x.type.shape))]
     return site.last.local_response_normalization(x, size=sizes, alpha=alpha, beta=beta, bias=bias)
 
 
-def _inverse_root(site: LayerSite, squares: Value, epsilon: float, where: str = "add") -> Value:
-    """Compute the inverse root of squares. `where` says where the epsilon is applied.
+def _inverse_root(
+    site: LayerSite, squares: Value, epsilon: float, epsilon_mode: str = "add"
+) -> Value:
+    """Compute the inverse root of squares.
 
-    "add": 1 / sqrt(squares + epsilon). "max": 1 / sqrt(max(squares, epsilon)). "outside_sqrt": 1 /
-    (sqrt(squares) + epsilon).
+    The formula depends on `epsilon_mode`:
+
+    - "add": 1 / sqrt(squares + epsilon)
+    - "max": 1 / sqrt(max(squares, epsilon))
+    - "outside_sqrt": 1 / (sqrt(squares) + epsilon)
     """
-    if where == "outside_sqrt":
-        return site.step.rcp(site.step.add(site.root(squares), epsilon))
-    return site.step.rsqrt(getattr(site.step, where)(squares, epsilon))
+    step = site.step
+    if epsilon_mode == "outside_sqrt":
+        return step.rcp(step.add(site.root(squares), epsilon))
+    combine = step.add if epsilon_mode == "add" else step.max
+    return step.rsqrt(combine(squares, epsilon))
 
 
 def _centred(site: LayerSite, x: Value, axes: Sequence[int]) -> tuple[Value, Value]:
-    """Subtract the mean along axes from `x`; return the difference and the variance of `x`."""
+    """Subtract the mean along axes from `x`. Return the difference and the variance of `x`."""
     mean, variance = site.step.moments(x, axes=axes)
     return site.step.sub(x, mean), variance
 
@@ -219,44 +248,57 @@ def _mvn(
     epsilon: float = number("eps", 1e-9),
     scales: bool = flag("normalize_variance", True),
 ) -> Value:
-    """Subtract the mean along axes; if `scales`, divide by the standard deviation too.
+    """Subtract the mean along axes. If `scales`, divide by the standard deviation too.
 
     In operation set 6, input 1 lists the axes. In older sets the axes are all spatial axes, and
     also the axis of channels if the attribute `across_channels` is set.
     """
-    where = "add"
+    epsilon_mode = "add"
     if site.has(1) and not site.net.is_legacy:
         axes = sorted(site.axes(1))
         mode = site.word("eps_mode", "inside_sqrt", "outside_sqrt")
-        where = "add" if mode == "inside_sqrt" else mode
+        epsilon_mode = "add" if mode == "inside_sqrt" else mode
     else:
-        first = 1 if site.flag("across_channels") else 2
-        axes = list(range(first, len(site.shape())))
+        first_axis = 1 if site.flag("across_channels") else 2
+        axes = list(range(first_axis, len(site.shape())))
     if not scales:
         return site.last.sub(x, site.step.mean_reduce(x, axes=axes))
     centred, variance = _centred(site, x, axes)
-    return site.last.mul(centred, _inverse_root(site, variance, epsilon, where))
+    inverse_deviation = _inverse_root(site, variance, epsilon, epsilon_mode)
+    return site.last.mul(centred, inverse_deviation)
 
 
 def _unit_factor(
-    site: LayerSite, x: Value, axes: Sequence[int], epsilon: float, where: str = "add"
+    site: LayerSite, x: Value, axes: Sequence[int], epsilon: float, epsilon_mode: str = "add"
 ) -> Value:
     """Compute 1 / sqrt(sum of squares of `x` along axes).
 
-    If `axes` is empty, the squares are not summed. `where` says where the epsilon is applied, as
-    for `_inverse_root`.
+    If `axes` is empty, the squares are not summed. `epsilon_mode` is "add" if `epsilon` is added to
+    the sum, and "max" if the sum is at least `epsilon`.
     """
     squares = site.step.sqr(x)
     if axes:
         squares = site.step.sum_reduce(squares, axes=axes, normalize=False)
-    return _inverse_root(site, squares, epsilon, where)
+    return _inverse_root(site, squares, epsilon, epsilon_mode)
 
 
-@operator("GRN", axes=(1,), epsilon=number("bias", 1.0), where="add")
-@opsets("NormalizeL2", axes=axes_at(1), epsilon=number("eps"), where=word("eps_mode", "add", "max"))
-def _unit(site: LayerSite, x: Value, *, axes: Sequence[int], epsilon: float, where: str) -> Value:
-    """Divide by the root of the sum of squares along axes."""
-    return site.last.mul(x, _unit_factor(site, x, sorted(set(axes)), epsilon, where))
+@operator("GRN", axes=(1,), epsilon=number("bias", 1.0), epsilon_mode="add")
+@opsets(
+    "NormalizeL2",
+    axes=axes_at(1),
+    epsilon=number("eps"),
+    epsilon_mode=word("eps_mode", "add", "max"),
+)
+def _unit(
+    site: LayerSite, x: Value, *, axes: Sequence[int], epsilon: float, epsilon_mode: str
+) -> Value:
+    """Divide by the root of the sum of squares along axes.
+
+    `epsilon_mode` is "add" if `epsilon` is added to the sum, and "max" if the sum is at least
+    `epsilon`.
+    """
+    factor = _unit_factor(site, x, sorted(set(axes)), epsilon, epsilon_mode)
+    return site.last.mul(x, factor)
 
 
 @legacy("Normalize")
@@ -270,17 +312,19 @@ def _legacy_unit(
 ) -> Value:
     """Divide by the root of the sum of squares, then multiply by a stored scale.
 
-    The sum is taken over channels, and also over space if `is_spatial`. If `is_shared`, there is
-    one scale for all channels.
+    The sum is taken over channels, and also over the spatial axes if `is_spatial`. If `is_shared`,
+    there is one scale for all channels.
     """
     shape = x.type.shape
-    is_shared = is_shared or site.has_one_weight()
-    scales = 1 if is_shared else shape[1]
-    scale = site.blob("weights", (1, scales))
-    axes = range(1, len(shape)) if is_spatial else [1]
-    factor = _unit_factor(site, x, [*axes], epsilon)
-    unit = site.step_or_last(scale is None).mul(x, factor)
-    return unit if scale is None else site.last.mul(unit, scale)
+    has_one_scale = is_shared or site.has_one_weight()
+    scale_count = 1 if has_one_scale else shape[1]
+    scale = site.blob("weights", (1, scale_count))
+    axes = list(range(1, len(shape))) if is_spatial else [1]
+    factor = _unit_factor(site, x, axes, epsilon)
+    if scale is None:
+        return site.last.mul(x, factor)
+    unit = site.step.mul(x, factor)
+    return site.last.mul(unit, scale)
 
 
 @opsets("GroupNormalization")
@@ -291,13 +335,21 @@ def _group_normalization(
     groups: int = integer("num_groups"),
     epsilon: float = number("epsilon", 1e-5),
 ) -> Value:
+    """Normalise groups of channels, then multiply by input 1 and add input 2.
+
+    Input 0 has shape (batch, channels, ...). In each group, the mean is subtracted from the items,
+    and the difference is divided by the standard deviation.
+    """
     step = site.step
     _, channels, *extents = x.type.shape
     if groups < 1 or channels % groups:
         raise InvalidOperation(f"'num_groups' {groups} does not divide {channels} channels")
+    # Of shape (batch, groups, channels / groups, ...).
     split = step.reshape(x, shape=(groups, channels // groups), axis_start=1, axis_count=1)
-    centred, variance = _centred(site, split, [*range(2, len(extents) + 3)])
+    axes_in_group = [*range(2, len(extents) + 3)]
+    centred, variance = _centred(site, split, axes_in_group)
     normal = step.mul(centred, _inverse_root(site, variance, epsilon))
     normal = step.reshape(normal, shape=(channels,), axis_start=1, axis_count=2)
-    scale, shift = (site.unsqueezed(site.operand(i), (0,)) for i in (1, 2))
+    scale = site.unsqueezed(site.operand(1), (0,))
+    shift = site.unsqueezed(site.operand(2), (0,))
     return site.last.add(step.mul(normal, scale), shift)

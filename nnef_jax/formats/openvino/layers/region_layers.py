@@ -29,9 +29,10 @@ def _typed(site: LayerSite, *indices: Value) -> list[Value]:
     return [site.cast(x, site.dtype("output_type")) for x in indices]
 
 
-def _is_centre(site: LayerSite) -> bool:
-    is_centre = site.word("box_encoding", "corner", "center") == "center"
-    return is_centre or site.flag("center_point_box")
+def _has_centre(site: LayerSite) -> bool:
+    """Tell whether a box is given by its centre and its size, not by two of its corners."""
+    has_centre = site.word("box_encoding", "corner", "center") == "center"
+    return has_centre or site.flag("center_point_box")
 
 
 def _has_count(site: LayerSite) -> bool:
@@ -40,23 +41,25 @@ def _has_count(site: LayerSite) -> bool:
 
 
 def _softening(site: LayerSite) -> dict[str, Any]:
+    """Return the attribute `sigma` of a suppression, by name. Input 5 has its value, or it is 0."""
     return {"sigma": site.scalar(5, 0)}
 
 
 def _rotation(site: LayerSite) -> dict[str, Any]:
+    """Return the attribute `rotation` of a suppression, by name: in which direction angles grow."""
     return {"rotation": "clockwise" if site.flag("clockwise", True) else "counterclockwise"}
 
 
-@operator("NonMaxSuppression", kind=_softening, has_count=_has_count, is_centre=_is_centre)
-@opsets("NMSRotated", kind=_rotation, has_count=True, is_centre=_is_centre)
+@operator("NonMaxSuppression", attributes=_softening, has_count=_has_count, has_centre=_has_centre)
+@opsets("NMSRotated", attributes=_rotation, has_count=True, has_centre=_has_centre)
 def _suppression(
     site: LayerSite,
     boxes: Value,
     scores: Value,
     *,
-    kind: dict[str, Any],
+    attributes: dict[str, Any],
     has_count: bool,
-    is_centre: bool,
+    has_centre: bool,
     sorts: bool = flag("sort_result_descending", True),
 ) -> Any:
     """Return rows (image, class, box), the indices of the boxes that remain after suppression.
@@ -64,21 +67,26 @@ def _suppression(
     From operation set 5 on, return also the scores and the number of the remaining boxes. Rotated
     boxes are (x, y, width, height, angle), where (x, y) is the centre.
     """
-    indices, values, count = suppressed(
-        site, boxes, scores, score=0, center_point_box=is_centre, sorts=sorts, **kind
+    indices, selected_scores, count = suppressed(
+        site, boxes, scores, score=0, center_point_box=has_centre, sorts=sorts, **attributes
     )
-    if site.net.is_legacy and site.declared and site.declared[0] > 0:
-        indices = site.cut_or_padded(indices, 0, site.declared[0], -1.0)
+    if site.net.is_legacy and site.declared:
+        declared_count = site.declared[0]
+        if declared_count > 0:
+            indices = site.cut_or_padded(indices, 0, declared_count, -1.0)
     indices, count = _typed(site, indices, count)
     if has_count:  # without a count, later layers take padding for boxes
-        note_count(site, count, indices, values)
-    return [indices, values, count][: max(len(site.layer.outputs), 1)]
+        note_count(site, count, indices, selected_scores)
+    results = [indices, selected_scores, count]
+    output_count = max(len(site.layer.outputs), 1)
+    return results[:output_count]
 
 
 _ORDERS = {"score": "score", "classid": "class", "none": "none"}
 
 
 def _order(site: LayerSite) -> str:
+    """Return the order in which the attribute `sort_result_type` sorts the remaining boxes."""
     order = site.text("sort_result_type", "none")
     if order not in _ORDERS:
         raise InvalidOperation(f"'sort_result_type' must be one of {', '.join(_ORDERS)}")
@@ -103,8 +111,13 @@ def _matrix_order(site: LayerSite) -> str:
     return order if _ACROSS(site) else "score"
 
 
-def _counts(site: LayerSite) -> Any:
-    return site.tensor(2) if site.has(2) and len(site.shape(1)) == 2 else False
+def _box_counts(site: LayerSite) -> Any:
+    """Return input 2, the number of boxes of each image, or False if the layer does not read it.
+
+    The layer reads input 2 if the scores in input 1 have two axes.
+    """
+    reads_counts = site.has(2) and len(site.shape(1)) == 2
+    return site.tensor(2) if reads_counts else False
 
 
 @opsets(
@@ -118,17 +131,17 @@ def _counts(site: LayerSite) -> Any:
 @opsets(
     "MulticlassNms",
     results=operation(
-        "multiclass_suppression", tensor(0), tensor(1), _counts, **_CLASSES, order=_order,
+        "multiclass_suppression", tensor(0), tensor(1), _box_counts, **_CLASSES, order=_order,
         eta=number("nms_eta", 1), iou_threshold=number("iou_threshold", 0),
     ),
 )  # fmt: skip
 def _several_classes(site: LayerSite, *, results: Sequence[Value]) -> list[Value]:
-    """Return the boxes that remain after suppression, their indices, and the number for each image.
+    """Return the boxes that remain after suppression, their indices, and their number by image.
 
     A box is a row with its class, its score and its corners.
     """
-    rows, indices, count = results
-    return [rows, *_typed(site, indices, count)]
+    boxes, indices, counts = results
+    return [boxes, *_typed(site, indices, counts)]
 
 
 # Pools of regions of interest
@@ -142,20 +155,23 @@ def _roi_pooling(
 
     `rois` has rows (image, x1, y1, x2, y2). A region whose image is negative has the result 0.
     """
-    size = site.ints("output_size", site.ints("output_roi", [0, 0]))
-    size = [site.int("pooled_h", size[0]), site.int("pooled_w", size[-1])]
-    first = site.part(rois, 1, 0, 1)
-    image = site.step.squeeze(site.step.cast(first, dtype="int32"), axes=(1,))
-    box = site.part(rois, 1, 1, 5)
+    default_size = site.ints("output_size", site.ints("output_roi", [0, 0]))
+    pooled_height = site.int("pooled_h", default_size[0])
+    pooled_width = site.int("pooled_w", default_size[-1])
+    size = [pooled_height, pooled_width]
+    image_column = site.part(rois, 1, 0, 1)
+    images = site.step.squeeze(site.step.cast(image_column, dtype="int32"), axes=(1,))
+    boxes = site.part(rois, 1, 1, 5)
     if method == "max":
-        scaled = site.step.mul(box, site.number("spatial_scale"))
-        pooled = site.step.max_roi_pool(x, scaled, image, output_size=size)
+        scaled = site.step.mul(boxes, site.number("spatial_scale"))
+        pooled = site.step.max_roi_pool(x, scaled, images, output_size=size)
     else:
         height, width = site.known_shape()[2:]
-        scaled = _scaled(site, box, [width - 1, height - 1] * 2, [0, 0, 1, 1])
-        method = "aligned" if min(size) > 1 else "symmetric"
-        pooled = site.step.roi_resample(x, scaled, image, output_size=size, method=method)
-    exists = site.step.cast(site.step.ge(first, 0.0), dtype=x.type.dtype)
+        factors = [width - 1, height - 1, width - 1, height - 1]
+        scaled = _scaled(site, boxes, factors, [0, 0, 1, 1])
+        sampling = "aligned" if min(size) > 1 else "symmetric"
+        pooled = site.step.roi_resample(x, scaled, images, output_size=size, method=sampling)
+    exists = site.step.cast(site.step.ge(image_column, 0.0), dtype=x.type.dtype)
     return site.last.mul(pooled, site.unsqueezed(exists, (2, 3)))
 
 
@@ -170,31 +186,40 @@ _SENSITIVE: dict[str, Any] = {
 def _position_sensitive(
     site: LayerSite, *, mode: str, channels: int, scale: float, rows: int, columns: int
 ) -> Value:
+    """Pool regions, where each bin of a region has separate channels in input 0.
+
+    `scale` is a factor for the coordinates of regions. In the bilinear modes, `rows` * `columns`
+    samples are averaged. The mode "average" averages all items of a bin instead.
+    """
     if mode not in ("average", "bilinear", "bilinear_deformable"):
         raise InvalidOperation(f"'mode' '{mode}' is not supported")
-    offsets = {"offset_scale": site.number("trans_std", 1)} if "deformable" in mode else {}
+    offset_attributes: dict[str, float] = {}
+    if mode == "bilinear_deformable":
+        offset_attributes["offset_scale"] = site.number("trans_std", 1)
     operands = {"input": site.tensor(0), "rois": site.tensor(1)}
     if site.has(2) and not site.flag("no_trans"):
         operands["offsets"] = site.tensor(2)
     return site.emit(
         "position_sensitive_roi_pool", operands, output_channels=channels,
         group_size=site.int("group_size", site.int("pooled_height", 1)), spatial_scale=scale,
-        mode=mode.removeprefix("bilinear_"), bins=(rows, columns), **offsets,
+        mode=mode.removeprefix("bilinear_"), bins=(rows, columns), **offset_attributes,
     )  # fmt: skip
 
 
 def _scaled(
     site: LayerSite, rois: Value, factors: Sequence[float], offsets: Sequence[float]
 ) -> Value:
-    """Compute rois * `factors` + `offsets` for regions of shape (n, items).
+    """Compute rois * factors + offsets for regions of shape (regions, items).
 
     `factors` and `offsets` have a number for each item of a region.
     """
-    factor, offset = (derived(np.array([row], np.float32)) for row in (factors, offsets))
-    return site.step.add(site.step.mul(rois, factor), offset)
+    factor_row = derived(np.array([factors], np.float32))
+    offset_row = derived(np.array([offsets], np.float32))
+    return site.step.add(site.step.mul(rois, factor_row), offset_row)
 
 
 def _samples(site: LayerSite) -> dict[str, Any]:
+    """Return the extents of a pooled region and the number of samples, as attributes by name."""
     height = site.int("pooled_h")
     width = site.int("pooled_w")
     return {"output_size": (height, width), "sampling_ratio": site.int("sampling_ratio")}
@@ -214,8 +239,8 @@ def _roi_align(
 ) -> Value:
     """Pool samples of regions (x1, y1, x2, y2) of input 0.
 
-    `corners` says how the regions are shifted relative to the pixels, such as by half a pixel for
-    "half_pixel_for_nn".
+    `corners` says how the regions are shifted relative to the pixels. If it is
+    "half_pixel_for_nn", they are shifted by half a pixel.
     """
     shifts = {"asymmetric": 0, "half_pixel_for_nn": -0.5, "half_pixel": scale / 2 - 0.5}
     if corners not in shifts:
@@ -241,8 +266,9 @@ def _rotated_roi_align(
     samples: dict[str, Any],
 ) -> Value:
     """Pool samples of rotated regions (x, y, width, height, angle), where (x, y) is the centre."""
-    turn = 1.0 if is_clockwise else -1.0
-    rois = _scaled(site, site.tensor(1), [*[scale] * 4, turn], [-0.5, -0.5, 0, 0, 0])
+    angle_factor = 1.0 if is_clockwise else -1.0
+    factors = [scale, scale, scale, scale, angle_factor]
+    rois = _scaled(site, site.tensor(1), factors, [-0.5, -0.5, 0, 0, 0])
     return site.last.roi_align(site.tensor(0), rois, site.tensor(2), mode="avg", **samples)
 
 
@@ -270,20 +296,22 @@ def _roi_feature_extractor(
     exists = step.gt(area, 0.0)
     root = step.sqrt(step.max(area, 0.0))
     relative = step.add(step.div(root, 224.0), 1e-6)
-    level = step.floor(step.add(step.log2(relative), 2.0))
-    level = step.clamp(level, 0.0, float(len(levels) - 1))
-    level = site.unsqueezed(step.select(exists, level, -1.0), (2, 3))
+    region_level = step.floor(step.add(step.log2(relative), 2.0))
+    region_level = step.clamp(region_level, 0.0, float(len(levels) - 1))
+    # Regions without an area have the level -1, so that they are pooled from no level.
+    region_level = site.unsqueezed(step.select(exists, region_level, -1.0), (2, 3))
     images = derived(np.zeros(site.known_shape(rois)[0], np.int64))
     sampling = {"output_size": (size, size), "sampling_ratio": samples, "mode": "avg", "least": 1.0}
-    total: Value | float = 0.0
+    result: Value | float = 0.0
     for i, features in enumerate(levels):
         corners = step.mul(rois, 1 / scales[i])
         if is_aligned:
             corners = step.sub(corners, 0.5)
         pooled = step.roi_align(features, corners, images, **sampling)
-        is_level = step.eq(level, float(i))
-        total = site.step_or_last(i == len(levels) - 1).select(is_level, pooled, total)
-    return [total, rois]
+        is_at_level = step.eq(region_level, float(i))
+        is_last = i == len(levels) - 1
+        result = site.step_or_last(is_last).select(is_at_level, pooled, result)
+    return [result, rois]
 
 
 @opsets("ExperimentalDetectronTopKROIs")
@@ -292,5 +320,5 @@ def _top_k_rois(
 ) -> Value:
     """Return the `most` regions with the highest probabilities, of shape (most, 4)."""
     count = min(most, site.known_shape(probabilities)[0])
-    _, best = site.step.topk(probabilities, axis=0, k=count, largest=True)
-    return site.last.gather(rois, best, axis=0)
+    _, best_indices = site.step.topk(probabilities, axis=0, k=count, largest=True)
+    return site.last.gather(rois, best_indices, axis=0)

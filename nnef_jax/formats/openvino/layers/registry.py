@@ -37,24 +37,25 @@ number_at: Callable[..., Any] = partial(methodcaller, "scalar")
 
 
 def axis_at(i: int) -> Any:
-    """Return a function that reads the axis of input 0 that input `i` of a layer holds."""
+    """Return a function that reads an axis of input 0. Input `i` of the layer holds the axis."""
     return lambda site: site.axes(i)[0]
 
 
 def integer_at(i: int) -> Any:
-    """Return a function that reads the known integer in input `i` of a layer."""
+    """Return a function that reads a known integer from input `i` of a layer."""
     return lambda site: site.integers(i)[0]
 
 
 def integers_at(i: int, default: tuple[int, ...] | None = None) -> Any:
-    """Return a function that reads the list of known integers in input `i` of a layer.
+    """Return a function that reads a list of known integers from input `i` of a layer.
 
     If the input is missing, the function returns `default`. If `default` is None, the input is
     required.
     """
 
     def read(site: LayerSite) -> Any:
-        if default is not None and not site.has(i):
+        is_optional = default is not None
+        if is_optional and not site.has(i):
             return default
         return site.integers(i)
 
@@ -67,16 +68,18 @@ def integers_at(i: int, default: tuple[int, ...] | None = None) -> Any:
 def element(name: str, default: str | None = None) -> Any:
     """Return a function that reads an element type from the attribute `name`.
 
-    The function returns the type as version 11 spells it.
+    The function returns the name that version 11 of the format has for the type, such as "f32".
     """
     return lambda site: element_type(site.text(name, default))
 
 
 def either(attribute: Attribute, name: str) -> Any:
-    """Return a function that reads an attribute that has another name, `name`, in some files."""
-    other = replace(attribute, name=name)
+    """Return a function that reads an attribute that has the name `name` in some files."""
+    renamed_attribute = replace(attribute, name=name)
 
     def read(site: LayerSite) -> Any:
-        return attribute(site) if site.has_attribute(attribute.name) else other(site)
+        if site.has_attribute(attribute.name):
+            return attribute(site)
+        return renamed_attribute(site)
 
     return read

@@ -22,9 +22,9 @@ indices: Callable[[int], Any] = partial(methodcaller, "indices")
 
 
 def on_two(kind: str) -> Meaning:
-    """Make the meaning of a layer that is one operation of a kind on inputs 0 and 1.
+    """Make the meaning of a layer that is a single operation on inputs 0 and 1.
 
-    The inputs are broadcast to each other.
+    `kind` is the kind of the operation, such as "add". The inputs are broadcast to each other.
     """
     return lambda site: getattr(site.last, kind)(*site.broadcast())
 

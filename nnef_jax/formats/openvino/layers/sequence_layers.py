@@ -25,38 +25,41 @@ def _greedy_decoder(
     class_dtype: str = dtype("classes_index_type", "i32"),
     count_dtype: str = dtype("sequence_length_type", "i32"),
 ) -> list[Value]:
-    """Return the classes of each sequence's best path without blanks, and the number of classes.
+    """Return the classes of each sequence's best path without blanks, and their number.
 
-    The classes have shape (batch, time) and are padded with -1. If `merges`, equal classes at
-    successive time steps become one. The blank is the class in input 2, or the last class if input
-    2 is left out.
+    `x` has the scores of the classes, with shape (batch, time, classes). The resulting classes have
+    shape (batch, time) and are padded with -1. If `merges`, equal classes at successive time steps
+    become one. The blank is the class in input 2, or the last class if input 2 is left out.
     """
     step = site.step
     _, steps, classes = site.known_shape()
-    best = step.squeeze(step.argmax_reduce(x, axes=(2,)), axes=(2,))
-    best = site.cast(best, site.integer)
+    best_classes = step.squeeze(step.argmax_reduce(x, axes=(2,)), axes=(2,))
+    best_classes = site.cast(best_classes, site.integer)
     lengths = site.unsqueezed(site.integer_tensor(1), (1,))
     times = site.positions(steps, 1, 2)
     blank = site.integers(2)[0] if site.has(2) else classes - 1
-    is_in_path = step.and_(step.ne(best, blank), step.lt(times, lengths))
+    is_in_path = step.and_(step.ne(best_classes, blank), step.lt(times, lengths))
     if merges:
-        previous = site.part(site.padded(best, {1: (1, 0)}, -1.0), 1, 0, steps)
-        is_in_path = step.and_(is_in_path, step.ne(best, previous))
+        shifted = site.padded(best_classes, {1: (1, 0)}, -1.0)
+        previous = site.part(shifted, 1, 0, steps)
+        is_in_path = step.and_(is_in_path, step.ne(best_classes, previous))
     # The classes of the path come first, in order of time.
     sort_keys = step.select(is_in_path, times, steps)
     _, order = step.topk(sort_keys, k=steps, axis=1, largest=False)
-    packed = step.gather_elements(best, order, axis=1)
+    sorted_classes = step.gather_elements(best_classes, order, axis=1)
     count = site.count(is_in_path, 1)
-    path = site.last.select(step.lt(times, count), packed, -1)
+    path = site.last.select(step.lt(times, count), sorted_classes, -1)
     count = site.last.squeeze(count, axes=(1,))
     return [site.cast(path, class_dtype), site.cast(count, count_dtype)]
 
 
 @operator("GatherTree")
 def _gather_tree(site: LayerSite) -> Value:
-    """Return the tokens of beams, traced back from the last step of each beam.
+    """Trace beams back from their last step, and return the tokens of each beam.
 
-    The tokens have shape (steps, batch, beams).
+    The tokens have shape (steps, batch, beams). The inputs are the token of each beam at each step,
+    the index of the beam that it continues, the number of steps of each sequence, and the token
+    that ends a beam.
     """
     steps, parents, lengths, end = (site.integer_tensor(i) for i in range(4))
     tokens = site.step.gather_tree(steps, parents, lengths, site.reshaped(end, ()))
@@ -69,16 +72,23 @@ def _gather_tree(site: LayerSite) -> Value:
 # Bags of embeddings; sums and maxima of segments
 
 
-def _table_rows(site: LayerSite, weights: int | None = None, indices: Value | None = None) -> Value:
-    """Gather rows of input 0 at `indices`; multiply each row by a weight if the layer has weights.
+def _table_rows(
+    site: LayerSite, weights_input: int | None = None, indices: Value | None = None
+) -> Value:
+    """Gather rows of input 0 at `indices`. Multiply each row by its weight if there are weights.
 
-    The default for `indices` is input 1. `weights` is the index of the input that has the weights.
+    The default for `indices` is input 1. `weights_input` is the index of the input that has the
+    weights, or None if the layer has no such input.
     """
-    factors = site.tensor(weights) if weights is not None and site.has(weights) else None
-    rows = site.step.gather(site.tensor(0), indices or site.integer_tensor(1), axis=0)
-    if factors is None:
+    has_weights = weights_input is not None and site.has(weights_input)
+    weights = site.tensor(weights_input) if has_weights else None
+    table = site.tensor(0)
+    if indices is None:
+        indices = site.integer_tensor(1)
+    rows = site.step.gather(table, indices, axis=0)
+    if weights is None:
         return rows
-    return site.step.mul(rows, _with_rank(site, factors, len(rows.type.shape)))
+    return site.step.mul(rows, _with_rank(site, weights, len(rows.type.shape)))
 
 
 def _with_rank(site: LayerSite, x: Value, rank: int) -> Value:
@@ -91,15 +101,16 @@ def _counts(site: LayerSite, segments: Value, count: int, dtype: str = "") -> Va
 
     `segments` has the index of a segment for each item, and `count` is the number of segments.
     """
-    is_member = site.step.eq(site.positions(count, 0, 2), site.unsqueezed(segments, (0,)))
+    numbers = site.positions(count, 0, 2)  # of shape (count, 1)
+    is_member = site.step.eq(numbers, site.unsqueezed(segments, (0,)))
     return site.step.squeeze(site.count(is_member, 1, dtype), axes=(1,))
 
 
 def _are_empty(site: LayerSite, segments: Value, count: int, rank: int) -> Value:
-    """Return a tensor of bool that tells for each of `count` segments whether it has no items.
+    """Tell for each of `count` segments whether it has no items, as a tensor of bool.
 
     `segments` has the index of a segment for each item. The result has shape (count, 1, ...) and
-    the rank `rank`.
+    `rank` axes.
     """
     is_empty = site.step.eq(_counts(site, segments, count), 0)
     return _with_rank(site, is_empty, rank)
@@ -111,36 +122,40 @@ def _bags(
     segments: Value,
     count: int,
     reduction: str,
-    default: int | None = None,
+    default_input: int | None = None,
 ) -> Value:
-    """Sum the rows of each segment, and divide the sums if `reduction` says so.
+    """Sum the rows of each segment, or average them.
 
     `segments` has the index of a segment for each row, and `count` is the number of segments. If
-    `reduction` is "mean", a sum is divided by the number of its rows. If it is "sqrtn", the sum is
-    divided by the root of this number.
+    `reduction` is "mean", each sum is divided by the number of its rows. If it is "sqrtn", the sum
+    is divided by the root of this number. If it is "sum", the sums are not divided.
 
-    The input with the index `default` has the index of a row of the table, which replaces the sum
-    of a segment without rows. If the input is missing, or if the index is -1, the sum is zeros.
+    The input `default_input` may have the index of a row of the table in input 0. The result of a
+    segment without rows is then this row. Without such an input, or if the index is -1, the result
+    is zeros.
     """
     dtype = rows.type.dtype
-    cells = rows.type.shape[1:]
-    start = site.filled(0, dtype, (count, *cells))
-    total = site.step.scatter_nd(start, site.unsqueezed(segments, (1,)), rows, reduction="add")
+    row_shape = rows.type.shape[1:]
+    rank = len(rows.type.shape)
+    start = site.filled(0, dtype, (count, *row_shape))
+    result = site.step.scatter_nd(start, site.unsqueezed(segments, (1,)), rows, reduction="add")
     if reduction != "sum":
         sizes = _counts(site, segments, count, dtype)
-        sizes = site.step.max(sizes, site.filled(1, dtype, (1,)))
+        divisors = site.step.max(sizes, site.filled(1, dtype, (1,)))
         if reduction == "sqrtn":
-            sizes = site.step.sqrt(sizes)
-        total = site.step.div(total, _with_rank(site, sizes, 1 + len(cells)))
-    if default is None or not site.has(default):
-        return site.last.copy(total)
-    row_index = site.operand(default)
-    if isinstance(row_index, Constant) and row_index.array.ravel().tolist() == [-1]:
-        return site.last.copy(total)
-    index = site.reshaped(site.integer_tensor(default), (1,))
-    row = site.step.gather(site.tensor(0), index, axis=0)
-    is_empty = _are_empty(site, segments, count, 1 + len(cells))
-    return site.last.select(is_empty, row, total)
+            divisors = site.step.sqrt(divisors)
+        result = site.step.div(result, _with_rank(site, divisors, rank))
+    if default_input is None or not site.has(default_input):
+        return site.last.copy(result)
+    default_index = site.operand(default_input)
+    if isinstance(default_index, Constant):
+        has_default = default_index.array.ravel().tolist() != [-1]
+        if not has_default:
+            return site.last.copy(result)
+    index = site.reshaped(site.integer_tensor(default_input), (1,))
+    default_row = site.step.gather(site.tensor(0), index, axis=0)
+    is_empty = _are_empty(site, segments, count, rank)
+    return site.last.select(is_empty, default_row, result)
 
 
 _REDUCTION = word("reduction", "sum", "mean")
@@ -157,12 +172,14 @@ def _offset_bags(site: LayerSite, *, reduction: str = _REDUCTION) -> Value:
     step = site.step
     indices = site.integer_tensor(1)
     offsets = site.integer_tensor(2)
+    # A row belongs to the last bag that starts at or before its position.
     positions = site.positions(site.known_shape(indices)[0], 0, 2)
-    is_in_or_after = step.ge(positions, site.unsqueezed(offsets, (0,)))
-    started_bags = site.count(is_in_or_after, 1)
+    has_started = step.ge(positions, site.unsqueezed(offsets, (0,)))
+    started_bags = site.count(has_started, 1)
     segments = step.sub(step.squeeze(started_bags, axes=(1,)), 1)
     count = site.known_shape(offsets)[0]
-    return _bags(site, _table_rows(site, 4, indices), segments, count, reduction, 3)
+    rows = _table_rows(site, 4, indices)
+    return _bags(site, rows, segments, count, reduction, default_input=3)
 
 
 @operator("EmbeddingBagPackedSum")
@@ -186,7 +203,9 @@ def _segments(site: LayerSite, *, count: int = integer_at(3)) -> Value:
 
     Input 1 has the indices of the rows, and input 2 has the index of a segment for each of them.
     """
-    return _bags(site, _table_rows(site, 5), site.integer_tensor(2), count, "sum", 4)
+    rows = _table_rows(site, 5)
+    segments = site.integer_tensor(2)
+    return _bags(site, rows, segments, count, "sum", default_input=4)
 
 
 @opsets("SegmentMax")
@@ -195,7 +214,8 @@ def _segment_max(
 ) -> Value:
     """Return the maximum over the rows of each segment.
 
-    An empty segment has zeros if `fill` is "zero", otherwise the smallest number of the dtype.
+    The result of an empty segment is zeros if `fill` is "zero", and the smallest number of the
+    dtype if it is "lowest".
     """
     segments = site.operand(1)
     if site.has(2):
@@ -206,39 +226,43 @@ def _segment_max(
         message = "the number of segments depends on values: give it as input 2"
         raise InvalidOperation(message)
     dtype = x.type.dtype
-    cells = x.type.shape[1:]
+    row_shape = x.type.shape[1:]
     least, _ = ends_of(dtype)
-    start = site.filled(float(least), dtype, (count, *cells))
+    start = site.filled(float(least), dtype, (count, *row_shape))
     indices = site.integer_tensor(1)
-    most = site.step.scatter_nd(start, site.unsqueezed(indices, (1,)), x, reduction="max")
+    maxima = site.step.scatter_nd(start, site.unsqueezed(indices, (1,)), x, reduction="max")
     if fill == "lowest":
-        return site.last.copy(most)
-    rank = 1 + len(cells)
+        return site.last.copy(maxima)
+    rank = len(x.type.shape)
     is_empty = _are_empty(site, indices, count, rank)
-    return site.last.select(is_empty, site.filled(0, dtype, (1,) * rank), most)
+    return site.last.select(is_empty, site.filled(0, dtype, (1,) * rank), maxima)
 
 
 @legacy("SparseSegmentSum", reduction="sum")
 @legacy("SparseSegmentMean", reduction="mean")
 @legacy("SparseSegmentSqrtN", reduction="sqrtn")
 def _sparse_segments(site: LayerSite, *, reduction: str) -> Value:
-    """Sum rows of a table for each segment, and divide the sums if `reduction` says so.
+    """Sum rows of a table for each segment, or average them.
 
     If `reduction` is "sum", the sums are not divided. If it is "mean", they are divided by the
-    number of rows, and if "sqrtn", by the root of this number.
+    number of rows. If it is "sqrtn", they are divided by the root of this number.
     """
     count = site.declared[0] if site.declared else 0
-    return _bags(site, _table_rows(site), site.integer_tensor(2), count, reduction)
+    rows = _table_rows(site)
+    segments = site.integer_tensor(2)
+    return _bags(site, rows, segments, count, reduction)
 
 
 @legacy("SparseToDense")
 def _sparse_to_dense(site: LayerSite) -> Value:
     """Return a tensor with values at indices, and a default elsewhere.
 
-    Input 0 has the indices, of shape (items, axes), and input 2 has the values.
+    Input 0 has the indices, of shape (items, axes). Input 2 has the values, and input 3 has the
+    default, which is 0 without this input.
     """
     values = site.tensor(2)
     shape = site.declared
     default = site.tensor(3) if site.has(3) else site.filled(0, values.type.dtype)
-    start = site.step.broadcast(site.reshaped(default, (1,) * len(shape)), shape=shape)
+    default = site.reshaped(default, (1,) * len(shape))
+    start = site.step.broadcast(default, shape=shape)
     return site.last.scatter_nd(start, site.integer_tensor(0), values, reduction="none")

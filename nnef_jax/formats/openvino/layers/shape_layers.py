@@ -39,11 +39,12 @@ def _shape_of(site: LayerSite, *, default: str) -> Constant | Value:
     x = site.operand(0)
     if isinstance(x, Value) and x in site.graph.counts:
         site.known_shape()
-        parts: list[Any] = []
+        extents: list[Any] = []  # tensors of shape (1,)
         for extent in site.graph.unpadded_shape(x):
-            part = extent if isinstance(extent, Value) else derived([extent])
-            parts.append(part)
-        return parts[0] if len(parts) == 1 else site.last.concat(parts, axis=0)
+            extents.append(extent if isinstance(extent, Value) else derived([extent]))
+        if len(extents) == 1:
+            return extents[0]
+        return site.last.concat(extents, axis=0)
     type = element_type(site.text("output_type", default))
     return Constant(numbers(site.known_shape()), type, derived=True)
 
@@ -68,24 +69,30 @@ def _legacy_reshape(site: LayerSite, x: Value) -> Value:
 
     If the input has another batch than the file declares, the batch of the result is changed too.
     """
-    declared = site.layer.inputs[0].shape or ()
-    return site.last_reshape(x, _rebatched(site.declared, declared, x.type.shape))
+    declared_input = site.layer.inputs[0].shape or ()
+    return site.last_reshape(x, _with_actual_batch(site.declared, declared_input, x.type.shape))
 
 
-def _rebatched(result: Sequence[int], declared: Sequence[int], actual: Sequence[int]) -> list[int]:
+def _with_actual_batch(
+    result: Sequence[int], declared_input: Sequence[int], actual_input: Sequence[int]
+) -> list[int]:
     """Adapt `result`, the declared shape of a result, to the actual shape of the input.
 
-    `declared` is the declared shape of the input. Only the first extent, the batch, is changed, so
-    that the result has as many elements as the input.
+    `declared_input` is the declared shape of the input. Only the first extent, the batch, is
+    changed, so that the result has as many elements as the input.
     """
-    result = list(result)
-    if tuple(declared) == tuple(actual) or not result:
-        return result
-    if result[0] == declared[0] and result[0] != actual[0]:
-        return [0, *result[1:]]  # 0 stands for the extent of the input
-    items = math.prod(result[1:])
-    may_fit = UNKNOWN in actual or (items != 0 and math.prod(actual) % items == 0)
-    return [-1, *result[1:]] if may_fit else result
+    is_as_declared = tuple(declared_input) == tuple(actual_input)
+    if is_as_declared or not result:
+        return list(result)
+    batch, *extents = result
+    keeps_batch = batch == declared_input[0]
+    if keeps_batch and batch != actual_input[0]:
+        return [0, *extents]  # 0 stands for the extent of the input
+    if UNKNOWN in actual_input:
+        return [-1, *extents]  # -1 stands for the extent that follows from all others
+    items = math.prod(extents)
+    is_divisible = items != 0 and math.prod(actual_input) % items == 0
+    return [-1, *extents] if is_divisible else [batch, *extents]
 
 
 @operator("Squeeze")
@@ -94,9 +101,9 @@ def _squeeze(site: LayerSite, x: Value) -> Value:
     shape = x.type.shape
     axes = site.axes(1) if site.has(1) else []
     if not axes:
-        axes = [i for i, n in enumerate(shape) if n == 1]
+        axes = [axis for axis, extent in enumerate(shape) if extent == 1]
     elif site.flag("allow_axis_skip"):
-        axes = [i for i in axes if shape[i] == 1]
+        axes = [axis for axis in axes if shape[axis] == 1]
     return site.last.squeeze(x, axes=sorted(set(axes)))
 
 
@@ -111,7 +118,9 @@ def _unsqueeze(site: LayerSite, x: Value, *, axes: Sequence[int] = integers_at(1
 def _transpose(site: LayerSite, x: Value, *, order: Sequence[int]) -> Value:
     """Permute the axes of `x`. If `order` is empty, the axes are reversed."""
     rank = len(x.type.shape)
-    axes = [site.axis(a) for a in order] or list(range(rank))[::-1]
+    axes = [site.axis(axis) for axis in order]
+    if not axes:
+        axes = list(reversed(range(rank)))
     if sorted(axes) != list(range(rank)):
         raise InvalidOperation(f"the order {list(order)} must be a permutation of {rank} axes")
     return site.last.transpose(x, axes=axes)
@@ -119,11 +128,18 @@ def _transpose(site: LayerSite, x: Value, *, order: Sequence[int]) -> Value:
 
 @operator("Concat")
 def _concat(site: LayerSite, *, axis: int = axis("axis", 1)) -> Value:
+    """Join the inputs along an axis. Inputs without items along the axis are left out."""
     tensors = site.tensors()
-    filled = [x for x in tensors if x.type.shape[axis : axis + 1] != (0,)] or tensors[:1]
-    if len(filled) == 1:
-        return site.last.copy(filled[0])
-    return site.last.concat(filled, axis=axis)
+    nonempty: list[Value] = []
+    for x in tensors:
+        extent = x.type.shape[axis : axis + 1]  # () if there is no such axis
+        if extent != (0,):
+            nonempty.append(x)
+    if not nonempty:
+        nonempty = tensors[:1]
+    if len(nonempty) == 1:
+        return site.last.copy(nonempty[0])
+    return site.last.concat(nonempty, axis=axis)
 
 
 @opsets("Split")
@@ -139,9 +155,13 @@ def _split(
 def _variadic_split(
     site: LayerSite, *, axis: int = axis_at(1), lengths: list[int] = integers_at(2)
 ) -> Sequence[Value]:
+    """Cut a tensor along an axis into parts of given lengths.
+
+    The length -1 stands for all items that are not in the other parts.
+    """
     if -1 in lengths:
-        declared = sum(n for n in lengths if n != -1)
-        lengths[lengths.index(-1)] = site.known_shape()[axis] - declared
+        declared_items = sum(length for length in lengths if length != -1)
+        lengths[lengths.index(-1)] = site.known_shape()[axis] - declared_items
     return split_by_lengths(site, site.tensor(0), axis, lengths)
 
 
@@ -168,6 +188,11 @@ def _legacy_tile(
 
 @opsets("Tile")
 def _tile(site: LayerSite, x: Value, *, repeats: list[int] = integers_at(1)) -> Value:
+    """Repeat the items of `x` along each axis.
+
+    If `repeats` and `x` have different numbers of axes, axes of extent 1, or ones, are inserted
+    before the first axis.
+    """
     missing_axes = len(repeats) - len(x.type.shape)
     if missing_axes < 0:
         repeats = [1] * -missing_axes + repeats
@@ -199,7 +224,8 @@ def _broadcast(
         first = site.int("axis", 0)
         axes = range(first, first + rank)
     if axes is not None:
-        x = site.step.unsqueeze(x, axes=[i for i in range(len(shape)) if i not in axes])
+        new_axes = [axis for axis in range(len(shape)) if axis not in axes]
+        x = site.step.unsqueeze(x, axes=new_axes)
     return site.last.broadcast(x, shape=shape)
 
 
@@ -216,10 +242,14 @@ def _reverse(
     Input 1 lists the axes in the mode "index". In the mode "mask" it has a bool for each axis.
     """
     if mode == "mask":
-        axes = [i for i, flag in enumerate(site.known(1).tolist()) if flag]
-    bounds = {"begin": -1, "end": -(2**31), "stride": -1}
-    window = {name: [bound] * len(axes) for name, bound in bounds.items()}
-    return site.last.slice(x, axes=[site.axis(axis) for axis in axes], **window)
+        mask = site.known(1).tolist()
+        axes = [axis for axis, is_reversed in enumerate(mask) if is_reversed]
+    axes = [site.axis(axis) for axis in axes]
+    count = len(axes)
+    before_first = -(2**31)
+    return site.last.slice(
+        x, axes=axes, begin=[-1] * count, end=[before_first] * count, stride=[-1] * count
+    )
 
 
 @opsets("Roll")
@@ -236,13 +266,17 @@ def _roll(
     """
     if len(shifts) == 1:
         shifts *= len(axes)
-    for i, (shift, along) in enumerate(zip(shifts, axes, strict=True), 1):
-        extent = site.known_shape(x)[along]
+    for i, (shift, shift_axis) in enumerate(zip(shifts, axes, strict=True), 1):
+        extent = site.known_shape(x)[shift_axis]
+        # The item that comes first after the shift.
         first = (-shift) % extent if extent else 0
-        ranges = [(first, extent), (0, first)]
-        parts = [site.part(x, along, begin, end) for begin, end in ranges if begin != end]
+        parts: list[Value] = []
+        for begin, end in ((first, extent), (0, first)):
+            if begin != end:
+                parts.append(site.part(x, shift_axis, begin, end))
         if len(parts) > 1:
-            x = site.step_or_last(i == len(axes)).concat(parts, axis=along)
+            is_last = i == len(axes)
+            x = site.step_or_last(is_last).concat(parts, axis=shift_axis)
         else:
             x = parts[0]
     return x
@@ -263,8 +297,9 @@ def _depth_to_space(site: LayerSite, *, block: int, mode: str) -> Value:
 
 @operator("SpaceToDepth", **_BLOCKS)
 def _space_to_depth(site: LayerSite, *, block: int, mode: str) -> Value:
+    """Move blocks of `block` items along each spatial axis to channels."""
     extents = site.known_shape()[2:]
-    if any(n % block for n in extents):
+    if any(extent % block != 0 for extent in extents):
         raise InvalidShape(f"blocks of {block} do not divide the extents {show(extents)}")
     return space_to_depth(site, block, depth_first=mode == "depth_first")
 
@@ -281,18 +316,21 @@ def _space_to_batch(
     `block` has the extents of a block, and `begin` and `end` have the padding of each axis.
     """
     if any((*begin, *end)):
-        x = site.padded(x, dict(enumerate(zip(begin, end, strict=True))))
+        pairs = zip(begin, end, strict=True)
+        x = site.padded(x, dict(enumerate(pairs)))
     shape = x.type.shape
-    counts = [n // b for n, b in zip(shape, block, strict=True)]
-    parts: list[int] = []
-    for pair in zip(counts, block, strict=True):
-        parts += pair
-    split = site.reshaped(x, parts)
+    block_counts = [extent // size for extent, size in zip(shape, block, strict=True)]
+    # Each axis is split into an axis of blocks, and an axis of the positions within a block.
+    split_shape: list[int] = []
+    for block_count, block_extent in zip(block_counts, block, strict=True):
+        split_shape += [block_count, block_extent]
+    split = site.reshaped(x, split_shape)
     rank = len(shape)
     count_axes = range(0, 2 * rank, 2)
-    block_axes = range(1, 2 * rank, 2)
-    moved = site.transposed(split, [*block_axes, *count_axes])
-    return site.last_reshape(moved, [math.prod(block) * counts[0], *counts[1:]])
+    position_axes = range(1, 2 * rank, 2)
+    positions_first = site.transposed(split, [*position_axes, *count_axes])
+    batch, *extents = block_counts
+    return site.last_reshape(positions_first, [math.prod(block) * batch, *extents])
 
 
 @opsets("BatchToSpace", **_PARTS)
@@ -305,16 +343,16 @@ def _batch_to_space(
     ends of each axis.
     """
     rank = len(block)
-    batch, *extents = site.known_shape()
-    counts = [batch // math.prod(block), *extents]
-    split = site.reshaped(x, [*block, *counts])
+    batch, *input_extents = site.known_shape()
+    block_counts = [batch // math.prod(block), *input_extents]
+    split = site.reshaped(x, [*block, *block_counts])
     order: list[int] = []
     for i in range(rank):
         order += [rank + i, i]  # the axis of the block follows the axis that the block belongs to
     moved = site.transposed(split, order)
-    extents = [n * b for n, b in zip(counts, block, strict=True)]
+    extents = [count * size for count, size in zip(block_counts, block, strict=True)]
     joined = site.reshaped(moved, extents)
-    ends = [n - e for n, e in zip(extents, end, strict=True)]
+    ends = [extent - cut_off for extent, cut_off in zip(extents, end, strict=True)]
     return site.last.slice(joined, axes=[*range(rank)], begin=begin, end=ends, stride=[1] * rank)
 
 
@@ -322,13 +360,15 @@ def _batch_to_space(
 def _shuffle_channels(
     site: LayerSite, x: Value, *, axis: int = axis("axis", 1), groups: int = integer("group", 1)
 ) -> Value:
+    """Order channels by their place in a group, and channels in the same place by their group."""
     channels = x.type.shape[axis]
     if groups < 1 or channels % groups:
         raise InvalidShape(f"{groups} groups do not divide {channels} channels")
     split = site.reshaped(x, (groups, channels // groups), axis, 1)
+    # The axis of groups and the axis of channels in a group are exchanged.
     order = [*range(axis), axis + 1, axis, *range(axis + 2, len(x.type.shape) + 1)]
-    moved = site.transposed(split, order)
-    return site.last.reshape(moved, shape=(channels,), axis_start=axis, axis_count=2)
+    exchanged = site.transposed(split, order)
+    return site.last.reshape(exchanged, shape=(channels,), axis_start=axis, axis_count=2)
 
 
 @operator("ReorgYolo")
@@ -339,20 +379,24 @@ def _reorg_yolo(site: LayerSite, x: Value, *, strides: Sequence[int] = integers(
     """
     stride = strides[0]
     batch, channels, height, width = site.known_shape()
-    divisors = ((channels, stride**2), (height, stride), (width, stride))
-    is_divisible = stride >= 1 and all(extent % divisor == 0 for extent, divisor in divisors)
+    is_divisible = stride >= 1
+    for extent, divisor in ((channels, stride**2), (height, stride), (width, stride)):
+        is_divisible = is_divisible and extent % divisor == 0
     if not is_divisible:
         raise InvalidShape(f"a stride of {stride} does not divide {show(site.shape())}")
     if stride == 1:
         return site.last.copy(x)
-    depth = channels // stride**2
+    plane_channels = channels // stride**2
     items = channels * height * width
     site.spend(items)
-    c, j, i = np.meshgrid(*map(np.arange, (channels, height, width)), indexing="ij")
-    channel = c % depth
-    offset = c // depth
-    column = i * stride + offset % stride
-    row = j * stride + offset // stride
+    # The numbers of the channel, row and column of each item, each of shape (channels, height,
+    # width).
+    c, i, j = np.indices((channels, height, width))
+    # The place of each item in the larger planes.
+    channel = c % plane_channels
+    position_in_block = c // plane_channels
+    row = i * stride + position_in_block // stride
+    column = j * stride + position_in_block % stride
     indices = column + width * stride * (row + height * stride * channel)
     flat = site.reshaped(x, [batch, items])
     moved = site.step.gather(flat, derived(indices.reshape(-1)), axis=1)

@@ -23,9 +23,9 @@ from nnef_jax.formats.openvino.window_attributes import padding_of
 
 def _diagonal(site: LayerSite, rows: int, columns: int, offset: Value | int, dtype: str) -> Value:
     """Return a matrix with ones where column - row is `offset`, and with zeros elsewhere."""
-    row = site.positions(rows, 0, 2)
-    column = site.positions(columns, 1, 2)
-    is_diagonal = site.step.eq(site.step.sub(column, row), offset)
+    row_indices = site.positions(rows, 0, 2)  # of shape (rows, 1)
+    column_indices = site.positions(columns, 1, 2)  # of shape (1, columns)
+    is_diagonal = site.step.eq(site.step.sub(column_indices, row_indices), offset)
     return site.step.cast(is_diagonal, dtype=dtype)
 
 
@@ -57,8 +57,10 @@ def _inverse(site: LayerSite, x: Value, *, adjoint: bool = flag("adjoint")) -> V
     If `adjoint` is set, the inverses are transposed, as OpenVINO's runtime does.
     """
     inverse = site.step_or_last(not adjoint).inverse(x)
-    *axes, rows, columns = range(len(inverse.type.shape))
-    return site.last.transpose(inverse, axes=(*axes, columns, rows)) if adjoint else inverse
+    if not adjoint:
+        return inverse
+    *batch_axes, rows_axis, columns_axis = range(len(inverse.type.shape))
+    return site.last.transpose(inverse, axes=(*batch_axes, columns_axis, rows_axis))
 
 
 @opsets("Col2Im")
@@ -72,6 +74,7 @@ def _col_to_im(
     strides: list[int] = integers("strides", (1, 1)),
     dilations: list[int] = integers("dilations", (1, 1)),
 ) -> Value:
+    """Add up patches, which input 0 has as columns, at their positions in an image."""
     window = {"padding": list(zip(begin, end, strict=True)), "stride": strides}
     return add_patches(site, size, kernel, 0.0, **window, dilation=dilations)
 
@@ -85,9 +88,10 @@ def _extract_patches(
     strides: list[int] = integers("strides"),
     rates: list[int] = integers("rates"),
 ) -> Value:
-    """Return the items of windows as channels: one for each position in a window and each channel.
+    """Return the items of each window as channels.
 
-    Channels of the result are ordered by the position in the window, then by the channel of `x`.
+    There is a channel for each position in a window and each channel of `x`. The channels are
+    ordered by the position in the window, then by the channel of `x`.
     """
     channels = x.type.shape[1]
     padding = padding_of(site, x.type.shape[2:], windows.spans(sizes, rates), strides)
@@ -95,8 +99,9 @@ def _extract_patches(
     # window and each channel.
     count = math.prod(sizes) * channels
     site.spend(count**2 // 4)
-    ones = np.eye(count, dtype=np.float32).reshape(count, -1, channels).swapaxes(1, 2)
-    filter = derived(ones.reshape(count, channels, *sizes))
+    one_hot = np.eye(count, dtype=np.float32).reshape(count, -1, channels)
+    channels_first = one_hot.swapaxes(1, 2)  # of shape (filters, channels, positions)
+    filter = derived(channels_first.reshape(count, channels, *sizes))
     window = {"padding": padding, "stride": strides, "dilation": rates, "border": "constant"}
     return site.last.conv(x, filter, 0.0, groups=1, **window)
 
@@ -107,9 +112,10 @@ def _extract_patches(
 def _axes(site: LayerSite, rank: int) -> tuple[list[int], list[int]]:
     """Return the axes to transform, and their lengths. The length -1 stands for the input's extent.
 
-    `rank` does not count the axis of the pairs [re, im].
+    Input 1 lists the axes, and input 2 the lengths. `rank` is the number of axes of input 0 without
+    the axis of the pairs [re, im].
     """
-    axes = [site.axis(a, rank) for a in site.integers(1)]
+    axes = [site.axis(axis, rank) for axis in site.integers(1)]
     sizes = site.integers(2) if site.has(2) else [-1] * len(axes)
     are_distinct = len(set(axes)) == len(axes)
     if len(sizes) != len(axes) or not are_distinct:
@@ -120,6 +126,11 @@ def _axes(site: LayerSite, rank: int) -> tuple[list[int], list[int]]:
 def _transformed(
     site: LayerSite, x: Value, axes: Sequence[int], sizes: Sequence[int], *, inverse: bool
 ) -> Value:
+    """Compute the Fourier transform of pairs [re, im] along axes, or the sums of its inverse.
+
+    `sizes` has the length of the transform along each axis, -1 for the extent of `x`. The sums of
+    the inverse are not divided by the number of their terms.
+    """
     for axis, size in zip(axes, sizes, strict=True):
         length = x.type.shape[axis] if size < 0 else size
         x = site.cut_or_padded(x, axis, length)
@@ -127,28 +138,31 @@ def _transformed(
     return x
 
 
-def _over_length(site: LayerSite, x: Value, axes: Sequence[int]) -> Value:
-    """Divide the sums of an inverse transform by the number of their terms."""
-    terms = math.prod(x.type.shape[axis] for axis in axes)
-    return site.last.mul(x, 1 / max(terms, 1))
+def _over_length(site: LayerSite, sums: Value, axes: Sequence[int]) -> Value:
+    """Divide the sums of an inverse transform along `axes` by the number of their terms."""
+    terms = math.prod(sums.type.shape[axis] for axis in axes)
+    return site.last.mul(sums, 1 / max(terms, 1))
 
 
 @opsets("DFT", inverse=False)
 @opsets("IDFT", inverse=True)
 def _complex_transform(site: LayerSite, *, inverse: bool) -> Value:
-    """Compute the Fourier transform along axes of pairs [re, im], or its inverse.
+    """Compute the Fourier transform of pairs [re, im] along axes, or its inverse.
 
     The last axis of input 0 has the pairs. Input 1 lists the axes.
     """
     axes, sizes = _axes(site, len(site.known_shape()) - 1)
     sums = _transformed(site, site.tensor(0), axes, sizes, inverse=inverse)
-    return _over_length(site, sums, axes) if inverse else site.last.copy(sums)
+    if inverse:
+        return _over_length(site, sums, axes)
+    return site.last.copy(sums)
 
 
 def _pairs(site: LayerSite, x: Value) -> Value:
     """Return real numbers as pairs [re, im]."""
     rank = len(x.type.shape)
-    return site.cut_or_padded(site.unsqueezed(x, (rank,)), rank, 2)
+    real_parts = site.unsqueezed(x, (rank,))  # of shape (..., 1)
+    return site.cut_or_padded(real_parts, rank, 2)
 
 
 @opsets("RDFT")
@@ -162,26 +176,31 @@ def _rdft(site: LayerSite) -> Value:
     return _halved(site, sums, axes[-1])
 
 
-def _halved(site: LayerSite, x: Value, axis: int) -> Value:
-    end = x.type.shape[axis] // 2 + 1
-    return site.last.slice(x, axes=(axis,), begin=(0,), end=(end,), stride=(1,))
+def _halved(site: LayerSite, spectrum: Value, axis: int) -> Value:
+    """Return the frequencies 0 to n // 2 of a spectrum that has n frequencies along `axis`."""
+    end = spectrum.type.shape[axis] // 2 + 1
+    return site.last.slice(spectrum, axes=(axis,), begin=(0,), end=(end,), stride=(1,))
 
 
-def _real_signal(site: LayerSite, x: Value, axis: int, size: int) -> Value:
-    """Compute `size` times the real signal of `size` items with the frequencies 0 to size // 2."""
-    x = site.cut_or_padded(x, axis, size // 2 + 1)
-    # The number of upper frequencies, which are conjugates of lower frequencies.
-    count = (size - 1) // 2
-    if count:
-        upper = site.part(x, axis, count, 0, -1)
-        shape = [1] * len(x.type.shape)
+def _real_signal(site: LayerSite, spectrum: Value, axis: int, size: int) -> Value:
+    """Compute real signals of `size` items, multiplied by `size`, from half of their frequencies.
+
+    `spectrum` has the frequencies 0 to size // 2 along `axis`, as pairs [re, im] along its last
+    axis. The other frequencies are conjugates of these.
+    """
+    spectrum = site.cut_or_padded(spectrum, axis, size // 2 + 1)
+    conjugates = (size - 1) // 2  # the number of frequencies above size // 2
+    if conjugates:
+        mirrored = site.part(spectrum, axis, conjugates, 0, -1)
+        shape = [1] * len(spectrum.type.shape)
         shape[-1] = 2
-        signs = derived(np.array([1, -1], np.float32).reshape(shape))
-        upper = site.step.mul(upper, signs)
-        x = site.step.concat([x, upper], axis=axis)
-    pairs = site.step.fft(x, axis=axis, inverse=True)
-    last = len(pairs.type.shape) - 1
-    return site.step.squeeze(site.part(pairs, last, 0, 1), axes=(last,))
+        signs = derived(np.array([1, -1], np.float32).reshape(shape))  # of re and im
+        upper_frequencies = site.step.mul(mirrored, signs)
+        spectrum = site.step.concat([spectrum, upper_frequencies], axis=axis)
+    pairs = site.step.fft(spectrum, axis=axis, inverse=True)
+    pairs_axis = len(pairs.type.shape) - 1
+    real_parts = site.part(pairs, pairs_axis, 0, 1)
+    return site.step.squeeze(real_parts, axes=(pairs_axis,))
 
 
 @opsets("IRDFT")
@@ -192,8 +211,12 @@ def _irdft(site: LayerSite) -> Value:
     """
     axes, sizes = _axes(site, len(site.known_shape()) - 1)
     x = _transformed(site, site.tensor(0), axes[:-1], sizes[:-1], inverse=True)
-    size = 2 * (x.type.shape[axes[-1]] - 1) if sizes[-1] < 0 else sizes[-1]
-    return _over_length(site, _real_signal(site, x, axes[-1], size), axes)
+    last_axis = axes[-1]
+    size = sizes[-1]
+    if size < 0:
+        size = 2 * (x.type.shape[last_axis] - 1)
+    sums = _real_signal(site, x, last_axis, size)
+    return _over_length(site, sums, axes)
 
 
 # Frames
@@ -212,10 +235,10 @@ def _stft(
     hop: int,
     swaps: bool = flag("transpose_frames"),
 ) -> Value:
-    """Compute the frequencies 0 to size // 2 of windowed frames.
+    """Compute the frequencies 0 to size // 2 of windowed frames of a signal.
 
-    The result has shape (batch, frames, frequencies, 2). If `transpose_frames` is set, it has shape
-    (batch, frequencies, frames, 2).
+    A frame has `size` items, and `hop` is the distance between the starts of frames. The result has
+    shape (batch, frames, frequencies, 2), or (batch, frequencies, frames, 2) if `swaps`.
     """
     axis = len(site.known_shape()) - 1
     frames = {"axis": axis, "frame_length": size, "frame_step": hop}
@@ -240,10 +263,13 @@ def _istft(
     """Add up windowed frames of a signal, and divide by the sum of the squared windows.
 
     `x` has the frequencies of the frames. `size` is the length of a frame, and `hop` is the
-    distance between the starts of frames. Input 4 is the length of the signal.
+    distance between the starts of frames. Input 4 is the length of the signal. If `is_normal`, the
+    frequencies have been divided by sqrt(size). If `is_centred`, the first half of the first frame
+    lies before the signal.
     """
     step = site.step
     shape = site.known_shape()
+    has_batch = len(shape) == 4
     missing = size - window.type.shape[0]
     if len(shape) == 3:
         x = site.reshaped(x, (1, *shape))
@@ -251,34 +277,36 @@ def _istft(
         raise InvalidShape(f"{list(shape)} cannot hold the frequencies of frames of {size} items")
     frames = step.mul(_real_signal(site, x, 1, size), 1 / size)  # of shape (batch, size, frames)
     before = missing // 2
-    padded = site.padded(window, {0: (before, missing - before)})
-    padded = site.reshaped(padded, (1, size, 1))
-    windowed = step.mul(frames, padded)
+    padded_window = site.padded(window, {0: (before, missing - before)})
+    padded_window = site.reshaped(padded_window, (1, size, 1))
+    windowed_frames = step.mul(frames, padded_window)
     if is_normal:
-        windowed = step.mul(windowed, math.sqrt(size))
-    squares = step.broadcast(step.sqr(padded), shape=(1, *frames.type.shape[1:]))
-    total = _overlapped(site, windowed, hop)
-    weight = _overlapped(site, squares, hop)
-    is_covered = step.gt(weight, 0.0)
-    divisor = step.select(is_covered, weight, site.filled(1.0, weight.type.dtype))
-    signal = step.div(total, divisor)
-    signal = site.reshaped(signal, (signal.type.shape[0], signal.type.shape[2]))
-    extent = signal.type.shape[1]
+        windowed_frames = step.mul(windowed_frames, math.sqrt(size))
+    squares = step.broadcast(step.sqr(padded_window), shape=(1, *frames.type.shape[1:]))
+    frame_sums = _overlapped_sums(site, windowed_frames, hop)
+    square_sums = _overlapped_sums(site, squares, hop)
+    is_covered = step.gt(square_sums, 0.0)
+    divisor = step.select(is_covered, square_sums, site.filled(1.0, square_sums.type.dtype))
+    signal = step.div(frame_sums, divisor)
+    batch, _, extent = signal.type.shape
+    signal = site.reshaped(signal, (batch, extent))
     edge = size // 2 if is_centred else 0
     if site.has(4):
         signal = site.part(signal, 1, edge, extent)
         signal = site.cut_or_padded(signal, 1, site.integers(4)[0])
     else:
         signal = site.part(signal, 1, edge, extent - edge)
-    return site.reshaped(signal, signal.type.shape[1:]) if len(shape) == 3 else signal
+    return signal if has_batch else site.reshaped(signal, signal.type.shape[1:])
 
 
-def _overlapped(site: LayerSite, frames: Value, step: int) -> Value:
-    """Add up frames whose starts are `step` items apart.
+def _overlapped_sums(site: LayerSite, frames: Value, hop: int) -> Value:
+    """Add up frames whose starts are `hop` items apart.
 
     `frames` has shape (batch, size, count), and the sum has shape (batch, 1, items).
     """
+    # The transposed convolution with the identity matrix copies each frame to its place.
     size = frames.type.shape[1]
-    filter = site.reshaped(_diagonal(site, size, size, 0, frames.type.dtype), (size, 1, size))
-    window = {"stride": (step,), "dilation": (1,), "padding": ((0, 0),), "border": "constant"}
+    identity = _diagonal(site, size, size, 0, frames.type.dtype)
+    filter = site.reshaped(identity, (size, 1, size))
+    window = {"stride": (hop,), "dilation": (1,), "padding": ((0, 0),), "border": "constant"}
     return site.step.deconv(frames, filter, 0.0, output_shape=(), groups=1, **window)

@@ -26,9 +26,11 @@ def _slice(
     end: list[int] = integers_at(2),
     step: list[int] = integers_at(3),
 ) -> Value:
+    """Slice a tensor along the axes that input 4 lists, or along its first axes without input 4."""
     axes = site.axes(4) if site.has(4) else range(len(begin))
     bounds = zip(begin, end, step, strict=True)
-    return sliced(site, x, dict(zip(axes, bounds, strict=True)))
+    bounds_by_axis = dict(zip(axes, bounds, strict=True))
+    return sliced(site, x, bounds_by_axis)
 
 
 def _mask(site: LayerSite, name: str, count: int, default: bool) -> list[bool]:
@@ -36,9 +38,10 @@ def _mask(site: LayerSite, name: str, count: int, default: bool) -> list[bool]:
 
     If the attribute has fewer items, the missing items at the end are `default`.
     """
-    items = [bool(item) for item in site.ints(name, [])[:count]]
-    missing = count - len(items)
-    return items + [default] * missing
+    numbers = site.ints(name, [])
+    mask = [number != 0 for number in numbers[:count]]
+    missing = count - len(mask)
+    return mask + [default] * missing
 
 
 @legacy("StridedSlice", with_bound=True)
@@ -62,19 +65,20 @@ def _strided_slice(site: LayerSite, x: Value, *, with_bound: bool) -> Value:
     takes_item = _mask(site, "shrink_axis_mask", count, False)
     skips_axes = _mask(site, "ellipsis_mask", count, False)
     rank = len(x.type.shape)
-    parts: dict[int, SliceBounds] = {}
+    bounds_by_axis: dict[int, SliceBounds] = {}
     axis = 0  # the next axis of the input
     result_axis = 0  # the next axis of the result
-    added: list[int] = []
-    dropped: list[int] = []
+    added_axes: list[int] = []  # of the result
+    dropped_axes: list[int] = []  # of the input
     for i in range(count):
         if skips_axes[i]:
-            skipped = rank - axis - adds_axis[i + 1 :].count(False)
+            later_axes = adds_axis[i + 1 :].count(False)
+            skipped = rank - axis - later_axes
             axis += skipped
             result_axis += skipped
             continue
         if adds_axis[i]:
-            added.append(result_axis)
+            added_axes.append(result_axis)
             result_axis += 1
             continue
         if axis >= rank:
@@ -83,17 +87,18 @@ def _strided_slice(site: LayerSite, x: Value, *, with_bound: bool) -> Value:
         if takes_item[i]:
             index = 0 if first is None else first
             next_index = None if index == -1 else index + 1
-            parts[axis] = (index, next_index, 1)
-            dropped.append(axis)
+            bounds_by_axis[axis] = (index, next_index, 1)
+            dropped_axes.append(axis)
         else:
             last = end[i] if end_mask[i] == with_bound else None
-            parts[axis] = (first, last, steps[i])
+            bounds_by_axis[axis] = (first, last, steps[i])
             result_axis += 1
         axis += 1
-    x = sliced(site, x, parts, final=not dropped and not added)
-    if dropped:
-        x = site.step_or_last(not added).squeeze(x, axes=dropped)
-    return site.last.unsqueeze(x, axes=added) if added else x
+    only_slices = not dropped_axes and not added_axes
+    x = sliced(site, x, bounds_by_axis, final=only_slices)
+    if dropped_axes:
+        x = site.step_or_last(not added_axes).squeeze(x, axes=dropped_axes)
+    return site.last.unsqueeze(x, axes=added_axes) if added_axes else x
 
 
 @legacy("Crop")
@@ -106,31 +111,47 @@ def _crop(
 ) -> Value:
     """Crop a tensor along axes.
 
-    The extents of the result are those of input 1 or of the attribute `dim`; or the attributes
-    `crop_begin` and `crop_end` have the numbers of items to cut off.
+    The attributes `crop_begin` and `crop_end` have the numbers of items to cut off. If they are
+    missing, the result has the extents in the attribute `dim`, or the extents of input 1. The
+    declared shape replaces a missing input 1.
     """
-    element = site.layer.element
-    axes = [site.axis(a) for a in axes]
-    if not axes:  # version 2 has an element for each axis instead of lists
-        data = element.child("data", "crop-data", "crop_data") or element
-        crops = [e for e in (*element.children, *data.children) if e.tag == "crop"]
-        axes = [site.axis(int(e.attributes["axis"])) for e in crops if "axis" in e.attributes]
-        offsets = [int(e.attributes.get("offset", 0)) for e in crops]
+    axes = [site.axis(axis) for axis in axes]
+    if not axes:
+        axes, offsets = _crop_elements(site)
+    ends: list[int] = []
     if site.has_attribute("crop_begin"):
         offsets = site.ints("crop_begin")
-        crops_behind = site.ints("crop_end")
-        pairs = zip(axes, crops_behind, strict=True)
-        ends = [x.type.shape[axis] - count for axis, count in pairs]
+        for axis, cut_off in zip(axes, site.ints("crop_end"), strict=True):
+            ends.append(x.type.shape[axis] - cut_off)
     elif site.has_attribute("dim"):
-        pairs = zip(offsets, site.ints("dim"), strict=True)
-        ends = [offset + extent for offset, extent in pairs]
+        for offset, extent in zip(offsets, site.ints("dim"), strict=True):
+            ends.append(offset + extent)
     else:
         shape = site.shape(1) if site.has(1) else site.declared
-        ends = [offset + shape[axis] for axis, offset in zip(axes, offsets, strict=True)]
-    parts: dict[int, SliceBounds] = {}
+        for axis, offset in zip(axes, offsets, strict=True):
+            ends.append(offset + shape[axis])
+    bounds_by_axis: dict[int, SliceBounds] = {}
     for axis, offset, end in zip(axes, offsets, ends, strict=True):
-        parts[axis] = (offset, end, 1)
-    return sliced(site, x, parts)
+        bounds_by_axis[axis] = (offset, end, 1)
+    return sliced(site, x, bounds_by_axis)
+
+
+def _crop_elements(site: LayerSite) -> tuple[list[int], list[int]]:
+    """Return the axes and the offsets that the `<crop>` elements of a layer declare.
+
+    Version 2 has such an element for each axis. Later versions have lists as attributes instead.
+    """
+    element = site.layer.element
+    data = element.child("data", "crop-data", "crop_data") or element
+    axes: list[int] = []
+    offsets: list[int] = []
+    for child in (*element.children, *data.children):
+        if child.tag != "crop":
+            continue
+        if "axis" in child.attributes:
+            axes.append(site.axis(int(child.attributes["axis"])))
+        offsets.append(int(child.attributes.get("offset", 0)))
+    return axes, offsets
 
 
 _MODES = {
@@ -154,7 +175,8 @@ def _pad(
 ) -> Value:
     if mode not in _MODES:
         raise InvalidOperation(f"there is no pad_mode '{mode}'")
-    around = list(zip(begin, end, strict=True))
-    x = cropped(site, x, dict(enumerate(around)))
-    padding = [(max(before, 0), max(after, 0)) for before, after in around]
+    pairs = list(zip(begin, end, strict=True))
+    # Negative padding crops the tensor.
+    x = cropped(site, x, dict(enumerate(pairs)))
+    padding = [(max(before, 0), max(after, 0)) for before, after in pairs]
     return site.last.pad(x, padding=padding, border=_MODES[mode], value=value)

@@ -32,9 +32,11 @@ def _memory(site: LayerSite, *, index: int = integer("index", 0)) -> Any:
     """
     label = site.layer.attributes.get("id", site.layer.name)
     if index == 1:
-        return _variable(site, label, TensorType(site.layer.outputs[0].shape or (), site.real))
+        shape = site.layer.outputs[0].shape or ()
+        return _variable(site, label, TensorType(shape, site.real))
     value = site.tensor(0)
-    site.graph.builder.update(_variable(site, label, value.type), value)
+    variable = _variable(site, label, value.type)
+    site.graph.builder.update(variable, value)
     return []
 
 
@@ -46,15 +48,17 @@ def _variable(
     The initial value of a new variable is `initial`, or zeros by default.
     """
     graph = site.graph
-    _require_outermost(site)
+    _require_outside_bodies(site)
     if label not in graph.data:
         if initial is None:
             initial = _zeros(site, type.shape, type.dtype)
         graph.data[label] = rounding.saturated(initial, type.dtype)
-    return graph.builder.variable(graph.builder.unreserved(label), label, type, site.layer.span)
+    name = graph.builder.unreserved(label)
+    return graph.builder.variable(name, label, type, site.layer.span)
 
 
-def _require_outermost(site: LayerSite) -> None:
+def _require_outside_bodies(site: LayerSite) -> None:
+    """Raise InvalidOperation if the layer is in a body of another layer."""
     if site.graph.outer is not None:
         raise InvalidOperation("a body cannot have a state that lasts from call to call")
 
@@ -80,45 +84,47 @@ def _read_value(site: LayerSite) -> Value:
     graph = site.graph
     options = graph.options
     label = label_of(site.layer)
-    _require_outermost(site)
-    start = site.operand(0) if site.has(0) else None
+    _require_outside_bodies(site)
+    initial_tensor = site.operand(0) if site.has(0) else None
     variable = graph.variables.get(label)
     if variable is None:  # no layer writes the variable
         return site.last.copy(site.tensor(0))
-    if start is not None and variable.starts_from_inputs and options.starts:
-        value = site.last.copy(site.tensor(start))
+    # The tensor that the first call computes.
+    computed_start = initial_tensor if variable.starts_from_inputs else None
+    if computed_start is not None and options.starts:
+        value = site.last.copy(site.tensor(computed_start))
         graph.builder.starting(label, value, value, site.layer.span)
         return value
     shape = options.state_shapes.get(label, variable.shape)
     extents = tuple(options.open_extent if n is UNKNOWN else n for n in shape)
-    if start is None:
+    if initial_tensor is None:
         declared = site.layer.attributes.get("variable_type") or site.layer.outputs[0].type
         dtype = computation_dtype(element_type(declared or "f32"), site.real)
     else:
         dtype = site.dtype_of(0)
-    if start is None or variable.starts_from_inputs:
+    if initial_tensor is None or computed_start is not None:
         closed_shape = [0 if n is UNKNOWN else n for n in variable.shape]
-        initial = _zeros(site, closed_shape, dtype)
+        initial_array = _zeros(site, closed_shape, dtype)
     else:
-        initial = _array(site, start)
-    value = _variable(site, label, open_type(extents, dtype), initial)
+        initial_array = _array(site, initial_tensor)
+    value = _variable(site, label, open_type(extents, dtype), initial_array)
     if graph.symbolic is not None:
         graph.symbolic.declare(value, extents)
-    if start is not None and variable.starts_from_inputs:
+    if computed_start is not None:
         graph.data.pop(label)
-        graph.builder.starting(label, value, site.tensor(start), site.layer.span)
+        graph.builder.starting(label, value, site.tensor(computed_start), site.layer.span)
     return value
 
 
-def _array(site: LayerSite, start: Tensor) -> NDArray[Any]:
+def _array(site: LayerSite, tensor: Tensor) -> NDArray[Any]:
     """Compute a tensor that depends only on weights, and return its array."""
-    if isinstance(start, Constant):
-        return start.array
-    graph = site.graph.builder.graph("", [start], [start.name])
-    params = {p.label: site.graph.data[p.label] for p in graph.parameters}
+    if isinstance(tensor, Constant):
+        return tensor.array
+    graph = site.graph.builder.graph("", [tensor], [tensor.name])
+    weights = {x.label: site.graph.data[x.label] for x in graph.parameters}
     no_inputs = [None] * len(graph.inputs)
-    values = trace(graph, Context(), params, {}, no_inputs)
-    return np.asarray(values[start])
+    values = trace(graph, Context(), weights, {}, no_inputs)
+    return np.asarray(values[tensor])
 
 
 @opsets("Assign")

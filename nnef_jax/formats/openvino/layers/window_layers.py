@@ -34,9 +34,10 @@ from nnef_jax.formats.openvino.window_attributes import (
 
 
 class _Filter(NamedTuple):
-    """A filter of shape (groups * items, ...), a bias, and the extents of the window.
+    """A filter of a convolution, with its bias, its groups and its extents.
 
-    `kernel` has the extents of the window along the spatial axes.
+    `items` has shape (groups * channels, ...). `kernel` has the extents of the window along the
+    spatial axes.
     """
 
     items: Tensor
@@ -50,17 +51,23 @@ def _filter(i: int = 1) -> Reader:
 
     def read(site: LayerSite) -> _Filter:
         filter = site.tensor(i)
-        return _Filter(filter, 0.0, 1, filter.type.shape[2:])
+        kernel = filter.type.shape[2:]
+        return _Filter(filter, 0.0, groups=1, kernel=kernel)
 
     return read
 
 
 def _grouped(site: LayerSite) -> _Filter:
-    """Reshape input 1, a filter of shape (groups, items, ...), to (groups * items, ...)."""
+    """Return input 1, a filter of shape (groups, outputs, inputs, ...), with joined outputs.
+
+    The filter is reshaped to (groups * outputs, inputs, ...), where `outputs` is the number of
+    output channels of a group.
+    """
     filter = site.tensor(1)
-    groups, items, *extents = filter.type.shape
-    joined = site.reshaped(filter, (groups * items, *extents))
-    return _Filter(joined, 0.0, groups, extents[1:])
+    groups, outputs, *inputs_and_kernel = filter.type.shape
+    joined = site.reshaped(filter, (groups * outputs, *inputs_and_kernel))
+    kernel = inputs_and_kernel[1:]
+    return _Filter(joined, 0.0, groups, kernel)
 
 
 def _old_filter(*, is_transposed: bool = False, may_be_input: bool = False) -> Reader:
@@ -81,10 +88,10 @@ def _old_filter(*, is_transposed: bool = False, may_be_input: bool = False) -> R
             shape = (channels, outputs // max(groups, 1), *kernel)
         else:
             shape = (outputs, channels // max(groups, 1), *kernel)
-        items = site.blob("weights", shape)
-        bias: Tensor | float = site.blob("biases", (1, outputs)) or 0.0
-        if items is not None:
-            return _Filter(items, bias, groups, kernel)
+        stored_filter = site.blob("weights", shape)
+        stored_bias = site.blob("biases", (1, outputs)) or 0.0
+        if stored_filter is not None:
+            return _Filter(stored_filter, stored_bias, groups, kernel)
         if not may_be_input:
             raise InvalidOperation("it has no weights")
         bias = site.reshaped(site.tensor(2), (1, outputs)) if site.has(2) else 0.0
@@ -99,17 +106,24 @@ def _old_filter(*, is_transposed: bool = False, may_be_input: bool = False) -> R
 @opsets("GroupConvolution", filter=_grouped)
 def _convolution(site: LayerSite, x: Value, *, filter: _Filter) -> Value:
     window = window_of(site, x.type.shape[2:], filter.kernel)
-    x = cropped(site, x, dict(enumerate(window["padding"], 2)))
-    window["padding"] = [(max(p, 0), max(q, 0)) for p, q in window["padding"]]
+    padding: Pairs = window["padding"]
+    # Negative padding crops the input. The spatial axes begin with axis 2.
+    x = cropped(site, x, dict(enumerate(padding, 2)))
+    window["padding"] = [(max(before, 0), max(after, 0)) for before, after in padding]
     operands = x, filter.items, filter.bias
     return site.last.conv(*operands, groups=filter.groups, border="constant", **window)
 
 
 def _input_extents(site: LayerSite) -> Sequence[int] | None:
+    """Return the spatial extents of the result, which input 2 has, or None without input 2."""
     return site.integers(2) if site.has(2) else None
 
 
 def _declared_extents(site: LayerSite) -> Sequence[int] | None:
+    """Return the declared spatial extents of the result if the padding follows from them.
+
+    Otherwise return None.
+    """
     return site.declared[2:] if auto_pad(site) in SAME else None
 
 
@@ -141,26 +155,30 @@ def _transposed(
     rank = len(filter.kernel)
     strides = spatial(site, "strides", rank, [1] * rank)
     dilations = spatial(site, "dilations", rank, [1] * rank)
-    more = spatial(site, "output_padding", rank, [0] * rank)
+    output_padding = spatial(site, "output_padding", rank, [0] * rank)
     begin = spatial(site, "pads_begin", rank, [0] * rank)
     if extents is not None:
         shape = site.known_shape(x)[2:]
-        reach = windows.spans(filter.kernel, dilations)
-        axes = zip(shape, strides, reach, more, extents, begin, strict=True)
+        spans = windows.spans(filter.kernel, dilations)
+        full_extents: list[int] = []  # of the result without padding
+        for extent, stride, span, added in zip(shape, strides, spans, output_padding, strict=True):
+            full_extents.append((extent - 1) * stride + span + added)
         padding: Pairs = []
-        for extent, stride, span, surplus, result_extent, first in axes:
-            excess = (extent - 1) * stride + span + surplus - result_extent
+        for full_extent, extent, first in zip(full_extents, extents, begin, strict=True):
+            excess = full_extent - extent
             padding.append(_cut_off(mode, excess, first, mode_padding_end=mode_padding_end))
     elif mode == "valid":
         padding = [(0, 0)] * rank
     else:
         padding = pads_of(site, rank)
-    zeros: list[tuple[int, int]] = []  # for items at the end of an axis that no window reaches
-    cut_off: list[tuple[int, int]] = []  # the numbers of items to cut off at both ends of each axis
-    for (before, after), surplus in zip(padding, more, strict=True):
-        zeros.append((0, max(surplus - after, 0)))
-        cut_off.append((before, max(after - surplus, 0)))
-    has_zeros = any(map(any, zeros))
+    # The output padding adds items at the end of an axis. They replace items that would be cut off
+    # there, and the other items are zeros, because no window reaches them.
+    cut_off: list[tuple[int, int]] = []
+    zeros: list[tuple[int, int]] = []
+    for (before, after), added in zip(padding, output_padding, strict=True):
+        cut_off.append((before, max(after - added, 0)))
+        zeros.append((0, max(added - after, 0)))
+    has_zeros = any(count > 0 for _, count in zeros)
     result = site.step_or_last(not has_zeros).deconv(
         x, filter.items, filter.bias, output_shape=(), groups=filter.groups, padding=cut_off,
         stride=strides, dilation=dilations, border="constant",
@@ -174,7 +192,8 @@ def _cut_off(mode: str, excess: int, begin: int, *, mode_padding_end: str) -> tu
     """Return the numbers of items to cut off at the start and at the end of an axis.
 
     `excess` is the sum of the two numbers, and `begin` is the number at the start unless `mode`
-    determines it. A negative number says how many zeros are added instead.
+    determines it. A negative number says how many zeros are added instead. In the mode
+    `mode_padding_end`, an odd `excess` cuts off more items at the end than at the start.
     """
     if mode in SAME:
         begin, _ = halves(max(excess, 0), more_behind=mode == mode_padding_end)
@@ -184,12 +203,16 @@ def _cut_off(mode: str, excess: int, begin: int, *, mode_padding_end: str) -> tu
 
 
 def _old_bits(site: LayerSite) -> Constant:
+    """Return the filter that the layer stores, with items of one bit."""
     inputs = site.shape()[1] // site.int("group", 1)
-    return site.required_weights("weights", (site.int("output"), inputs, *kernel_of(site)), "bin")
+    shape = (site.int("output"), inputs, *kernel_of(site))
+    return site.required_weights("weights", shape, "bin")
 
 
 def _bits(site: LayerSite) -> Constant:
-    source_id, _ = site.net.sources[site.layer.id, site.layer.inputs[1].id]
+    """Return the filter that input 1 stores, with items of one bit."""
+    filter_port = (site.layer.id, site.layer.inputs[1].id)
+    source_id, _ = site.net.sources[filter_port]
     layer = site.net.by_id[source_id]
     if layer.kind not in CONSTANTS:
         raise InvalidOperation("its filter must be stored")
@@ -220,6 +243,7 @@ def _binary(site: LayerSite, x: Value, *, filter: Constant, mode: str, pad: floa
 
 
 def _mask(site: LayerSite) -> Value | bool:
+    """Return input 3, the mask of a deformable convolution, or False if it is left out."""
     return site.tensor(3) if site.has(3) else False
 
 
@@ -234,10 +258,11 @@ def _deformable(
     site: LayerSite, *, filter: _Filter, mask: Value | bool, groups: int, pads_bilinear: bool
 ) -> Value:
     x, offsets = site.first_inputs(2)
+    window = window_of(site, x.type.shape[2:], filter.kernel)
+    offset_groups = site.int("deformable_group", site.int("num_deformable_group", 1))
     return site.last.deformable_conv(
-        x, offsets, filter.items, mask, **window_of(site, x.type.shape[2:], filter.kernel),
-        groups=groups, padded_bilinear=pads_bilinear,
-        offset_groups=site.int("deformable_group", site.int("num_deformable_group", 1)),
+        x, offsets, filter.items, mask, **window, groups=groups, padded_bilinear=pads_bilinear,
+        offset_groups=offset_groups,
     )  # fmt: skip
 
 
@@ -254,8 +279,9 @@ def _pool(
 ) -> Any:
     """Add a pool of the kind `kind`, such as "max_pool", with windows along the spatial axes.
 
-    `rounding` says how the extents of the result are rounded. If not `dilated`, the attribute of
-    dilations is not read.
+    `rounding` says how the extents of the result are rounded. If not `dilated`, the windows have no
+    dilation, and the attribute `dilations` is not read. `attributes` are further arguments of
+    `pooled`.
     """
     kernel = kernel_of(site)
     window = window_of(site, x.type.shape[2:], kernel, dilated=dilated)
@@ -296,15 +322,23 @@ def _max_pool(site: LayerSite, x: Value, *, rounding: str = _ROUNDING) -> Any:
 
     An index counts the items of the axes from the attribute `axis` on.
     """
-    if not site.is_read(1):
+    reads_indices = site.is_read(1)
+    if not reads_indices:
         return [_pool(site, x, "max_pool", rounding=rounding), None]
-    first = site.axis_of("axis", 0)
-    return _pool(site, x, "max_pool_with_index", rounding=rounding, first_axis=first)
+    first_axis = site.axis_of("axis", 0)
+    return _pool(site, x, "max_pool_with_index", rounding=rounding, first_axis=first_axis)
 
 
 def _output_size(site: LayerSite) -> list[int]:
+    """Return the extents that input 1 has for the spatial axes of the result.
+
+    An extent of 0 or less stands for the extent of input 0.
+    """
     shape = site.shape()
-    return [n if n > 0 else shape[2 + i] for i, n in enumerate(site.integers(1))]
+    extents: list[int] = []
+    for axis, size in enumerate(site.integers(1), 2):
+        extents.append(size if size > 0 else shape[axis])
+    return extents
 
 
 opsets("AdaptiveAvgPool")(operation("adaptive_avg_pool", output_size=_output_size))
