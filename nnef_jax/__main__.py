@@ -30,26 +30,32 @@ def main() -> int:
 
 
 def _default_signals() -> None:
+    """Let SIGINT and SIGPIPE end the process, as they do in programs of C."""
     # A shell makes background commands ignore SIGINT, and they should continue to ignore it.
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    ignores_interrupts = signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+    if not ignores_interrupts:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     if hasattr(signal, "SIGPIPE"):  # Windows has no SIGPIPE.
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
 
 
 def _fill_closed_streams() -> None:
-    """Open closed descriptors from 0 to 2, so that no other file gets one of these numbers."""
-    for descriptor, flags in ((0, os.O_RDONLY), (1, os.O_RDONLY), (2, os.O_WRONLY)):
+    """Open standard streams that are closed, so that no other file gets a number from 0 to 2."""
+    standard_input, standard_output, standard_error = 0, 1, 2
+    for descriptor, flags in (
+        (standard_input, os.O_RDONLY),
+        (standard_output, os.O_RDONLY),  # Writing to it fails.
+        (standard_error, os.O_WRONLY),  # Writing to it has no effect.
+    ):
         try:
             os.fstat(descriptor)
         except OSError:
-            # open() takes the lowest free number, which is this descriptor
+            # os.open takes the lowest free number, which is this descriptor.
             os.open(os.devnull, flags)
-            if descriptor == 1:
-                # The descriptor is opened for reading, so that writing to it fails.
-                sys.stdout = os.fdopen(1, "w", closefd=False)
-            elif descriptor == 2:
-                sys.stderr = os.fdopen(2, "w", closefd=False)  # Writing to it has no effect.
+            if descriptor == standard_output:
+                sys.stdout = os.fdopen(descriptor, "w", closefd=False)
+            elif descriptor == standard_error:
+                sys.stderr = os.fdopen(descriptor, "w", closefd=False)
 
 
 def _drop_unwritten() -> None:
@@ -58,7 +64,8 @@ def _drop_unwritten() -> None:
         try:
             stream.flush()
         except OSError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+            null_device = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null_device, stream.fileno())
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ class NnefError(ValueError):
     """A document, its data, or the arguments of a call are wrong.
 
     `span` is the place in the document, `calls` are the fragment calls that led to this place, and
-    `hint` is advice. `siblings` are other errors that the same reading of the document revealed.
+    `hint` is advice. `siblings` are further errors that were noticed at the same time.
     `str(error)` shows the message, the place, the calls, the hint and the siblings.
     """
 
@@ -73,22 +73,24 @@ class NnefError(ValueError):
         lines = [self.message]
         if self.span:
             lines = [f"{self.span}: {self.message}"]
-            lines += ["    " + line for line in self.span.excerpt().split("\n")]
-        hidden = len(self.calls) - _SHOWN_CALLS
-        for call in reversed(self.calls[-_SHOWN_CALLS:]):
+            lines += [f"    {line}" for line in self.span.excerpt().split("\n")]
+        shown_calls = self.calls[-_SHOWN_CALLS:]
+        for call in reversed(shown_calls):
             place = f", called at {call.span}" if call.span else ""
             lines.append(f"  in fragment '{call.fragment}'{place}")
-        if hidden > 0:
-            lines.append(f"  ... and {hidden} more calls")
+        hidden_count = len(self.calls) - len(shown_calls)
+        if hidden_count > 0:
+            lines.append(f"  ... and {hidden_count} more calls")
         if self.hint:
             lines.append(f"  hint: {self.hint}")
         return [*map(_shown, lines)]
 
     def __str__(self) -> str:
-        blocks = [error.block() for error in self.errors[:_SHOWN_ERRORS]]
-        hidden = len(self.errors) - _SHOWN_ERRORS
-        if hidden > 0:
-            blocks.append(f"... and {hidden} more errors")
+        shown_errors = self.errors[:_SHOWN_ERRORS]
+        blocks = [error.block() for error in shown_errors]
+        hidden_count = len(self.errors) - len(shown_errors)
+        if hidden_count > 0:
+            blocks.append(f"... and {hidden_count} more errors")
         return "\n".join(blocks)
 
 
@@ -109,7 +111,7 @@ class DataError(NnefError):
 
 
 class ArchiveError(NnefError):
-    """The file is not a network's container, lacks a member, or has a link for one (spec 5.1)."""
+    """The file is no container of a network, lacks a member, or has a link in it (spec 5.1)."""
 
 
 class UnsupportedError(NnefError):
@@ -137,20 +139,20 @@ def family_of(error: InvalidOperation, family: type[NnefError] = SemanticError) 
 
     The class is ShapeError for InvalidShape, and `family` for all other errors.
     """
-    # The error may be an InvalidComputation, which wraps the error of a rule as its cause.
-    causes = error, error.__cause__
-    is_about_shapes = any(isinstance(cause, InvalidShape) for cause in causes)
+    # An InvalidComputation wraps the error of a rule, which is its cause.
+    is_about_shapes = isinstance(error, InvalidShape) or isinstance(error.__cause__, InvalidShape)
     return ShapeError if is_about_shapes else family
 
 
 def at_operation(error: InvalidComputation, family: type[NnefError] = SemanticError) -> NnefError:
     """Return the exception that users get for an operation that cannot be computed.
 
-    The exception names the operation's place in the document. `family` is as in `family_of`.
+    The exception names the operation's place in the document. Its class is ShapeError for errors of
+    shapes, and `family` for other errors.
     """
     operation = error.operation
-    family = family_of(error, family)
-    return family(error.message, span=operation.span, calls=operation.calls, hint=error.hint)
+    error_class = family_of(error, family)
+    return error_class(error.message, span=operation.span, calls=operation.calls, hint=error.hint)
 
 
 @contextmanager
@@ -165,13 +167,15 @@ def computing() -> Generator[None]:
 def _shown(text: str) -> str:
     """Shorten a long text by cutting out its middle, and escape lone surrogates."""
     if len(text) > _LONGEST:
-        text = f"{text[: _LONGEST // 2]} ... {text[-_LONGEST // 2 :]}"
+        half = _LONGEST // 2
+        text = f"{text[:half]} ... {text[-half:]}"
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 def first_line(error: Exception) -> str:
-    """Return the first line of another library's error."""
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+    """Return the first line of another library's error, or the name of its class if it is empty."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
 
 
 def without_frames(error: NnefError) -> tuple[NnefError, ...]:
@@ -179,9 +183,9 @@ def without_frames(error: NnefError) -> tuple[NnefError, ...]:
 
     The frames of a traceback would keep their local variables in memory.
     """
-    for each in error.errors:
-        each.__traceback__ = None
-        each.__context__ = None
+    for error_or_sibling in error.errors:
+        error_or_sibling.__traceback__ = None
+        error_or_sibling.__context__ = None
     return error.errors
 
 

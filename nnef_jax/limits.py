@@ -77,7 +77,7 @@ class Meter:
         span: Span | None = None,
         calls: Sequence[Call] = (),
     ) -> None:
-        """Count steps before the work is done; raise LimitError if there are too many.
+        """Count steps before the work is done. Raise LimitError if there are too many.
 
         Args:
             steps: the number of steps.
@@ -95,9 +95,9 @@ class Meter:
             )
 
     def try_spend(self, steps: int) -> bool:
-        """Count the steps of optional work if the limit allows them all; return whether it does.
+        """Count the steps of optional work, and return whether the work may be done.
 
-        If the limit does not allow the steps, none of them is counted.
+        If the limit does not allow all of the steps, none of them is counted.
         """
         if self.steps + steps > self.limits.steps:
             return False
@@ -109,7 +109,7 @@ class Meter:
         self.spend(items // FOLDED_PER_STEP, "folding constants")
 
     def expand(self, size: int, name: str) -> None:
-        """Count bytes of a file before they are allocated; raise LimitError for too many bytes."""
+        """Count bytes of a file before they are allocated. Raise LimitError for too many bytes."""
         self.expanded += size
         if self.expanded > self.limits.expanded_bytes:
             bound = f"{self.limits.expanded_bytes} bytes of memory when it is expanded"
@@ -118,7 +118,7 @@ class Meter:
 
 
 def raising(limit: str) -> str:
-    """Return a hint that shows a call of `load` in which the limit with this name is higher."""
+    """Return a hint that tells how a call of `load` raises the limit with this name."""
     return f"load(..., limits=nnef_jax.Limits({limit}=...)) allows more, if the file is trusted"
 
 

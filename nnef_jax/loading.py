@@ -16,6 +16,7 @@ from nnef_jax.formats.base import Expand, Progress
 from nnef_jax.limits import Limits
 from nnef_jax.model import Model
 from nnef_jax.options import require_choice, require_flags
+from nnef_jax.reading.network import Network
 from nnef_jax.reading.read import Quantization, ReadingOptions, Source, with_network
 
 
@@ -79,9 +80,9 @@ def load(
         rules: the user's rules (`nnef_jax.Registry`) for operations, by the names of the operations
             in the document: see docs/extending.md.
         unused: whether `model.params` also contains the variables that no output or state depends
-            on. If it does not, these variables stay on the host, but `apply`, `step`, `scan` and
-            `save` still accept them.
-        limits: bounds on what is read.
+            on. By default these variables stay on the host, but `apply`, `step`, `scan` and `save`
+            still accept them.
+        limits: bounds on the size of the network and on the work of reading it.
         progress: a function that is called before each variable is read, with the number of
             variables already read and their total number.
         weights: a path, bytes, or an open binary file. For OpenVINO it is the `.bin` file, if that
@@ -146,23 +147,26 @@ def load(
         "donate_state": donate_state, "cache_dir": cache_dir, "measure": measure,
         "max_executables": max_executables,
     }  # fmt: skip
-    fixed = RunOptions(unused=unused, straight_through=quantization == "ste")
-    options = run_options(fixed, keywords, has_rules=rules is not None)
+    fixed_options = RunOptions(unused=unused, straight_through=quantization == "ste")
+    options = run_options(fixed_options, keywords, has_rules=rules is not None)
     reading = ReadingOptions(
-        input_shapes,
-        values,
-        dtype,
-        quantization,
-        expand,
-        dialect,
-        state,
-        rules,
-        limits,
-        progress,
-        weights,
+        input_shapes=input_shapes,
+        values=values,
+        dtype=dtype,
+        quantization=quantization,
+        expand=expand,
+        dialect=dialect,
+        state=state,
+        rules=rules,
+        limits=limits,
+        progress=progress,
+        weights=weights,
     )
     reads_arrays = parameters == "arrays"
-    execution = Execution.loaded if reads_arrays else Execution.abstract
-    return with_network(
-        source, reading, lambda read: Model(execution(read, options)), data=reads_arrays
-    )
+
+    def model_of(network: Network) -> Model:
+        if reads_arrays:
+            return Model(Execution.loaded(network, options))
+        return Model(Execution.abstract(network, options))
+
+    return with_network(source, reading, model_of, data=reads_arrays)

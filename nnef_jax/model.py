@@ -82,8 +82,8 @@ class Model(Writable):
     def lengths(self) -> tuple[str, ...]:
         """Return the names of the tensors that hold the lengths of outputs.
 
-        Only an output whose length depends on values, such as the output of `NonZero`, has such a
-        tensor. Give the names to a call as `capture=`, and the captured lengths to `nnef_jax.trim`.
+        An output has such a tensor only if its length depends on values, as for `NonZero`. Pass the
+        names to a call as `capture=`, and the captured lengths to `nnef_jax.trim`.
         """
         return tuple(filter(is_length, self.graph.aliases))
 
@@ -99,10 +99,10 @@ class Model(Writable):
         from nnef_jax.parameters.trainable import trained_labels
 
         params, state = self._execution.arrays.leaves()
-        trained = trained_labels(self.graph)
-        params_trained = {label: label in trained for label in params}
-        states_trained = dict.fromkeys(state, False)
-        return Model(self._execution.with_leaves((params_trained, states_trained)))
+        labels = trained_labels(self.graph)
+        are_params_trained = {label: label in labels for label in params}
+        are_states_trained = dict.fromkeys(state, False)
+        return Model(self._execution.with_leaves((are_params_trained, are_states_trained)))
 
     def with_params(self, params: Params, *, state: State | None = None) -> Model:
         """Return a model of the same network with other arrays, which stay on their devices.
@@ -123,20 +123,22 @@ class Model(Writable):
         """
         definition = self._execution.definition
         current_params, current_state = self._execution.arrays.leaves()
-        checked = definition.check_params(params, all=True)
+        checked_params = definition.check_params(params, all=True)
         if state is None:
             initial_state = current_state
         else:
             initial_state = definition.check_state(state, definition.states)
-        arrays = {label: checked.get(label, current_params[label]) for label in definition.labels}
+        new_params: dict[str, Any] = {}
+        for label in definition.labels:
+            new_params[label] = checked_params.get(label, current_params[label])
         # Unread arrays are static, and static parts are compared by value. A traced array has no
         # value, and is therefore left out.
         unread: dict[str, Any] = {}
-        for label, array in checked.items():
-            if label not in arrays and not isinstance(array, Tracer):
+        for label, array in checked_params.items():
+            if label not in new_params and not isinstance(array, Tracer):
                 unread[label] = array
         execution = self._execution.with_leaves(
-            (arrays, initial_state), unread, state_from_user=state is not None
+            (new_params, initial_state), unread, state_from_user=state is not None
         )
         return Model(execution)
 
@@ -212,7 +214,7 @@ class Model(Writable):
                 PartitionSpec by label or by a pattern of `fnmatch`: `{"blocks.*.weight": P("model",
                 None)}`.
             batch_axis: the batch axis of inputs, outputs and states. An array has a batch if its
-                extent along this axis equals that of the first input that has this axis.
+                extent along this axis equals the extent of the first input that has this axis.
 
         Raises InputError for unknown axes and labels, and for extents that cannot be divided.
 
@@ -225,7 +227,7 @@ class Model(Writable):
         return Model(self._execution.with_layout(layout))
 
     def batcher(self, sizes: Sequence[int] = (1, 2, 4, 8, 16, 32)) -> Batcher:
-        """Return a function of batches of any size, which compiles programs only for `sizes`.
+        """Return a function that takes batches of any size, and compiles programs only for `sizes`.
 
         Batches may have other sizes than the batch that the network declares. `Batcher.compile`
         compiles the programs before the first call. Raises InputError if items of a batch may
@@ -278,10 +280,10 @@ class Model(Writable):
 
         Args:
             inputs: names of the tensors that become inputs of the part, in order. Each is the name
-                of a tensor in `summary`, of an input, of a parameter or of a state, and not a
-                pattern. The input replaces the tensor for all operations that read it; a tensor
-                that graph.quant rounds is replaced after the rounding. By default the part has the
-                inputs of the network on which the outputs depend.
+                of a tensor in `summary`, of an input, of a parameter or of a state. Patterns are
+                not allowed. The input replaces the tensor for all operations that read the tensor.
+                A tensor that graph.quant rounds is replaced after the rounding. By default the part
+                has the inputs of the network on which the outputs depend.
             outputs: names of the part's outputs in order. By default they are the network's outputs
                 that can be computed from the inputs.
 
@@ -298,17 +300,21 @@ class Model(Writable):
 
 
 def _unpickled(arrays: Arrays) -> Model:
+    """Return the model that was pickled with these arrays."""
     return Model(Execution.of(arrays))
 
 
 def _children(model: Model) -> tuple[Any, Any]:
+    """Return the children of a model as a pytree, by key, and its static part."""
     execution = execution_of(model)
     params, state = execution.arrays.leaves()
     children = (GetAttrKey("params"), params), (GetAttrKey("state"), state)
-    return children, (execution.executables, execution.arrays.state_from_user)
+    static = execution.executables, execution.arrays.state_from_user
+    return children, static
 
 
 def _unflattened(static: tuple[Executables, bool], leaves: Any) -> Model:
+    """Return the model with a static part, and with `leaves`: its parameters and its state."""
     executables, state_from_user = static
     arrays = Arrays(executables.definition, tuple(leaves), state_from_user=state_from_user)
     return Model(Execution(executables, arrays))

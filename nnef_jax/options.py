@@ -20,17 +20,19 @@ _RUN_FLAGS = ("optimize", "autotune", "donate_state", "measure")
 
 
 def require(name: str, value: object, types: type | UnionType, expected: str) -> None:
-    """Raise TypeError unless a value has one of the types. A bool does not count as an int.
+    """Raise TypeError unless the value of an argument has one of the types.
 
-    `name` is the argument's name, and `expected` describes the types in the message.
+    A bool does not count as an int. `name` is the argument's name, and `expected` describes the
+    types in the message.
     """
+    has_type = isinstance(value, types)
     is_bool_for_number = isinstance(value, bool) and types is not bool
-    if not isinstance(value, types) or is_bool_for_number:
+    if is_bool_for_number or not has_type:
         raise TypeError(f"{name} must be {expected}, it is {shown(value)}")
 
 
 def require_flags(**flags: object) -> None:
-    """Require each option to be True or False, else raise TypeError."""
+    """Raise TypeError unless each option is True or False."""
     for name, value in flags.items():
         require(name, value, bool, "True or False")
 
@@ -94,23 +96,24 @@ def require_samples(name: str, value: Any) -> None:
     """Raise TypeError unless the value is an iterable of sample inputs."""
     # The items of an array of samples would lack the batch axis.
     is_array = hasattr(value, "shape")
-    is_single = isinstance(value, str | bytes | Mapping)
+    is_valid = not is_array and not isinstance(value, str | bytes | Mapping)
     try:
         iter(value)
-        is_iterable = True
     except TypeError:
-        is_iterable = False
-    if is_array or is_single or not is_iterable:
+        is_valid = False
+    if not is_valid:
         expected = "a list of samples: arrays, tuples of arrays, or dicts of arrays by input name"
         raise TypeError(f"{name} must be {expected}; it is {shown(value)}")
 
 
 def names_of(name: str, value: object, hint: str) -> tuple[str, ...]:
-    """Return an argument as a tuple, after checking that it is a list of strings.
+    """Require an argument to be a list of strings, and return it as a tuple.
 
-    Raises TypeError for a single string, and for items that are not strings.
+    `name` is the argument's name, and `hint` describes the strings in errors. Raises TypeError for
+    a single string, and for items that are not strings.
     """
-    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
+    is_single = isinstance(value, str | bytes | Mapping)
+    if is_single or not isinstance(value, Iterable):
         raise TypeError(f"{name} must be a list of {hint}, it is {shown(value)}")
     try:
         names: tuple[Any, ...] = tuple(value)  # pyright: ignore[reportUnknownArgumentType]
@@ -123,9 +126,10 @@ def names_of(name: str, value: object, hint: str) -> tuple[str, ...]:
 
 
 def word_pairs(name: str, value: Any, hint: str) -> dict[str, str]:
-    """Check a dict from strings to strings, and return it.
+    """Require an argument to be a dict from strings to strings, and return it.
 
-    Raises TypeError for any other value.
+    `name` is the argument's name, and `hint` describes the strings in errors. Raises TypeError for
+    any other value.
     """
     require(name, value, Mapping, f"a dict of {hint}")
     for item in chain(*value.items()):
@@ -135,10 +139,10 @@ def word_pairs(name: str, value: Any, hint: str) -> dict[str, str]:
 
 
 def shapes_by_name(name: str, value: Any) -> dict[str, tuple[int | None, ...]]:
-    """Check a dict of shapes by input name, and return the shapes as tuples.
+    """Require an argument to be a dict of shapes by input name. Return the shapes as tuples.
 
-    None in a shape is an open extent. Raises TypeError for a value of another form, and InputError
-    for a negative extent.
+    `name` is the argument's name. None in a shape is an open extent. Raises TypeError for a value
+    of another form, and InputError for a negative extent.
     """
     expected = "a dict of shapes by input name"
     require(name, value, Mapping, expected)
@@ -152,8 +156,7 @@ def shapes_by_name(name: str, value: Any) -> dict[str, tuple[int | None, ...]]:
         for extent in extents:
             if extent is None:
                 continue
-            is_number = isinstance(extent, int | np.integer) and not isinstance(extent, bool)
-            if not is_number:
+            if not _is_integer(extent):
                 raise TypeError(f"{name} of '{key}' must hold integers or None, not {extent!r:.40}")
             if extent < 0:
                 message = f"{name} of '{key}' has the negative extent {extent}"
@@ -163,43 +166,48 @@ def shapes_by_name(name: str, value: Any) -> dict[str, tuple[int | None, ...]]:
 
 
 def extents_by_name(name: str, value: Any) -> tuple[dict[str, Any], dict[str, int]]:
-    """Split a dict into a dict of shapes by input name, and a dict of extents by symbol.
+    """Split an argument into a dict of shapes by input name, and a dict of extents by symbol.
 
-    An integer is the extent of a symbol, and any other value is the shape of an input. A value that
-    is not a dict is returned as the first dict, because `shapes_by_name` will refuse it. Raises
-    InputError for a negative extent.
+    In the argument, an integer is the extent of a symbol, and any other value is the shape of an
+    input. An argument that is not a dict is returned as the first dict, because `shapes_by_name`
+    will refuse it. `name` is the argument's name. Raises InputError for a negative extent.
     """
     if not isinstance(value, Mapping):
         return value, {}
-    items: dict[Any, Any] = dict(value)  # pyright: ignore[reportUnknownArgumentType]
+    shapes_or_extents: dict[Any, Any] = dict(value)  # pyright: ignore[reportUnknownArgumentType]
     shapes: dict[Any, Any] = {}
     extents: dict[str, int] = {}
-    for key, item in items.items():
-        is_extent = isinstance(item, int | np.integer) and not isinstance(item, bool)
-        if not isinstance(key, str) or not is_extent:
-            shapes[key] = item
-        elif item < 0:
-            raise InputError(f"{name} has the negative extent {item} for '{key}'")
-        else:
-            extents[key] = int(item)
+    for key, shape_or_extent in shapes_or_extents.items():
+        is_extent = isinstance(key, str) and _is_integer(shape_or_extent)
+        if not is_extent:
+            shapes[key] = shape_or_extent
+            continue
+        if shape_or_extent < 0:
+            raise InputError(f"{name} has the negative extent {shape_or_extent} for '{key}'")
+        extents[key] = int(shape_or_extent)
     return shapes, extents
 
 
-def arrays_by_name(name: str, value: Any) -> dict[str, NDArray[Any]]:
-    """Check a dict of arrays by input name, and return numpy arrays.
+def _is_integer(value: object) -> bool:
+    """Tell whether a value is an integer of Python or numpy. A bool is not an integer."""
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
-    Raises TypeError if the value is not a dict with names as keys, and InputError for a value in it
-    that is not an array.
+
+def arrays_by_name(name: str, value: Any) -> dict[str, NDArray[Any]]:
+    """Require an argument to be a dict of arrays by input name. Return numpy arrays.
+
+    `name` is the argument's name. Raises TypeError if the argument is not a dict with names as
+    keys, and InputError for a value in the dict that is not an array.
     """
     expected = "a dict of arrays by input name"
     require(name, value, Mapping, expected)
     arrays: dict[str, NDArray[Any]] = {}
-    for key, item in value.items():
+    for key, array_like in value.items():
         if not isinstance(key, str):
             raise TypeError(f"{name} must be {expected}, {shown(key)} is a key of it")
-        array = numpy_of(item, InputError, f"{name} of '{key}' is no array")
+        array = numpy_of(array_like, InputError, f"{name} of '{key}' is no array")
         if array.dtype.kind in _NOT_NUMBERS:
-            raise InputError(f"{name} of '{key}' must be numbers, it is {shown(item)}")
+            raise InputError(f"{name} of '{key}' must be numbers, it is {shown(array_like)}")
         arrays[key] = array
     return arrays
 
@@ -207,8 +215,8 @@ def arrays_by_name(name: str, value: Any) -> dict[str, NDArray[Any]]:
 def numpy_of(value: object, error: type[NnefError], message: str) -> NDArray[Any]:
     """Convert a value to a numpy array.
 
-    If the value cannot be converted, or is a masked array, raises `error` with the message and the
-    reason.
+    Raises an error of the class `error` if the value cannot be converted, or is a masked array. Its
+    text is `message` followed by the reason.
     """
     try:
         if isinstance(value, np.ma.MaskedArray):
@@ -219,7 +227,11 @@ def numpy_of(value: object, error: type[NnefError], message: str) -> NDArray[Any
 
 
 def shown(value: object) -> str:
-    """Return the text by which an error shows a value: its repr if that is short, else its type."""
+    """Return the text by which an error shows a value.
+
+    It is the first 60 characters of the repr for None, a bool, a number and a string, and the type
+    for any other value.
+    """
     if value is None or isinstance(value, bool | int | float | str):
         return f"{value!r:.60}"
     return f"of type {type(value).__name__}"
@@ -234,7 +246,8 @@ def checked_run(keywords: Mapping[str, Any], *, has_rules: bool) -> dict[str, An
     checked = dict(keywords)
     flags = {name: value for name, value in checked.items() if name in _RUN_FLAGS}
     optimize = flags.get("optimize")
-    is_strict = isinstance(optimize, str) and optimize == "strict"  # An array has no truth value.
+    # Only strings are compared, since a comparison with an array would have no truth value.
+    is_strict = isinstance(optimize, str) and optimize == "strict"
     if is_strict:
         del flags["optimize"]
     require_flags(**flags)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, dataclass_transform
 
 import jax
 import numpy as np
+from numpy.typing import NDArray
 
 from lowering.extents import show
 from nnef_jax.errors import extra_missing
@@ -29,12 +30,15 @@ _R = TypeVar("_R", bound="Result")
 
 
 def static(default: object = ...) -> Any:
-    """Declare a static field of a class that `result` decorates, with an optional default.
+    """Declare a static field of a class that `result` decorates.
 
-    jax makes a static field part of the tree structure, so its value must be hashable.
+    jax makes a static field part of the tree structure, so its value must be hashable. If no
+    default is passed, the field has no default.
     """
-    options: Any = {} if default is ... else {"default": default}
-    return field(metadata={"static": True}, **options)
+    metadata = {"static": True}
+    if default is ...:
+        return field(metadata=metadata)
+    return field(metadata=metadata, default=default)
 
 
 @dataclass_transform(
@@ -105,15 +109,16 @@ def table_of(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) 
     from rich.table import Table
     from rich.text import Text
 
-    cells = [list(map(_without_numpy, row)) for row in rows]
+    rows_of_cells = [list(map(_without_numpy, row)) for row in rows]
     table = Table(title=Text(printable(title)), title_justify="left", box=box.SIMPLE_HEAD)
     for index, head in enumerate(columns):
-        column = [row[index] for row in cells if row[index] is not None]
-        is_number = bool(column) and all(isinstance(x, int | float) for x in column)
-        justify = "right" if is_number else "left"
+        cells_of_column = [row[index] for row in rows_of_cells]
+        filled_cells = [cell for cell in cells_of_column if cell is not None]
+        are_numbers = all(isinstance(cell, int | float) for cell in filled_cells)
+        justify = "right" if filled_cells and are_numbers else "left"
         table.add_column(Text(head), justify=justify, no_wrap=True)
-    for row in cells:
-        table.add_row(*[Text(printable(number(x))) for x in row])
+    for row in rows_of_cells:
+        table.add_row(*[Text(printable(number(cell))) for cell in row])
     return table
 
 
@@ -142,15 +147,18 @@ def html_of(table: Table) -> str:
     """Return a table as HTML, with a scroll bar if the page is narrower than the table."""
 
     def row(tag: str, cells: Iterable[object]) -> str:
+        """Return a row of a table. The tag of its cells is "th" in the head, and else "td"."""
         texts: list[str] = []
         for column, cell in zip(table.columns, cells, strict=True):
             style = f'style="text-align: {column.justify}"'
             texts.append(f"<{tag} {style}>{escape(str(cell))}</{tag}>")
         return f"<tr>{''.join(texts)}</tr>"
 
-    head = row("th", [x.header for x in table.columns]) if table.show_header else ""
-    columns = [x.cells for x in table.columns]
-    rows = [row("td", cells) for cells in zip(*columns, strict=True)]
+    head = ""
+    if table.show_header:
+        head = row("th", [column.header for column in table.columns])
+    cells_by_column = [column.cells for column in table.columns]
+    rows = [row("td", cells) for cells in zip(*cells_by_column, strict=True)]
     body = ""
     if rows:
         sections = f"<thead>{head}</thead><tbody>{''.join(rows)}</tbody>"
@@ -179,21 +187,27 @@ def plain(value: Any) -> Any:
     if is_dataclass(value):
         return {field.name: plain(getattr(value, field.name)) for field in _fields(value)}
     if isinstance(value, Mapping):
-        return {str(name): plain(x) for name, x in value.items()}
+        return {str(name): plain(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(x) for x in value]  # pyright: ignore[reportUnknownVariableType]
+        return [plain(item) for item in value]  # pyright: ignore[reportUnknownVariableType]
     if isinstance(value, np.ndarray | np.generic | jax.Array):
-        array = np.asarray(value)
-        if array.dtype == object:
-            return plain(array.tolist())
-        if array.dtype.kind not in "biu":
-            array = array.astype(np.float64)
-        return array.tolist() if np.isfinite(array).all() else plain(array.tolist())
+        return _plain_array(np.asarray(value))
     if isinstance(value, float):
         return value if np.isfinite(value) else _NOT_FINITE[str(value)]
     if value is None or isinstance(value, bool | int | str):
         return value
     return str(value)
+
+
+def _plain_array(array: NDArray[Any]) -> Any:
+    """Convert an array for JSON, item by item only if it has objects, NaN or infinities."""
+    if array.dtype == object:
+        return plain(array.tolist())
+    if array.dtype.kind not in "biu":
+        array = array.astype(np.float64)
+    if np.isfinite(array).all():
+        return array.tolist()
+    return plain(array.tolist())
 
 
 def axes(ax: Axes | None = None, size: tuple[float, float] = (6.4, 4.8)) -> Axes:
@@ -204,13 +218,13 @@ def axes(ax: Axes | None = None, size: tuple[float, float] = (6.4, 4.8)) -> Axes
     """
     target: Any = ax
     if ax is None:
-        target = plotting("pyplot").subplots(figsize=size, layout="constrained")[1]
+        _figure, target = plotting("pyplot").subplots(figsize=size, layout="constrained")
     target.spines[["top", "right"]].set_visible(False)
     return target
 
 
 def plotting(module: str) -> Any:
-    """Import and return a module of matplotlib; raise UnsupportedError if matplotlib is missing."""
+    """Import and return a module of matplotlib. Raise UnsupportedError if matplotlib is missing."""
     try:
         import_module("matplotlib")
         return import_module(f"matplotlib.{module}")
@@ -228,6 +242,7 @@ def _fields(value: Any) -> tuple[Any, ...]:
 
 
 def _short(value: Any) -> str:
+    """Return the type of an array as text, or the first 80 characters of another value's repr."""
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         return f"{value.dtype}{show(value.shape)}"
     return f"{value!r:.80}"

@@ -28,6 +28,6 @@ class TensorSpec:
 
 
 def spec_of(name: str, value: Value, extents: Sequence[str] = ()) -> TensorSpec:
-    """Describe a value of a graph by a spec. `extents` are the names of its extents, if any."""
+    """Return a spec with the type of a graph's value. `extents` are the names of its extents."""
     shape = tuple(None if extent is UNKNOWN else extent for extent in value.type.shape)
     return TensorSpec(name, shape, value.type.dtype, tuple(extents))

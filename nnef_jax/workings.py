@@ -21,12 +21,12 @@ _NOTHING: Mapping[str, object] = {}
 
 
 def network_of(model: Runnable) -> Network:
-    """Return the network, with its document and graph, that a model runs."""
+    """Return the network that a model runs, with its document and its graph."""
     return execution_of(model).network
 
 
 def graph_for(model: Runnable, inputs: Inputs) -> Graph:
-    """Return the graph for inputs of these shapes, in which no extent is open."""
+    """Return the graph for the shapes of `inputs`. No extent in this graph is open."""
     return network_of(model).specialise([x.shape for x in inputs])
 
 
@@ -71,8 +71,8 @@ def bind(
 def types_of(model: Runnable, args: Sequence[object], kwargs: Mapping[str, object]) -> list[Any]:
     """Return the shapes and dtypes of the inputs of a call, as `jax.ShapeDtypeStruct`s.
 
-    The arguments of the call are arrays or types. Without arguments, the result is the types that
-    the network declares.
+    The arguments of the call are arrays or types. For a call without arguments, the function
+    returns the types that the network declares.
     """
     return execution_of(model).types(tuple(args), kwargs)
 
@@ -86,7 +86,7 @@ def checked_params(model: Runnable, params: Params) -> Any:
 
 
 def packed(model: Runnable, outputs: Inputs) -> Any:
-    """Return outputs in the form of a call's result: a single array, or a namedtuple of several."""
+    """Pack outputs into the result of a call: an array if there is one, otherwise a namedtuple."""
     return execution_of(model).packed(outputs)
 
 
@@ -101,19 +101,21 @@ def layout_of(model: Runnable) -> Layout | None:
 
 
 def with_layout(model: _Model, layout: Layout) -> _Model:
-    """Return the model on the mesh of a layout, sharded as the layout tells."""
+    """Return the model on the mesh of a layout. The layout determines how it is sharded."""
     return type(model)(execution_of(model).with_layout(layout))
 
 
 def without_mesh(model: _Model) -> _Model:
     """Return the model on the default device instead of a mesh."""
     execution = execution_of(model)
-    other = execution.without_mesh()
-    return model if other is execution else type(model)(other)
+    on_default_device = execution.without_mesh()
+    if on_default_device is execution:
+        return model
+    return type(model)(on_default_device)
 
 
 def for_one_call(model: _Model, inputs: Inputs) -> _Model:
-    """Return the variant of a model for which compilation and one call take the least time."""
+    """Return the variant of a model with the least time for compilation and a single call."""
     return type(model)(execution_of(model).for_one_call(inputs))
 
 
@@ -159,10 +161,11 @@ def cycle_of(model: Runnable) -> Callable[..., Any]:
 def arrays_read(
     model: Runnable, inputs: Inputs, probe: Probe
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the parameters that a cycle with a probe reads, and the initial state.
+    """Return two dicts of arrays by label: the parameters that a cycle reads, and its state.
 
-    Both are dicts by label.
+    The cycle has a probe, and starts from the initial state.
     """
     execution = execution_of(model)
     state = execution.arrays.initial_state()
-    return execution.arrays.select(execution.definition.labels_read(inputs, probe, state)), state
+    labels = execution.definition.labels_read(inputs, probe, state)
+    return execution.arrays.select(labels), state

@@ -23,10 +23,10 @@ from nnef_jax.wording.similar import did_you_mean
 
 
 class ArrayType(Protocol):
-    """The shape and dtype of an array, as `jax.ShapeDtypeStruct` has them.
+    """A protocol for the types of arrays, which have a shape and a dtype.
 
-    The protocol stands for `jax.ShapeDtypeStruct`, because jax does not annotate the types of the
-    attributes of that class.
+    It is used in annotations instead of the class `jax.ShapeDtypeStruct`, because jax does not
+    annotate the attributes of that class.
     """
 
     @property
@@ -60,9 +60,9 @@ def bind_inputs(
 ) -> list[Any]:
     """Match the arguments of a call with the graph's inputs, and return them in graph order.
 
-    The arrays have the declared dtypes: a dtype of another width is converted, such as float64 to
-    float32. Arrays of numpy are copied. Each array has `leading` axes, such as an axis of time,
-    before the axes of the declared shape. If `abstract`, an argument may be a
+    The returned arrays have the declared dtypes: a dtype of another width is converted, such as
+    float64 to float32. Arrays of numpy are copied. Each array has `leading` axes, such as an axis
+    of time, before the axes of the declared shape. If `abstract` is true, an argument may be a
     `jax.ShapeDtypeStruct`.
 
     Raises one InputError for all inputs if the number of inputs, a name, a shape or the kind of a
@@ -75,20 +75,22 @@ def bind_inputs(
     has_all_by_position = not kwargs and len(args) == len(inputs)
     if has_all_by_position and not leading:
         pairs = zip(args, inputs, strict=True)
-        if all(_is_array(x) and _is_of(x, value) for x, value in pairs):
+        have_declared_types = all(_is_array(x) and _is_of(x, value) for x, value in pairs)
+        if have_declared_types:
             return list(map(copied, args))
     arguments = _by_name(network, args, kwargs)
     errors: list[NnefError] = []
     arrays: list[Any] = []
     for value in inputs:
-        what = f"input '{value.name}'"
+        shown_name = f"input '{value.name}'"
         array = arguments[value.name]
         is_type = abstract and isinstance(array, jax.ShapeDtypeStruct)
         try:
             if not is_type:
-                array = _as_array(what, array, value.type)
-            shape = network.shape_of(value)
-            arrays.append(copied(converted_to_type(what, array, value.type, leading, shape)))
+                array = _as_array(shown_name, array, value.type)
+            declared_shape = network.shape_of(value)
+            converted = converted_to_type(shown_name, array, value.type, leading, declared_shape)
+            arrays.append(copied(converted))
         except InputError as error:
             error.span = network.frontend.spans().get(value.name)
             errors.append(error)
@@ -113,17 +115,20 @@ def _by_name(
     has_other_key = "key" in kwargs and "key" not in names
     if has_other_key and is_key(kwargs["key"]):
         # equinox passes a random key to all layers.
-        kwargs = {name: x for name, x in kwargs.items() if name != "key"}
+        kwargs = {name: array for name, array in kwargs.items() if name != "key"}
     if len(args) > len(inputs):
         message = f"{len(args)} inputs are given, the graph takes {len(inputs)}: {', '.join(names)}"
-        hint = "step(state, ...) takes the state first, scan(..., state=state) by name"
-        raise InputError(message, hint=hint if network.graph.states else "")
+        hint = ""
+        if network.graph.states:
+            hint = "step(state, ...) takes the state first, scan(..., state=state) by name"
+        raise InputError(message, hint=hint)
     arguments: dict[str, Any] = dict(zip(names[: len(args)], args, strict=True))
     for name_or_alias, array in kwargs.items():
         name = name_or_alias
-        alias = network.graph.aliases.get(name)
-        if name not in names and alias is not None and alias in inputs:
-            name = alias.name
+        if name not in names:
+            value = network.graph.aliases.get(name_or_alias)
+            if value is not None and value in inputs:
+                name = value.name
         if name not in names:
             message = f"the graph has no input '{name}', its inputs are {', '.join(names)}"
             raise InputError(message, hint="a call has the options edit= and capture=")
@@ -155,21 +160,26 @@ def is_key(x: object) -> bool:
 
 
 def bind_variables(
-    what: str,
+    shown_name: str,
     arrays: object,
     variables: Mapping[str, Parameter | StateVariable],
     needed: Sequence[str],
 ) -> dict[str, Any]:
     """Check the arrays of variables, and return them by label in the declared dtypes.
 
-    The arrays are converted like inputs. `what` is the name of the argument that has the arrays,
-    for errors. Raises one InputError for all variables if labels, shapes or dtypes are wrong, or if
-    a label in `needed` is missing.
+    The arrays are converted like inputs. Raises one InputError for all variables if labels, shapes
+    or dtypes are wrong, or if a label is missing.
+
+    Args:
+        shown_name: the name of the argument that has the arrays: "params" or "state".
+        arrays: a dict of arrays by label.
+        variables: the variables of the graph by label. No other labels may have arrays.
+        needed: the labels that must have arrays.
     """
-    source = "model.params" if what == "params" else "model.init_state()"
+    source = "model.params" if shown_name == "params" else "model.init_state()"
     hint = f"take {source} and replace values in it"
     if not isinstance(arrays, Mapping):
-        message = f"{what} must be a dict of arrays by label, it is {shown(arrays)}"
+        message = f"{shown_name} must be a dict of arrays by label, it is {shown(arrays)}"
         raise InputError(message, hint=hint)
     by_label: Mapping[Any, Any] = arrays
     missing = [label for label in needed if label not in by_label]
@@ -181,7 +191,7 @@ def bind_variables(
         if extra:
             parts.append(f"has unknown {', '.join(sorted(map(str, extra)))}")
             hint = did_you_mean(str(extra[0]), [*variables]) or hint
-        raise InputError(f"{what} {' and '.join(parts)}", hint=hint)
+        raise InputError(f"{shown_name} {' and '.join(parts)}", hint=hint)
     errors: list[NnefError] = []
     bound: dict[str, Any] = {}
     for label, array in by_label.items():
@@ -189,7 +199,7 @@ def bind_variables(
         if isinstance(array, jax.Array) and _is_of(array, variable.value):
             bound[label] = array
             continue
-        name = f"{what}: '{label}'"
+        name = f"{shown_name}: '{label}'"
         type = variable.value.type
         try:
             bound[label] = converted_to_type(name, _as_array(name, array, type), type)
@@ -211,49 +221,67 @@ def _dtype(name: str) -> np.dtype[Any]:
 
 
 def _is_array(x: object) -> TypeGuard[_Array]:
+    """Tell whether an object is an array of numpy or jax."""
     return type(x) is np.ndarray or isinstance(x, jax.Array)
 
 
 def _is_of(array: _Array, value: Value) -> bool:
+    """Tell whether an array has the shape and the dtype of a value of a graph."""
     return array.shape == value.type.shape and array.dtype == _dtype(value.type.dtype)
 
 
-def _as_array(what: str, array: object, type: TensorType) -> _Array:
+def _as_array(shown_name: str, array: object, type: TensorType) -> _Array:
+    """Convert an argument, such as a list of numbers, to an array. An array is returned unchanged.
+
+    Integers become float32 if `type`, the declared type, has a floating-point dtype. Raises
+    InputError if the argument cannot be converted. The error calls the argument `shown_name`.
+    """
     if _is_array(array):
         return array
-    result = numpy_of(array, InputError, f"{what} is not an array")
-    if result.dtype.kind not in "biufcV":
-        raise InputError(f"{what} must be an array, it is {shown(array)}")
+    converted = numpy_of(array, InputError, f"{shown_name} is not an array")
+    # The kinds are boolean, integer, unsigned, float, complex, and the dtypes of ml_dtypes.
+    if converted.dtype.kind not in "biufcV":
+        raise InputError(f"{shown_name} must be an array, it is {shown(array)}")
     is_literal = isinstance(array, int | list | tuple) and not hasattr(array, "dtype")
-    are_integers = is_literal and result.dtype.kind in "iu"
-    if are_integers and _kind(_dtype(type.dtype)) == "f":
-        return result.astype(np.float32)
-    return result
+    is_of_integers = is_literal and converted.dtype.kind in "iu"
+    if is_of_integers and _kind(_dtype(type.dtype)) == "f":
+        return converted.astype(np.float32)
+    return converted
 
 
 def _require_shape(
-    what: str, array: _Array | jax.ShapeDtypeStruct, type: TensorType, leading: int, declared: str
+    shown_name: str,
+    array: _Array | jax.ShapeDtypeStruct,
+    type: TensorType,
+    leading: int,
+    declared: str,
 ) -> None:
+    """Raise InputError if the shape of an array, without its `leading` axes, is not that of `type`.
+
+    The error calls the array `shown_name`, and has the text `declared` for the declared shape.
+    """
     shape = array.shape[leading:]
-    if len(array.shape) >= leading and not shapes_differ(shape, type.shape):
+    has_leading_axes = len(array.shape) >= leading
+    if has_leading_axes and not shapes_differ(shape, type.shape):
         return
     after = " after the axis of time" if leading else ""
-    message = f"{what} has shape {show(array.shape)}, the graph declares {declared}{after}"
-    raise InputError(message, hint=_hint_for_shape(what, shape, type.shape))
+    message = f"{shown_name} has shape {show(array.shape)}, the graph declares {declared}{after}"
+    raise InputError(message, hint=_hint_for_shape(shown_name, shape, type.shape))
 
 
-def _hint_for_shape(what: str, shape: tuple[int, ...], declared: Shape) -> str:
-    """Return a hint for an array whose shape is not the declared one.
+def _hint_for_shape(shown_name: str, shape: tuple[int, ...], declared: Shape) -> str:
+    """Return a hint for an array whose shape `shape` is not the declared shape.
 
-    `what` names the input or variable, as in "input 'x'".
+    `shown_name` names the input or variable, as in "input 'x'".
     """
-    if not what.startswith("input"):
-        source = "init_state()" if what.startswith("state") else "params"
+    if not shown_name.startswith("input"):
+        source = "init_state()" if shown_name.startswith("state") else "params"
         return f"give an array of the shape that model.{source} has"
 
     known_extents = Counter[Any](extent for extent in declared if extent is not UNKNOWN)
     absent_extents = known_extents - Counter(shape)
-    if len(shape) == len(declared) and not absent_extents:
+    has_all_extents = not absent_extents
+    if has_all_extents and len(shape) == len(declared):
         return "its axes are in another order: transpose it, networks mostly take [N,C,H,W]"
 
     if len(shape) + 1 == len(declared):
@@ -268,24 +296,29 @@ def _hint_for_shape(what: str, shape: tuple[int, ...], declared: Shape) -> str:
 
 
 def converted_to_type(
-    what: str, array: Any, type: TensorType, leading: int = 0, declared: str = ""
+    shown_name: str, array: Any, type: TensorType, leading: int = 0, declared: str = ""
 ) -> Any:
     """Convert an array, or the type of an array, to the dtype of `type`.
 
-    Raises InputError if the shape differs, or if the dtype is of another kind. `leading` is the
-    number of axes before the axes of `type`. `declared` is the text for the shape of `type` in
-    errors, with the names of open extents.
+    Raises InputError if the shape differs, or if the dtype is of another kind.
+
+    Args:
+        shown_name: the array's name in errors, such as "input 'x'".
+        array: an array, or a `jax.ShapeDtypeStruct`.
+        type: the declared type.
+        leading: the number of axes of the array before the axes of the declared shape.
+        declared: the text for the declared shape in errors, with the names of open extents.
     """
-    _require_shape(what, array, type, leading, declared or show(type.shape))
+    _require_shape(shown_name, array, type, leading, declared or show(type.shape))
     dtype = _dtype(type.dtype)
     if array.dtype == dtype:
         return array
     kind = _kind(dtype)
     if _kind(array.dtype) != kind:
-        message = f"{what} has dtype {array.dtype}, the graph declares {dtype}"
+        message = f"{shown_name} has dtype {array.dtype}, the graph declares {dtype}"
         raise InputError(message, hint=f"convert it: x.astype('{dtype}')")
     if kind == "i":
-        _require_range(what, array, dtype)
+        _require_range(shown_name, array, dtype)
     if isinstance(array, jax.ShapeDtypeStruct):
         return array.update(dtype=dtype)
     if isinstance(array, np.ndarray):
@@ -295,17 +328,18 @@ def converted_to_type(
 
 @partial(jax.jit, static_argnums=1)
 def _narrowed(x: jax.Array, dtype: np.dtype[Any]) -> jax.Array:
-    """Convert a jax array to a narrower dtype in such a way that finite numbers stay finite.
+    """Convert a jax array to another dtype of its kind. Finite numbers stay finite.
 
+    A number that is too large for the dtype becomes the dtype's largest finite number.
     `rounding.saturated` does the same for a numpy array.
     """
-    result = x.astype(dtype)
+    converted = x.astype(dtype)
     if _kind(dtype) != "f":
-        return result
+        return converted
     largest = jnp.finfo(dtype).max
-    overflows = jnp.isinf(result) & jnp.isfinite(x)
-    limit = jnp.where(x < 0, -largest, largest)
-    return jnp.where(overflows, limit, result)
+    overflows = jnp.isinf(converted) & jnp.isfinite(x)
+    nearest_finite = jnp.where(x < 0, -largest, largest)
+    return jnp.where(overflows, nearest_finite, converted)
 
 
 def in_order(
@@ -313,11 +347,14 @@ def in_order(
 ) -> tuple[_T, ...] | None:
     """Return the arguments of a call in the order of the inputs.
 
-    Return None if the names or the number of arguments do not match.
+    Returns None if the names or the number of arguments do not match.
     """
-    names = [value.name for value in inputs[len(args) :]]
-    if len(names) != len(kwargs) or any([name not in kwargs for name in names]):
+    names = [value.name for value in inputs[len(args) :]]  # of inputs that are passed by name
+    if len(names) != len(kwargs):
         return None
+    for name in names:
+        if name not in kwargs:
+            return None
     return (*args, *[kwargs[name] for name in names])
 
 
@@ -325,8 +362,8 @@ def declared(network: Network) -> tuple[jax.ShapeDtypeStruct, ...]:
     """Return the declared types of a network's inputs. Raises InputError for an open shape."""
     for value in network.graph.inputs:
         if not is_known(value.type.shape):
-            message = f"the shape of input '{value.name}' is not known, it is "
-            message += network.shape_of(value)
+            shape = network.shape_of(value)
+            message = f"the shape of input '{value.name}' is not known, it is {shape}"
             raise InputError(message, hint="give an example input")
     return tuple(map(array_type, network.graph.inputs))
 
@@ -339,8 +376,8 @@ def array_type(value: Value) -> jax.ShapeDtypeStruct:
 def arguments_of(inputs: Sequence[Sample]) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
     """Return the positional and the keyword arguments of a call with these inputs.
 
-    `inputs` are either the inputs in order, or a single element, which is a tuple of all inputs or
-    a dict of all inputs by name.
+    `inputs` has either all inputs in order, or a single element. The single element may also be a
+    tuple of all inputs, or a dict of all inputs by name.
     """
     sample: Any = inputs[0] if len(inputs) == 1 else None
     if isinstance(sample, Mapping):
@@ -351,18 +388,19 @@ def arguments_of(inputs: Sequence[Sample]) -> tuple[tuple[Any, ...], Mapping[str
 
 
 def over_samples(
-    what: str, samples: Iterable[Sample], run: Callable[[tuple[Input, ...]], _T]
+    shown_name: str, samples: Iterable[Sample], run: Callable[[tuple[Input, ...]], _T]
 ) -> Iterator[_T]:
     """Yield the result of `run` for the inputs of each sample.
 
-    If `run` raises an InputError, `what` and the number of the sample are put before its message.
+    If `run` raises an InputError, `shown_name` and the number of the sample are put before the
+    error's message.
     """
     for number, sample in enumerate(samples):
         try:
             inputs: tuple[Any, ...] = sample if isinstance(sample, tuple) else (sample,)
             yield run(inputs)
         except InputError as error:
-            error.message = f"{what} {number}: {error.message}"
+            error.message = f"{shown_name} {number}: {error.message}"
             raise
 
 
@@ -394,15 +432,22 @@ def _kind(dtype: np.dtype[Any]) -> str:
 
 
 def _require_range(
-    what: str, array: _Array | jax.ShapeDtypeStruct, dtype: np.dtype[np.generic]
+    shown_name: str, array: _Array | jax.ShapeDtypeStruct, dtype: np.dtype[np.generic]
 ) -> None:
+    """Raise InputError if integers do not fit a dtype.
+
+    The values of a traced array are not known. It is refused if its dtype has values that do not
+    fit.
+    """
     bounds = jnp.iinfo(dtype)
     array_bounds = jnp.iinfo(array.dtype)
     all_values_fit = bounds.min <= array_bounds.min and array_bounds.max <= bounds.max
     if all_values_fit:
         return
     if isinstance(array, Tracer | jax.ShapeDtypeStruct):
-        message = f"{what} is traced with dtype {array.dtype}, whose values may not fit {dtype}"
+        message = (
+            f"{shown_name} is traced with dtype {array.dtype}, whose values may not fit {dtype}"
+        )
         raise InputError(message, hint=f"if they do fit, convert it: x.astype('{dtype}')")
     items = np.asarray(array)
     if not items.size:
@@ -411,7 +456,9 @@ def _require_range(
     high = items.max()
     fits = bounds.min <= low and high <= bounds.max
     if not fits:
-        raise InputError(f"{what} holds values from {low} to {high}, which do not fit {dtype}")
+        raise InputError(
+            f"{shown_name} holds values from {low} to {high}, which do not fit {dtype}"
+        )
 
 
 def require_one_length(inputs: Sequence[Any]) -> None:
@@ -419,9 +466,10 @@ def require_one_length(inputs: Sequence[Any]) -> None:
     if not inputs:
         message = "a network without inputs has no time axis"
         raise InputError(message, hint="call step in a loop")
-    if len({x.shape[0] for x in inputs}) > 1:
-        lengths = ", ".join(str(x.shape[0]) for x in inputs)
-        raise InputError(f"the inputs have different numbers of time steps: {lengths}")
+    lengths = [x.shape[0] for x in inputs]
+    if len(set(lengths)) > 1:
+        shown_lengths = ", ".join(map(str, lengths))
+        raise InputError(f"the inputs have different numbers of time steps: {shown_lengths}")
 
 
 def has_values(x: object) -> bool:
@@ -440,19 +488,21 @@ def require_values(
 ) -> None:
     """Raise InputError for a traced array in `trees`, since such an array has no values.
 
-    `trees` has the arrays by label for "params" and for "state". `verb` names the user's action in
-    the hint. If `must_be_on_host`, an array that is partly on other hosts also raises the error.
+    Args:
+        verb: the user's action, such as "save", for the hint.
+        trees: dicts of arrays by label, one for "params" and one for "state".
+        must_be_on_host: whether an array that is partly on other hosts also raises the error.
     """
-    for what, arrays in trees.items():
+    for shown_name, arrays in trees.items():
         for label, array in arrays.items():
             if isinstance(array, Tracer):
                 raise InputError(
-                    f"{what}: '{label}' is traced, it has no values to store",
+                    f"{shown_name}: '{label}' is traced, it has no values to store",
                     hint=f"{verb} outside of jax.jit and the like",
                 )
             is_on_other_hosts = isinstance(array, jax.Array) and not array.is_fully_addressable
             if must_be_on_host and is_on_other_hosts:
                 raise InputError(
-                    f"{what}: '{label}' is partly on other hosts",
+                    f"{shown_name}: '{label}' is partly on other hosts",
                     hint="multihost_utils.process_allgather(params, tiled=True) gathers them",
                 )

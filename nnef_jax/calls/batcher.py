@@ -31,17 +31,19 @@ _Arrays = Sequence[NDArray[Any]]
 class Batcher:
     """A network that runs on batches of any size, as `Model.batcher` returns it.
 
-    A batch is padded to the next larger one of `sizes`, and the rows of the padding are cut off the
-    result. A batch beyond the largest size is split. The batch is the first axis of all inputs and
-    outputs. A batcher is called like the model, and returns arrays of numpy. The rows of the arrays
-    equal the rows that the model computes, except for rounding (docs/numerics.md).
+    A batch is padded to the next larger size in `sizes`, and the rows of the padding are cut off
+    the result. A batch that is larger than all sizes is split. The batch is the first axis of all
+    inputs and outputs. A batcher is called like the model, and returns arrays of numpy. The rows of
+    the arrays equal the rows that the model computes, except for rounding (docs/numerics.md).
 
-    `inputs` and `outputs` describe the arguments and results of a call, whose first extent is None.
+    `inputs` and `outputs` describe the arguments and results of a call. The first extent of each is
+    None.
     """
 
     def __init__(self, execution: Execution, sizes: Sequence[int]) -> None:
         require_sizes(sizes)
         self._execution, self._unit, self._is_mapped = _batched(execution, max(sizes))
+        # Each size is rounded up to a multiple of the unit.
         multiples = {ceil(size / self._unit) * self._unit for size in sizes}
         self.sizes: tuple[int, ...] = tuple(sorted(multiples))
         graph = execution.network.graph
@@ -51,10 +53,10 @@ class Batcher:
             open_inputs.append(replace(value, type=replace(value.type, shape=open_shape)))
         self._network = replace(execution.network, graph=replace(graph, inputs=tuple(open_inputs)))
         self.inputs: tuple[TensorSpec, ...] = execution.network.specs(open_inputs)
-        specs = execution.network.specs(graph.outputs, graph.output_names)
-        self.outputs: tuple[TensorSpec, ...] = tuple(
-            replace(x, shape=(None, *x.shape[1:])) for x in specs
-        )
+        open_outputs: list[TensorSpec] = []
+        for spec in execution.network.specs(graph.outputs, graph.output_names):
+            open_outputs.append(replace(spec, shape=(None, *spec.shape[1:])))
+        self.outputs: tuple[TensorSpec, ...] = tuple(open_outputs)
 
     def compile(self, progress: Progress | None = None) -> None:
         """Compile for all sizes in parallel, or load executables from the model's `cache_dir`.
@@ -71,16 +73,17 @@ class Batcher:
                 jax.block_until_ready(self._run(examples[size]))
 
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            for done, _ in enumerate(pool.map(run, examples), 1):
+            for ready_count, _ in enumerate(pool.map(run, examples), start=1):
                 if progress:
-                    progress(done, len(self.sizes))
+                    progress(ready_count, len(self.sizes))
 
     def __call__(self, *args: ArrayLike, **kwargs: ArrayLike) -> Any:
         """Run the network on a batch.
 
         Raises InputError in the same cases as a call of the model.
         """
-        return self._execution.packed(self.compute(self.bind(args, kwargs)))
+        outputs = self.compute(self.bind(args, kwargs))
+        return self._execution.packed(outputs)
 
     def bind(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> list[NDArray[Any]]:
         """Check the inputs of a batch, and return them as numpy arrays in order.
@@ -88,39 +91,48 @@ class Batcher:
         Raises InputError if the inputs do not fit, or differ in their number of items.
         """
         arrays = [np.asarray(x) for x in bind_inputs(self._network, args, kwargs)]
-        counts = {spec.name: len(x) for spec, x in zip(self.inputs, arrays, strict=True)}
-        if len({*counts.values()}) > 1:
-            numbers = ", ".join(f"{name} {count}" for name, count in counts.items())
+        counts = list(map(len, arrays))
+        if len(set(counts)) > 1:
+            pairs = zip(self.inputs, counts, strict=True)
+            numbers = ", ".join([f"{spec.name} {count}" for spec, count in pairs])
             raise InputError(f"the inputs have different numbers of items: {numbers}")
         return arrays
 
     def compute(self, arrays: _Arrays) -> list[NDArray[Any]]:
         """Return the outputs in order, computed from arrays that `bind` returned."""
-        count = len(arrays[0])
+        item_count = len(arrays[0])
         largest = self.sizes[-1]
-        starts = range(0, max(count, 1), largest)  # An empty batch has one part too.
+        starts = range(0, max(item_count, 1), largest)  # An empty batch has one part too.
         # All parts of a split batch are dispatched before the results of the first part are
         # fetched.
         results: list[Sequence[jax.Array]] = []
         for start in starts:
-            results.append(self._padded([x[start : start + largest] for x in arrays]))
-        parts: list[list[NDArray[Any]]] = []
+            part = [x[start : start + largest] for x in arrays]
+            results.append(self._padded(part))
+        outputs_of_parts: list[list[NDArray[Any]]] = []
         for start, outputs in zip(starts, results, strict=True):
-            parts.append([np.asarray(x)[: count - start] for x in outputs])
-        return [_joined(parts_of_output) for parts_of_output in zip(*parts, strict=True)]
+            remaining_items = item_count - start  # Rows after these are padding.
+            outputs_of_parts.append([np.asarray(x)[:remaining_items] for x in outputs])
+        parts_of_outputs = zip(*outputs_of_parts, strict=True)
+        return [_joined(parts_of_output) for parts_of_output in parts_of_outputs]
 
     def _padded(self, arrays: _Arrays) -> Sequence[jax.Array]:
-        """Return the outputs for a batch that is padded with copies of its last item."""
-        count = len(arrays[0])
-        size = next(size for size in self.sizes if size >= count)
-        if size == count:
+        """Return the outputs for a batch, which is padded with copies of its last item.
+
+        An empty batch is padded with zeros.
+        """
+        item_count = len(arrays[0])
+        size = min(size for size in self.sizes if size >= item_count)
+        if size == item_count:
             return self._run(arrays)
-        if not count:
-            return self._run([np.zeros((size, *x.shape[1:]), x.dtype) for x in arrays])
         padded: list[NDArray[Any]] = []
         for x in arrays:
-            copies = np.repeat(x[-1:], size - count, axis=0)
-            padded.append(np.concatenate([x, copies]))
+            if item_count == 0:
+                padded.append(np.zeros((size, *x.shape[1:]), x.dtype))
+            else:
+                last_item = x[-1:]
+                copies = np.repeat(last_item, size - item_count, axis=0)
+                padded.append(np.concatenate([x, copies]))
         return self._run(padded)
 
     def _run(self, arrays: _Arrays) -> Sequence[jax.Array]:
@@ -130,6 +142,7 @@ class Batcher:
         if not self._is_mapped:
             result = execution.call(tuple(arrays), {})
             return [result] if has_one_output else result
+        # With a unit of 4, an array of 12 items becomes 3 groups of 4 items: (12, 5) to (3, 4, 5).
         groups = [x.reshape(-1, self._unit, *x.shape[1:]) for x in arrays]
         result = execution.run(execution.map, {}, groups)
         outputs = [result] if has_one_output else result
@@ -145,9 +158,10 @@ def require_sizes(sizes: Sequence[int]) -> None:
 
 
 def zeros(inputs: Sequence[TensorSpec], size: int | None = None) -> list[NDArray[Any]]:
-    """Return an array of zeros for each input. The first extent is `size`, unless that is None.
+    """Return an array of zeros for each input.
 
-    Raises InputError for an input with another open extent.
+    If `size` is not None, it is the first extent of each array. Raises InputError for an input with
+    another open extent.
     """
     arrays: list[NDArray[Any]] = []
     for spec in inputs:
@@ -160,13 +174,15 @@ def zeros(inputs: Sequence[TensorSpec], size: int | None = None) -> list[NDArray
 
 
 def _joined(parts: _Arrays) -> NDArray[Any]:
+    """Concatenate arrays along the batch. A single array is not copied."""
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 class _Batched(NamedTuple):
     """An execution for batches whose size is a multiple of `unit`.
 
-    If `is_mapped`, the execution takes `unit` items, and is run for each group of `unit` items.
+    If `is_mapped` is true, the execution takes exactly `unit` items, and a batch is run in groups
+    of `unit` items.
     """
 
     execution: Execution
@@ -177,10 +193,10 @@ class _Batched(NamedTuple):
 def _batched(execution: Execution, largest: int) -> _Batched:
     """Return the variant of an execution that takes batches of up to `largest` items.
 
-    If the network declares a fixed batch, the variant has an open batch. If opening fails because
-    the network also fixes the size of the batch elsewhere, the execution is mapped over groups of
-    the declared size, which may be 1. Raises InputError if items of a batch may depend on one
-    another.
+    If the network declares a fixed batch, the variant has an open batch. A network may also fix the
+    size of the batch elsewhere, so that its batch cannot be opened. Then the execution is mapped
+    over groups of the declared size, which may be 1. Raises InputError if items of a batch may
+    depend on one another.
     """
     network = execution.network
     graph = network.graph
@@ -189,12 +205,13 @@ def _batched(execution: Execution, largest: int) -> _Batched:
     _require_batch_axes(graph)
     extents = {value.type.shape[0] for value in graph.inputs}
     if extents == {UNKNOWN}:
-        _require_separate(execution, 2, 3, largest=largest)
+        sizes_to_compare = (2, 3)
+        _require_separate(execution, *sizes_to_compare, largest=largest)
         return _Batched(execution, unit, is_mapped=False)
 
-    declared = next(iter(extents))
-    has_declared_batch = len(extents) == 1 and is_known((declared,)) and declared
-    if not has_declared_batch:
+    declared, *other_extents = extents
+    has_one_batch = not other_extents and is_known((declared,)) and declared != 0
+    if not has_one_batch:
         shapes = ", ".join(map(str, network.specs(graph.inputs)))
         raise InputError(f"the inputs have no batch of the same size: {shapes}")
     try:
@@ -234,8 +251,8 @@ def _require_separate(execution: Execution, *sizes: int, largest: int = 0) -> No
 
     The programs of the network for the batch sizes `sizes` must be equal except for extents. A
     network that divides by the number of items, for instance, has different programs. A program
-    with a constant row for each item is also checked for `largest` items. Raises NnefError if the
-    network does not take a batch of one of these sizes.
+    with a constant row for each item is also checked for a batch of `largest` items. Raises
+    NnefError if the network does not take a batch of one of these sizes.
     """
     size, *other_sizes = sizes
     program = _program(execution, size)
@@ -250,13 +267,17 @@ def _require_separate(execution: Execution, *sizes: int, largest: int = 0) -> No
 
 
 def _require_rows(execution: Execution, program: Program) -> None:
-    """Raise InputError unless each output has a row for each item that depends only on the item."""
+    """Raise InputError unless each output has a row for each item, computed from this item alone.
+
+    The batch is the first axis of all inputs.
+    """
+    inputs = program.arguments[program.parameters :]
+    batch_axis_by_input = dict.fromkeys(inputs, 0)
     try:
-        inputs = program.arguments[program.parameters :]
-        axes = batch_axes(program, dict.fromkeys(inputs, 0), resizes=False)
+        axes = batch_axes(program, batch_axis_by_input, resizes=False)
     except NotSeparableError as error:
-        what = described(error.args[0])
-        message = f"items of a batch may depend on one another, by {what}"
+        equation = described(error.args[0])
+        message = f"items of a batch may depend on one another, by {equation}"
         raise InputError(message, hint=_CALL_THE_MODEL) from None
     names = execution.network.graph.output_names
     for name, result in zip(names, program.results, strict=True):
@@ -269,18 +290,19 @@ def _program(execution: Execution, size: int) -> Program:
     """Return the program of the network for a batch of `size` items, before any passes."""
     network = execution.network
     try:
-        example = network.example()
+        graph = network.example()
     except NnefError:
-        example = network.graph
-    types = [
-        jax.ShapeDtypeStruct((size, *value.type.shape[1:]), value.type.dtype)
-        for value in example.inputs
-    ]
+        graph = network.graph
+    input_types: list[jax.ShapeDtypeStruct] = []
+    for value in graph.inputs:
+        shape = (size, *value.type.shape[1:])
+        input_types.append(jax.ShapeDtypeStruct(shape, value.type.dtype))
     labels = execution.definition.labels
     arrays = [execution.arrays.stored(label) for label in labels]
-    parameters = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays]
-    traced = jaxprs.make_jaxpr(execution.outputs.of_lists(labels), parameters, types)
-    return Program(jaxprs.spliced(traced, "plain"), len(parameters))
+    parameter_types = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays]
+    function = execution.outputs.of_lists(labels)
+    jaxpr = jaxprs.make_jaxpr(function, parameter_types, input_types)
+    return Program(jaxprs.spliced(jaxpr, "plain"), len(parameter_types))
 
 
 def _are_equal_but_for_extents(a: Program, b: Program) -> bool:
@@ -296,8 +318,11 @@ def _are_equal_but_for_extents(a: Program, b: Program) -> bool:
     # The lists may have different lengths. Then only their common members are compared.
     literals = zip(literals_a, literals_b, strict=False)
     constants = zip(a.closed.consts, b.closed.consts, strict=False)
-    pairs = [*literals, *constants]
-    return all(np.array_equal(x, y) for x, y in pairs if np.shape(x) == np.shape(y))
+    for constant_a, constant_b in [*literals, *constants]:
+        have_equal_shapes = np.shape(constant_a) == np.shape(constant_b)
+        if have_equal_shapes and not np.array_equal(constant_a, constant_b):
+            return False
+    return True
 
 
 def _primitives_and_literals(program: Program) -> tuple[list[str], list[Any]]:
@@ -309,5 +334,6 @@ def _primitives_and_literals(program: Program) -> tuple[list[str], list[Any]]:
     literals: list[Any] = []
     for equation in jaxprs.innermost(program.closed.jaxpr):
         primitives.append(primitive(equation))
-        literals += [operand.val if is_literal(operand) else None for operand in equation.invars]
+        for operand in equation.invars:
+            literals.append(operand.val if is_literal(operand) else None)
     return primitives, literals

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from numpy.typing import ArrayLike, NDArray
 
@@ -18,9 +18,12 @@ from nnef_jax.options import numpy_of, require
 _LENGTH = re.compile(r"(.*)\.(length|places)(\d+)", re.DOTALL)
 
 
-def length_name(output: str, axis: int, what: str = "length") -> str:
-    """Return the name of the tensor to capture for the length of an output along an axis."""
-    return f"{output}.{what}{axis}"
+def length_name(output: str, axis: int, content: str = "length") -> str:
+    """Return the name of the tensor that tells the length of an output along an axis.
+
+    `content` is "length" if the tensor holds the length, or "places" if it holds indices of items.
+    """
+    return f"{output}.{content}{axis}"
 
 
 def is_length(name: str) -> bool:
@@ -49,53 +52,63 @@ def trim(results: ArrayLike | tuple[ArrayLike, ...], lengths: Mapping[str, Array
     is_tuple = isinstance(results, tuple)
     outputs = results if isinstance(results, tuple) else (results,)
     arrays = [_array(x) for x in outputs]
-    cuts: dict[int, tuple[int, Any]] = {}  # by index of the output: the axis, and the lengths
+    cuts: dict[int, _Cut] = {}  # by the index of the output
     for name, captured in lengths.items():
         match = _LENGTH.fullmatch(name)
         if match is None:
             continue
-        output, what, axis_text = match.groups()
+        output, content, axis_text = match.groups()
         axis = int(axis_text)
-        counts = _array(captured)
-        if what == "places":
+        item_counts = _array(captured)  # with a last axis of extent 1
+        if content == "places":
+            # An item exists if at least one of its indices is not -1.
             index_axis = -2 if axis else -1
-            counts = (counts >= 0).any(index_axis).sum(-1, keepdims=True)
+            exists = (item_counts >= 0).any(index_axis)
+            item_counts = exists.sum(-1, keepdims=True)
         index = _index(results, output) if is_tuple else 0
-        cuts[index] = axis, counts[..., 0]
-    batch_shapes = {counts.shape for _, counts in cuts.values()}
+        cuts[index] = _Cut(axis, item_counts[..., 0])
+    batch_shapes = {cut.item_counts.shape for cut in cuts.values()}
     batch_shape = next(iter(batch_shapes), ())
     has_batch = all(x.shape[: len(batch_shape)] == batch_shape for x in arrays)
     if len(batch_shapes) > 1 or not has_batch:
         raise InputError("the lengths are from another call than the results")
 
-    def trimmed(item: tuple[int, ...]) -> Any:
-        """Return the trimmed outputs of one item of the batch.
+    def trimmed(batch_indices: tuple[int, ...]) -> Any:
+        """Return the trimmed outputs of the item of the batch with these indices.
 
-        `item` has the indices of the item along the batch axes. With fewer indices than batch axes,
-        the result is a list over all items that begin with them.
+        If there are fewer indices than batch axes, return a list with an element for each index
+        along the next batch axis.
         """
-        if len(item) < len(batch_shape):
-            extent = batch_shape[len(item)]
-            return [trimmed((*item, i)) for i in range(extent)]
-        outputs_of_item = [x[item] for x in arrays]
-        for index, (axis, counts) in cuts.items():
-            axes_before = [slice(None)] * axis
-            actual_items = slice(int(counts[item]))
+        if len(batch_indices) < len(batch_shape):
+            extent = batch_shape[len(batch_indices)]
+            return [trimmed((*batch_indices, i)) for i in range(extent)]
+        outputs_of_item = [x[batch_indices] for x in arrays]
+        for index, cut in cuts.items():
+            axes_before = [slice(None)] * cut.axis
+            actual_items = slice(int(cut.item_counts[batch_indices]))
             outputs_of_item[index] = outputs_of_item[index][*axes_before, actual_items]
         return type(results)(*outputs_of_item) if is_tuple else outputs_of_item[0]
 
     return trimmed(())
 
 
+class _Cut(NamedTuple):
+    """How an output is cut."""
+
+    axis: int
+    item_counts: NDArray[Any]  # the actual number of items along the axis, by the batch's axes
+
+
 def _array(x: ArrayLike) -> NDArray[Any]:
+    """Return a result of a call as a numpy array. Raises InputError for a traced array."""
     return numpy_of(x, InputError, "trim takes arrays with values, outside of jax.jit and the like")
 
 
 def _index(results: Any, output: str) -> int:
     """Return the position of the output with this name. Raises InputError if there is none."""
     try:
-        value = results[output]
+        named_result = results[output]
     except (KeyError, TypeError, IndexError):
         message = f"lengths has output '{output}', which the results do not have"
         raise InputError(message) from None
-    return next(i for i, x in enumerate(results) if x is value)
+    return next(index for index, result in enumerate(results) if result is named_result)

@@ -44,9 +44,9 @@ class Arrays:
     The arrays on the host are then released. If a second device needs them, they are copied
     from the first device.
 
-    `from_user` tells whether a user passed the arrays. Such arrays stay on their devices. They
-    may be traced, and jax may put any object in their places in a tree, so they are checked
-    before their first use.
+    `from_user` tells whether a user passed the arrays. A user's arrays stay on their devices.
+    They may be traced, or jax may have replaced them in a pytree by any object, so they are
+    checked before their first use.
 
     The initial state is a constant to derivatives, unless a user passed it (`state_from_user`).
 
@@ -78,9 +78,10 @@ class Arrays:
         from_user: bool = False,
         state_from_user: bool = False,
     ) -> Arrays:
-        """Select the arrays that a definition needs from `data`, which has arrays by label.
+        """Select from `data`, which has arrays by label, the arrays that a definition needs.
 
-        `from_user` and `state_from_user` are as in the class.
+        `from_user` tells whether a user passed the arrays, and `state_from_user` whether a user
+        passed the initial state.
         """
         params = {label: data[label] for label in definition.labels}
         state = {label: data[label] for label in definition.states}
@@ -125,7 +126,7 @@ class Arrays:
     def parameters(self, where: Where | None = None) -> dict[str, jax.Array]:
         """Return the parameters by label, on a device or sharding.
 
-        The default is jax's default device.
+        By default they are on jax's default device.
         """
         return self._on_device(where, _PARAMETERS)
 
@@ -148,14 +149,15 @@ class Arrays:
     def initial_state(self, where: Where | None = None) -> dict[str, jax.Array]:
         """Return the initial values of state variables by label, on a device or sharding.
 
-        The default is jax's default device.
+        By default they are on jax's default device.
         """
         state = self._on_device(where, _STATE)
-        is_constant = self.are_traced and not self.state_from_user
-        return jax.lax.stop_gradient(state) if is_constant else state
+        if self.are_traced and not self.state_from_user:
+            return jax.lax.stop_gradient(state)  # It is a constant to derivatives.
+        return state
 
     def select(self, labels: Iterable[str]) -> dict[str, Any]:
-        """Return the parameters that have these labels, by label.
+        """Return the parameters with the given labels, by label.
 
         A parameter that no operation reads is a numpy array.
         """
@@ -180,24 +182,22 @@ class Arrays:
 
     def with_definition(self, definition: Definition) -> Arrays:
         """Return these arrays, on their devices, for another definition of the network."""
-        other = Arrays.__new__(Arrays)
-        other.__dict__ = self.__dict__ | {"definition": definition}
-        return other
+        copy = Arrays.__new__(Arrays)
+        copy.__dict__ = self.__dict__ | {"definition": definition}
+        return copy
 
     def with_layout(self, layout: Layout) -> Arrays:
         """Return these arrays on the mesh of a layout. Each device is sent only its shards."""
         params, state = self._leaves
-        shapes = [value.type.shape for value in self.definition.network.graph.inputs]
-        placed = layout.put_params(params), layout.put_state(state, shapes)
-        return Arrays(
-            self.definition.with_layout(layout), placed, state_from_user=self.state_from_user
-        )
+        input_shapes = [value.type.shape for value in self.definition.network.graph.inputs]
+        leaves = layout.put_params(params), layout.put_state(state, input_shapes)
+        definition = self.definition.with_layout(layout)
+        return Arrays(definition, leaves, state_from_user=self.state_from_user)
 
     def place(self, inputs: Sequence[object]) -> Placement | None:
         """Return the device or sharding on which jax computes with these arrays and `inputs`.
 
-        None is returned if arrays are traced, or committed to different places. In these cases
-        jax decides.
+        Returns None if jax decides, because arrays are traced or committed to different places.
         """
         if not self.from_user:
             return place_of(inputs)
@@ -212,8 +212,8 @@ class Arrays:
             return None
         if not place.is_committed:
             return place_of(inputs)
-        shardings = {x.sharding for x in inputs if isinstance(x, jax.Array) and x.committed}
-        has_one_device = all(x.device_set == {place.where} for x in shardings)
+        committed_inputs = [x for x in inputs if isinstance(x, jax.Array) and x.committed]
+        has_one_device = all(x.sharding.device_set == {place.where} for x in committed_inputs)
         return place if has_one_device else None
 
     @cached_property
@@ -237,21 +237,24 @@ class Arrays:
 
     @cached_property
     def _place(self) -> Placement | None:
-        """Return the place of a user's arrays, or None if jax must decide.
+        """Return the device of a user's arrays, or None if jax must decide.
 
         It is None if arrays are traced, or committed to several devices.
         """
         if self.are_traced:
             return None
         arrays = list(self._checked_arrays.values())
-        devices = {device for x in arrays if x.committed for device in x.sharding.device_set}
+        devices: set[Device] = set()
+        for x in arrays:
+            if x.committed:
+                devices |= x.sharding.device_set
         return place_of(arrays) if len(devices) < 2 else None
 
     @cached_property
     def _checked_arrays(self) -> dict[str, Any]:
-        """Return the arrays that a user passed, by label. Raises InputError if they do not fit.
+        """Return the arrays that a user passed, by label.
 
-        They must fit the graph's parameters and states.
+        Raises InputError if they do not fit the graph's parameters and states.
         """
         definition = self.definition
         params, state = self._leaves
@@ -262,24 +265,25 @@ class Arrays:
     def _on_device(self, device: Where | None, index: int) -> dict[str, Any]:
         """Return the parameters (`index` 0) or the initial state (`index` 1) on a device.
 
-        They are returned by label.
+        The result has the arrays by label.
         """
         if self.from_user:
             return self._users_on_device(device, index)
         if device is None:
             device = default_device()
 
-        def put() -> dict[str, jax.Array]:
+        def put_and_release() -> dict[str, jax.Array]:
             arrays = _put(self._leaves[index], device)
-            self._leaves[index].update(arrays)
+            self._leaves[index].update(arrays)  # The arrays on the host are no longer needed.
             return arrays
 
-        return self._placed.get((device, index), put)
+        return self._placed.get((device, index), put_and_release)
 
     def _users_on_device(self, device: Where | None, index: int) -> dict[str, Any]:
         """Return a user's parameters (`index` 0) or initial state (`index` 1) on a device.
 
-        They are returned by label. Arrays that are committed to another device stay there.
+        The result has the arrays by label. Arrays that are committed to another device stay on
+        that device.
         """
         labels = self.definition.labels if index == _PARAMETERS else self.definition.states
         if not labels:
@@ -287,23 +291,28 @@ class Arrays:
         self.require()
         arrays = {label: self._checked_arrays[label] for label in labels}
         place = self._place
-        if device is None or place is None or place.is_committed:
+        can_move = place is not None and not place.is_committed
+        if device is None or not can_move:
             return arrays
-        if all(x.devices() == {device} for x in arrays.values()):
+        are_on_device = all(x.devices() == {device} for x in arrays.values())
+        if are_on_device:
             return arrays
         return self._placed.get((device, index), lambda: _put(arrays, device))
 
 
 def _put(stored: Mapping[str, _Stored], where: Where) -> dict[str, jax.Array]:
-    """Put arrays on a device without committing them to it, so that results follow the inputs.
+    """Put arrays on a device without committing them to it.
 
-    A CPU device uses aligned arrays without a copy, also arrays in mapped files. 102 MB take
-    0.02 s without a copy, and 0.6 s with one.
+    The results of a computation are then on the device of its inputs. A CPU device uses aligned
+    arrays without a copy, also arrays in mapped files. 102 MB take 0.02 s without a copy, and
+    0.6 s with one.
     """
     replicated = where if isinstance(where, NamedSharding) else None
+    device = Placement(where, is_committed=False).device
+    stored_arrays = list(map(np.asarray, stored.values()))
     # The results are cached, so they must be arrays even if this code runs within a trace.
-    with jax.ensure_compile_time_eval(), computing_at(Placement(where, False).device):
-        arrays = jax.device_put(list(map(np.asarray, stored.values())), replicated)
+    with jax.ensure_compile_time_eval(), computing_at(device):
+        arrays = jax.device_put(stored_arrays, replicated)
     for x in stored.values():
         if isinstance(x, np.ndarray):
             files.release(x)
@@ -317,6 +326,7 @@ def _on_host(leaves: Leaves) -> Leaves:
     """
 
     def on_host(x: object) -> object:
+        """Convert a jax array to a numpy array. Other objects are returned unchanged."""
         if isinstance(x, Tracer):
             message = "a model of traced arrays has no values to pickle"
             raise InputError(message, hint="pickle outside of jax.jit and the like")
@@ -330,6 +340,8 @@ def _on_host(leaves: Leaves) -> Leaves:
 
 
 def _copied(leaves: Leaves, memo: dict[int, object]) -> Leaves:
+    """Return copies of parameters and states. `memo` is the argument of `__deepcopy__`."""
+
     def copied(x: object) -> object:
         return jnp.array(x, copy=True) if isinstance(x, jax.Array) else deepcopy(x, memo)
 
@@ -339,7 +351,7 @@ def _copied(leaves: Leaves, memo: dict[int, object]) -> Leaves:
 def _strongly_typed(x: _Stored) -> jax.Array:
     """Return x as a jax array whose dtype is not weak. A tracer is returned unchanged.
 
-    For a weak dtype, jax would compile another executable.
+    If some arrays had weak dtypes, jax would compile another executable for them.
     """
     if isinstance(x, Tracer):
         return x

@@ -40,9 +40,9 @@ def has_user_cache() -> bool:
 
 
 def prepare(folder: str) -> str:
-    """Make a folder with mode 0700 unless it exists. Return the reason why it is unusable, or "".
+    """Make a folder with mode 0700 unless it exists.
 
-    See `reason_unusable`.
+    Returns the reason why the folder cannot be a cache, or "" if it can be a cache.
     """
     try:
         if os.path.isabs(folder):
@@ -80,6 +80,7 @@ def entries(folder: str) -> list[CachedFile]:
 
 
 def _entries(folder: str) -> Iterator[CachedFile]:
+    """Yield the files of the cache in a folder, without files that vanish during the search."""
     with suppress(OSError), os.scandir(folder) as files:
         for file in files:
             with suppress(OSError):
@@ -89,7 +90,7 @@ def _entries(folder: str) -> Iterator[CachedFile]:
 
 
 def trim(folder: str, most: int) -> list[CachedFile]:
-    """Remove the least recently used files of a cache until at most `most` bytes are left.
+    """Remove the least recently used files of a cache, until at most `most` bytes are left.
 
     Returns the removed files. A file that cannot be removed, such as an open file on Windows,
     stays in the folder, and its size still counts.
@@ -114,4 +115,4 @@ def clear(folder: str) -> list[CachedFile]:
     """
     with suppress(OSError):
         temporaries.sweep(folder)
-    return trim(folder, -1)
+    return trim(folder, -1)  # Even empty files are too large for this limit.

@@ -36,11 +36,14 @@ def key_of(graph: Graph, device: Device, *conditions: object) -> str:
     """Return the cache key of an executable for a graph on a device.
 
     `conditions` are all other objects on which the executable depends. They are compared by
-    their repr. The key depends on the graph and not on the document, because the structure of a
+    their repr. The key depends on the graph instead of the document, because the structure of a
     graph may depend on data too.
     """
-    place = device.platform, device.device_kind, device.id, device.client.platform_version
-    texts = *_environment(), *map(repr, (*place, *conditions)), *described(graph)
+    device_facts = device.platform, device.device_kind, device.id, device.client.platform_version
+    texts = [*_environment()]
+    texts += map(repr, device_facts)
+    texts += map(repr, conditions)
+    texts += described(graph)
     return hashlib.sha256("\0".join(texts).encode()).hexdigest()
 
 
@@ -62,10 +65,13 @@ def described(graph: Graph, numbers: dict[Value, int] | None = None) -> Iterator
         numbers = {}
 
     def shown(item: object) -> str:
+        """Return the text of a value, a graph, an attribute, or a tuple of these."""
         match item:
             case Value():
-                return f"{item.name!r}%{numbers.setdefault(item, len(numbers))}:{item.type}"
-            case np.generic():  # The repr of a bfloat16 is that of a float, so the dtype is added.
+                number = numbers.setdefault(item, len(numbers))
+                return f"{item.name!r}%{number}:{item.type}"
+            case np.generic():
+                # The dtype is added because a bfloat16 and a float may have equal reprs.
                 return f"{item.dtype}:{item!r}"
             case Graph():
                 return "".join(described(item, numbers))
@@ -76,15 +82,14 @@ def described(graph: Graph, numbers: dict[Value, int] | None = None) -> Iterator
 
     yield shown(graph.inputs)
     yield shown(tuple((parameter.label, parameter.value) for parameter in graph.parameters))
-    yield from (
-        shown((operation.kind, operation.operands, operation.attributes, operation.results))
-        for operation in graph.operations
-    )
+    for operation in graph.operations:
+        yield shown((operation.kind, operation.operands, operation.attributes, operation.results))
     yield shown(tuple((state.label, state.value, state.reads()) for state in graph.states))
     yield shown((graph.output_names, graph.outputs))
 
 
 def _environment() -> Iterator[str]:
+    """Yield texts for the compiler, the installed packages and jax's settings."""
     yield from compiler_versions()
     yield from _installation()
     for name, value in sorted(jax.config.values.items()):
@@ -95,25 +100,26 @@ def _environment() -> Iterator[str]:
 
 
 def content_of(network: Network, unread: Mapping[str, ArrayLike]) -> tuple[object, ...]:
-    """Return a digest of a network and its unread arrays, and the objects that have no digest.
+    """Return a digest of a network and its unread arrays, followed by objects without a digest.
 
-    Objects without a digest are, for example, the functions of a user's rules. Networks with
-    equal tuples compute the same results.
+    Objects without a digest are, for example, the functions of a user's rules. If two networks
+    have equal tuples, they compute the same results.
     """
     reading = network.options
     shapes = sorted((name, *shape) for name, shape in reading.input_shapes.items())
-    fixed = reading.values.items()
-    values = sorted((name, x.dtype.name, x.shape, x.tobytes()) for name, x in fixed)
+    fixed_inputs = reading.values.items()
+    values = sorted((name, x.dtype.name, x.shape, x.tobytes()) for name, x in fixed_inputs)
     extents = sorted(reading.extents.items())
     limits = reading.meter.limits
     settings = reading.expand, reading.real, reading.rounds, limits, shapes, values, extents
     texts = [repr(settings), repr(sorted(network.pairs.items())), *described(network.graph)]
-    for label, array in sorted(unread.items(), key=lambda item: item[0]):
+    for label in sorted(unread):
+        array = unread[label]
         if isinstance(array, jax.ShapeDtypeStruct):
             texts += label, repr(array)
-            continue
-        x = np.asarray(array)
-        texts += label, f"{x.dtype}{x.shape}", hashlib.sha256(x.tobytes()).hexdigest()
+        else:
+            x = np.asarray(array)
+            texts += label, f"{x.dtype}{x.shape}", hashlib.sha256(x.tobytes()).hexdigest()
     objects: list[object] = []
     for item in network.frontend.content():
         if isinstance(item, str | bytes):
@@ -135,29 +141,31 @@ def compiler_versions() -> tuple[str, ...]:
 def _flags(variable: str) -> str:
     """Return the compiler's flags in the environment variable `variable`.
 
-    If the variable names a file, the flags are in the file.
+    If the variable has the path of a file, the flags are in the file.
     """
-    flags = os.environ.get(variable, "")
-    if flags and not flags.startswith("-"):
-        with suppress(OSError), open(flags, encoding="utf-8", errors="replace") as file:
+    flags_or_path = os.environ.get(variable, "")
+    may_be_path = flags_or_path and not flags_or_path.startswith("-")
+    if may_be_path:
+        with suppress(OSError), open(flags_or_path, encoding="utf-8", errors="replace") as file:
             return file.read()
-    return flags
+    return flags_or_path
 
 
 @cache
 def _installation() -> tuple[str, ...]:
     """Return texts for the versions of packages and Python, the source files, and the processor."""
-    versions = (nnef_jax.__version__, sys.version, np.__version__, ml_dtypes.__version__)
-    return *versions, *_sources(), *processor()
+    versions = [nnef_jax.__version__, sys.version, np.__version__, ml_dtypes.__version__]
+    return tuple([*versions, *_sources(), *processor()])
 
 
 def _sources() -> Iterator[str]:
     """Yield a text for each source file of the packages, with its size and modification time.
 
-    During development, sources change while the version of the package stays.
+    During development the sources change, but the version of the package stays the same.
     """
     for package in (nnef_jax, lowering):
-        for folder, _, names in os.walk(os.path.dirname(package.__file__ or "")):
+        package_folder = os.path.dirname(package.__file__ or "")
+        for folder, _, names in os.walk(package_folder):
             for name in sorted(names):
                 if name.endswith((".py", ".nnef", ".lark")):
                     status = os.stat(os.path.join(folder, name))

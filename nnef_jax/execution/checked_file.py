@@ -32,7 +32,6 @@ import os
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -53,7 +52,7 @@ _CORES = os.cpu_count()
 
 
 def write_checked(path: str, parts: Sequence[bytes | memoryview]) -> None:
-    """Write a file atomically, with a digest of its content. The content is the joined parts."""
+    """Write a file atomically: a digest of its content, and the content, which is in parts."""
     start = _start(sum(len(part) for part in parts))
     digest = _digest(path, start, parts)
     with files.replacing(path, overwrite=True) as file:
@@ -64,22 +63,25 @@ def write_checked(path: str, parts: Sequence[bytes | memoryview]) -> None:
 def read_checked(path: str, *, mapped: bool) -> memoryview | None:
     """Return the content of a file, or None if there is no file or its digest is wrong.
 
-    If `mapped` is true, the content is a view of the mapped file, and changes with it. The file
-    may be replaced by renaming, but must not be written to or truncated. Otherwise the content
-    is a copy.
+    If `mapped` is true, the content is a view of the mapped file: if the file changes, the
+    content changes. The file may be replaced by renaming, but must not be written to or
+    truncated. If `mapped` is false, the content is a copy.
     """
     try:
         with protected_files.without_noting(), files.open_regular(path, ArchiveError) as file:
-            start = _start(max(0, os.fstat(file.fileno()).st_size - HEADER))
-            if file.read(len(start)) != start:  # The file may be another one, of any size.
-                return None
+            content_size = max(0, os.fstat(file.fileno()).st_size - HEADER)
+            expected_start = _start(content_size)
+            if file.read(len(expected_start)) != expected_start:
+                return None  # Another program wrote the file, or it is incomplete.
             file.seek(0)
             data = files.contents(file) if mapped else memoryview(file.read())
     except (OSError, ValueError):  # ArchiveError is a ValueError.
         return None
     content = data[HEADER:]
-    stored_digest = data[len(start) : HEADER].tobytes()
-    return content if stored_digest == _digest(path, start, [content]) else None
+    stored_digest = data[len(expected_start) : HEADER].tobytes()
+    if stored_digest != _digest(path, expected_start, [content]):
+        return None
+    return content
 
 
 def digests_of(arrays: Sequence[NDArray[np.generic]]) -> list[str]:
@@ -94,10 +96,10 @@ def digests_of(arrays: Sequence[NDArray[np.generic]]) -> list[str]:
 
 def write_array(path: str, array: NDArray[np.generic]) -> None:
     """Write an array to a checked file, atomically."""
-    head = json.dumps((array.dtype.name, array.shape)).encode()
-    start = len(head).to_bytes(_LENGTH_BYTES, "little") + head
-    padded_start = start.ljust(_aligned(len(start)), b"\0")
-    write_checked(path, [padded_start, _bytes(array)])
+    description = json.dumps((array.dtype.name, array.shape)).encode()
+    header = len(description).to_bytes(_LENGTH_BYTES, "little") + description
+    padded_header = header.ljust(_aligned(len(header)), b"\0")
+    write_checked(path, [padded_header, _bytes(array)])
 
 
 def read_array(path: str) -> NDArray[Any] | None:
@@ -109,9 +111,10 @@ def read_array(path: str) -> NDArray[Any] | None:
     if content is None:
         return None
     try:
-        end = _LENGTH_BYTES + int.from_bytes(content[:_LENGTH_BYTES], "little")
-        dtype, shape = json.loads(bytes(content[_LENGTH_BYTES:end]))
-        return np.ndarray(shape, np.dtype(dtype), content, _aligned(end))
+        header_end = _LENGTH_BYTES + int.from_bytes(content[:_LENGTH_BYTES], "little")
+        dtype_name, shape = json.loads(bytes(content[_LENGTH_BYTES:header_end]))
+        data_start = _aligned(header_end)
+        return np.ndarray(shape, np.dtype(dtype_name), content, data_start)
     except Exception:  # numpy may raise any exception for a corrupt header.
         return None
 
@@ -122,22 +125,30 @@ def _aligned(size: int) -> int:
 
 
 def _bytes(array: NDArray[np.generic]) -> memoryview:
+    """Return the bytes of an array in C order, without a copy if the array is contiguous."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
 def _start(size: int) -> bytes:
+    """Return the start of a checked file: the magic line, and the size of the content."""
     return _MAGIC + size.to_bytes(_LENGTH_BYTES, "little")
 
 
 def _digest(path: str, start: bytes, parts: Iterable[bytes | memoryview]) -> bytes:
+    """Return the digest of a checked file from its name, its start, and its content in parts."""
     name = os.fsencode(os.path.basename(path))
     with ThreadPoolExecutor(_CORES) as pool:
-        sums = b"".join(crc.to_bytes(4, "little") for crc in pool.map(_crc32, _chunks(parts)))
-    return hashlib.sha256(start + name + b"\0" + sums).digest()
+        checksums = list(pool.map(_crc32, _chunks(parts)))
+    checksum_bytes = b"".join(checksum.to_bytes(4, "little") for checksum in checksums)
+    return hashlib.sha256(start + name + b"\0" + checksum_bytes).digest()
 
 
 def _crc32(pieces: Iterable[memoryview]) -> int:
-    return reduce(lambda crc, piece: zlib.crc32(piece, crc), pieces, 0)
+    """Return the crc32 of the joined pieces."""
+    checksum = 0
+    for piece in pieces:
+        checksum = zlib.crc32(piece, checksum)
+    return checksum
 
 
 def _chunks(parts: Iterable[bytes | memoryview]) -> Iterator[list[memoryview]]:
@@ -146,17 +157,17 @@ def _chunks(parts: Iterable[bytes | memoryview]) -> Iterator[list[memoryview]]:
     A piece is a part, or a section of a part.
     """
     pieces: list[memoryview] = []
-    free = _CHUNK
+    free_bytes = _CHUNK  # of the chunk to which `pieces` belong
     for part in parts:
         remainder = memoryview(part)
         while remainder:
-            piece = remainder[:free]
-            remainder = remainder[free:]
+            piece = remainder[:free_bytes]
+            remainder = remainder[free_bytes:]
             pieces.append(piece)
-            free -= len(piece)
-            if not free:
+            free_bytes -= len(piece)
+            if free_bytes == 0:
                 yield pieces
                 pieces = []
-                free = _CHUNK
+                free_bytes = _CHUNK
     if pieces:
         yield pieces

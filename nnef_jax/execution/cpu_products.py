@@ -51,6 +51,7 @@ def remarks(definition: Definition, graph: Graph) -> list[str]:
 
 
 def _is_bfloat16(definition: Definition) -> bool:
+    """Tell whether most of the network's products are computed in bfloat16."""
     from lowering import is_mostly_bfloat16
 
     return is_mostly_bfloat16(definition.network.graph, definition.options.precision)

@@ -50,7 +50,7 @@ class Definition:
 
     def __init__(self, network: Network, options: RunOptions, layout: Layout | None = None) -> None:
         left_out = frozenset[str]() if options.unused else network.unused
-        self.unread: Mapping[str, Any] = {x: network.data[x] for x in left_out}
+        self.unread: Mapping[str, Any] = {label: network.data[label] for label in left_out}
         # The data are left out, so that the definition does not keep arrays of the host in memory.
         self.network: Network = replace(network, data={})
         self.options = options
@@ -74,15 +74,20 @@ class Definition:
         return self._copy_with(options=options, optimize=self._optimize(options))
 
     def _copy_with(self, **attributes: object) -> Definition:
-        other = Definition.__new__(Definition)
-        other.__dict__ = self.__dict__ | attributes
-        other.__dict__.pop("content", None)
-        return other
+        """Return a copy with other values of some attributes."""
+        copy = Definition.__new__(Definition)
+        copy.__dict__ = self.__dict__ | attributes
+        copy.__dict__.pop("content", None)  # A cached property, which depends on the attributes.
+        return copy
 
     def _optimize(self, options: RunOptions) -> bool | Literal["strict"]:
-        # Kernels for CPUs join and transpose weights. If weights were sharded, they would have to
-        # move between devices.
-        return False if self.layout and self.layout.specs else options.optimize
+        """Return the option `optimize`, or False if parameters are sharded."""
+        has_sharded_params = self.layout is not None and bool(self.layout.specs)
+        if has_sharded_params:
+            # Kernels for CPUs join and transpose weights. Sharded weights would have to move
+            # between devices.
+            return False
+        return options.optimize
 
     def with_layout(self, layout: Layout | None) -> Definition:
         """Return a definition of the network on the mesh of a layout, or on no mesh for None."""
@@ -105,10 +110,11 @@ class Definition:
     def types(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> list[Any]:
         """Return the types of a call's inputs in the order of the graph.
 
-        The arguments of the call are arrays or types. Without arguments the types are those
-        that the network declares.
+        The arguments of the call are arrays or types. A call without arguments has inputs of
+        the types that the network declares.
         """
-        inputs = args if args or kwargs else declared(self.network)
+        has_arguments = args or kwargs
+        inputs = args if has_arguments else declared(self.network)
         return bind_inputs(self.network, inputs, kwargs, abstract=True)
 
     def check_params(self, params: Any, *, all: bool = False, stored: bool = False) -> Any:
@@ -116,10 +122,10 @@ class Definition:
 
         Args:
             params: arrays by label, or the result of `prepare`.
-            all: whether to return all parameters of `params`, also those that the network does
-                not need.
-            stored: whether to leave the parameters on their devices, and not to put them on the
-                mesh.
+            all: whether to return also the parameters in `params` that the network does not
+                need.
+            stored: whether to leave the parameters on their devices, instead of putting them on
+                the mesh.
 
         Prepared values are dropped if `all` or `stored` is true. Raises InputError if the
         parameters do not fit the graph.
@@ -139,8 +145,8 @@ class Definition:
     def check_state(self, state: object, labels: Iterable[str] | None = None) -> dict[str, Any]:
         """Check the arrays of a state, and return them as jax arrays by label.
 
-        By default all state variables must have an array, otherwise those in `labels`. Raises
-        InputError if an array is missing or does not fit the graph.
+        The state must have an array for each state variable in `labels`, by default for all
+        state variables. Raises InputError if an array is missing or does not fit the graph.
         """
         variables = self.variables
         if labels is not None:
@@ -148,7 +154,7 @@ class Definition:
         bound = bind_variables("state", state, variables, list(variables))
         arrays = {label: bound[label] for label in variables}
         for label, x in arrays.items():
-            # The test comes first because jnp.asarray takes 1 us even for a jax.Array.
+            # jnp.asarray takes 1 us even for a jax.Array, so it is not called for these.
             if not isinstance(x, jax.Array):
                 arrays[label] = jnp.asarray(x)
         return arrays
@@ -166,23 +172,28 @@ class Definition:
     @cached_property
     def variables(self) -> dict[str, StateVariable]:
         """Return the state variables of the graph by label, sorted by label."""
-        return {x.label: x for x in sorted(self.network.graph.states, key=lambda x: x.label)}
+        variables = sorted(self.network.graph.states, key=attrgetter("label"))
+        return {variable.label: variable for variable in variables}
 
     def cycle(self, params: Arrays, state: Arrays, inputs: Inputs, probe: Probe) -> Results:
         """Run one cycle, and return the outputs, the next state, and the captured tensors."""
         graph, results = self._graph_and_results(inputs, probe, state)
-        labels = self._labels_read(graph, results) if probe.capture else []
-        missing = [label for label in labels if label not in params]
-        if missing:
-            message = f"captures need {', '.join(map(repr, missing))}, which params does not have"
-            hint = "after load(..., unused=True) model.params has all parameters of the graph"
-            raise InputError(message, hint=hint)
-        values = self.tensors(graph, params, state, inputs, results, probe.edited(graph))
-        captures = {n: jnp.asarray(values[value]) for n, value in probe.captured(graph).items()}
+        if probe.capture:
+            labels = self._labels_read(graph, results)
+            missing = [label for label in labels if label not in params]
+            if missing:
+                names = ", ".join(map(repr, missing))
+                message = f"captures need {names}, which params does not have"
+                hint = "after load(..., unused=True) model.params has all parameters of the graph"
+                raise InputError(message, hint=hint)
+        arrays = self.tensors(graph, params, state, inputs, results, probe.edited(graph))
+        captures: dict[str, Any] = {}
+        for name, value in probe.captured(graph).items():
+            captures[name] = jnp.asarray(arrays[value])
         if not probe.results:
             return None, {}, captures
-        outputs = [jnp.asarray(values[value]) for value in graph.outputs]
-        next_state = {state.label: jnp.asarray(values[state.update]) for state in graph.states}
+        outputs = [jnp.asarray(arrays[value]) for value in graph.outputs]
+        next_state = {state.label: jnp.asarray(arrays[state.update]) for state in graph.states}
         return outputs, next_state, captures
 
     def scanned_cycles(
@@ -190,9 +201,9 @@ class Definition:
     ) -> Results:
         """Run a cycle for each index of the inputs' first axis, by `lax.scan`.
 
-        A cycle takes the state that the previous cycle returned. The outputs, the last state
-        and the captured tensors are returned. Outputs and captured tensors have a first axis
-        for the cycles.
+        A cycle takes the state that the previous cycle returned. Returns the outputs, the last
+        state and the captured tensors. The first axis of each output and captured tensor is
+        that of the cycles.
         """
         self._require_constant_shapes(state, inputs)
 
@@ -208,13 +219,19 @@ class Definition:
 
         All cycles start from the state `state`.
         """
-        return jax.vmap(lambda items: self.cycle(params, state, items, probe))(list(inputs))
+
+        def cycle_on(inputs: Inputs) -> Results:
+            return self.cycle(params, state, inputs, probe)
+
+        return jax.vmap(cycle_on)(list(inputs))
 
     def labels_read(self, inputs: Inputs, probe: Probe, state: Arrays) -> list[str]:
-        """Return the labels of the parameters that a run reads, with its results and captures."""
-        return self._labels_read(*self._graph_and_results(inputs, probe, state))
+        """Return the labels of the parameters that a run reads for its results and captures."""
+        graph, results = self._graph_and_results(inputs, probe, state)
+        return self._labels_read(graph, results)
 
     def _labels_read(self, graph: Graph, results: list[Value]) -> list[str]:
+        """Return the labels of the parameters on which tensors of a graph depend."""
         needed = graph.dependencies(results)
         return [parameter.label for parameter in graph.parameters if parameter.value in needed]
 
@@ -222,7 +239,7 @@ class Definition:
         """Raise InputError if the shape of a state variable would change in a cycle."""
         if not self.network.open_states:
             return
-        graph = self.specialised(state, inputs, 1)
+        graph = self.specialised(state, inputs, time_axes=1)
         for variable in graph.states:
             before = tuple(state[variable.label].shape)
             after = variable.update.type.shape
@@ -237,27 +254,31 @@ class Definition:
     ) -> dict[str, Any]:
         """Compute the initial values of state variables that depend on inputs of the first cycle.
 
-        `inputs` has the inputs on which they depend, by name.
+        The result has these initial values by label. `inputs` has by name the inputs on which
+        they depend.
         """
-        initial = [state.initial for state in graph.states if state.initial is not None]
-        arrays = [inputs.get(value.name) for value in graph.inputs]
-        values = self.tensors(graph, params, state, arrays, initial)
-        states = {
-            state.label: values[state.initial]
-            for state in graph.states
-            if state.initial is not None
+        initial_values = {
+            variable.label: variable.initial
+            for variable in graph.states
+            if variable.initial is not None
         }
-        return {label: jnp.asarray(x) for label, x in states.items()}
+        input_arrays = [inputs.get(value.name) for value in graph.inputs]
+        arrays = self.tensors(graph, params, state, input_arrays, list(initial_values.values()))
+        return {label: jnp.asarray(arrays[value]) for label, value in initial_values.items()}
 
     def tensors(self, graph: Graph, *arguments: Any) -> dict[Value, Any]:
-        """Compute tensors of a graph by `lowering.trace`, which takes the other arguments.
+        """Compute tensors of a graph by `lowering.trace`, to which `arguments` are passed.
 
         If this fails, the error names a line of the document.
         """
         options = self.options
         meter = Meter(self.network.options.meter.limits)
-        refusal = partial(at_operation, family=UnsupportedError)
-        context = Context(options.precision, meter.fold, options.straight_through, refusal)
+        context = Context(
+            precision=options.precision,
+            fold=meter.fold,
+            straight_through=options.straight_through,
+            refusal=partial(at_operation, family=UnsupportedError),
+        )
         try:
             return trace(graph, context, *arguments)
         except InvalidComputation as error:
@@ -268,21 +289,25 @@ class Definition:
     ) -> tuple[Graph, list[Value]]:
         """Return the graph for the shapes of inputs and state, and its tensors to compute.
 
-        The tensors are the outputs, the next states and the captured tensors, as the probe
-        says.
+        The tensors are the outputs and the next states, unless the probe leaves them out, and
+        the captured tensors.
         """
         graph = self.specialised(state, inputs)
-        updates = map(attrgetter("update"), graph.states)
-        results = [*graph.outputs, *updates] if probe.results else []
-        return graph, [*results, *probe.captured(graph).values()]
+        tensors: list[Value] = []
+        if probe.results:
+            tensors += graph.outputs
+            tensors += [state.update for state in graph.states]
+        tensors += probe.captured(graph).values()
+        return graph, tensors
 
     def specialised(self, state: Arrays, inputs: Inputs, time_axes: int = 0) -> Graph:
         """Return the network's graph for the shapes of a state and of inputs.
 
         The first `time_axes` axes of the inputs, which count time steps, are left out.
         """
-        before = {label: tuple(x.shape) for label, x in state.items()}
-        return self.network.specialise([tuple(x.shape[time_axes:]) for x in inputs], before)
+        state_shapes = {label: tuple(x.shape) for label, x in state.items()}
+        input_shapes = [tuple(x.shape[time_axes:]) for x in inputs]
+        return self.network.specialise(input_shapes, state_shapes)
 
     def compute_in_trace(
         self,
@@ -292,10 +317,11 @@ class Definition:
         inputs: Inputs,
         probe: Probe,
     ) -> Results:
-        """Compute `function` within a trace, which jax may lower for any platform.
+        """Compute `function` within a trace of jax, whose platform may not be known yet.
 
         `function` is a method of this object, such as `cycle`. If passes are in use, it becomes
-        one primitive, which is rewritten when the platform is known.
+        one primitive. jax lowers the primitive when the platform is known, and the passes
+        rewrite it then.
         """
         raw_params = params
         preparation = None
@@ -350,10 +376,10 @@ class Definition:
     def preparation(
         self, platform: str, function: Function, params: Arrays, state: Arrays, inputs: Inputs
     ) -> Any:
-        """Compute the values that a function's calls on a platform need from its parameters.
+        """Compute the values that calls of a function on a platform need from the parameters.
 
-        None is returned if nothing is prepared, for example if the platform has no kernels.
-        Raises the errors of the function.
+        Returns None if nothing is prepared, for example if the platform has no kernels. Raises
+        the errors of the function.
         """
         if not self.optimize:
             return None
@@ -373,7 +399,8 @@ class Definition:
 
     def state_of(self, state: Arrays) -> dict[str, Any]:
         """Select the arrays of the network's state variables from `state`, by label."""
-        return {s.label: state[s.label] for s in self.network.graph.states if s.label in state}
+        labels = [variable.label for variable in self.network.graph.states]
+        return {label: state[label] for label in labels if label in state}
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Devices cannot be pickled, so an unpickled definition is on no mesh.
@@ -381,7 +408,7 @@ class Definition:
         return Definition, (network, self.options)
 
     def __eq__(self, other: object) -> bool:
-        """Tell whether two definitions have equal content, whatever files they were read from."""
+        """Tell whether two definitions have equal content, even if they are from two files."""
         return self is other or (isinstance(other, Definition) and self.content == other.content)
 
     def __hash__(self) -> int:
@@ -394,16 +421,16 @@ class Definition:
     @property
     def differences(self) -> list[str]:
         """Return phrases for the mesh, and for the options that differ from their default value."""
-        words: list[str] = []
+        phrases: list[str] = []
         if self.layout:
-            axes = (f"{name}={size}" for name, size in self.layout.mesh.shape.items())
-            words.append(f"on a mesh {', '.join(axes)}")
+            axes = [f"{name}={size}" for name, size in self.layout.mesh.shape.items()]
+            phrases.append(f"on a mesh {', '.join(axes)}")
         default = RunOptions()
         for field in fields(self.options):
             value = getattr(self.options, field.name)
             if value != getattr(default, field.name):
-                words.append(f"{field.name}={value!r:.40}")
-        return words
+                phrases.append(f"{field.name}={value!r:.40}")
+        return phrases
 
     @cached_property
     def content(self) -> tuple[object, ...]:

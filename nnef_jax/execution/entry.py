@@ -28,11 +28,13 @@ Lists = Sequence[Sequence[Any]]
 class Entry:
     """A network as a function of parameters, state and inputs, for one kind of call.
 
-    There are four kinds of calls, by `name`. "outputs" computes one cycle from the initial
-    state. "map" computes one cycle from the initial state for each item along the first axis of
-    the inputs. "step" computes one cycle from the state that the call passes, and returns the
-    outputs and the next state. "scan" computes many steps one after the other: the first axis
-    of its inputs is time.
+    The field `name` is the kind of call:
+
+    - "outputs" computes one cycle from the initial state.
+    - "map" computes, for each index of the inputs' first axis, one cycle from the initial state.
+    - "step" computes one cycle from the state that the call passes, and returns the outputs and
+      the next state.
+    - "scan" computes many steps one after the other. The first axis of its inputs is time.
     """
 
     definition: Definition
@@ -53,9 +55,9 @@ class Entry:
     def time_axes(self) -> int:
         """Return how many axes an input of the call has before the axes of the network's input.
 
-        It is 1 for "map" and "scan", and otherwise 0.
+        The number is 1 for "map" and "scan", and otherwise 0.
         """
-        return int(self.name in ("map", "scan"))
+        return 1 if self.name in ("map", "scan") else 0
 
     @property
     def donates(self) -> bool:
@@ -66,10 +68,11 @@ class Entry:
     def labels(self) -> list[str]:
         """Return the labels of the states that a call passes, sorted as jax sorts a dict.
 
-        jax matches donated buffers to results by their position, and a mismatch costs a copy.
+        jax matches donated buffers to results by their position. A mismatch would cost a copy.
         """
-        states = self.definition.network.graph.states
-        return sorted(state.label for state in states) if self.takes_state else []
+        if not self.takes_state:
+            return []
+        return sorted(state.label for state in self.definition.network.graph.states)
 
     @property
     def function(self) -> Function:
@@ -77,9 +80,13 @@ class Entry:
 
         It is a function of parameters, state, inputs and a probe.
         """
-        definition = self.definition
-        by_name = {"map": definition.mapped_cycle, "scan": definition.scanned_cycles}
-        return by_name.get(self.name, definition.cycle)
+        match self.name:
+            case "map":
+                return self.definition.mapped_cycle
+            case "scan":
+                return self.definition.scanned_cycles
+            case "outputs" | "step":
+                return self.definition.cycle
 
     def jitted(
         self,
@@ -88,9 +95,9 @@ class Entry:
     ) -> Any:
         """Return a jitted function of parameters, state, inputs and a probe.
 
-        `options` are the compiler's options. The function computes with
-        `params_of(parameters)`. If a caller compiles it as a part of an outer function,
-        parameters whose values are known are prepared for the platform of the outer function.
+        `options` are the compiler's options. The network runs on `params_of(parameters)`
+        instead of the passed parameters. If the jitted function is called within a caller's
+        trace, parameters whose values are known are prepared for the trace's platform.
         """
         definition = self.definition
         compute = partial(definition.compute_in_trace, self.function)
@@ -108,25 +115,27 @@ class Entry:
         return jax.jit(run, compiler_options=options)
 
     def arguments(self, state: Arrays, inputs: Inputs) -> tuple[list[Any], ...]:
-        """Return the arguments of an executable after the prepared values, as one or two lists.
+        """Return the arguments that follow the prepared values of an executable, as lists.
 
-        The first list has the inputs. The second list has the arrays of the state, if calls
-        pass a state. Lists are the trees that jax flattens in the least time.
+        The first list has the inputs. If the call passes a state, a second list has the arrays
+        of the state. jax flattens lists faster than other trees.
         """
         if not self.takes_state:
             return (list(inputs),)
         return list(inputs), [state[label] for label in self.labels]
 
     def of_lists(self, labels: Sequence[str]) -> Callable[..., Any]:
-        """Return a function of a list of the model's arrays, and of a call's `arguments`.
+        """Return a function that computes a call from lists of arrays.
 
-        `labels` are the labels of the model's arrays in the list.
+        The first list has the model's arrays with the labels `labels`. The further lists are those
+        that the method `arguments` returns.
         """
 
         def run_on_lists(arrays: Inputs, inputs: Inputs, states: Inputs = ()) -> Any:
+            # `arrays` include the initial state if calls pass no state.
             params = dict(zip(labels, arrays, strict=True))
-            call_state = dict(zip(self.labels, states, strict=True))
-            state = self.definition.state_of({**params, **call_state})
+            passed_state = dict(zip(self.labels, states, strict=True))
+            state = self.definition.state_of({**params, **passed_state})
             return self.result(self.function(params, state, list(inputs), NOTHING))
 
         return run_on_lists
@@ -136,8 +145,12 @@ class Entry:
 
         `arguments` has the lists that the method `arguments` returns.
         """
-        inputs, *states = arguments
-        state = dict(zip(self.labels, *states, strict=True)) if states else arrays
+        state = arrays
+        if self.takes_state:
+            inputs, states = arguments
+            state = dict(zip(self.labels, states, strict=True))
+        else:
+            (inputs,) = arguments
         return self.definition.specialised(state, inputs, self.time_axes)
 
     def tree(self, graph: Graph) -> Any:
@@ -150,10 +163,11 @@ class Entry:
         return jax.tree.structure(self.result((outputs, next_state, {})))
 
     def result(self, results: Results, probe: Probe = NOTHING) -> Any:
-        """Return the results of a call in the form in which a user gets them.
+        """Pack the results of a call into the object that a user gets.
 
-        The form depends on whether there is one output or several, a next state, and captured
-        tensors.
+        It is a tuple of the outputs, the next state and the captured tensors. The next state is
+        left out if the call takes no state, and the captured tensors if the user asked for
+        none. If only the outputs are left, they are returned without a tuple.
         """
         outputs, next_state, captures = results
         if not probe.results:
@@ -167,7 +181,7 @@ class Entry:
 
 
 def results_of(graph: Graph) -> Callable[..., Any]:
-    """Return a function that makes a call's result of the list of outputs.
+    """Return a function that packs the list of outputs into the result of a call.
 
     The result is an array if there is one output, and otherwise a namedtuple.
     """
@@ -177,21 +191,28 @@ def results_of(graph: Graph) -> Callable[..., Any]:
     indices: dict[Value, int] = {}
     for i, value in enumerate(graph.outputs):
         indices.setdefault(value, i)  # The first of equal outputs counts.
-    aliases = {name: indices[value] for name, value in graph.aliases.items() if value in indices}
-    aliases |= {value.name: i for value, i in indices.items()}
-    pairs = sorted((name, i) for name, i in aliases.items() if name not in names)
-    return _namedtuple(names, tuple(pairs))._make
+    aliases: dict[str, int] = {}
+    for alias, value in graph.aliases.items():
+        if value in indices:
+            aliases[alias] = indices[value]
+    for value, i in indices.items():
+        aliases[value.name] = i
+    other_names = sorted(aliases.keys() - set(names))
+    alias_indices = tuple((name, aliases[name]) for name in other_names)
+    return _namedtuple(names, alias_indices)._make
 
 
 @cache
 def _namedtuple(names: tuple[str, ...], aliases: tuple[tuple[str, int], ...]) -> Any:
-    """Return a namedtuple class with the fields `names`, whose instances can be pickled.
+    """Return a class of namedtuples with the fields `names`. Its instances can be pickled.
 
-    An item of an instance can also be taken by name, as `outputs["y"]`, or by an alias.
-    `aliases` has pairs of an alias and the index of its item.
+    A member of an instance can also be taken by its name or an alias, as in `outputs["y"]`.
+    `aliases` has pairs of an alias and the index of its member.
     """
-    type: Any = namedtuple("Outputs", names, rename=True)  # pyright: ignore[reportUntypedNamedTuple]
-    indices = {**dict(aliases), **{name: i for i, name in enumerate(names)}}
+    cls: Any = namedtuple("Outputs", names, rename=True)  # pyright: ignore[reportUntypedNamedTuple]
+    indices = dict(aliases)
+    for i, name in enumerate(names):
+        indices[name] = i
 
     def getitem(self: tuple[Any, ...], key: object) -> Any:
         return tuple.__getitem__(self, _index(indices, names, key))
@@ -202,10 +223,10 @@ def _namedtuple(names: tuple[str, ...], aliases: tuple[tuple[str, int], ...]) ->
     def asdict(self: tuple[Any, ...]) -> dict[str, Any]:
         return dict(zip(names, self, strict=True))
 
-    type.__getitem__ = getitem
-    type.__reduce__ = reduced
-    type._asdict = asdict
-    return type
+    cls.__getitem__ = getitem
+    cls.__reduce__ = reduced
+    cls._asdict = asdict
+    return cls
 
 
 def _unpickled(
@@ -215,9 +236,10 @@ def _unpickled(
 
 
 def _index(indices: Mapping[str, int], names: tuple[str, ...], key: object) -> Any:
-    """Return the index of an output, by its name or alias.
+    """Return the index of the output with a name or an alias.
 
-    Another key, such as a slice, is returned unchanged. Raises KeyError for an unknown name.
+    A key that is not a string, such as a slice, is returned unchanged. Raises KeyError for an
+    unknown name.
     """
     if not isinstance(key, str):
         return key

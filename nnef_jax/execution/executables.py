@@ -56,7 +56,8 @@ class Store:
 
 
 def _copy_values(source: Once, target: Once) -> None:
-    for key, value in [*source.values.items()]:  # a list, since other threads may add values
+    items = [*source.values.items()]  # A copy, since other threads may add values.
+    for key, value in items:
         target.keep(key, value)
 
 
@@ -69,9 +70,10 @@ class Executables:
     There is an executable for each entry, place and combination of shapes. Executables are
     loaded from the folder `cache_dir` of the options.
 
-    The option `max_executables` bounds the number of executables in memory, of which the least
-    recently used ones are dropped. To jax this object is the static part of a model: two
-    objects are equal if their definitions are equal, and a pickle has no executables.
+    The option `max_executables` bounds the number of executables in memory. If there are more,
+    the least recently used ones are dropped. To jax this object is the static part of a model:
+    two objects are equal if their definitions are equal. A pickle of this object has no
+    executables.
     """
 
     def __init__(self, definition: Definition, stores: Stores | None = None) -> None:
@@ -106,7 +108,8 @@ class Executables:
         other = Executables(definition, self._stores)
         options = definition.options
         resized = replace(self.definition.options, max_executables=options.max_executables)
-        if other._store is not self._store and resized == options:
+        differs_only_in_size = resized == options
+        if differs_only_in_size and other._store is not self._store:
             other._store.copy_from(self._store)
         return other
 
@@ -151,27 +154,31 @@ class Executables:
         return self._store.functions.get((entry.name, "mesh"), lambda: entry.jitted(options))
 
     def options(self, platform: str) -> dict[str, str]:
-        """Return the compiler options for a function of a user that calls the network.
+        """Return the compiler options for a user's function, in which the network is called.
 
-        They are chosen for a call with the shapes of the network's example, if the network has
-        open extents.
+        If the network has open extents, the options are chosen for a call with the shapes of
+        the network's example.
         """
         definition = self.definition
         layout = definition.layout
 
         def make_options() -> dict[str, str]:
+            """Return the options that suit a call with the shapes of the example."""
             if not definition.has_kernels(platform):
                 return {}
             try:
                 graph = definition.network.example()
                 variables = *graph.parameters, *graph.states
-                types = {x.label: array_type(x.value) for x in variables}
-                arrays = {label: types[label] for label in (*definition.labels, *definition.states)}
+                types = {variable.label: array_type(variable.value) for variable in variables}
+                labels = (*definition.labels, *definition.states)
+                arrays = {label: types[label] for label in labels}
                 inputs = [array_type(value) for value in graph.inputs]
-                parts, _ = self.lower(Entry(definition, "outputs"), arrays, (inputs,), platform)
+                entry = Entry(definition, "outputs")
+                split, _call = self.lower(entry, arrays, (inputs,), platform)
             except NnefError:  # The network has no example of its open extents.
                 return {}
-            return parts.options(False)
+            is_alone = False  # The call is a part of the user's function.
+            return split.options(is_alone)
 
         with named(definition.about):
             options = self._store.functions.get(("options", platform), make_options)
@@ -187,7 +194,7 @@ class Executables:
         *,
         keeps_values: bool,
     ) -> partial[Any]:
-        """Return the executable for a kind of call, bound to prepared values of a model's arrays.
+        """Return the executable for a kind of call, bound to values prepared from a model's arrays.
 
         The executable takes the lists of a call. It is compiled once, even if several threads
         ask for it.
@@ -205,16 +212,20 @@ class Executables:
         live_values: list[Any] = []
         parameters = [*arrays.values()]
 
+        disk = self._disk_for(place)
+
         def values_of(parts: Preparing) -> tuple[jax.Array, ...]:
-            disk = self._disk_for(place) if keeps_values else None
-            by_disk = None if disk is None else partial(disk.computed, parts)
-            values = prepared(parts, parameters, place, by_disk)
+            """Compute the prepared values, or read them from disk."""
+            compute = None
+            if keeps_values and disk is not None:
+                compute = partial(disk.computed, parts)
+            values = prepared(parts, parameters, place, compute)
             live_values.append(values)
             return values
 
         def make() -> tuple[Any, Preparing]:
+            """Return the executable, and the part of the split that prepares its values."""
             split_and_jit = partial(self._split_and_jit, entry, arrays, arguments, place)
-            disk = self._disk_for(place)
             if disk is not None:
                 graph = entry.specialised(arrays, arguments)
                 name = self._key(entry, graph, arrays, arguments, place)
@@ -249,33 +260,35 @@ class Executables:
         platform: str,
         devices: int = 1,
     ) -> tuple[Split, Callable[..., Any]]:
-        """Lower a kind of call for devices of a platform. Return the split, and a function.
+        """Lower a kind of call for devices of a platform. Return its split and a function.
 
         The function computes the call from prepared values and `arguments`. Arrays and
-        arguments may be types. Nothing is compiled, so the host needs no such device.
+        arguments may be types. Nothing is compiled, so the host needs no device of the
+        platform.
         """
         definition = self.definition
-        function = entry.of_lists([*arrays])
+        run_on_lists = entry.of_lists([*arrays])
         parameters = [*arrays.values()]
-        pair: Any = jax.make_jaxpr(function, return_shape=True)(parameters, *arguments)
-        closed, shapes = pair
+        traced: Any = jax.make_jaxpr(run_on_lists, return_shape=True)(parameters, *arguments)
+        closed_jaxpr, result_types = traced
 
         def by_passes() -> tuple[Split, Callable[..., Any]]:
+            """Return the split that the passes for the platform make, and its call."""
             from lowering import Program, differentiable, lower
 
-            program = Program(closed, len(parameters), prepares=False)
+            program = Program(closed_jaxpr, len(parameters), prepares=False)
             if definition.optimize:
                 program = differentiable(program)
-            parts = lower(program, definition.target(platform, devices))
+            split = lower(program, definition.target(platform, devices))
 
             def call(values: Sequence[jax.Array], *arguments: Sequence[jax.Array]) -> Any:
-                results = parts.call(values, jax.tree.leaves(arguments))
-                return jax.tree.unflatten(jax.tree.structure(shapes), results)
+                results = split.call(values, jax.tree.leaves(arguments))
+                return jax.tree.unflatten(jax.tree.structure(result_types), results)
 
-            return parts, call
+            return split, call
 
         def without_passes() -> tuple[Split, Callable[..., Any]]:
-            return unprepared(function, len(parameters)), function
+            return unprepared(run_on_lists, len(parameters)), run_on_lists
 
         return or_else(by_passes, without_passes)
 
@@ -286,27 +299,29 @@ class Executables:
         arguments: Lists,
         place: Placement,
     ) -> tuple[Split, jax.stages.Wrapped]:
-        """Lower a kind of call. Return the split, and the call as a jitted function.
+        """Lower a kind of call. Return its split, and the call as a jitted function.
 
         The function has suitable compiler options. With the option `autotune` they are found by
         trial.
         """
         definition = self.definition
         platform = place.device.platform
-        parts, call = self.lower(entry, arrays, arguments, platform, place.devices)
-        options = parts.options(True)
-        candidates = None
+        split, call = self.lower(entry, arrays, arguments, platform, place.devices)
+        is_alone = True  # The function is this call, and nothing else.
+        options = split.options(is_alone)
         if definition.options.autotune:
             candidates = definition.target(platform).candidates
-        if candidates is not None:
-            values = prepared(parts, [*arrays.values()], place)
-            options = _by_trial(call, (values, *arguments), candidates())
-        position_of_states = 2
-        donated = (position_of_states,) if entry.donates else ()
+            if candidates is not None:
+                values = prepared(split, [*arrays.values()], place)
+                options = _by_trial(call, (values, *arguments), candidates())
+        # The call's arguments are the prepared values, the inputs, and the arrays of the state.
+        position_of_state = 2
+        donated = (position_of_state,) if entry.donates else ()
         run: Any = _in_trace_only(call, entry.title)
-        return parts, jax.jit(run, donate_argnums=donated, compiler_options=options)
+        return split, jax.jit(run, donate_argnums=donated, compiler_options=options)
 
     def _disk_for(self, place: Placement) -> DiskCache | None:
+        """Return the cache on disk, or None for a sharding, whose executables are not stored."""
         return None if isinstance(place.where, Sharding) else self._disk
 
     def _key(
@@ -319,6 +334,10 @@ class Executables:
         *,
         measures: bool = True,
     ) -> str:
+        """Return the cache key of an executable.
+
+        `measures` tells whether the host may be measured, since its rates are part of the key.
+        """
         definition = self.definition
         device = place.device
         types = [str(jax.typeof(x)) for x in (*arrays.values(), *jax.tree.leaves(arguments))]
@@ -338,19 +357,20 @@ def _by_trial(
 ) -> dict[str, str]:
     """Time a call with each set of compiler options in `candidates`, and return the fastest set."""
 
-    def compiled(options: dict[str, str]) -> Callable[[], object]:
-        run: Any = jax.jit(call, compiler_options=options)
-        return partial(run.lower(*arguments).compile(), *arguments)
-
-    return candidates[fastest(list(map(compiled, candidates)))]
+    compiled_calls: list[Callable[[], object]] = []
+    for options in candidates:
+        jitted: Any = jax.jit(call, compiler_options=options)
+        compiled = jitted.lower(*arguments).compile()
+        compiled_calls.append(partial(compiled, *arguments))
+    return candidates[fastest(compiled_calls)]
 
 
 def fastest(runs: Sequence[Callable[[], object]]) -> int:
-    """Return the index of the function that has the shortest call.
+    """Return the index of the function with the shortest call.
 
     The functions are called in turn, so that a disturbance of the machine affects all of them.
     """
-    for run in runs:
+    for run in runs:  # The first calls are not timed.
         jax.block_until_ready(run())
     shortest = [math.inf] * len(runs)
     end = time.perf_counter() + _TIME
@@ -367,14 +387,15 @@ def fastest(runs: Sequence[Callable[[], object]]) -> int:
 def _in_trace_only(run: Callable[..., object], name: str) -> Callable[..., object]:
     """Return a function that calls `run`, but raises RuntimeError outside of a trace.
 
-    It has the name `name`. When jax searches for a NaN, and under `jax.disable_jit`, jax runs
-    the primitives of a jitted function one by one. In these cases the network must run as it is
-    written, because only then its operations have names.
+    The returned function is named `name`. When jax searches for a NaN, and under
+    `jax.disable_jit`, jax runs the primitives of a jitted function one by one. In these cases
+    the network must run as it is written, because only then its operations have names.
     """
 
     def in_trace(*arguments: object) -> object:
         leaves = jax.tree.leaves(arguments)
-        if leaves and not any(isinstance(x, Tracer) for x in leaves):
+        has_tracers = any(isinstance(x, Tracer) for x in leaves)
+        if leaves and not has_tracers:
             raise RuntimeError(f"{name} is for jax to trace")
         return run(*arguments)
 

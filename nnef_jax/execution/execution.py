@@ -45,9 +45,9 @@ ByLabel = Mapping[str, Any]  # arrays, tracers or types
 
 
 def run_options(before: RunOptions, keywords: RunKeywords, *, has_rules: bool) -> RunOptions:
-    """Check the keywords of a user, and return the options `before` changed by them.
+    """Check a user's keywords, and return the options `before` with these keywords set.
 
-    The folder `cache_dir` is created. `has_rules` tells whether a user's rules are in use.
+    The folder `cache_dir` is created. `has_rules` tells whether the user passed rules.
     Raises the errors of `checked_run`, and InputError for a folder that cannot be created or
     read.
     """
@@ -60,7 +60,7 @@ def run_options(before: RunOptions, keywords: RunKeywords, *, has_rules: bool) -
 
 
 class Execution:
-    """Runs a network, its `definition`, on the arrays of a model, by cached `executables`."""
+    """Runs a network on the arrays of a model, by executables that are compiled once and cached."""
 
     def __init__(self, executables: Executables, arrays: Arrays) -> None:
         definition = arrays.definition
@@ -106,7 +106,7 @@ class Execution:
 
     @cached_property
     def packed(self) -> Callable[..., Any]:
-        """Return the function that makes a call's result of the list of outputs.
+        """Return the function that packs the list of outputs into the result of a call.
 
         The result is an array if there is one output, and otherwise a namedtuple.
         """
@@ -114,7 +114,7 @@ class Execution:
 
     @classmethod
     def of(cls, arrays: Arrays) -> Execution:
-        """Return an execution on some arrays, with an empty cache of executables."""
+        """Return an execution on the given arrays, with an empty cache of executables."""
         return cls(Executables(arrays.definition), arrays)
 
     @classmethod
@@ -126,14 +126,14 @@ class Execution:
     def abstract(cls, network: Network, options: RunOptions) -> Execution:
         """Return an execution of a network that has only the types of its arrays."""
         variables = *network.graph.parameters, *network.graph.states
-        types = {x.label: array_type(x.value) for x in variables}
+        types = {variable.label: array_type(variable.value) for variable in variables}
         definition = Definition(replace(network, data=types), options)
         return cls.of(Arrays.of(definition, types, from_user=True))
 
     def with_leaves(
         self, leaves: Leaves, unread: ByLabel | None = None, *, state_from_user: bool = False
     ) -> Execution:
-        """Return an execution on other parameters and states, which shares this one's executables.
+        """Return an execution on other parameters and states, with the same cached executables.
 
         `leaves` are the parameters and the initial state. `unread` has further parameters that
         no operation reads. `state_from_user` tells whether a user passed the state.
@@ -143,9 +143,9 @@ class Execution:
         return Execution(self.executables, Arrays(definition, leaves, state_from_user=from_user))
 
     def with_network(self, network: Network) -> Execution:
-        """Return an execution of another network on the other network's arrays.
+        """Return an execution of another network, on the arrays of that network.
 
-        Its options are those of this execution.
+        The options and the mesh of this execution stay in use.
         """
         before = self.definition
         definition = Definition(network, before.options, before.layout)
@@ -182,11 +182,12 @@ class Execution:
         return Execution.of(arrays)
 
     def for_one_call(self, inputs: Inputs) -> Execution:
-        """Return this execution, or one without passes, whichever takes less time for one call.
+        """Return the execution that takes the least time for a single call, compilation included.
 
-        The time includes compilation. On a CPU it is normally less without passes. There are
-        two exceptions: an executable on disk need not be compiled, and the passes are worth
-        their time if the call takes long.
+        The choice is between this execution and an execution without passes. On a CPU, an
+        execution without passes normally takes less time. There are two exceptions: an
+        executable on disk need not be compiled, and the passes are worth their time if the
+        call takes long.
         """
         if default_platform() != "cpu":
             return self
@@ -198,14 +199,15 @@ class Execution:
             if self.executables.is_on_disk(entry, arrays, arguments, place):
                 return self
         graph = self.network.specialise([x.shape for x in inputs])
-        is_long = total(graph) > _MULTIPLY_ADDS_WORTH_COMPILING
-        return self if is_long else self.without_passes()
+        if total(graph) > _MULTIPLY_ADDS_WORTH_COMPILING:
+            return self
+        return self.without_passes()
 
     def executable_for(self, inputs: tuple[object, ...]) -> partial[Any] | None:
-        """Return the executable that an earlier call with inputs of these types used, or None.
+        """Return the executable of an earlier call with inputs of the same types, or None.
 
-        The call was of the kind `outputs`. Inputs of these types need no binding. Binding and
-        the choice of an executable would take up to 30 us.
+        Only calls of the kind `outputs` count. The inputs need not be checked again. The check
+        and the choice of an executable would take up to 30 us.
         """
         if forks.is_without_threads:
             return None  # `run` raises the error for this case.
@@ -243,12 +245,12 @@ class Execution:
         params: Params | None = None,
         probe: Probe = NOTHING,
     ) -> Any:
-        """Run the network on inputs, and on a state if the kind of call takes one.
+        """Run the network on inputs, and also on a state if the kind of call takes a state.
 
         If `params` is None, the network runs on the model's parameters, on the device to which
-        the arrays are committed. There are two ways to run it. A call outside of traces,
-        without `params` and without a probe, runs an executable that is bound to prepared
-        values. Any other call runs a jitted function of parameters, state and inputs.
+        the arrays are committed. A call outside of traces, without `params` and without a
+        probe, runs an executable that is bound to prepared values. Any other call runs a jitted
+        function of parameters, state and inputs.
         """
         if forks.is_without_threads:
             forks.refuse()
@@ -260,7 +262,8 @@ class Execution:
         arrays = [*chain(*arguments)]
         place = self._place(arrays)
         if place is None or is_explicit(place.where):
-            if any(isinstance(x, Tracer) for x in arrays) and self._is_in_callers_trace():
+            has_tracers = any(isinstance(x, Tracer) for x in arrays)
+            if has_tracers and self._is_in_callers_trace():
                 return self._run_in_trace(entry, state, inputs)
             where = None if place is None else place.where
             params = self.arrays.params_for_traced_calls(where)
@@ -279,9 +282,9 @@ class Execution:
             return self._run_in_trace(entry, state, inputs)
 
     def _is_in_callers_trace(self) -> bool:
-        """Tell whether jax is tracing a function of the caller, in which the arrays are constants.
+        """Tell whether jax is tracing a function of the caller, and no array is a tracer.
 
-        Then none of the model's arrays is a tracer.
+        The arrays are those of the model. They are constants in the caller's function.
         """
         return is_traced() and not self.arrays.are_traced
 
@@ -292,10 +295,11 @@ class Execution:
         """
         params_for_traced_calls = self.arrays.params_for_traced_calls
 
-        def jitted() -> Any:
-            return entry.jitted(None, lambda _: params_for_traced_calls())
+        def make_jitted() -> Any:
+            # The passed parameters, which are None, are not used.
+            return entry.jitted(params_of=lambda _: params_for_traced_calls())
 
-        run = self._in_trace.get((entry.name, debugs_or_disables_jit()), jitted)
+        run = self._in_trace.get((entry.name, debugs_or_disables_jit()), make_jitted)
         return run(None, self._state_before(entry, state), inputs, NOTHING)
 
     def compiled(self, entry: Entry, state: ByLabel, inputs: Inputs) -> jax.stages.Compiled:
@@ -317,10 +321,10 @@ class Execution:
         return bound.lower(*executable.args, *arguments).compile()
 
     def program(self, entry: Entry, inputs: Inputs, platform: str) -> tuple[Any, tuple[Any, ...]]:
-        """Return the function that a call runs on devices of a platform, and the types it takes.
+        """Return the function that a call runs on devices of a platform, and its arguments' types.
 
-        The host needs no such device, because the model's arrays and `inputs` may be types. On
-        a mesh the types have shardings. The function may be jitted or exported.
+        The host needs no device of the platform, because the model's arrays and `inputs` may be
+        types. On a mesh the types have shardings. The function may be jitted or exported.
         """
         params, state = self.arrays.types()
         layout = self.definition.layout
@@ -331,15 +335,19 @@ class Execution:
             arguments = entry.arguments(state, inputs)
             devices = layout.mesh.size if layout else 1
             parts, call = self.executables.lower(entry, arrays, arguments, platform, devices)
-            values = jax.eval_shape(parts.prepare, [*arrays.values()])
+            value_types = jax.eval_shape(parts.prepare, [*arrays.values()])
             if layout and layout.place:
-                values = [x.update(sharding=layout.place.where) for x in values]
-            return call, (values, *arguments)
-        shardings = layout.divided_shardings()
-        divided_params = {label: params[label] for label in shardings}
-        reshaped = jax.eval_shape(layout.with_axes, divided_params)
-        values = {label: x.update(sharding=shardings[label]) for label, x in reshaped.items()}
-        prepared = Prepared(params, values, self.definition) if layout.divisions else params
+                replicated = layout.place.where
+                value_types = [type.update(sharding=replicated) for type in value_types]
+            return call, (value_types, *arguments)
+        prepared = params
+        if layout.divisions:
+            shardings = layout.divided_shardings()
+            divided_params = {label: params[label] for label in shardings}
+            divided_types: dict[str, Any] = jax.eval_shape(layout.with_axes, divided_params)
+            for label, sharding in shardings.items():
+                divided_types[label] = divided_types[label].update(sharding=sharding)
+            prepared = Prepared(params, divided_types, self.definition)
         return partial(_without_probe, entry.jitted()), (prepared, state, list(inputs))
 
     def _place(self, arrays: Inputs) -> Placement | None:
@@ -353,7 +361,9 @@ class Execution:
         return self.arrays.place(arrays)
 
     def _executable(self, entry: Entry, arguments: Lists, place: Placement) -> partial[Any]:
-        key = entry.name, place, tuple([x.shape for x in chain(*arguments)])
+        """Return the executable for the shapes of a call's arguments, bound to prepared values."""
+        shapes = tuple([x.shape for x in chain(*arguments)])
+        key = entry.name, place, shapes
         executable = self._recent.values.get(key)
         if executable is None:
             arrays = self._arrays_read(entry, place)
@@ -364,20 +374,28 @@ class Execution:
         return self._recent.keep(key, executable)
 
     def _arrays_read(self, entry: Entry, place: Placement) -> dict[str, Any]:
+        """Return the model's arrays that a kind of call reads, by label, at a place."""
+        params = self.arrays.parameters(place.where)
+        if entry.takes_state:
+            return params
         # The initial state is an argument of the executable too, so that no executable contains
         # data of the network.
-        params = self.arrays.parameters(place.where)
-        return params if entry.takes_state else params | self.arrays.initial_state(place.where)
+        return params | self.arrays.initial_state(place.where)
 
     def _state_before(self, entry: Entry, state: ByLabel) -> ByLabel:
+        """Return the state from which a call starts: `state`, or else the initial state."""
         return state if entry.takes_state else self.arrays.initial_state()
 
     def _params_for_captures(
         self, entry: Entry, state: ByLabel, inputs: Inputs, probe: Probe
     ) -> dict[str, Any]:
         """Return the parameters that a run reads, also to compute captured tensors."""
-        items = [jax.ShapeDtypeStruct(x.shape[entry.time_axes :], x.dtype) for x in inputs]
-        labels = self.definition.labels_read(items, probe, self._state_before(entry, state))
+        types_of_one_cycle: list[jax.ShapeDtypeStruct] = []
+        for x in inputs:
+            shape = x.shape[entry.time_axes :]
+            types_of_one_cycle.append(jax.ShapeDtypeStruct(shape, x.dtype))
+        state_before = self._state_before(entry, state)
+        labels = self.definition.labels_read(types_of_one_cycle, probe, state_before)
         return self.arrays.select(labels)
 
     def _run_jitted(
@@ -416,25 +434,31 @@ class Execution:
     def _not_finite(self, params: ByLabel, state: ByLabel, inputs: Inputs) -> list[str]:
         """Return names of the parameters, states and inputs that contain a NaN or an infinity.
 
-        Only the kind for which jax's settings make it look counts.
+        NaNs count if jax's setting `jax_debug_nans` is on, and infinities if `jax_debug_infs`
+        is on.
         """
         config: Any = jax.config
-        switches = {jnp.isnan: config.jax_debug_nans, jnp.isinf: config.jax_debug_infs}
-        tests = [test for test, is_on in switches.items() if is_on]
-        names = [value.name for value in self.network.graph.inputs]
-        by_name = dict(zip(names, inputs, strict=True))
+        tests: list[Callable[..., Any]] = []
+        if config.jax_debug_nans:
+            tests.append(jnp.isnan)
+        if config.jax_debug_infs:
+            tests.append(jnp.isinf)
+        input_names = [value.name for value in self.network.graph.inputs]
+        inputs_by_name = dict(zip(input_names, inputs, strict=True))
         culprits: list[str] = []
-        for kind, arrays in (("input", by_name), ("state", state), ("params", params)):
+        for kind, arrays in (("input", inputs_by_name), ("state", state), ("params", params)):
             for name, x in arrays.items():
-                if not isinstance(x, Tracer) and any(test(x).any() for test in tests):
+                if isinstance(x, Tracer):
+                    continue
+                if any(test(x).any() for test in tests):
                     culprits.append(f"{kind} '{name}'")
         return culprits
 
     def prepare(self, params: ByLabel, inputs: Inputs, state: ByLabel | None = None) -> Prepared:
         """Return parameters together with the values that a cycle computes from them.
 
-        The cycle is one on inputs of the types of `inputs`. `state` is the state before the
-        cycle, by default the initial state.
+        The cycle has inputs with the types of `inputs`. `state` is the state before the cycle,
+        by default the initial state.
         """
         if forks.is_without_threads:
             forks.refuse()
@@ -453,17 +477,18 @@ class Execution:
             functions[definition.scanned_cycles] = two_cycles
         platform = default_platform()
         values: dict[str, Any] = {}
-        for function, types in functions.items():
-            prepared = definition.preparation(platform, function, params, state, types)
-            values[function.__name__] = prepared
+        for function, function_inputs in functions.items():
+            values[function.__name__] = definition.preparation(
+                platform, function, params, state, function_inputs
+            )
         return Prepared(params, values, definition)
 
     def first_state(self, inputs: Callable[[], Inputs]) -> dict[str, jax.Array]:
         """Return the state before the first cycle, by label.
 
-        `inputs` is called only if an initial value is computed from inputs. It returns the
-        inputs of the first cycle, as arrays or types. Raises InputError if it returns a type
-        for an input whose values are needed.
+        The function `inputs` returns the inputs of the first cycle, as arrays or types. It is
+        called only if an initial value is computed from inputs. Raises InputError if it returns
+        a type for an input whose values are needed.
         """
         stored = dict(self.arrays.initial_state())
         network = self.network
@@ -472,13 +497,14 @@ class Execution:
             stored = {label: jnp.array(x, copy=True) for label, x in stored.items()}
         if not network.computed_state_labels:
             return stored
-        arrays = inputs()
-        graph = network.specialise([x.shape for x in arrays])
-        needed = graph.dependencies(
-            state.initial for state in graph.states if state.initial is not None
-        )
-        pairs = zip(graph.inputs, arrays, strict=True)
-        needed_inputs = {value.name: x for value, x in pairs if value in needed}
+        input_arrays = inputs()
+        graph = network.specialise([x.shape for x in input_arrays])
+        initial_values = [state.initial for state in graph.states if state.initial is not None]
+        needed = graph.dependencies(initial_values)
+        needed_inputs: dict[str, Any] = {}
+        for value, x in zip(graph.inputs, input_arrays, strict=True):
+            if value in needed:
+                needed_inputs[value.name] = x
         for name, x in needed_inputs.items():
             if isinstance(x, jax.ShapeDtypeStruct):
                 message = f"the initial state is computed from input '{name}'"
@@ -491,16 +517,18 @@ class Execution:
 
 
 def _without_probe(run: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a function of params, state, inputs and a probe, with the empty probe."""
     return run(*arguments, NOTHING)
 
 
 def _key_of_types(arrays: Inputs) -> tuple[Any, ...]:
     """Return the key of the executable for arrays of numpy or jax with the types of `arrays`."""
-    default: Any = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
-    types: list[Any] = [default]
+    default_device: Any = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
+    key: list[Any] = [default_device]
     for x in arrays:
         if type(x) is np.ndarray:
-            types.append((x.shape, x.dtype))
+            key.append((x.shape, x.dtype))
         else:
-            types.append((type(x), x.shape, x.dtype, x.committed and x.sharding))
-    return tuple(types)
+            # An uncommitted array has False in the place of its sharding.
+            key.append((type(x), x.shape, x.dtype, x.committed and x.sharding))
+    return tuple(key)

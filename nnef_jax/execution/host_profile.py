@@ -57,23 +57,24 @@ def rates(
 ) -> MachineProfile:
     """Return the rates of a machine, by which passes choose layouts and kernels.
 
-    If a context has set rates (`held_profile`), these are returned. Otherwise the rates are
-    measured on the host if the platform is "cpu", and shipped with the package for other
-    platforms. The host's rates are read from the folder in the options, by default from the
-    user's cache folder. If the folder has no rates of the host, the host is measured, provided
-    that the graph is large and `measures` is true.
+    If a context has set rates (`held_profile`), these are returned. Otherwise the host's own
+    rates are returned for the platform "cpu", and the rates that the package ships for other
+    platforms. The host's rates are read from the folder `cache_dir` of the options, by default
+    from the user's cache folder. If the folder has no rates of the host, the host is measured,
+    provided that the graph is large and `measures` is true.
     """
     held = held_profile()
     if held:
         return held
     uses_host = platform == "cpu" and options.optimize and options.measure
-    if not uses_host or not may_measure():
+    if not (uses_host and may_measure()):
         return DEFAULT
     folder = options.cache_dir
     profile = read(folder)
-    if profile is None and measures:
-        is_worth_it = total(graph) >= _MULTIPLY_ADDS_WORTH_MEASURING
-        profile = measure(folder) if is_worth_it else None
+    if profile is not None:
+        return profile
+    if measures and total(graph) >= _MULTIPLY_ADDS_WORTH_MEASURING:
+        profile = measure(folder)
     return profile or DEFAULT
 
 
@@ -85,7 +86,7 @@ def may_measure() -> bool:
 def read(folder: str | None = None) -> MachineProfile | None:
     """Return the host's profile from a folder, by default from the user's cache folder.
 
-    None is returned if the folder has no profile of this host.
+    Returns None if the folder has no profile of this host.
     """
     if folder not in _profiles:
         path = path_in(folder)
@@ -98,9 +99,9 @@ def read(folder: str | None = None) -> MachineProfile | None:
 def measure(folder: str | None = None) -> MachineProfile | None:
     """Measure the host, and write its profile to a folder, by default to the user's cache folder.
 
-    Returns the profile, or None if the folder cannot be written to. Threads that call this
-    function at the same time get the same profile. A thread waits for another one 5 s at most,
-    and then returns None.
+    Returns the profile, or None if the folder cannot be written to. Only one thread measures,
+    and other threads that call this function wait for its profile. After a wait of 5 s they
+    return None.
     """
     path = path_in(folder)
     if path is None:
@@ -112,7 +113,10 @@ def measure(folder: str | None = None) -> MachineProfile | None:
     if not _lock.acquire(timeout=_WAIT):
         return None
     try:
-        return read(folder) or _profiles.setdefault(folder, _measure_and_write(path))
+        profile = read(folder)  # Another thread may have measured during the wait.
+        if profile is None:
+            profile = _profiles.setdefault(folder, _measure_and_write(path))
+        return profile
     finally:
         _lock.release()
 
@@ -120,8 +124,9 @@ def measure(folder: str | None = None) -> MachineProfile | None:
 def _measure_and_write(path: str) -> MachineProfile:
     """Measure the host, write its profile to a file, and return the profile.
 
-    If this fails, the shipped profile is returned. A profile that cannot be written is not used
-    either, because other processes would choose by other rates.
+    If the host cannot be measured or the file cannot be written, the package's own profile is
+    returned. A profile that is not in the file is not used, because other processes would
+    choose by other rates.
     """
     with suppress(Exception):  # XLA may raise any exception if it lacks an option.
         profile = _measured()
@@ -133,18 +138,20 @@ def _measure_and_write(path: str) -> MachineProfile:
 
 
 def _measured() -> MachineProfile:
-    measure = target_of("cpu").measure
-    assert measure is not None
-    # A separate thread is used because tracing, and the search for NaN, are states of the
-    # caller's thread.
+    """Measure the host in a separate thread.
+
+    The caller's thread may be tracing or searching for NaN, which would disturb the measurement.
+    """
+    measure_host = target_of("cpu").measure
+    assert measure_host is not None
     with ThreadPoolExecutor(1) as pool:
-        return pool.submit(measure, threads()).result()
+        return pool.submit(measure_host, threads()).result()
 
 
 def path_in(folder: str | None = None) -> str | None:
     """Return the path of the host's profile in a folder, by default in the user's cache folder.
 
-    None is returned if the system has no folder for the user's caches, as in a bare container.
+    Returns None if the system has no folder for the user's caches, as in a bare container.
     """
     if folder is None:
         if not cache_folder.has_user_cache():
@@ -164,8 +171,8 @@ def _host_identity() -> tuple[str, ...]:
 def threads() -> int:
     """Return the number of threads that can run at the same time.
 
-    It is the number of cores that the process may use, or the process's quota of processor
-    time, in cores, if the quota is smaller.
+    The process may use a number of cores, and may have a quota of processor time, which is
+    counted in cores. The result is the smaller of the two numbers.
     """
     if hasattr(os, "sched_getaffinity"):
         cores = len(os.sched_getaffinity(0))
@@ -180,10 +187,14 @@ def quota(root: str = "/sys/fs/cgroup") -> int:
     `root` is the folder of the control groups, of version 1 or 2. Without a limit the result is
     larger than the number of cores of any host.
     """
-    for names in (["cpu.max"], ["cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"]):
+    files_of_version_2 = ["cpu.max"]
+    files_of_version_1 = ["cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"]
+    for names in (files_of_version_2, files_of_version_1):
         with suppress(OSError, ValueError, ArithmeticError):
             texts = [Path(root, name).read_text("ascii") for name in names]
-            # Without a limit the first word is -1, or it is "max", which raises a ValueError.
+            # The text is, for example, "150000 100000": microseconds of processor time in each
+            # period of so many microseconds. Without a limit the first word is -1, or "max",
+            # which raises a ValueError.
             allowed, period = map(int, " ".join(texts).split())
             if allowed > 0:
                 return math.ceil(allowed / period)
@@ -206,14 +217,15 @@ def _read(path: str) -> MachineProfile | None:
 
 
 def _profile(content: Mapping[str, Any]) -> MachineProfile:
-    """Make a profile of the fields in a file. Raises TypeError or ValueError if they are wrong."""
+    """Make a profile from the fields in a file. Raises TypeError or ValueError for wrong fields."""
     costs: Any = Costs(**content["costs"])
     profile = MachineProfile(**{**content, "costs": costs})
     rates = [getattr(profile, name) for name in MachineProfile.names()]
     rates += [getattr(costs, name) for name in Costs.names()]
-    are_positive = all(type(x) is float and 0 < x < math.inf for x in rates)
-    if not are_positive:
-        raise ValueError("a rate is not a positive number")
+    for rate in rates:
+        is_positive = type(rate) is float and 0 < rate < math.inf
+        if not is_positive:
+            raise ValueError("a rate is not a positive number")
     if type(profile.threads) is not int or profile.threads < 1:
         raise ValueError("threads is not a positive number")
     return profile

@@ -47,8 +47,8 @@ class Layout:
         batch: names of the mesh axes along which a batch is sharded.
         axis: the batch axis of inputs, states and outputs. An array has a batch if its extent
             along this axis equals the extent of the first input that has this axis.
-        specs: shardings by label, of parameters, and of states along axes other than the batch.
-            Other parameters are replicated.
+        specs: shardings of parameters by label, and of states along other axes than the batch
+            axis. Parameters without a sharding are replicated.
         along: names of the mesh axes for tensor parallelism.
         divisions: how the axes `along` divide parameters and states, by label.
     """
@@ -62,25 +62,31 @@ class Layout:
 
     @cached_property
     def parts(self) -> int:
-        """Return into how many shards a batch is divided."""
+        """Return the number of shards into which a batch is divided."""
         return math.prod(self.mesh.shape[name] for name in self.batch)
 
     @property
     def place(self) -> Placement | None:
-        """Return the sharding of prepared values, which are replicated, or None for no such values.
+        """Return the sharding of prepared values, or None if nothing is prepared.
 
-        Nothing is prepared if parameters are sharded, or if the mesh has Explicit axes.
+        Prepared values are replicated. Nothing is prepared if parameters are sharded, or if the
+        mesh has Explicit axes.
         """
         replicated = NamedSharding(self.mesh, PartitionSpec())
-        return None if self.specs or is_explicit(replicated) else Placement(replicated, True)
+        prepares_nothing = self.specs or is_explicit(replicated)
+        return None if prepares_nothing else Placement(replicated, is_committed=True)
 
     def extent(self, shapes: Sequence[Sequence[int]], time_axes: int = 0) -> int | None:
-        """Return the batch's extent from the shapes of inputs, or None if none has the batch axis.
+        """Return the extent of the batch from the shapes of a call's inputs.
 
-        The first `time_axes` axes of the shapes count time steps.
+        It is None if no input has the batch axis. The first `time_axes` axes of the shapes
+        count time steps.
         """
-        axis = self.axis + time_axes
-        return next((shape[axis] for shape in shapes if len(shape) > axis), None)
+        batch_axis = self.axis + time_axes
+        for shape in shapes:
+            if len(shape) > batch_axis:
+                return shape[batch_axis]
+        return None
 
     def sharding_for(
         self, extent: int | None, shape: Sequence[int], time_axes: int = 0
@@ -89,25 +95,30 @@ class Layout:
 
         `shape` is the shape of the array. Its first `time_axes` axes count time steps.
         """
-        axis = self.axis + time_axes
-        has_batch = self.batch and shape[axis : axis + 1] == (extent,)
-        axes = [None] * axis + [self.batch] if has_batch else []
-        return NamedSharding(self.mesh, PartitionSpec(*axes))
+        batch_axis = self.axis + time_axes
+        has_batch = len(shape) > batch_axis and shape[batch_axis] == extent
+        spec = PartitionSpec()
+        if self.batch and has_batch:
+            # With batch_axis 1 the spec is P(None, batch).
+            spec = PartitionSpec(*[None] * batch_axis, self.batch)
+        return NamedSharding(self.mesh, spec)
 
     def of_state(self, label: str, extent: int | None, shape: Sequence[int]) -> NamedSharding:
         """Return the sharding of a state in a call whose batch has the extent `extent`.
 
         `shape` is the shape of the state.
         """
-        sharding = self.sharding_for(extent, shape)
-        spec = self._specs.get(label)
-        if spec is None:
-            return sharding
-        axes = [*sharding.spec, *[None] * (len(shape) - len(sharding.spec))]
-        for axis, names in enumerate(spec):
+        batch_sharding = self.sharding_for(extent, shape)
+        state_spec = self._specs.get(label)
+        if state_spec is None:
+            return batch_sharding
+        # The state's own spec takes precedence over the sharding along the batch.
+        missing_axes = len(shape) - len(batch_sharding.spec)
+        names_by_axis = [*batch_sharding.spec, *[None] * missing_axes]
+        for axis, names in enumerate(state_spec):
             if names is not None:
-                axes[axis] = names
-        return NamedSharding(self.mesh, PartitionSpec(*axes))
+                names_by_axis[axis] = names
+        return NamedSharding(self.mesh, PartitionSpec(*names_by_axis))
 
     def of_parameter(self, label: str) -> NamedSharding:
         """Return the sharding of the parameter with a label."""
@@ -116,11 +127,16 @@ class Layout:
     def put(self, name: str, x: Any, sharding: NamedSharding, *, stays: bool = False) -> Any:
         """Put an array on the mesh with a sharding. A tracer is returned unchanged.
 
-        `name` is for the error. If `stays` is true, an array that is on the mesh already keeps
-        its sharding. Of an array on the host, such as one in a mapped file, only the shards for
-        the host's own devices are read. If the devices of the mesh are not attached, the result
-        is the array's type. Raises InputError for an array on devices of several hosts that are
+        The array may be on the host, for example in a mapped file. Then only the shards for the
+        host's own devices are read. If the devices of the mesh are not attached, the result is
+        the array's type. Raises InputError for an array on devices of several hosts that are
         not the mesh's devices.
+
+        Args:
+            name: what the error calls the array.
+            x: the array.
+            sharding: the sharding of the result.
+            stays: whether an array that is on the mesh already keeps its sharding.
         """
         if isinstance(x, Tracer):
             return x
@@ -148,49 +164,54 @@ class Layout:
         return arrays
 
     def divided(self, params: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
-        """Return the parameters that `with_axes` reshapes, reshaped and sharded, by label.
+        """Reshape parameters by `with_axes`, and shard them along the divided factor.
 
-        They are sharded along the divided factor. The result has only the parameters in which
-        other factors precede the divided factor of an axis. It leaves out parameters that are
-        also sharded along the batch's axes, since each call gathers and reshapes them.
+        The result has by label only the parameters in which other factors precede the divided
+        factor of an axis. It leaves out parameters that are also sharded along the batch's
+        axes, since each call gathers and reshapes them.
         """
-        shardings = {x: place for x, place in self.divided_shardings().items() if x in params}
+        shardings: dict[str, NamedSharding] = {}
+        for label, sharding in self.divided_shardings().items():
+            if label in params:
+                shardings[label] = sharding
         if not shardings:
             return {}
-        reshaped_params = {label: params[label] for label in shardings}
-        return jax.jit(self.with_axes, out_shardings=shardings)(reshaped_params)
+        params_to_reshape = {label: params[label] for label in shardings}
+        return jax.jit(self.with_axes, out_shardings=shardings)(params_to_reshape)
 
     def divided_shardings(self) -> dict[str, NamedSharding]:
         """Return the shardings of the parameters that `with_axes` reshapes, by label."""
         shardings: dict[str, NamedSharding] = {}
         for label, division in self.divisions:
             spec = self._specs.get(label, PartitionSpec())
-            if division.before > 1 and not has_names(spec, self.batch):
-                names = PartitionSpec(*[None] * (division.axis + 1), self.along)
-                shardings[label] = NamedSharding(self.mesh, names)
+            is_gathered = has_names(spec, self.batch)
+            if division.before > 1 and not is_gathered:
+                # `with_axes` inserts an axis before the divided axis.
+                divided_axis = division.axis + 1
+                divided_spec = PartitionSpec(*[None] * divided_axis, self.along)
+                shardings[label] = NamedSharding(self.mesh, divided_spec)
         return shardings
 
     def with_axes(self, params: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
         """Reshape parameters: the divided axis becomes two axes, of which the second is divided.
 
-        If m is the product of the factors before the divided factor, an axis of extent n
-        becomes two axes of the extents m and n // m.
+        The first of the two axes has the extent of the factors before the divided factor. If
+        the product of these factors is 3, an axis of extent 12 becomes axes of extents 3 and 4.
         """
         arrays: dict[str, jax.Array] = {}
         for label, x in params.items():
             division = self._divisions[label]
             axis = division.axis
-            first_extent = division.before
-            second_extent = x.shape[axis] // first_extent
-            shape = (*x.shape[:axis], first_extent, second_extent, *x.shape[axis + 1 :])
+            shape = list(x.shape)
+            shape[axis : axis + 1] = division.before, shape[axis] // division.before
             arrays[label] = x.reshape(shape)
         return arrays
 
     def division(self, label: str, is_reshaped: bool) -> Division | None:
         """Return how the parameter with a label is divided, or None if it is not divided.
 
-        If `is_reshaped` is true, return how the array is divided that `with_axes` makes of the
-        parameter.
+        `is_reshaped` tells whether the division is for the array that `with_axes` makes of the
+        parameter, instead of for the parameter itself.
         """
         division = self._divisions.get(label)
         if division is None or not is_reshaped:
@@ -222,34 +243,36 @@ class Layout:
 
         `args` and `kwargs` are the arguments of the call. The first `time_axes` axes of each
         input count time steps. Arrays on the mesh keep their sharding. For a tracer only the
-        batch axis is constrained. If the mesh spans several hosts, any other array is the part
-        of the batch for this host's devices.
+        batch axis is constrained. If the mesh spans several hosts, an array that is not on the
+        mesh is the part of the batch for this host's devices.
 
         Raises InputError if the inputs do not fit, or if the batch cannot be divided into equal
         parts.
         """
         declared = network.graph.inputs
         if self._has_hosts:
-            parts = tuple(map(self._with_open_batch, declared))
-            network = replace(network, graph=replace(network.graph, inputs=parts))
+            inputs_of_host = tuple(map(self._with_open_batch, declared))
+            network = replace(network, graph=replace(network.graph, inputs=inputs_of_host))
         arrays = bind_inputs(network, args, kwargs, leading=time_axes)
         extent = self.extent([x.shape for x in arrays], time_axes)
-        pairs = list(zip(declared, arrays, strict=True))
-        arrays = [self._put_input(value.name, x, extent, time_axes) for value, x in pairs]
+        arrays_on_mesh: list[Any] = []
         for value, x in zip(declared, arrays, strict=True):
+            arrays_on_mesh.append(self._put_input(value.name, x, extent, time_axes))
+        for value, x in zip(declared, arrays_on_mesh, strict=True):
             if shapes_differ(x.shape[time_axes:], value.type.shape):
                 message = f"input '{value.name}' has shape {show(x.shape)} over all hosts"
                 hint = "each host gives the part of the batch that its own devices take"
                 declared_shape = show(value.type.shape)
                 raise InputError(f"{message}, the graph declares {declared_shape}", hint=hint)
-        return arrays
+        return arrays_on_mesh
 
     def _with_open_batch(self, value: Value) -> Value:
-        shape = value.type.shape
+        """Return an input of the graph with an unknown extent of its batch axis."""
+        shape = list(value.type.shape)
         if len(shape) <= self.axis:
             return value
-        open_shape = (*shape[: self.axis], UNKNOWN, *shape[self.axis + 1 :])
-        return replace(value, type=replace(value.type, shape=open_shape))
+        shape[self.axis] = UNKNOWN
+        return replace(value, type=replace(value.type, shape=tuple(shape)))
 
     def typed(
         self, values: Sequence[Value], inputs: Sequence[Any], time_axes: int
@@ -263,26 +286,36 @@ class Layout:
         types: list[jax.ShapeDtypeStruct] = []
         for value, x in zip(values, inputs, strict=True):
             sharding = self.sharding_for(extent, x.shape, time_axes)
-            self._require_divides(value.name, extent if sharding.spec else 0, self.parts)
+            if sharding.spec:
+                self._require_divides(value.name, extent, self.parts)
             types.append(jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding))
         return types
 
     def _put_input(self, name: str, x: Any, extent: int | None, time_axes: int) -> Any:
+        """Put an input of a call on the mesh, or constrain the batch axis of a tracer.
+
+        `extent` is the extent of the batch. Raises InputError if the batch cannot be divided
+        into equal parts.
+        """
         sharding = self.sharding_for(extent, x.shape, time_axes)
         if isinstance(x, jax.Array) and self._holds(x):
             return x
         if isinstance(x, Tracer):
-            is_shard = bool(jax.sharding.get_abstract_mesh().manual_axes)  # within shard_map
-            if not sharding.spec or is_shard:
+            is_in_shard_map = bool(jax.sharding.get_abstract_mesh().manual_axes)
+            if is_in_shard_map or not sharding.spec:
                 return x
             self._require_divides(name, extent, self.parts)
             if self._is_explicit:  # The tracer's type has the caller's sharding.
                 return x
-            axes = [_FREE if names is None else names for names in sharding.spec]
-            axes += [_FREE] * (x.ndim - len(axes))
-            return with_sharding_constraint(x, NamedSharding(self.mesh, PartitionSpec(*axes)))
+            names_by_axis: list[Any] = [_FREE] * x.ndim
+            for axis, names in enumerate(sharding.spec):
+                if names is not None:
+                    names_by_axis[axis] = names
+            spec = PartitionSpec(*names_by_axis)
+            return with_sharding_constraint(x, NamedSharding(self.mesh, spec))
         if not self._has_hosts:
-            self._require_divides(name, extent if sharding.spec else 0, self.parts)
+            if sharding.spec:
+                self._require_divides(name, extent, self.parts)
             return self.put(f"input '{name}'", x, sharding)
         if sharding.spec:
             # An array with one item for each shard tells which of the shards are on this host.
@@ -305,9 +338,14 @@ class Layout:
 
     @property
     def _has_hosts(self) -> bool:
+        """Tell whether the mesh has devices of several hosts."""
         return self.is_attached and bool(self.mesh.is_multi_process)
 
     def _require_divides(self, name: str, extent: int | None, parts: int) -> None:
+        """Raise InputError if a batch of `extent` items cannot be divided into equal parts.
+
+        `name` is the name of the input that has the batch.
+        """
         if extent and extent % parts:
             names = " and ".join(map(repr, self.batch))
             message = f"the batch of {extent} in input '{name}' does not divide into {parts} equal"
@@ -315,11 +353,10 @@ class Layout:
             raise InputError(f"{message} parts along {names}", hint=hint)
 
     def _holds(self, x: jax.Array) -> bool:
-        return (
-            not isinstance(x, Tracer)
-            and isinstance(x.sharding, NamedSharding)
-            and x.sharding.mesh == self.mesh
-        )
+        """Tell whether an array is on this mesh already. A tracer never is."""
+        if isinstance(x, Tracer):
+            return False
+        return isinstance(x.sharding, NamedSharding) and x.sharding.mesh == self.mesh
 
     @cached_property
     def compiler_options(self) -> dict[str, str]:
@@ -329,8 +366,10 @@ class Layout:
         parameter just before its use.
         """
         is_gathered = any(has_names(spec, self.batch) for _, spec in self.specs)
-        least_memory = target_of(platform_of(self.mesh)).least_memory if is_gathered else None
-        return least_memory() if least_memory else {}
+        if not is_gathered:
+            return {}
+        options_for_least_memory = target_of(platform_of(self.mesh)).least_memory
+        return options_for_least_memory() if options_for_least_memory else {}
 
     def in_use(self) -> Any:
         """Return the mesh of the current trace, or the layout's mesh outside of a trace."""
@@ -339,8 +378,10 @@ class Layout:
 
     @property
     def _is_explicit(self) -> bool:
-        types = {*self.mesh.axis_types, *jax.sharding.get_abstract_mesh().axis_types}
-        return types != {AxisType.Auto}
+        """Tell whether this mesh or jax's current mesh has an axis that is not Auto."""
+        current_mesh = jax.sharding.get_abstract_mesh()
+        axis_types = {*self.mesh.axis_types, *current_mesh.axis_types}
+        return axis_types != {AxisType.Auto}
 
     @cached_property
     def _divisions(self) -> dict[str, Division]:
@@ -362,7 +403,7 @@ class Layout:
         arrays: dict[str, Any] = {}
         for label, x in params.items():
             spec = self.of_parameter(label).spec
-            gathered_spec = PartitionSpec(*(_without(names, self.batch) for names in spec))
+            gathered_spec = PartitionSpec(*[_without(names, self.batch) for names in spec])
             x = with_sharding_constraint(x, NamedSharding(self.in_use(), spec))
             if gathered_spec != spec:
                 x = with_sharding_constraint(x, NamedSharding(self.in_use(), gathered_spec))
@@ -372,15 +413,16 @@ class Layout:
 
 def has_names(spec: PartitionSpec, names: Sequence[str]) -> bool:
     """Tell whether a PartitionSpec shards an array along one of the mesh axes `names`."""
-    return any(_without(part, names) != part for part in spec)
+    return any(_without(axis_names, names) != axis_names for axis_names in spec)
 
 
 def _without(names: _Names, removed: Sequence[str]) -> _Names:
-    axes: tuple[Any, ...] = names if isinstance(names, tuple) else (names,)
-    remaining = tuple(x for x in axes if x not in removed)
-    if len(remaining) > 1:
-        return remaining
-    return remaining[0] if remaining else None
+    """Return a member of a PartitionSpec without the names of some mesh axes."""
+    all_names: tuple[Any, ...] = names if isinstance(names, tuple) else (names,)
+    remaining = tuple(name for name in all_names if name not in removed)
+    if not remaining:
+        return None
+    return remaining[0] if len(remaining) == 1 else remaining
 
 
 def platform_of(mesh: AnyMesh) -> str:

@@ -39,54 +39,69 @@ def over_mesh(
     state before the call.
     """
     arguments = params, state, inputs, probe
-    effective = layout or _layout_of_types(arguments, time_axes)
-    if effective is None or jax.sharding.get_abstract_mesh().manual_axes:
+    effective_layout = layout or _layout_of_types(arguments, time_axes)
+    is_in_shard_map = bool(jax.sharding.get_abstract_mesh().manual_axes)
+    if effective_layout is None or is_in_shard_map:
         return compute(*arguments)
-    mesh = effective.mesh
-    extent = effective.extent([x.shape for x in inputs], time_axes)
+    mesh = effective_layout.mesh
+    extent = effective_layout.extent([x.shape for x in inputs], time_axes)
 
     def run(params: Params, *arguments: Any) -> Any:
-        raw = layout.gathered(params) if layout else params
-        prepared: Mapping[str, Any] = {}
-        if isinstance(raw, Prepared):
-            prepared = raw.values
-            raw = raw.params
+        """Call `compute`, with gathered parameters or with divided parameters."""
+        raw_params = layout.gathered(params) if layout else params
+        divided_params: Mapping[str, Any] = {}
+        if isinstance(raw_params, Prepared):
+            divided_params = raw_params.values
+            raw_params = raw_params.params
 
         def undivided() -> Any:
-            return compute(raw, *arguments)
+            return compute(raw_params, *arguments)
 
-        if not effective.divisions or debugs_or_disables_jit():
+        if not effective_layout.divisions or debugs_or_disables_jit():
             return undivided()
-        divided = partial(_divided, compute, effective, time_axes, raw, prepared, *arguments)
+        divided = partial(
+            _divided, compute, effective_layout, time_axes, raw_params, divided_params, *arguments
+        )
         return or_else(divided, undivided)
 
-    def shardings(results: object) -> Any:
+    def shardings_of(tree: object) -> Any:
+        """Return the shardings along the batch of a tree of outputs or captured tensors."""
+
         def sharding(x: Any) -> NamedSharding:
-            return effective.sharding_for(extent, x.shape, time_axes)
+            return effective_layout.sharding_for(extent, x.shape, time_axes)
 
-        return jax.tree.map(sharding, results)
+        return jax.tree.map(sharding, tree)
 
-    def state_shardings(states: Mapping[str, Any]) -> dict[str, NamedSharding]:
-        return {label: effective.of_state(label, extent, x.shape) for label, x in states.items()}
+    def state_shardings_of(states: Mapping[str, Any]) -> dict[str, NamedSharding]:
+        shardings: dict[str, NamedSharding] = {}
+        for label, x in states.items():
+            shardings[label] = effective_layout.of_state(label, extent, x.shape)
+        return shardings
 
     if AxisType.Explicit not in mesh.axis_types:
-        outputs, after, captures = results = run(*arguments)
-        places = shardings(outputs), state_shardings(after), shardings(captures)
-        return with_sharding_constraint(results, places)
+        results = run(*arguments)
+        outputs, next_state, captures = results
+        shardings = (
+            shardings_of(outputs),
+            state_shardings_of(next_state),
+            shardings_of(captures),
+        )
+        return with_sharding_constraint(results, shardings)
     on_auto_axes: Any = partial(auto_axes, run, axes=mesh.explicit_axes)
     replicated = NamedSharding(mesh, PartitionSpec())
-    outputs, after, captures = jax.eval_shape(on_auto_axes(out_sharding=replicated), *arguments)
+    result_types = jax.eval_shape(on_auto_axes(out_sharding=replicated), *arguments)
+    outputs, next_state, captures = result_types
+    state_shardings = state_shardings_of(next_state)
     # `state` lacks the states whose initial value is computed.
-    states = state_shardings(after)
     for label, x in state.items():
-        if label in after:
-            states[label] = NamedSharding(mesh, jax.typeof(x).sharding.spec)
-    places = shardings(outputs), states, shardings(captures)
-    return on_auto_axes(out_sharding=places)(*arguments)
+        if label in next_state:
+            state_shardings[label] = NamedSharding(mesh, jax.typeof(x).sharding.spec)
+    shardings = shardings_of(outputs), state_shardings, shardings_of(captures)
+    return on_auto_axes(out_sharding=shardings)(*arguments)
 
 
 def _layout_of_types(arguments: tuple[Any, ...], time_axes: int) -> Layout | None:
-    """Return the layout that the types of a call's arguments have, or None without Explicit axes.
+    """Return the layout in the types of a call's arguments, or None if no mesh axis is Explicit.
 
     An array's type has a mesh with Explicit axes if the caller made such a mesh.
     """
@@ -94,12 +109,15 @@ def _layout_of_types(arguments: tuple[Any, ...], time_axes: int) -> Layout | Non
     if mesh is None:
         return None
     _, _, inputs, _ = arguments
-    with_batch = [x for x in inputs if x.ndim > time_axes]
-    names = jax.typeof(with_batch[0]).sharding.spec[time_axes] if with_batch else None
-    if not names:
+    inputs_with_batch = [x for x in inputs if x.ndim > time_axes]
+    if not inputs_with_batch:
         return Layout(mesh)
-    batch = names if isinstance(names, tuple) else (names,)
-    return Layout(mesh, batch)
+    batch_names = jax.typeof(inputs_with_batch[0]).sharding.spec[time_axes]
+    if not batch_names:
+        return Layout(mesh)
+    if not isinstance(batch_names, tuple):
+        batch_names = (batch_names,)
+    return Layout(mesh, batch_names)
 
 
 def _divided(
@@ -127,22 +145,24 @@ def _divided(
     program, arrays, tree = traced(compute_reshaped, operands, state, inputs, probe)
     if not program.has_items:  # The extents of the program are not numbers.
         return compute(params, state, inputs, probe)
-    divisions: dict[int, Division] = {}
-    for i, label in enumerate([*sorted(operands), *sorted(state)]):
+    # The arrays are the operands and the states, both sorted by label, and then the inputs.
+    divisions_of_params: dict[int, Division] = {}
+    for index, label in enumerate([*sorted(operands), *sorted(state)]):
         division = layout.division(label, label in prepared)
         if division:
-            divisions[i] = division
+            divisions_of_params[index] = division
     extent = layout.extent([x.shape for x in inputs], time_axes)
-    batch: dict[int, Division] = {}
-    first_input = len(operands) + len(state)
-    for i, x in enumerate(arrays[len(operands) :], len(operands)):
-        axes = time_axes if i >= first_input else 0
-        spec = layout.sharding_for(extent, x.shape, axes).spec
+    batch_divisions: dict[int, Division] = {}
+    first_state = len(operands)
+    first_input = first_state + len(state)
+    for index in range(first_state, len(arrays)):
+        leading_axes = time_axes if index >= first_input else 0
+        spec = layout.sharding_for(extent, arrays[index].shape, leading_axes).spec
         if spec:
             batch_axis = len(spec) - 1
-            batch[i] = Division(batch_axis)
-    along_params = Along(layout.along, divisions)
-    along_batch = Along(layout.batch, batch)
+            batch_divisions[index] = Division(batch_axis)
+    along_params = Along(layout.along, divisions_of_params)
+    along_batch = Along(layout.batch, batch_divisions)
     divided = Divided(layout.in_use(), along_params, along_batch)
     target = mesh_target(platform_of(layout.mesh), divided)
     return jax.tree.unflatten(tree, differentiable(program, target)(*arrays))

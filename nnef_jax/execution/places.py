@@ -17,8 +17,8 @@ Device = Any  # A jax.Device, which type checkers do not accept as a type.
 class Placement(NamedTuple):
     """The device or sharding of a computation.
 
-    `is_committed` tells whether the arguments of the computation are committed to it, as jax's
-    `device_put` commits arrays. The results are committed to it if the arguments are.
+    `is_committed` tells whether the arguments of the computation are committed to this device or
+    sharding, as jax's `device_put` commits arrays. The results are then committed to it too.
     """
 
     where: Device | Sharding
@@ -39,10 +39,12 @@ class Placement(NamedTuple):
 
 def default_device() -> Device:
     """Return the device on which jax puts arrays that are not committed to a device."""
-    chosen: Any = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
-    if chosen is None or isinstance(chosen, str):
-        return jax.local_devices(backend=chosen)[0]
-    return chosen
+    # The user's setting is a device, the name of a platform, or None.
+    setting: Any = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
+    if setting is None or isinstance(setting, str):
+        first_device, *_ = jax.local_devices(backend=setting)
+        return first_device
+    return setting
 
 
 def is_traced() -> bool:
@@ -57,14 +59,17 @@ def default_platform() -> str:
 
 
 def place_of(arrays: Sequence[object]) -> Placement:
-    """Return the device or sharding on which jax computes with arrays, of which none is traced."""
+    """Return the device or sharding on which jax computes with arrays. None of them is traced.
+
+    A sharding is that of values replicated over the mesh.
+    """
     for array in arrays:
         if isinstance(array, jax.Array) and array.committed:
             where = array.device
             if isinstance(where, NamedSharding):
                 where = NamedSharding(where.mesh, PartitionSpec())
-            return Placement(where, True)
-    return Placement(default_device(), False)
+            return Placement(where, is_committed=True)
+    return Placement(default_device(), is_committed=False)
 
 
 def computing_at(device: Device) -> AbstractContextManager[object]:
@@ -73,18 +78,21 @@ def computing_at(device: Device) -> AbstractContextManager[object]:
 
 
 def is_explicit(where: Device | Sharding) -> bool:
-    """Tell whether a mesh has Explicit axes.
+    """Tell whether the mesh of a sharding has Explicit axes.
 
-    It is the mesh of the sharding `where`, or jax's current mesh if `where` has none.
+    If `where` has no mesh, jax's current mesh is tested instead.
     """
     mesh = where.mesh if isinstance(where, NamedSharding) else jax.sharding.get_abstract_mesh()
     return AxisType.Explicit in mesh.axis_types
 
 
 def explicit_mesh(arrays: object) -> Any:
-    """Return the mesh in the types of a tree of arrays, if it has Explicit axes, or else None."""
-    shardings = [jax.typeof(x).sharding for x in jax.tree.leaves(arrays)]
-    return next((x.mesh for x in shardings if x.mesh.explicit_axes), None)
+    """Return the first mesh with Explicit axes in the types of a tree of arrays, or None."""
+    for x in jax.tree.leaves(arrays):
+        mesh = jax.typeof(x).sharding.mesh
+        if mesh.explicit_axes:
+            return mesh
+    return None
 
 
 def debugs_or_disables_jit() -> bool:

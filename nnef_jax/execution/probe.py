@@ -30,16 +30,16 @@ Edits = Mapping[str, Edit | ArrayLike]
 )
 @dataclass(frozen=True)
 class Probe:
-    """Which tensors inside the network are edited, and which are returned, in one run.
+    """Says which tensors inside the network one run edits, and which it returns.
 
     To jax a probe is a pytree of `arrays`. The edits are static: two probes are equal only if
     they have the same function objects.
 
     Args:
-        edits: a pair for each name or pattern. Its second member is a function of the tensor,
-            or None if `arrays` has a replacement of the tensor.
+        edits: pairs of a name or pattern, and a function of the tensor. Instead of the function
+            a pair has None if `arrays` has a replacement of the tensor.
         arrays: replacements of tensors, by name or pattern.
-        capture: names or patterns of tensors to return, after the edits. With None a call
+        capture: names or patterns of tensors to return, after the edits. If it is None, a call
             returns no dict of captures.
         results: whether the network's results are returned too.
     """
@@ -51,26 +51,24 @@ class Probe:
 
     @classmethod
     def of(cls, edit: Edits | None, capture: object) -> Probe:
-        """Make a probe of the arguments `edit` and `capture` of a user's call.
+        """Make a probe from the arguments `edit` and `capture` of a user's call.
 
         Raises TypeError or InputError if an argument is wrong.
         """
         if edit is None and capture is None:
             return NOTHING
-        by_name: Mapping[str, Any] = {} if edit is None else edit
-        require("edit", by_name, Mapping, "a dict of functions or arrays by name")
-        for name in by_name:
+        edit_by_name: Mapping[str, Any] = {} if edit is None else edit
+        require("edit", edit_by_name, Mapping, "a dict of functions or arrays by name")
+        for name in edit_by_name:
             require("a name in edit", name, str, "a name of a tensor")
-        arrays = {name: x for name, x in by_name.items() if not callable(x)}
-        for name, x in arrays.items():
-            message = f"edit of '{name}' must be a function or an array, it is {shown(x)}"
-            if not isinstance(x, jax.Array):
-                arrays[name] = numpy_of(x, InputError, message)
-                if arrays[name].dtype.kind not in "biufcV":
-                    raise InputError(message)
         edits: list[tuple[str, Any]] = []
-        for name, x in by_name.items():
-            edits.append((name, x if callable(x) else None))
+        arrays: dict[str, Any] = {}
+        for name, function_or_array in edit_by_name.items():
+            if callable(function_or_array):
+                edits.append((name, function_or_array))
+            else:
+                edits.append((name, None))
+                arrays[name] = _array_of(name, function_or_array)
         names = None if capture is None else names_of("capture", capture, "names of tensors")
         return cls(tuple(edits), arrays, names)
 
@@ -78,37 +76,56 @@ class Probe:
         """Return the tensors to capture, by name. Raises InputError for an unknown name."""
         if not self.capture:
             return {}
-        names = [name for pattern in self.capture for name in _matches(graph, pattern)]
-        return {name: graph.values[name] for name in names}
+        values: dict[str, Value] = {}
+        for pattern in self.capture:
+            for name in _matches(graph, pattern):
+                values[name] = graph.values[name]
+        return values
 
     def edited(self, graph: Graph) -> dict[Value, Edit]:
-        """Map each tensor that is edited to its edit, a function of the array.
+        """Map each edited tensor to its edit, which is a function of the tensor's array.
 
-        Raises InputError if a name or pattern matches no tensor. If several match a tensor, an
-        exact name takes precedence over a pattern, and an earlier pattern over a later one.
+        If several names or patterns match a tensor, an exact name takes precedence over a
+        pattern, and an earlier pattern over a later one. Raises InputError if a name or pattern
+        matches no tensor.
         """
         if not self.edits:
             return {}
-        chosen: dict[Value, _MatchedEdit] = {}
+        edits: dict[Value, _MatchedEdit] = {}
         for pattern, edit in self.edits:
             function = edit or partial(_replacement, self.arrays[pattern])
             is_exact = pattern in graph.values
             for name in _matches(graph, pattern):
                 value = graph.values[name]
-                earlier = chosen.get(value)
+                earlier = edits.get(value)
                 has_precedence = earlier is None or (is_exact and not earlier.is_exact)
                 if has_precedence:
-                    chosen[value] = _MatchedEdit(is_exact, name, function)
-        return {value: _checked(edit.name, edit.function) for value, edit in chosen.items()}
+                    edits[value] = _MatchedEdit(is_exact, name, function)
+        return {value: _checked(edit.name, edit.function) for value, edit in edits.items()}
 
 
 NOTHING = Probe()
 
 
+def _array_of(name: str, replacement: Any) -> Any:
+    """Return the replacement of the tensor with a name as an array.
+
+    Raises InputError if it cannot be an array.
+    """
+    if isinstance(replacement, jax.Array):
+        return replacement
+    message = f"edit of '{name}' must be a function or an array, it is {shown(replacement)}"
+    array = numpy_of(replacement, InputError, message)
+    # The kinds are boolean, integer, unsigned, float, complex, and the dtypes of ml_dtypes.
+    if array.dtype.kind not in "biufcV":
+        raise InputError(message)
+    return array
+
+
 class _MatchedEdit(NamedTuple):
     """An edit that matches a tensor.
 
-    `is_exact` tells whether the user gave the name of the tensor, and not a pattern.
+    `is_exact` tells whether the user passed the name of the tensor instead of a pattern.
     """
 
     is_exact: bool
@@ -117,6 +134,10 @@ class _MatchedEdit(NamedTuple):
 
 
 def _matches(graph: Graph, pattern: str) -> Sequence[str]:
+    """Return the names of a graph's tensors that match a name or pattern.
+
+    Raises InputError if there are none.
+    """
     if pattern in graph.values:
         return [pattern]
     names = [name for name in graph.values if fnmatchcase(name, pattern)]
@@ -131,28 +152,28 @@ def hint_for(pattern: str, graph: Graph, names: Collection[str]) -> str:
 
     `names` are the names of the graph's tensors.
     """
-    labels = {
-        variable.label: variable.value.name for variable in (*graph.parameters, *graph.states)
-    }
-    if pattern in labels:
-        return f"it is the label of '{labels[pattern]}'"
-    folded = [name for name in graph.folded if name == pattern or fnmatchcase(name, pattern)]
-    if folded:
-        readers = ", ".join(map(repr, graph.readers_of(folded[0])[:_READERS]))
-        reason = "it was computed when the network was read, from shapes and constants"
-        return f"'{folded[0]}' was folded: {reason}; take what reads it: {readers or 'an output'}"
+    for variable in (*graph.parameters, *graph.states):
+        if variable.label == pattern:
+            return f"it is the label of '{variable.value.name}'"
+    for name in graph.folded:
+        if name == pattern or fnmatchcase(name, pattern):
+            readers = graph.readers_of(name)[:_READERS]
+            shown_readers = ", ".join(map(repr, readers)) or "an output"
+            reason = "it was computed when the network was read, from shapes and constants"
+            return f"'{name}' was folded: {reason}; take what reads it: {shown_readers}"
     return did_you_mean(pattern, names) or "model.summary() lists the names"
 
 
 def _replacement(array: ArrayLike, _: jax.Array) -> ArrayLike:
+    """Return `array` instead of the tensor, which is the second argument."""
     return array
 
 
 def _checked(name: str, edit: Edit) -> Edit:
     """Return a function that calls `edit` on an array, and checks the type of the result.
 
-    It raises InputError if the result does not have the shape and dtype of the array. `name` is
-    the name of the tensor, for errors.
+    The function raises InputError if the result does not have the shape and dtype of the array.
+    `name` is the name of the tensor, for errors.
     """
 
     def checked(array: ArrayLike) -> jax.Array:

@@ -55,14 +55,14 @@ class RunOptions:
 )
 @dataclass(frozen=True)
 class Prepared:
-    """Parameters with prepared values, for `apply`, `step` and `scan` of one model; a pytree.
+    """A pytree of parameters and prepared values, for `apply`, `step` and `scan` of one model.
 
     `params` are the parameters by label, without a copy. They are used instead of the prepared
     values in calls with other shapes, under vmap, with edits or captures, for derivatives, and
     on other platforms.
 
     `values` are the prepared values, by the name of the function for which they are prepared.
-    On a mesh they are arrays by the label of the parameter instead.
+    On a mesh the keys are instead the labels of the parameters from which the values are made.
     """
 
     params: Mapping[str, Any]

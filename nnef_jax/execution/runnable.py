@@ -36,7 +36,8 @@ class Runnable:
         `with_params` returns a model with other parameters. Unused parameters are included only
         if the network was loaded with `unused=True`.
         """
-        return dict(self._execution.arrays.leaves()[0])
+        params, _state = self._execution.arrays.leaves()
+        return dict(params)
 
     @overload
     def __call__(
@@ -72,11 +73,11 @@ class Runnable:
                 try:
                     return executable(list(map(copied, inputs)))
                 except Exception:
-                    # While jax looks for NaNs or traces, the executable may fail where the general
-                    # call below succeeds, or where it names the NaN. The error of the executable is
-                    # dropped in these cases.
-                    may_succeed = debugs_or_disables_jit() or is_traced()
-                    if not may_succeed:
+                    # The executable may fail because jax traces or looks for NaNs. Its error is
+                    # dropped in these cases, because the general call below succeeds, or its error
+                    # names the NaN.
+                    general_call_may_succeed = debugs_or_disables_jit() or is_traced()
+                    if not general_call_may_succeed:
                         raise
         return execution.call(args, kwargs, probe=Probe.of(edit, capture))
 
@@ -142,11 +143,11 @@ class Runnable:
     ) -> Prepared:
         """Return prepared params, with which `apply`, `step` and `scan` are as fast as a call.
 
-        With prepared params, a function of `model.jit` does not compute again, in each call, values
-        that depend only on parameters. Prepared params are a pytree that contains the parameters
-        too. The parameters are used in calls with other shapes, and for derivatives with respect to
-        inputs. To differentiate with respect to parameters, pass the parameters themselves;
-        prepared params have no derivatives.
+        Values that depend only on parameters are computed once, when the params are prepared. A
+        function of `model.jit` then does not compute them again in each call. Prepared params are a
+        pytree that contains the parameters too. The parameters are used in calls with other shapes,
+        and for derivatives with respect to inputs. To differentiate with respect to parameters,
+        pass the parameters themselves; prepared params have no derivatives.
 
         `params` may be traced. Inputs are arrays or `jax.ShapeDtypeStruct`s, by default of the
         declared shapes. If `state` is passed, values are prepared for a cycle from this state on
@@ -155,12 +156,12 @@ class Runnable:
         >>> fast = model.jit(model.apply)
         >>> y = fast(model.prepare(model.params), x)
         """
-        bound = self._execution.check_params(params, all=True)
-        arrays = {
-            label: jnp.asarray(bound[label]) for label in self._execution.definition.needed_labels
-        }
-        checked_state = state and self._execution.check_state(state)
-        return self._execution.prepare(arrays, self._execution.types(args, kwargs), checked_state)
+        execution = self._execution
+        bound = execution.check_params(params, all=True)
+        labels = execution.definition.needed_labels
+        arrays = {label: jnp.asarray(bound[label]) for label in labels}
+        checked_state = execution.check_state(state) if state else state
+        return execution.prepare(arrays, execution.types(args, kwargs), checked_state)
 
     @property
     def compiler_options(self) -> dict[str, str]:
@@ -198,8 +199,9 @@ class Runnable:
         The result has methods such as `as_text` and `compile`. Inputs are arrays or
         `jax.ShapeDtypeStruct`s; by default they have the shapes that the network declares.
         """
-        inputs = self._execution.types(args, kwargs)
-        return jax.jit(self.apply).lower(self._execution.arrays.types()[0], *inputs)
+        types_of_params, _ = self._execution.arrays.types()
+        input_types = self._execution.types(args, kwargs)
+        return jax.jit(self.apply).lower(types_of_params, *input_types)
 
     def init_state(self, *args: Example, **kwargs: Example) -> dict[str, Array]:
         """Return the state before the first cycle: the initial values of state variables, by label.
@@ -286,7 +288,7 @@ class Runnable:
         Gradients pass through all time steps. Each output and capture has a first axis, which is
         time. `state` is by default `init_state()`. Edits apply to each cycle.
         """
-        inputs = self._execution.bind(args, kwargs, 1)
+        inputs = self._execution.bind(args, kwargs, time_axes=1)
         require_one_length(inputs)
         if state is None:
             state = self._execution.first_state(lambda: [x[0] for x in inputs])
@@ -301,10 +303,12 @@ class Runnable:
         params: Params | Prepared | None,
         probe: Probe,
     ) -> Any:
+        """Check the state and the parameters of a call of `step` or `scan`, and run the call."""
         state = self._execution.check_state(state)
         layout = self._execution.definition.layout
         if layout:
-            state = layout.put_state(state, [x.shape[entry.time_axes :] for x in inputs])
+            input_shapes = [x.shape[entry.time_axes :] for x in inputs]
+            state = layout.put_state(state, input_shapes)
         if params is not None:
             params = self._execution.check_params(params, all=bool(probe.capture))
         return self._execution.run(entry, state, inputs, params, probe)

@@ -21,8 +21,8 @@ _ABSENT = object()
 class Once:
     """A cache of values by key. The first thread that asks for a value makes it, and others wait.
 
-    If there is a limit, only so many of the most recently used values are kept, in the order of
-    their last use.
+    If there is a limit, the cache holds at most that many values, and drops the least recently
+    used ones. The values are in the order of their last use.
 
     Values of different keys may be made at the same time. If making a value raises an error,
     nothing is cached, and the waiting threads try again, one after the other.
@@ -70,6 +70,6 @@ class Once:
 
 
 def _is_foreign() -> bool:
-    # Python gives such names to threads that it did not start. The class of these threads is
-    # private.
+    """Tell whether Python did not start the current thread."""
+    # Python names such threads "Dummy-1" and so on. Their class is private.
     return threading.current_thread().name.startswith("Dummy-")

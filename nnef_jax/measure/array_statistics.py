@@ -24,9 +24,10 @@ class Moments:
     Args:
         count: the number of finite items. `mean`, `squares`, `min` and `max` are statistics of the
             finite items.
-        mean, min, max: the mean and the extremes; 0, infinity and -infinity if no item is finite.
+        mean, min, max: the mean, the least and the greatest item. They are 0, infinity and
+            -infinity if no item is finite.
         squares: the sum of (x - mean)^2 over the finite items x.
-        zeros, nan, inf: the numbers of items that are 0, NaN or infinite.
+        zeros, nan, inf: how many items are 0, how many are NaN, and how many are infinite.
     """
 
     count: int = 0
@@ -59,15 +60,18 @@ def merged(a: _Moments, b: Moments, **fields: object) -> _Moments:
     has. Source: Chan, Golub and LeVeque 1983.
     """
     count = a.count + b.count
-    share = b.count / count if count else 0.0
-    step = b.mean - a.mean
-    # The sums of squares around the two means are converted to one around the common mean.
-    squares_of_step = step * step * a.count * share if a.count else 0.0
+    share_of_b = b.count / count if count else 0.0
+    mean_difference = b.mean - a.mean
+    # `a.squares` and `b.squares` are sums around two means. The sum around the common mean is
+    # larger by this number.
+    squares_of_means = 0.0
+    if a.count:
+        squares_of_means = mean_difference * mean_difference * a.count * share_of_b
     return replace(
         a,
         count=count,
-        mean=a.mean + step * share,
-        squares=a.squares + b.squares + squares_of_step,
+        mean=a.mean + mean_difference * share_of_b,
+        squares=a.squares + b.squares + squares_of_means,
         min=min(a.min, b.min),
         max=max(a.max, b.max),
         zeros=a.zeros + b.zeros,
@@ -106,7 +110,7 @@ def chunks(array: NDArray[np.generic], dtype: DTypeLike) -> Iterator[NDArray[Any
 
 
 def statistics_of(array: ArrayLike) -> dict[str, Any]:
-    """Compute statistics of an array; return them as a dict.
+    """Compute statistics of an array, and return them as a dict.
 
     The keys are count, sampled, min, max, mean, std, zeros, nonfinite and histogram. `count` is the
     array's size. All other figures are statistics of `sampled` items, which are fewer than `count`
@@ -127,7 +131,10 @@ def statistics_of(array: ArrayLike) -> dict[str, Any]:
         high = float(finite.max())
         scale = max(abs(low), abs(high)) or 1.0  # Squares of larger numbers may overflow.
         scaled = moments_of(finite / scale)
-        figures |= {"min": low, "max": high, "mean": scaled.mean * scale, "std": scaled.std * scale}
+        figures["min"] = low
+        figures["max"] = high
+        figures["mean"] = scaled.mean * scale
+        figures["std"] = scaled.std * scale
         figures["histogram"] = histogram_of(finite, low, high, _BINS)
     figures["zeros"] = int(np.count_nonzero(values == 0))
     figures["nonfinite"] = int(values.size - finite.size)
@@ -146,16 +153,21 @@ def histogram_of(values: NDArray[np.float64], low: float, high: float, bins: int
     if not low < high:
         return [values.size]
     scale = max(-low, high)
-    low /= scale
-    high /= scale
-    positions = (values / scale - low) / (high - low)
+    scaled_low = low / scale
+    scaled_high = high / scale
+    positions = (values / scale - scaled_low) / (scaled_high - scaled_low)  # from 0 to 1
     counts, _ = np.histogram(positions, bins, (0, 1))
     return counts.tolist()
 
 
 def _sampled(flat: NDArray[Any]) -> NDArray[Any]:
+    """Return a sample of an array with one axis, or the array itself if it is small.
+
+    The sample consists of blocks of equal length, which are spread evenly over the array.
+    """
     if flat.size <= SAMPLE:
         return flat
-    length = SAMPLE // _BLOCKS
-    starts = np.linspace(0, flat.size - length, _BLOCKS).astype(np.int64)
-    return np.concatenate([flat[start : start + length] for start in starts])
+    block_length = SAMPLE // _BLOCKS
+    last_start = flat.size - block_length
+    starts = np.linspace(0, last_start, _BLOCKS).astype(np.int64)
+    return np.concatenate([flat[start : start + block_length] for start in starts])

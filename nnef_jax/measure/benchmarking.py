@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from statistics import median
 from typing import Any, Literal
 
@@ -91,12 +92,13 @@ class Benchmark(Result):
         """Return a table of the latencies in milliseconds, by batch and engine."""
         has_others = len({timing.engine for timing in self.timings}) > 1
         rows: list[list[Any]] = []
-        for x in self.timings:
-            spread = None if x.failure else round(100 * x.spread, 1)
-            row: list[Any] = [x.batch, x.engine, _ms(x.first), _ms(x.p50), _ms(x.p90), _ms(x.p99)]
-            row += [spread, _short(x.throughput)]
+        for timing in self.timings:
+            row: list[Any] = [timing.batch, timing.engine]
+            row += map(_ms, (timing.first, timing.p50, timing.p90, timing.p99))
+            spread = None if timing.failure else round(100 * timing.spread, 1)
+            row += [spread, _short(timing.throughput)]
             if has_others:
-                row.append(x.failure or _difference(x))
+                row.append(timing.failure or _difference(timing))
             rows.append(row)
         heads = ["batch", "engine", "first ms", "p50 ms", "p90 ms", "p99 ms", "spread %", "items/s"]
         if has_others:
@@ -111,14 +113,13 @@ class Benchmark(Result):
         ax = axes(ax, (6.4, 4))
         names = list(dict.fromkeys(timing.engine for timing in self.timings))
         for name, color in zip(names, _COLORS, strict=False):  # There are at most 4 engines.
-            timings = [
-                timing for timing in self.timings if timing.engine == name and not timing.failure
-            ]
+            timings_of_engine = [timing for timing in self.timings if timing.engine == name]
+            timings = [timing for timing in timings_of_engine if not timing.failure]
             batches = [timing.batch or 1 for timing in timings]
-            medians = [1e3 * timing.p50 for timing in timings]
-            ax.plot(batches, medians, "o-", color=color, label=name, markersize=4)
-            upper = [1e3 * timing.p90 for timing in timings]
-            ax.fill_between(batches, medians, upper, color=color, alpha=0.15, lw=0)
+            medians_ms = [1e3 * timing.p50 for timing in timings]
+            p90s_ms = [1e3 * timing.p90 for timing in timings]
+            ax.plot(batches, medians_ms, "o-", color=color, label=name, markersize=4)
+            ax.fill_between(batches, medians_ms, p90s_ms, color=color, alpha=0.15, lw=0)
         ticks = sorted({timing.batch or 1 for timing in self.timings})
         ax.set_xscale("log", base=2)
         ax.set_yscale("log")
@@ -155,7 +156,7 @@ def benchmark(
         inputs: inputs as in a call; by default random inputs of the declared shapes.
         entry: "apply" is a call; a network with a state runs one cycle from its initial state.
             "step" also returns the state. "scan" runs many cycles, on inputs with a time axis.
-        batches: sizes of the batch of random inputs, whose first extent is open.
+        batches: the batch sizes to measure, with random inputs.
         against: a dict from engines to files with the same network. "onnxruntime" and "openvino"
             read ONNX, and "tract" reads NNEF.
         rounds: the number of turns of each engine and batch size.
@@ -186,18 +187,20 @@ def benchmark(
     if has_inputs and sizes:
         raise InputError("inputs have a batch already: give either inputs or batches")
     engines = {name: engine(name, path) for name, path in (against or {}).items()}
+    input_names = [spec.name for spec in model.inputs]
     cases: list[_Case] = []
     devices: set[str] = set()
     for batch_inputs in _batches(model, sizes, seed) or [inputs]:
         subject = subject_of(model, batch_inputs, named, entry, seed)
         first_seconds, results = _timed_call(subject.run)
         devices.add(devices_of(results))
-        shapes = [x.shape for x in subject.arrays]
-        has_batch = entry == "apply" and bool(shapes) and len(shapes[0]) > 0
-        batch = shapes[0][0] if has_batch else None
+        batch = None
+        if entry == "apply" and subject.arrays:
+            first_shape = subject.arrays[0].shape
+            batch = first_shape[0] if first_shape else None
         cases.append(_Case(Timing(_OURS, batch, first_seconds), subject.run))
         for name, prepare in engines.items():
-            arrays = dict(zip([x.name for x in model.inputs], subject.arrays, strict=True))
+            arrays = dict(zip(input_names, subject.arrays, strict=True))
             cases.append(_other_engine(name, batch, prepare, arrays, results))
     cores_used_by_others = _measure([case for case in cases if case.run], rounds, seconds)
     timings = [timed(case.timing, case.rounds) for case in cases]
@@ -207,9 +210,11 @@ def benchmark(
 
 @dataclass(slots=True)
 class _Case:
+    """An engine with a batch size, whose calls are timed."""
+
     timing: Timing
     run: Callable[[], Any] | None = None  # None if the engine failed
-    rounds: list[list[float]] = field(default_factory=list[list[float]])
+    rounds: list[list[float]] = field(default_factory=list[list[float]])  # seconds of each call
 
 
 def _batches(model: Model, sizes: Sequence[int], seed: int) -> list[tuple[Array, ...]]:
@@ -267,35 +272,42 @@ def _measure(cases: Sequence[_Case], rounds: int, seconds: float) -> float:
                 case.run()
             times: list[float] = []
             while len(times) < _FEWEST or sum(times) < seconds:
-                times.append(_timed_call(case.run)[0])
+                call_seconds, _ = _timed_call(case.run)
+                times.append(call_seconds)
             case.rounds.append(times)
     core_seconds = _core_seconds_of_others() - seconds_before
-    return core_seconds / (time.perf_counter() - start)
+    elapsed_seconds = time.perf_counter() - start
+    return core_seconds / elapsed_seconds
 
 
 def timed(timing: Timing, rounds: Sequence[Sequence[float]]) -> Timing:
     """Return a timing to which the percentiles and the number of calls are added.
 
-    `rounds` has the durations in seconds of the calls of each round.
+    `rounds` has, for each round, the durations of the calls in seconds.
     """
-    calls = [seconds for times in rounds for seconds in times]
-    if not calls:
+    seconds_of_calls = list(chain.from_iterable(rounds))
+    if not seconds_of_calls:
         return timing
-    p50, p90, p99 = map(float, np.percentile(calls, (50, 90, 99)))
+    p50, p90, p99 = map(float, np.percentile(seconds_of_calls, (50, 90, 99)))
     medians = list(map(median, rounds))
+    item_count = (timing.batch or 1) * len(seconds_of_calls)
     return replace(
         timing,
         p50=p50,
         p90=p90,
         p99=p99,
         spread=(max(medians) - min(medians)) / p50,
-        throughput=(timing.batch or 1) * len(calls) / sum(calls),
-        calls=len(calls),
+        throughput=item_count / sum(seconds_of_calls),
+        calls=len(seconds_of_calls),
     )
 
 
 def _core_seconds_of_others() -> float:
-    """Return the core seconds that other processes have used, counted from an arbitrary start."""
+    """Return the core seconds that other processes have used since the machine started.
+
+    Only differences between two results are exact. The result is NaN if the system has no file
+    /proc/stat.
+    """
     try:
         with open("/proc/stat") as file:
             _name, *words = file.readline().split()
@@ -303,34 +315,38 @@ def _core_seconds_of_others() -> float:
         return math.nan
     # The words after the first eight count work of guests, which `user` and `nice` contain.
     user, nice, system, _idle, _waiting, *interrupts = map(int, words[:8])
-    used = (user + nice + system + sum(interrupts)) / os.sysconf("SC_CLK_TCK")
-    return used - time.process_time()
+    used_ticks = user + nice + system + sum(interrupts)
+    used_seconds = used_ticks / os.sysconf("SC_CLK_TCK")
+    return used_seconds - time.process_time()
 
 
-def _relative_difference(a: Sequence[Array], b: Sequence[Array]) -> float:
-    """Return the largest difference between two lists of outputs, as a relative error.
+def _relative_difference(references: Sequence[Array], outputs: Sequence[Array]) -> float:
+    """Return the largest difference between outputs and their references, as a relative error.
 
-    Each difference between an output of `a` and its counterpart in `b` is divided by the largest
-    finite number of the output of `a`.
+    The differences of an output are divided by the largest finite number of its reference.
     """
-    if [x.shape for x in a] != [y.shape for y in b]:
+    if [x.shape for x in references] != [x.shape for x in outputs]:
         return math.inf
-    differences = [0.0]
-    for x, y in zip(a, b, strict=True):
-        x = x.astype(np.float64)
-        y = y.astype(np.float64)
-        largest = float(np.abs(x[np.isfinite(x)]).max(initial=0)) or 1.0
-        differences.append(float(distances(x, y).max(initial=0)) / largest)
-    return max(differences)
+    largest_difference = 0.0
+    for reference, output in zip(references, outputs, strict=True):
+        reference = reference.astype(np.float64)
+        finite_numbers = reference[np.isfinite(reference)]
+        scale = float(np.abs(finite_numbers).max(initial=0)) or 1.0
+        difference = distances(reference, output.astype(np.float64)).max(initial=0)
+        largest_difference = max(largest_difference, float(difference) / scale)
+    return largest_difference
 
 
 def _ms(seconds: float) -> float | None:
+    """Return a duration in milliseconds for a table, or None for NaN."""
     return None if math.isnan(seconds) else round(seconds * 1e3, 4)
 
 
 def _short(value: float) -> float | None:
+    """Return a number rounded to four significant digits, or None for NaN."""
     return None if math.isnan(value) else float(f"{value:.4g}")
 
 
 def _difference(timing: Timing) -> str:
+    """Return the text of a timing's difference to nnef_jax. It is empty for nnef_jax itself."""
     return "" if timing.engine == _OURS else f"{timing.difference:.1e}"

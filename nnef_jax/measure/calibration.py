@@ -56,7 +56,7 @@ def calibrate(
         per_channel: whether a weight has a separate range for each index along axis 0, instead of a
             single range.
         percentile: a number above 50 and at most 100, such as 99.9. In each sample the range of an
-            activation ends at this percentile, and starts at 100 minus it. Outliers then do not
+            activation then extends from the 0.1th to the 99.9th percentile, so that outliers do not
             widen the steps between levels. None takes the minimum and the maximum.
         names: the tensors to quantise. By default they are the inputs, all computed tensors, and
             the variables that are a filter or a factor of a matrix product. If a network is saved
@@ -83,12 +83,15 @@ def calibrate(
     if percentile is not None and not 50 < percentile <= 100:
         raise ValueError(f"percentile must be above 50 and at most 100, it is {percentile}")
     network = network_of(model)
-    identifiers = {x: key for key, x in network.frontend.identifiers(network.graph).items()}
+    identifiers: dict[str, str] = {}
+    for identifier, name in network.frontend.identifiers(network.graph).items():
+        identifiers[name] = identifier
     activations, weights = _tensors_to_quantise(network, identifiers, names)
     ranges = _ranges_of_runs(model, samples, activations, percentile)
     for name, label in weights.items():
         array = np.asarray(stored(model)[label], np.float32)
-        axes = tuple(range(int(per_channel), array.ndim))
+        first_axis = 1 if per_channel else 0
+        axes = tuple(range(first_axis, array.ndim))
         ranges[name] = array.min(axes), array.max(axes)
     codes = f"bits = {bits}, signed = {signed}, symmetric = {symmetric}".lower()
     lines: list[str] = []
@@ -108,10 +111,10 @@ def calibrate(
 def _tensors_to_quantise(
     network: Network, identifiers: Iterable[str], names: Sequence[str] | None
 ) -> tuple[list[str], dict[str, str]]:
-    """Return the names of the activations to quantise, and a dict from names to labels of weights.
+    """Return the names of the activations to quantise, and the labels of the weights by name.
 
-    `identifiers` are the names of tensors that a graph.quant can have. `names` are the tensors that
-    the user chose, or None for the default.
+    `identifiers` are the names of all tensors that a graph.quant may contain. `names` are the
+    tensors that the user chose, or None for the default.
     """
     if network.frontend.quantizes:
         message = "the network is quantised already: its ranges would be ranges of rounded values"
@@ -127,12 +130,19 @@ def _tensors_to_quantise(
     not_real = [name for name in names if not _is_real(tensors[name])]
     if not_real:
         raise InputError(f"tensor {', '.join(map(repr, not_real))} does not hold real numbers")
-    activations = [name for name in names if tensors[name] not in labels]
-    weights = {name: labels[tensors[name]] for name in names if tensors[name] in labels}
+    activations: list[str] = []
+    weights: dict[str, str] = {}
+    for name in names:
+        label = labels.get(tensors[name])
+        if label is None:
+            activations.append(name)
+        else:
+            weights[name] = label
     return activations, weights
 
 
 def _is_real(value: Value) -> bool:
+    """Tell whether a tensor holds floating-point numbers."""
     return jnp.issubdtype(jnp.dtype(value.type.dtype), jnp.floating)
 
 
@@ -146,40 +156,48 @@ def _default_names(graph: Graph, tensors: Mapping[str, Value]) -> list[str]:
         for name, operand in operation.operands:
             if name in _WEIGHTS and isinstance(operand, Value):
                 weights.add(operand)
-    left_out = {variable.value for variable in (*graph.parameters, *graph.states)} - weights
+    variables = {variable.value for variable in (*graph.parameters, *graph.states)}
+    left_out = variables - weights
     for operation in graph.operations:
         if operation.kind == "constant":
             left_out.update(operation.writes())
     names: dict[Value, str] = {}
     for name, value in tensors.items():
         if _is_real(value) and value not in left_out:
-            names.setdefault(value, name)
+            names.setdefault(value, name)  # The first of several names of a tensor counts.
     return list(names.values())
 
 
 def _ranges_of_runs(
     model: Runnable, samples: Iterable[Any], names: list[str], percentile: float | None
 ) -> dict[str, _Range]:
-    """Return the range of each tensor over all samples."""
+    """Return the range of each tensor over all samples: its least and its greatest number."""
 
     @jax.jit
-    def extremes(arrays: Mapping[str, jax.Array]) -> dict[str, Any]:
-        reals = {name: array.astype(jnp.float32) for name, array in arrays.items()}
-        if percentile is None:
-            return {name: (x.min(), x.max()) for name, x in reals.items()}
-        ends = jnp.array([100 - percentile, percentile], jnp.float32)
-        return {name: tuple(jnp.percentile(x, ends)) for name, x in reals.items()}
+    def extremes_of(arrays: Mapping[str, jax.Array]) -> dict[str, Any]:
+        """Return the ends of the range of each array in one sample."""
+        extremes: dict[str, Any] = {}
+        for name, array in arrays.items():
+            numbers = array.astype(jnp.float32)
+            if percentile is None:
+                extremes[name] = numbers.min(), numbers.max()
+            else:
+                percentiles = jnp.array([100 - percentile, percentile], jnp.float32)
+                extremes[name] = tuple(jnp.percentile(numbers, percentiles))
+        return extremes
 
     ranges: dict[str, _Range] = {}
     probe = Probe(capture=tuple(names), results=False)
 
     def run(inputs: tuple[Any, ...]) -> Mapping[str, jax.Array]:
-        return call_with_probe(model, *arguments_of(inputs), probe)
+        args, kwargs = arguments_of(inputs)
+        return call_with_probe(model, args, kwargs, probe)
 
     if not names:
         return ranges
     for tensors in over_samples("sample", samples, run):
-        for name, (low, high) in jax.device_get(extremes(tensors)).items():
+        extremes = jax.device_get(extremes_of(tensors))
+        for name, (low, high) in extremes.items():
             earlier_low, earlier_high = ranges.get(name, (low, high))
             ranges[name] = np.minimum(earlier_low, low), np.maximum(earlier_high, high)
     if not ranges:
@@ -199,6 +217,10 @@ def _widened_if_empty(low: Array, high: Array) -> _Range:
 
 
 def _min_max(low: Array, high: Array, symmetric: bool) -> str:
+    """Return the arguments for the ends of a range, in NNEF's syntax.
+
+    If `symmetric` is true, the range is widened until it reaches as far below 0 as above 0.
+    """
     if symmetric:
         high = np.maximum(np.abs(low), np.abs(high))
         low = -high
@@ -208,12 +230,16 @@ def _min_max(low: Array, high: Array, symmetric: bool) -> str:
 def _zero_point(low: Array, high: Array, bits: int, signed: bool, symmetric: bool) -> str:
     """Return the arguments for the zero point and the scale of a range, in NNEF's syntax.
 
-    The range is first widened to include 0.
+    The range is first widened to include 0. If `symmetric` is true, it is widened further, until it
+    reaches as far below 0 as above 0.
     """
-    highest_code = 2 ** (bits - 1) - 1 if signed else 2**bits - 1
-    lowest_code = 0
+    # With 8 bits the codes are 0 to 255, signed -128 to 127, or symmetric -127 to 127.
     if signed:
+        highest_code = 2 ** (bits - 1) - 1
         lowest_code = -highest_code if symmetric else -highest_code - 1
+    else:
+        highest_code = 2**bits - 1
+        lowest_code = 0
     low = np.minimum(low, 0).astype(np.float64)
     high = np.maximum(high, 0).astype(np.float64)
     if symmetric:
@@ -222,18 +248,20 @@ def _zero_point(low: Array, high: Array, bits: int, signed: bool, symmetric: boo
     steps = highest_code - lowest_code
     scale = np.maximum((high - low) / steps, np.finfo(np.float32).tiny)
     zero_point = np.clip(np.rint(lowest_code - low / scale), lowest_code, highest_code)
-    return (
-        f"zero_point = {_number_text(zero_point.astype(np.int64))}, scale = {_number_text(scale)}"
-    )
+    zero_point_text = _number_text(zero_point.astype(np.int64))
+    return f"zero_point = {zero_point_text}, scale = {_number_text(scale)}"
 
 
 def _number_text(numbers: Array) -> str:
-    """Write a number or an array in NNEF's syntax, in which scalars have a decimal point."""
+    """Write a number or an array in NNEF's syntax.
+
+    In this syntax, floating-point numbers have a decimal point: 1e-05 becomes 1.0e-05.
+    """
     if numbers.ndim:
         return f"[{', '.join(map(_number_text, numbers))}]"
     if numbers.dtype.kind == "i":
         return str(int(numbers))
-    mantissa, mark, exponent = str(np.float32(numbers)).partition("e")
+    mantissa, letter_e, exponent = str(np.float32(numbers)).partition("e")
     if "." not in mantissa:
         mantissa = f"{mantissa}.0"
-    return mantissa + mark + exponent
+    return mantissa + letter_e + exponent

@@ -41,12 +41,14 @@ def main(folder: Path) -> None:
             figures: dict[str, object] = {"refusal": str(error), "type": type(error).__name__}
         else:
             memory = compiled.memory_analysis()
-            figures = {f"{x}_bytes": getattr(memory, f"{x}_size_in_bytes") for x in _MEMORY}
-            figures["analysis"] = compiled.cost_analysis() or {}
+            figures = {"analysis": compiled.cost_analysis() or {}}
+            for kind in _MEMORY:
+                figures[f"{kind}_bytes"] = getattr(memory, f"{kind}_size_in_bytes")
             (folder / f"{number}.hlo").write_text(compiled.as_text() or "")
-        written = folder / f"{number}.part"
-        written.write_text(json.dumps(figures))
-        written.rename(folder / f"{number}.json")
+        # The file is renamed when it is complete, since the process may be aborted at any time.
+        incomplete_path = folder / f"{number}.part"
+        incomplete_path.write_text(json.dumps(figures))
+        incomplete_path.rename(folder / f"{number}.json")
 
 
 def compile_program(
@@ -58,20 +60,25 @@ def compile_program(
 ) -> Any:
     """Compile a function, which `jax.export` serialised, for a mesh.
 
-    `axes` are the extents of the mesh by name. Without axes, the function is compiled for the first
-    devices. The axis types must be those of the mesh for which the function was exported. `donated`
-    are the positions of the arguments whose memory the program may overwrite.
+    Args:
+        serialized: the function.
+        donated: positions of the arguments whose memory the program may overwrite.
+        devices: all devices. The mesh has the first of them.
+        axes: extents of the mesh by name. If they are empty, the function is compiled for a mesh
+            with one axis, over as many devices as the function was exported for.
+        axis_types: names of the axis types of the mesh for which the function was exported.
     """
     exported = export.deserialize(bytearray(serialized))
-    axes = axes or {"devices": exported.nr_devices}
+    if not axes:
+        axes = {"devices": exported.nr_devices}
     extents = list(axes.values())
     mesh_axis_types = tuple([AxisType[name] for name in axis_types]) or (AxisType.Auto,)
     mesh_devices = np.array(devices[: math.prod(extents)]).reshape(extents)
     mesh = Mesh(mesh_devices, tuple(axes), mesh_axis_types)
     replicated = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
-    shardings = [x or replicated for x in exported.in_shardings_jax(mesh)]
+    shardings = [sharding or replicated for sharding in exported.in_shardings_jax(mesh)]
     call = jax.jit(exported.call, in_shardings=shardings, donate_argnums=donated)
-    types = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in exported.in_avals]
+    types = [jax.ShapeDtypeStruct(type.shape, type.dtype) for type in exported.in_avals]
     return call.lower(*types).compile()
 
 

@@ -98,8 +98,8 @@ class Cost(Result):
 
         flops_note = ""
         if self.flops and self.multiply_adds:
-            share = self.flops / 2 / self.multiply_adds
-            flops_note = f"{share:.2f} of 2 a multiply-add"
+            ratio = self.flops / (2 * self.multiply_adds)
+            flops_note = f"{ratio:.2f} of 2 a multiply-add"
         add("multiply-adds", self.multiply_adds, "of products and convolutions in the document")
         add("flops", self.flops, flops_note)
         add("transcendentals", self.transcendentals)
@@ -150,7 +150,7 @@ def cost(
     params: str | Sequence[str] | Mapping[str, PartitionSpec] | None = "model",
     **named: object,
 ) -> Cost | DeviceCost:
-    """Return the compiler's estimate of a call's cost: flops, bytes and memory, or also time.
+    """Return the compiler's estimate of a call's cost: flops, bytes, memory, and sometimes time.
 
     By default the program of `model(*inputs)` is compiled for the default platform of jax. For
     another `platform`, `jax.jit(model.apply)` is lowered, and the memory is unknown. For a
@@ -210,27 +210,27 @@ def cost(
     analysis = figures.analysis
     memory = figures.memory
     return Cost(
-        graph.name,
-        chosen_platform,
-        is_default,
-        total(graph),
-        analysis.get("flops"),
-        analysis.get("transcendentals"),
-        analysis.get("bytes accessed"),
-        getattr(memory, "argument_size_in_bytes", None),
-        getattr(memory, "output_size_in_bytes", None),
-        getattr(memory, "temp_size_in_bytes", None),
-        getattr(memory, "generated_code_size_in_bytes", None) or None,
-        figures.loops,
+        network=graph.name,
+        platform=chosen_platform,
+        compiled=is_default,
+        multiply_adds=total(graph),
+        flops=analysis.get("flops"),
+        transcendentals=analysis.get("transcendentals"),
+        bytes_accessed=analysis.get("bytes accessed"),
+        argument_bytes=getattr(memory, "argument_size_in_bytes", None),
+        output_bytes=getattr(memory, "output_size_in_bytes", None),
+        temporary_bytes=getattr(memory, "temp_size_in_bytes", None),
+        code_bytes=getattr(memory, "generated_code_size_in_bytes", None) or None,
+        loops=figures.loops,
     )
 
 
 class _Figures(NamedTuple):
-    """XLA's analysis of a program, the program's memory (None if unknown), and number of loops."""
+    """XLA's figures of a program."""
 
-    analysis: Mapping[str, float]
-    memory: object
-    loops: int
+    analysis: Mapping[str, float]  # by names such as "flops"
+    memory: object  # jax's analysis of the program's memory, or None if it is not known
+    loops: int  # the number of loops
 
 
 def _compiled_figures(
@@ -238,8 +238,8 @@ def _compiled_figures(
 ) -> _Figures:
     """Return the figures of the compiled program that a call runs on the default platform."""
     if has_arrays(model):
-        arrays = bind(model, [jax.numpy.zeros(x.shape, x.dtype) for x in types])
-        program = compiled(model, "outputs", {}, arrays)
+        zeros = [jax.numpy.zeros(type.shape, type.dtype) for type in types]
+        program = compiled(model, "outputs", {}, bind(model, zeros))
     else:
         function, arguments = program_on(model, types, platform)
         program = model.jit(function).lower(*arguments).compile()
@@ -255,7 +255,8 @@ def _lowered_figures(
     traced = jax.jit(model.apply).trace(model.params, *types)
     lowered = traced.lower(lowering_platforms=(platform,))
     analysis: Any = lowered.cost_analysis() or {}
-    return _Figures(analysis, None, lowered.as_text().count("stablehlo.while"))
+    loops = lowered.as_text().count("stablehlo.while")
+    return _Figures(analysis, memory=None, loops=loops)
 
 
 def _cost_on(
@@ -269,7 +270,8 @@ def _cost_on(
 ) -> DeviceCost:
     """Return the cost of a model's call on the devices of a topology.
 
-    The other arguments are as in `cost`; `axes` is `mesh`.
+    `axes` are the extents of a mesh by name, and `batch` and `params` are axes of this mesh as in
+    `Model.shard`. `inputs` and `named` are the arguments of the call.
     """
     devices = topology_of(topology)
     types = _types(model, inputs, named)
@@ -302,7 +304,8 @@ def _cost_of_function(
 ) -> DeviceCost:
     """Return the cost of a pure function on the devices of a topology.
 
-    The arguments are as in `cost`.
+    `arguments` are the function's arguments, or types. Raises an error if `named` or `mesh`, which
+    are only for models, are passed.
     """
     if not callable(function):
         raise TypeError(f"model must be a nnef_jax.Model or a function, it is {shown(function)}")
@@ -319,14 +322,18 @@ def _cost_of_function(
 def _types(
     model: Model, inputs: Sequence[object], named: Mapping[str, object]
 ) -> list[jax.ShapeDtypeStruct]:
-    """Return the types of a call's inputs. Without inputs, return the declared types."""
-    if not inputs and not named:
+    """Return the types of a call's inputs. For a call without inputs, return the declared types."""
+    has_inputs = inputs or named
+    if not has_inputs:
         inputs = declared_types(model)
     return types_of(model, tuple(inputs), named)
 
 
-def _type(x: Any) -> Any:
-    return x if isinstance(x, jax.ShapeDtypeStruct) else jax.typeof(x)
+def _type(array_or_type: Any) -> Any:
+    """Return the type of an array. A type is returned unchanged."""
+    if isinstance(array_or_type, jax.ShapeDtypeStruct):
+        return array_or_type
+    return jax.typeof(array_or_type)
 
 
 def _platform_of(device: Any) -> str:

@@ -29,7 +29,7 @@ _NAMES = 3  # the largest number of operations that a table names for a kernel
 
 @dataclass(frozen=True)
 class DeviceRow:
-    """The time, as the compiler estimates it, of the kernels that compute the same operations.
+    """The compiler's estimate of the time of all kernels that compute the same operations.
 
     Attributes:
         operations: the names of the operations in the order of the document, or () for the row of
@@ -132,13 +132,18 @@ class DeviceCost(Result):
         `nnef_jax.view(model, profile=cost)` colours operations by these seconds. A kernel that
         computes several operations gives each of them an equal share of its time.
         """
-        seconds: defaultdict[str, float] = defaultdict(float)
+        seconds_by_operation: defaultdict[str, float] = defaultdict(float)
         for row in self.rows:
             for name in row.operations:
-                seconds[name] += row.seconds / len(row.operations)
-        operations = [{"name": name, "seconds": x} for name, x in seconds.items()]
-        more = {"needed_bytes": self.needed_bytes, "fits": self.fits, "operations": operations}
-        return super().to_dict() | more
+                seconds_by_operation[name] += row.seconds / len(row.operations)
+        operations = [
+            {"name": name, "seconds": seconds} for name, seconds in seconds_by_operation.items()
+        ]
+        return super().to_dict() | {
+            "needed_bytes": self.needed_bytes,
+            "fits": self.fits,
+            "operations": operations,
+        }
 
     def table(self) -> Table:
         """Return a table with a line for each figure."""
@@ -151,13 +156,14 @@ class DeviceCost(Result):
         return table
 
     def _rows(self) -> list[tuple[str, str, str]]:
+        """Return the rows of the table: a name, a figure and a note."""
         rows = [self._verdict()]
         is_gpu = self._is_gpu()
         fusion = "before fusion" if is_gpu else ""
 
-        def add(name: str, value: float | None, text: Callable[[float], str], note: str) -> None:
-            if value is not None:
-                rows.append((name, text(value), note))
+        def add(name: str, figure: float | None, text: Callable[[float], str], note: str) -> None:
+            if figure is not None:
+                rows.append((name, text(figure), note))
 
         add("arguments", self.argument_bytes, _size, "prepared parameters and inputs")
         add("results", self.output_bytes, _size, "less those in the memory of arguments")
@@ -166,42 +172,47 @@ class DeviceCost(Result):
         add("multiply-adds", self.multiply_adds, _count, "of the document, on all devices")
         add("flops", self.flops, _count, fusion)
         add("bytes accessed", self.bytes_accessed, _size, fusion)
-        peak = f"at the published peak{_rate(self.flops, self.compute_seconds, 1e12, 'Tflop/s')}"
-        add("time by matrix units", self.compute_seconds, _time, f"flops {peak}")
+        peak = _rate(self.flops, self.compute_seconds, 1e12, "Tflop/s")
+        compute_note = f"flops at the published peak{peak}"
+        add("time by matrix units", self.compute_seconds, _time, compute_note)
         bandwidth = _rate(self.bytes_accessed, self.memory_seconds, 1e9, "GB/s")
         moved = f"bytes {fusion}," if fusion else "bytes"
-        note = f"{moved} at the published bandwidth{bandwidth}"
-        add("time by memory", self.memory_seconds, _time, note)
+        memory_note = f"{moved} at the published bandwidth{bandwidth}"
+        add("time by memory", self.memory_seconds, _time, memory_note)
         if self.seconds is not None:
             rows.append(("time by the compiler", _time(self.seconds), self._time_note()))
         elif is_gpu and not self.refusal:
             rows.append(("time by the compiler", "", "not reported for GPUs"))
-        for x in self.collectives:
-            name = f"{x.count} {x.kind}"
-            rows.append((name, _size(x.bytes), f"between {x.group} devices"))
+        for collective in self.collectives:
+            name = f"{collective.count} {collective.kind}"
+            rows.append((name, _size(collective.bytes), f"between {collective.group} devices"))
         if self.collectives:
             add("time by links", self.link_seconds, _time, "our estimate, at published bandwidth")
         if self.rows:
             rows.append(("slowest kernels", "", "of the time by the compiler"))
-        rows += [(f"  {_names(x)}", _time(x.seconds), _place(x)) for x in self.rows[:_MOST]]
+        for row in self.rows[:_MOST]:
+            rows.append((f"  {_names(row)}", _time(row.seconds), _place(row)))
         return rows
 
     def _verdict(self) -> tuple[str, str, str]:
+        """Return the row that tells whether the program fits into the memory of a device."""
         if self.refusal:
             return "fits", "no", self.refusal
         needed = f"{_size(self.needed_bytes or 0)} (arguments, results, temporaries)"
         note = f"{needed} of {_size(self.memory_bytes)}"
         if self._is_gpu():
             note += "; by size: the compiler does not check"
-        return "fits", "yes" if self.fits else "no", note
+        answer = "yes" if self.fits else "no"
+        return "fits", answer, note
 
     def _is_gpu(self) -> bool:
         return topology_of(self.topology).chip.platform == "cuda"
 
     def _time_note(self) -> str:
+        """Return a note about the parts of a program whose time the compiler does not know."""
         notes: list[str] = []
         if self.custom_calls:
-            calls = [f"{n} {target}" for target, n in self.custom_calls.items()]
+            calls = [f"{count} {target}" for target, count in self.custom_calls.items()]
             notes.append(f"without {', '.join(calls)}")
         if self.open_loops:
             notes.append(f"{self.open_loops} loops of unknown length")
@@ -209,24 +220,28 @@ class DeviceCost(Result):
 
 
 def mesh_of(topology: Topology, axes: Mapping[str, int]) -> AbstractMesh:
-    """Return an abstract mesh with the axes `axes` over devices of a topology.
+    """Return an abstract mesh over devices of a topology.
 
-    `axes` are extents by name. Raises InputError if the topology has too few devices.
+    `axes` are the extents of the mesh by name. Raises InputError if the topology has too few
+    devices.
     """
     require("mesh", axes, Mapping, "numbers of devices by axis: {'data': 4}")
     for extent in axes.values():
-        if type(extent) is not int or extent < 1:
+        is_positive = type(extent) is int and extent > 0
+        if not is_positive:
             raise TypeError(f"mesh must have positive numbers of devices, it has {shown(extent)}")
     _require_devices(topology, axes)
-    device = AbstractDevice(topology.chip.kind, None, topology.chip.platform)
-    types = (AxisType.Auto,) * len(axes)
-    return AbstractMesh(tuple(axes.values()), tuple(axes), types, abstract_device=device)
+    number_of_cores = None  # It is not known.
+    device = AbstractDevice(topology.chip.kind, number_of_cores, topology.chip.platform)
+    axis_types = (AxisType.Auto,) * len(axes)
+    return AbstractMesh(tuple(axes.values()), tuple(axes), axis_types, abstract_device=device)
 
 
 def _require_devices(topology: Topology, axes: Mapping[str, int]) -> None:
-    count = math.prod(axes.values())
-    if count > topology.devices:
-        message = f"the mesh has {count} devices, '{topology.name}' has {topology.devices}"
+    """Raise InputError if a mesh with these axes has more devices than a topology."""
+    device_count = math.prod(axes.values())
+    if device_count > topology.devices:
+        message = f"the mesh has {device_count} devices, '{topology.name}' has {topology.devices}"
         raise InputError(message, hint="name a larger topology, or a smaller mesh")
 
 
@@ -258,42 +273,62 @@ def device_cost(
     if isinstance(compiled, Refused):
         if not compiled.is_for_memory:
             raise UnsupportedError(f"the compiler for '{topology.name}' refuses: {compiled.reason}")
-        reason = compiled.reason.removeprefix("RESOURCE_EXHAUSTED: ")
         return DeviceCost(
-            network, topology.name, axes, reason, None, None, None, None,
-            chip.memory, multiply_adds, None, None, None, None, None, {}, 0, (), 0.0, (),
-        )  # fmt: skip
+            network=network,
+            topology=topology.name,
+            mesh=axes,
+            refusal=compiled.reason.removeprefix("RESOURCE_EXHAUSTED: "),
+            argument_bytes=None,
+            output_bytes=None,
+            temporary_bytes=None,
+            code_bytes=None,
+            memory_bytes=chip.memory,
+            multiply_adds=multiply_adds,
+            flops=None,
+            bytes_accessed=None,
+            compute_seconds=None,
+            memory_seconds=None,
+            seconds=None,
+            custom_calls={},
+            open_loops=0,
+            collectives=(),
+            link_seconds=0.0,
+            rows=(),
+        )
     text = HloText(compiled.text)
-    size = math.prod(axes.values())
-    flops, accessed = _work(compiled, program.analysis, size)
-    peak = _peak(topology, arguments)
+    device_count = math.prod(axes.values())
+    flops, accessed_bytes = _work(compiled, program.analysis, device_count)
+    compute_seconds = None
+    if flops is not None:
+        compute_seconds = flops / _peak(topology, arguments)
+    memory_seconds = None
+    if accessed_bytes is not None:
+        memory_seconds = accessed_bytes / chip.bandwidth
     has_hosts = topology.shape[0] > 1
     link_rate = chip.network if chip.network and has_hosts else chip.link
+    exchanged_bytes = sum(collective.exchanged for collective in text.collectives)
     seconds = estimated_seconds(compiled.analysis, text)
-    compute_seconds = None if flops is None else flops / peak
-    memory_seconds = None if accessed is None else accessed / chip.bandwidth
-    link_seconds = sum(x.exchanged for x in text.collectives) / link_rate
     return DeviceCost(
-        network,
-        topology.name,
-        axes,
-        "",
-        compiled.argument_bytes,
-        compiled.output_bytes - compiled.alias_bytes,
-        compiled.temp_bytes,
-        compiled.generated_code_bytes or None,
-        chip.memory,
-        multiply_adds,
-        flops,
-        accessed,
-        compute_seconds,
-        memory_seconds,
-        seconds,
-        text.custom_calls,
-        text.loops_of_unknown_length,
-        text.collectives,
-        link_seconds,
-        _kernel_times(compiled.text, text, graph, seconds) if seconds else (),
+        network=network,
+        topology=topology.name,
+        mesh=axes,
+        refusal="",
+        argument_bytes=compiled.argument_bytes,
+        output_bytes=compiled.output_bytes - compiled.alias_bytes,
+        temporary_bytes=compiled.temp_bytes,
+        code_bytes=compiled.generated_code_bytes or None,
+        memory_bytes=chip.memory,
+        multiply_adds=multiply_adds,
+        flops=flops,
+        bytes_accessed=accessed_bytes,
+        compute_seconds=compute_seconds,
+        memory_seconds=memory_seconds,
+        seconds=seconds,
+        custom_calls=text.custom_calls,
+        open_loops=text.loops_of_unknown_length,
+        collectives=text.collectives,
+        link_seconds=exchanged_bytes / link_rate,
+        rows=_kernel_times(compiled.text, text, graph, seconds) if seconds else (),
     )
 
 
@@ -303,26 +338,31 @@ def _kernel_times(
     """Return the rows of a `DeviceCost`, whose times sum to `seconds`.
 
     The time is divided in proportion to the cycles that the compiler estimates for each kernel.
-    `hlo` and `text` are the program, as text and after parsing.
+    `hlo` is the text of the program, and `text` is the parsed program.
     """
-    by_name: defaultdict[str, list[Operation]] = defaultdict(list)
-    for operation in graph.operations if graph else ():
-        by_name[operation.name].append(operation)
+    operations_by_name: defaultdict[str, list[Operation]] = defaultdict(list)
+    if graph:
+        for operation in graph.operations:
+            operations_by_name[operation.name].append(operation)
     modules = ModuleNames(graph) if graph else None
-    names = program_of(hlo, by_name).operations
-    position = {name: index for index, name in enumerate(by_name)}
-    cycles: defaultdict[tuple[str, ...], int] = defaultdict(int)
-    for instruction, number in text.cycles.items():
-        key = tuple(sorted(names.get(instruction, ()), key=position.__getitem__))
-        cycles[key] += number
-    rate = seconds / sum(cycles.values())
+    names_by_instruction = program_of(hlo, operations_by_name).operations
+    positions = {name: index for index, name in enumerate(operations_by_name)}
+    cycles_by_names: defaultdict[tuple[str, ...], int] = defaultdict(int)
+    for instruction, cycles in text.cycles.items():
+        names = names_by_instruction.get(instruction, ())
+        cycles_by_names[tuple(sorted(names, key=positions.__getitem__))] += cycles
+    seconds_per_cycle = seconds / sum(cycles_by_names.values())
     rows: list[DeviceRow] = []
-    for key, number in cycles.items():
-        operations = [operation for name in key for operation in by_name[name]]
+    for names, cycles in cycles_by_names.items():
+        operations: list[Operation] = []
+        for name in names:
+            operations += operations_by_name[name]
         kinds = tuple(dict.fromkeys(operation.kind for operation in operations))
-        paths = [modules.of_operation(operation) for operation in operations] if modules else []
-        module = ".".join(shared_start([path for path in paths if path]) or ())
-        rows.append(DeviceRow(key, number * rate, kinds, module))
+        module = ""
+        if modules:
+            paths = [modules.of_operation(operation) for operation in operations]
+            module = ".".join(shared_start([path for path in paths if path]) or ())
+        rows.append(DeviceRow(names, cycles * seconds_per_cycle, kinds, module))
     return tuple(sorted(rows, key=lambda row: -row.seconds))
 
 
@@ -331,25 +371,29 @@ def estimated_seconds(analysis: Mapping[str, float], text: HloText) -> float | N
     seconds = analysis.get("optimal_seconds")
     if seconds is None or not text.cycles:
         return None
-    # In its sum XLA counts -1 s for each instruction of unknown time. The known times together are
-    # far below a second. So if there are such instructions the sum is negative, and rounding it up
-    # gives their number.
+    # XLA sums the times of instructions, and counts -1 s for each instruction of unknown time. The
+    # known times together are far below a second: with two unknown times the sum is -1.999 s. So
+    # the sum rounded up is the number of unknown times.
     unknown_count = math.ceil(-seconds) if seconds < 0 else 0
-    # In its sum XLA counts one iteration of each loop. The sum is multiplied by the factor by which
-    # all iterations lengthen the time.
-    return (seconds + unknown_count) * text.trips_factor
+    known_seconds = seconds + unknown_count
+    # XLA counts one iteration of each loop.
+    return known_seconds * text.trips_factor
 
 
 def _mesh(arguments: Sequence[Any], topology: Topology) -> Mesh | AbstractMesh | None:
-    """Return the mesh in the arguments' shardings, or None if they have none."""
+    """Return the mesh of the arguments' shardings, or None if no argument is on a mesh.
+
+    Raises InputError for several meshes, or a mesh with more devices than the topology.
+    """
     shardings = [getattr(x, "sharding", None) for x in jax.tree.leaves(arguments)]
     meshes = [x.mesh for x in shardings if isinstance(x, jax.sharding.NamedSharding)]
     if not meshes:
         return None
-    if any(dict(mesh.shape) != dict(meshes[0].shape) for mesh in meshes):
+    first_mesh = meshes[0]
+    if any(dict(mesh.shape) != dict(first_mesh.shape) for mesh in meshes):
         raise InputError("the arguments are on several meshes", hint="give all the same mesh")
-    _require_devices(topology, meshes[0].shape)
-    return meshes[0]
+    _require_devices(topology, first_mesh.shape)
+    return first_mesh
 
 
 def _work(
@@ -357,24 +401,28 @@ def _work(
 ) -> tuple[float | None, float | None]:
     """Return the flops and accessed bytes of a device.
 
-    If the compiler has no counts, the result is the counts before fusion, `lowered`, divided by the
-    number of devices `size`.
+    If the compiler does not count, they are the counts before fusion, which are in `lowered`,
+    divided by `size`, the number of devices.
     """
     if compiled.analysis:
         return compiled.analysis.get("flops"), compiled.analysis.get("bytes accessed")
     flops = lowered.get("flops")
-    accessed = lowered.get("bytes accessed")
-    return None if flops is None else flops / size, None if accessed is None else accessed / size
+    if flops is not None:
+        flops /= size
+    accessed_bytes = lowered.get("bytes accessed")
+    if accessed_bytes is not None:
+        accessed_bytes /= size
+    return flops, accessed_bytes
 
 
 def _peak(topology: Topology, arguments: Sequence[Any]) -> float:
     """Return the peak rate of the matrix units for the most frequent dtype of the arguments."""
     peaks = topology.chip.peaks
-    items: defaultdict[str, int] = defaultdict(int)
+    items_by_dtype: defaultdict[str, int] = defaultdict(int)
     for x in jax.tree.leaves(arguments):
         if jnp.issubdtype(x.dtype, jnp.floating):
-            items[jnp.dtype(x.dtype).name] += math.prod(x.shape)
-    dtype = max(items, key=items.__getitem__, default="float32")
+            items_by_dtype[jnp.dtype(x.dtype).name] += math.prod(x.shape)
+    dtype = max(items_by_dtype, key=items_by_dtype.__getitem__, default="float32")
     # Unless the precision is higher, jax multiplies float32 in TF32 on GPUs and in bfloat16 on
     # TPUs.
     if dtype == "float32":
@@ -384,9 +432,9 @@ def _peak(topology: Topology, arguments: Sequence[Any]) -> float:
 
 def _names(row: DeviceRow) -> str:
     """Return the names of a row's operations, at most three of them."""
-    more = len(row.operations) - _NAMES
     names = ", ".join(row.operations[:_NAMES]) or "other kernels"
-    return f"{names} and {more} more" if more > 0 else names
+    hidden_count = len(row.operations) - _NAMES
+    return f"{names} and {hidden_count} more" if hidden_count > 0 else names
 
 
 def _place(row: DeviceRow) -> str:
@@ -395,25 +443,32 @@ def _place(row: DeviceRow) -> str:
     return f"{kinds} in {row.module}" if row.module else kinds
 
 
-def _size(n: float) -> str:
+def _size(nbytes: float) -> str:
+    """Return a number of bytes as text, such as "1.5 KiB"."""
+    size = nbytes
     for unit in ("B", "KiB", "MiB", "GiB"):
-        if n < 1024:
-            return f"{n:.4g} {unit}"
-        n /= 1024
-    return f"{n:.4g} TiB"
+        if size < 1024:
+            return f"{size:.4g} {unit}"
+        size /= 1024
+    return f"{size:.4g} TiB"
 
 
-def _count(n: float) -> str:
-    return f"{int(n):,}"
+def _count(number: float) -> str:
+    """Return a number as text, such as "1,234,567"."""
+    return f"{int(number):,}"
 
 
 def _rate(amount: float | None, seconds: float | None, scale: float, unit: str) -> str:
     """Return a text such as " of 197 Tflop/s": an amount divided by a time.
 
-    `scale` is the size of the unit `unit`. The text is "" if the amount or the time is unknown.
+    `scale` is the number by which the rate is divided, such as 1e12 for the unit "Tflop/s". The
+    text is "" if the amount or the time is unknown.
     """
-    return f" of {amount / seconds / scale:.4g} {unit}" if amount and seconds else ""
+    if not amount or not seconds:
+        return ""
+    return f" of {amount / seconds / scale:.4g} {unit}"
 
 
 def _time(seconds: float) -> str:
+    """Return a time as text, in microseconds or milliseconds."""
     return f"{seconds * 1e6:.4g} us" if seconds < 1e-3 else f"{seconds * 1e3:.4g} ms"

@@ -51,12 +51,12 @@ class Change:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Difference(Result):
-    """The differences of network `b` from network `a`.
+    """The differences between two networks `a` and `b`.
 
     Attributes:
         changes: the differences in the order of the documents; empty if the networks are the same.
-        operations: the numbers of operations of `a` and of `b`.
-        weights: the numbers of arrays of `a` and of `b`.
+        operations: the number of operations in `a`, and the number in `b`.
+        weights: the number of arrays in `a`, and the number in `b`.
     """
 
     changes: tuple[Change, ...]
@@ -78,10 +78,13 @@ class Difference(Result):
         The first column has - for removed, + for added, ~ for changed and > for renamed.
         """
         rows: list[tuple[str, ...]] = []
-        for x in self.changes:
-            name = x.name if x.renamed is None else f"{x.name} -> {x.renamed}"
-            rows.append((_SIGNS[x.change], x.part, name, x.kind, "; ".join(x.details)))
-        counts = [f"{n} {part}" for part, n in self._counts().items()]
+        for change in self.changes:
+            name = change.name
+            if change.renamed is not None:
+                name = f"{change.name} -> {change.renamed}"
+            details = "; ".join(change.details)
+            rows.append((_SIGNS[change.change], change.part, name, change.kind, details))
+        counts = [f"{count} {part}" for part, count in self._counts().items()]
         heading = f"{', '.join(counts)} differ" if counts else "nothing differs"
         operations = _two_numbers(*self.operations)
         arrays = _two_numbers(*self.weights)
@@ -89,12 +92,16 @@ class Difference(Result):
         return table_of(title, ("", "part", "name", "kind", "what"), rows)
 
     def _counts(self) -> dict[str, int]:
-        parts = [change.part for change in self.changes]
-        names = {part: part if part == "weights" else f"{part}s" for part in parts}
-        return {name: parts.count(part) for part, name in names.items()}
+        """Return the number of changes of each part, such as {"inputs": 1, "weights": 3}."""
+        counts: dict[str, int] = {}
+        for change in self.changes:
+            plural = "weights" if change.part == "weights" else f"{change.part}s"
+            counts[plural] = counts.get(plural, 0) + 1
+        return counts
 
 
 def _two_numbers(a: int, b: int) -> str:
+    """Return the text of two numbers. Equal numbers are shown once."""
     return f"{a:,}" if a == b else f"{a:,} and {b:,}"
 
 
@@ -102,9 +109,10 @@ def diff(a: Model | Source, b: Model | Source) -> Difference:
     """Compare two networks as documents: structure, types, attributes and weights. Nothing runs.
 
     Operations are paired by name. If some pairs differ, operations are also paired by structure: by
-    kind, type, attributes and order. The pairing with fewer differences counts. In a network with
-    new names, pairing by structure makes every operation "renamed". Kinds of operations have the
-    same meaning in all formats, so a network can be compared with its conversion to another format.
+    kind, type, attributes and order. The pairing with fewer differences counts. If the second
+    network has new names, pairing by structure makes every operation "renamed". Kinds of operations
+    have the same meaning in all formats, so a network can be compared with its conversion to
+    another format.
 
     Args:
         a, b: models, or sources as in `load`.
@@ -113,7 +121,8 @@ def diff(a: Model | Source, b: Model | Source) -> Difference:
 
     >>> print(nnef_jax.diff("before.nnef.tgz", "after.nnef.tgz"))
     """
-    (graph_a, data_a), (graph_b, data_b) = map(_graph_and_data, (a, b))
+    graph_a, data_a = _graph_and_data(a)
+    graph_b, data_b = _graph_and_data(b)
     pairs = paired(graph_a, graph_b)
     changes = [
         *_values("input", _inputs(graph_a), _inputs(graph_b)),
@@ -135,10 +144,12 @@ def _graph_and_data(source: Model | Source) -> tuple[Graph, dict[str, Any]]:
 
 
 def _inputs(graph: Graph) -> dict[str, str]:
+    """Return the types of a graph's inputs by name, as texts."""
     return {value.name: str(value.type) for value in graph.inputs}
 
 
 def _outputs(graph: Graph) -> dict[str, str]:
+    """Return the types of a graph's outputs by name, as texts."""
     pairs = zip(graph.output_names, graph.outputs, strict=True)
     return {name: str(value.type) for name, value in pairs}
 
@@ -149,11 +160,12 @@ def _values(part: str, a: Mapping[str, str], b: Mapping[str, str]) -> Iterator[C
     `a` and `b` have the types by name. Tensors are paired by name. If both networks have equally
     many tensors, but the names differ, the tensors are paired in order.
     """
-    if len(a) == len(b) and set(a) != set(b):
-        pairs = list(zip(a, b, strict=True))
+    have_other_names = set(a) != set(b)
+    if len(a) == len(b) and have_other_names:
+        pairs = dict(zip(a, b, strict=True))
     else:
-        pairs = [(name, name) for name in a if name in b]
-    for name_a, name_b in pairs:
+        pairs = {name: name for name in a if name in b}
+    for name_a, name_b in pairs.items():
         type_a = a[name_a]
         type_b = b[name_b]
         renamed = name_b if name_a != name_b else None
@@ -166,42 +178,49 @@ def _values(part: str, a: Mapping[str, str], b: Mapping[str, str]) -> Iterator[C
     if len(a) == len(pairs) and order_a != order_b:
         details = (f"order: {', '.join(order_a)} -> {', '.join(order_b)}",)
         yield Change(part, "changed", order_a[0], "", details=details)
-    partners = dict(pairs)
-    paired_b = set(partners.values())
-    yield from [Change(part, "removed", name, a[name]) for name in a if name not in partners]
-    yield from [Change(part, "added", name, b[name]) for name in b if name not in paired_b]
+    for name, type in a.items():
+        if name not in pairs:
+            yield Change(part, "removed", name, type)
+    paired_names_b = set(pairs.values())
+    for name, type in b.items():
+        if name not in paired_names_b:
+            yield Change(part, "added", name, type)
 
 
 def _operations(a: Graph, b: Graph, pairs: Pairs) -> Iterator[Change]:
+    """Yield the differences of the operations of two graphs."""
     operations_a = named_operations(a)
     operations_b = named_operations(b)
     for name, operation in operations_a.items():
         if name not in pairs.operations:
             yield Change("operation", "removed", name, operation.kind, details=_operands(operation))
             continue
-        partner = operations_b[pairs.operations[name]]
-        details = tuple(_changes(operation, partner, pairs))
-        renamed = partner.name if partner.name != operation.name else None
-        if details or renamed:
-            change = "changed" if details else "renamed"
-            yield Change("operation", change, name, operation.kind, renamed, details)
-    partners = set(pairs.operations.values())
+        counterpart = operations_b[pairs.operations[name]]
+        details = tuple(_changes(operation, counterpart, pairs))
+        renamed = counterpart.name if counterpart.name != operation.name else None
+        if details:
+            yield Change("operation", "changed", name, operation.kind, renamed, details)
+        elif renamed:
+            yield Change("operation", "renamed", name, operation.kind, renamed)
+    paired_names_b = set(pairs.operations.values())
     for name, operation in operations_b.items():
-        if name not in partners:
+        if name not in paired_names_b:
             yield Change("operation", "added", name, operation.kind, details=_operands(operation))
 
 
 def _operands(operation: Operation) -> tuple[str]:
-    return (f"of {', '.join(value.name for value in operation.reads())}",)
+    """Return the names of an operation's operands, as the details of a change."""
+    names = ", ".join([value.name for value in operation.reads()])
+    return (f"of {names}",)
 
 
 def _changes(a: Operation, b: Operation, pairs: Pairs) -> Iterator[str]:
     """Yield a text for each difference between two paired operations, such as "conv -> linear"."""
     if a.kind != b.kind:
         yield f"{a.kind} -> {b.kind}"
-    for items_a, items_b in ((a.attributes, b.attributes), (a.operands, b.operands)):
-        before = dict(items_a)
-        after = dict(items_b)
+    for arguments_a, arguments_b in ((a.attributes, b.attributes), (a.operands, b.operands)):
+        before = dict(arguments_a)
+        after = dict(arguments_b)
         for name in dict.fromkeys((*before, *after)):
             if name not in after:
                 yield f"no longer {name}: {_shown(before[name])}"
@@ -220,37 +239,41 @@ def _states(a: Graph, b: Graph, pairs: Pairs) -> Iterator[Change]:
 
     States that only one network has are left out, because `_weights` reports them.
     """
-    updates = {state.label: state.update for state in b.states}
+    updates_b = {state.label: state.update for state in b.states}
     for state in a.states:
-        label = pairs.labels.get(state.label)
-        if label in updates and not pairs.agree(state.update, updates[label]):
-            details = (f"updated by {state.update.name} -> {updates[label].name}",)
+        label_b = pairs.labels.get(state.label)
+        if label_b not in updates_b:
+            continue
+        update_b = updates_b[label_b]
+        if not pairs.agree(state.update, update_b):
+            details = (f"updated by {state.update.name} -> {update_b.name}",)
             yield Change("state", "changed", state.label, str(state.value.type), details=details)
 
 
 def _weights(a: Mapping[str, Any], b: Mapping[str, Any], pairs: Pairs) -> Iterator[Change]:
+    """Yield the differences of the arrays of two networks. `a` and `b` have the arrays by label."""
     for label, stored_array in a.items():
-        array = np.asarray(stored_array)
-        kind = _type(array)
-        partner = pairs.labels.get(label)
-        if partner is None or partner not in b:
-            yield Change("weights", "removed", label, kind)
+        array_a = np.asarray(stored_array)
+        type_a = _type(array_a)
+        label_b = pairs.labels.get(label)
+        if label_b is None or label_b not in b:
+            yield Change("weights", "removed", label, type_a)
             continue
-        array_b = np.asarray(b[partner])
-        kind_b = _type(array_b)
-        renamed = partner if partner != label else None
-        if kind_b != kind:
-            yield Change("weights", "changed", label, kind, renamed, (f"{kind} -> {kind_b}",))
+        array_b = np.asarray(b[label_b])
+        type_b = _type(array_b)
+        renamed = label_b if label_b != label else None
+        if type_a != type_b:
+            yield Change("weights", "changed", label, type_a, renamed, (f"{type_a} -> {type_b}",))
             continue
-        distance = _distance(array, array_b)
+        distance = _distance(array_a, array_b)
         if distance is not None:
-            details, relative = distance
-            yield Change("weights", "changed", label, kind, renamed, details, relative)
+            details, relative_distance = distance
+            yield Change("weights", "changed", label, type_a, renamed, details, relative_distance)
         elif renamed:
-            yield Change("weights", "renamed", label, kind, renamed)
-    partners = set(pairs.labels.values())
+            yield Change("weights", "renamed", label, type_a, renamed)
+    paired_labels_b = set(pairs.labels.values())
     for label, stored_array in b.items():
-        if label not in partners:
+        if label not in paired_labels_b:
             yield Change("weights", "added", label, _type(np.asarray(stored_array)))
 
 
@@ -260,32 +283,36 @@ def _distance(a: Array, b: Array) -> tuple[tuple[str, ...], float] | None:
     The result has texts that describe the distance, and the number `Change.distance`.
     """
     # The figures are summed over chunks of the arrays.
-    count = 0
-    largest = 0.0
-    squares = 0.0
+    differing_count = 0
+    largest_difference = 0.0
+    squared_differences = 0.0
     squares_of_a = 0.0
-    wide = np.complex128 if a.dtype.kind == "c" else np.float64
-    for x, y in zip(chunks(a, wide), chunks(b, wide), strict=True):
-        differences = distances(x, y)
-        count += int(np.count_nonzero(differences))
-        largest = max(largest, float(differences.max()))
+    wide_dtype = np.complex128 if a.dtype.kind == "c" else np.float64
+    pairs_of_chunks = zip(chunks(a, wide_dtype), chunks(b, wide_dtype), strict=True)
+    for chunk_a, chunk_b in pairs_of_chunks:
+        differences = distances(chunk_a, chunk_b)
+        differing_count += int(np.count_nonzero(differences))
+        largest_difference = max(largest_difference, float(differences.max()))
+        finite_a = np.abs(chunk_a[np.isfinite(chunk_a)])
         with np.errstate(over="ignore"):
-            squares += float(np.square(differences).sum())
-            squares_of_a += float(np.square(np.abs(x[np.isfinite(x)])).sum())
-    if not count:
+            squared_differences += float(np.square(differences).sum())
+            squares_of_a += float(np.square(finite_a).sum())
+    if differing_count == 0:
         return None
-    relative = math.sqrt(squares / squares_of_a) if squares_of_a else math.inf
+    relative = math.inf
+    if squares_of_a:
+        relative = math.sqrt(squared_differences / squares_of_a)
     details = (
-        f"{count:,} of {a.size:,} numbers, by {number(largest)} at most",
+        f"{differing_count:,} of {a.size:,} numbers, by {number(largest_difference)} at most",
         f"norm of the difference {number(relative)} of the whole",
     )
     return details, relative
 
 
 def distances(a: Array, b: Array) -> Array:
-    """Return the absolute difference of each pair of numbers.
+    """Return the absolute differences between the numbers of two arrays.
 
-    The difference is 0 if both numbers are NaN, and infinite if only one of them is NaN.
+    A difference is 0 if both numbers are NaN, and infinite if only one of them is NaN.
     """
     with np.errstate(invalid="ignore", over="ignore"):
         differences = np.abs(b - a)
@@ -295,10 +322,12 @@ def distances(a: Array, b: Array) -> Array:
 
 
 def _type(array: Array) -> str:
+    """Return the dtype and the shape of an array as text, such as "float32[2,3]"."""
     return f"{array.dtype}{show(array.shape)}"
 
 
 def _shown(operand: object) -> str:
+    """Return the text of an operand or attribute, for a user."""
     if isinstance(operand, Value):
         return operand.name
     if isinstance(operand, Graph):

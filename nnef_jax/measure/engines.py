@@ -19,12 +19,14 @@ Call = Callable[[], Sequence[Any]]  # A function that returns the outputs in ord
 
 
 def engine(name: str, path: str | os.PathLike[str]) -> Callable[[Mapping[str, Any]], Call]:
-    """Return a function that prepares a call of another engine.
+    """Return a function that prepares calls of another engine.
 
-    The function takes inputs by name, and returns a function without arguments, which runs the
-    network and waits for the results. `path` is the file of the network. "onnxruntime" and
-    "openvino" read ONNX, and "tract" reads NNEF. Raises ValueError for other names,
-    UnsupportedError if the engine is not installed, and InputError if it cannot read the file.
+    The returned function takes inputs by name, and returns a second function without arguments. The
+    second function runs the network, waits for the results, and returns them. `path` is the file of
+    the network. "onnxruntime" and "openvino" read ONNX, and "tract" reads NNEF.
+
+    Raises ValueError for other names, UnsupportedError if the engine is not installed, and
+    InputError if it cannot read the file.
     """
     if name not in ENGINES:
         raise ValueError(f"the engines are {', '.join(ENGINES)}; there is no '{name}'")
@@ -51,8 +53,8 @@ def onnx_tensors(
     """Return a function that runs an ONNX file in onnxruntime without optimisations.
 
     `values` has fixed values of some inputs by name. The function takes all other inputs. If
-    `inside`, it returns tensors by name: all tensors if the package onnx is installed, otherwise
-    the outputs. If not `inside`, it returns a tuple of the outputs.
+    `inside` is true, the function returns tensors by name: all tensors if the package onnx is
+    installed, otherwise the outputs. If `inside` is false, it returns a tuple of the outputs.
     """
     engine("onnxruntime", path)  # This raises an error if the file cannot be read.
     onnxruntime: Any = importlib.import_module("onnxruntime")
@@ -64,10 +66,12 @@ def onnx_tensors(
     outputs = [value.name for value in session.get_outputs()]
 
     def run(*arguments: Any, **named: Any) -> Any:
-        # `_in_order` raises an error if there are too few arguments.
-        arrays = named or dict(zip(inputs, arguments, strict=False))
-        feeds = {**_in_order(arrays, inputs), **values}
-        results = session.run(None, _typed(session, feeds))
+        arrays = named
+        if not named:
+            # `_in_order` raises an error if there are too few arguments.
+            arrays = dict(zip(inputs, arguments, strict=False))
+        all_inputs = {**_in_order(arrays, inputs), **values}
+        results = session.run(None, _typed(session, all_inputs))
         return dict(zip(outputs, results, strict=True)) if inside else tuple(results)
 
     return run
@@ -89,9 +93,10 @@ def _with_all_outputs(path: str) -> Any:
 
 
 def _onnxruntime(module: Any, path: str) -> Callable[[Mapping[str, Any]], Call]:
+    """Read a file by onnxruntime, and return a function that prepares calls."""
     options = module.SessionOptions()
     options.intra_op_num_threads = _cores()
-    options.log_severity_level = 4
+    options.log_severity_level = 4  # Only fatal errors are logged.
     session = module.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     names = [value.name for value in session.get_inputs()]
 
@@ -106,12 +111,17 @@ def _typed(session: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
 
     An input that jax computed may have fewer bits than the declared type.
     """
-    types = {x.name: x.type.removeprefix("tensor(").removesuffix(")") for x in session.get_inputs()}
-    dtypes = {"float": "float32", "double": "float64"}
-    return {name: np.asarray(x, dtypes.get(types[name], types[name])) for name, x in inputs.items()}
+    numpy_names = {"float": "float32", "double": "float64"}
+    dtypes: dict[str, str] = {}
+    for declared in session.get_inputs():
+        # For example, "tensor(float)" becomes "float32", and "tensor(int8)" becomes "int8".
+        element_type: str = declared.type.removeprefix("tensor(").removesuffix(")")
+        dtypes[declared.name] = numpy_names.get(element_type, element_type)
+    return {name: np.asarray(array, dtypes[name]) for name, array in inputs.items()}
 
 
 def _openvino(module: Any, path: str) -> Callable[[Mapping[str, Any]], Call]:
+    """Read a file by openvino, and return a function that prepares calls."""
     settings = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": _cores()}
     compiled = module.Core().compile_model(path, "CPU", settings)
     names = [value.get_any_name() for value in compiled.inputs]
@@ -130,19 +140,25 @@ def _openvino(module: Any, path: str) -> Callable[[Mapping[str, Any]], Call]:
 
 
 def _tract(module: Any, path: str) -> Callable[[Mapping[str, Any]], Call]:
+    """Read a file by tract, and return a function that prepares calls."""
     model = module.nnef().with_tract_extra().with_tract_transformers().load(path).into_runnable()
 
     def prepare(inputs: Mapping[str, Any]) -> Call:
-        tensors = [module.Tensor.from_numpy(value) for value in inputs.values()]
-        return lambda: [x.to_numpy() for x in model.run(tensors)]
+        tensors = [module.Tensor.from_numpy(array) for array in inputs.values()]
+
+        def call() -> Sequence[Any]:
+            return [output.to_numpy() for output in model.run(tensors)]
+
+        return call
 
     return prepare
 
 
 def _in_order(inputs: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """Return inputs by the names that an engine gives to inputs.
+    """Return inputs by `names`, the names that an engine gives to the inputs.
 
-    If the names in `inputs` are not those in `names`, the inputs are assigned in order.
+    If `inputs` has other names, the first input gets the first name, and so on. Raises InputError
+    for a wrong number of inputs.
     """
     if set(inputs) == set(names):
         return {name: inputs[name] for name in names}
@@ -153,6 +169,7 @@ def _in_order(inputs: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]
 
 
 def _cores() -> int:
+    """Return the number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lowering.extents import is_known, show
+from lowering.extents import UNKNOWN, is_known, show
 from lowering.graph import Graph
 from nnef_jax.errors import InputError, raise_all
 from nnef_jax.model import Model
@@ -57,7 +57,7 @@ def subject_of(
     inputs = [jnp.asarray(x) for x in bind(model, tuple(args), named, time_axes)]
     graph = network_of(model).specialise([x.shape[time_axes:] for x in inputs])
     state = {} if entry == "apply" else model.init_state()
-    states = [state[variable.label] for variable in graph.states if state]
+    states = [state[variable.label] for variable in graph.states] if state else []
 
     def run() -> Any:
         if entry == "apply":
@@ -90,8 +90,10 @@ def random_inputs(
     graph_for(model, types)  # This raises LimitError for too many numbers.
     for value, type in zip(model.graph.inputs, types, strict=True):
         shape = (*leading, *type.shape)
-        is_real = jnp.issubdtype(type.dtype, jnp.inexact)
-        numbers = random.normal(size=shape) if is_real else random.integers(2, size=shape)
+        if jnp.issubdtype(type.dtype, jnp.inexact):
+            numbers = random.normal(size=shape)
+        else:
+            numbers = random.integers(2, size=shape)
         inputs[value.name] = np.asarray(numbers).astype(type.dtype)
     return inputs
 
@@ -107,16 +109,18 @@ def declared_types(
     types: list[jax.ShapeDtypeStruct] = []
     for value in model.graph.inputs:
         shape = list(value.type.shape)
-        if batch is not None and shape and not is_known(shape[:1]):
+        has_open_batch = bool(shape) and shape[0] is UNKNOWN
+        if batch is not None and has_open_batch:
             shape[0] = batch
-        if not is_known(shape):
-            extents = show(shape)[1:-1].replace("?", "1")
+        if is_known(shape):
+            types.append(jax.ShapeDtypeStruct(tuple(shape), jnp.dtype(value.type.dtype)))
+        else:
+            # The hint has an example: for the shape [?,3] the example is 1,3.
+            example = show(shape)[1:-1].replace("?", "1")
             names = network_of(model).extent_names.get(value.name, ())
             shape_text = show(shape, names)
             message = f"the shape of input '{value.name}' is not known, it is {shape_text}"
-            errors.append(InputError(message, hint=f"{hint} --shape {value.name}={extents}"))
-        else:
-            types.append(jax.ShapeDtypeStruct(tuple(shape), jnp.dtype(value.type.dtype)))
+            errors.append(InputError(message, hint=f"{hint} --shape {value.name}={example}"))
     raise_all(errors)
     return types
 
@@ -124,9 +128,9 @@ def declared_types(
 def devices_of(results: Any) -> str:
     """Return the devices that hold some results, as text: "cpu" or "8 x TPU v4"."""
     kinds: set[str] = set()
-    count = 1
+    device_count = 1
     for x in jax.tree.leaves(results):
         kinds.update(device.device_kind for device in x.devices())
-        count = max(count, len(x.devices()))
+        device_count = max(device_count, len(x.devices()))
     text = ", ".join(sorted(kinds))
-    return f"{count} x {text}" if count > 1 else text
+    return f"{device_count} x {text}" if device_count > 1 else text

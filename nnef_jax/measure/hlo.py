@@ -45,7 +45,7 @@ _BITS = {"pred": 8, "token": 0, "opaque": 0}
 
 @dataclass(frozen=True)
 class Instruction:
-    """An instruction that runs by itself and not within a fusion.
+    """An instruction that runs by itself, because it is not inside a fusion.
 
     Attributes:
         name: the name of the instruction.
@@ -94,19 +94,22 @@ def computations(text: str) -> tuple[str, dict[str, list[tuple[str, str]]]]:
     Returns the name of the entry, and a dict from the name of each computation to the names and
     definitions of its instructions. Computations precede their callers.
     """
-    by_computation: dict[str, list[tuple[str, str]]] = {}
+    instructions_by_computation: dict[str, list[tuple[str, str]]] = {}
     entry = ""
-    instructions: list[tuple[str, str]] = []
+    instructions: list[tuple[str, str]] = []  # of the computation in which a line is
     for line in text.splitlines():
-        if match := _COMPUTATION.match(line):
-            is_entry, name = match.groups()
-            instructions = by_computation.setdefault(name, [])
-            if is_entry:
-                entry = name
-        elif match := _INSTRUCTION.match(line):
-            name, definition = match.groups()
+        computation = _COMPUTATION.match(line)
+        if computation:
+            entry_mark, computation_name = computation.groups()
+            instructions = instructions_by_computation.setdefault(computation_name, [])
+            if entry_mark:
+                entry = computation_name
+            continue
+        instruction = _INSTRUCTION.match(line)
+        if instruction:
+            name, definition = instruction.groups()
             instructions.append((name, definition))
-    return entry, by_computation
+    return entry, instructions_by_computation
 
 
 class HloText:
@@ -118,22 +121,23 @@ class HloText:
     @cached_property
     def instructions(self) -> list[Instruction]:
         """Return the instructions that run by themselves, including those in loops and branches."""
-        return list(self._running(self._entry, 1))
+        return list(self._running(self._entry, runs=1))
 
     def _running(self, computation: str, runs: int) -> Iterator[Instruction]:
+        """Yield the instructions of a computation that runs `runs` times, and of its callees."""
         for name, definition in self._computations.get(computation, ()):
-            shape_and_opcode = definition.partition(", metadata={")[0]
-            opcode = _OPCODE.search(f"]{shape_and_opcode}")
-            kind = opcode[1] if opcode else ""
-            yield Instruction(name, kind, definition, runs)
-            loop = _LOOP.search(definition) if kind == "while" else None
+            shape_and_opcode, _, _metadata = definition.partition(", metadata={")
+            match = _OPCODE.search(f"]{shape_and_opcode}")
+            opcode = match[1] if match else ""
+            yield Instruction(name, opcode, definition, runs)
+            loop = _LOOP.search(definition) if opcode == "while" else None
             if loop is not None:
                 condition, body = loop.groups()
-                trips = self._iterations(definition, condition)
-                yield from self._running(body, runs * (trips or 1))
-            elif kind in ("conditional", "call", "async-start"):
-                for group in _BRANCHES.findall(definition):
-                    for branch in _NAME.findall(group):
+                iterations = self._iterations(definition, condition) or 1
+                yield from self._running(body, runs * iterations)
+            elif opcode in ("conditional", "call", "async-start"):
+                for branches in _BRANCHES.findall(definition):
+                    for branch in _NAME.findall(branches):
                         yield from self._running(branch, runs)
 
     def _iterations(self, definition: str, condition: str) -> int | None:
@@ -141,31 +145,45 @@ class HloText:
 
         `definition` is the definition of the loop, and `condition` is the name of its condition.
         """
-        if match := _TRIPS.search(definition):
-            return int(match[1])
-        definitions = [text for _, text in self._computations.get(condition, ())]
-        matches = [_BOUND.search(f" {text}") for text in definitions]
-        bounds = [int(match[1]) for match in matches if match]
-        is_counted = any("direction=LT" in text for text in definitions)
-        return bounds[0] if is_counted and len(bounds) == 1 else None
+        trip_count = _TRIPS.search(definition)
+        if trip_count:
+            return int(trip_count[1])
+        # If the condition is `counter < bound`, and `bound` is its only constant, it is the number.
+        bounds: list[int] = []
+        has_less_than = False
+        for _name, condition_definition in self._computations.get(condition, ()):
+            bound = _BOUND.search(f" {condition_definition}")
+            if bound:
+                bounds.append(int(bound[1]))
+            if "direction=LT" in condition_definition:
+                has_less_than = True
+        return bounds[0] if has_less_than and len(bounds) == 1 else None
 
     @cached_property
     def loops_of_unknown_length(self) -> int:
         """Return the number of loops for which the text does not tell the number of iterations."""
         count = 0
-        for x in self.instructions:
-            loop = _LOOP.search(x.definition) if x.opcode == "while" else None
-            if loop is not None and self._iterations(x.definition, loop[1]) is None:
+        for instruction in self.instructions:
+            if instruction.opcode != "while":
+                continue
+            loop = _LOOP.search(instruction.definition)
+            if loop is None:
+                continue
+            condition, _body = loop.groups()
+            if self._iterations(instruction.definition, condition) is None:
                 count += 1
         return count
 
     @cached_property
     def cycles(self) -> dict[str, int]:
-        """Return the estimated cycles of all runs of an instruction in a call, by its name."""
+        """Return the estimated cycles of each instruction in a call, by the instruction's name.
+
+        The cycles of all runs of an instruction are summed.
+        """
         cycles: defaultdict[str, int] = defaultdict(int)
-        for x in self.instructions:
-            if x.cycles:
-                cycles[x.name] += x.cycles * x.runs
+        for instruction in self.instructions:
+            if instruction.cycles:
+                cycles[instruction.name] += instruction.cycles * instruction.runs
         return dict(cycles)
 
     @property
@@ -175,22 +193,25 @@ class HloText:
         The factor is the number of cycles in a call, divided by the number of cycles if the body of
         each loop ran once.
         """
-        cycles_once = sum({x.name: x.cycles for x in self.instructions}.values())
-        if not cycles_once:
+        cycles_of_one_run = {x.name: x.cycles for x in self.instructions}
+        cycles_without_loops = sum(cycles_of_one_run.values())
+        if cycles_without_loops == 0:
             return 1.0
-        return sum(self.cycles.values()) / cycles_once
+        return sum(self.cycles.values()) / cycles_without_loops
 
     @cached_property
     def accessed_bytes(self) -> int:
         """Return the bytes that instructions read and write in a call, without caches."""
-        sizes = {x.name: _written_bytes(x) for x in self.instructions}
+        written_bytes = {x.name: _written_bytes(x) for x in self.instructions}
         total = 0
-        for x in self.instructions:
-            if x.opcode not in _WITHOUT_WORK:
-                operands = _OPERANDS.search(x.definition.partition(f" {x.opcode}(")[2])
-                names = _NAME.findall(operands[0]) if operands else ()
-                read = sum(sizes.get(name, 0) for name in names)
-                total += x.runs * (read + sizes[x.name])
+        for instruction in self.instructions:
+            if instruction.opcode in _WITHOUT_WORK:
+                continue
+            _shape, _, after_opcode = instruction.definition.partition(f" {instruction.opcode}(")
+            operands = _OPERANDS.search(after_opcode)
+            operand_names = _NAME.findall(operands[0]) if operands else ()
+            read_bytes = sum(written_bytes.get(name, 0) for name in operand_names)
+            total += instruction.runs * (read_bytes + written_bytes[instruction.name])
         return total
 
     @cached_property
@@ -200,11 +221,12 @@ class HloText:
         Custom calls that compute nothing are left out.
         """
         counts: defaultdict[str, int] = defaultdict(int)
-        for x in self.instructions:
-            target = _TARGET.search(x.definition) if x.opcode == "custom-call" else None
-            if target is not None:
-                counts[target[1]] += x.runs
-        return {target: counts[target] for target in sorted(counts) if target not in _FREE}
+        for instruction in self.instructions:
+            if instruction.opcode == "custom-call":
+                match = _TARGET.search(instruction.definition)
+                if match and match[1] not in _FREE:
+                    counts[match[1]] += instruction.runs
+        return dict(sorted(counts.items()))
 
     @cached_property
     def collectives(self) -> list[Collective]:
@@ -213,46 +235,57 @@ class HloText:
         Instructions with the same channel count as one collective, because the compiler may write a
         collective as several instructions.
         """
-        by_channel: dict[tuple[str, str], tuple[Instruction, str]] = {}
-        for x in self.instructions:
-            kind = x.opcode.removesuffix("-start")
+        instructions: dict[tuple[str, str], Instruction] = {}  # by kind and channel
+        for instruction in self.instructions:
+            kind = instruction.opcode.removesuffix("-start")
             if kind in _COLLECTIVES:
-                match = _CHANNEL.search(x.definition)
-                channel = match[1] if match else x.name
-                by_channel.setdefault((kind, channel), (x, kind))
+                match = _CHANNEL.search(instruction.definition)
+                channel = match[1] if match else instruction.name
+                instructions.setdefault((kind, channel), instruction)
         totals: dict[str, Collective] = {}
-        for x, kind in by_channel.values():
-            group = _group_size(x.definition)
-            size = _result_bytes(x)
-            exchanged = _exchanged_bytes(kind, size, group)
-            total = totals.get(kind, Collective(kind, 0, 0, 0.0, 0))
+        for (kind, _channel), instruction in instructions.items():
+            runs = instruction.runs
+            group = _group_size(instruction.definition)
+            result_bytes = _result_bytes(instruction)
+            exchanged_bytes = _exchanged_bytes(kind, result_bytes, group)
+            nothing = Collective(kind, count=0, bytes=0, exchanged=0.0, group=0)
+            total = totals.get(kind, nothing)
             totals[kind] = Collective(
                 kind,
-                total.count + x.runs,
-                total.bytes + size * x.runs,
-                total.exchanged + exchanged * x.runs,
-                max(total.group, group),
+                count=total.count + runs,
+                bytes=total.bytes + result_bytes * runs,
+                exchanged=total.exchanged + exchanged_bytes * runs,
+                group=max(total.group, group),
             )
         return [totals[kind] for kind in sorted(totals)]
 
 
 def _written_bytes(instruction: Instruction) -> int:
     """Return the number of bytes of an instruction's results."""
-    shapes = instruction.definition.partition(f" {instruction.opcode}(")[0]
-    return sum(_bytes(*match) for match in _SHAPE.findall(shapes))
+    return sum(_result_sizes(instruction))
+
+
+def _result_sizes(instruction: Instruction) -> list[int]:
+    """Return the number of bytes of each result of an instruction."""
+    shapes, _, _operands = instruction.definition.partition(f" {instruction.opcode}(")
+    return [_bytes(dtype, extents) for dtype, extents in _SHAPE.findall(shapes)]
 
 
 def _exchanged_bytes(kind: str, size: int, group: int) -> float:
-    """Return the bytes that one device sends in a collective, as `Collective.exchanged`.
+    """Return the number of bytes that one device sends in a collective.
 
-    `size` is the bytes of the result, and `group` is the number of devices.
+    See `Collective.exchanged`. `size` is the number of bytes of the result, and `group` is the
+    number of devices.
     """
     if "permute" in kind:
         return size
     if kind == "reduce-scatter":
-        size *= group  # The operand is larger than the result.
-    factor = 2 if kind == "all-reduce" else 1
-    return factor * size * (group - 1) / group
+        size_in_ring = size * group  # The operand is larger than the result.
+    elif kind == "all-reduce":
+        size_in_ring = 2 * size  # Two arrays of this size pass through the ring.
+    else:
+        size_in_ring = size
+    return size_in_ring * (group - 1) / group
 
 
 def _result_bytes(instruction: Instruction) -> int:
@@ -262,30 +295,39 @@ def _result_bytes(instruction: Instruction) -> int:
     first half and the results in the second half. The start of an all-reduce is different: its
     tuple has only results.
     """
-    shapes = instruction.definition.partition(f" {instruction.opcode}(")[0]
-    sizes = [_bytes(*match) for match in _SHAPE.findall(shapes)]
-    is_start = instruction.opcode.endswith("-start") and len(sizes) > 1
-    if is_start and instruction.opcode != "all-reduce-start":
-        sizes = sizes[len(sizes) // 2 :]
+    sizes = _result_sizes(instruction)
+    opcode = instruction.opcode
+    has_operands = opcode.endswith("-start") and opcode != "all-reduce-start"
+    if has_operands and len(sizes) > 1:
+        first_result = len(sizes) // 2
+        sizes = sizes[first_result:]
     return sum(sizes)
 
 
 def _bytes(dtype: str, extents: str) -> int:
+    """Return the number of bytes of an array: 24 for the dtype "f32" and the extents "2,3"."""
     bits = _BITS.get(dtype)
     if bits is None:
         digits = re.search(r"\d+", dtype)
         bits = int(digits[0]) if digits else 8
-    items = math.prod(map(int, filter(None, extents.split(","))))
+    items = math.prod([int(extent) for extent in extents.split(",") if extent])
     return items * bits // 8
 
 
 def _group_size(definition: str) -> int:
     """Return the number of devices in a group that exchanges data in a collective."""
-    if match := _GROUPS.search(definition):
-        return int(match[1])
-    if match := _MESH_GROUPS.search(definition):
-        sizes: Mapping[str, str] = dict(re.findall(r"'(\w+)'=(\d+)", match[1]))
-        return math.prod(int(sizes[x]) for x in re.findall(r"'(\w+)'", match[2]))
-    if match := _LISTED_GROUP.search(definition):
-        return len(match[1].split(","))
+    # replica_groups=[2,4] has 2 groups of 4 devices.
+    groups = _GROUPS.search(definition)
+    if groups:
+        return int(groups[1])
+    # replica_groups=mesh['a'=2,'b'=4] {'b'} has groups of 4 devices along the axis b.
+    mesh_groups = _MESH_GROUPS.search(definition)
+    if mesh_groups:
+        mesh, axes = mesh_groups.groups()
+        extents: Mapping[str, str] = dict(re.findall(r"'(\w+)'=(\d+)", mesh))
+        return math.prod(int(extents[axis]) for axis in re.findall(r"'(\w+)'", axes))
+    # replica_groups={{0,1},{2,3}} has groups of 2 devices.
+    listed_group = _LISTED_GROUP.search(definition)
+    if listed_group:
+        return len(listed_group[1].split(","))
     return 1

@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Collection, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, NamedTuple
 
 from nnef_jax.measure.hlo import computations
@@ -27,13 +28,15 @@ _TRANSFORMED = re.compile(r"(?!jit\()\w+\((.*)\)")
 class HloProgram:
     """A compiled program, with the names of the operations that each instruction computes.
 
-    `operations` is a dict from the name of an instruction to the set of its operations' names.
-    `control` has the names of loops, branches and calls.
+    Attributes:
+        module: the name of the program.
+        operations: the names of an instruction's operations, by the name of the instruction.
+        control: names of loops, calls and conditionals, which contain other instructions.
+        loops: the number of loops.
     """
 
     module: str
     operations: dict[str, frozenset[str]]
-    # names of loops, calls and conditionals, which contain other instructions
     control: frozenset[str]
     loops: int
 
@@ -41,48 +44,52 @@ class HloProgram:
 def program_of(text: str, names: Collection[str]) -> HloProgram:
     """Return the program that the text of a compiled module describes.
 
-    `names` are the names of the document's operations.
-
-    A fusion computes the operations of all instructions inside the fusion.
+    `names` are the names of the document's operations. A fusion computes the operations of all
+    instructions inside the fusion.
     """
-    by_path = {_without_empty_parts(name): name for name in names} | {name: name for name in names}
-    slashes = max([name.count("/") for name in names], default=0)
-    operations: dict[str, set[str]] = {}  # by the name of the instruction
-    # the computations that it calls, by the name of the instruction
-    called: dict[str, list[str]] = {}
+    names_by_path = {_without_empty_parts(name): name for name in names}
+    for name in names:
+        names_by_path[name] = name
+    most_slashes = max([name.count("/") for name in names], default=0)
+    # The keys of both dicts are names of instructions.
+    operations: dict[str, set[str]] = {}
+    called_computations: dict[str, list[str]] = {}
     control: set[str] = set()
     loops = 0
-    _, instructions = computations(text)
-    for computation in instructions.values():
-        for name, definition in computation:
+    _entry, instructions_by_computation = computations(text)
+    for instructions in instructions_by_computation.values():
+        for instruction, definition in instructions:
             head, _, metadata = definition.partition(", metadata={")
+            operations[instruction] = set()
             path = _PATH.search(metadata)
-            operation = _operation(_unescaped(path[1]), by_path, slashes) if path else None
-            operations[name] = {operation} if operation else set()
-            called[name] = _NAME.findall(" ".join(_CALLED.findall(head)))
+            if path:
+                operation = _operation(_unescaped(path[1]), names_by_path, most_slashes)
+                if operation:
+                    operations[instruction].add(operation)
+            called_computations[instruction] = _NAME.findall(" ".join(_CALLED.findall(head)))
             if _CONTROL.search(head):
-                control.add(name)
+                control.add(instruction)
             if " while(" in head:
                 loops += 1
-    # Computations precede their callers, so the operations of called computations are complete
-    # here.
-    for computation in instructions.values():
-        for name, _ in computation:
-            for called_name in called[name]:
-                for inner_name, _ in instructions.get(called_name, ()):
-                    operations[name] |= operations[inner_name]
+    # Computations precede their callers. So when a caller is reached, the operations of the
+    # computations that it calls are complete.
+    for instructions in instructions_by_computation.values():
+        for instruction, _ in instructions:
+            for computation in called_computations[instruction]:
+                for inner_instruction, _ in instructions_by_computation.get(computation, ()):
+                    operations[instruction] |= operations[inner_instruction]
     module = re.match(r"HloModule ([^,\s]+)", text)
     module_name = module[1] if module else ""
-    frozen = {name: frozenset(x) for name, x in operations.items()}
-    return HloProgram(module_name, frozen, frozenset(control), loops)
+    frozen_operations = {name: frozenset(computed) for name, computed in operations.items()}
+    return HloProgram(module_name, frozen_operations, frozenset(control), loops)
 
 
 def _without_empty_parts(name: str) -> str:
-    """Return a name without empty parts: "conv1/Conv" for "/conv1//Conv".
+    """Return a name without its empty parts: "conv1/Conv" for "/conv1//Conv".
 
-    jax may also leave out empty parts of a path.
+    jax may leave out the empty parts when it writes the path of an operation.
     """
-    return "/".join(filter(None, name.split("/")))
+    return "/".join([part for part in name.split("/") if part])
 
 
 def _unescaped(text: str) -> str:
@@ -102,9 +109,10 @@ def _operation(path: str, names: Mapping[str, str], slashes: int) -> str | None:
     """
     parts = path.split("/")[:-1]
     for start in range(len(parts)):
-        longest = min(len(parts) - start, slashes + 1)
-        for length in range(longest, 0, -1):
-            name = "/".join(parts[start : start + length])
+        # Longer names come first: with the parts a, b and c, first a/b/c, then a/b, then a.
+        last_end = min(len(parts), start + slashes + 1)
+        for end in range(last_end, start, -1):
+            name = "/".join(parts[start:end])
             derivative = _TRANSFORMED.fullmatch(name)
             while name not in names and derivative:
                 name = derivative[1]
@@ -129,7 +137,7 @@ class Run(NamedTuple):
 
 @contextmanager
 def _without_warnings_of_types() -> Generator[None]:
-    """Ignore a warning about a type of jaxlib's profiler, which Python 3.12 and later give.
+    """Ignore the warning of Python 3.12 and later about a type of jaxlib's profiler.
 
     jaxlib makes the type when the statistics of an event are first read. If the warning is an
     error, jaxlib aborts the process.
@@ -143,7 +151,7 @@ def _without_warnings_of_types() -> Generator[None]:
 def recorded(data: Any, module: str, call: str) -> tuple[list[Run], list[Run]]:
     """Return the annotated calls, and the runs of a module's instructions.
 
-    The calls, and the runs, are sorted by start.
+    Both lists are sorted by the start of the call or the run.
 
     Args:
         data: a `jax.profiler.ProfileData`.
@@ -151,41 +159,48 @@ def recorded(data: Any, module: str, call: str) -> tuple[list[Run], list[Run]]:
         call: the name of the annotation around each call.
     """
     calls: list[Run] = []
-    begun: list[tuple[Run, Any]] = []
-    ends: dict[Any, float] = {}
-    for plane in data.planes:
-        for line in plane.lines:
-            for event in line.events:
-                name = event.name
-                start = event.start_ns
-                if name == call:
-                    calls.append(Run(name, start, start + event.duration_ns))
-                    continue
-                stats = dict(event.stats)
-                if stats.get("hlo_module") == module and "hlo_op" in stats:
-                    run = Run(stats["hlo_op"], start, start + event.duration_ns)
-                    begun.append((run, stats.get("_p")))
-                elif name.startswith("end: ") and "_c" in stats:
-                    # On CPUs an instruction may begin on one thread and end on another.
-                    ends[stats["_c"]] = start
-    runs = [run._replace(end=max(run.end, ends.get(key, 0))) for run, key in begun]
+    runs_with_keys: list[tuple[Run, Any]] = []
+    ends_by_key: dict[Any, float] = {}
+    lines = chain.from_iterable(plane.lines for plane in data.planes)
+    for event in chain.from_iterable(line.events for line in lines):
+        name = event.name
+        start = event.start_ns
+        if name == call:
+            calls.append(Run(name, start, start + event.duration_ns))
+            continue
+        stats = dict(event.stats)
+        if stats.get("hlo_module") == module and "hlo_op" in stats:
+            run = Run(stats["hlo_op"], start, start + event.duration_ns)
+            runs_with_keys.append((run, stats.get("_p")))
+        elif name.startswith("end: ") and "_c" in stats:
+            # On CPUs an instruction may begin on one thread and end on another. Then this event is
+            # its end, and the key tells to which run it belongs.
+            ends_by_key[stats["_c"]] = start
+    runs: list[Run] = []
+    for run, key in runs_with_keys:
+        end_on_other_thread = ends_by_key.get(key, 0)
+        runs.append(run._replace(end=max(run.end, end_on_other_thread)))
     return sorted(calls, key=_start), sorted(runs, key=_start)
 
 
 def times(runs: Iterable[Run], call: Run, control: Collection[str]) -> dict[str, float]:
-    """Return the seconds during a call that each instruction took, by the instruction's name.
+    """Return the seconds that each instruction took during a call, by the instruction's name.
 
-    The seconds sum to the time in which at least one instruction ran. Instructions that run at the
-    same time have equal shares of this time. An instruction in `control` has only the time in which
-    no instruction inside it runs.
+    The seconds sum to the time in which at least one instruction ran. If several instructions run
+    at the same time, each gets an equal share of the time. An instruction in `control` gets only
+    the time in which no instruction inside it runs.
     """
     seconds: defaultdict[str, float] = defaultdict(float)
     active: list[Run] = []
     last_time = call.start
     for edge in _edges(runs, call):
-        leaves = [x for x in active if x.name not in control] or active[-1:]
-        for leaf in leaves:
-            seconds[leaf.name] += (edge.time - last_time) / len(leaves) / 1e9
+        sharing = [run for run in active if run.name not in control]
+        if not sharing:
+            sharing = active[
+                -1:
+            ]  # Only loops, branches or calls run, and the last one is innermost.
+        for run in sharing:
+            seconds[run.name] += (edge.time - last_time) / len(sharing) / 1e9
         last_time = edge.time
         if edge.begins:
             active.append(edge.run)
@@ -197,7 +212,8 @@ def times(runs: Iterable[Run], call: Run, control: Collection[str]) -> dict[str,
 class _Edge(NamedTuple):
     """The start or the end of a run. Edges are sorted by time, and ends come before starts.
 
-    Of several runs that end at the same time, the inner run, which began last, ends first.
+    If several runs end at the same time, the run that began last is the innermost one, and its end
+    comes first.
     """
 
     time: float
@@ -207,16 +223,18 @@ class _Edge(NamedTuple):
 
 
 def _edges(runs: Iterable[Run], call: Run) -> list[_Edge]:
-    """Return the edges, by time, of all runs within a call: the start and the end of each run."""
+    """Return the start and the end of each run within a call, sorted by time."""
     edges: list[_Edge] = []
     for number, run in enumerate(runs):
         start = max(run.start, call.start)
         end = min(run.end, call.end)
         if start < end:
-            edges.append(_Edge(start, True, number, run))
-            edges.append(_Edge(end, False, -number, run))
+            edges.append(_Edge(start, begins=True, order=number, run=run))
+            # The run that began last ends first.
+            edges.append(_Edge(end, begins=False, order=-number, run=run))
     return sorted(edges)
 
 
 def _start(run: Run) -> float:
+    """Return the start of a run, by which runs are sorted."""
     return run.start

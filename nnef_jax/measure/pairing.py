@@ -15,12 +15,12 @@ _MOST_PAIRS = 40_000_000
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """The counterparts in a second graph of operations, variables and tensors of a first graph.
+    """Maps the operations, variables and tensors of one graph to counterparts in another graph.
 
     Attributes:
-        operations: names of operations.
-        labels: labels of variables.
-        values: tensors.
+        operations: names of operations in the second graph, by name in the first graph.
+        labels: labels of variables in the second graph, by label in the first graph.
+        values: tensors of the second graph, by tensor of the first graph.
     """
 
     operations: Mapping[str, str]
@@ -28,11 +28,14 @@ class Pairs:
     values: Mapping[Value, Value]
 
     def agree(self, a: object, b: object) -> bool:
-        """Tell whether two operands or attributes are equal constants, or paired tensors."""
+        """Tell whether two operands or attributes are equal constants, or paired tensors.
+
+        `a` belongs to the first graph, and `b` to the second graph.
+        """
         if isinstance(a, tuple) and isinstance(b, tuple):
-            items: tuple[Any, ...] = a
-            partners: tuple[Any, ...] = b
-            return len(items) == len(partners) and all(map(self.agree, items, partners))
+            items_a: tuple[Any, ...] = a
+            items_b: tuple[Any, ...] = b
+            return len(items_a) == len(items_b) and all(map(self.agree, items_a, items_b))
         if isinstance(a, Value):
             return self.values.get(a) is b
         if isinstance(a, Graph) and isinstance(b, Graph):  # They are the bodies of loops.
@@ -51,22 +54,25 @@ def paired(a: Graph, b: Graph) -> Pairs:
     if an exporter numbers the tensors, since a new operation changes the numbers of all later
     tensors.
     """
-    labels = {pair.a: pair.b for pair in match(_variables(a), _variables(b), {})}
+    labels = _matched(_variables(a), _variables(b))
     operations_a = named_operations(a)
     operations_b = named_operations(b)
-    by_name = _pairs(a, b, labels, _matched(_kinds(operations_a), _kinds(operations_b)))
-    differing = _count_differing(a, b, by_name)
+    names = _matched(_kinds(operations_a), _kinds(operations_b))
+    pairs_by_name = _pairs(a, b, labels, names)
+    differing_by_name = _count_differing(a, b, pairs_by_name)
     is_too_large = len(operations_a) * len(operations_b) > _MOST_PAIRS
-    if not differing or is_too_large:
-        return by_name
+    if differing_by_name == 0 or is_too_large:
+        return pairs_by_name
     # The prefixes make all names differ, so that only structure and order count.
-    structures_a = {f"a:{name}": x for name, x in _structures(operations_a).items()}
-    structures_b = {f"b:{name}": x for name, x in _structures(operations_b).items()}
-    matched = _matched(structures_a, structures_b)
-    names = {x.removeprefix("a:"): y.removeprefix("b:") for x, y in matched.items()}
-    by_structure = _pairs(a, b, labels, names)
-    is_better = _count_differing(a, b, by_structure) < differing
-    return by_structure if is_better else by_name
+    structures_a = {f"a:{name}": kind for name, kind in _structures(operations_a).items()}
+    structures_b = {f"b:{name}": kind for name, kind in _structures(operations_b).items()}
+    names_by_structure: dict[str, str] = {}
+    for prefixed_a, prefixed_b in _matched(structures_a, structures_b).items():
+        names_by_structure[prefixed_a.removeprefix("a:")] = prefixed_b.removeprefix("b:")
+    pairs_by_structure = _pairs(a, b, labels, names_by_structure)
+    if _count_differing(a, b, pairs_by_structure) < differing_by_name:
+        return pairs_by_structure
+    return pairs_by_name
 
 
 def named_operations(graph: Graph) -> dict[str, Operation]:
@@ -86,38 +92,46 @@ def named_operations(graph: Graph) -> dict[str, Operation]:
 
 
 def _pairs(a: Graph, b: Graph, labels: Mapping[str, str], operations: Mapping[str, str]) -> Pairs:
+    """Pair the tensors of two graphs, whose paired operations and variables are known.
+
+    `operations` maps names of operations, and `labels` maps labels of variables, of `a` to `b`.
+    Inputs are paired by name. If both graphs have the same number of inputs, an input without a
+    namesake is paired by its position.
+    """
+    values: dict[Value, Value] = {}
+    inputs_b = {value.name: value for value in b.inputs}
+    have_equally_many = len(a.inputs) == len(b.inputs)
+    for position, input_a in enumerate(a.inputs):
+        if input_a.name in inputs_b:
+            values[input_a] = inputs_b[input_a.name]
+        elif have_equally_many:
+            values[input_a] = b.inputs[position]
+    variables_b = {variable.label: variable.value for variable in (*b.parameters, *b.states)}
+    for variable_a in (*a.parameters, *a.states):
+        label_b = labels.get(variable_a.label)
+        if label_b in variables_b:
+            values[variable_a.value] = variables_b[label_b]
     operations_a = named_operations(a)
     operations_b = named_operations(b)
-    values: dict[Value, Value] = {}
-    inputs = {value.name: value for value in b.inputs}
-    equally_many = len(a.inputs) == len(b.inputs)
-    for index, value in enumerate(a.inputs):
-        if value.name in inputs:
-            values[value] = inputs[value.name]
-        elif equally_many:
-            values[value] = b.inputs[index]
-    variables = {x.label: x.value for x in (*b.parameters, *b.states)}
-    for variable in (*a.parameters, *a.states):
-        if labels.get(variable.label) in variables:
-            values[variable.value] = variables[labels[variable.label]]
     for name_a, name_b in operations.items():
+        results_a = operations_a[name_a].writes()
+        results_b = operations_b[name_b].writes()
         # Operations that are paired by name may have different numbers of results.
-        results = zip(operations_a[name_a].writes(), operations_b[name_b].writes(), strict=False)
-        values.update(results)
+        values.update(zip(results_a, results_b, strict=False))
     return Pairs(operations, labels, values)
 
 
 def _count_differing(a: Graph, b: Graph, pairs: Pairs) -> int:
-    """Return the number of operations that have no counterpart, or one that differs."""
+    """Return the number of operations without an equal counterpart, in both graphs together."""
     operations_a = named_operations(a)
     operations_b = named_operations(b)
     equal_pairs = 0
     for name_a, name_b in pairs.operations.items():
         operation_a = operations_a[name_a]
         operation_b = operations_b[name_b]
-        items_a = operation_a.attributes, operation_a.operands
-        items_b = operation_b.attributes, operation_b.operands
-        if operation_a.kind == operation_b.kind and pairs.agree(items_a, items_b):
+        arguments_a = operation_a.attributes, operation_a.operands
+        arguments_b = operation_b.attributes, operation_b.operands
+        if operation_a.kind == operation_b.kind and pairs.agree(arguments_a, arguments_b):
             equal_pairs += 1
     return len(operations_a) + len(operations_b) - 2 * equal_pairs
 
@@ -132,21 +146,32 @@ def _are_equal(a: Graph, b: Graph) -> bool:
 
 
 def _matched(a: Mapping[str, TensorKind], b: Mapping[str, TensorKind]) -> dict[str, str]:
+    """Map names in `a` to the names of their counterparts in `b`."""
     return {pair.a: pair.b for pair in match(a, b, {})}
 
 
 def _variables(graph: Graph) -> dict[str, TensorKind]:
-    variables = (*graph.parameters, *graph.states)
-    return {
-        x.label: TensorKind(f"variable {x.value.type.dtype}", x.value.type.shape) for x in variables
-    }
+    """Return by label the kinds by which variables are matched: dtypes and shapes."""
+    kinds: dict[str, TensorKind] = {}
+    for variable in (*graph.parameters, *graph.states):
+        type = variable.value.type
+        kinds[variable.label] = TensorKind(f"variable {type.dtype}", type.shape)
+    return kinds
 
 
 def _kinds(operations: Mapping[str, Operation]) -> dict[str, TensorKind]:
-    return {name: TensorKind(x.kind, _shape(x)) for name, x in operations.items()}
+    """Return by name the kinds by which operations are matched by name."""
+    kinds: dict[str, TensorKind] = {}
+    for name, operation in operations.items():
+        kinds[name] = TensorKind(operation.kind, _shape(operation))
+    return kinds
 
 
 def _structures(operations: Mapping[str, Operation]) -> dict[str, TensorKind]:
+    """Return by name the kinds by which operations are matched by structure.
+
+    Such a kind contains the attributes and the number of operands.
+    """
     structures: dict[str, TensorKind] = {}
     for name, operation in operations.items():
         operand_count = len(list(operation.reads()))
@@ -156,6 +181,7 @@ def _structures(operations: Mapping[str, Operation]) -> dict[str, TensorKind]:
 
 
 def _structure(attribute: Any) -> str:
+    """Return a text for an attribute. For a graph it is the number of operations."""
     if isinstance(attribute, tuple):
         items: tuple[Any, ...] = attribute
         return f"({', '.join(map(_structure, items))})"
@@ -165,4 +191,7 @@ def _structure(attribute: Any) -> str:
 
 
 def _shape(operation: Operation) -> tuple[int, ...]:
-    return next((value.type.shape for value in operation.writes()), ())
+    """Return the shape of an operation's first result, or () if it has no result."""
+    for value in operation.writes():
+        return value.type.shape
+    return ()

@@ -42,7 +42,9 @@ _MOST_BARS = 20  # the number of rows in a picture
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The time of kernels that compute the same operations: of a fusion, or of one operation.
+    """The time of all kernels that compute the same operations.
+
+    The operations are those of a fusion, or a single operation.
 
     Attributes:
         operations: names of operations, in the order of the document.
@@ -91,20 +93,21 @@ class Profile(Result):
     def by_operation(self) -> dict[str, float]:
         """Return the time in seconds of each operation in a call, by the operation's name.
 
-        The time of a fusion is assigned to the operation in it with the most multiply-adds. If
-        several operations have the most, the first one gets the time.
+        The time of a fusion is assigned to its operation with the most multiply-adds. If several
+        operations have the most, the first one gets the time.
         """
         seconds = dict.fromkeys(self.operations, 0.0)
         for row in self.rows:
-            work = [self.operations[name]["multiply_adds"] for name in row.operations]
-            seconds[row.operations[int(np.argmax(work))]] += row.seconds
+            multiply_adds = [self.operations[name]["multiply_adds"] for name in row.operations]
+            largest_operation = row.operations[int(np.argmax(multiply_adds))]
+            seconds[largest_operation] += row.seconds
         return seconds
 
     def to_dict(self) -> dict[str, object]:
         """Return the profile as values that JSON can hold.
 
-        "rows" has the rows, and "operations" has a dict for each operation with the seconds of
-        `by_operation`.
+        "rows" has the rows. "operations" has a dict for each operation, which includes the seconds
+        that `by_operation` returns.
         """
         names = "network", "device", "calls", "seconds", "recorded_seconds", "other_seconds"
         attributes: dict[str, object] = {name: getattr(self, name) for name in names}
@@ -146,9 +149,11 @@ class Profile(Result):
         bars.append(("other", self.other_seconds, "0.8"))
         ax = axes(ax, (7.2, 0.8 + 0.27 * len(bars)))
         names, seconds, colors = zip(*bars, strict=True)
-        patches = ax.barh(range(len(bars)), np.multiply(seconds, 1e3), color=colors, height=0.72)
-        ax.bar_label(patches, [f"{s / self._total:.1%}" for s in seconds], padding=3, fontsize=8)
-        ax.set_yticks(range(len(bars)), map(literally, names), fontsize=8)
+        positions = range(len(bars))
+        patches = ax.barh(positions, np.multiply(seconds, 1e3), color=colors, height=0.72)
+        shares = [f"{bar_seconds / self._total:.1%}" for bar_seconds in seconds]
+        ax.bar_label(patches, shares, padding=3, fontsize=8)
+        ax.set_yticks(positions, map(literally, names), fontsize=8)
         ax.invert_yaxis()
         ax.margins(x=0.12)
         ax.set_xlabel("ms of a call, while recorded", fontsize=9)
@@ -159,9 +164,11 @@ class Profile(Result):
 
     @property
     def _total(self) -> float:
+        """Return the seconds of a recorded call, of which the rows have shares. It is never 0."""
         return self.recorded_seconds or 1.0
 
     def _columns(self, seconds: float) -> tuple[float, float]:
+        """Return a time in milliseconds, and as a percentage of the call."""
         return round(seconds * 1e3, 4), round(100 * seconds / self._total, 1)
 
 
@@ -183,8 +190,8 @@ def profile(
 
     Args:
         model: the model, which runs on the device of the inputs.
-        calls: the number of recorded calls. By default it is the number of calls in a second, but
-            at least 5.
+        calls: the number of recorded calls. By default calls are recorded for about a second: at
+            least 5 and at most 100.
         trace: a .json or .json.gz file to which the recorded events are written, with the names of
             their operations. https://ui.perfetto.dev and chrome://tracing show such a file.
         overwrite: whether an existing file at `trace` is replaced; otherwise it raises
@@ -213,10 +220,12 @@ def profile(
     device = devices_of(call())
     names = {operation.name for operation in subject.graph.operations}
     program = program_of(subject.compiled().as_text() or "", names)
-    seconds = _seconds(call, max(_FEWEST_CALLS, calls or 0))
     if calls is None:
-        calls = min(_MOST_CALLS, max(_FEWEST_CALLS, round(_SECONDS / seconds)))
+        calls_in_time = round(_SECONDS / _seconds(call, _FEWEST_CALLS))
+        calls = min(_MOST_CALLS, max(_FEWEST_CALLS, calls_in_time))
         seconds = _seconds(call, calls)
+    else:
+        seconds = _seconds(call, max(_FEWEST_CALLS, calls))
     with tempfile.TemporaryDirectory(prefix="nnef_jax-") as folder:
         _record(call, calls, folder)
         (recording,) = Path(folder).rglob("*.xplane.pb")
@@ -227,6 +236,10 @@ def profile(
 
 
 def _record(call: Callable[[], Any], calls: int, folder: str) -> None:
+    """Run a function under jax's profiler, which writes its recording to a folder.
+
+    `calls` is the number of calls that are annotated.
+    """
     options = jax.profiler.ProfileOptions()
     options.python_tracer_level = 0  # Tracing Python would slow the calls down.
     with jax.profiler.trace(folder, profiler_options=options):
@@ -238,12 +251,13 @@ def _record(call: Callable[[], Any], calls: int, folder: str) -> None:
 
 
 def _seconds(call: Callable[[], Any], calls: int) -> float:
-    samples: list[Run] = []
+    """Return the mean duration in seconds of the faster half of `calls` calls."""
+    timed_calls: list[Run] = []
     for _ in range(calls):
         start = time.perf_counter_ns()
         call()
-        samples.append(Run("", start, time.perf_counter_ns()))
-    return mean([sample.seconds for sample in _faster(samples)])
+        timed_calls.append(Run("", start, time.perf_counter_ns()))
+    return mean([timed_call.seconds for timed_call in _faster(timed_calls)])
 
 
 def _profile(
@@ -256,16 +270,17 @@ def _profile(
     calls, runs = recorded(data, program.module, _CALL)
     operations = _operations(graph)
     positions = {name: index for index, name in enumerate(operations)}
+    # The keys of both dicts are the names of the operations that kernels compute together.
     kernels: defaultdict[tuple[str, ...], set[str]] = defaultdict(set)
     seconds: defaultdict[tuple[str, ...], float] = defaultdict(float)
-    faster = _faster(calls)
-    mean_seconds = mean([call.seconds for call in faster])
-    for call in faster:
-        for name, duration in times(runs, call, program.control).items():
-            computed = program.operations.get(name, ())
-            row_names = tuple(sorted(computed, key=positions.__getitem__))
-            seconds[row_names] += duration / len(faster)
-            kernels[row_names].add(name)
+    faster_calls = _faster(calls)
+    mean_seconds = mean([call.seconds for call in faster_calls])
+    for call in faster_calls:
+        for kernel, kernel_seconds in times(runs, call, program.control).items():
+            computed = program.operations.get(kernel, ())
+            names = tuple(sorted(computed, key=positions.__getitem__))
+            seconds[names] += kernel_seconds / len(faster_calls)
+            kernels[names].add(kernel)
     rows: list[Row] = []
     for names, kernel_names in kernels.items():
         if names:
@@ -274,9 +289,16 @@ def _profile(
             rows.append(Row(names, kinds, seconds[names], nbytes, tuple(sorted(kernel_names))))
     rows.sort(key=lambda row: -row.seconds)
     difference = mean_seconds - sum([row.seconds for row in rows])
-    other = max(0.0, difference)  # Rounding may make the difference negative.
+    other_seconds = max(0.0, difference)  # Rounding may make the difference negative.
     return Profile(
-        graph.name, device, len(calls), unrecorded, mean_seconds, tuple(rows), other, operations
+        network=graph.name,
+        device=device,
+        calls=len(calls),
+        seconds=unrecorded,
+        recorded_seconds=mean_seconds,
+        rows=tuple(rows),
+        other_seconds=other_seconds,
+        operations=operations,
     )
 
 
@@ -293,32 +315,33 @@ def _operations(graph: Graph) -> dict[str, dict[str, Any]]:
     """
     operations: dict[str, dict[str, Any]] = {}
     for operation in graph.operations:
-        nbytes = 0
+        result_bytes = 0
         for value in operation.writes():
             items = volume(with_ones(value.type.shape))
-            nbytes += items * jax.numpy.dtype(value.type.dtype).itemsize
-        entry = operations.setdefault(
-            operation.name,
-            {
-                "kind": operation.kind,
-                "line": operation.span.line if operation.span else None,
-                "bytes": 0,
-                "multiply_adds": 0,
-            },
-        )
-        entry["bytes"] += nbytes
-        entry["multiply_adds"] += multiply_adds(operation)
+            result_bytes += items * jax.numpy.dtype(value.type.dtype).itemsize
+        new_figures = {
+            "kind": operation.kind,
+            "line": operation.span.line if operation.span else None,
+            "bytes": 0,
+            "multiply_adds": 0,
+        }
+        figures = operations.setdefault(operation.name, new_figures)
+        figures["bytes"] += result_bytes
+        figures["multiply_adds"] += multiply_adds(operation)
     return operations
 
 
 def _title(row: Row) -> str:
-    """Return the first names of a row, as many as fit into `_WIDEST` characters."""
+    """Return the names of a row's operations: as many as fit into `_WIDEST` characters.
+
+    The title is for example "conv1 + relu1 + 3 more".
+    """
     title = row.operations[0]
-    for count, name in enumerate(row.operations[1:], start=1):
-        longer = f"{title} + {name}"
-        if len(longer) > _WIDEST:
-            return f"{title} + {len(row.operations) - count} more"
-        title = longer
+    for shown_count, name in enumerate(row.operations[1:], start=1):
+        longer_title = f"{title} + {name}"
+        if len(longer_title) > _WIDEST:
+            return f"{title} + {len(row.operations) - shown_count} more"
+        title = longer_title
     return title
 
 
@@ -332,14 +355,15 @@ def _check_trace(path: str | os.PathLike[str], *, overwrite: bool) -> None:
 def _write_trace(
     folder: str, path: str | os.PathLike[str], program: HloProgram, *, overwrite: bool
 ) -> None:
-    """Write the events that jax's profiler left in a folder as one file.
+    """Write the events that jax's profiler recorded in `folder` to the file `path`.
 
-    Events of the program get the names of their operations.
+    The names of operations are added to the events of the program.
     """
     (recording,) = Path(folder).rglob("*.trace.json.gz")
     trace = json.loads(gzip.decompress(recording.read_bytes()))
     for event in trace["traceEvents"]:
-        instruction = event.get("args", {}).get("hlo_op")
+        event_arguments = event.get("args", {})
+        instruction = event_arguments.get("hlo_op")
         operations = sorted(program.operations.get(instruction, ()))
         if operations:
             event["name"] = f"{' + '.join(operations)} ({event['name']})"

@@ -17,9 +17,10 @@ from nnef_jax.workings import Evaluation
 def located(
     error: UnsupportedError, graph: Graph, evaluate: Evaluation, topology: Topology
 ) -> UnsupportedError:
-    """Return an error that names the first operation that the compiler refuses by itself.
+    """Find the operation that a compiler refuses, and return an error that names it.
 
-    If there is no such operation, return `error`.
+    Each operation is compiled by itself, and the error names the first one that is refused. If none
+    is refused, `error` is returned.
 
     Args:
         error: the compiler's refusal of the whole network.
@@ -43,9 +44,10 @@ def located(
 
 
 def _distinct(graph: Graph) -> list[Operation]:
-    """Return the operations on which results depend, without repetitions.
+    """Return the operations on which the graph's results depend, without repetitions.
 
-    Of several operations with the same kind, attributes and types, the result has only the first.
+    If several operations have the same kind, attributes and types, only the first one is returned.
+    Operations without operands are left out.
     """
     operations: dict[str, Operation] = {}
     for operation in graph.operations:
@@ -59,7 +61,7 @@ def _distinct(graph: Graph) -> list[Operation]:
 
 
 def _comparable(item: Any) -> Any:
-    """Return operands or attributes in a form in which two operations can be compared.
+    """Convert operands or attributes, so that those of equal operations have equal texts.
 
     Tensors are replaced by their types, and graphs by their `id`.
     """
@@ -67,22 +69,27 @@ def _comparable(item: Any) -> Any:
         return [*map(_comparable, item)]  # pyright: ignore[reportUnknownArgumentType]
     if isinstance(item, Graph):
         return id(item)
-    return item.type if isinstance(item, Value) else item
+    if isinstance(item, Value):
+        return item.type
+    return item
 
 
 def _lowered(operation: Operation, evaluate: Evaluation, platform: str) -> LoweredFunction:
     """Lower a single operation, as a function of its operands, for a platform."""
     inputs = tuple(dict.fromkeys(operation.reads()))
     outputs = tuple(operation.writes())
-    graph = Graph(operation.kind, inputs, outputs, tuple(x.name for x in outputs), (operation,))
+    output_names = tuple(value.name for value in outputs)
+    graph = Graph(operation.kind, inputs, outputs, output_names, (operation,))
 
-    def run(_: object, *arrays: Any) -> list[Any]:
+    def run(_parameters: object, *arrays: Any) -> list[Any]:
         tensors = evaluate(graph, {}, {}, arrays)
-        return [tensors[x] for x in outputs]
+        return [tensors[value] for value in outputs]
 
-    types = [jax.ShapeDtypeStruct(x.type.shape, x.type.dtype) for x in inputs]
-    return lowered_program(network(run), ((), *types), platform)
+    no_parameters = ()
+    types = [jax.ShapeDtypeStruct(value.type.shape, value.type.dtype) for value in inputs]
+    return lowered_program(network(run), (no_parameters, *types), platform)
 
 
 def _error_at(operation: Operation, message: str, hint: str = "") -> UnsupportedError:
+    """Return an error that names the place of an operation in the document."""
     return UnsupportedError(message, span=operation.span, calls=operation.calls, hint=hint)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from lowering import multiply_adds
 from lowering.extents import show, volume, with_ones
-from lowering.graph import UNTYPED, Parameter, StateVariable
+from lowering.graph import UNTYPED, Parameter, StateVariable, Value
 from nnef_jax.flattening.outline import unknown_operators
 from nnef_jax.limits import ROW_STEPS, Meter
 from nnef_jax.parameters.module_names import ModuleNames
@@ -71,10 +71,9 @@ class Summary(Result):
         dialect, extensions: the format of the document, and its extensions.
         inputs, outputs: inputs and outputs of a call.
         unknown: operators that are not supported.
-        counts: a dict of numbers. "operations" and "variables" are counted; "parameters",
-            "unused_parameters" and "state" are numbers of items; "weight_bytes" and "multiply_adds"
-            are sums over the network. An open extent counts as 1, so an open batch counts as one
-            item.
+        counts: a dict of numbers: of "operations" and "variables"; of items in "parameters",
+            "unused_parameters" and the "state"; of "weight_bytes"; and of "multiply_adds". An open
+            extent counts as 1, so an open batch counts as one item.
         operations: the operations in the order in which they are computed.
         variables: the parameters, followed by the states.
         remarks: lines about products that a CPU computes in another dtype.
@@ -96,7 +95,8 @@ class Summary(Result):
         operations: list[dict[str, Any]] = []
         for operation in self.operations:
             fields = {name: getattr(operation, name) for name in OperationSummary.__slots__}
-            operations.append({**fields, "results": [*map(_plain, operation.results)]})
+            fields["results"] = [*map(_plain, operation.results)]
+            operations.append(fields)
         variables: list[dict[str, Any]] = []
         for variable in self.variables:
             fields = _plain(variable.tensor)
@@ -112,17 +112,21 @@ class Summary(Result):
     def table(self) -> Table:
         """Return a table with a line for each input, each result and each unused parameter."""
         heads, *rows = self._rows()
-        return table_of(". ".join([f"{self.name}: {self._totals()}", *self.remarks]), heads, rows)
+        sentences = [f"{self.name}: {self._totals()}", *self.remarks]
+        return table_of(". ".join(sentences), heads, rows)
 
     def __str__(self) -> str:
-        texts: list[list[str]] = []
+        rows_of_texts: list[list[str]] = []
         for row in self._rows():
-            texts.append([printable(number(cell)) for cell in row])
-        heads, *rows = texts
-        widths = [min(_WIDEST, max(map(len, column))) for column in zip(*texts, strict=True)]
+            rows_of_texts.append([printable(number(cell)) for cell in row])
+        widths: list[int] = []
+        for column in zip(*rows_of_texts, strict=True):
+            widest = max(map(len, column))
+            widths.append(min(_WIDEST, widest))
+        heads, *rows = rows_of_texts
         rule = ["-" * width for width in widths]
-        lines = [_line(row, widths) for row in (heads, rule, *rows)]
-        return "\n".join([printable(self.name), "", *lines, "", self._totals(), *self.remarks])
+        table = [_line(row, widths) for row in (heads, rule, *rows)]
+        return "\n".join([printable(self.name), "", *table, "", self._totals(), *self.remarks])
 
     def _rows(self) -> list[Sequence[Any]]:
         """Return the heads of the columns, and the rows of the table.
@@ -130,26 +134,38 @@ class Summary(Result):
         There is a column of modules only if at least one module is known.
         """
         rows: list[Sequence[Any]] = [_HEAD]
-        rows += [_row(x, "external") for x in self.inputs]
-        for x in self.operations:
-            kind = f"{x.kind} (int8)" if x.int8 else x.kind
-            figures = x.parameters, x.multiply_adds
-            rows += [_row(result, kind, *figures, x.module) for result in x.results[:1]]
-            rows += [_row(result, "", module=x.module) for result in x.results[1:]]
-        unused = [x.tensor for x in self.variables if x.unused]
-        rows += [_row(x, "unused variable", _items(x)) for x in unused]
+        rows += [_row(tensor, "external") for tensor in self.inputs]
+        for operation in self.operations:
+            kind = f"{operation.kind} (int8)" if operation.int8 else operation.kind
+            module = operation.module
+            for index, result in enumerate(operation.results):
+                if index == 0:
+                    figures = operation.parameters, operation.multiply_adds
+                    rows.append(_row(result, kind, *figures, module))
+                else:
+                    rows.append(_row(result, "", module=module))
+        for variable in self.variables:
+            if variable.unused:
+                tensor = variable.tensor
+                rows.append(_row(tensor, "unused variable", _items(tensor)))
         has_modules = any(row[-1] for row in rows[1:])
-        return rows if has_modules else [row[:-1] for row in rows]
+        if has_modules:
+            return rows
+        return [row[:-1] for row in rows]
 
     def _totals(self) -> str:
-        words = {"parameters": "parameters", "unused_parameters": "unused", "state": "state"}
-        counts = {word: self.counts[name] for name, word in words.items()}
-        parts: list[str] = []
-        for word, count in counts.items():
-            if count or word == "parameters":
+        """Return a text such as "1,000 parameters, 2,000 multiply-adds".
+
+        The numbers of unused parameters and of items in states are left out if they are 0.
+        """
+        parts = [f"{self.counts['parameters']:,} parameters"]
+        for name, word in (("unused_parameters", "unused"), ("state", "state")):
+            count = self.counts[name]
+            if count:
                 parts.append(f"{count:,} {word}")
         work = f"{self.counts['multiply_adds']:,} multiply-adds"
-        if any(None in x.shape for x in self.inputs):
+        has_open_extents = any(None in tensor.shape for tensor in self.inputs)
+        if has_open_extents:
             work += " with open extents 1"
         return ", ".join([*parts, work])
 
@@ -172,20 +188,24 @@ def summarise(
         label = variable.label
         return VariableSummary(spec_of(label, variable.value), label in network.unused)
 
-    parameters = [variable_summary(x) for x in graph.parameters]
-    states = [variable_summary(x) for x in graph.states]
-    stored = [*graph.parameters, *(x for x in graph.states if x.initial is None)]
-    unused_items = sum(_items(x.tensor) for x in parameters if x.unused)
-    read = [x.value for x in graph.parameters if x.label not in network.unused]
-    sizes = {value: volume(with_ones(value.type.shape)) for value in read}
-    unused_count = sum(x.unused for x in parameters)
-    meter.spend(ROW_STEPS * (len(graph.inputs) + unused_count), graph.name)
+    parameters = [variable_summary(variable) for variable in graph.parameters]
+    states = [variable_summary(variable) for variable in graph.states]
+    stored_states = [state for state in graph.states if state.initial is None]
+    stored = [*graph.parameters, *stored_states]
+    unused_parameters = [parameter for parameter in parameters if parameter.unused]
+    unused_items = sum(_items(parameter.tensor) for parameter in unused_parameters)
+    all_items = sum(_items(parameter.tensor) for parameter in parameters)
+    used_sizes: dict[Value, int] = {}
+    for variable in graph.parameters:
+        if variable.label not in network.unused:
+            used_sizes[variable.value] = volume(with_ones(variable.value.type.shape))
+    meter.spend(ROW_STEPS * (len(graph.inputs) + len(unused_parameters)), graph.name)
     operations: list[OperationSummary] = []
     for operation in graph.operations:
         results = tuple(spec_of(value.name, value) for value in operation.writes())
         meter.spend(ROW_STEPS * len(results), graph.name)
         # A parameter counts for the first operation that reads it.
-        size = sum(sizes.pop(value, 0) for value in operation.reads())
+        size = sum(used_sizes.pop(value, 0) for value in operation.reads())
         work = multiply_adds(operation)
         module = ".".join(names.of_operation(operation))
         is_int8 = operation.name in in_integers
@@ -202,11 +222,11 @@ def summarise(
         counts={
             "operations": len(operations),
             "variables": len(parameters) + len(states),
-            "parameters": sum(_items(x.tensor) for x in parameters) - unused_items,
+            "parameters": all_items - unused_items,
             "unused_parameters": unused_items,
-            "state": sum(_items(x.tensor) for x in states),
+            "state": sum(_items(state.tensor) for state in states),
             "weight_bytes": sum(map(_bytes, stored)),
-            "multiply_adds": sum(x.multiply_adds for x in operations),
+            "multiply_adds": sum(operation.multiply_adds for operation in operations),
         },
         operations=tuple(operations),
         variables=(*parameters, *states),
@@ -217,11 +237,13 @@ def summarise(
 def _row(
     tensor: TensorSpec, kind: str, parameters: int = 0, work: int = 0, module: str = ""
 ) -> Sequence[Any]:
+    """Return the row of a table for a tensor. Numbers that are 0 are left out."""
     shape = "" if _is_untyped(tensor) else show(tensor.shape, tensor.extents)
     return (tensor.name, kind, shape, tensor.dtype, parameters or None, work or None, module)
 
 
 def _line(cells: Sequence[str], widths: Iterable[int]) -> str:
+    """Return a line of a table, whose cells are padded to the widths of their columns."""
     # The column of modules, which is the last one, may be left out.
     columns = zip(cells, _ALIGNMENTS, widths, strict=False)
     padded = [f"{cell:{alignment}{width}}" for cell, alignment, width in columns]
@@ -229,21 +251,26 @@ def _line(cells: Sequence[str], widths: Iterable[int]) -> str:
 
 
 def _is_untyped(tensor: TensorSpec) -> bool:
+    """Tell whether the type of a tensor is not known."""
     return tensor.dtype == UNTYPED.dtype
 
 
 def _items(tensor: TensorSpec) -> int:
+    """Return the number of items in a tensor. An open extent counts as 1."""
     extents = [1 if extent is None else extent for extent in tensor.shape]
     return volume(extents)
 
 
 def _bytes(variable: Parameter | StateVariable) -> int:
+    """Return the number of bytes of a variable, or 0 if its type is not known."""
     type = variable.value.type
-    size = 0 if type.dtype == UNTYPED.dtype else jnp.dtype(type.dtype).itemsize
-    return volume(with_ones(type.shape)) * size
+    if type.dtype == UNTYPED.dtype:
+        return 0
+    return volume(with_ones(type.shape)) * jnp.dtype(type.dtype).itemsize
 
 
 def _plain(tensor: TensorSpec) -> dict[str, Any]:
+    """Return the description of a tensor as values that JSON can hold."""
     shape = None if _is_untyped(tensor) else list(tensor.shape)
     fields: dict[str, Any] = {"name": tensor.name, "shape": shape, "dtype": tensor.dtype}
     if any(tensor.extents):

@@ -63,8 +63,7 @@ def _tpu(
 ) -> Chip:
     """Describe a kind of TPU.
 
-    The memory (in GiB) and the rates are for a device in the sense of jax, which may be half of a
-    chip.
+    The memory (in GiB) and the rates are those of one device of jax, which may be half of a chip.
     """
     peaks = {"bfloat16": peak}
     return Chip(kind, "tpu", int(memory * _GIB), bandwidth, peaks, link, axes=axes, devices=devices)
@@ -150,15 +149,20 @@ class Topology:
 
     @property
     def devices(self) -> int:
-        """Return the number of devices; jax may count two devices in a chip."""
+        """Return the number of devices. A chip may have two devices."""
         return math.prod(self.shape) * self.chip.devices
 
     def description(self) -> dict[str, object]:
         """Return the keyword arguments for `jax.experimental.topologies.get_topology_desc`."""
         if self.chip.platform == "tpu":
-            name = f"{self.name.split(':')[0]}:{_extents(self.shape)}"
-            bounds = [min(n, 2) for n in self.shape[:2]] + [1]
-            return {"platform": "tpu", "topology_name": name, "chips_per_host_bounds": bounds}
+            kind, _, _extents_text = self.name.partition(":")
+            # A host has at most 2 chips along each of the first two axes.
+            chips_per_host = [min(extent, 2) for extent in self.shape[:2]]
+            return {
+                "platform": "tpu",
+                "topology_name": f"{kind}:{_extents(self.shape)}",
+                "chips_per_host_bounds": [*chips_per_host, 1],
+            }
         figures = {**_LIMITS, **self.chip.target}
         major = int(figures.pop("major"))
         feature = "ACCELERATED_FEATURES" if major >= 9 else "NONE"
@@ -201,20 +205,26 @@ def topology_of(name: object) -> Topology:
         hint = did_you_mean(kind, CHIPS) or f"the kinds are {listed(CHIPS)}"
         raise InputError(f"there is no device '{kind}' in topology '{text}'", hint=hint)
     chip = CHIPS[kind]
+    if not colon:
+        extents = "1"
+    number = r"[1-9]\d*"
     if chip.platform == "cuda":
-        what, examples, pattern = "hosts x GPUs of each", ("8", "2x8"), r"N(xN)?"
+        meaning = "hosts x GPUs of each"
+        examples = ["8", "2x8"]
+        pattern = f"{number}(x{number})?"
     else:
-        what = f"chips along {chip.axes} axes"
-        examples = [x + "x1" * (chip.axes - 2) for x in ("1x2", "2x2")]
-        pattern = f"N(xN){{{chip.axes - 1}}}|1"
-    extents = extents if colon else "1"
-    if not re.fullmatch(pattern.replace("N", r"[1-9]\d*"), extents):
-        names = listed([f"{kind}:{x}" for x in ("1", *examples)])
+        meaning = f"chips along {chip.axes} axes"
+        # With three axes the examples are 1x2x1 and 2x2x1.
+        further_axes = "x1" * (chip.axes - 2)
+        examples = [f"1x2{further_axes}", f"2x2{further_axes}"]
+        pattern = f"{number}(x{number}){{{chip.axes - 1}}}|1"
+    if not re.fullmatch(pattern, extents):
+        names = listed([f"{kind}:{example}" for example in ("1", *examples)])
         hint = f"write {names}, ...; a mesh may use fewer devices than these have"
-        raise InputError(f"topology '{text}' does not give {what}", hint=hint)
+        raise InputError(f"topology '{text}' does not give {meaning}", hint=hint)
     shape = tuple(map(int, extents.split("x")))
-    ones = (1,) * (chip.axes - len(shape))
-    topology = Topology(text, chip, (*ones, *shape))
+    missing_axes = (1,) * (chip.axes - len(shape))
+    topology = Topology(text, chip, missing_axes + shape)
     _require_layout(topology)
     return topology
 
@@ -227,18 +237,23 @@ def _require_layout(topology: Topology) -> None:
     """
     if topology.chip.platform != "tpu":
         return
-    kind = topology.name.partition(":")[0]
+    kind, _, _extents_text = topology.name.partition(":")
     shape = topology.shape
-    odd = [n % 2 if n > 1 and axis < 2 else 0 for axis, n in enumerate(shape)]
-    if any(odd):
-        layouts = [[n + sign * x for n, x in zip(shape, odd, strict=True)] for sign in (-1, 1)]
-        near = listed([f"{kind}:{_extents(x)}" for x in layouts])
+    smaller = list(shape)
+    larger = list(shape)
+    for axis in (0, 1):
+        if shape[axis] > 1 and shape[axis] % 2 == 1:
+            smaller[axis] -= 1
+            larger[axis] += 1
+    if smaller != larger:
+        nearest = listed([f"{kind}:{_extents(smaller)}", f"{kind}:{_extents(larger)}"])
         axes = "each axis" if topology.chip.axes == 2 else "each of the first two axes"
         message = f"'{kind}' has no layout {_extents(shape)}"
         reason = f"along {axes} it has 1 chip or an even number of chips"
-        hint = f"the nearest layouts are {near}; a mesh may use fewer devices than a layout has"
+        hint = f"the nearest layouts are {nearest}; a mesh may use fewer devices than a layout has"
         raise InputError(f"{message}: {reason}", hint=hint)
 
 
 def _extents(shape: Sequence[int]) -> str:
+    """Return a text such as "2x4" for the shape (2, 4)."""
     return "x".join(map(str, shape))

@@ -39,8 +39,8 @@ class LoweredFunction:
     Attributes:
         serialized: the function, whose arguments and results are lists.
         donated: positions of the arguments whose memory the function may overwrite.
-        analysis: counts of work before fusion and partitioning, for CUDA, whose compiler has no
-            counts. It is empty for other platforms.
+        analysis: for CUDA, jax's counts of work before fusion and partitioning, because the
+            compiler for CUDA does not count. For other platforms it is empty.
     """
 
     serialized: bytes
@@ -75,8 +75,8 @@ class Compiled:
 class Refused:
     """The compiler's refusal of a program.
 
-    `reason` is the first line of the compiler's message. `aborted` tells whether the compiler's
-    process ended.
+    `reason` is the first line of the compiler's message. If the compiler's process ended without a
+    result, `aborted` is true, and `reason` is the last line of the process's messages.
     """
 
     reason: str
@@ -96,13 +96,15 @@ def lowered_program(
     A jitted function keeps its shardings, and the arguments that it donates. Raises
     UnsupportedError for arguments and results of 2 bits.
     """
-    jitted: Any = function if hasattr(function, "trace") else jax.jit(function)
+    is_jitted = hasattr(function, "trace")
+    jitted: Any = function if is_jitted else jax.jit(function)
     traced = jitted.trace(*arguments)
-    if any("int2" in x.dtype.name for x in jax.tree.leaves((traced.in_avals, traced.out_avals))):
+    types = jax.tree.leaves((traced.in_avals, traced.out_avals))
+    has_two_bits = any("int2" in type.dtype.name for type in types)
+    if has_two_bits:
         # jax cannot serialise such types, and libtpu aborts the process.
         message = "arguments and results of 2 bits cannot be compiled for devices"
         raise UnsupportedError(message, hint="cast them to 4 bits or more")
-    infos = jax.tree.leaves(traced.args_info)
     analysis = None
     if platform == "cuda":
         analysis = traced.lower(lowering_platforms=(platform,)).cost_analysis()
@@ -111,14 +113,17 @@ def lowered_program(
     except ValueError:
         # jax refuses to export custom calls that another version of jax may not have. The program
         # is compiled by this version, which has them.
-        targets = {*_CUSTOM_CALL.findall(traced.lower(lowering_platforms=(platform,)).as_text())}
-        checks = [export.DisabledSafetyCheck.custom_call(target) for target in sorted(targets)]
+        text = traced.lower(lowering_platforms=(platform,)).as_text()
+        targets = sorted(set(_CUSTOM_CALL.findall(text)))
+        checks = [export.DisabledSafetyCheck.custom_call(target) for target in targets]
         exported = export.export(jitted, platforms=[platform], disabled_checks=checks)(*arguments)
-    flat_in = jax.tree.structure((tuple(infos), {}))
+    # Trees of lists are serialised, because other trees may contain types of the caller.
+    argument_infos = jax.tree.leaves(traced.args_info)
+    flat_in = jax.tree.structure((tuple(argument_infos), {}))
     flat_out = jax.tree.structure([*exported.out_avals])
-    flat: Any = replace(exported, in_tree=flat_in, out_tree=flat_out)
-    donated = [position for position, info in enumerate(infos) if info.donated]
-    return LoweredFunction(flat.serialize(), donated, analysis or {})
+    with_flat_trees: Any = replace(exported, in_tree=flat_in, out_tree=flat_out)
+    donated = [position for position, info in enumerate(argument_infos) if info.donated]
+    return LoweredFunction(with_flat_trees.serialize(), donated, analysis or {})
 
 
 def compile_for(
@@ -132,7 +137,7 @@ def compile_for(
         topology: the devices, whose compiler must be installed.
         programs: the programs, which are compiled one after the other. If the compiler aborts, a
             new process compiles the remaining programs.
-        mesh: the mesh of the programs' shardings, or None if they have none.
+        mesh: the mesh of the programs' shardings, or None if the programs have no shardings.
     """
     results: list[Compiled | Refused] = []
     while len(results) < len(programs):
@@ -145,45 +150,51 @@ def _compiled(
 ) -> list[Compiled | Refused]:
     """Compile programs, one after the other, until the compiler aborts.
 
-    The last result is then the refusal of the program at which the compiler aborted.
+    If the compiler aborts, the last result is the refusal of the program that it was compiling.
     """
-    with TemporaryDirectory() as name:
-        folder = Path(name)
+    with TemporaryDirectory() as folder_name:
+        folder = Path(folder_name)
         request = {
             "topology": topology.description(),
             "mesh": dict(mesh.shape) if mesh else {},
-            "axis_types": [x.name for x in mesh.axis_types] if mesh else [],
+            "axis_types": [axis_type.name for axis_type in mesh.axis_types] if mesh else [],
             "donated": [[*program.donated] for program in programs],
         }
         (folder / "request.json").write_text(json.dumps(request))
         for number, program in enumerate(programs):
             (folder / f"{number}.jax").write_bytes(program.serialized)
-        command = [sys.executable, "-m", "nnef_jax.measure.compiler_process", name]
-        run = subprocess.run(
+        command = [sys.executable, "-m", "nnef_jax.measure.compiler_process", folder_name]
+        process = subprocess.run(
             command, env=os.environ | _ENVIRONMENT, capture_output=True, text=True, errors="replace"
         )
-        if not (folder / "devices.json").exists():
-            raise _not_started(topology, _last_line(run.stderr))
-        devices = json.loads((folder / "devices.json").read_text())
-        if devices != topology.devices:
-            message = f"the compiler has {devices} devices for '{topology.name}'"
+        devices_path = folder / "devices.json"
+        if not devices_path.exists():
+            raise _not_started(topology, _last_line(process.stderr))
+        device_count = json.loads(devices_path.read_text())
+        if device_count != topology.devices:
+            message = f"the compiler has {device_count} devices for '{topology.name}'"
             raise NnefError(f"{message}, {topology.devices} were expected")
         results: list[Compiled | Refused] = []
         for number in range(len(programs)):
-            path = folder / f"{number}.json"
-            if not path.exists():
-                results.append(Refused(_last_line(run.stderr), aborted=True))
+            figures_path = folder / f"{number}.json"
+            if not figures_path.exists():
+                results.append(Refused(_last_line(process.stderr), aborted=True))
                 break
-            figures = json.loads(path.read_text())
+            figures = json.loads(figures_path.read_text())
             if "refusal" in figures:
-                results.append(Refused(figures["refusal"].split("\n")[0]))
+                first_line, *_ = figures["refusal"].split("\n")
+                results.append(Refused(first_line))
             else:
-                results.append(Compiled((folder / f"{number}.hlo").read_text(), **figures))
+                hlo = (folder / f"{number}.hlo").read_text()
+                results.append(Compiled(hlo, **figures))
         return results
 
 
 def _not_started(topology: Topology, reason: str) -> InputError:
-    """Return the error for a compiler that does not start. `reason` is its message's last line."""
+    """Return the error for a compiler that does not start.
+
+    `reason` is the last line of the compiler's messages.
+    """
     if "Topology layout" in reason:
         # The layout is one that `topology_of` accepts, so another version of libtpu refuses it.
         message = f"the compiler has no layout '{topology.name}': {reason}"
@@ -193,5 +204,8 @@ def _not_started(topology: Topology, reason: str) -> InputError:
 
 
 def _last_line(text: str) -> str:
-    lines = [line for line in text.splitlines() if line.strip() and not line.startswith("\t")]
-    return lines[-1].strip() if lines else "it ends without a message"
+    """Return the last line of a process's messages. Empty and indented lines do not count."""
+    for line in reversed(text.splitlines()):
+        if line.strip() and not line.startswith("\t"):
+            return line.strip()
+    return "it ends without a message"

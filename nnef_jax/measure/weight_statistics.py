@@ -38,8 +38,8 @@ class Weight:
         bits: log2 of the number of different values. For weights that were stored in 8 bits it is
             at most 8.
         histogram: the numbers of items in 16 equal parts of the range.
-        sampled: whether `bits` and `histogram` are computed from about 262144 evenly spaced items,
-            and not from all items.
+        sampled: whether `bits` and `histogram` are computed from at most 262144 evenly spaced
+            items, instead of from all items.
     """
 
     shape: tuple[int, ...]
@@ -68,30 +68,36 @@ class WeightStatistics(Result):
     def table(self) -> Table:
         """Return a table with a line for each array. The last column is a small histogram."""
         columns = ["label", "shape", "dtype", "min", "max", "mean", "std", "zeros %", "bits"]
-        has_nonfinite = any(x.nan or x.inf for x in self.weights.values())
+        has_nonfinite = any(weight.nan or weight.inf for weight in self.weights.values())
         if has_nonfinite:
             columns += ["NaN", "inf"]
+        columns.append("histogram")
         rows: list[list[Any]] = []
-        for label, x in self.weights.items():
-            row: list[Any] = [label, show(x.shape), x.dtype, x.min, x.max, x.mean, x.std]
-            row += [round(100 * x.zeros, 2), round(x.bits, 1)]
+        for label, weight in self.weights.items():
+            row: list[Any] = [label, show(weight.shape), weight.dtype]
+            row += [weight.min, weight.max, weight.mean, weight.std]
+            row += [round(100 * weight.zeros, 2), round(weight.bits, 1)]
             if has_nonfinite:
-                row += [x.nan, x.inf]
-            rows.append([*row, sparkline(x.histogram)])
-        items = sum(math.prod(x.shape) for x in self.weights.values())
+                row += [weight.nan, weight.inf]
+            row.append(sparkline(weight.histogram))
+            rows.append(row)
+        items = sum(math.prod(weight.shape) for weight in self.weights.values())
         title = f"{len(self.weights)} arrays, {items:,} numbers"
-        return table_of(title, [*columns, "histogram"], rows)
+        return table_of(title, columns, rows)
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Draw each array's range, and a bar from mean - std to mean + std. Return the axes."""
         ax = axes(ax, (7.2, 0.9 + 0.3 * len(self.weights)))
-        rows = list(self.weights.values())
-        positions = np.arange(len(rows))
-        ax.hlines(positions, [x.min for x in rows], [x.max for x in rows], color="0.75", lw=2)
-        left = [x.mean - x.std for x in rows]
-        width = [2 * x.std for x in rows]
-        ax.barh(positions, width, left=left, height=0.6, color="#1f4e79", alpha=0.85)
-        ax.plot([x.mean for x in rows], positions, "|", color="white", markersize=9)
+        positions = np.arange(len(self.weights))
+        weights = self.weights.values()
+        least = np.array([weight.min for weight in weights])
+        greatest = np.array([weight.max for weight in weights])
+        means = np.array([weight.mean for weight in weights])
+        deviations = np.array([weight.std for weight in weights])
+        ax.hlines(positions, least, greatest, color="0.75", lw=2)
+        left_ends = means - deviations
+        ax.barh(positions, 2 * deviations, left=left_ends, height=0.6, color="#1f4e79", alpha=0.85)
+        ax.plot(means, positions, "|", color="white", markersize=9)
         ax.axvline(0, color="0.85", lw=1, zorder=0)
         ax.set_yticks(positions, map(literally, self.weights), fontsize=8)
         ax.invert_yaxis()
@@ -119,17 +125,20 @@ def weight_statistics(weights: Model | Mapping[str, ArrayLike]) -> WeightStatist
 
 def sparkline(counts: tuple[int, ...]) -> str:
     """Draw a histogram as a line of text."""
-    most = max(counts, default=0)
-    if not most:
+    largest_count = max(counts, default=0)
+    if largest_count == 0:
         return " " * len(counts)
-    highest = len(_BLOCKS) - 1
-    return "".join([_BLOCKS[math.ceil(highest * count / most)] for count in counts])
+    highest_block = len(_BLOCKS) - 1
+    heights = [math.ceil(highest_block * count / largest_count) for count in counts]
+    return "".join([_BLOCKS[height] for height in heights])
 
 
 def _statistics(label: str, weight: ArrayLike) -> Weight:
+    """Return the statistics of one array. Raises InputError if it holds no numbers."""
     array = numpy_of(weight, InputError, f"'{label}' is no array")
     flat = array.reshape(-1)
     if np.issubdtype(flat.dtype, np.complexfloating):
+        # A complex number counts as two real numbers.
         flat = flat.view(f"f{flat.itemsize // 2}")
     try:
         flat[:1].astype(np.float64)
@@ -140,13 +149,15 @@ def _statistics(label: str, weight: ArrayLike) -> Weight:
     sample = flat[::step]
     numbers = sample.astype(np.float64)
     finite = numbers[np.isfinite(numbers)]
-    has_finite = moments.count > 0
+    least, greatest, mean = math.nan, math.nan, math.nan
+    if moments.count > 0:
+        least, greatest, mean = moments.min, moments.max, moments.mean
     return Weight(
         shape=array.shape,
         dtype=str(array.dtype),
-        min=moments.min if has_finite else math.nan,
-        max=moments.max if has_finite else math.nan,
-        mean=moments.mean if has_finite else math.nan,
+        min=least,
+        max=greatest,
+        mean=mean,
         std=moments.std,
         zeros=moments.zeros / max(1, flat.size),
         nan=moments.nan,

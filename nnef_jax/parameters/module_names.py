@@ -23,33 +23,48 @@ _FOLDED = "onnx::MatMul_"
 
 
 def components(name: str) -> Path:
-    """Split a name into the names of its modules in PyTorch, and the name in the last module."""
+    """Split a name into the names of its modules in PyTorch, and the name in the last module.
+
+    "/layer1/layer1.0/bn1/Add" becomes ("layer1", "0", "bn1", "Add").
+    """
     if "/" in name:
         parts: list[str] = []
-        for part in filter(None, name.split("/")):
-            if parts and part.startswith(f"{parts[-1]}."):
+        for part in _without_empty(name.split("/")):
+            repeats_parent = parts and part.startswith(f"{parts[-1]}.")
+            if repeats_parent:
                 parts.pop()
             parts.append(part)
-        return tuple(filter(None, ".".join(parts).split(".")))
+        return tuple(_without_empty(".".join(parts).split(".")))
     path: list[str] = []
-    for part in filter(None, re.split(r"\.|__", name)):
-        number = _NUMBER.fullmatch(part)
-        path.append(number[1] if number else part)
-    leaf = _LEAF.fullmatch(path[-1]) if path else None
-    if "__" in name and leaf:
-        path[-1] = leaf[1]
+    for part in _without_empty(re.split(r"\.|__", name)):
+        list_item = _NUMBER.fullmatch(part)
+        if list_item:
+            path.append(list_item[1])
+        else:
+            path.append(part)
+    if path and "__" in name:
+        parameter = _LEAF.fullmatch(path[-1])
+        if parameter:
+            path[-1] = parameter[1]
     return tuple(path)
+
+
+def _without_empty(names: Sequence[str]) -> list[str]:
+    """Return the names that are not empty."""
+    return [name for name in names if name]
 
 
 def shared_start(paths: Sequence[Path]) -> Path | None:
     """Return the longest common start of some paths, or None if there are no paths."""
     if not paths:
         return None
-    # In sorted order, all paths between these two share their common start.
+    # In sorted order, all paths are between these two, and begin with their common start.
     first = min(paths)
     last = max(paths)
     length = 0
-    while first[: length + 1] == last[: length + 1] and length < len(first):
+    for name_in_first, name_in_last in zip(first, last, strict=False):
+        if name_in_first != name_in_last:
+            break
         length += 1
     return first[:length]
 
@@ -63,8 +78,10 @@ class ModuleNames:
         self._labels = {parameter.value: parameter.label for parameter in graph.parameters}
         self._folded: dict[str, Path] = {}
         self._groups: dict[str, int] = {}
-        origins: dict[Value, str] = dict(self._labels)  # also of tensors made of a parameter alone
-        starts: dict[str, set[Path | None]] = {}
+        # the label of the parameter from which alone a tensor is computed
+        origins: dict[Value, str] = dict(self._labels)
+        # by the root of an operation's name: the paths for which it may be an abbreviation
+        paths_by_root: dict[str, set[Path | None]] = {}
         for operation in graph.operations:
             operands = list(operation.reads())
             labels = [origins[value] for value in operands if value in origins]
@@ -72,43 +89,46 @@ class ModuleNames:
                 origins |= dict.fromkeys(operation.writes(), labels[0])
             for label in labels:
                 is_weight = "__" in label and components(label)[-1] == "weight"
-                if operation.kind == "deconv" and is_weight:
+                if is_weight and operation.kind == "deconv":
                     groups = dict(operation.attributes)["groups"]
                     self._groups[label] = groups if isinstance(groups, int) else 1
                 if label.startswith(_FOLDED) and operation.kind == "matmul":
-                    self._folded[label] = (*components(operation.name)[:-1], "weight")
+                    self._folded[label] = (*_modules_of(components(operation.name)), "weight")
                 elif "." in label and "__" in operation.name:
                     root, _, _ = operation.name.partition("__")
-                    starts.setdefault(root, set()).add(_abbreviated(operation.name, label))
+                    path = _abbreviated(operation.name, label)
+                    paths_by_root.setdefault(root, set()).add(path)
         # A root is resolved only if all pairs of a label and an operation's name agree about it.
         self._starts: dict[str, Path] = {}
-        for root, paths in starts.items():
-            path = next(iter(paths))
-            if path is not None and len(paths) == 1:
+        for root, paths in paths_by_root.items():
+            path, *other_paths = paths
+            if path is not None and not other_paths:
                 self._starts[root] = path
-        self._modules: set[Path] = set()
+        self._modules: set[Path] = set()  # the modules that contain parameters, at any depth
         for label in self._labels.values():
-            path = self.of_label(label)[:-1]
-            self._modules.update(path[:end] for end in range(1, len(path) + 1))
+            modules = _modules_of(self.of_label(label))
+            for depth in range(1, len(modules) + 1):
+                self._modules.add(modules[:depth])
 
     def of_label(self, label: str) -> Path:
         """Return a parameter's name in PyTorch as a tuple.
 
-        It has the names of the modules, followed by the name in the innermost module.
+        The tuple has the names of the modules, followed by the parameter's name in the innermost
+        module.
         """
         return self._folded.get(label) or self._full_path(label)
 
     def is_transposed(self, label: str) -> bool:
         """Tell whether an exporter stores the matrix with this label transposed.
 
-        The shape does not tell it if the matrix is square.
+        The shape of a square matrix does not show this.
         """
         return label in self._folded
 
     def groups_of(self, label: str) -> int:
-        """Return the number of groups of the deconvolution that has a filter from torch_to_nnef.
+        """Return the number of groups of the deconvolution whose filter has this label.
 
-        Return 0 if the label is not that of such a filter.
+        Returns 0 for all other labels, and for filters that torch_to_nnef did not export.
         """
         return self._groups.get(label, 0)
 
@@ -119,14 +139,16 @@ class ModuleNames:
     def by_labels(self, operations: Sequence[Operation]) -> Path | None:
         """Return the path of the innermost module that contains all parameters of operations.
 
-        Return None if the operations read no parameters.
+        Returns None if the operations read no parameters that are in a module.
         """
         paths: list[Path] = []
         for operation in operations:
             for value in operation.reads():
                 if value in self._labels:
-                    paths.append(self.of_label(self._labels[value])[:-1])
-        return shared_start([path for path in paths if path])
+                    modules = _modules_of(self.of_label(self._labels[value]))
+                    if modules:
+                        paths.append(modules)
+        return shared_start(paths)
 
     def by_name(self, operation: Operation) -> Path | None:
         """Return the modules in an operation's name, up to the last one that has parameters.
@@ -134,32 +156,39 @@ class ModuleNames:
         The path is () for an operation that torch_to_nnef puts into no module, and None if it is
         unknown.
         """
-        if self._starts and "__" not in operation.name:
-            return None if operation.name.startswith(self._outputs) else ()
-        path = self._full_path(operation.name)[:-1]
-        while path and path not in self._modules:
-            path = path[:-1]
-        return path or None
+        is_in_no_module = self._starts and "__" not in operation.name
+        if is_in_no_module:
+            may_extend_output = operation.name.startswith(self._outputs)
+            return None if may_extend_output else ()
+        modules = _modules_of(self._full_path(operation.name))
+        while modules and modules not in self._modules:
+            modules = modules[:-1]
+        return modules or None
 
     def _full_path(self, name: str) -> Path:
+        """Return the path of a name, in which an abbreviated start is replaced by all modules."""
         root, separator, _ = name.partition("__")
         path = components(name)
         if separator and root in self._starts:
-            return (*self._starts[root], *path[1:])
+            return self._starts[root] + path[1:]
         return path
+
+
+def _modules_of(path: Path) -> Path:
+    """Return the names of the modules in a path, without the name in the last module."""
+    return path[:-1]
 
 
 def _abbreviated(name: str, label: str) -> Path | None:
     """Return the modules for which the root of an operation's name is an abbreviation, or None.
 
-    The result is a start of the path in the parameter's label `label`: it ends in the root of
-    `name`, and the parts of `name` after the root continue the path.
+    The operation reads a parameter with the label `label`. For the name "_0__bn1__x" and the label
+    "layer1.0.bn1.weight", the modules are ("layer1", "0").
     """
-    root, *inner = components(name)
-    path = components(label)[:-1]
-    for end in range(1, len(path) + 1):
-        start = path[:end]
-        remaining = list(path[end:])
-        if start[-1] == root and inner[: len(remaining)] == remaining:
-            return start
+    root, *inner_modules = components(name)
+    modules = _modules_of(components(label))
+    for end, module in enumerate(modules, start=1):
+        remaining = list(modules[end:])
+        if module == root and inner_modules[: len(remaining)] == remaining:
+            return modules[:end]
     return None

@@ -13,7 +13,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, PartitionSpec
 
 from lowering import Division, differentiable, divisions, mesh_target, named, or_else, traced
 from lowering.extents import UNKNOWN, show
-from lowering.graph import Graph
+from lowering.graph import Graph, Value
 from nnef_jax.calls.arguments import array_type
 from nnef_jax.errors import InputError, NnefError
 from nnef_jax.execution.definition import Definition
@@ -48,63 +48,78 @@ def layout_of(
     require("batch_axis", batch_axis, int, "the number of an axis")
     if AxisType.Manual in mesh.axis_types:
         raise InputError("the mesh has Manual axes", hint="shard with Auto or Explicit axes")
-    names = _names("batch", batch, mesh)
+    batch_names = _names("batch", batch, mesh)
     graph = definition.network.graph
-    shapes = {p.label: p.value.type.shape for p in graph.parameters}
+    shapes = {parameter.label: parameter.value.type.shape for parameter in graph.parameters}
     chosen: dict[str, Division] = {}
     along: tuple[str, ...] = ()
     if isinstance(params, Mapping):
         specs = _by_pattern(params, shapes, mesh)
     else:
-        axes = _names("params", params, mesh)
-        along = tuple(name for name in axes if name not in names)  # tensor parallelism
-        fully = tuple(name for name in axes if name in names)  # fully sharded parameters
-        specs: dict[str, _Spec] = {x: [None] * len(shape) for x, shape in shapes.items()}
-        states: dict[str, _Spec] = {s.label: [None] * len(s.value.type.shape) for s in graph.states}
+        # Mesh axes of the batch are for fully sharded parameters, others for tensor parallelism.
+        names_for_params = _names("params", params, mesh)
+        along = tuple(name for name in names_for_params if name not in batch_names)
+        fully = tuple(name for name in names_for_params if name in batch_names)
+        specs: dict[str, _Spec] = {label: [None] * len(shape) for label, shape in shapes.items()}
+        state_specs: dict[str, _Spec] = {}
+        for state in graph.states:
+            state_specs[state.label] = [None] * len(state.value.type.shape)
         if along:
             count = _divisor(along, mesh)
             chosen = chosen_divisions(definition, count, platform_of(mesh), _SMALL)
         for label, division in chosen.items():
             if division.along is not None:
-                spec = states[label] if label in states else specs[label]
+                spec = state_specs[label] if label in state_specs else specs[label]
                 spec[division.along] = _joined(along)
         _divide_fully(specs, shapes, fully, mesh)
-        specs |= states
+        specs |= state_specs
     partitions: list[tuple[str, PartitionSpec]] = []
     for label, spec in specs.items():
-        if any(name is not None for name in spec):
+        is_sharded = any(names is not None for names in spec)
+        if is_sharded:
             partitions.append((label, PartitionSpec(*spec)))
-    pairs = tuple(partitions)
-    layout = Layout(mesh, names, batch_axis, pairs, along, tuple(chosen.items()))
+    layout = Layout(
+        mesh,
+        batch=batch_names,
+        axis=batch_axis,
+        specs=tuple(partitions),
+        along=along,
+        divisions=tuple(chosen.items()),
+    )
     _require_batch(layout, graph)
     return layout
 
 
-def _names(what: str, value: object, mesh: AnyMesh) -> tuple[str, ...]:
+def _names(argument: str, value: object, mesh: AnyMesh) -> tuple[str, ...]:
     """Check an argument that names axes of the mesh, and return the names.
 
-    `what` is the name of the argument. Raises TypeError if it is not names, and InputError for a
-    name that the mesh lacks, or that occurs twice.
+    `argument` is the name of the argument, and `value` its value: a name, several names, or None.
+    Raises TypeError for another value, and InputError for a name that the mesh lacks, or that
+    occurs twice.
     """
     names: Any = value
     if value is None:
         names = ()
     elif isinstance(value, str):
         names = (value,)
-    if not isinstance(names, list | tuple) or not all(isinstance(x, str) for x in names):
+    are_names = isinstance(names, list | tuple) and all(isinstance(x, str) for x in names)
+    if not are_names:
         expected = "the name of an axis of the mesh, several, or None"
-        raise TypeError(f"{what} must be {expected}, it is {shown(value)}")
+        raise TypeError(f"{argument} must be {expected}, it is {shown(value)}")
     for name in names:
         if name not in mesh.shape:
             hint = did_you_mean(name, mesh.axis_names)
-            message = f"{what} names '{name}', the axes of the mesh are {listed(mesh.axis_names)}"
+            message = (
+                f"{argument} names '{name}', the axes of the mesh are {listed(mesh.axis_names)}"
+            )
             raise InputError(message, hint=hint)
     if len({*names}) < len(names):
-        raise InputError(f"{what} names an axis of the mesh twice: {', '.join(names)}")
+        raise InputError(f"{argument} names an axis of the mesh twice: {', '.join(names)}")
     return tuple(names)
 
 
 def _divisor(names: _Names, mesh: AnyMesh) -> int:
+    """Return into how many parts an axis of an array is divided along mesh axes."""
     if names is None:
         return 1
     if isinstance(names, str):
@@ -113,42 +128,56 @@ def _divisor(names: _Names, mesh: AnyMesh) -> int:
 
 
 def _joined(names: Sequence[str]) -> str | tuple[str, ...]:
+    """Return names of mesh axes in the form that a PartitionSpec has for one axis of an array."""
     return names[0] if len(names) == 1 else tuple(names)
 
 
 def _divide_fully(
     specs: dict[str, _Spec], shapes: Shapes, names: Sequence[str], mesh: AnyMesh
 ) -> None:
-    """Change `specs` such that each large parameter is sharded along one more axis.
+    """Change `specs`, so that each large parameter is sharded along one more of its axes.
 
-    The axis is the longest axis that is not sharded and whose extent is divisible. `names` are the
-    mesh axes along which it is sharded.
+    The axis is the longest axis that is not sharded yet, and whose extent can be divided into equal
+    parts. `names` are the mesh axes along which it is sharded.
     """
     if not names:
         return
     count = _divisor(tuple(names), mesh)
     for label, spec in specs.items():
         shape = shapes[label]
-        free = [axis for axis, n in enumerate(shape) if spec[axis] is None and n % count == 0]
-        if free and math.prod(shape) >= _least_gathered(shape):
-            longest = max(free, key=shape.__getitem__)
-            spec[longest] = _joined(names)
+        if math.prod(shape) < _least_gathered(shape):
+            continue
+        possible_axes: list[int] = []
+        for axis, extent in enumerate(shape):
+            if spec[axis] is None and extent % count == 0:
+                possible_axes.append(axis)
+        if possible_axes:
+            longest_axis = max(possible_axes, key=shape.__getitem__)
+            spec[longest_axis] = _joined(names)
 
 
 def _least_gathered(shape: Sequence[int]) -> int:
-    """Return the number of items from which on a parameter of this shape is fully sharded."""
-    is_vector = sum(extent > 1 for extent in shape) < 2
+    """Return the least number of items that a parameter must have to be fully sharded.
+
+    The number is larger for the shape of a vector, which has one long axis at most.
+    """
+    long_axes = [extent for extent in shape if extent > 1]
+    is_vector = len(long_axes) < 2
     return _SHORT if is_vector else _SMALL
 
 
 def _by_pattern(params: Mapping[Any, object], shapes: Shapes, mesh: AnyMesh) -> dict[str, _Spec]:
-    """Return the specs that the argument `params` of `Model.shard` has for labels and patterns.
+    """Return the specs of parameters by label, for a dict of specs by labels and patterns.
 
-    If several keys match a label, the label itself takes precedence over a pattern, and an earlier
-    pattern over a later one.
+    The dict `params` is an argument of `Model.shard`. If several keys match a label, the label
+    itself takes precedence over a pattern, and an earlier pattern over a later one.
     """
+
+    def is_no_label(key: object) -> bool:
+        return key not in shapes
+
     specs: dict[str, _Spec] = {}
-    for pattern in sorted(params, key=lambda pattern: pattern not in shapes):
+    for pattern in sorted(params, key=is_no_label):  # Labels come first.
         spec = params[pattern]
         if not isinstance(pattern, str):
             raise TypeError(f"params must be a dict by label or pattern, {shown(pattern)} is in it")
@@ -172,22 +201,22 @@ def _checked(label: str, spec: PartitionSpec, shape: Sequence[int], mesh: AnyMes
 
     Raises InputError if the spec does not fit the parameter's shape.
     """
-    what = f"params of '{label}'"
+    argument = f"params of '{label}'"
     if len(spec) > len(shape):
-        raise InputError(f"{what} divides {len(spec)} axes, its shape is {show(shape)}")
-    names: list[str] = []
-    for part in spec:
-        if isinstance(part, tuple):
-            names += filter(None, part)
-        elif part:
-            names.append(part)
-    _names(what, names, mesh)
-    for axis, part in enumerate(spec):
-        count = _divisor(part, mesh)
+        raise InputError(f"{argument} divides {len(spec)} axes, its shape is {show(shape)}")
+    all_names: list[str] = []
+    for names in spec:
+        if isinstance(names, tuple):
+            all_names += [name for name in names if name]
+        elif names:
+            all_names.append(names)
+    _names(argument, all_names, mesh)
+    for axis, names in enumerate(spec):
+        count = _divisor(names, mesh)
         if shape[axis] % count:
             raise InputError(
-                f"{what}: axis {axis} of {show(shape)} does not divide into {count} equal parts "
-                f"along {part!r}",
+                f"{argument}: axis {axis} of {show(shape)} does not divide into {count} equal "
+                f"parts along {names!r}",
                 hint="None does not shard an axis",
             )
     return list(spec)
@@ -198,14 +227,17 @@ def chosen_divisions(
 ) -> dict[str, Division]:
     """Return how tensor parallelism divides parameters and states into `count` parts, by label.
 
-    Parameters of at least `least` items are divided. So are the states that are computed from
-    divided parameters: a cache of keys is divided by its heads. Open extents have the values of
-    `Network.example`, and a network without an example has no divisions.
+    Parameters of at least `least` items are divided. States that are computed from divided
+    parameters are divided too: for instance, a cache of keys is divided along its heads. Open
+    extents have the values of `Network.example`, and a network without an example has no divisions.
     """
     network = definition.network
     try:
         graph = network.example()
-        parameters = {p.label: p.value for p in graph.parameters if p.label not in network.unused}
+        parameters: dict[str, Value] = {}
+        for parameter in graph.parameters:
+            if parameter.label not in network.unused:
+                parameters[parameter.label] = parameter.value
         states = {state.label: state.value for state in graph.states}
         types: Any = jax.tree.map(array_type, (parameters, states, list(graph.inputs)))
         program, _, _ = traced(partial(definition.cycle, probe=NOTHING), *types)
@@ -214,17 +246,19 @@ def chosen_divisions(
     # Arguments and results in the order in which jax flattens dicts.
     labels = [*sorted(parameters), *sorted(states)]
     updates = {state.label: state.update for state in graph.states}
+    # from the index of a state among the arguments to the index of its next state in the results
     carried: dict[int, int] = {}
-    for k, label in enumerate(sorted(states)):
+    for index, label in enumerate(sorted(states)):
         if updates[label].type.shape == states[label].type.shape:
-            carried[len(parameters) + k] = len(graph.outputs) + k
+            carried[len(parameters) + index] = len(graph.outputs) + index
 
-    def by_index() -> dict[int, Division]:
-        return divisions(differentiable(program, mesh_target(platform)), count, least, carried)
+    def divisions_by_index() -> dict[int, Division]:
+        target_program = differentiable(program, mesh_target(platform))
+        return divisions(target_program, count, least, carried)
 
     with named(definition.about):
-        chosen = or_else(by_index, dict[int, Division])
-    return {label: chosen[i] for i, label in enumerate(labels) if i in chosen}
+        chosen = or_else(divisions_by_index, dict[int, Division])
+    return {label: chosen[index] for index, label in enumerate(labels) if index in chosen}
 
 
 class ShardedParameter(NamedTuple):
@@ -241,11 +275,16 @@ class ShardingPlan(tuple[ShardedParameter, ...]):
     """The shardings of a model's parameters and states on its mesh. The plan prints as a table."""
 
     def __repr__(self) -> str:
-        head = "parameter", "shape", "divided along", "why", "collectives a call"
-        rows = [(x.parameter, show(x.shape), _axes(x.sharding), x.why, x.moves) for x in self]
-        widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-        lines = [zip(row, widths, strict=True) for row in (head, *rows)]
-        return "\n".join("  ".join(f"{x:{n}}" for x, n in line).rstrip() for line in lines)
+        rows = [("parameter", "shape", "divided along", "why", "collectives a call")]
+        for row in self:
+            shape = show(row.shape)
+            rows.append((row.parameter, shape, _axes(row.sharding), row.why, row.moves))
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines: list[str] = []
+        for cells in rows:
+            padded = [cell.ljust(width) for cell, width in zip(cells, widths, strict=True)]
+            lines.append("  ".join(padded).rstrip())
+        return "\n".join(lines)
 
     __str__ = __repr__
 
@@ -269,36 +308,44 @@ def plan_of(definition: Definition) -> ShardingPlan | None:
     layout = definition.layout
     if layout is None:
         return None
-    by_label = dict(layout.divisions)
+    divisions_by_label = dict(layout.divisions)
     rows: list[ShardedParameter] = []
     for label in definition.labels:
         shape = definition.parameters[label].value.type.shape
         spec = layout.of_parameter(label).spec
-        division = by_label.get(label)
-        why = division.why if division else _why_replicated(layout, shape)
-        moves = division.moves if division else ""
+        reasons: list[str] = []
+        moves: list[str] = []
+        division = divisions_by_label.get(label)
+        if division:
+            reasons.append(division.why)
+            if division.moves:
+                moves.append(division.moves)
         if has_names(spec, layout.batch):
-            why = f"{why}, gathered when read" if division else "gathered when read"
-            moves = f"{moves}, 1 all-gather" if moves else "1 all-gather"
-        rows.append(ShardedParameter(label, shape, spec, why, moves))
+            reasons.append("gathered when read")
+            moves.append("1 all-gather")
+        if not reasons:
+            reasons.append(_why_replicated(layout, shape))
+        rows.append(ShardedParameter(label, shape, spec, ", ".join(reasons), ", ".join(moves)))
     for label in definition.states:
         shape = definition.variables[label].value.type.shape
-        division = by_label.get(label)
+        division = divisions_by_label.get(label)
         spec = layout.of_parameter(label).spec
-        rows.append(ShardedParameter(label, shape, spec, division.why if division else "", ""))
+        why = division.why if division else ""
+        rows.append(ShardedParameter(label, shape, spec, why, moves=""))
     return ShardingPlan(rows)
 
 
 def _why_replicated(layout: Layout, shape: Sequence[int]) -> str:
     """Return the reason why no axis of a parameter is divided, or "" if the user chose so."""
     are_gathered = any(has_names(spec, layout.batch) for _, spec in layout.specs)
-    least = _least_gathered(shape) if are_gathered else _SMALL
-    if math.prod(shape) < least:
-        return f"fewer than {least} items"
+    least_items = _least_gathered(shape) if are_gathered else _SMALL
+    if math.prod(shape) < least_items:
+        return f"fewer than {least_items} items"
     if not layout.along:
         return ""
     count = _divisor(layout.along, layout.mesh)
-    if all(extent % count for extent in shape):
+    has_divisible_axis = any(extent % count == 0 for extent in shape)
+    if not has_divisible_axis:
         return f"no axis divides by {count}"
     return "moves fewer items undivided"
 
@@ -307,18 +354,19 @@ def _require_batch(layout: Layout, graph: Graph) -> None:
     """Raise InputError if the graph declares a batch that the mesh does not divide equally."""
     if not layout.batch:
         return
-    shapes = [value.type.shape for value in graph.inputs]
-    if layout.axis < 0 or all(len(shape) <= layout.axis for shape in shapes):
+    inputs_with_batch = [value for value in graph.inputs if len(value.type.shape) > layout.axis]
+    if layout.axis < 0 or not inputs_with_batch:
         raise InputError(
             f"no input has an axis {layout.axis} for the batch",
             hint="batch=None gives each device all of the inputs",
         )
-    value = next(x for x in graph.inputs if len(x.type.shape) > layout.axis)
-    extent = value.type.shape[layout.axis]
+    first_input = inputs_with_batch[0]
+    extent = first_input.type.shape[layout.axis]
     if extent is not UNKNOWN and extent % layout.parts:
+        name = first_input.name
         raise InputError(
-            f"input '{value.name}' has a batch of {extent}, which does not divide into "
+            f"input '{name}' has a batch of {extent}, which does not divide into "
             f"{layout.parts} equal parts along {_joined(layout.batch)!r}",
-            hint=f"load(..., input_shapes={{'{value.name}': ...}}) declares another extent, None "
+            hint=f"load(..., input_shapes={{'{name}': ...}}) declares another extent, None "
             "for an open one; batch=None gives each device all of the inputs",
         )

@@ -19,7 +19,10 @@ from nnef_jax.wording.similar import listed
 
 # The label of a parameter for one gate. torch_to_nnef cuts the weights of a recurrent layer into
 # gates, such as W_ii, W_hf and b_o.
-_GATE = re.compile(r"(.*)\.l(\d+)_(b|back_)?(w|b)_([ih]?)([ifgorzn])")
+_GATE = re.compile(
+    r"(?P<module>.*)\.l(?P<layer>\d+)_(?P<back>b|back_)?(?P<kind>w|b)_(?P<source>[ih]?)"
+    r"(?P<letter>[ifgorzn])"
+)
 _INITIAL = re.compile(r".*\.l\d+_(backward_)?[hc]_0_init")
 # letters of the gates of LSTM and GRU in PyTorch's order, by the number of gates
 _GATES = {4: "ifgo", 3: "rzn"}
@@ -28,9 +31,10 @@ _Array = Any  # an array of numpy or jax
 
 
 class _Candidate(NamedTuple):
-    """Names of arrays that may be a parameter, and the parameter that is stored from them.
+    """Arrays of a state dict that may be a parameter.
 
-    `stored` is None if the arrays do not fit the parameter's shape.
+    `names` are the names of the arrays. `stored` is the array that the network stores for them, or
+    None if the arrays do not fit the parameter's shape.
     """
 
     names: Sequence[str]
@@ -42,16 +46,16 @@ def stored_params(
 ) -> dict[str, Any]:
     """Return the arrays of a state dict by label, in the forms in which the network stores them.
 
-    Raises one InputError for all names if a name fits several parameters, if an array has the shape
-    of no parameter that its name fits, and, if `strict`, for missing and unknown names.
+    Raises one InputError for all names if a name fits several parameters, or if an array has
+    another shape than the parameter that its name fits. If `strict` is true, missing and unknown
+    names are errors too.
     """
     require_flags(strict=strict)
     require("state_dict", state_dict, Mapping, "a dict of arrays by PyTorch's names")
-    values = {
-        str(name): value
-        for name, value in state_dict.items()
-        if not str(name).endswith("num_batches_tracked")
-    }
+    values: dict[str, object] = {}
+    for name, value in state_dict.items():
+        if not str(name).endswith("num_batches_tracked"):
+            values[str(name)] = value
     return _Matching(graph, values).stored(strict)
 
 
@@ -62,19 +66,26 @@ class _Matching:
         self.names = ModuleNames(graph)
         self.graph = graph
         self.arrays = {name: _array(name, value) for name, value in values.items()}
-        self.exact_names = {parameter.label for parameter in graph.parameters} & self.arrays.keys()
+        labels = {parameter.label for parameter in graph.parameters}
+        self.exact_names = labels & self.arrays.keys()
         # Names by their last part, because some exporters leave out the start of a name.
-        self.by_leaf: dict[str, list[str]] = {}
+        self.by_last_part: dict[str, list[str]] = {}
         for name in self.arrays.keys() - self.exact_names:
-            self.by_leaf.setdefault(name.rpartition(".")[2], []).append(name)
+            self.by_last_part.setdefault(_last_part(name), []).append(name)
 
     def stored(self, strict: bool) -> dict[str, Any]:
+        """Return the array of each parameter by label, as the network stores it.
+
+        Raises InputError with all faults of the state dict. If `strict` is false, missing and
+        unknown names are no faults.
+        """
         params: dict[str, Any] = {}
         missing: list[str] = []
         other_shapes: list[str] = []
         unclear: set[str] = set()
-        # by name: the labels that use it; all gates of a layer count as one label
-        owners: dict[str, dict[str, str]] = {}
+        # by the name of an array: the labels of the parameters that use it. The inner key is the
+        # label, or the layer of a gate, since all gates of a layer may use the same array.
+        users: dict[str, dict[str, str]] = {}
         for parameter in self.graph.parameters:
             label = parameter.label
             shape = tuple(parameter.value.type.shape)
@@ -83,30 +94,32 @@ class _Matching:
                 unclear.add(label)
             for candidate in candidates:
                 for name in candidate.names:
-                    owners.setdefault(name, {})[_layer(label) or label] = label
+                    users.setdefault(name, {})[_layer(label) or label] = label
                 if candidate.stored is not None:
                     params[label] = candidate.stored
                 else:
-                    arrays = [f"'{x}' {list(self.arrays[x].shape)}" for x in candidate.names]
+                    arrays = [
+                        f"'{name}' {list(self.arrays[name].shape)}" for name in candidate.names
+                    ]
                     other_shapes.append(f"{', '.join(arrays)} for {list(shape)}")
             if not candidates and not self._is_constant(label, shape):
                 missing.append(".".join(self.names.of_label(label)) or label)
-        for labels in owners.values():
+        for labels in users.values():
             if len(labels) > 1:
                 unclear.update(labels.values())
-        unused = [name for name in self.arrays if name not in owners]
-        unknown = [name for name in unused if not self._is_neutral(name, owners)]
-        parts: list[str] = []
+        unused = [name for name in self.arrays if name not in users]
+        unknown = [name for name in unused if not self._is_neutral(name, users)]
+        faults: list[str] = []
         if unclear:
-            parts.append(f"does not tell which arrays are {_shown(sorted(unclear))}")
+            faults.append(f"does not tell which arrays are {_shown(sorted(unclear))}")
         if strict and missing:
-            parts.append(f"lacks {_shown(missing)}")
+            faults.append(f"lacks {_shown(missing)}")
         if strict and unknown:
-            parts.append(f"has unknown {_shown(unknown)}")
+            faults.append(f"has unknown {_shown(unknown)}")
         if other_shapes:
-            parts.append(f"has other shapes: {listed(other_shapes)}")
-        if parts:
-            message = f"the state dict for '{self.graph.name:.60}' {', '.join(parts)}"
+            faults.append(f"has other shapes: {listed(other_shapes)}")
+        if faults:
+            message = f"the state dict for '{self.graph.name:.60}' {', '.join(faults)}"
             raise InputError(message, hint=_hint(unclear, missing, unknown))
         return params
 
@@ -116,69 +129,78 @@ class _Matching:
             yield _Candidate([label], _shaped(self.arrays[label], shape, exactly=True))
             return
         gate = _GATE.fullmatch(label)
-        if gate and gate[1] + f".weight_ih_l{gate[2]}" in self.arrays:
+        if gate and f"{gate['module']}.weight_ih_l{gate['layer']}" in self.arrays:
             yield self._gate(gate, shape)
             return
         path = ".".join(self.names.of_label(label))
-        if self.names.is_transposed(label) and path in self.arrays:
+        has_path = path in self.arrays
+        if has_path and self.names.is_transposed(label):
             array = self.arrays[path]
-            is_matrix = array.ndim == 2
-            stored = _shaped(array.T, shape, exactly=True) if is_matrix else None
+            stored = None
+            if array.ndim == 2:
+                stored = _shaped(array.T, shape, exactly=True)
             yield _Candidate([path], stored)
-        elif path in self.arrays or "__" in label:
-            names = [path] if path in self.arrays else self._names_ending_in(path)
+        elif has_path or "__" in label:
+            names = [path] if has_path else self._names_ending_in(path)
             candidates: list[_Candidate] = []
             for name in names:
                 stored = self._as_stored(label, self.arrays[name], shape)
                 candidates.append(_Candidate([name], stored))
-            matches = [candidate for candidate in candidates if candidate.stored is not None]
-            yield from matches or candidates
+            fitting = [candidate for candidate in candidates if candidate.stored is not None]
+            yield from fitting or candidates
 
     def _names_ending_in(self, path: str) -> list[str]:
         """Return the names that end in a path in PyTorch, and that are not labels of parameters."""
-        names = self.by_leaf.get(path.rpartition(".")[2], ())
+        names = self.by_last_part.get(_last_part(path), ())
         return [name for name in names if name.endswith(f".{path}")]
 
     def _as_stored(self, label: str, array: _Array, shape: Shape) -> _Array | None:
         """Convert an array to the form that torch_to_nnef stores.
 
-        `label` and `shape` are those of the parameter. Return None if the array does not fit the
-        shape.
+        `label` is the label of the parameter, and `shape` is its shape. Returns None if the array
+        does not fit the shape.
         """
         groups = self.names.groups_of(label)
-        is_divisible = groups and array.ndim > 2 and array.shape[0] % groups == 0
-        if is_divisible:
-            inputs, outputs, *window = array.shape
-            array = array.reshape(groups, inputs // groups, outputs, *window)
-            array = array.swapaxes(1, 2).reshape(groups * outputs, inputs // groups, *window)
-            return _shaped(array, shape, exactly=True)
-        return _shaped(array, shape)
+        is_filter = groups > 0 and array.ndim > 2
+        if not is_filter or array.shape[0] % groups:
+            return _shaped(array, shape)
+        # This is the filter of a deconvolution. PyTorch stores the shape (input channels, output
+        # channels of a group, *window), and torch_to_nnef stores (output channels, input channels
+        # of a group, *window).
+        inputs, outputs, *window = array.shape
+        by_group = array.reshape(groups, inputs // groups, outputs, *window)
+        swapped = by_group.swapaxes(1, 2)
+        joined = swapped.reshape(groups * outputs, inputs // groups, *window)
+        return _shaped(joined, shape, exactly=True)
 
     def _gate(self, gate: re.Match[str], shape: Shape) -> _Candidate:
         """Return a candidate for the parameter of one gate of a recurrent layer.
 
-        PyTorch stores all gates of a layer in one array, of which the parameter has some rows. If
-        the label stands for a sum of biases, the rows of two arrays are added.
+        PyTorch stores all gates of a layer in one array. The parameter of a gate has some rows of
+        this array. If the label stands for a sum of biases, the rows of two arrays are added.
+
+        `gate` is the match of the label with `_GATE`, and `shape` is the shape of the parameter.
         """
-        module, layer, back, kind_letter, side, letter = gate.groups()
-        if back:
-            layer += "_reverse"
+        module, layer, back, kind_letter, source, letter = gate.groups()
+        direction = "_reverse" if back else ""
         kind = "weight" if kind_letter == "w" else "bias"
-        # A label that names neither input nor state stands for the sum of the two biases.
-        sides = side or "ih"
-        all_names = [f"{module}.{kind}_{side}h_l{layer}" for side in sides]
-        names = [name for name in all_names if name in self.arrays]
+        # The source is "i" for the input or "h" for the state. A label without a source stands for
+        # the sum of the two biases.
+        sources = source or "ih"
+        possible_names = [f"{module}.{kind}_{source}h_l{layer}{direction}" for source in sources]
+        names = [name for name in possible_names if name in self.arrays]
         arrays = [self.arrays[name] for name in names]
-        rows = [x.shape[0] for x in arrays if x.ndim]
-        hidden = shape[-2] if kind == "weight" else shape[-1]
-        gates = ""
-        if rows and hidden:
-            gates = _GATES.get(rows[0] // hidden, "")
-        has_all_gates = {*rows} == {len(gates) * hidden}
-        if letter not in gates or not has_all_gates:
+        row_counts = [array.shape[0] for array in arrays if array.ndim]
+        hidden_size = shape[-2] if kind == "weight" else shape[-1]
+        gate_letters = ""
+        if row_counts and hidden_size:
+            gate_letters = _GATES.get(row_counts[0] // hidden_size, "")
+        has_all_gates = set(row_counts) == {len(gate_letters) * hidden_size}
+        if letter not in gate_letters or not has_all_gates:
             return _Candidate(names, None)
-        start = gates.index(letter) * hidden
-        total, *addends = (x[start : start + hidden] for x in arrays)
+        start = gate_letters.index(letter) * hidden_size
+        rows_of_gate = [array[start : start + hidden_size] for array in arrays]
+        total, *addends = rows_of_gate
         for addend in addends:
             total = total + addend
         return _Candidate(names, _shaped(total, shape))
@@ -189,16 +211,16 @@ class _Matching:
         return is_number or _INITIAL.fullmatch(label) is not None
 
     def _is_neutral(self, name: str, used: Iterable[str]) -> bool:
-        """Tell whether an array that no parameter uses has no effect on the results.
+        """Tell whether the results of the network are the same without an array.
 
-        An array has no effect if it equals an array that is used, or if it is the weight of a norm
-        and contains only ones, or the bias of a norm and contains only zeros.
+        No parameter uses the array `name`, and `used` are the names of the arrays that parameters
+        use. The array is neutral if it equals a used array. The weight of a norm is also neutral if
+        it contains only ones, and the bias of a norm if it contains only zeros.
         """
         array = self.arrays[name]
         if isinstance(array, Tracer):
             return False
-        leaf = name.rpartition(".")[2]
-        neutral_number = {"weight": 1, "bias": 0}.get(leaf)
+        neutral_number = {"weight": 1, "bias": 0}.get(_last_part(name))
         may_be_of_norm = array.ndim == 1 and neutral_number is not None
         if may_be_of_norm and bool((array == neutral_number).all()):
             return True
@@ -212,30 +234,39 @@ class _Matching:
 
 
 def _shaped(array: _Array, shape: Shape, *, exactly: bool = False) -> _Array | None:
-    """Return an array in a shape, or None if the array does not fit it.
+    """Return an array with the shape `shape`, or None if the array does not fit the shape.
 
-    If `exactly`, the array must have this shape. Otherwise axes of extent 1 may be added or
-    removed.
+    If `exactly` is true, only an array that has this shape fits. Otherwise axes of extent 1 may be
+    added or removed.
     """
     if array.shape == shape:
         return array
+    if exactly:
+        return None
     array_extents = [extent for extent in array.shape if extent != 1]
     extents = [extent for extent in shape if extent != 1]
-    if exactly or array_extents != extents:
+    if array_extents != extents:
         return None
     return array.reshape(shape)
+
+
+def _last_part(name: str) -> str:
+    """Return the part of a name after the last dot: "weight" for "layer1.0.weight"."""
+    _, _, last_part = name.rpartition(".")
+    return last_part
 
 
 def _layer(label: str) -> str:
     """Return the name of the recurrent layer in the label of a gate, or '' for other labels."""
     gate = _GATE.fullmatch(label)
-    return f"{gate[1]}.{gate[2]}{gate[3]}" if gate else ""
+    return f"{gate['module']}.{gate['layer']}{gate['back']}" if gate else ""
 
 
 def _array(name: str, value: object) -> _Array:
-    """Convert a value to an array; a torch tensor is copied.
+    """Convert a value of a state dict to an array. A torch tensor is copied.
 
-    Raises InputError if the value cannot be converted. `name` is its name in the state dict.
+    Raises InputError if the value cannot be converted. `name` is the value's name in the state
+    dict.
     """
     try:
         if isinstance(value, jax.Array):
@@ -255,10 +286,12 @@ _NOT_STRICT = "strict=False ignores unknown names, and keeps the parameters that
 
 
 def _shown(names: Sequence[str]) -> str:
+    """Return a list of names in quotation marks, as text."""
     return listed([f"'{name}'" for name in names])
 
 
 def _hint(unclear: Collection[str], missing: Sequence[str], unknown: Sequence[str]) -> str:
+    """Return the hint for a state dict with unclear labels, missing names or unknown names."""
     if unclear:
         return "name these arrays as model.params does: a label stands for one parameter"
     if any(name.startswith("onnx::") for name in missing):

@@ -15,60 +15,71 @@ _CARRIED = "initial"  # the operand of a loop that each iteration changes
 def trained_labels(graph: Graph) -> Set[str]:
     """Return the labels of the parameters that an optimizer should train.
 
-    These are the floating-point parameters from which no statistics are computed. Statistics are
-    the operands `mean` and `variance` of batch normalisations, if they depend only on parameters.
-    Statistics of a batch, which depend on inputs, do not count.
+    They are the floating-point parameters that are not statistics. Statistics are the parameters
+    from which the operands `mean` and `variance` of batch normalisations are computed. If these
+    operands depend on inputs, they are statistics of a batch and do not count.
     """
     statistics = _statistics(graph, [parameter.value for parameter in graph.parameters])
-    return {
-        parameter.label
-        for parameter in graph.parameters
-        if is_float(parameter.value.type.dtype) and parameter.value not in statistics
-    }
+    labels: set[str] = set()
+    for parameter in graph.parameters:
+        value = parameter.value
+        if is_float(value.type.dtype) and value not in statistics:
+            labels.add(parameter.label)
+    return labels
 
 
 def _statistics(graph: Graph, constants: Collection[Value]) -> Set[Value]:
     """Return the values from which statistics of normalisations are computed.
 
-    The result has only values that depend on nothing but `constants`.
+    Only values that depend on nothing but `constants` are returned.
     """
-    constant = set(constants)
+    all_constants = set(constants)
     for operation in graph.operations:
-        if constant.issuperset(operation.reads()):
-            constant.update(operation.writes())
+        if all_constants.issuperset(operation.reads()):
+            all_constants.update(operation.writes())
     statistics: set[Value] = set()
     for operation in reversed(graph.operations):
         if operation.kind == _NORM:
             operands = dict(operation.operands)
             for name in _STATISTICS:
                 statistics.update(values_of(operands.get(name, ())))
-        statistics.update(_read_by_bodies(operation, constant))
+        statistics.update(_statistics_in_bodies(operation, all_constants))
         results = set(operation.writes())
-        if results <= constant and not statistics.isdisjoint(results):
+        is_statistic = not statistics.isdisjoint(results)
+        if is_statistic and results <= all_constants:
             statistics.update(operation.reads())
-    return statistics & constant
+    return statistics & all_constants
 
 
-def _read_by_bodies(operation: Operation, constant: Set[Value]) -> Iterator[Value]:
-    """Yield the operands that are statistics in a body of the operation, such as that of a loop.
+def _statistics_in_bodies(operation: Operation, constants: Set[Value]) -> Iterator[Value]:
+    """Yield the operands that are statistics in a body of the operation, such as a loop's body.
 
     A body is a graph that the operation repeats or chooses. Its inputs stand for the last operands
-    of the operation. `constant` are the values that depend only on parameters and constants.
+    of the operation. `constants` are the values that depend only on parameters and constants.
     """
-    operands = [(name, x) for name, operand in operation.operands for x in _items(operand)]
+    operands: list[Any] = []
+    carried: set[int] = set()  # indices of operands
+    for name, operand in operation.operands:
+        for item in _items(operand):
+            if name == _CARRIED:
+                carried.add(len(operands))
+            operands.append(item)
     for _, body in operation.attributes:
         if not isinstance(body, Graph):
             continue
-        count = len(body.inputs)
-        pairs = list(zip(body.inputs, operands[len(operands) - count :], strict=True))
-        constants = [inner for inner, (name, x) in pairs if name != _CARRIED and x in constant]
-        statistics = _statistics(body, constants)
-        for inner, (_, operand) in pairs:
-            if inner in statistics:
-                yield operand
+        first_index = len(operands) - len(body.inputs)
+        constant_inputs: list[Value] = []
+        for index, body_input in enumerate(body.inputs, start=first_index):
+            if index not in carried and operands[index] in constants:
+                constant_inputs.append(body_input)
+        statistics = _statistics(body, constant_inputs)
+        for index, body_input in enumerate(body.inputs, start=first_index):
+            if body_input in statistics:
+                yield operands[index]
 
 
 def _items(operand: Any) -> Iterator[Any]:
+    """Yield the items of an operand. The items of nested tuples are yielded one by one."""
     if isinstance(operand, tuple):
         for item in operand:  # pyright: ignore[reportUnknownVariableType]
             yield from _items(item)

@@ -27,8 +27,8 @@ def cut(
 ) -> Network:
     """Return the part of a network from the tensors `inputs` to `outputs`, as a network.
 
-    `Model.cut` explains `inputs` and `outputs`. `stored` returns the array of a variable by its
-    label.
+    `inputs` and `outputs` are names of tensors, or None, as in `Model.cut`. `stored` is a function
+    from the label of a variable to its array.
     """
     part = _part_of_arguments(network.graph, inputs, outputs)
     graph, _ = part.cut_from(network.graph)
@@ -40,22 +40,24 @@ def cut(
         frontend = PartFrontend(network.frontend.network, part, pairs)
     else:
         frontend = PartFrontend(network, part, pairs)
+    options = replace(network.options, input_shapes={}, values={})
+    arrays = {label: stored(label) for label in labels}
     return Network(
         frontend,
-        replace(network.options, input_shapes={}, values={}),
-        with_pairs(frontend.graph, pairs),
-        frontend.graph,
-        {label: stored(label) for label in labels},
-        pairs,
-        frontend.declared(),
-        network.is_guessed,
+        options,
+        graph=with_pairs(frontend.graph, pairs),
+        unpaired=frontend.graph,
+        data=arrays,
+        pairs=pairs,
+        declared=frontend.declared(),
+        is_guessed=network.is_guessed,
     )
 
 
 def _wrong_states(network: Network, part: Graph) -> Iterator[InputError]:
-    """Yield an error for each state of a part that is not known without the network's inputs.
+    """Yield an error for each state of a part whose shape or initial value depends on inputs.
 
-    The shape or the initial value of such a state depends on inputs of the network.
+    The inputs are those of the network.
     """
     for state in part.states:
         if state.label in network.open_states:
@@ -72,45 +74,70 @@ def _part_of_arguments(graph: Graph, inputs: _Names, outputs: _Names) -> Part:
 
     Raises one InputError with all errors in the arguments.
     """
-    by_name = tensors(graph)
-    in_names = None if inputs is None else names_of("inputs", inputs, "names of tensors")
-    out_names = None if outputs is None else names_of("outputs", outputs, "names of tensors")
-    wrong_inputs = _wrong_names(graph, "inputs", in_names)
-    wrong_outputs = _wrong_names(graph, "outputs", out_names)
+    values_by_name = tensors(graph)
+    input_names = None if inputs is None else names_of("inputs", inputs, "names of tensors")
+    output_names = None if outputs is None else names_of("outputs", outputs, "names of tensors")
+    wrong_inputs = _wrong_names(graph, "inputs", input_names)
+    wrong_outputs = _wrong_names(graph, "outputs", output_names)
     raise_all([*wrong_inputs, *wrong_outputs])
-    if in_names is None:
-        results = [by_name[name] for name in out_names or graph.output_names]
-        values = dependencies_down_to(graph, results, ())
-        if out_names is None:  # The part is all of the network, with inputs that it does not read.
-            values.update(graph.inputs)
-        in_names = tuple(value.name for value in graph.inputs if value in values)
-    part_inputs = {name: by_name[name] for name in in_names}
-    if out_names is None:
-        computable = _computable(graph, frozenset(part_inputs.values()))
-        pairs = zip(graph.output_names, graph.outputs, strict=True)
-        out_names = tuple(name for name, value in pairs if value in computable)
-        if not out_names:
-            out_names = graph.output_names
-    part_outputs = {name: by_name[name] for name in out_names}
+    if input_names is None:
+        input_names = _default_input_names(graph, output_names)
+    part_inputs = {name: values_by_name[name] for name in input_names}
+    if output_names is None:
+        output_names = _default_output_names(graph, frozenset(part_inputs.values()))
+    part_outputs = {name: values_by_name[name] for name in output_names}
     raise_all([*_wrong_part(graph, part_inputs, part_outputs)])
-    return Part(in_names, out_names)
+    return Part(input_names, output_names)
 
 
-def _wrong_names(graph: Graph, what: str, names: Sequence[str] | None) -> Iterator[InputError]:
-    by_name = tensors(graph)
-    if names is not None and not names:
-        yield InputError(f"{what} names no tensor")
+def _default_input_names(graph: Graph, output_names: _Names) -> tuple[str, ...]:
+    """Return the names of the network's inputs that a part reads to compute its outputs.
+
+    If `output_names` is None, the part is all of the network, with inputs that it does not read.
+    """
+    if output_names is None:
+        return tuple(value.name for value in graph.inputs)
+    values_by_name = tensors(graph)
+    results = [values_by_name[name] for name in output_names]
+    needed = dependencies_down_to(graph, results, ())
+    return tuple(value.name for value in graph.inputs if value in needed)
+
+
+def _default_output_names(graph: Graph, inputs: frozenset[Value]) -> tuple[str, ...]:
+    """Return the names of the network's outputs that can be computed from a part's inputs.
+
+    If there are none, return the names of all outputs.
+    """
+    computable = _computable(graph, inputs)
+    names: list[str] = []
+    for name, value in zip(graph.output_names, graph.outputs, strict=True):
+        if value in computable:
+            names.append(name)
+    return tuple(names) or graph.output_names
+
+
+def _wrong_names(graph: Graph, argument: str, names: _Names) -> Iterator[InputError]:
+    """Yield an error for each wrong name in an argument of `Model.cut`.
+
+    `argument` is the name of the argument: "inputs" or "outputs". `names` is None if the user did
+    not pass the argument.
+    """
+    if names is None:
+        return
+    if not names:
+        yield InputError(f"{argument} names no tensor")
+    values_by_name = tensors(graph)
     first_names: dict[Value, str] = {}
-    for name in dict.fromkeys(names or ()):
-        if name not in by_name:
-            message = f"{what}: the graph has no tensor '{name}'"
-            yield InputError(message, hint=hint_for(name, graph, by_name))
-        elif names and names.count(name) > 1:
-            yield InputError(f"{what} names '{name}' {names.count(name)} times")
-        elif what == "inputs":
-            first = first_names.setdefault(by_name[name], name)
-            if first != name:
-                yield InputError(f"inputs names one tensor twice: '{first}' and '{name}'")
+    for name in dict.fromkeys(names):
+        if name not in values_by_name:
+            message = f"{argument}: the graph has no tensor '{name}'"
+            yield InputError(message, hint=hint_for(name, graph, values_by_name))
+        elif names.count(name) > 1:
+            yield InputError(f"{argument} names '{name}' {names.count(name)} times")
+        elif argument == "inputs":
+            first_name = first_names.setdefault(values_by_name[name], name)
+            if first_name != name:
+                yield InputError(f"inputs names one tensor twice: '{first_name}' and '{name}'")
 
 
 def _wrong_part(graph: Graph, inputs: _Named, outputs: _Named) -> Iterator[InputError]:
@@ -119,22 +146,23 @@ def _wrong_part(graph: Graph, inputs: _Named, outputs: _Named) -> Iterator[Input
     Faults are inputs that are missing, outputs that depend on no input, and inputs that are not
     needed. `inputs` and `outputs` are the part's tensors by name.
     """
-    cuts = frozenset(inputs.values())
-    values = dependencies_down_to(graph, outputs.values(), cuts)
-    missing = _missing_names(graph, cuts, values)
+    part_inputs = frozenset(inputs.values())
+    needed = dependencies_down_to(graph, outputs.values(), part_inputs)
+    missing = _missing_names(graph, part_inputs, needed)
     if missing:
-        hint = f"cut(inputs=[{', '.join(map(repr, [*inputs, *missing]))}], ...)"
+        all_inputs = ", ".join(map(repr, [*inputs, *missing]))
         message = f"the part also needs {', '.join(map(repr, missing))}, which no input gives"
-        yield InputError(message, hint=hint)
-    dependent = _dependent(graph, cuts)
-    # outputs that are constant in the whole network too
-    constant = {*graph.outputs} - _dependent(graph, graph.inputs)
+        yield InputError(message, hint=f"cut(inputs=[{all_inputs}], ...)")
+    dependent = _dependent(graph, part_inputs)
+    # outputs that are constant in the network too
+    constant_outputs = {*graph.outputs} - _dependent(graph, graph.inputs)
     for name, value in outputs.items():
-        if value not in dependent and value not in constant:
+        if value not in dependent and value not in constant_outputs:
             yield InputError(f"output '{name}' does not depend on an input of the part")
-    unread = set(graph.inputs) - graph.needed  # inputs that the whole network does not read either
+    # inputs that the network does not read either
+    unread = set(graph.inputs) - graph.needed
     for name, value in inputs.items():
-        if value in values or value in unread:
+        if value in needed or value in unread:
             continue
         sources = dependencies_down_to(graph, [value], ())
         earlier_outputs = [output for output, result in outputs.items() if result in sources]
@@ -148,23 +176,21 @@ def _wrong_part(graph: Graph, inputs: _Named, outputs: _Named) -> Iterator[Input
 def _missing_names(graph: Graph, inputs: frozenset[Value], values: set[Value]) -> list[str]:
     """Return the names of tensors that a part reads, but cannot compute from its inputs.
 
-    `values` are the values on which the outputs of the part depend.
+    `inputs` are the part's inputs, and `values` are the values on which its outputs depend.
     """
     from_part = _dependent_in_cycle(graph, inputs, inputs)
     from_elsewhere = _dependent_in_cycle(graph, {*graph.inputs} - inputs, inputs)
     computed = (values & from_part) - inputs
-    reads: list[Value] = []
+    read: list[Value] = []
     for operation in graph.operations:
         is_computed = not computed.isdisjoint(operation.writes())
         if is_computed:
-            reads += operation.reads()
-    reads += [
-        state.update
-        for state in graph.states
-        if state.value in values and state.value not in inputs
-    ]
+            read += operation.reads()
+    for state in graph.states:
+        if state.value in values and state.value not in inputs:
+            read.append(state.update)
     names: list[str] = []
-    for value in dict.fromkeys(reads):
+    for value in dict.fromkeys(read):
         if value in from_elsewhere and value not in from_part:
             names += _names_of(graph, value, from_elsewhere)
     return list(dict.fromkeys(names))
@@ -175,9 +201,13 @@ def _computable(graph: Graph, inputs: frozenset[Value]) -> set[Value]:
 
     They are the values that do not depend on any other input of the network.
     """
-    variables = [variable.value for variable in (*graph.parameters, *graph.states)]
-    results = [value for operation in graph.operations for value in operation.writes()]
-    return {*inputs, *variables, *results} - _dependent(graph, {*graph.inputs} - inputs, inputs)
+    values = set(inputs)
+    for variable in (*graph.parameters, *graph.states):
+        values.add(variable.value)
+    for operation in graph.operations:
+        values.update(operation.writes())
+    other_inputs = {*graph.inputs} - inputs
+    return values - _dependent(graph, other_inputs, inputs)
 
 
 def _dependent(
@@ -190,14 +220,13 @@ def _dependent(
     values = set(sources)
     while True:
         values = _dependent_in_cycle(graph, values, cuts)
-        states = {
-            state.value
-            for state in graph.states
-            if state.update in values and state.value not in cuts
-        }
-        if states <= values:
+        next_states: set[Value] = set()
+        for state in graph.states:
+            if state.update in values and state.value not in cuts:
+                next_states.add(state.value)
+        if next_states <= values:
             return values
-        values |= states
+        values |= next_states
 
 
 def _dependent_in_cycle(
@@ -211,15 +240,15 @@ def _dependent_in_cycle(
     for operation in graph.operations:
         depends = not values.isdisjoint(operation.reads())
         if depends:
-            values.update(value for value in operation.writes() if value not in cuts)
+            values |= set(operation.writes()) - cuts
     return values
 
 
 def _names_of(graph: Graph, value: Value, among: set[Value]) -> Iterator[str]:
     """Yield the name of a value.
 
-    If the value has no name, yield the names of the nearest values in `among` from which it is
-    computed.
+    A value without a name is computed from other values. Then the names of the nearest of these
+    values that are in `among` are yielded.
     """
     names = {tensor: name for name, tensor in tensors(graph).items()}
     if value in names:
@@ -227,6 +256,6 @@ def _names_of(graph: Graph, value: Value, among: set[Value]) -> Iterator[str]:
         return
     for operation in graph.operations:
         if value in operation.writes():
-            for read in operation.reads():
-                if read in among:
-                    yield from _names_of(graph, read, among)
+            for operand in operation.reads():
+                if operand in among:
+                    yield from _names_of(graph, operand, among)

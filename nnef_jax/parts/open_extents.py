@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import numpy as np
 
@@ -33,10 +34,12 @@ Sizes = Mapping[str, int]
 
 @dataclass(frozen=True)
 class Solver:
-    """A solver that flattens a part of a network for given shapes of the part's inputs.
+    """A solver that determines the graph of a part for shapes of the part's inputs.
 
-    `cut` is a function from a graph of the network to the part's graph. `described` is a function
-    from a graph to an object; equal graphs give equal objects.
+    Args:
+        network: the network from which the part is cut.
+        cut: a function from a graph of the network to the part's graph.
+        described: a function from a graph to an object. Two graphs are equal if their objects are.
     """
 
     network: Network
@@ -44,16 +47,16 @@ class Solver:
     described: Callable[[Graph], object]
 
     def solve(self, shapes: Sequence[Shape], meter: Meter) -> Graph:
-        """Return the part's graph if the part's inputs have the shapes `shapes`.
+        """Return the part's graph for inputs of the shapes `shapes`.
 
-        Newton's method finds the open extents of the network's inputs. A slope is the difference
-        between the shapes for two values of an extent, and each step is a least-squares solution,
-        rounded to integers.
+        Newton's method determines the open extents of the network's inputs. A slope is computed
+        from the shapes for two values of an extent. Each step is a least-squares solution, rounded
+        to integers.
 
-        Raises InputError if no extents give the part these shapes, or if several extents do and
-        their graphs differ.
+        Raises InputError if there are no extents for these shapes, or if several extents lead to
+        these shapes, but to different graphs.
         """
-        target = [extent for shape in shapes for extent in shape]
+        target = list(chain.from_iterable(shapes))
         sizes = self._first_guess(target)
         for _ in range(_GUESSES):
             part = self._part(sizes, meter)
@@ -71,50 +74,58 @@ class Solver:
             if next_sizes == sizes:
                 break
             sizes = next_sizes
+        shown_shapes = ", ".join(map(show, shapes))
         raise InputError(
-            f"no shapes of the network's inputs make the part's {', '.join(map(show, shapes))}",
+            f"no shapes of the network's inputs make the part's {shown_shapes}",
             hint="give them by load(..., input_shapes=...) before the network is cut",
         )
 
     def _first_guess(self, target: Sequence[int]) -> dict[str, int]:
-        """Return the first guess of the open extents: for each, the largest extent in `target`."""
-        names: dict[str, None] = {}
+        """Guess the network's open extents, by name: each is the largest extent in `target`."""
+        largest = max(target, default=1)
+        sizes: dict[str, int] = {}
 
-        def note(name: str) -> int:
-            names[name] = None
+        def guess_size(name: str) -> int:
+            sizes[name] = largest
             return UNKNOWN
 
-        self._shapes(note)
-        return dict.fromkeys(names, max(target, default=1))
+        self._shapes(guess_size)  # This calls the function for each open extent.
+        return sizes
 
     def _slopes(self, sizes: Sizes, name: str, part: Graph, meter: Meter) -> Sequence[float]:
-        """Return the change of each extent of the part's inputs per unit of the extent `name`.
+        """Return the slope of each extent of the part's inputs, by an open extent of the network.
 
-        `name` is an open extent of the network. `sizes` are the open extents now, and `part` is the
-        part for them.
+        `name` is the name of the open extent. `sizes` are the open extents of the network, and
+        `part` is the part for these extents.
         """
-        before = _extents(part)
+        extents = _extents(part)
         size = sizes[name]
         for factor in _FACTORS:
             changed_size = max(int(size * factor), 1)
             if changed_size == size:
                 continue
-            changed = self._part_if_valid({**sizes, name: changed_size}, meter)
-            if changed is not None and _extents(changed) != before:
-                difference = np.subtract(_extents(changed), before)
+            changed_part = self._part_if_valid({**sizes, name: changed_size}, meter)
+            if changed_part is None:
+                continue
+            changed_extents = _extents(changed_part)
+            if changed_extents != extents:
+                difference = np.subtract(changed_extents, extents)
                 return (difference / (changed_size - size)).tolist()
-        return [0.0] * len(before)
+        return [0.0] * len(extents)
 
     def _require_unique(self, sizes: Sizes, part: Graph, meter: Meter) -> None:
-        """Raise InputError if other open extents give the same input shapes, but another graph."""
+        """Raise InputError if other open extents give the same input shapes, but another graph.
+
+        `sizes` are the open extents of the network, and `part` is the part for these extents.
+        """
         for name, size in sizes.items():
             for changed_size in (size - 1, size + 1, 2 * size + 2):
                 if changed_size <= 0:
                     continue
-                changed = self._part_if_valid({**sizes, name: changed_size}, meter)
-                if changed is None or _extents(changed) != _extents(part):
+                changed_part = self._part_if_valid({**sizes, name: changed_size}, meter)
+                if changed_part is None or _extents(changed_part) != _extents(part):
                     continue
-                if self.described(changed) != self.described(part):
+                if self.described(changed_part) != self.described(part):
                     raise InputError(
                         f"the part depends on '{name}', which the shapes of its inputs leave open",
                         hint="give it by load(..., input_shapes=...) before the network is cut",
@@ -128,6 +139,7 @@ class Solver:
             return None
 
     def _part(self, sizes: Sizes, meter: Meter) -> Graph:
+        """Return the part for the open extents `sizes`. Raises NnefError if they do not fit."""
         network = self.network
         shapes = self._shapes(sizes.__getitem__)
         options: Options = replace(
@@ -144,15 +156,15 @@ class Solver:
         """
         network = self.network
         shapes: dict[str, list[int]] = {}
-        symbolic = network.frontend.symbolic_shapes(size)
+        symbolic_shapes = network.frontend.symbolic_shapes(size)
         for value in network.graph.inputs:
             shape = list(value.type.shape)
-            extents = symbolic.get(value.name, ())
+            symbolic_shape = symbolic_shapes.get(value.name, ())
             for axis, extent in enumerate(shape):
                 if extent is not UNKNOWN:
                     continue
-                if axis < len(extents) and _has_symbol(network, value.name, axis):
-                    shape[axis] = extents[axis]
+                if axis < len(symbolic_shape) and _has_symbol(network, value.name, axis):
+                    shape[axis] = symbolic_shape[axis]
                 else:
                     shape[axis] = size(f"{value.name}[{axis}]")
             shapes[value.name] = shape
@@ -160,9 +172,14 @@ class Solver:
 
 
 def _has_symbol(network: Network, name: str, axis: int) -> bool:
+    """Tell whether the document has a symbol for an extent of an input."""
     shapes = network.frontend.symbolic_shapes(lambda _: _ANY_EXTENT)
     return shapes[name][axis] not in (UNKNOWN, 0)
 
 
 def _extents(part: Graph) -> list[int]:
-    return [extent for value in part.inputs for extent in value.type.shape]
+    """Return the extents of all inputs of a part, one after the other."""
+    extents: list[int] = []
+    for value in part.inputs:
+        extents += value.type.shape
+    return extents

@@ -8,7 +8,7 @@ from typing import Any
 
 from lowering.errors import InvalidOperation
 from lowering.extents import UNKNOWN, Shape, is_known
-from lowering.graph import Graph, Operation, TensorType, Value, substituted
+from lowering.graph import Graph, Operation, StateVariable, TensorType, Value, substituted
 from lowering.location import Span
 from nnef_jax.errors import InputError, UnsupportedError
 from nnef_jax.flattening.emission import Emission, locating_errors, refused
@@ -49,49 +49,58 @@ def dependencies_down_to(
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The names of the tensors that become a part's inputs, and of the part's outputs."""
+    """A part of a network, defined by the names of the tensors that are its inputs and outputs."""
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
 
     def cut_from(self, graph: Graph) -> tuple[Graph, Mapping[Value, Value]]:
-        """Return the part's graph, and a dict from the values that were replaced to its inputs."""
-        by_name = tensors(graph)
+        """Return the part's graph, and the inputs of the part by the values that they replace."""
+        values_by_name = tensors(graph)
         inputs: dict[Value, Value] = {}
         for name in self.inputs:
-            value = by_name[name]
+            value = values_by_name[name]
             inputs[value] = replace(value, name=name, inserted=False)
-        outputs = [by_name[name] for name in self.outputs]
-        values = dependencies_down_to(graph, outputs, inputs)
+        outputs = [values_by_name[name] for name in self.outputs]
+        needed = dependencies_down_to(graph, outputs, inputs)
 
         def replaced(value: Value) -> Value:
             return inputs.get(value, value)
 
         def is_computed(value: Value) -> bool:
-            return value in values and value not in inputs
+            return value in needed and value not in inputs
 
-        operations = [x for x in graph.operations if any(map(is_computed, x.writes()))]
-        states = [state for state in graph.states if is_computed(state.value)]
+        operations: list[Operation] = []
+        for operation in graph.operations:
+            if any(map(is_computed, operation.writes())):
+                operations.append(operation.reading(inputs))
+        parameters = [variable for variable in graph.parameters if is_computed(variable.value)]
+        states: list[StateVariable] = []
+        for state in graph.states:
+            if is_computed(state.value):
+                states.append(replace(state, update=replaced(state.update)))
+        aliases: dict[str, Value] = {}
+        for alias, value in graph.aliases.items():
+            if value in needed:
+                aliases[alias] = replaced(value)
         part = replace(
             graph,
             inputs=tuple(inputs.values()),
             outputs=tuple(map(replaced, outputs)),
             output_names=self.outputs,
-            operations=tuple(operation.reading(inputs) for operation in operations),
-            parameters=tuple(
-                parameter for parameter in graph.parameters if is_computed(parameter.value)
-            ),
-            states=tuple(replace(state, update=replaced(state.update)) for state in states),
-            aliases={name: replaced(x) for name, x in graph.aliases.items() if x in values},
+            operations=tuple(operations),
+            parameters=tuple(parameters),
+            states=tuple(states),
+            aliases=aliases,
         )
         return part, inputs
 
 
 class PartFrontend(Frontend):
-    """The front end of a part of `network`.
+    """The front end of a part of a network.
 
-    A state of the part may be a pair of an input and an output of the document. Such an input and
-    output are also among the inputs and outputs of the front end.
+    A state of the part may be a pair of an input and an output of the document. The inputs and
+    outputs of the front end include these inputs and outputs of the document.
     """
 
     def __init__(self, network: Network, part: Part, pairs: Mapping[str, str]) -> None:
@@ -100,7 +109,8 @@ class PartFrontend(Frontend):
         self.inputs: Sequence[str] = self._part.inputs
         self.outputs: Sequence[str] = self._part.outputs
         self.network = network
-        self.graph: Graph = self._part.cut_from(network.unpaired)[0]
+        graph, _ = self._part.cut_from(network.unpaired)
+        self.graph: Graph = graph
         self.describe_as(network.frontend)
         is_open = network.is_guessed or any(map(_has_unknown, self.graph.operations))
         has_known_inputs = all(is_known(value.type.shape) for value in self.graph.inputs)
@@ -112,11 +122,16 @@ class PartFrontend(Frontend):
         self._is_open = is_open
 
     def declared(self) -> Graph | None:
-        """Return the part's graph for the document's own shapes, or None if it is not known."""
+        """Return the part's graph for the shapes that the document declares.
+
+        The result is None if the network's graph for these shapes is not known, or lacks a tensor
+        of the part.
+        """
         graph = self.network.declared
         if graph is None or self._missing_tensors(graph):
             return None
-        return self._part.cut_from(graph)[0]
+        part, _ = self._part.cut_from(graph)
+        return part
 
     def flatten(self, options: Options) -> Graph:
         """Return the part's graph for the shapes in `options.input_shapes`.
@@ -135,13 +150,15 @@ class PartFrontend(Frontend):
         return solver.solve(shapes, options.meter)
 
     def _cut(self, graph: Graph) -> Graph:
+        """Cut the part out of a graph. Raises InputError if the graph lacks one of its tensors."""
         missing = self._missing_tensors(graph)
         if missing:
             raise InputError(
                 f"for these shapes the network has no tensor {', '.join(map(repr, missing))}",
                 hint="its graph depends on them: cut it after load(..., input_shapes=...)",
             )
-        return self._part.cut_from(graph)[0]
+        part, _ = self._part.cut_from(graph)
+        return part
 
     def _missing_tensors(self, graph: Graph) -> set[str]:
         """Return the names of the part's inputs and outputs that a graph does not have."""
@@ -154,8 +171,9 @@ class PartFrontend(Frontend):
     def content(self) -> Iterable[object]:
         """Return the content of the network, and the names and shapes that define the part."""
         options = self.network.options
-        fixed = [(name, x.dtype, x.tobytes()) for name, x in options.values.items()]
-        return [*self.network.frontend.content(), repr((self._part, options.input_shapes, fixed))]
+        fixed_inputs = [(name, x.dtype, x.tobytes()) for name, x in options.values.items()]
+        definition = repr((self._part, options.input_shapes, fixed_inputs))
+        return [*self.network.frontend.content(), definition]
 
     def spans(self) -> Mapping[str, Span]:
         """Return the places where the document assigns the names that are in the part."""
@@ -170,8 +188,8 @@ class PartFrontend(Frontend):
     def members(self, arrays: Mapping[str, Any], quantization: str | None) -> Written:
         """Return the members of an archive with the part as a flat document.
 
-        In the document, roundings of tensors are operations. Raises an UnsupportedError that lists
-        everything that a flat document cannot express.
+        In the document, roundings of tensors are operations. Raises UnsupportedError if a flat
+        document cannot express the part. The error lists everything that it cannot express.
         """
         network = self.network
         if network.is_guessed:
@@ -188,6 +206,7 @@ def _has_unknown(operation: Operation) -> bool:
     """Tell whether an attribute of an operation depends on an open extent."""
 
     def is_unknown(attribute: object) -> bool:
+        """Tell whether an attribute is an open extent, or contains one."""
         match attribute:
             case tuple():
                 return any(map(is_unknown, attribute))  # pyright: ignore[reportUnknownArgumentType]
@@ -206,9 +225,10 @@ def _shape(value: Value, options: Options) -> Shape:
 
 
 def _retyped(graph: Graph, options: Options, integer: str) -> Graph:
-    """Return the graph with types that are inferred from the shapes of inputs in the options.
+    """Infer the types of a graph again, for the shapes of inputs in the options.
 
-    If the shapes do not fit an operation, raises a ShapeError or SemanticError that names it.
+    If the shapes do not fit an operation, raises a ShapeError or SemanticError that names the
+    operation.
     """
     emission = Emission(options, integer)
     builder = emission.builder
@@ -222,12 +242,13 @@ def _retyped(graph: Graph, options: Options, integer: str) -> Graph:
     for operation in graph.operations:
         operands = {name: substituted(operand, retyped) for name, operand in operation.operands}
         results = tuple(operation.writes())
+        result_names = [value.name for value in results]
         try:
             emission.add(
                 operation.kind,
                 operands,
                 dict(operation.attributes),
-                [value.name for value in results] or [operation.kind],
+                result_names or [operation.kind],
                 operation.span,
                 operation.calls,
                 rule=operation.rule,
@@ -237,7 +258,8 @@ def _retyped(graph: Graph, options: Options, integer: str) -> Graph:
             raise refused(
                 error, operation.kind, operands, operation.span, operation.calls
             ) from None
-        retyped.update(zip(results, builder.operations[-1].writes(), strict=True))
+        added_operation = builder.operations[-1]
+        retyped.update(zip(results, added_operation.writes(), strict=True))
     for state in graph.states:
         with locating_errors("'update'", state.span):
             builder.update(retyped[state.value], retyped[state.update])

@@ -16,9 +16,11 @@ _START = 2048  # number of bytes that are matched
 
 
 class _Kind(NamedTuple):
-    what: str
+    """A kind of files that `load` cannot read."""
+
+    what: str  # what errors call a file of this kind
     hint: str
-    endings: tuple[str, ...] = ()
+    endings: tuple[str, ...] = ()  # of file names
     content: str = ""  # a regular expression for the first bytes
 
 
@@ -100,19 +102,21 @@ _KINDS = (
 
 def refuse_file(path: str, start: bytes) -> None:
     """Raise ArchiveError if the content or the name of a file shows that `load` cannot read it."""
-    ending = os.path.splitext(path.rstrip("/"))[1].lower()
-    by_ending = next((kind for kind in _KINDS if ending in kind.endings), None)
-    _refuse(path, _by_content(start, _KINDS) or by_ending)
+    _, ending = os.path.splitext(path.rstrip("/"))
+    kind = _by_content(start, _KINDS) or _by_ending(ending.lower())
+    _refuse(path, kind)
 
 
 def refuse_stand_in(path: str, data: memoryview) -> None:
     """Raise ArchiveError if a member is a placeholder for a file that was not downloaded."""
     # This test avoids a copy of the data in most cases.
-    if bytes(data[:1]) in (b"v", b"<", b" ", b"\n", b"\r"):
+    may_be_stand_in = bytes(data[:1]) in (b"v", b"<", b" ", b"\n", b"\r")
+    if may_be_stand_in:
         _refuse(path, _by_content(bytes(data[:_START]), _STAND_INS))
 
 
 def _by_content(start: bytes, kinds: Sequence[_Kind]) -> _Kind | None:
+    """Return the kind of a file that starts with the bytes `start`, or None."""
     text = start[:_START].decode("latin-1")
     for kind in kinds:
         if kind.content and re.match(kind.content, text, re.I | re.S):
@@ -120,20 +124,31 @@ def _by_content(start: bytes, kinds: Sequence[_Kind]) -> _Kind | None:
     return None
 
 
+def _by_ending(ending: str) -> _Kind | None:
+    """Return the kind of files whose names have an ending such as ".pt", or None."""
+    for kind in _KINDS:
+        if ending in kind.endings:
+            return kind
+    return None
+
+
 def _refuse(path: str, kind: _Kind | None) -> None:
+    """Raise ArchiveError for a file of a kind that `load` cannot read. None is no such kind."""
     if kind is not None:
         raise ArchiveError(f"{path} is {kind.what}", hint=kind.hint)
 
 
 def as_readable(source: Any) -> tuple[Any, str]:
-    """Return a source for `open_archive`, and the name of the member that it holds.
+    """Return a source for `open_archive`, and the name of the member in it.
 
     An onnx.ModelProto becomes its bytes, with the name "model.onnx". Any other source is returned
     unchanged, with the name "". Raises TypeError for a module of PyTorch.
     """
-    package = type(source).__module__.partition(".")[0]
-    if package.startswith("onnx") and type(source).__name__ == "ModelProto":
+    source_type = type(source)
+    is_of_onnx = source_type.__module__.startswith("onnx")
+    if is_of_onnx and source_type.__name__ == "ModelProto":
         return source.SerializeToString(), "model.onnx"
-    if any(base.__module__ == "torch.nn.modules.module" for base in type(source).__mro__):
+    is_module = any(base.__module__ == "torch.nn.modules.module" for base in source_type.__mro__)
+    if is_module:
         raise TypeError(f"source is a module of PyTorch; {_TORCH}")
     return source, ""

@@ -39,9 +39,9 @@ for _module, _kinds in KINDS.items():
 class Network:
     """A checked document, the options for flattening it, its graph, and its data by label.
 
-    `graph` is the graph for the input shapes in `options.input_shapes`. An input that is not there
-    has its declared shape. Open extents in the graph are UNKNOWN; `specialise` returns the graph
-    for known shapes.
+    `graph` is the graph for the input shapes in `options.input_shapes`. An input without a shape in
+    the options has its declared shape. Open extents in the graph are UNKNOWN; `specialise` returns
+    the graph for known shapes.
 
     `pairs` maps inputs that are states to the outputs that update them. The graph has a state
     variable in place of each such input and its output. The variable has the name of the input.
@@ -66,10 +66,11 @@ class Network:
     def build(
         cls, frontend: Frontend, options: Options, pairs: Mapping[str, str], *, data: bool
     ) -> Network:
-        """Flatten a document and check its shapes. If `data`, read the arrays of its variables.
+        """Flatten a document, check its shapes, and return it as a network.
 
-        `pairs` is the argument `state` of `load`. Raises InputError for shapes and pairs that do
-        not fit the document, and NnefError for a broken document.
+        If `data` is true, the arrays of its variables are read. `pairs` is the argument `state` of
+        `load`. Raises InputError for shapes and pairs that do not fit the document, and NnefError
+        for a broken document.
         """
         errors = [
             *_unknown("input_shapes", options.input_shapes, "input", frontend.inputs),
@@ -90,7 +91,16 @@ class Network:
         graph, declared, is_guessed = flattened
         paired = with_pairs(graph, pairs)
         stored = {**stored, **_zeros(paired, pairs, frontend)}
-        return cls(frontend, options, paired, graph, stored, pairs, declared, is_guessed)
+        return cls(
+            frontend,
+            options,
+            graph=paired,
+            unpaired=graph,
+            data=stored,
+            pairs=pairs,
+            declared=declared,
+            is_guessed=is_guessed,
+        )
 
     @cached_property
     def is_open(self) -> bool:
@@ -106,9 +116,8 @@ class Network:
             return self.graph
         shapes: list[Shape] = []
         for value in self.graph.inputs:
-            shapes.append(
-                tuple(_EXAMPLE if extent is UNKNOWN else extent for extent in value.type.shape)
-            )
+            extents = [_EXAMPLE if extent is UNKNOWN else extent for extent in value.type.shape]
+            shapes.append(tuple(extents))
         return self.specialise(shapes)
 
     def specialise(
@@ -123,8 +132,11 @@ class Network:
         has_open_states = self.graph.states and self.open_states
         if not self.is_open and not has_open_states:
             return self.graph
-        state = state or {}
-        state_shapes = {label: tuple(state[label]) for label in self.open_states if label in state}
+        state_shapes: dict[str, Shape] = {}
+        if state:
+            for label in self.open_states:
+                if label in state:
+                    state_shapes[label] = tuple(state[label])
         key = (*shapes, *state_shapes.items())
         if key in self._specialised:
             return self._specialised[key]
@@ -135,8 +147,8 @@ class Network:
         try:
             graph = self._flatten(options)
         except SemanticError as error:
-            reasons = filter(None, (error.hint, self._disagreement(shapes)))
-            error.hint = "; ".join(reasons)
+            hints = [error.hint, self._disagreement(shapes)]
+            error.hint = "; ".join([hint for hint in hints if hint])
             raise
         _require_no_constant_extents(self.declared, graph)
         self._check_variables(graph)
@@ -145,31 +157,40 @@ class Network:
 
     def _options_for(self, shapes: Sequence[Shape], state_shapes: Mapping[str, Shape]) -> Options:
         """Return the options for shapes of the inputs, in order, and of states, by label."""
-        names = [value.name for value in self.graph.inputs]
-        is_first_cycle = not self.computed_state_labels <= state_shapes.keys()
+        input_shapes = dict(self.options.input_shapes)
+        for value, shape in zip(self.graph.inputs, shapes, strict=True):
+            input_shapes[value.name] = shape
+        has_all_states = self.computed_state_labels <= state_shapes.keys()
         options = replace(
             self.options,
-            input_shapes={**self.options.input_shapes, **dict(zip(names, shapes, strict=True))},
+            input_shapes=input_shapes,
             # Each specialisation has a new budget, because reading the network has used up its own.
             meter=Meter(self.options.meter.limits),
             state_shapes=state_shapes,
-            starts=is_first_cycle,
+            starts=not has_all_states,  # In the first cycle, states are computed.
         )
-        # The graph for other extents may need weights that were folded in the graph for the guess.
-        return replace(options, labels=self.labels) if self.is_guessed else options
+        if self.is_guessed:
+            # The graph for other extents may need weights that were folded for the guess.
+            return replace(options, labels=self.labels)
+        return options
 
     def _disagreement(self, shapes: Sequence[Shape]) -> str:
-        """Return a sentence on a named extent that has different values in `shapes`, or ''.
+        """Return a text about an extent that has two values in `shapes`, or '' if there is none.
 
-        An example is "'batch' is 2 in 'x', 3 in 'y'".
+        `shapes` are the shapes of the inputs. The text is for example "'batch' is 2 in 'x', 3 in
+        'y'".
         """
+        # by the name of an extent: the first input that has the extent, and its value there
         first_uses: dict[str, tuple[str, int]] = {}
         for value, shape in zip(self.graph.inputs, shapes, strict=True):
             names = self.extent_names.get(value.name, ())
             for name, extent in zip(names, shape, strict=False):  # There may be no names.
-                input, first_extent = first_uses.setdefault(name, (value.name, extent))
-                if name and extent != first_extent:
-                    return f"'{name}' is {first_extent} in '{input}', {extent} in '{value.name}'"
+                if not name:
+                    continue
+                first_input, first_extent = first_uses.setdefault(name, (value.name, extent))
+                if extent != first_extent:
+                    first_use = f"'{name}' is {first_extent} in '{first_input}'"
+                    return f"{first_use}, {extent} in '{value.name}'"
         return ""
 
     def with_open_batch(self, stored: Callable[[str], NDArray[np.generic]]) -> Network:
@@ -181,16 +202,16 @@ class Network:
         """
         shapes: dict[str, list[int | None]] = {}
         for value in self.graph.inputs:
-            item_shape = value.type.shape[1:]
-            shapes[value.name] = [
-                None,
-                *(None if extent is UNKNOWN else extent for extent in item_shape),
-            ]
+            extents_of_item = value.type.shape[1:]
+            shape: list[int | None] = [None]
+            shape += [None if extent is UNKNOWN else extent for extent in extents_of_item]
+            shapes[value.name] = shape
         meter = Meter(self.options.meter.limits)
         options = replace(self.options, input_shapes=shapes, meter=meter)
         network = Network.build(self.frontend, options, self.pairs, data=False)
-        labels = [variable.label for variable in (*network.graph.parameters, *network.graph.states)]
-        return replace(network, data={label: stored(label) for label in labels})
+        variables = (*network.graph.parameters, *network.graph.states)
+        data = {variable.label: stored(variable.label) for variable in variables}
+        return replace(network, data=data)
 
     def _symbolic(self, options: Options) -> Graph:
         """Return the graph for shapes that contain symbolic extents of `jax.export`."""
@@ -211,12 +232,15 @@ class Network:
     ) -> tuple[TensorSpec, ...]:
         """Return the names, shapes and dtypes of inputs or outputs as specs.
 
-        `names`, if passed, replace the names of the values.
+        By default the specs have the names of the values. If `names` is passed, they have these
+        names.
         """
-        names = [value.name for value in values] if names is None else names
-        extents = self.extent_names
-        pairs = zip(names, values, strict=True)
-        return tuple(spec_of(name, value, extents.get(name, ())) for name, value in pairs)
+        if names is None:
+            names = [value.name for value in values]
+        specs: list[TensorSpec] = []
+        for name, value in zip(names, values, strict=True):
+            specs.append(spec_of(name, value, self.extent_names.get(name, ())))
+        return tuple(specs)
 
     def shape_of(self, value: Value) -> str:
         """Return the shape of an input for messages, such as `[batch,3,?]`."""
@@ -235,7 +259,8 @@ class Network:
     @cached_property
     def labels(self) -> frozenset[str]:
         """Return the labels of all parameters and states."""
-        return frozenset(x.label for x in (*self.graph.parameters, *self.graph.states))
+        variables = (*self.graph.parameters, *self.graph.states)
+        return frozenset(variable.label for variable in variables)
 
     @cached_property
     def open_states(self) -> frozenset[str]:
@@ -247,29 +272,28 @@ class Network:
         """Return the labels of parameters on which neither outputs nor states depend."""
         if self.is_guessed:  # The graph for other extents may read any parameter.
             return frozenset()
-        needed = self.graph.needed
-        return frozenset(
-            parameter.label for parameter in self.graph.parameters if parameter.value not in needed
-        )
+        labels: set[str] = set()
+        for parameter in self.graph.parameters:
+            if parameter.value not in self.graph.needed:
+                labels.add(parameter.label)
+        return frozenset(labels)
 
     def _flatten(self, options: Options) -> Graph:
+        """Return the graph for some options, with states in place of pairs."""
         return with_pairs(_flatten(self.frontend, options), self.pairs)
 
     def _check_variables(self, graph: Graph) -> None:
         """Raise SemanticError for a variable whose type depends on an open extent.
 
         `graph` is the graph for some input shapes. A variable is wrong if the network's own graph
-        lacks it, or has another type for it.
+        lacks it, or has another type for it. The types of open states may differ.
         """
-        types = {
-            variable.label: variable.value.type
-            for variable in (*self.graph.parameters, *self.graph.states)
-        }
-        types.update(
-            (state.label, state.value.type)
-            for state in graph.states
-            if state.label in self.open_states
-        )
+        types: dict[str, TensorType] = {}
+        for variable in (*self.graph.parameters, *self.graph.states):
+            types[variable.label] = variable.value.type
+        for state in graph.states:
+            if state.label in self.open_states:
+                types[state.label] = state.value.type
         errors: list[SemanticError] = []
         for variable in (*graph.parameters, *graph.states):
             if types.get(variable.label) != variable.value.type:
@@ -280,14 +304,16 @@ class Network:
 
 
 def _flatten(frontend: Frontend, options: Options) -> Graph:
+    """Return the graph for some options. The garbage collector rests, which saves time."""
     with uncollected():
         return frontend.flatten(options)
 
 
 class _Flattened(NamedTuple):
-    """A graph, the graph for the document's own shapes, and whether extents are guessed.
+    """The graph of a document for some options.
 
-    `declared` is None if the options have no other shapes than the document.
+    `declared` is the graph for the document's own shapes, or None if the options have no other
+    shapes. `is_guessed` tells whether open extents of `graph` were guessed.
     """
 
     graph: Graph
@@ -312,10 +338,8 @@ def _flatten_and_check(frontend: Frontend, options: Options) -> _Flattened:
 
 def _flatten_or_guess(frontend: Frontend, options: Options) -> tuple[Graph, bool]:
     """Return the graph for the options, and whether its open extents had to be guessed."""
-    try:
+    with suppress(ExtentNeeded):
         return _flatten(frontend, options), False
-    except ExtentNeeded:
-        pass
     # The structure depends on an open extent. The graph for a guess still has the right names and
     # ranks.
     states = frontend.state_shapes()
@@ -337,8 +361,9 @@ def _flatten_or_guess(frontend: Frontend, options: Options) -> tuple[Graph, bool
     first_error = errors[0]
     distinct_errors = {(error.message, error.span) for error in errors}
     if len(distinct_errors) > 1:
+        first_guess, second_guess = _GUESSES
         hint = (
-            f"this error is for open extents of {_GUESSES[0]}, and {_GUESSES[1]} does not fit "
+            f"this error is for open extents of {first_guess}, and {second_guess} does not fit "
             f"either: give them by {frontend.call_with_extents()}"
         )
         first_error.hint = f"{first_error.hint}; {hint}" if first_error.hint else hint
@@ -346,57 +371,65 @@ def _flatten_or_guess(frontend: Frontend, options: Options) -> tuple[Graph, bool
 
 
 def _has_open_inputs(graph: Graph) -> bool:
+    """Tell whether at least one input of a graph has an open extent."""
     return not all(is_known(value.type.shape) for value in graph.inputs)
 
 
 def _unknown(what: str, names: Iterable[str], kind: str, valid: Sequence[str]) -> list[InputError]:
-    """Return an error for each of the names that is not in `valid`.
+    """Return an error for each name in `names` that is not in `valid`.
 
-    `what` is the argument of `load` with the names, and `kind` is the kind of things that they
-    name.
+    `what` is the argument of `load` that has the names. `kind` says for the error what the names
+    stand for, such as "input".
     """
     choices = f"the graph has no {kind} with a name"
     if valid:
         choices = f"the graph's {kind}s are {', '.join(valid)}"
-    return [
-        InputError(f"{what} names '{name}', {choices}", hint=did_you_mean(name, valid))
-        for name in names
-        if name not in valid
-    ]
+    errors: list[InputError] = []
+    for name in names:
+        if name not in valid:
+            message = f"{what} names '{name}', {choices}"
+            errors.append(InputError(message, hint=did_you_mean(name, valid)))
+    return errors
 
 
 def with_pairs(graph: Graph, pairs: Mapping[str, str]) -> Graph:
     """Return a graph that has a state variable in place of each pair of an input and an output.
 
-    Raises InputError if the dtypes or the ranks of an input and its output differ.
+    `pairs` maps names of inputs to names of outputs. Raises InputError if the dtypes or the ranks
+    of an input and its output differ.
     """
     if not pairs:
         return graph
     inputs = {value.name: value for value in graph.inputs}
     outputs = dict(zip(graph.output_names, graph.outputs, strict=True))
-    remaining = {name: value for name, value in outputs.items() if name not in pairs.values()}
     states: list[StateVariable] = []
-    for input, output in pairs.items():
-        before = inputs[input].type
-        after = outputs[output].type
-        has_same_rank = len(before.shape) == len(after.shape)
-        if before.dtype != after.dtype or not has_same_rank:
-            message = f"output '{output}' is {after}, it cannot be state '{input}', of {before}"
-            raise InputError(message)
-        states.append(StateVariable(input, inputs[input], outputs[output]))
+    for input_name, output_name in pairs.items():
+        input_value = inputs[input_name]
+        output_value = outputs[output_name]
+        before = input_value.type
+        after = output_value.type
+        have_equal_ranks = len(before.shape) == len(after.shape)
+        if before.dtype != after.dtype or not have_equal_ranks:
+            message = f"output '{output_name}' is {after}, it cannot be state '{input_name}'"
+            raise InputError(f"{message}, of {before}")
+        states.append(StateVariable(input_name, input_value, output_value))
+    paired_outputs = set(pairs.values())
+    other_inputs = [value for name, value in inputs.items() if name not in pairs]
+    other_outputs = {name: outputs[name] for name in outputs if name not in paired_outputs}
     return replace(
         graph,
-        inputs=tuple(value for name, value in inputs.items() if name not in pairs),
-        outputs=tuple(remaining.values()),
-        output_names=tuple(remaining),
+        inputs=tuple(other_inputs),
+        outputs=tuple(other_outputs.values()),
+        output_names=tuple(other_outputs),
         states=(*graph.states, *states),
     )
 
 
 def _zeros(graph: Graph, pairs: Mapping[str, str], frontend: Frontend) -> dict[str, NDArray[Any]]:
-    """Return arrays of zeros for the states that replace an input and an output of the document.
+    """Return an array of zeros, by label, for each state that replaces an input and an output.
 
-    The result is by label. Raises InputError for a state of unknown shape.
+    `graph` has the states, and `pairs` has the names of the inputs and outputs. Raises InputError
+    for a state of unknown shape.
     """
     types = {state.label: state.value.type for state in graph.states if state.label in pairs}
     for label, type in types.items():
@@ -417,9 +450,11 @@ def _require_ranks(frontend: Frontend, declared: Graph | None, shapes: Shapes) -
     errors: list[InputError] = []
     for value in declared.inputs:
         name = value.name
-        if name in shapes and len(shapes[name]) != len(value.type.shape):
+        if name not in shapes:
+            continue
+        rank = len(shapes[name])
+        if rank != len(value.type.shape):
             shape = show(value.type.shape, extent_names.get(name, ()))
-            rank = len(shapes[name])
             message = f"input_shapes gives '{name}' rank {rank}, the graph declares {shape}"
             errors.append(InputError(message, span=frontend.spans().get(name)))
     raise_all(errors)
@@ -428,8 +463,8 @@ def _require_ranks(frontend: Frontend, declared: Graph | None, shapes: Shapes) -
 def _require_no_constant_extents(declared: Graph | None, graph: Graph) -> None:
     """Raise ShapeError if `input_shapes` changes an extent that is a constant in a reshape.
 
-    `declared` is the graph for the document's own shapes, and `graph` is the graph for the new
-    ones.
+    `declared` is the graph for the document's own shapes, and `graph` is the graph for the shapes
+    in `input_shapes`.
     """
     if declared is None or len(declared.operations) != len(graph.operations):
         return
@@ -443,24 +478,27 @@ def _require_no_constant_extents(declared: Graph | None, graph: Graph) -> None:
 
 
 def _constant_extent(original: Operation, changed: Operation) -> ShapeError | None:
-    """Return the error for a reshape that has a declared extent as a constant, or None.
+    """Return the error for a reshape whose result keeps a declared extent, or None.
 
-    `original` is the reshape for the document's own shapes. In `changed`, the input has another
-    extent at some axis, but the output still has the declared extent there.
+    `original` is the reshape for the document's own shapes, and `changed` is the reshape for other
+    shapes. The result keeps an extent of an axis if the extent of the operand changes there, but
+    the extent of the result does not.
     """
-    original_input = next(original.reads()).type.shape
-    original_output = next(original.writes()).type.shape
-    input = next(changed.reads()).type.shape
-    output = next(changed.writes()).type.shape
-    pairs = zip(original_input, original_output, strict=False)  # A reshape may change the rank.
-    for axis, (extent, output_extent) in enumerate(pairs):
-        if extent != output_extent:
+    original_operand_shape = next(original.reads()).type.shape
+    original_result_shape = next(original.writes()).type.shape
+    operand_shape = next(changed.reads()).type.shape
+    result_shape = next(changed.writes()).type.shape
+    # A reshape may change the rank, so the shapes may have different lengths.
+    original_extents = zip(original_operand_shape, original_result_shape, strict=False)
+    for axis, (extent, result_extent) in enumerate(original_extents):
+        if extent != result_extent:
             break
-        is_constant = axis < len(output) and output[axis] == extent
-        if is_constant and input[axis] != extent:
+        keeps_extent = axis < len(result_shape) and result_shape[axis] == extent
+        if keeps_extent and operand_shape[axis] != extent:
             return ShapeError(
-                f"'reshape' of {show(input)} to {show(output)} keeps the extent {extent} that the "
-                f"document's input shapes had at axis {axis}, input_shapes made it {input[axis]}",
+                f"'reshape' of {show(operand_shape)} to {show(result_shape)} keeps the extent "
+                f"{extent} that the document's input shapes had at axis {axis}, input_shapes made "
+                f"it {operand_shape[axis]}",
                 span=changed.span,
                 calls=changed.calls,
                 hint="write 0 there in the document, which takes the extent of the input",
@@ -471,29 +509,35 @@ def _constant_extent(original: Operation, changed: Operation) -> ShapeError | No
 def _with_open_extents(graph: Graph, shapes: Shapes, states: Shapes) -> Graph:
     """Return a graph in which all extents are open, except the extents of inputs and states.
 
-    Inputs have the shapes `shapes` if they are there, and states have the shapes `states`.
+    `shapes` has shapes of inputs by name, and `states` has shapes of states by label. An input
+    without a shape in `shapes` has open extents too.
     """
-    opened: dict[Value, Value] = {}
-    state_shapes = {
-        state.value: states[state.label] for state in graph.states if state.label in states
-    }
-    tensors = chain.from_iterable(operation.writes() for operation in graph.operations)
-    for value in dict.fromkeys((*graph.inputs, *tensors, *state_shapes)):
+    state_shapes: dict[Value, Sequence[int | None]] = {}
+    for state in graph.states:
+        if state.label in states:
+            state_shapes[state.value] = states[state.label]
+    computed = chain.from_iterable(operation.writes() for operation in graph.operations)
+    opened_values: dict[Value, Value] = {}
+    for value in dict.fromkeys((*graph.inputs, *computed, *state_shapes)):
         extents = state_shapes.get(value)
         if not extents:
-            extents = shapes.get(value.name, [None] * len(value.type.shape))
+            all_open = [None] * len(value.type.shape)
+            extents = shapes.get(value.name, all_open)
         shape = tuple(UNKNOWN if extent is None else extent for extent in extents)
-        opened[value] = replace(value, type=TensorType(shape, value.type.dtype))
+        opened_values[value] = replace(value, type=TensorType(shape, value.type.dtype))
 
-    def with_opened(operation: Operation) -> Operation:
-        results: Any = substituted(operation.results, opened)
-        return replace(operation.reading(opened), results=results)
+    def opened(value: Value) -> Value:
+        return opened_values.get(value, value)
+
+    def with_opened_values(operation: Operation) -> Operation:
+        results: Any = substituted(operation.results, opened_values)
+        return replace(operation.reading(opened_values), results=results)
 
     return replace(
         graph,
-        inputs=tuple(opened[value] for value in graph.inputs),
-        outputs=tuple(opened.get(value, value) for value in graph.outputs),
-        operations=tuple(map(with_opened, graph.operations)),
-        states=tuple(state.substituted(opened) for state in graph.states),
-        aliases={name: opened.get(value, value) for name, value in graph.aliases.items()},
+        inputs=tuple(map(opened, graph.inputs)),
+        outputs=tuple(map(opened, graph.outputs)),
+        operations=tuple(map(with_opened_values, graph.operations)),
+        states=tuple(state.substituted(opened_values) for state in graph.states),
+        aliases={name: opened(value) for name, value in graph.aliases.items()},
     )

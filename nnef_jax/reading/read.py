@@ -119,8 +119,8 @@ def with_network(
     """Read and check a network without touching a device, and return `use(network)`.
 
     `use` is called while the network's archive is open. If `data` is False, the network has no
-    tensor data. A folder that changes while it is read is read again; after 100 attempts this
-    raises ArchiveError.
+    tensor data. If a folder changes while it is read, it is read again. After 100 attempts this
+    function raises ArchiveError.
     """
     source, member = as_readable(source)
     weights = reading.weights
@@ -147,8 +147,8 @@ def with_network(
                     source, options.meter, graphs=graphs(), weights=weights, sniff=sniff
                 )
             except FileNotFoundError as error:
-                is_there_now = error.filename and os.path.exists(error.filename)
-                if not is_there_now:
+                has_appeared = error.filename and os.path.exists(error.filename)
+                if not has_appeared:
                     raise
                 last_error = error
                 continue
@@ -192,39 +192,44 @@ def network_of(
     network has no tensor data.
     """
     format = format_of(archive, options.format)
-    labels = None  # the labels in a separate file of weights
+    labels_in_weights = None
     if archive.weights is not None and not format.HAS_WEIGHTS_BESIDE:
         if archive.graph != GRAPH:
             raise InputError(
                 "weights= does not go with this network, which has its own",
                 hint="it is for NNEF, and for formats with a separate file of weights",
             )
-        archive, labels = with_safetensors(archive, options.meter)
+        archive, labels_in_weights = with_safetensors(archive, options.meter)
     with uncollected():
         frontend = format.read(archive, options)
 
     def resolved(name: str) -> str:
+        """Return the name of a tensor for which the document has a synonym."""
         return frontend.synonyms.get(name, name)
 
-    shapes = {resolved(name): shape for name, shape in options.input_shapes.items()}
-    values = {resolved(name): array for name, array in options.values.items()}
-    pairs = {resolved(input): resolved(output) for input, output in (state or {}).items()}
     extents = dict(options.extents)
     for name, extent in extents.items():
-        if resolved(name) in frontend.inputs and name not in frontend.symbols:
+        is_symbol = name in frontend.symbols
+        if resolved(name) in frontend.inputs and not is_symbol:
             raise TypeError(f"input_shapes of '{name}' must be a list or tuple, it is {extent}")
-    for name, shape in list(shapes.items()):
-        is_symbol = name in frontend.symbols and name not in frontend.inputs
+    shapes: dict[str, Sequence[int | None]] = {}
+    for name_or_synonym, shape in options.input_shapes.items():
+        name = resolved(name_or_synonym)
+        is_only_symbol = name in frontend.symbols and name not in frontend.inputs
         match shape:
-            # an extent from the command line, which looks like a shape of one axis
-            case (int(extent),) if is_symbol:
+            # An extent from the command line, which looks like a shape of one axis.
+            case (int(extent),) if is_only_symbol:
                 extents[name] = extent
-                del shapes[name]
             case _:
-                pass
+                shapes[name] = shape
+    values = {resolved(name): array for name, array in options.values.items()}
+    pairs: dict[str, str] = {}
+    if state is not None:
+        for input_name, output_name in state.items():
+            pairs[resolved(input_name)] = resolved(output_name)
     options = replace(options, input_shapes=shapes, values=values, extents=extents)
     network = Network.build(frontend, options, pairs, data=data)
-    if labels is not None:
-        graph = network.graph
-        require_labels(labels, [variable.label for variable in (*graph.parameters, *graph.states)])
+    if labels_in_weights is not None:
+        variables = (*network.graph.parameters, *network.graph.states)
+        require_labels(labels_in_weights, [variable.label for variable in variables])
     return network

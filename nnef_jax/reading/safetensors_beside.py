@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -19,8 +18,7 @@ from nnef_jax.wording.similar import listed
 def with_safetensors(archive: Archive, meter: Meter) -> tuple[Archive, Collection[str]]:
     """Return an archive whose tensors come from the file `archive.weights`, and the file's labels.
 
-    Raises InputError if the weights are not a safetensors file, and DataError if that file is
-    damaged.
+    Raises InputError if the file is not a safetensors file, and DataError if it is damaged.
     """
     name, data = archive.weights or ("", memoryview(b""))
     is_safetensors = bytes(data[8:10]) == b'{"'  # a header in JSON, after 8 bytes for its size
@@ -30,40 +28,45 @@ def with_safetensors(archive: Archive, meter: Meter) -> tuple[Archive, Collectio
             hint="an NNEF network takes a safetensors file that has its weights by label",
         )
     # The reader is in tract's dialect, whose archives have safetensors members.
-    tensors = import_module(f"{FORMATS['tract']}.json_members").SafetensorsFile(data, name, meter)
+    json_members = import_module(f"{FORMATS['tract']}.json_members")
+    tensors = json_members.SafetensorsFile(data, name, meter)
     container: Any = _Beside(archive, tensors, name)
     return Archive(container, archive.name, meter), tensors.labels
 
 
 def require_labels(labels: Collection[str], variables: Collection[str]) -> None:
     """Raise InputError if the file of weights has labels that no variable of the network has."""
-    valid = {*variables, *(label.removeprefix("/") for label in variables)}
-    wrong = sorted(set(labels) - valid)
-    if wrong:
-        message = f"weights= has {listed(wrong)}, but the network has no such variable"
+    without_slashes = [label.removeprefix("/") for label in variables]
+    unknown = sorted(set(labels) - {*variables, *without_slashes})
+    if unknown:
+        message = f"weights= has {listed(unknown)}, but the network has no such variable"
         raise InputError(message, hint="names in the file must be labels of model.params")
 
 
 class _Beside:
-    """A container whose tensor members come from a safetensors file."""
+    """A container whose tensor members come from a safetensors file.
+
+    All other members come from `archive`. `tensors` is the file, and `name` is its name.
+    """
 
     def __init__(self, archive: Archive, tensors: Any, name: str) -> None:
         self._archive = archive
+        self._tensors = tensors
         self._name = name
-        self._read: dict[str, Any] = {
-            member_of(label): partial(tensors.get, label) for label in tensors.labels
-        }
+        self._labels: dict[str, str] = {member_of(label): label for label in tensors.labels}
 
     def names(self) -> list[str]:
-        return sorted({*self._archive.names(), *self._read})
+        return sorted({*self._archive.names(), *self._labels})
 
     def exists(self, name: str) -> bool:
-        return name in self._read or self._archive.exists(name)
+        return name in self._labels or self._archive.exists(name)
 
     def location(self, name: str) -> str:
-        return self._name if name in self._read else self._archive.location(name)
+        return self._name if name in self._labels else self._archive.location(name)
 
     def read(self, name: str) -> memoryview:
-        if name not in self._read:
+        """Return the bytes of a member. A tensor of the file becomes an NNEF tensor file."""
+        if name not in self._labels:
             return self._archive.open_tensor(name)
-        return memoryview(b"".join(encode_tensor(self._read[name]().array)))
+        tensor = self._tensors.get(self._labels[name])
+        return memoryview(b"".join(encode_tensor(tensor.array)))

@@ -80,7 +80,7 @@ def write_network(
     If arrays are spread over several hosts, all hosts write them together.
     """
     distributed: dict[str, jax.Array] = {}  # arrays that are partly on other hosts
-    stand_ins: dict[str, NDArray[Any]] = {}
+    stand_ins: dict[str, NDArray[Any]] = {}  # arrays of zeros that take no memory
     for label, x in arrays.items():
         if isinstance(x, jax.Array) and not x.is_fully_addressable:
             distributed[label] = x
@@ -93,45 +93,47 @@ def write_network(
         return
     from nnef_jax.storage.joint_writer import write_jointly
 
-    names = {id(member): name for name, member in members.items()}
+    # The members show under which names the stand-ins are stored.
+    names_by_id = {id(member): name for name, member in members.items()}
+    distributed_members: dict[str, jax.Array] = {}
     for label, x in distributed.items():
-        is_stored_as_it_is = id(stand_ins[label]) in names and x.dtype != bool
-        if not is_stored_as_it_is:
+        name = names_by_id.get(id(stand_ins[label]))
+        if name is None or x.dtype == bool:
             hint = "gather it first: multihost_utils.process_allgather(params, tiled=True)"
             message = f"'{label}' is partly on other hosts, and cannot be stored as it is"
             raise UnsupportedError(message, hint=hint)
-    parts = {names[id(stand_ins[label])]: x for label, x in distributed.items()}
-    write_jointly(path, members, parts, overwrite=overwrite)
+        distributed_members[name] = x
+    write_jointly(path, members, distributed_members, overwrite=overwrite)
 
 
 def require_readable(network: Network, written: Written) -> None:
     """Raise UnsupportedError or DataError if `load` would refuse the archive of a network.
 
-    The function reads the archive, unless `written.loads_same_graph` is set. An unchanged document
-    is read with the same input shapes as before.
+    The function reads the archive, unless `written.loads_same_graph` is set. If the archive has the
+    document of `network` unchanged, it is read with the input shapes of `network`.
     """
     if written.loads_same_graph:
         return
     members = written.members
-    name, text = next(iter(members.items()))
+    document_name, document = next(iter(members.items()))
     meter = Meter(network.options.meter.limits)
     options = replace(network.options, meter=meter, values={}, progress=None)
-    contents = [x.encode() for x in network.frontend.content() if isinstance(x, str)]
-    is_unchanged = text in contents
+    texts = [item.encode() for item in network.frontend.content() if isinstance(item, str)]
+    is_unchanged = document in texts
     if not is_unchanged:
         options = replace(options, format="auto", input_shapes={}, extents={})
-    images = {member_name: partial(_image, member) for member_name, member in members.items()}
-    archive = archive_of_members(images, name, meter)
+    images = {name: partial(_image, member) for name, member in members.items()}
+    archive = archive_of_members(images, document_name, meter)
     try:
         graph = network_of(archive, options, data=False).graph
         for variable in (*graph.parameters, *graph.states):
-            member = member_of(variable.label)
-            if member not in members:
-                raise without_member(archive, member, variable.label)
-            array = members[member]
+            name = member_of(variable.label)
+            if name not in members:
+                raise without_member(archive, name, variable.label)
+            array = members[name]
             dtype = np.dtype(variable.value.type.dtype)
             if isinstance(array, np.ndarray) and array.dtype != dtype:
-                require_range(array, dtype, member)
+                require_range(array, dtype, name)
     except DataError:  # The message of a DataError names the wrong array.
         raise
     except NnefError as error:
@@ -142,16 +144,16 @@ def require_readable(network: Network, written: Written) -> None:
 
 
 def _image(member: Member) -> memoryview:
-    """Return a stand-in for a member's bytes: large data are zeros that take no memory.
+    """Return a stand-in for a member's bytes, in which large data are zeros that take no memory.
 
-    Data of a megabyte or more are large. The stand-in suffices for reading a document, which
-    depends only on the values of small tensors, such as shapes and attributes.
+    Data of a megabyte or more are large. A document can be read with the stand-ins, because its
+    graph depends only on the values of small tensors, such as shapes and attributes.
     """
     header, *data = parts_of(member)
-    size = sum(map(len, data))
-    if size < MAP_FROM:
+    data_size = sum(map(len, data))
+    if data_size < MAP_FROM:
         return memoryview(b"".join((header, *data)))
-    image = mmap.mmap(-1, len(header) + size)
+    image = mmap.mmap(-1, len(header) + data_size)
     image[: len(header)] = bytes(header)
     return memoryview(image)
 
@@ -159,16 +161,14 @@ def _image(member: Member) -> memoryview:
 def written(network: Network, arrays: Mapping[str, Any], quantization: str | None) -> Written:
     """Return the members of an archive for a network, with `arrays` as its variables.
 
-    `quantization` is the text of graph.quant; with None the text that was read is kept. Raises a
-    DataError with a sibling for each variable whose array is missing or does not fit.
+    `quantization` is the text of graph.quant. If it is None, the text that was read is kept. Raises
+    a DataError that lists each variable whose array is missing or does not fit.
     """
-    variables = (*network.graph.parameters, *network.graph.states)
     refused = {*network.pairs, *network.open_states}  # `load` refuses these labels in an archive.
-    types = {
-        variable.label: variable.value.type
-        for variable in variables
-        if variable.label not in refused
-    }
+    types: dict[str, TensorType] = {}
+    for variable in (*network.graph.parameters, *network.graph.states):
+        if variable.label not in refused:
+            types[variable.label] = variable.value.type
     errors: list[NnefError] = []
     unknown = arrays.keys() - types.keys() - refused
     for label in sorted(map(str, unknown)):
@@ -200,7 +200,7 @@ def written(network: Network, arrays: Mapping[str, Any], quantization: str | Non
 
 
 def _checked_array(label: str, type: TensorType, arrays: Mapping[str, Any]) -> NDArray[Any]:
-    """Return the array of a variable, by its label, after checking it against the variable's type.
+    """Return the array with a label, after checking that it fits the type of the variable.
 
     Raises DataError if the array is missing or does not fit.
     """
@@ -210,11 +210,12 @@ def _checked_array(label: str, type: TensorType, arrays: Mapping[str, Any]) -> N
             hint="after load(..., unused=True) model.params has all variables; model.save "
             "stores unused variables unchanged",
         )
-    what = f"params: the array for '{label}'"
-    array = numpy_of(arrays[label], DataError, f"{what} has no values to store")
+    shown_name = f"params: the array for '{label}'"
+    array = numpy_of(arrays[label], DataError, f"{shown_name} has no values to store")
     if array.shape != type.shape:
         shapes = f"has shape {show(array.shape)}, the document declares {show(type.shape)}"
-        raise DataError(f"{what} {shapes}")
-    require_kind(array, np.dtype(type.dtype), what)
-    require_range(array, np.dtype(type.dtype), what)
+        raise DataError(f"{shown_name} {shapes}")
+    dtype = np.dtype(type.dtype)
+    require_kind(array, dtype, shown_name)
+    require_range(array, dtype, shown_name)
     return array

@@ -61,7 +61,8 @@ def convert(
     options = ReadingOptions(quantization="ignore", **reading)
     stores = path is not None
 
-    def written(network: Network) -> str:
+    def write(network: Network) -> str:
+        """Write the archive if there is a path, and return the text of the document."""
         if network.is_guessed:
             raise UnsupportedError(
                 "the text depends on an extent that is left open",
@@ -73,9 +74,9 @@ def convert(
         if path is not None:
             require_readable(network, archive)
             write_members(path, archive.members, overwrite=overwrite)
-        text = next(iter(archive.members.values()))
-        assert isinstance(text, bytes)
-        return text.decode()
+        document, *_tensors = archive.members.values()
+        assert isinstance(document, bytes)
+        return document.decode()
 
     with protected_files.protecting_inputs():
-        return with_network(source, options, written, data=stores)
+        return with_network(source, options, write, data=stores)

@@ -50,7 +50,7 @@ def export(
     params: str,
     overwrite: bool,
 ) -> None:
-    """Write an entry of a network to a file. `Model.export` explains the arguments."""
+    """Write a function that runs a network to a file. `Model.export` explains the arguments."""
     require_path("path", path)
     require_choice("entry", entry, ENTRIES)
     require_choice("params", params, ("inside", "beside"))
@@ -60,7 +60,8 @@ def export(
         raise InputError(f"vjp_order must be 0, 1 or 2, it is {vjp_order}")
     platforms = _checked_platforms(platforms)
     target = os.fsdecode(path)
-    if params == "inside" and os.path.splitext(target)[1] not in ("", ".npz"):
+    _, ending = os.path.splitext(target)
+    if params == "inside" and ending not in ("", ".npz"):
         raise InputError(
             f"{target!r:.80}: with params='inside' the file is a .npz",
             hint="params='beside' writes a file for jax.export.deserialize",
@@ -70,46 +71,47 @@ def export(
     if entry != "apply":
         trees["state"] = execution.arrays.initial_state()
     require_values("export", trees)
-    inputs, open_states = _input_types(execution, entry, batch, constraints)
-    types = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), trees)
+    input_types, open_states = _input_types(execution, entry, batch, constraints)
+    types: dict[str, Any] = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), trees)
     if entry != "apply":
         types["state"] |= open_states
-    call = _function(execution, entry)
-    function = _serialised(call, platforms, [*types.values(), *inputs], vjp_order)
+    function = _function(execution, entry)
+    serialised = _serialised(function, platforms, [*types.values(), *input_types], vjp_order)
     with files.replacing(target, overwrite=overwrite) as file:
         if params == "beside":
-            file.write(function)
+            file.write(serialised)
             return
         with zipfile.ZipFile(file, "w") as archive:
-            archive.writestr(zipfile.ZipInfo("function"), function)
+            archive.writestr(zipfile.ZipInfo("function"), serialised)
             for tree, arrays in trees.items():
                 write_npz(archive, {f"{tree}/{label}": x for label, x in arrays.items()})
 
 
 def _function(execution: Execution, entry: str) -> Callable[..., Any]:
-    """Return an entry as a function of the parameters, the state and the inputs.
+    """Return a function that runs the network: "apply", "step" or "scan".
 
-    The function for the entry "apply" has no state.
+    The function takes the parameters, then the state for "step" and "scan", and then the inputs.
     """
     execution = execution.without_mesh()
-    recurrent = execution.scan if entry == "scan" else execution.step
 
     def apply(params: Arrays, *inputs: jax.Array) -> Any:
         return _as_tuple(execution.run(execution.outputs, {}, inputs, params))
 
-    def recur(params: Arrays, state: Arrays, *inputs: jax.Array) -> Any:
-        outputs, next_state = execution.run(recurrent, state, inputs, params)
+    def step_or_scan(params: Arrays, state: Arrays, *inputs: jax.Array) -> Any:
+        kind = execution.scan if entry == "scan" else execution.step
+        outputs, next_state = execution.run(kind, state, inputs, params)
         return _as_tuple(outputs), next_state
 
-    function = apply if entry == "apply" else recur
-    function.__name__ = entry
+    function = apply if entry == "apply" else step_or_scan
+    function.__name__ = entry  # jax.export stores the name in the file.
     return function
 
 
 def _without_paths() -> AbstractContextManager[object]:
-    """Keep the paths of source files out of lowered programs. The names of operations stay.
+    """Return a context in which lowered programs contain no paths of source files.
 
-    The setting is for the current thread only. `jax.config.update` would set it for all threads.
+    The names of operations stay in the programs. The context is for the current thread only, and
+    `jax.config.update` would set it for all threads.
     """
     # jax has no public name for this setting.
     config: Any = importlib.import_module("jax._src.config")
@@ -130,6 +132,10 @@ def _serialised(
     types: Sequence[object],
     vjp_order: int,
 ) -> bytes:
+    """Export a function by jax, for arguments of the types `types`, and serialise it.
+
+    Raises UnsupportedError if jax cannot export the function.
+    """
     if importlib.util.find_spec("flatbuffers") is None:  # a dependency of jax.export
         raise extra_missing("exporting needs flatbuffers", "export")
     try:
@@ -181,9 +187,9 @@ def _input_types(
 ) -> tuple[list[jax.ShapeDtypeStruct], dict[str, jax.ShapeDtypeStruct]]:
     """Return the types of inputs and of open states, with a symbol for each open extent.
 
-    A symbol has the name that the document gives to the extent. If there is no such name, the
-    symbol of a first axis is `batch`, unless that is None. Any other symbol is made of the input's
-    name or the state's label and the number of the axis, such as 'x_2'.
+    If the document names an extent, the symbol has this name. If the document does not name the
+    first extent of a tensor, its symbol is `batch`, unless `batch` is None. Any other symbol, such
+    as 'x_2', has the name of the input or the label of the state, and the number of the axis.
 
     Raises TypeError or InputError for wrong arguments.
     """
@@ -196,13 +202,16 @@ def _input_types(
         if not is_name:
             raise InputError(f"batch must be a name such as 'b', it is {shown(batch)}")
     symbols = _Symbols(_scope(texts))
-    symbolic = network.frontend.symbolic_shapes(symbols.symbol)
+    named_shapes = network.frontend.symbolic_shapes(symbols.symbol)
 
     def extent_of(name: str, axis: int, declared: int) -> Any:
+        """Return the declared extent of an axis, or the symbol for an open extent."""
         if declared is not UNKNOWN:
             return declared
-        if name in symbolic and is_symbolic(symbolic[name][axis]):
-            return symbolic[name][axis]
+        if name in named_shapes:
+            named_extent = named_shapes[name][axis]
+            if is_symbolic(named_extent):
+                return named_extent
         if axis == 0 and batch:
             return symbols.symbol(batch)
         return symbols.symbol(f"{name}_{axis}", "axis")
@@ -213,22 +222,26 @@ def _input_types(
             shape.insert(0, symbols.symbol("time", "cycles"))
         return jax.ShapeDtypeStruct(shape, jnp.dtype(value.type.dtype))
 
-    types = [type_of(x.name, x, has_time_axis=is_scan) for x in network.graph.inputs]
+    input_types: list[jax.ShapeDtypeStruct] = []
+    for value in network.graph.inputs:
+        input_types.append(type_of(value.name, value, has_time_axis=is_scan))
     open_states: dict[str, jax.ShapeDtypeStruct] = {}
-    for state in network.graph.states if entry != "apply" else ():
-        if state.label in network.open_states:
-            open_states[state.label] = type_of(state.label, state.value)
-    if is_scan and not types:
+    if entry != "apply":
+        for state in network.graph.states:
+            if state.label in network.open_states:
+                open_states[state.label] = type_of(state.label, state.value)
+    if is_scan and not input_types:
         message = "a network without inputs has no time axis"
         raise InputError(message, hint="export its step")
-    names = symbols.names
+    symbol_names = symbols.names
     for name in _NAME.findall(" ".join(texts)):
-        if name not in names and name not in _FUNCTIONS:
+        if name not in symbol_names and name not in _FUNCTIONS:
+            shown_names = ", ".join(symbol_names) or "none"
             raise InputError(
-                f"constraints name '{name}', the open extents are {', '.join(names) or 'none'}",
-                hint=did_you_mean(name, names),
+                f"constraints name '{name}', the open extents are {shown_names}",
+                hint=did_you_mean(name, symbol_names),
             )
-    return types, open_states
+    return input_types, open_states
 
 
 class _Symbols:
@@ -240,13 +253,14 @@ class _Symbols:
         self._symbols: dict[tuple[str, str], Any] = {}
 
     def symbol(self, text: str, origin: str = "name") -> Any:
-        """Return the symbol for a text, whose name is similar to the text.
+        """Return the symbol for a text. The name of the symbol is similar to the text.
 
-        Equal texts of equal `origin` have the same symbol. The origin distinguishes a name in the
-        document from a text that is made for an axis.
+        There is one symbol for each pair of a text and an origin. `origin` distinguishes names in
+        the document ("name") from texts that are made for an axis ("axis").
         """
         key = origin, text
         if key not in self._symbols:
+            # Other characters than letters and digits become "_", and "2x" becomes "_2x".
             name = re.sub(r"^(?=[0-9])|[^A-Za-z_0-9]", "_", text)
             while name in self.names or name in _FUNCTIONS:
                 name += "_"

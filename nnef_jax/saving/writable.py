@@ -47,13 +47,12 @@ class Writable(Runnable):
             state = stored.initial_state()
         if params is None:
             params = stored.parameters()
-        checked = {
-            "state": definition.check_state(state, definition.states),
-            "params": definition.check_params(params, all=True, stored=True),
-        }
-        require_values("save", checked, must_be_on_host=False)
+        checked_state = definition.check_state(state, definition.states)
+        checked_params = definition.check_params(params, all=True, stored=True)
+        trees = {"state": checked_state, "params": checked_params}
+        require_values("save", trees, must_be_on_host=False)
         network = definition.network
-        arrays = {**stored.select(network.unused), **checked["state"], **checked["params"]}
+        arrays = {**stored.select(network.unused), **checked_state, **checked_params}
         if quantize is None or isinstance(quantize, str):
             text = quantize  # None stands for the text that was read.
         else:
@@ -83,10 +82,10 @@ class Writable(Runnable):
                 for "step" and "scan" the state by label, and then the inputs in the order of the
                 graph. Several outputs are a tuple.
             platforms: the platforms that can run the file: some of cpu, cuda, rocm, tpu.
-            batch: the symbol for the first axis of all inputs whose first axis is open. With None
-                each of these axes has a separate symbol, as other open extents have: 'x_2' for axis
-                2 of x, the document's names in tract's dialect, and 'time' for the cycles of a
-                scan.
+            batch: the symbol for the first axis of all inputs whose first axis is open. If it is
+                None, each of these axes has its own symbol. Other open extents always have their
+                own symbols: 'x_2' for axis 2 of x, the document's names in tract's dialect, and
+                'time' for the cycles of a scan.
             constraints: constraints between open extents, such as 'x_2 >= 8' or 'x_2 == z_2'.
             vjp_order: how many times the function can be differentiated in reverse mode: 0, 1 or 2.
             params: "inside" stores the parameters and the initial state in the file, which is a

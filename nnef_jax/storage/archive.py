@@ -29,6 +29,8 @@ _SEARCHED_NAMES = 1000
 
 
 class _Texts:
+    """A container of texts in memory, by the names of its members."""
+
     def __init__(self, texts: Mapping[str, str]) -> None:
         self._texts = texts
 
@@ -188,11 +190,16 @@ class Archive:
 
     @property
     def _open(self) -> _Container:
+        """Return the container. Raises ValueError if it is closed."""
         if self._container is None:
             raise ValueError(f"{self.name} is closed")
         return self._container
 
     def _inner(self, name: str) -> str:
+        """Return the name in the container of a member of this folder.
+
+        An absolute name is returned unchanged, and no member has it.
+        """
         return name if name.startswith("/") else self._folder + name
 
 
@@ -222,16 +229,19 @@ def open_archive(
     read, `LimitError` for a source that is too large or expands too much, and `FileNotFoundError`
     if the path does not exist.
     """
-    meter = meter or Meter()
+    if meter is None:
+        meter = Meter()
     while True:
         name, container, graph = _open_source(source, meter, name, graphs, sniff)
-        graph = graph or _graph_in(container, graphs, name)
+        if not graph:
+            graph = _graph_in(container, graphs, name)
         if graph:
             break
         is_changed = isinstance(container, Folder) and container.is_changed()
         if not is_changed:
             refuse_file(name, b"")
             raise _without_graph(container, name, graphs)
+        # The folder is opened again, because its graph may be there now.
         meter.spend(MEMBER_STEPS, name)
     archive = Archive(container, name, meter, graph=graph)
     if weights is not None:
@@ -247,21 +257,30 @@ def _without_graph(container: _Container, name: str, graphs: Sequence[str]) -> A
         shown += ", ..."
     expected = " or ".join(graphs)
     hint = f"a container has {expected} at its top, or in its only folder"
-    subfolders = {os.path.dirname(x) for x in names if is_graph(os.path.basename(x), graphs)}
+    subfolders: set[str] = set()  # that have a graph
+    for member in names:
+        subfolder, file_name = os.path.split(member)
+        if is_graph(file_name, graphs):
+            subfolders.add(subfolder)
     if subfolders and isinstance(container, Folder):
-        paths = [os.path.join(name, x) for x in sorted(subfolders)[:_SHOWN_NAMES]]
+        shown_subfolders = sorted(subfolders)[:_SHOWN_NAMES]
+        paths = [os.path.join(name, subfolder) for subfolder in shown_subfolders]
         hint = f"there is one in {', '.join(paths)}"
     message = f"{name} has no {expected}; it holds {shown or 'nothing'}"
     return ArchiveError(message, hint=hint)
 
 
 def _graph_in(container: _Container, graphs: Sequence[str], name: str) -> str:
-    """Return the member at the top level that matches one of `graphs`, or '' if none does."""
-    graph = next(filter(container.exists, graphs), "")
-    if graph:
-        return graph
-    top = takewhile(lambda member: "/" not in member, container.names())
-    matches = [member for member in top if is_graph(member, graphs)]
+    """Return the member at the top level that matches one of `graphs`, or '' if none does.
+
+    Raises ArchiveError if several members match a pattern in `graphs`.
+    """
+    for graph in graphs:
+        if container.exists(graph):
+            return graph
+    # Members at the top level come first.
+    members_at_top = takewhile(lambda member: "/" not in member, container.names())
+    matches = [member for member in members_at_top if is_graph(member, graphs)]
     if len(matches) > 1:
         paths = ", ".join(sorted(matches)[:_SHOWN_NAMES])
         raise ArchiveError(f"{name} holds several networks: {paths}", hint="load one by its path")
@@ -285,10 +304,10 @@ def archive_of_members(
 
 
 class _OpenSource(NamedTuple):
-    """A source's name for errors, its container, and the name of its graph's member.
+    """A source that was opened.
 
-    The name of the member is "" if the source is a folder or an archive, in which the graph must
-    still be searched.
+    `name` is the name of the source in errors. `graph` is the name of the member that holds the
+    graph. It is "" for a folder or an archive, in which this member must still be searched.
     """
 
     name: str
@@ -299,6 +318,7 @@ class _OpenSource(NamedTuple):
 def _open_source(
     source: files.Readable, meter: Meter, name: str, graphs: Sequence[str], sniff: Sniff
 ) -> _OpenSource:
+    """Open a source. The arguments are those of `open_archive`."""
     if not isinstance(source, str | os.PathLike):
         name, data = files.contents_of(source, meter, name or "the archive", ArchiveError)
         return _OpenSource(name, *_container_of(data, name, meter, graphs, sniff))
@@ -310,19 +330,21 @@ def _open_source(
             return _OpenSource(path, Folder(path, meter), "")
         _, data = files.contents_of(path, meter, path, ArchiveError)
         folder, file_name = os.path.split(path)
-        if is_graph(file_name, graphs) and not _is_packed(bytes(data[:_START])):
+        is_packed = _is_packed(bytes(data[:_START]))
+        if is_graph(file_name, graphs) and not is_packed:
             return _OpenSource(folder or ".", Folder(folder, meter, path), file_name)
     return _OpenSource(path, *_container_of(data, path, meter, graphs, sniff))
 
 
 def _is_packed(start: bytes) -> bool:
+    """Tell whether a file that starts with the bytes `start` is a zip, tar or compressed file."""
     return start.startswith(ZIP_SIGNATURES) or is_tarball(start)
 
 
 def _container_of(
     data: memoryview, name: str, meter: Meter, graphs: Sequence[str], sniff: Sniff
 ) -> tuple[_Container, str]:
-    """Return a file's bytes as a container, and the name of its graph's member.
+    """Return a file's bytes as a container, and the name of the member that holds the graph.
 
     A file that is a graph becomes a container with this graph as its only member. For an archive
     the name is "", because the graph must still be searched. Raises ArchiveError for a file that is
@@ -343,18 +365,21 @@ def _container_of(
 
 
 def _decode(data: bytes, location: str) -> Source:
+    """Decode the bytes of a member as UTF-8 text.
+
+    Raises NnefSyntaxError for a byte that is not UTF-8 text, or for a NUL character.
+    """
     try:
         text = data.decode()
-        reason = "NUL character in the text"
-        offset = text.find("\0")
     except UnicodeDecodeError as error:
-        # The error shows the text with replacement characters in place of bad bytes. There is no
-        # bad byte before the first one, so `offset` counts the same characters in the data and in
-        # the text.
-        text = data.decode(errors="replace")
-        offset = len(data[: error.start].decode())
         reason = f"byte {data[error.start]:#04x} is not UTF-8 text ({error.reason})"
+        offset = len(data[: error.start].decode())  # in characters
+        # The error shows the text with replacement characters in place of bad bytes. All of them
+        # are after the offset.
+        shown = Source(location, data.decode(errors="replace"))
+        raise NnefSyntaxError(reason, span=Span(shown, offset)) from None
     source = Source(location, text)
+    offset = text.find("\0")
     if offset >= 0:
-        raise NnefSyntaxError(reason, span=Span(source, offset))
+        raise NnefSyntaxError("NUL character in the text", span=Span(source, offset))
     return source

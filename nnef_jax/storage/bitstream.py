@@ -30,23 +30,26 @@ def unpack(data: memoryview, items: int, dtype: np.dtype[np.generic], bits: int)
 
     Signed items are stored in two's complement.
     """
-    width = dtype.itemsize * 8
     unsigned = np.dtype(f"u{dtype.itemsize}")
-    result: NDArray[Any] = np.empty(items, unsigned)
+    integers: NDArray[Any] = np.empty(items, unsigned)
     for start in range(0, items, _BLOCK):
-        block = result[start : start + _BLOCK]
-        stored = np.frombuffer(data, np.uint8, packed_size(len(block), bits), start * bits // 8)
-        stream = np.unpackbits(stored, count=len(block) * bits).reshape(-1, bits)
+        block = integers[start : start + _BLOCK]
+        first_byte = start * bits // 8
+        stored = np.frombuffer(data, np.uint8, packed_size(len(block), bits), first_byte)
+        # (items, bits), from the most significant bit on
+        bits_of_items = np.unpackbits(stored, count=len(block) * bits).reshape(-1, bits)
         block[:] = 0
-        for bit in range(bits):
+        for position in range(bits):
             block <<= 1
-            block |= stream[:, bit]
+            block |= bits_of_items[:, position]
     if dtype.kind == "i":
         # A shift up, and an arithmetic shift down, fill the upper bits with the sign bit.
-        result <<= width - bits
-        result = result.view(dtype)
-        result >>= width - bits
-    return result
+        upper_bits = dtype.itemsize * 8 - bits
+        integers <<= upper_bits
+        signed_integers: NDArray[Any] = integers.view(dtype)
+        signed_integers >>= upper_bits
+        return signed_integers
+    return integers
 
 
 def pack(values: NDArray[np.generic], bits: int) -> bytes:
@@ -59,10 +62,11 @@ def pack(values: NDArray[np.generic], bits: int) -> bytes:
     blocks: list[bytes] = []
     for start in range(0, flat.size, _BLOCK):
         block = unsigned[start : start + _BLOCK]
-        stream = np.empty((block.size, bits), np.uint8)
-        for bit in range(bits):
-            stream[:, bit] = (block >> (bits - 1 - bit)) & 1
-        blocks.append(np.packbits(stream).tobytes())
+        # (items, bits), from the most significant bit on
+        bits_of_items = np.empty((block.size, bits), np.uint8)
+        for position in range(bits):
+            bits_of_items[:, position] = (block >> (bits - 1 - position)) & 1
+        blocks.append(np.packbits(bits_of_items).tobytes())
     return b"".join(blocks)
 
 
@@ -73,16 +77,18 @@ BITS = {"uint4": 4, "int4": 4, "float4_e2m1fn": 4, "uint2": 2, "int2": 2}
 def codes_of(
     data: memoryview, bits: int, shape: tuple[int, ...], *, from_high: bool = False
 ) -> NDArray[np.uint8]:
-    """Return the bits of each item as an unsigned integer.
+    """Unpack items of `bits` bits each, and return the bits of each item as an unsigned integer.
 
-    The first item is in the low bits of a byte, or in the high bits if `from_high`. An array of an
-    ml_dtypes type of fewer than 8 bits stores each item in the same way, as a byte. Therefore
-    `codes_of(...).view("int4")` is an array of the items as numbers.
+    Each byte of `data` has several items. Its first item is in its low bits, or in its high bits if
+    `from_high` is true. The result has one byte for each item, like an array of an ml_dtypes type
+    of fewer than 8 bits. Therefore `codes_of(...).view("int4")` is an array of the items as
+    numbers.
     """
     shifts = np.arange(0, 8, bits, dtype=np.uint8)
     if from_high:
         shifts = shifts[::-1]
-    codes = np.frombuffer(data, np.uint8)[:, None] >> shifts
+    stored_bytes = np.frombuffer(data, np.uint8)
+    codes = stored_bytes[:, None] >> shifts  # (bytes, items of a byte)
     codes &= 2**bits - 1
-    items = math.prod(shape)  # The last byte may contain more items than the shape has.
-    return codes.reshape(-1)[:items].reshape(shape)
+    item_count = math.prod(shape)  # The last byte may contain more items than the shape has.
+    return codes.reshape(-1)[:item_count].reshape(shape)

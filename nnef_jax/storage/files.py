@@ -50,11 +50,14 @@ def open_regular(
     folder: int | None = None,
     shown: str = "",
 ) -> BinaryIO:
-    """Open a regular file for reading; raise `error` if the path is not a regular file.
+    """Open a regular file for reading. The file is noted as an input (see `protected_files`).
 
-    If `follow` is False, the last part of the path must not be a symbolic link. A relative path
-    starts at the folder with the descriptor `folder`. `shown` is the file's name in errors. The
-    file is noted as an input (see `protected_files`).
+    Args:
+        path: the path. If it is relative, it starts at `folder`.
+        error: the class of the error for a path that is not a regular file.
+        follow: whether the last part of the path may be a symbolic link.
+        folder: the descriptor of a folder, by default the current folder.
+        shown: the file's name in errors, by default the path.
     """
     # The file is checked before it is opened, because opening a device may have effects. It is
     # checked again after that, because the path may have changed.
@@ -73,14 +76,18 @@ def open_regular(
 
 
 def _require_regular(mode: int, path: str, error: type[NnefError]) -> None:
-    if not stat.S_ISREG(mode):
-        kind = next((words for test, words in _KINDS if test(mode)), "no regular file")
-        raise error(f"'{path}' is {kind}; only regular files are read")
+    """Raise `error` if a file's mode is not that of a regular file."""
+    if stat.S_ISREG(mode):
+        return
+    for is_of_kind, kind in _KINDS:
+        if is_of_kind(mode):
+            raise error(f"'{path}' is {kind}; only regular files are read")
+    raise error(f"'{path}' is no regular file; only regular files are read")
 
 
 @contextmanager
 def reported(shown: str, error: type[NnefError]) -> Generator[None]:
-    """Convert system errors that the block raises to `error`, and a MemoryError to a LimitError.
+    """Convert system errors of the block to `error`, and a MemoryError to a LimitError.
 
     FileNotFoundError and the errors of this package pass unchanged. `shown` is the file's name in
     the message.
@@ -91,9 +98,9 @@ def reported(shown: str, error: type[NnefError]) -> Generator[None]:
         raise
     except MemoryError:
         raise LimitError(f"'{shown}' does not fit into memory") from None
-    except (OSError, ValueError) as reason:  # ValueError: a name that no file can have
-        why = getattr(reason, "strerror", None) or reason
-        raise error(f"'{shown}' cannot be read: {why}") from None
+    except (OSError, ValueError) as system_error:  # ValueError: a name that no file can have
+        reason = getattr(system_error, "strerror", None) or system_error
+        raise error(f"'{shown}' cannot be read: {reason}") from None
 
 
 class _FileMap(mmap.mmap):
@@ -106,11 +113,10 @@ class _FileMap(mmap.mmap):
 def contents(file: BinaryIO, meter: Meter | None = None, name: str = "") -> memoryview:
     """Return the bytes of an open file as a read-only view.
 
-    A file of `MAP_FROM` bytes or more is mapped.
-
-    The meter counts bytes that are read, but not bytes that are mapped. After the call the file may
-    be closed, renamed or deleted. A mapped file must not be changed while its bytes are in use.
-    Raises MemoryError and OSError if the file cannot be read.
+    A file of `MAP_FROM` bytes or more is mapped, and a smaller file is read. The meter counts only
+    bytes that are read, and `name` is the file's name in its errors. After the call the file may be
+    closed, renamed or deleted. A mapped file must not be changed while its bytes are in use. Raises
+    MemoryError and OSError if the file cannot be read.
     """
     descriptor = file.fileno()
     size = os.fstat(descriptor).st_size
@@ -131,12 +137,13 @@ def contents_of(
 ) -> tuple[str, memoryview]:
     """Return the name of a source for errors, and the bytes of the source.
 
-    `name` is used for a source that is not a path. Raises `error` for a path that is not a regular
-    file, or cannot be read.
+    A source that is not a path, and has no file name, gets the name `name`. Raises `error` for a
+    path that is not a regular file, or cannot be read.
     """
     if not isinstance(source, str | os.PathLike):
         file_name = getattr(source, "name", None)
-        name = file_name if isinstance(file_name, str) else name
+        if isinstance(file_name, str):
+            name = file_name
         return name, bytes_of(source, meter, name)
     path = os.fsdecode(source)
     with reported(path, error), open_regular(path, error) as file:
@@ -160,11 +167,11 @@ def within_limits(path: str) -> Generator[tuple[memoryview, Meter]]:
 
 
 def _may_map(descriptor: int) -> bool:
-    """Tell whether a quarter of the process's file descriptors is still unused.
+    """Tell whether a file may be mapped: if a quarter of the process's descriptors is unused.
 
     A new descriptor gets the lowest unused number, so its number shows how many are in use.
     """
-    if _UNTRACKED or resource is None:
+    if _UNTRACKED or resource is None:  # A map takes no descriptor.
         return True
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
@@ -183,27 +190,32 @@ def release(array: NDArray[np.generic]) -> None:
     base: Any = array
     while isinstance(base, np.ndarray):
         base = base.base
-    mapped = base.obj if isinstance(base, memoryview) else None
-    if not isinstance(mapped, _FileMap) or not hasattr(mmap, "MADV_DONTNEED"):
+    if not isinstance(base, memoryview) or not hasattr(mmap, "MADV_DONTNEED"):
         return
-    start = _address(array) - _address(np.frombuffer(mapped, np.uint8))
+    file_map = base.obj
+    if not isinstance(file_map, _FileMap):
+        return
+    start = _address(array) - _address(np.frombuffer(file_map, np.uint8))
+    end = start + array.nbytes
     # A page is freed only if it lies entirely within the array.
     first_page = math.ceil(start / mmap.PAGESIZE)
-    end_page = (start + array.nbytes) // mmap.PAGESIZE
+    end_page = end // mmap.PAGESIZE
     if end_page > first_page:
         size = (end_page - first_page) * mmap.PAGESIZE
-        mapped.madvise(mmap.MADV_DONTNEED, first_page * mmap.PAGESIZE, size)
+        file_map.madvise(mmap.MADV_DONTNEED, first_page * mmap.PAGESIZE, size)
 
 
 def _address(array: NDArray[np.generic]) -> int:
-    return array.__array_interface__["data"][0]
+    """Return the address of an array's first item."""
+    address, _is_read_only = array.__array_interface__["data"]
+    return address
 
 
 def check_target(path: str, *, overwrite: bool) -> os.stat_result | None:
-    """Raise the error that `replacing` would raise; return the old file's status, or None.
+    """Raise the error that `replacing` would raise. Return the old file's status, or None.
 
-    For a link this is the status of the link itself, not of its target. Raises FileNotFoundError if
-    the file's folder is missing.
+    The status of a link is that of the link itself, instead of its target. Raises FileNotFoundError
+    if the file's folder is missing.
     """
     placing.require_parent(path)
     old_status = placing.status(os.path.abspath(path))
@@ -220,9 +232,9 @@ def replacing(path: str, *, overwrite: bool = False) -> Generator[BinaryIO]:
     """Open a temporary file for the block, and put it in the place of `path` after the block.
 
     The new file is then complete and on the disk, and has the mode of the old file. If the block
-    raises an error or the process is killed, the old file stays. If the path is a link, the link is
-    replaced, and not its target. Temporary files that killed processes left in the folder are
-    removed by its next writer.
+    raises an error or the process is killed, the old file stays. If the path is a link, the link
+    itself is replaced. Temporary files that killed processes left in the folder are removed when
+    the next file is written into the folder.
 
     Raises:
         FileExistsError: the path is a device, a fifo or a socket; the path exists and `overwrite`
@@ -263,9 +275,11 @@ def bytes_of(source: Any, meter: Meter, name: str) -> memoryview:
                 f"expected a path, bytes or a binary file, not {type(source).__name__}"
             ) from None
     data = bytearray()
-    while chunk := source.read(_CHUNK):
+    while True:
+        chunk = source.read(_CHUNK)
+        if not chunk:
+            return memoryview(data).toreadonly()
         if isinstance(chunk, str):
             raise TypeError(f"{source!r} reads text: open it in binary mode")
         meter.expand(len(chunk), name)
         data += chunk
-    return memoryview(data).toreadonly()

@@ -51,6 +51,7 @@ class Folder:
         self._named = os.path.basename(named)
         self._blobs = _blobs_of(self._real, named)
         self._read: dict[str, os.stat_result] = {}
+        # The descriptors of this folder and of the folder of blobs.
         self._root = os.open(path or ".", _ROOT_FLAGS) if _OPENAT else None
         self._store = None
         if _OPENAT and self._blobs:
@@ -81,7 +82,7 @@ class Folder:
         `folder` is a name in the folder with the descriptor `parent`. Each yielded name begins with
         `prefix`. Raises LimitError for more than `depth` levels.
         """
-        if not depth:
+        if depth == 0:
             raise LimitError(f"{self._path}: folders are nested more than {_MAX_DEPTH} deep")
         subfolders: list[str] = []
         descriptor = None  # This stays None on systems that have no descriptors of folders.
@@ -91,8 +92,8 @@ class Folder:
         except OSError:
             return
         try:
-            scanned = os.path.join(self._real, prefix) if descriptor is None else descriptor
-            with suppress(OSError), os.scandir(scanned) as entries:
+            folder_to_scan = os.path.join(self._real, prefix) if descriptor is None else descriptor
+            with suppress(OSError), os.scandir(folder_to_scan) as entries:
                 for entry in entries:
                     if entry.is_dir(follow_symlinks=False):
                         subfolders.append(entry.name)
@@ -144,20 +145,22 @@ class Folder:
         """Tell whether the folder, or a file that was read, has been replaced or changed."""
         if self._differs():
             return True
-        newest = max((x.st_mtime for x in self._read.values()), default=0.0)
-        if newest < time.time() - _RECENT:
+        last_change = max((status.st_mtime for status in self._read.values()), default=0.0)
+        if last_change < time.time() - _RECENT:
             return False
         time.sleep(_PAUSE)  # The newest file may be only half written.
         return self._differs()
 
     def _differs(self) -> bool:
+        """Tell whether the folder was replaced, or a file that was read was replaced or changed."""
         try:
             if self._root is not None:
-                opened = os.fstat(self._root)
-                if not os.path.samestat(os.stat(self._path or "."), opened):
+                opened_status = os.fstat(self._root)
+                if not os.path.samestat(os.stat(self._path or "."), opened_status):
                     return True
             for name, status_before in self._read.items():
-                with self._parent(name, split_name(name) or (), follow=True) as (folder, part):
+                parts = split_name(name) or ()
+                with self._parent(name, parts, follow=True) as (folder, part):
                     status = os.stat(part, dir_fd=folder, follow_symlinks=False)
                 if _version(status) != _version(status_before):
                     return True
@@ -166,7 +169,10 @@ class Folder:
         return False
 
     def _check_open(self) -> None:
-        # A closed descriptor must not be used: its number may now belong to another file.
+        """Raise ValueError if the folder is closed.
+
+        A closed descriptor must not be used, because its number may now belong to another file.
+        """
         if not self._close.alive:
             raise ValueError(f"{self._path} is closed")
 
@@ -176,16 +182,17 @@ class Folder:
     ) -> Generator[tuple[int | None, str]]:
         """Yield the descriptor of a member's folder, and the member's name in this folder.
 
-        Links on the path are resolved. A link in the last part of the path is followed only if
-        `follow`.
+        Links on the path are resolved. If `follow` is false, a link in the last part of the path is
+        not followed.
         """
         if self._root is None:
             yield None, self._resolved(name, parts, follow=follow)
             return
         descriptors = [self._root]  # of the folders on the path
         folder_names = list[str]()  # of the folders after the root
-        remaining = list(reversed(parts))  # the parts of the path that are not resolved yet
-        links = 0
+        # The parts of the path that are not resolved yet. The next part is the last item.
+        remaining = list(reversed(parts))
+        link_count = 0
         try:
             while len(remaining) > 1 or follow:
                 part = remaining.pop() if remaining else "."
@@ -205,16 +212,17 @@ class Folder:
                     folder_names.append(part)
                     continue
 
-                links += 1
-                if links > _MAX_LINKS:
+                link_count += 1
+                if link_count > _MAX_LINKS:
                     raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
                 target = os.readlink(part, dir_fd=descriptors[-1])
-                path = os.path.join(self._real, *folder_names, target)
+                target_path = os.path.join(self._real, *folder_names, target)
                 # The user's link may lead to a blob by way of other links.
                 if name == self._named:
-                    path = os.path.realpath(path)
-                blob = self._blob_name(path)
-                if self._store is not None and blob and not remaining:
+                    target_path = os.path.realpath(target_path)
+                blob = self._blob_name(target_path)
+                is_last_part = not remaining
+                if self._store is not None and blob and is_last_part:
                     descriptors.append(os.dup(self._store))
                     remaining.append(blob)
                     break
@@ -232,16 +240,18 @@ class Folder:
 
     def _blob_name(self, path: str) -> str:
         """Return the name of the blob at a path, or '' if the path is not that of a blob."""
-        folder, name = os.path.split(path)
-        if not self._blobs or os.path.realpath(folder) != self._blobs:
+        if not self._blobs:
             return ""
-        return "" if name in (".", "..") else name
+        folder, name = os.path.split(path)
+        is_in_blobs = os.path.realpath(folder) == self._blobs
+        is_file_name = name not in (".", "..")
+        return name if is_in_blobs and is_file_name else ""
 
     def _below_root(self, name: str, target: str) -> str:
-        """Return an absolute path as a path relative to this folder.
+        """Return the absolute path `target` as a path relative to this folder.
 
-        Only texts are compared. Raises ArchiveError if the path is outside of the folder. `name` is
-        the member for the message.
+        The path is not looked up on the disk. Raises ArchiveError if it is outside of the folder.
+        `name` is the name of the member in the error.
         """
         for root in (self._real, os.path.abspath(self._path)):
             if f"{target}/".startswith(f"{root}/"):
@@ -252,8 +262,8 @@ class Folder:
         """Return the path of a member after its links are resolved.
 
         This is for systems on which a path cannot be opened relative to a folder's descriptor.
-        `parts` are the parts of the member's name. A link in the last part is followed only if
-        `follow`.
+        `parts` are the parts of the member's name. If `follow` is false, a link in the last part is
+        not followed.
         """
         *folders, last = parts
         path = os.path.realpath(os.path.join(self._real, *folders), strict=True)
@@ -261,11 +271,12 @@ class Folder:
         if follow:
             path = os.path.realpath(path, strict=True)
         is_in_folder = os.path.commonpath([self._real, path]) == self._real
-        if not is_in_folder and not self._blob_name(path):
-            raise self._outside(name)
-        return path
+        if is_in_folder or self._blob_name(path):
+            return path
+        raise self._outside(name)
 
     def _outside(self, name: str) -> ArchiveError:
+        """Return the error for a member that is a link to a file outside of the folder."""
         return ArchiveError(
             f"'{self.location(name)}' is a symbolic link that leads outside of the folder",
             hint="links that leave the model are not followed: copy the file into the folder",
@@ -291,14 +302,17 @@ def _blobs_of(real: str, named: str) -> str:
 
 
 def _version(status: os.stat_result) -> tuple[int, ...]:
+    """Return numbers of which at least one changes if a file is replaced or changed."""
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _open_subfolder(parent: int, folder: str) -> int:
+    """Open a folder in the folder with the descriptor `parent`, and return its descriptor."""
     return os.open(folder, _FLAGS, dir_fd=parent)
 
 
 def _close(*descriptors: int | None) -> None:
+    """Close descriptors. None stands for a descriptor that was not opened."""
     for descriptor in descriptors:
         if descriptor is not None:
             os.close(descriptor)

@@ -29,15 +29,14 @@ def write_jointly(
     *,
     overwrite: bool = False,
 ) -> None:
-    """Write an archive with the ending .tar.
+    """Write an archive from several hosts, which share a file system. All hosts make this call.
 
-    All hosts call this function, and share a file system. The first host writes all members, with
-    zeros for the arrays in `spread`. Then each host writes its shards of these arrays into the
-    file. No two hosts write the same bytes. Finally the first host renames the file. An error on
-    one host is raised on all hosts.
+    The first host writes all members, with zeros for the arrays in `spread`. Then each host writes
+    its shards of these arrays into the file. No two hosts write the same bytes. Finally the first
+    host renames the file. An error on one host is raised on all hosts.
 
     Args:
-        path: the file to write.
+        path: the file to write. Its name must end in .tar.
         members: the members by name.
         spread: the arrays whose shards are on several hosts, by the names of their members.
         overwrite: whether an existing file is replaced.
@@ -76,11 +75,12 @@ def _together() -> Generator[None]:
         yield
     except Exception as reason:
         error = reason
-    failed = np.flatnonzero(process_allgather(np.array([error is not None])))
+    have_failed = process_allgather(np.array([error is not None]))  # one bool for each host
+    failed_hosts = np.flatnonzero(have_failed)
     if error is not None:
         raise error
-    if failed.size:
-        raise ArchiveError(f"host {failed[0]} failed to write its part of the archive")
+    if failed_hosts.size:
+        raise ArchiveError(f"host {failed_hosts[0]} failed to write its part of the archive")
 
 
 def _broadcast(text: str) -> str:
@@ -109,29 +109,40 @@ def _write_shard(file: BinaryIO, start: int, shard: jax.Shard, shape: Sequence[i
     """
     array = np.asarray(shard.data)
     header, data = encode_tensor(array)
-    itemsize = len(data) // max(array.size, 1)
-    for offset, count in _runs(shard.index, shape):
-        file.seek(start + len(header) + offset * itemsize)
-        file.write(data[: count * itemsize])
-        data = data[count * itemsize :]
+    item_size = len(data) // max(array.size, 1)  # in bytes
+    written_bytes = 0
+    for first_item, item_count in _runs(shard.index, shape):
+        run_bytes = item_count * item_size
+        file.seek(start + len(header) + first_item * item_size)
+        file.write(data[written_bytes : written_bytes + run_bytes])
+        written_bytes += run_bytes
 
 
 def _runs(index: Sequence[slice], shape: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Yield each contiguous run of the items of an array that a shard covers.
+    """Yield the items of an array that a shard covers, as runs of contiguous items.
 
-    A run is a pair of its first item's index in the flat array, and its number of items.
+    A run is a pair of its first item's index in the flat array, and its number of items. `index`
+    has a slice for each axis of the array. If it is [:, 1:3] and the shape is (2, 4), the runs are
+    (1, 2) and (5, 2).
     """
-    bounds = [part.indices(extent)[:2] for part, extent in zip(index, shape, strict=True)]
-    last = -1  # the last axis along which the shard does not cover the whole array
+    bounds: list[tuple[int, int]] = []
+    for axis_slice, extent in zip(index, shape, strict=True):
+        first, end, _step = axis_slice.indices(extent)
+        bounds.append((first, end))
+    last_cut_axis = -1  # the last axis along which the shard does not cover all of the array
     for axis, extent in enumerate(shape):
         if bounds[axis] != (0, extent):
-            last = axis
-    if last < 0:
+            last_cut_axis = axis
+    if last_cut_axis < 0:
         yield 0, math.prod(shape)
         return
-    *outer_strides, stride = [math.prod(shape[axis + 1 :]) for axis in range(last + 1)]
-    *outer_bounds, (start, stop) = bounds[: last + 1]
-    outer_ranges = [range(first, end) for first, end in outer_bounds]
-    for indices in product(*outer_ranges):
-        offset = sum(i * outer for i, outer in zip(indices, outer_strides, strict=True))
-        yield offset + start * stride, (stop - start) * stride
+    # The stride of an axis is the number of items between two neighbours along the axis.
+    strides = [math.prod(shape[axis + 1 :]) for axis in range(last_cut_axis + 1)]
+    *outer_strides, stride = strides
+    first, end = bounds[last_cut_axis]
+    outer_ranges = [range(*outer_bounds) for outer_bounds in bounds[:last_cut_axis]]
+    for outer_indices in product(*outer_ranges):
+        offset = first * stride
+        for outer_index, outer_stride in zip(outer_indices, outer_strides, strict=True):
+            offset += outer_index * outer_stride
+        yield offset, (end - first) * stride

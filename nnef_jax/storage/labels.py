@@ -18,10 +18,11 @@ _DRIVE = re.compile(r"[A-Za-z]:(/|$)")
 def split_name(name: str) -> tuple[str, ...] | None:
     """Split a member name into its parts: './a//b' becomes ('a', 'b').
 
-    Return None for an absolute name, and for a name with '..'.
+    Returns None for an absolute name, and for a name with '..'.
     """
     parts = tuple(part for part in name.split("/") if part not in ("", "."))
-    return None if name.startswith("/") or ".." in parts else parts
+    is_absolute = name.startswith("/")
+    return None if is_absolute or ".." in parts else parts
 
 
 def parent_folders(name: str) -> set[str]:
@@ -48,13 +49,15 @@ def member_of(label: str, suffix: str = ".dat") -> str:
 
 
 def quoted_members(text: str) -> set[str]:
-    """Return the members that a document's labels name.
+    """Return the members for the labels in the text of a document.
 
     Every string in `text` that is a valid label counts. The document need not be valid.
     """
     members: set[str] = set()
     for match in _QUOTED.finditer(text):
-        label = re.sub(r"\\(.)", r"\1", match[1] or match[2] or "").lstrip("/")
+        in_single_quotes, in_double_quotes = match.groups()
+        string = in_single_quotes or in_double_quotes or ""  # It is empty for a comment.
+        label = re.sub(r"\\(.)", r"\1", string).lstrip("/")
         if not refusal(label):
             members.add(member_of(label))
     return members

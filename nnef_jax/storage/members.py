@@ -15,17 +15,18 @@ _SHOWN_NAMES = 5
 class PackedArchive(Generic[_Member]):
     """The members of an archive by name. If two members have the same name, the last one counts.
 
-    If none of `graphs` is at the top level, the folder that contains one of them is the container.
-    Members whose names are absolute or have a part '..' are left out.
+    `graphs` are names or patterns of members that are graphs. If there is none at the top level,
+    the folder that contains one is the container. Members whose names are absolute or have a part
+    '..' are left out.
     """
 
     def __init__(
         self, members: Iterable[tuple[str, _Member]], name: str, graphs: Sequence[str]
     ) -> None:
         self._name = name
-        by_name = {_normal(path): member for path, member in members}
-        by_name.pop("", None)
-        self._members = _at_top(by_name, name, graphs)
+        members_by_name = {_normal(path): member for path, member in members}
+        members_by_name.pop("", None)
+        self._members = _at_top(members_by_name, name, graphs)
 
     def location(self, name: str) -> str:
         """Return the name that errors show for a member, such as 'model.tgz/graph.nnef'."""
@@ -48,28 +49,32 @@ class PackedArchive(Generic[_Member]):
 
 
 def _normal(name: str) -> str:
+    """Return the normalised name of a member: 'a/b' for './a//b'. It is '' for an unsafe name."""
     return "/".join(split_name(name) or ())
 
 
 def _at_top(members: dict[str, _Member], name: str, graphs: Sequence[str]) -> dict[str, _Member]:
-    """Return the members of the folder that has one of `graphs` at its top level.
+    """Return the members of the archive, or of the only folder in it that has a graph.
 
-    This is the archive itself, or the only such folder in it. In the result, names are relative to
-    the folder.
+    A folder is searched only if no graph is at the top level of the archive. In the result, names
+    are relative to the folder. Raises ArchiveError if several folders have a graph.
     """
-    top = [path for path in members if "/" not in path]
-    if any(is_graph(path, graphs) for path in top):
+    paths_at_top = [path for path in members if "/" not in path]
+    if any(is_graph(path, graphs) for path in paths_at_top):
         return members
-    networks: dict[str, str] = {}  # by folder: the path of the network in this folder
+    networks: dict[str, str] = {}  # by folder: the path of the graph in this folder
     for path in members:
         folder, _, file_name = path.partition("/")
         is_in_folder = file_name and "/" not in file_name
         if is_in_folder and is_graph(file_name, graphs):
             networks[folder] = path
+    if not networks:
+        return members
     if len(networks) > 1:
         paths = list(networks.values())[:_SHOWN_NAMES]
         raise ArchiveError(f"{name} holds several networks: {', '.join(paths)}")
-    prefix = "".join(f"{folder}/" for folder in networks)  # of the only folder, if there is one
+    (folder,) = networks
+    prefix = f"{folder}/"
     selected: dict[str, _Member] = {}
     for path, member in members.items():
         if path.startswith(prefix):

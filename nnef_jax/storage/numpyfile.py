@@ -51,23 +51,28 @@ def read_npy(data: memoryview, name: str) -> Array:
     Bytes after the items are ignored, as numpy does. If the bytes are not a .npy file, raises a
     DataError whose message starts with `name`.
     """
-    head = bytes(data[:_START])
-    has_magic = head[: len(_MAGIC)] == _MAGIC and len(head) == _START
-    length_bytes = _LENGTH_BYTES.get(head[len(_MAGIC)]) if has_magic else None
+    magic_and_version = bytes(data[:_START])
+    length_bytes = None
+    if magic_and_version.startswith(_MAGIC) and len(magic_and_version) == _START:
+        major_version = magic_and_version[len(_MAGIC)]
+        length_bytes = _LENGTH_BYTES.get(major_version)
     if length_bytes is None:
         raise _broken(name, "it does not start with a header of version 1, 2 or 3")
-    start = _START + length_bytes
-    end = start + int.from_bytes(data[_START:start], "little")
-    if end > min(len(data), start + _LONGEST_HEADER):
+    header_start = _START + length_bytes
+    header_end = header_start + int.from_bytes(data[_START:header_start], "little")
+    if header_end > min(len(data), header_start + _LONGEST_HEADER):
         raise _broken(name, "its header is truncated, or too long")
-    text = bytes(data[start:end]).decode("latin-1").strip()
+    text = bytes(data[header_start:header_end]).decode("latin-1").strip()
     dtype, is_in_columns, shape = _header(text, name)
     size = dtype.itemsize * math.prod(shape)
-    if size > len(data) - end:
-        raise _broken(name, f"its header says {size} bytes of items, it has {len(data) - end}")
-    if dtype.itemsize * math.prod(max(1, extent) for extent in shape) > _MOST_BYTES:
+    stored_size = len(data) - header_end
+    if size > stored_size:
+        raise _broken(name, f"its header says {size} bytes of items, it has {stored_size}")
+    # numpy also refuses an empty array if its extents other than 0 are too large.
+    size_without_zeros = dtype.itemsize * math.prod(max(1, extent) for extent in shape)
+    if size_without_zeros > _MOST_BYTES:
         raise _broken(name, "its extents are too large")
-    items = np.frombuffer(data[end : end + size], dtype)
+    items = np.frombuffer(data[header_end : header_end + size], dtype)
     try:
         if is_in_columns:
             return items.reshape(tuple(reversed(shape))).T
@@ -77,19 +82,28 @@ def read_npy(data: memoryview, name: str) -> Array:
 
 
 class _Header(NamedTuple):
+    """The fields of a .npy file's header.
+
+    If `is_in_columns` is true, the items are stored in Fortran order: the first axis varies
+    fastest.
+    """
+
     dtype: np.dtype[Any]
     is_in_columns: bool
     shape: tuple[int, ...]
 
 
 def _header(text: str, name: str) -> _Header:
+    """Return the fields in the text of a header. Raises DataError if they are broken."""
     fields: dict[str, str] = {}
     dictionary = _HEADER_TEXT.fullmatch(text)
     unread = dictionary[1] if dictionary else ""
-    while match := _FIELD.match(unread):
+    match = _FIELD.match(unread)
+    while match:
         field = match.lastgroup or ""
         fields[field] = match[field]
         unread = unread[match.end() :]
+        match = _FIELD.match(unread)
     if unread or fields.keys() != _FIELD_NAMES:
         raise _broken(name, f"its header is not that of an array of numbers: {text[:200]!r}")
     try:
@@ -98,9 +112,12 @@ def _header(text: str, name: str) -> _Header:
         raise _broken(name, f"there are no items of type '{fields['descr']}'") from None
     if not dtype.itemsize:
         raise _broken(name, "its items are empty")
-    extents = [x.strip().removesuffix("L") for x in fields["shape"].split(",")]
-    shape = tuple([int(x) for x in extents if x])
-    return _Header(dtype, fields["fortran_order"] == "True", shape)
+    shape: list[int] = []
+    for text_of_extent in fields["shape"].split(","):
+        digits = text_of_extent.strip().removesuffix("L")
+        if digits:  # There is no extent after the last comma.
+            shape.append(int(digits))
+    return _Header(dtype, fields["fortran_order"] == "True", tuple(shape))
 
 
 def read_npz(data: memoryview, name: str, meter: Meter) -> dict[str, Array]:
@@ -111,11 +128,12 @@ def read_npz(data: memoryview, name: str, meter: Meter) -> dict[str, Array]:
     """
     try:
         archive = ZipArchive(data, name, meter, (), checked=True)
-        members = [member for member in archive.names() if member.endswith(".npy")]
-        return {
-            member.removesuffix(".npy"): read_npy(archive.read(member), archive.location(member))
-            for member in members
-        }
+        arrays: dict[str, Array] = {}
+        for member in archive.names():
+            if member.endswith(".npy"):
+                array = read_npy(archive.read(member), archive.location(member))
+                arrays[member.removesuffix(".npy")] = array
+        return arrays
     except ArchiveError as error:
         message = error.message.removeprefix(f"{name}: ")
         raise DataError(f"{name}: no .npz file: {message}", hint=error.hint) from None
@@ -136,4 +154,5 @@ def write_npz(archive: zipfile.ZipFile, arrays: Mapping[str, ArrayLike]) -> None
 
 
 def _broken(name: str, reason: str) -> DataError:
+    """Return the error for bytes that are not a .npy file."""
     return DataError(f"{name}: no .npy file: {reason}")

@@ -17,21 +17,21 @@ from typing import Any
 
 from nnef_jax.storage import temporaries
 
-# Errors of a kernel or a file system that cannot exchange two names, or cannot sync a folder.
 # Arguments of the system calls that exchange two paths.
 _CURRENT_FOLDER = -100  # AT_FDCWD
 _RENAME_EXCHANGE = 2
 _RENAME_SWAP = 2
+# Errors of a kernel or a file system that cannot exchange two names, or cannot sync a folder.
 _UNABLE = {errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP}
 
 
 def status(path: str) -> os.stat_result | None:
     """Return the status of a path, or None if it does not exist.
 
-    For a link this is the status of the link itself. Raises FileExistsError for anything that is
-    not a file, a folder or a link to one of them, such as a device.
+    The status of a link is that of the link itself. Raises FileExistsError for anything that is not
+    a file, a folder or a link to one of them, such as a device.
     """
-    for status_of in (os.stat, os.lstat):
+    for status_of in (os.stat, os.lstat):  # of the target, and of a link itself
         with suppress(FileNotFoundError):
             mode = status_of(path).st_mode
             is_replaceable = stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISLNK(mode)
@@ -51,12 +51,14 @@ def require_parent(path: str) -> None:
 
 
 def keep_mode(path: str, old: os.stat_result | None) -> None:
-    """Give a new file or folder the mode of an old one and, if permitted, the owner of the old one.
+    """Give a new file or folder the mode and, if permitted, the owner of an old one.
 
-    Nothing changes if one of the two is a file and the other one is a folder.
+    `path` is the path of the new one, and `old` is the status of the old one, or None if there is
+    none. Nothing changes if one of the two is a file and the other one is a folder.
     """
     new = os.lstat(path)
-    if old is None or stat.S_IFMT(old.st_mode) != stat.S_IFMT(new.st_mode):
+    is_of_same_kind = old is not None and stat.S_IFMT(old.st_mode) == stat.S_IFMT(new.st_mode)
+    if old is None or not is_of_same_kind:
         return
     has_other_owner = (old.st_uid, old.st_gid) != (new.st_uid, new.st_gid)
     if has_other_owner and hasattr(os, "chown"):
@@ -91,9 +93,9 @@ def place_folder(temporary: str, target: str, check: Callable[[str], None] | Non
     """Rename a complete folder to its target, and remove the folder that was at the target.
 
     `check` is called with the path of the old folder, and raises an error if the old folder must
-    stay. Without `check` only an empty folder is replaced. On most file systems, Linux and macOS
-    exchange the two names in one step. On other systems the old folder is renamed to
-    TARGET.replaced-HEX first. For a moment there is no folder at the target.
+    stay. If `check` is None, only an empty folder is replaced. On most file systems, Linux and
+    macOS exchange the two names in one step. On other systems the old folder is renamed to
+    TARGET.replaced-HEX first, and for a moment there is no folder at the target.
     """
     try:
         os.rename(temporary, target)  # This replaces nothing but an empty folder.
@@ -111,54 +113,68 @@ def place_folder(temporary: str, target: str, check: Callable[[str], None] | Non
 
 
 def _swap(temporary: str, target: str, check: Callable[[str], None]) -> None:
+    """Exchange the names of two folders, unless `check` raises an error for the old folder.
+
+    The old folder is at `target`, and the new one at `temporary`.
+    """
     check(target)
     if _exchange(temporary, target):
         try:
-            # The check is repeated because files may have been added after the first one.
+            # The check is repeated because files may have been added after the first check.
             check(temporary)
         except BaseException:
             _exchange(temporary, target)
             raise
         return
-    aside = f"{target}.replaced-{secrets.token_hex(4)}"
-    os.rename(target, aside)
+    # The system cannot exchange names, so the old folder gets a third name first.
+    third_path = f"{target}.replaced-{secrets.token_hex(4)}"
+    os.rename(target, third_path)
     try:
-        check(aside)
+        check(third_path)
         os.rename(temporary, target)
     except BaseException:
-        os.rename(aside, target)
+        os.rename(third_path, target)
         raise
-    os.rename(aside, temporary)
+    os.rename(third_path, temporary)
 
 
-def _exchange(one: str, other: str) -> bool:
+def _exchange(first_path: str, second_path: str) -> bool:
     """Exchange the names of two files or folders in one step.
 
-    Return False if the system or the file system cannot do so.
+    Returns False if the system or the file system cannot do so.
     """
     exchange = _exchanger()
     if exchange is None:
         return False
-    if exchange(os.fsencode(one), os.fsencode(other)) == 0:
+    if exchange(os.fsencode(first_path), os.fsencode(second_path)) == 0:
         return True
     code = ctypes.get_errno()
     if code in _UNABLE:
         return False
-    raise OSError(code, os.strerror(code), other)
+    raise OSError(code, os.strerror(code), second_path)
 
 
 @cache
 def _exchanger() -> Callable[[bytes, bytes], int] | None:
+    """Return the system's function that exchanges two paths, or None if the system has none.
+
+    The function returns 0 if it succeeds.
+    """
     try:
         system: Any = ctypes.CDLL(None, use_errno=True)
     except (OSError, TypeError):  # Windows
         return None
-    if hasattr(system, "renameat2"):  # Linux
-        return lambda one, other: system.renameat2(
-            _CURRENT_FOLDER, one, _CURRENT_FOLDER, other, _RENAME_EXCHANGE
-        )
-    if hasattr(system, "renamex_np"):  # macOS
-        return lambda one, other: system.renamex_np(one, other, _RENAME_SWAP)
+
+    def exchange_on_linux(first: bytes, second: bytes) -> int:
+        return system.renameat2(_CURRENT_FOLDER, first, _CURRENT_FOLDER, second, _RENAME_EXCHANGE)
+
+    def exchange_on_macos(first: bytes, second: bytes) -> int:
+        return system.renamex_np(first, second, _RENAME_SWAP)
+
+    if hasattr(system, "renameat2"):
+        return exchange_on_linux
+    if hasattr(system, "renamex_np"):
+        return exchange_on_macos
     return None
 
 
@@ -185,12 +201,13 @@ def exists(path: str) -> FileExistsError:
 
 @contextmanager
 def naming(path: str) -> Generator[None]:
-    """Put `path` into system errors of the block that name a temporary file, or no file."""
+    """Put `path` into system errors that the block raises for a temporary file, or for no file."""
     try:
         yield
     except OSError as error:
-        shown = os.fsdecode(error.filename or "")
-        names_other_file = shown and not temporaries.NAME.search(shown)
+        file_name = os.fsdecode(error.filename or "")
+        is_temporary = temporaries.NAME.search(file_name) is not None
+        names_other_file = file_name and not is_temporary
         if error.errno is None or names_other_file:
             raise
         raise OSError(error.errno, error.strerror, path) from error

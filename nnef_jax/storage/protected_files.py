@@ -17,16 +17,17 @@ _read: ContextVar[set[tuple[int, int]] | None] = ContextVar("read", default=None
 
 
 def protecting_inputs() -> AbstractContextManager[None]:
-    """Protect the files that are read in the block from being replaced.
+    """Return a context in which the files that are read are protected from being replaced.
 
-    Within such a block, another block of this kind has no effect. A thread that is started in the
-    block notes files only if it runs in a copy of the block's context.
+    Within such a context, another context of this kind has no effect. If a thread is started in the
+    block, the files that it reads are protected only if it runs in a copy of the block's context.
     """
-    return nullcontext() if _read.get() is not None else holding(_read, set())
+    is_protecting = _read.get() is not None
+    return nullcontext() if is_protecting else holding(_read, set())
 
 
 def without_noting() -> AbstractContextManager[None]:
-    """Suspend the protection in the block, for reads of the package's own caches."""
+    """Return a context in which files that are read are not protected, such as cache files."""
     return holding(_read, None)
 
 

@@ -11,7 +11,7 @@ import bz2
 import lzma
 import math
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -66,10 +66,12 @@ _KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class _Member:
+    """A member of a tar archive: where its data are in the archive."""
+
     name: str
-    kind: str
-    start: int
-    size: int
+    kind: str  # the type flag of its header
+    start: int  # in bytes, in the expanded archive
+    size: int  # in bytes
 
 
 def is_tarball(start: bytes) -> bool:
@@ -102,7 +104,7 @@ class Tarball(PackedArchive[_Member]):
 
 
 class _Compression(NamedTuple):
-    """A kind of compression, by the first bytes of a compressed file.
+    """A kind of compression. A compressed file begins with the bytes `magic`.
 
     `decompressor` makes a decompressor of zlib, bz2 or lzma, which have no common type.
     `bytes_per_step` is the number of expanded bytes that count as one step of the meter. On the
@@ -145,7 +147,11 @@ def _expand(data: memoryview, name: str, meter: Meter) -> memoryview:
 
 
 def _compression(start: bytes) -> _Compression | None:
-    return next((x for x in _COMPRESSIONS if start.startswith(x.magic)), None)
+    """Return the compression of a file that starts with the bytes `start`, or None."""
+    for compression in _COMPRESSIONS:
+        if start.startswith(compression.magic):
+            return compression
+    return None
 
 
 def _pieces(
@@ -160,19 +166,22 @@ def _pieces(
         meter.spend(MEMBER_STEPS, name)
         stream = decompressor()
         while not stream.eof:
-            # The objects of zlib have no such attribute.
+            piece = data[:0]
+            # The objects of zlib have no such attribute. They always need input.
             needs_input = getattr(stream, "needs_input", True)
-            piece = data[position : position + _PIECE] if needs_input else data[:0]
-            if needs_input and not piece:
-                raise EOFError("it ends within a stream")
+            if needs_input:
+                piece = data[position : position + _PIECE]
+                if not piece:
+                    raise EOFError("it ends within a stream")
             position += len(piece)
             yield stream.decompress(piece, _MOST)
             if position % _CHUNK == 0:
                 files.release(np.frombuffer(data[:position], np.uint8))
         position -= len(stream.unused_data)
-        while position < len(data) and not data[position]:
-            block = bytes(data[position : position + _CHUNK])
-            position += len(block) - len(block.lstrip(b"\0"))
+        while position < len(data) and data[position] == 0:
+            chunk = bytes(data[position : position + _CHUNK])
+            leading_zeros = len(chunk) - len(chunk.lstrip(b"\0"))
+            position += leading_zeros
 
 
 def _scan(data: memoryview, name: str, meter: Meter) -> Iterator[_Member]:
@@ -192,12 +201,12 @@ def _scan(data: memoryview, name: str, meter: Meter) -> Iterator[_Member]:
         kind = chr(header[_KIND_BYTE])
         start = position + _BLOCK
         try:
-            size = int(extended["size"]) if "size" in extended else _number(header[_SIZE_FIELD])
+            size = _size(header, extended)
             if kind in _WITHOUT_DATA:
                 size = 0
-            left = len(data) - start
-            if size > left:
-                raise ValueError(f"truncated: {left} of {size} bytes of data are left")
+            remaining_bytes = len(data) - start
+            if size > remaining_bytes:
+                raise ValueError(f"truncated: {remaining_bytes} of {size} bytes of data are left")
             blocks = math.ceil(size / _BLOCK)
             position = start + blocks * _BLOCK
             if kind in _HEADERS:
@@ -220,9 +229,13 @@ def _scan(data: memoryview, name: str, meter: Meter) -> Iterator[_Member]:
 
 
 def _broken(header: bytes, name: str, position: int) -> ArchiveError:
+    """Return the error for the broken header at a position.
+
+    If the position is 0, the file is not a tar archive.
+    """
     if position:
-        what = "truncated" if len(header) < _BLOCK else "broken"
-        return ArchiveError(f"{name}: the header at byte {position} is {what}")
+        state = "truncated" if len(header) < _BLOCK else "broken"
+        return ArchiveError(f"{name}: the header at byte {position} is {state}")
     reason = ""
     for magic, kind in _UNSUPPORTED:
         if header.startswith(magic):
@@ -245,10 +258,12 @@ def _is_header(block: bytes) -> bool:
         stored = _number(block[_CHECKSUM_FIELD])
     except ValueError:
         return False
-    # The checksum is computed with spaces in its own place.
-    summed = block[: _CHECKSUM_FIELD.start] + b" " * 8 + block[_CHECKSUM_FIELD.stop :]
-    unsigned_sum = sum(summed)
-    signed_sum = unsigned_sum - 256 * sum(byte > 127 for byte in summed)
+    # The checksum is computed with 8 spaces in its own place.
+    header = bytearray(block)
+    header[_CHECKSUM_FIELD] = b" " * 8
+    unsigned_sum = sum(header)
+    large_bytes = sum(byte > 127 for byte in header)
+    signed_sum = unsigned_sum - 256 * large_bytes
     return stored in (unsigned_sum, signed_sum)
 
 
@@ -259,13 +274,24 @@ def _number(field: bytes) -> int:
     """
     if field[0] == 0x80:
         return int.from_bytes(field[1:], "big")
-    digits = field.split(b"\0")[0].strip()
-    if digits and not digits.isdigit():
+    text, _, _padding = field.partition(b"\0")
+    digits = text.strip()
+    if not digits:
+        return 0
+    if not digits.isdigit():
         raise ValueError(f"{field!r} is not an octal number")
-    return int(digits or b"0", 8)
+    return int(digits, 8)
+
+
+def _size(header: bytes, extended: Mapping[str, str]) -> int:
+    """Return the size of a member's data in bytes. An extended header takes precedence."""
+    if "size" in extended:
+        return int(extended["size"])
+    return _number(header[_SIZE_FIELD])
 
 
 def _path(header: bytes) -> str:
+    """Return the path in a header. The format ustar stores its start in another field."""
     path = _text(header[_PATH_FIELD])
     if header[_MAGIC_FIELD] != b"ustar\0":
         return path
@@ -274,7 +300,9 @@ def _path(header: bytes) -> str:
 
 
 def _text(field: bytes) -> str:
-    return field.split(b"\0")[0].decode("utf-8", "backslashreplace")
+    """Return the text in a field, which ends at the first NUL character."""
+    text, _, _padding = field.partition(b"\0")
+    return text.decode("utf-8", "backslashreplace")
 
 
 _BROKEN_RECORD = "a record of the extended header is broken"
@@ -289,7 +317,7 @@ def _records(data: bytes) -> dict[str, str]:
     records: dict[str, str] = {}
     position = 0
     while position < len(data):
-        digits = data[position : position + _MAX_DIGITS].split(b" ")[0]
+        digits, _, _ = data[position : position + _MAX_DIGITS].partition(b" ")
         if not digits.isdigit():
             raise ValueError(_BROKEN_RECORD)
         start = position + len(digits) + 1

@@ -33,8 +33,8 @@ _PAUSE = 0.01  # seconds between two attempts
 def temporary_file(target: str, *, private: bool) -> Generator[tuple[str, BinaryIO]]:
     """Open a new file beside its target until the block ends.
 
-    If `private`, the file has the mode 0600. If the file still has its temporary name at the end of
-    the block, it is removed.
+    If `private` is true, the file has the mode 0600. If the file still has its temporary name at
+    the end of the block, it is removed.
     """
     with _temporary(target, folder=False, private=private) as (path, descriptor):
         assert descriptor is not None
@@ -46,7 +46,8 @@ def temporary_file(target: str, *, private: bool) -> Generator[tuple[str, Binary
 def temporary_folder(target: str, *, private: bool) -> Generator[str]:
     """Make a new folder beside its target.
 
-    If `private`, the folder has the mode 0700. The folder is removed at the end of the block.
+    If `private` is true, the folder has the mode 0700. The folder is removed at the end of the
+    block.
     """
     with _temporary(target, folder=True, private=private) as (path, descriptor):
         try:
@@ -58,6 +59,11 @@ def temporary_folder(target: str, *, private: bool) -> Generator[str]:
 
 @contextmanager
 def _temporary(target: str, *, folder: bool, private: bool) -> Generator[tuple[str, int | None]]:
+    """Make a file, or a folder if `folder` is true, and yield its path and its descriptor.
+
+    The descriptor is None for a folder on a system without locks. The file or folder is removed at
+    the end of the block if it still has this path.
+    """
     parent = os.path.dirname(target)
     sweep(parent)
     mode = 0o700 if private else 0o777
@@ -65,7 +71,8 @@ def _temporary(target: str, *, folder: bool, private: bool) -> Generator[tuple[s
         path = os.path.join(parent, f".nnef_jax-{secrets.token_hex(8)}")
         try:
             descriptor = _create(path, folder, mode)
-            if descriptor is None and fcntl:
+            was_removed = descriptor is None and fcntl is not None
+            if was_removed:
                 continue
             yield path, descriptor
             return
@@ -74,20 +81,22 @@ def _temporary(target: str, *, folder: bool, private: bool) -> Generator[tuple[s
 
 
 def _create(path: str, folder: bool, mode: int) -> int | None:
-    """Make a temporary file, or a folder if `folder`, lock it, and return its descriptor.
+    """Make a temporary file, or a folder if `folder` is true, lock it, and return its descriptor.
 
-    Return None if another process removed it before it was locked.
+    Returns None if another process removed it before it was locked, or for a folder on a system
+    without locks.
     """
     if folder:
         os.mkdir(path, mode)
         if fcntl is None:
             return None
-    try:
-        descriptor = os.open(path, _READ) if folder else os.open(path, _CREATE, mode & 0o666)
-    except FileNotFoundError:
-        if folder:
+        try:
+            descriptor = os.open(path, _READ)
+        except FileNotFoundError:
             return None
-        raise
+    else:
+        mode_without_execution = mode & 0o666
+        descriptor = os.open(path, _CREATE, mode_without_execution)
     try:
         is_locked_by_sweep = _lock(descriptor) is False
         if not is_locked_by_sweep and _is_at(path, descriptor):
@@ -100,9 +109,9 @@ def _create(path: str, folder: bool, mode: int) -> int | None:
 
 
 def _lock(descriptor: int) -> bool | None:
-    """Take a lock on a file or folder.
+    """Try to lock a file or folder.
 
-    Return True if this succeeds, False if another process has the lock, and None if the system has
+    Returns True if this succeeds, False if another process has the lock, and None if the system has
     no locks.
     """
     if fcntl is None:
@@ -117,7 +126,7 @@ def _lock(descriptor: int) -> bool | None:
 
 
 def sweep(folder: str) -> None:
-    """Remove the temporaries in a folder that killed writers of the same user left behind."""
+    """Remove the temporary files and folders that killed writers of this user left in a folder."""
     if fcntl is None:
         return
     try:
@@ -132,23 +141,26 @@ def sweep(folder: str) -> None:
             continue
         try:
             status = os.fstat(descriptor)
-            kind = stat.S_IFMT(status.st_mode)
-            is_ours = kind in (stat.S_IFREG, stat.S_IFDIR) and status.st_uid == os.geteuid()
-            if is_ours and _lock(descriptor):
+            is_of_user = status.st_uid == os.geteuid()
+            is_file_or_folder = stat.S_IFMT(status.st_mode) in (stat.S_IFREG, stat.S_IFDIR)
+            if is_of_user and is_file_or_folder and _lock(descriptor):
                 remove(path)
         finally:
             os.close(descriptor)
 
 
 def remove(path: str) -> None:
-    """Remove a temporary if it exists. Errors are ignored, because the next sweep tries again."""
+    """Remove a temporary file or folder if it exists.
+
+    Errors are ignored, because the next sweep tries again.
+    """
     with suppress(OSError):
         if not stat.S_ISDIR(os.lstat(path).st_mode):
             os.unlink(path)
             return
         os.chmod(path, 0o700)  # The folder may be a replaced one that was read-only.
-        for parent, names, _ in os.walk(path):
-            for name in names:
+        for parent, subfolders, _ in os.walk(path):
+            for name in subfolders:
                 folder = os.path.join(parent, name)
                 if not os.path.islink(folder):
                     os.chmod(folder, 0o700)
@@ -184,6 +196,7 @@ def locked(folder: str) -> Generator[None]:
 
 
 def _is_at(path: str, descriptor: int) -> bool:
+    """Tell whether the file or folder with a descriptor still has the path."""
     try:
         return os.path.samestat(os.fstat(descriptor), os.lstat(path))
     except FileNotFoundError:

@@ -47,6 +47,8 @@ _MAX_WORD = 0xFFFF_FFFF
 
 
 class _ItemType(NamedTuple):
+    """The type of the items in a tensor file."""
+
     name: str
     kind: str  # numpy's kind of number
     quantized: bool
@@ -80,9 +82,9 @@ _WRITABLE = {np.dtype(c) for c in ("?", *np.typecodes["AllInteger"], *"efd")}
 class TensorFile:
     """The array in a tensor file, and the properties of its items.
 
-    `array` is read-only, and a view of the file if possible. Integers that have not 8, 16, 32 or 64
-    bits have the next larger dtype. Quantised items are the stored codes. `quantization` is the
-    algorithm in a provisional header, such as 'linear_quantize(min = -1.0, ...)', or ''.
+    `array` is read-only, and a view of the file if possible. Integers of other widths than 8, 16,
+    32 or 64 bits have the next larger dtype. Quantised items are the stored codes. `quantization`
+    is the algorithm in a provisional header, such as 'linear_quantize(min = -1.0, ...)', or ''.
     """
 
     array: NDArray[Any]
@@ -94,7 +96,7 @@ class TensorFile:
 
 @dataclass(frozen=True, slots=True)
 class FinalHeader:
-    """The fields of an NNEF 1.0 header, unchecked.
+    """The fields of an NNEF 1.0 header. They have not been checked.
 
     `vendor` is 0 for the item types of the standard.
     """
@@ -109,13 +111,15 @@ class FinalHeader:
 
 @dataclass(frozen=True, slots=True)
 class _Header:
+    """The checked fields of a header of either kind."""
+
     dtype: np.dtype[Any]
-    bits: int
+    bits: int  # of an item
     shape: tuple[int, ...]
     quantized: bool
-    start: int
-    length: int | None = None
-    quantization: str = ""
+    start: int  # the number of bytes before the items
+    length: int | None = None  # the number of bytes of the items, if the header has it
+    quantization: str = ""  # the quantisation algorithm in a provisional header
 
 
 def read_tensor(source: files.Readable, *, limits: Limits | None = None) -> NDArray[Any]:
@@ -127,8 +131,8 @@ def read_tensor(source: files.Readable, *, limits: Limits | None = None) -> NDAr
     possible. `limits` bounds the memory that items of unusual widths take when they are unpacked.
 
     Raises `DataError` for a broken file, `UnsupportedError` for an item type that a vendor defines,
-    and `LimitError` for a tensor that takes too much memory. Warns about a file of the Khronos
-    tools from before 2018-10-19, whose header is 4 bytes longer.
+    and `LimitError` for a tensor that takes too much memory. Warns about a file with the header
+    that the Khronos tools wrote before 2018-10-19. This header is 4 bytes longer.
 
     >>> filter = nnef_jax.read_tensor("model/conv1/filter.dat")
     """
@@ -147,7 +151,8 @@ def read_tensor_file(
     header matches the size of the file. `empty` allows extents of 0: the standard forbids them, but
     other programs write them. Raises the errors of `read_tensor`.
     """
-    meter = meter or Meter()
+    if meter is None:
+        meter = Meter()
     if isinstance(source, str | os.PathLike):
         path = os.fsdecode(source)
         name = name or path
@@ -159,18 +164,19 @@ def read_tensor_file(
     header = _read_header(data, name)
     if 0 in header.shape and not empty:
         raise DataError(f"{name}: extents {list(header.shape)}, expected each to be at least 1")
-    items = math.prod(header.shape)
-    size = bitstream.packed_size(items, header.bits)
-    _check_length(data, header, items, size, name)
-    array = _decode(data[header.start : header.start + size], header, items, meter, name)
-    array = shaped(array, header.shape, name)
+    item_count = math.prod(header.shape)
+    size = bitstream.packed_size(item_count, header.bits)
+    _check_length(data, header, item_count, size, name)
+    stored_items = data[header.start : header.start + size]
+    items = _decode(stored_items, header, item_count, meter, name)
+    array = shaped(items, header.shape, name)
     array.setflags(write=False)
     signed = header.dtype.kind in "if"
     return TensorFile(array, header.bits, signed, header.quantized, header.quantization)
 
 
 def shaped(array: NDArray[np.generic], shape: tuple[int, ...], name: str) -> NDArray[Any]:
-    """Return a flat array in the shape `shape`. Raises DataError if numpy cannot hold the shape."""
+    """Reshape a flat array to `shape`. Raises DataError for more axes than numpy allows."""
     try:
         return array.reshape(shape)
     except ValueError as error:
@@ -198,16 +204,21 @@ def _first_word_and_rank(data: memoryview, name: str) -> tuple[int, int]:
 
 
 def _read_header(data: memoryview, name: str) -> _Header:
+    """Return the checked header of a tensor file, of NNEF 1.0 or of the provisional specification.
+
+    Raises DataError for a broken header, and UnsupportedError for an item type of a vendor.
+    """
     first_word, rank = _first_word_and_rank(data, name)
-    # The second of these bytes is the number of bits in a provisional header. In a final header it
-    # is 0, because it is part of an unused extent, or the high byte of the number of bits, which is
-    # below 256.
-    end = _EXTENTS_START + 4 * rank  # the end of the extents
-    if len(data) < end + 4:
+    extents_end = _EXTENTS_START + 4 * rank
+    if len(data) < extents_end + 4:
         raise DataError(f"{name}: the header ends after {len(data)} bytes")
-    code, bits, text_length = struct.unpack_from("<BBH", data, end)
+    # If the header is a provisional one, it has these fields after the extents. In a final header,
+    # `bits` is 0, because the byte is part of an unused extent, or the high byte of the number of
+    # bits, which is below 256.
+    code, bits, text_length = struct.unpack_from("<BBH", data, extents_end)
     shape: tuple[int, ...] = struct.unpack_from(f"<{rank}I", data, _EXTENTS_START)
-    has_provisional_length = first_word == end + 4 + text_length or len(data) < HEADER_SIZE
+    provisional_length = extents_end + 4 + text_length
+    has_provisional_length = first_word == provisional_length or len(data) < HEADER_SIZE
     if bits and has_provisional_length:
         return _provisional_header(data, name, shape, code, bits, text_length)
     header = final_header(data, name)
@@ -230,10 +241,11 @@ def _read_header(data: memoryview, name: str) -> _Header:
 
 def _is_old(data: memoryview, header: FinalHeader) -> bool:
     """Tell whether the header has the surplus word of the Khronos tools from before 2018-10-19."""
+    if header.item_type not in _OLD_TYPES or header.bits % 8:
+        return False
+    surplus_bytes = len(data) - HEADER_SIZE - header.length
     word = bytes(data[HEADER_SIZE : HEADER_SIZE + 4])
-    has_surplus_word = len(data) == HEADER_SIZE + 4 + header.length and word == bytes(4)
-    has_old_type = header.item_type in _OLD_TYPES and header.bits % 8 == 0
-    return has_surplus_word and has_old_type
+    return surplus_bytes == 4 and word == bytes(4)
 
 
 def final_header(data: memoryview, name: str) -> FinalHeader:
@@ -252,10 +264,15 @@ def final_header(data: memoryview, name: str) -> FinalHeader:
 def _provisional_header(
     data: memoryview, name: str, shape: tuple[int, ...], code: int, bits: int, text_length: int
 ) -> _Header:
+    """Return the checked header of a tensor file of the provisional specification.
+
+    `code` is the code of the item type, `bits` is the number of bits of an item, and `text_length`
+    is the length in bytes of the quantisation algorithm. Raises DataError for a broken header.
+    """
     dtype, quantized = _item_type(_PROVISIONAL, code, bits, name)
     text_start = _EXTENTS_START + 4 * len(shape) + 4  # after the type, the bits and the length
     start = text_start + text_length
-    offset = struct.unpack_from("<I", data, 4)[0]
+    (offset,) = struct.unpack_from("<I", data, 4)
     if offset != start:
         raise DataError(f"{name}: offset {offset} of the data, but the header takes {start} bytes")
     if start > len(data):
@@ -266,7 +283,7 @@ def _provisional_header(
         quantization = bytes(data[text_start:start]).decode()
     except UnicodeDecodeError:
         raise DataError(f"{name}: the quantisation algorithm is not UTF-8 text") from None
-    return _Header(dtype, bits, shape, quantized, start, None, quantization)
+    return _Header(dtype, bits, shape, quantized, start, quantization=quantization)
 
 
 def _item_type(
@@ -288,35 +305,42 @@ def _item_type(
 def _dtype(kind: str, bits: int) -> np.dtype[Any] | None:
     """Return the smallest dtype for items with `bits` bits.
 
-    `kind` is numpy's letter for a kind of numbers, such as "f". Return None if items of this kind
+    `kind` is numpy's letter for a kind of numbers, such as "f". Returns None if items of this kind
     cannot have so many bits.
     """
     if kind == "b" and bits in (1, 8):
         return np.dtype(np.bool_)
     if kind == "f" and bits in (16, 32, 64):
         return np.dtype(f"f{bits // 8}")
-    if kind in "iu" and 1 <= bits <= 64:
-        width = next(width for width in (8, 16, 32, 64) if bits <= width)
-        return np.dtype(f"{kind}{width // 8}")
+    if kind in "iu" and bits >= 1:
+        for width in (8, 16, 32, 64):
+            if bits <= width:
+                return np.dtype(f"{kind}{width // 8}")
     return None
 
 
 def _check_length(data: memoryview, header: _Header, items: int, size: int, name: str) -> None:
-    what = f"{items} items of {header.bits} bits take {size} bytes"
+    """Raise DataError if the file has more or fewer bytes than the items take.
+
+    `items` is the number of items, and `size` is the number of bytes that they take.
+    """
+    expected = f"{items} items of {header.bits} bits take {size} bytes"
     if header.length not in (None, size):
         raise DataError(
-            f"{name}: data length {header.length}, but extents are {list(header.shape)}: {what}"
+            f"{name}: data length {header.length}, but extents are {list(header.shape)}: {expected}"
         )
-    surplus = len(data) - header.start - size
-    if surplus < 0:
-        raise DataError(
-            f"{name}: truncated: {len(data) - header.start} bytes follow the header, but {what}"
-        )
-    if surplus > 0:
-        raise DataError(f"{name}: {surplus} bytes too many: {what}")
+    stored_size = len(data) - header.start
+    if stored_size < size:
+        raise DataError(f"{name}: truncated: {stored_size} bytes follow the header, but {expected}")
+    if stored_size > size:
+        raise DataError(f"{name}: {stored_size - size} bytes too many: {expected}")
 
 
 def _decode(data: memoryview, header: _Header, items: int, meter: Meter, name: str) -> NDArray[Any]:
+    """Return the items of a tensor file as a flat array, without a copy if possible.
+
+    `data` has the bytes of the items, and `items` is their number.
+    """
     dtype = header.dtype
     if dtype.kind != "b" and header.bits == dtype.itemsize * 8:
         array = np.frombuffer(data, dtype.newbyteorder("<"))
@@ -371,7 +395,10 @@ def write_tensor(
 def encode_tensor(
     array: ArrayLike, *, bits: int | None = None, quantized: bool = False
 ) -> tuple[bytes, memoryview]:
-    """Return the header and the data that `write_tensor` writes."""
+    """Return the header and the data that `write_tensor` writes.
+
+    `bits` and `quantized` are explained at `write_tensor`.
+    """
     values = numpy_of(array, DataError, "the argument 'array' is no array")
     if values.dtype.name == "bfloat16":
         values = values.astype(np.float32)
@@ -384,9 +411,9 @@ def encode_tensor(
     dtype_bits = 1 if kind == "b" else values.dtype.itemsize * 8
     if bits is None:
         bits = dtype_bits
-    dtype = _dtype(kind, bits)
-    is_other_float = kind == "f" and bits != dtype_bits
-    if dtype is None or is_other_float:
+    stored_dtype = _dtype(kind, bits)
+    is_float_of_other_width = kind == "f" and bits != dtype_bits
+    if stored_dtype is None or is_float_of_other_width:
         raise DataError(f"items of dtype {values.dtype} cannot be stored in {bits} bits")
     if quantized and kind not in "iu":
         raise DataError(f"quantised codes are integers, not of dtype {values.dtype}")
@@ -403,23 +430,31 @@ def encode_tensor(
     extents = (*values.shape, *unused_extents)
     codes = {(type.kind, type.quantized): code for code, type in _FINAL.items()}
     code = codes[kind, quantized]
-    header = _HEADER.pack(_MAGIC, 1, 0, length, values.ndim, *extents, bits, code, 0, 0)
-    return header, _encode(values, dtype, bits)
+    vendor = 0
+    signed = 0  # This field is not used: the code of the item type tells whether items are signed.
+    version = (1, 0)
+    header = _HEADER.pack(
+        _MAGIC, *version, length, values.ndim, *extents, bits, code, vendor, signed
+    )
+    return header, _encode(values, stored_dtype, bits)
 
 
 def _require_range(values: NDArray[Any], bits: int) -> None:
     """Raise DataError unless every integer in an array fits `bits` bits."""
-    low = -(1 << (bits - 1)) if values.dtype.kind == "i" else 0
-    high = low + (1 << bits) - 1
+    is_signed = values.dtype.kind == "i"
+    lowest = -(2 ** (bits - 1)) if is_signed else 0
+    highest = lowest + 2**bits - 1
     least = int(values.min())
-    most = int(values.max())
-    if least < low or most > high:
+    greatest = int(values.max())
+    if least < lowest or greatest > highest:
         raise DataError(
-            f"values from {least} to {most} do not fit {bits} bits, which hold {low} to {high}"
+            f"values from {least} to {greatest} do not fit {bits} bits, which hold {lowest} to "
+            f"{highest}"
         )
 
 
 def _encode(values: NDArray[Any], dtype: np.dtype[np.generic], bits: int) -> memoryview:
+    """Return the bytes of items with `bits` bits each. `dtype` is the smallest dtype for them."""
     flat = values.reshape(-1)
     if values.dtype.kind == "b" and bits == 1:
         return np.packbits(flat).data

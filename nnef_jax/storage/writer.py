@@ -66,10 +66,12 @@ def write_members(
     it holds no other files than graph.nnef, graph.quant, the tensor files of labels in that
     graph.nnef, and files with names of new members (see docs/saving.md).
 
-    Raises FileExistsError for a path that must not be replaced; ArchiveError for a path that ends
-    in .zip or in the ending of another format, and for a member name that leads outside of the
-    container or collides with another; DataError for an array that no tensor file can hold; OSError
-    for a full or read-only disk.
+    Raises:
+        FileExistsError: the path must not be replaced.
+        ArchiveError: the path has the ending .zip or the ending of another format, or the name of a
+            member leads outside of the container, or collides with another name.
+        DataError: no tensor file can hold an array.
+        OSError: the disk is full or read-only.
     """
     target = os.path.abspath(os.fsdecode(path))
     by_name = by_normal_name(members)
@@ -97,7 +99,7 @@ def write_members(
 def _opener_for(path: str) -> _Opener | None:
     """Return the function that opens an archive for writing, by the ending of its path.
 
-    Return None if the path is that of a folder.
+    Returns None if the path is that of a folder.
     """
     for suffixes, opener in _FORMATS.items():
         if path.endswith(suffixes):
@@ -107,19 +109,21 @@ def _opener_for(path: str) -> _Opener | None:
 
 def by_normal_name(members: Mapping[str, Member]) -> dict[str, Member]:
     """Return members by normalised name, sorted. Raises ArchiveError for an unsafe name."""
-    by_name: dict[str, Member] = {}
+    normalised: dict[str, Member] = {}
     for name in sorted(members):
         reason = "is an absolute path" if name.startswith("/") else refusal(name)
         if reason:
             raise ArchiveError(f"member name {name!r} {reason}")
         normal_name = "/".join(split_name(name) or ())
-        if normal_name in by_name:
+        if normal_name in normalised:
             raise ArchiveError(f"there are two members named '{normal_name}'")
-        by_name[normal_name] = members[name]
-    for name in by_name:
-        for folder in sorted(parent_folders(name) & by_name.keys()):
+        normalised[normal_name] = members[name]
+    for name in normalised:
+        folders_that_are_members = parent_folders(name) & normalised.keys()
+        if folders_that_are_members:
+            folder = min(folders_that_are_members)
             raise ArchiveError(f"'{folder}' cannot be a member: '{name}' is below it")
-    return dict(sorted(by_name.items()))
+    return dict(sorted(normalised.items()))
 
 
 def parts_of(member: Member) -> tuple[bytes | memoryview, ...]:
@@ -149,8 +153,9 @@ def write_folder(
 ) -> None:
     """Write members by name as a folder, atomically. The names must be safe.
 
-    An empty folder is replaced. Any other folder is replaced only if `overwrite`, and only if all
-    its files have names of new members or, if `network`, belong to a network.
+    An empty folder is replaced. Any other folder is replaced only if `overwrite` is true, and all
+    its files have names of new members. If `network` is true, the files of a network in the old
+    folder may have other names.
 
     Raises FileExistsError for a folder that may not be replaced, and the errors of `write_members`.
     """
@@ -165,15 +170,17 @@ def write_folder(
         old_folder = target if replaces_folder else None
         with temporaries.temporary_folder(target, private=replaces_folder) as temporary:
             _write_members(temporary, members, old_folder)
-            placing.place_folder(temporary, target, check if overwrite else None)
+            check_of_old_folder = check if overwrite else None
+            placing.place_folder(temporary, target, check_of_old_folder)
 
 
 def check_folder(
     path: str, names: Collection[str], *, overwrite: bool, network: bool = False
 ) -> os.stat_result | None:
-    """Raise the error that `write_folder` would raise before writing; return the old status.
+    """Raise the error that `write_folder` would raise before it writes. Return the old status.
 
-    `names` are the names of the new members. The status is None if there is no old folder.
+    The old status is the status of the old folder, or None if there is none. `names` are the names
+    of the new members. `overwrite` and `network` are explained at `write_folder`.
     """
     placing.require_parent(path)
     target = os.path.abspath(path)
@@ -190,7 +197,7 @@ def check_folder(
 def _write_members(folder: str, members: Mapping[str, Member], old_folder: str | None) -> None:
     """Write members into the new folder `folder`.
 
-    If `old_folder` has a member of the same name, the new file gets the mode of the old file.
+    A new file gets the mode of the file with the same name in `old_folder`, if there is one.
     """
 
     def keep_old_mode(name: str) -> None:
@@ -215,8 +222,9 @@ def _write_members(folder: str, members: Mapping[str, Member], old_folder: str |
 def _check_replaceable(path: str, *, shown: str, names: Collection[str], network: bool) -> None:
     """Raise FileExistsError if a path must not be replaced.
 
-    An input of the same command must not be replaced, and neither may a folder with files that are
-    not in `names`. If `network`, the files of the network in the folder may be replaced too.
+    An input of the same command must not be replaced. A folder must not be replaced if it has files
+    that are not in `names`. If `network` is true, the files of the network in the folder may be
+    replaced too. `shown` is the path in the error.
     """
     protected_files.require_other(path)
     if os.path.islink(path) or not os.path.isdir(path):
@@ -248,21 +256,23 @@ def _other_file(root: str, members: set[str]) -> str:
     `members` and the folders that contain them are expected. Raises FileExistsError for a member
     that is an input of the same command.
     """
-    folders = set[str]().union(*map(parent_folders, members))
+    expected_folders = set[str]().union(*map(parent_folders, members))
     unsearched = [""]
     while unsearched:
         folder = unsearched.pop()
-        temporaries.sweep(os.path.join(root, folder))
-        for entry in sorted(os.listdir(os.path.join(root, folder))):
+        folder_path = os.path.join(root, folder)
+        temporaries.sweep(folder_path)
+        for entry in sorted(os.listdir(folder_path)):
             name = f"{folder}/{entry}" if folder else entry
             path = os.path.join(root, name)
             is_link = os.path.islink(path)
             if os.path.isdir(path) and not is_link:
                 unsearched.append(name)
-                is_expected = name in folders
+                is_expected = name in expected_folders
             else:
                 protected_files.require_other(path)
-                is_expected = name in members or (name in folders and is_link)
+                is_link_for_folder = is_link and name in expected_folders
+                is_expected = is_link_for_folder or name in members
             if not is_expected:
                 return name
     return ""

@@ -36,8 +36,8 @@ _ENCRYPTED = 1  # a bit of a member's flags
 class ZipArchive(PackedArchive[zipfile.ZipInfo]):
     """The members of a zip archive. Folders are left out.
 
-    The checksum of a stored member is compared only if `checked`, since this reads all bytes of the
-    member. The checksum of an inflated member is always compared.
+    The checksum of an inflated member is always compared. The checksum of a stored member is
+    compared only if `checked` is true, since this reads all bytes of the member.
     """
 
     def __init__(
@@ -61,6 +61,7 @@ class ZipArchive(PackedArchive[zipfile.ZipInfo]):
         super().__init__(members, name, graphs)
 
     def _entries(self) -> list[zipfile.ZipInfo]:
+        """Return the entries of the central directory. Raises ArchiveError if it is broken."""
         try:
             with zipfile.ZipFile(_File(self._data, self._name, self._meter)) as file:
                 return file.infolist()
@@ -79,6 +80,7 @@ class ZipArchive(PackedArchive[zipfile.ZipInfo]):
         return self._inflated[member]
 
     def _read(self, member: zipfile.ZipInfo, location: str) -> memoryview:
+        """Return the bytes of a member: a view of the archive, or the inflated bytes."""
         _require_readable(member, location)
         stored = self._stored(member, location)
         if member.compress_type == zipfile.ZIP_DEFLATED:
@@ -91,8 +93,11 @@ class ZipArchive(PackedArchive[zipfile.ZipInfo]):
     def _stored(self, member: zipfile.ZipInfo, location: str) -> memoryview:
         """Return the bytes of a member as they are stored, after the member's header."""
         offset = member.header_offset
-        header = bytes(self._data[offset : offset + _LOCAL.size]) if offset >= 0 else b""
-        if len(header) < _LOCAL.size or not header.startswith(_LOCAL_SIGNATURE):
+        header = b""
+        if offset >= 0:
+            header = bytes(self._data[offset : offset + _LOCAL.size])
+        has_header = len(header) == _LOCAL.size and header.startswith(_LOCAL_SIGNATURE)
+        if not has_header:
             raise ArchiveError(f"'{location}': there is no header at byte {offset} of {self._name}")
         _, name_length, extra_length = _LOCAL.unpack(header)
         start = offset + _LOCAL.size + name_length + extra_length
@@ -102,6 +107,7 @@ class ZipArchive(PackedArchive[zipfile.ZipInfo]):
         return stored
 
     def _inflate(self, data: memoryview, member: zipfile.ZipInfo, location: str) -> memoryview:
+        """Return the inflated bytes of a member, whose compressed bytes are `data`."""
         expanded = bytearray(_PADDING)
         stream = zlib.decompressobj(-zlib.MAX_WBITS)
         self._meter.expand(member.file_size, location)
@@ -110,7 +116,8 @@ class ZipArchive(PackedArchive[zipfile.ZipInfo]):
                 piece = stream.decompress(data[start : start + _PIECE], _MOST)
                 self._meter.spend(PIECE_STEPS + len(piece) // _BYTES_PER_STEP, location)
                 expanded += piece
-                if len(expanded) > _PADDING + member.file_size:
+                is_too_large = len(expanded) > _PADDING + member.file_size
+                if is_too_large:
                     break
         except zlib.error as error:
             raise ArchiveError(f"'{location}': broken compression: {error}") from None
@@ -137,6 +144,7 @@ def _require_readable(member: zipfile.ZipInfo, location: str) -> None:
 
 
 def _check(content: memoryview, member: zipfile.ZipInfo, location: str) -> None:
+    """Raise ArchiveError if a member's bytes have another size or checksum than its entry says."""
     if len(content) != member.file_size or zlib.crc32(content) != member.CRC:
         raise ArchiveError(f"'{location}' is damaged: its checksum differs")
 
@@ -175,6 +183,7 @@ class _File(io.RawIOBase):
     def read(self, size: int = -1) -> bytes:
         end = len(self._data) if size < 0 else self._position + size
         part = self._data[self._position : end]
-        self._meter.spend(len(part) // _ENTRY * MEMBER_STEPS, self._name)
+        most_entries = len(part) // _ENTRY
+        self._meter.spend(most_entries * MEMBER_STEPS, self._name)
         self._position += len(part)
         return bytes(part)

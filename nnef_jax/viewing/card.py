@@ -40,39 +40,50 @@ def card(network: Network) -> str:
     """
     data = page_data(network)
     nodes: list[_Node] = data["nodes"]
-    members: dict[int, list[int]] = {}
-    for index, node in enumerate(nodes[1:], 1):
-        members.setdefault(node["parent"], []).append(index)
-    total_work = max(1, nodes[0]["multiply_adds"])
-    rows_left = _ROWS
-
-    def rows(group: int) -> Iterator[str]:
-        nonlocal rows_left
-        candidates = [i for i in members.get(group, ()) if _is_row(nodes[i])]
-        visible = candidates[:rows_left]
-        rows_left -= len(visible)
-        for index in visible:
-            row = _row(nodes[index], total_work)
-            if nodes[index]["type"] == "operation":
-                yield f'<div class="leaf">{row}</div>'
-            else:
-                yield f"<details><summary>{row}</summary>{''.join(rows(index))}</details>"
-        omitted = len(candidates) - len(visible)
-        if omitted:
-            yield f'<div class="leaf"><small>and {omitted:,} more</small></div>'
-
-    totals = data["totals"]
-    numbers = ("operations", "parameters", "multiply_adds")
-    counts = ", ".join(f"{totals[name]:,} {name.replace('_', '-')}" for name in numbers)
-    lines = [f"<b>{_escaped(data['name'])}</b> <small>{_escaped(data['dialect'])}</small>", counts]
+    counts: list[str] = []
+    for name in ("operations", "parameters", "multiply_adds"):
+        counts.append(f"{data['totals'][name]:,} {name.replace('_', '-')}")
+    title = f"<b>{_escaped(data['name'])}</b> <small>{_escaped(data['dialect'])}</small>"
+    lines = [title, ", ".join(counts)]
     for type in ("input", "state", "output"):
         ports = [node for node in nodes if _is_port(nodes, node, type)]
         if ports:
             lines.append(_escaped(_ports_line(data, type, ports)))
     head = "".join(f"<p>{line}</p>" for line in lines)
-    names = "".join(map(_number, ("parameters", "multiply-adds")))
-    head += f'<div class="leaf"><span class="row"><span></span>{names}</span></div>'
-    return f'<div class="nnef-card"><style>{_STYLE}</style>{head}{"".join(rows(0))}</div>'
+    column_names = _number("parameters") + _number("multiply-adds")
+    columns = f'<div class="leaf"><span class="row"><span></span>{column_names}</span></div>'
+    rows = "".join(_Rows(nodes).of_group(0))
+    return f'<div class="nnef-card"><style>{_STYLE}</style>{head}{columns}{rows}</div>'
+
+
+class _Rows:
+    """The rows of a card, of which at most `_ROWS` are shown."""
+
+    def __init__(self, nodes: list[_Node]) -> None:
+        self._nodes = nodes
+        self._total_work = max(1, nodes[0]["multiply_adds"])
+        self._remaining = _ROWS
+        self._members: dict[int, list[int]] = {}  # by the index of the group
+        for index, node in enumerate(nodes[1:], start=1):
+            self._members.setdefault(node["parent"], []).append(index)
+
+    def of_group(self, group: int) -> Iterator[str]:
+        """Yield the rows of a group's members, and of the groups inside the group, as HTML."""
+        members = self._members.get(group, ())
+        candidates = [index for index in members if _is_row(self._nodes[index])]
+        visible = candidates[: self._remaining]
+        self._remaining -= len(visible)
+        for index in visible:
+            node = self._nodes[index]
+            row = _row(node, self._total_work)
+            if node["type"] == "operation":
+                yield f'<div class="leaf">{row}</div>'
+            else:
+                inner_rows = "".join(self.of_group(index))
+                yield f"<details><summary>{row}</summary>{inner_rows}</details>"
+        omitted = len(candidates) - len(visible)
+        if omitted:
+            yield f'<div class="leaf"><small>and {omitted:,} more</small></div>'
 
 
 def _ports_line(data: _Node, type: str, ports: list[_Node]) -> str:
@@ -80,7 +91,7 @@ def _ports_line(data: _Node, type: str, ports: list[_Node]) -> str:
 
     `type` is "input", "state" or "output", and `ports` are the nodes of this type.
     """
-    names = ", ".join(_name_and_type(data, node) for node in ports[:_PORTS])
+    names = ", ".join([_name_and_type(data, node) for node in ports[:_PORTS]])
     line = f"{type}s: {names}"
     if len(ports) > _PORTS:
         line += f" and {len(ports) - _PORTS:,} more"
@@ -88,6 +99,10 @@ def _ports_line(data: _Node, type: str, ports: list[_Node]) -> str:
 
 
 def _row(node: _Node, total_work: int) -> str:
+    """Return the row of an operation or a group as HTML, with a bar for its share of the work.
+
+    `total_work` is the number of multiply-adds of the network.
+    """
     repeats = f" <small>&times;{node['repeats']}</small>" if "repeats" in node else ""
     name = node.get("module") or node.get("label") or node["name"]
     kind = node.get("kind") or f"{node['operations']:,} operations"
@@ -102,32 +117,44 @@ def _row(node: _Node, total_work: int) -> str:
 
 
 def _count(number: int) -> str:
-    return _number(f"{number:,}" if number else "")
+    """Return the cell of a number. The cell is empty for 0."""
+    text = f"{number:,}" if number else ""
+    return _number(text)
 
 
 def _number(text: str) -> str:
+    """Return the cell of a number's text, which is right-aligned."""
     return f'<span class="number">{text}</span>'
 
 
 def _is_port(nodes: list[_Node], node: _Node, type: str) -> bool:
-    """Tell whether a node is an input, state or output of the network, and not of a body in it."""
-    return node["type"] == type and nodes[node["parent"]].get("by") in ("root", "ports")
+    """Tell whether a node is an input, state or output of the network itself.
+
+    `type` is "input", "state" or "output". Inputs and outputs of the body of a loop do not count.
+    """
+    if node["type"] != type:
+        return False
+    parent = nodes[node["parent"]]
+    return parent.get("by") in ("root", "ports")
 
 
 def _is_row(node: _Node) -> bool:
+    """Tell whether a node is shown as a row: an operation, or a group of operations."""
     return node["type"] in ("group", "operation") and node.get("by") != "ports"
 
 
 def _name_and_type(data: _Node, node: _Node) -> str:
+    """Return the name and the type of an input, state or output."""
     if node["reads"]:
-        _, number = node["reads"][0]
+        _, tensor_index = node["reads"][0]
     else:
-        number = node["writes"][0]
-    tensor = data["tensors"][number]
+        tensor_index = node["writes"][0]
+    tensor = data["tensors"][tensor_index]
     shape = "" if tensor["shape"] is None else show(tensor["shape"])
     return f"{node['name']} {tensor['dtype']}{shape}"
 
 
 def _escaped(text: str) -> str:
-    characters = [c if c.isprintable() else " " for c in text]
+    """Escape a text for HTML. Characters that are not printable become spaces."""
+    characters = [character if character.isprintable() else " " for character in text]
     return html.escape("".join(characters))

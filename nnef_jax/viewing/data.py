@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, TypeVar
 
 import numpy as np
@@ -49,12 +50,10 @@ _COLOURS: Mapping[str, tuple[str, ...]] = {
     "quantization": ("quantize", "quantized_products"),
     "constant": ("generators",),
 }
-_FAMILY_OF = {
-    kind: colour
-    for colour, families in _COLOURS.items()
-    for family in families
-    for kind in FAMILIES[family]
-}
+_FAMILY_OF: dict[str, str] = {}  # by the kind of an operation
+for _colour, _families in _COLOURS.items():
+    for _family in _families:
+        _FAMILY_OF.update(dict.fromkeys(FAMILIES[_family], _colour))
 
 
 def page_data(
@@ -75,6 +74,8 @@ def page_data(
 
 
 class _Page:
+    """The object for JSON while it is built. `data` is the complete object."""
+
     def __init__(
         self,
         network: Network,
@@ -85,21 +86,25 @@ class _Page:
         self.nodes: list[_Node] = []
         self.tensors: list[dict[str, Any]] = []
         self.numbers: dict[Value, int] = {}
-        self.details = _DETAILS
+        self.details = _DETAILS  # the number of characters that may still be added
+        self.bytes = _BYTES  # the number of bytes of arrays that may still be added
         self.fields = fields
-        sizes = {
-            parameter.value: volume(with_ones(parameter.value.type.shape))
-            for parameter in graph.parameters
-        }
-        unused = {
-            parameter.value for parameter in graph.parameters if parameter.label in network.unused
-        }
+        unused: set[Value] = set()
+        unused_items = 0
+        uncounted_sizes: dict[Value, int] = {}
+        for parameter in graph.parameters:
+            value = parameter.value
+            size = volume(with_ones(value.type.shape))
+            if parameter.label in network.unused:
+                unused.add(value)
+                unused_items += size
+            else:
+                uncounted_sizes[value] = size
         # A parameter is counted at the first operation that reads it, as in the summary.
         self.sizes: dict[Operation, int] = {}
-        pending = {value: size for value, size in sizes.items() if value not in unused}
         for operation in graph.operations:
-            self.sizes[operation] = sum(pending.pop(value, 0) for value in operation.reads())
-        self.bytes = _BYTES
+            sizes = [uncounted_sizes.pop(value, 0) for value in operation.reads()]
+            self.sizes[operation] = sum(sizes)
         parameters: list[dict[str, Any]] = []
         for parameter in graph.parameters:
             entry: dict[str, Any] = {
@@ -108,20 +113,20 @@ class _Page:
                 "unused": parameter.value in unused,
             }
             parameters.append(entry | self._values(arrays(parameter.label)))
-        self._add("group", "", None, by="root", label=_shortened(graph.name))
+        self._add("group", "", parent=None, by="root", label=_shortened(graph.name))
         for parent, value in self._with_parents("inputs", graph.inputs):
             self._port("input", value.name, parent, writes=value)
         for parent, state in self._with_parents("states", graph.states):
             node = self._port("state", state.value.name, parent, writes=state.value)
             node |= {"label": _shortened(state.label), "update": self._tensor(state.update)}
-        self._members(tree_of(graph), 0)
+        self._members(tree_of(graph), parent=0)
         outputs = [*zip(graph.output_names, graph.outputs, strict=True)]
         for parent, (name, value) in self._with_parents("outputs", outputs):
             self._port("output", name, parent, reads=value)
         state_items = sum(volume(state.value.type.shape) for state in graph.states)
         totals = {
             **_summed(self.nodes),
-            "unused_parameters": sum(sizes[value] for value in unused),
+            "unused_parameters": unused_items,
             "state": _none_if_unknown(state_items),
             "open_extents": not all(is_known(value.type.shape) for value in graph.inputs),
         }
@@ -157,27 +162,33 @@ class _Page:
             values["npy"] = base64.b64encode(file.getvalue()).decode()
         return values
 
-    def _with_parents(self, what: str, ports: Sequence[_T]) -> Iterator[tuple[int, _T]]:
-        """Yield each port (input, state or output) with the index of its parent node.
+    def _with_parents(self, group_name: str, ports: Sequence[_T]) -> Iterator[tuple[int, _T]]:
+        """Yield pairs of the index of a parent node and a port (input, state or output).
 
         The parent is the root, or a group of ports if there are many. A group is added when its
-        first port is yielded, so that a parent comes before its members.
+        first port is yielded, so that a parent comes before its members. `group_name` is
+        "inputs", "states" or "outputs".
         """
+        root = 0
         if len(ports) <= _PORTS:
-            yield from ((0, port) for port in ports)
+            for port in ports:
+                yield root, port
             return
         group = len(self.nodes)
-        self._add("group", what, 0, by="ports", label=f"{len(ports):,} {what}")
+        self._add("group", group_name, root, by="ports", label=f"{len(ports):,} {group_name}")
         parent = group
+        needs_subgroups = len(ports) > MOST
         for index, port in enumerate(ports):
-            if len(ports) > MOST and index % MOST == 0:
+            starts_subgroup = needs_subgroups and index % MOST == 0
+            if starts_subgroup:
                 last = min(index + MOST, len(ports)) - 1
                 label = f"{index:,} … {last:,}"
                 parent = len(self.nodes)
-                self._add("group", f"{what}/{index}", group, by="ports", label=label)
+                self._add("group", f"{group_name}/{index}", group, by="ports", label=label)
             yield parent, port
 
     def _add(self, type: str, name: str, parent: int | None, **fields: object) -> _Node:
+        """Add a node with the given fields, and return it. `parent` is the index of its parent."""
         node = {"type": type, "name": _shortened(name), "parent": parent, **fields}
         self.nodes.append(node)
         return node
@@ -191,6 +202,7 @@ class _Page:
         reads: Value | None = None,
         writes: Value | None = None,
     ) -> _Node:
+        """Add the node of an input, state or output, which reads or writes a tensor."""
         reads_field: list[Any] = []
         if reads is not None:
             reads_field.append(["", self._tensor(reads)])
@@ -200,36 +212,44 @@ class _Page:
         return self._add(type, name, parent, reads=reads_field, writes=writes_field)
 
     def _members(self, group: Group, parent: int) -> None:
+        """Add the nodes of a group's members. `parent` is the index of the group's node."""
         for member in group.members:
             if isinstance(member, Operation):
                 self._operation(member, parent)
-            elif len(member.members) == 1 and isinstance(member.members[0], Operation):
-                self._operation(member.members[0], parent)["module"] = _shortened(member.module)
-            else:
-                index = len(self.nodes)
-                outer = self.nodes[parent]["name"] if parent else ""
-                path = f"{outer}/{member.label}" if outer else member.label
-                node = self._add(
-                    "group", path, parent, by=member.by, label=_shortened(member.label)
-                )
-                if member.repeats:
-                    node["repeats"] = member.repeats
-                if member.by == "operation":
-                    # The group is shown as its last operation, for which the others prepare
-                    # operands.
-                    main = member.members[-1]
-                    assert isinstance(main, Operation)
-                    node |= {"kind": main.kind, "family": _FAMILY_OF.get(main.kind, "other")}
-                    if member.module:
-                        node["module"] = _shortened(member.module)
-                self._members(member, index)
+                continue
+            first_member = member.members[0]
+            if len(member.members) == 1 and isinstance(first_member, Operation):
+                node = self._operation(first_member, parent)
+                node["module"] = _shortened(member.module)
+                continue
+            self._group(member, parent)
+
+    def _group(self, group: Group, parent: int) -> None:
+        """Add the node of a group, and the nodes of its members."""
+        index = len(self.nodes)
+        parent_path = self.nodes[parent]["name"] if parent else ""
+        path = f"{parent_path}/{group.label}" if parent_path else group.label
+        node = self._add("group", path, parent, by=group.by, label=_shortened(group.label))
+        if group.repeats:
+            node["repeats"] = group.repeats
+        if group.by == "operation":
+            # The group is shown as its last operation, for which the others prepare operands.
+            main = group.members[-1]
+            assert isinstance(main, Operation)
+            node["kind"] = main.kind
+            node["family"] = _FAMILY_OF.get(main.kind, "other")
+            if group.module:
+                node["module"] = _shortened(group.module)
+        self._members(group, index)
 
     def _operation(self, operation: Operation, parent: int) -> _Node:
+        """Add the nodes of an operation and of its body, and return the operation's node."""
         index = len(self.nodes)
         family = "other" if operation.rule else _FAMILY_OF.get(operation.kind, "other")
         reads: list[list[int | str]] = []
         for name, operand in operation.operands:
             reads += map(list, self._operands(name, operand))
+        writes = [self._tensor(value) for value in operation.writes()]
         node = self._add(
             "operation",
             operation.name,
@@ -237,19 +257,23 @@ class _Page:
             kind=_shortened(operation.kind),
             family=family,
             reads=reads,
-            writes=[self._tensor(value) for value in operation.writes()],
+            writes=writes,
             multiply_adds=multiply_adds(operation),
             parameters=self.sizes.get(operation, 0),
         )
         self._describe(node, operation)
         for value in operation.writes():
             node |= self.fields.get(value.name, {})
-        body = next((x for _, x in operation.attributes if isinstance(x, Graph)), None)
-        if body is not None:
-            self._body(operation, body, index)
+        bodies = [value for _, value in operation.attributes if isinstance(value, Graph)]
+        if bodies:
+            self._body(operation, bodies[0], index)
         return node
 
     def _operands(self, name: str, operand: Operand) -> Iterator[tuple[str, int | str]]:
+        """Yield pairs of a name, and the index of a tensor or the text of a literal.
+
+        A tuple of operands is yielded as one pair for each item, with names such as "values[0]".
+        """
         if isinstance(operand, Value):
             yield name, self._tensor(operand)
         elif isinstance(operand, tuple):
@@ -282,23 +306,26 @@ class _Page:
         The ports of the body connect it with the tensors around the operation. `parent` is the
         index of the operation's node.
         """
-        outside = list(operation.reads())
+        operands = list(operation.reads())
         initial = dict(operation.operands).get("initial", ())
         state_count = len(initial) if isinstance(initial, tuple) else 0
-        first_state = len(body.inputs) - state_count
+        first_state = len(body.inputs) - state_count  # States are the last inputs of the body.
         for index, value in enumerate(body.inputs):
-            outer = outside[index] if index < len(outside) else None
-            node = self._port("input", value.name, parent, reads=outer, writes=value)
+            operand = operands[index] if index < len(operands) else None
+            node = self._port("input", value.name, parent, reads=operand, writes=value)
             if index >= first_state:
-                node |= {"type": "state", "label": _shortened(value.name)}
+                node["type"] = "state"
+                node["label"] = _shortened(value.name)
                 node["update"] = self._tensor(body.outputs[index - first_state])
         self._members(tree_of(body), parent)
         results = list(operation.writes())
+        outputs_after_states = body.outputs[state_count:]
         # The operation may have fewer results than its body.
-        for value, result in zip(body.outputs[state_count:], results, strict=False):
+        for value, result in zip(outputs_after_states, results, strict=False):
             self._port("output", result.name, parent, reads=value, writes=result)
 
     def _tensor(self, value: Value) -> int:
+        """Return the index of a tensor in the page. The tensor is added if it is not there yet."""
         if value not in self.numbers:
             self.numbers[value] = len(self.tensors)
             dtype = value.type.dtype
@@ -312,24 +339,28 @@ class _Page:
 def _summed(nodes: list[_Node]) -> dict[str, int]:
     """Add to each group the sums over its members, and return the sums of the root.
 
-    Summed are operations, multiply-adds, parameters and seconds. The error of a group is the
-    largest error of a member.
+    The sums are those of operations, multiply-adds, parameters and seconds. The error of a group is
+    the largest error of a member.
     """
     for node in nodes:
         if node["type"] == "group":
             node |= {"operations": 0, "multiply_adds": 0, "parameters": 0}
-    for node in reversed(nodes):
-        # Members of a body are not counted, because the counts of its operation include them.
-        group = None if node["parent"] is None else nodes[node["parent"]]
-        if group is not None and group["type"] == "group" and node["type"] in _COUNTED:
-            group["operations"] += node.get("operations", 1)
-            group["multiply_adds"] += node["multiply_adds"]
-            group["parameters"] += node["parameters"]
-            if "seconds" in node:
-                group["seconds"] = group.get("seconds", 0.0) + node["seconds"]
-            if "error" in node:
-                group["error"] = max(group.get("error", 0.0), node["error"])
-    return {name: nodes[0][name] for name in ("operations", "parameters", "multiply_adds")}
+    for node in reversed(nodes):  # Members come after their group.
+        if node["parent"] is None or node["type"] not in _COUNTED:
+            continue
+        parent = nodes[node["parent"]]
+        if parent["type"] != "group":
+            # The node is in the body of an operation, whose own counts include it.
+            continue
+        parent["operations"] += node.get("operations", 1)
+        parent["multiply_adds"] += node["multiply_adds"]
+        parent["parameters"] += node["parameters"]
+        if "seconds" in node:
+            parent["seconds"] = parent.get("seconds", 0.0) + node["seconds"]
+        if "error" in node:
+            parent["error"] = max(parent.get("error", 0.0), node["error"])
+    root = nodes[0]
+    return {name: root[name] for name in ("operations", "parameters", "multiply_adds")}
 
 
 _COUNTED = ("group", "operation")
@@ -341,37 +372,45 @@ def _initially_open(nodes: list[_Node]) -> list[int]:
     The groups are opened level by level, until opening the next level would show too many boxes.
     """
     members: dict[int, list[int]] = {}
-    for index, node in enumerate(nodes[1:], 1):
+    for index, node in enumerate(nodes[1:], start=1):
         members.setdefault(node["parent"], []).append(index)
-    opened: list[int] = []
-    shown = len(members.get(0, ()))
-    level = [box for box in members.get(0, ()) if _can_open(nodes[box])]
+    open_groups: list[int] = []
+    boxes = members.get(0, [])  # The boxes of the current level are members of the root.
+    shown_count = len(boxes)
+    level = [box for box in boxes if _can_open(nodes[box])]
     while level:
-        boxes_inside = [box for group in level for box in members[group]]
-        limit = _MOST_INITIAL_BOXES if shown >= _FEW_BOXES else MOST + _FEW_BOXES
-        if shown + len(boxes_inside) > limit:
+        inner_boxes = list(chain.from_iterable(members[group] for group in level))
+        limit = _MOST_INITIAL_BOXES if shown_count >= _FEW_BOXES else MOST + _FEW_BOXES
+        if shown_count + len(inner_boxes) > limit:
             break
-        opened += level
-        shown += len(boxes_inside)
-        level = [box for box in boxes_inside if _can_open(nodes[box])]
-    return opened
+        open_groups += level
+        shown_count += len(inner_boxes)
+        level = [box for box in inner_boxes if _can_open(nodes[box])]
+    return open_groups
 
 
 def _can_open(node: _Node) -> bool:
+    """Tell whether a node is a group that may be open when the page appears."""
     return node["type"] == "group" and node["by"] not in ("operation", "call", "ports")
 
 
 def _file_name(graph: Graph) -> str:
     """Return the name of the network's folder or archive, or '' if it is unknown."""
-    span = next((x.span for x in graph.operations if x.span is not None), None)
-    parts = span.source.name.replace("\\", "/").split("/") if span is not None else []
-    return _shortened(parts[-2]) if len(parts) > 1 else ""
+    for operation in graph.operations:
+        if operation.span is not None:
+            # The source of a document is for example "models/net.tgz/graph.nnef".
+            parts = operation.span.source.name.replace("\\", "/").split("/")
+            return _shortened(parts[-2]) if len(parts) > 1 else ""
+    return ""
 
 
 def _line_of(span: Span) -> tuple[str, str]:
-    line, _ = span.source.position(span.offset)
-    file = span.source.name.replace("\\", "/").rsplit("/", 1)[-1]
-    return f"{_shortened(file)}:{line}", _shortened(span.source.line(line).strip(), _TEXT)
+    """Return the file and line number of a place in a document, and the text of the line."""
+    source = span.source
+    line_number, _column = source.position(span.offset)
+    file_name = source.name.replace("\\", "/").rsplit("/", 1)[-1]
+    text = source.line(line_number).strip()
+    return f"{_shortened(file_name)}:{line_number}", _shortened(text, _TEXT)
 
 
 def _shown(value: object) -> str:
@@ -380,9 +419,13 @@ def _shown(value: object) -> str:
 
 
 def _literal(value: object) -> str:
+    """Return an attribute or a literal in NNEF's syntax. Of a list only some items are shown."""
     if isinstance(value, tuple):
-        items = [_literal(item) for item in value[:_ITEMS]]  # pyright: ignore[reportUnknownArgumentType]
-        return f"[{', '.join(items + ['…'] * (len(value) > _ITEMS))}]"  # pyright: ignore[reportUnknownArgumentType]
+        items: tuple[Any, ...] = value
+        texts = [_literal(item) for item in items[:_ITEMS]]
+        if len(items) > _ITEMS:
+            texts.append("…")
+        return f"[{', '.join(texts)}]"
     if isinstance(value, str):
         return f"'{value[:_TEXT]}'"
     if isinstance(value, bool):
@@ -391,8 +434,10 @@ def _literal(value: object) -> str:
 
 
 def _shortened(text: str, most: int = _NAME) -> str:
-    return text if len(text) <= most else text[: most - 1] + "…"
+    """Cut a text after `most` characters. An ellipsis shows that something is cut off."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def _none_if_unknown(count: int) -> int | None:
+    """Return a number of items, or None if it depends on an open extent."""
     return None if count is UNKNOWN else count

@@ -15,12 +15,13 @@ _Result = Mapping[str, Any]  # the dict that a result's `to_dict()` returns
 
 
 def fields_by_name(profile: object, comparison: object) -> dict[str, dict[str, Any]]:
-    """Return the fields seconds, error and reason of nodes, by the name of a tensor they write.
+    """Return fields of nodes, by the name of a tensor that the node writes.
 
-    `profile` and `comparison` are results, the dicts that their `to_dict()` returns, or None.
-    Raises InputError if a dict has another form.
+    The fields are "seconds" from a profile, and "error" and "reason" from a comparison. `profile`
+    and `comparison` are results, the dicts that their `to_dict()` returns, or None. Raises
+    InputError if a dict has another form.
     """
-    measures: dict[str, dict[str, Any]] = {}
+    fields_by_tensor: dict[str, dict[str, Any]] = {}
     for name, result, fields_in in (
         ("profile", profile, _times),
         ("comparison", comparison, _errors),
@@ -32,11 +33,11 @@ def fields_by_name(profile: object, comparison: object) -> dict[str, dict[str, A
             continue
         try:
             for tensor, fields in fields_in(content):
-                measures.setdefault(tensor, {}).update(fields)
+                fields_by_tensor.setdefault(tensor, {}).update(fields)
         except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
             message = f"the {name} has not the form that its to_dict() returns"
             raise InputError(message, hint=f"give {_SHAPES[name]}") from None
-    return measures
+    return fields_by_tensor
 
 
 _SHAPES = {
@@ -46,15 +47,25 @@ _SHAPES = {
 
 
 def _times(profile: _Result) -> list[tuple[str, Fields]]:
-    rows = [(str(row["name"]), float(row["seconds"])) for row in profile["operations"]]
-    return [(name, {"seconds": x}) for name, x in rows if 0 <= x < math.inf]
+    """Return the names of a profile's operations, each with a dict of its seconds.
+
+    Times that are not finite are left out.
+    """
+    times: list[tuple[str, Fields]] = []
+    for row in profile["operations"]:
+        name = str(row["name"])
+        seconds = float(row["seconds"])
+        if 0 <= seconds < math.inf:
+            times.append((name, {"seconds": seconds}))
+    return times
 
 
 def _errors(comparison: _Result) -> list[tuple[str, Fields]]:
-    """Return the relative error of each tensor of a comparison, and the reason why it differs.
+    """Return the names of a comparison's tensors, each with its relative error and a reason.
 
-    A tensor occurs twice: by its names in the two networks. The relative error is the root mean
-    square of the difference, divided by the root mean square of the tensor.
+    The reason tells why the tensor differs. A tensor occurs twice, since it has a name in each of
+    the two networks. The relative error is the root mean square of the difference, divided by the
+    root mean square of the tensor.
     """
     rows: list[tuple[str, Fields]] = []
     for name, row in comparison["tensors"].items():
@@ -72,6 +83,8 @@ def _errors(comparison: _Result) -> list[tuple[str, Fields]]:
 def _noise_ratio(decibels: float) -> float:
     """Return the relative error for a signal-to-noise ratio in dB.
 
-    The error is infinite if the ratio is below `_LEAST_DECIBELS` or NaN.
+    The error is infinite if the ratio is NaN, or not above `_LEAST_DECIBELS`.
     """
-    return 10 ** (-decibels / 20) if decibels > _LEAST_DECIBELS else math.inf
+    if decibels > _LEAST_DECIBELS:
+        return 10 ** (-decibels / 20)
+    return math.inf

@@ -44,28 +44,32 @@ class OperationUnit:
 
 def units_of(graph: Graph) -> list[OperationUnit]:
     """Return the operations of a graph as units, in an order in which they can be computed."""
-    inputs = {*graph.inputs, *(state.value for state in graph.states)}
-    varying: set[Value] = set(inputs)
-    positions: dict[Operation, int] = {}  # the index of the main operation of the unit
+    inputs = set(graph.inputs)
+    inputs.update(state.value for state in graph.states)
+    dependent_on_inputs: set[Value] = set(inputs)
+    # The position of an operation is the index of the main operation of its unit.
+    positions: dict[Operation, int] = {}
     for index, operation in enumerate(graph.operations):
-        depends_on_input = not varying.isdisjoint(operation.reads())
+        depends_on_input = not dependent_on_inputs.isdisjoint(operation.reads())
         if depends_on_input or not inputs:
-            varying.update(operation.writes())
+            dependent_on_inputs.update(operation.writes())
             positions[operation] = index
     # An operation that depends on no input joins the first operation that reads its results.
     first_readers: dict[Value, int] = {}
     for index, operation in reversed([*enumerate(graph.operations)]):
         if operation not in positions:
-            readers = [
-                first_readers[value] for value in operation.writes() if value in first_readers
-            ]
+            readers: list[int] = []
+            for value in operation.writes():
+                if value in first_readers:
+                    readers.append(first_readers[value])
             positions[operation] = min(readers, default=index)
         position = positions[operation]
         for value in operation.reads():
             first_readers[value] = min(position, first_readers.get(value, position))
     units: dict[int, OperationUnit] = {}
     for operation in graph.operations:
-        units.setdefault(positions[operation], OperationUnit([])).operations.append(operation)
+        unit = units.setdefault(positions[operation], OperationUnit([]))
+        unit.operations.append(operation)
     return [units[position] for position in sorted(units)]
 
 
@@ -83,7 +87,9 @@ def live_counts(units: Sequence[OperationUnit], graph: Graph) -> list[int]:
                 if value in writers:
                     last_readers[value] = index
             writers.update(dict.fromkeys(operation.writes(), index))
-    last_readers |= {value: len(units) for value in graph.outputs if value in writers}
+    for value in graph.outputs:
+        if value in writers:
+            last_readers[value] = len(units)  # An output is live after the last unit too.
     # A tensor is live from the unit after its writer until its last reader.
     changes = [0] * (len(units) + 2)
     for value, last_reader in last_readers.items():
@@ -93,9 +99,10 @@ def live_counts(units: Sequence[OperationUnit], graph: Graph) -> list[int]:
 
 
 def find_modules(units: Sequence[OperationUnit], graph: Graph, live_counts: Sequence[int]) -> None:
-    """Set the path of each unit's module. Units of one fragment call share the start of a path.
+    """Set the path of each unit to the path of its module.
 
-    `live_counts` is the result of the function `live_counts`.
+    Units of one fragment call have paths with a common start. `live_counts` is the result of the
+    function `live_counts` for the units.
     """
     names = ModuleNames(graph)
     paths = [names.by_labels(unit.operations) for unit in units]
@@ -109,54 +116,66 @@ def find_modules(units: Sequence[OperationUnit], graph: Graph, live_counts: Sequ
         if 2 * named_count < len(units):
             return
     spans = _invocations(units)
-    anchors: list[Path | None] = []
+    known_paths: list[Path | None] = []  # of spans
     for start, end in spans:
-        anchors.append(shared_start([path for path in paths[start:end] if path is not None]))
-    span_paths = _paths_of_spans(anchors, spans, live_counts)
+        paths_in_span = [path for path in paths[start:end] if path is not None]
+        known_paths.append(shared_start(paths_in_span))
+    span_paths = _paths_of_spans(known_paths, spans, live_counts)
     for (start, end), span_path in zip(spans, span_paths, strict=True):
-        is_call = end - start > 1
+        has_several_units = end - start > 1
         for index in range(start, end):
-            own_path = paths[index] if is_call else None
+            own_path = paths[index] if has_several_units else None
             units[index].path = span_path if own_path is None else own_path
 
 
 def _paths_by_words(units: Sequence[OperationUnit], graph: Graph) -> list[Path | None]:
     """Return a path for each unit: the words with which the labels of all its parameters begin.
 
-    This is for labels in which "_" separates the names of modules. The path is None if there is
-    none.
+    This is for labels in which "_" separates the names of modules. The path is None if the unit
+    reads no parameter with such a label.
     """
-    labels: dict[Value, Path] = {}
+    words_by_value: dict[Value, Path] = {}
     for parameter in graph.parameters:
-        labels[parameter.value] = tuple(parameter.label.split("_"))[:-1]
+        *words, _last_word = parameter.label.split("_")
+        words_by_value[parameter.value] = tuple(words)
     paths: list[Path | None] = []
     for unit in units:
-        values = [value for operation in unit.operations for value in operation.reads()]
-        paths.append(shared_start([labels[value] for value in values if labels.get(value)]))
+        label_words: list[Path] = []
+        for operation in unit.operations:
+            for value in operation.reads():
+                words = words_by_value.get(value)
+                if words:
+                    label_words.append(words)
+        paths.append(shared_start(label_words))
     return paths
 
 
 def _with_paths_by_name(
     units: Sequence[OperationUnit], by_labels: Sequence[Path | None], names: ModuleNames
 ) -> list[Path | None]:
-    """Return `by_labels`, with further paths that come from the names of operations.
+    """Return the paths `by_labels`, and further paths that come from the names of operations.
 
-    A path from a name is used if the nearest path from labels before or after the operation begins
-    with it.
+    A unit without a path in `by_labels` gets the path in the name of its main operation, but only
+    if the nearest path in `by_labels` before or after the unit begins with this path.
     """
-    before = [*accumulate(by_labels, _latest)]
-    after = [*accumulate(reversed(by_labels), _latest)][::-1]
+    nearest_before = [*accumulate(by_labels, _latest)]
+    nearest_after = [*accumulate(reversed(by_labels), _latest)]
+    nearest_after.reverse()
     paths = [*by_labels]
     for index, unit in enumerate(units):
-        path = None if by_labels[index] else names.by_name(unit.main)
-        if path is not None:
-            neighbours = [p for p in (before[index], after[index]) if p is not None]
-            if any(neighbour[: len(path)] == path for neighbour in neighbours):
+        if by_labels[index]:
+            continue
+        path = names.by_name(unit.main)
+        if path is None:
+            continue
+        for neighbour in (nearest_before[index], nearest_after[index]):
+            if neighbour is not None and neighbour[: len(path)] == path:
                 paths[index] = path
     return paths
 
 
 def _latest(last: Path | None, path: Path | None) -> Path | None:
+    """Return `path`, or the last path if there is none."""
     return path or last
 
 
@@ -166,59 +185,71 @@ def _are_distinctive(paths: Sequence[Path | None]) -> bool:
 
 
 def _invocations(units: Sequence[OperationUnit]) -> list[tuple[int, int]]:
-    """Return ranges (start, end) of units.
+    """Divide the units into ranges (start, end).
 
-    Consecutive units of the same call form a range, and a unit without a call is a range of its
-    own.
+    Consecutive units of the same outermost call form a range. A unit without a call is a range by
+    itself.
     """
     spans: list[tuple[int, int]] = []
+    last_call: tuple[Call, ...] = ()
     for index, unit in enumerate(units):
-        if spans and unit.calls and units[index - 1].calls[:1] == unit.calls[:1]:
-            spans[-1] = spans[-1][0], index + 1
+        call = unit.calls[:1]  # the outermost call, or () without a call
+        if call and call == last_call:
+            start, _ = spans.pop()
+            spans.append((start, index + 1))
         else:
             spans.append((index, index + 1))
+        last_call = call
     return spans
 
 
 def _paths_of_spans(
-    anchors: Sequence[Path | None], spans: Sequence[tuple[int, int]], live_counts: Sequence[int]
+    known_paths: Sequence[Path | None],
+    spans: Sequence[tuple[int, int]],
+    live_counts: Sequence[int],
 ) -> list[Path]:
-    """Return the module's path of each span, a range of units (start, end).
+    """Return the path of the module of each span, which is a range of units (start, end).
 
-    `anchors` are the paths that are known. A span without a path takes the start of the path before
-    or after it, or the common start of both paths.
+    `known_paths` has the path of a span, or None if it is not known. A span without a path takes
+    the start of the path before or after it, or the common start of these two paths.
     """
-    indices = [index for index, path in enumerate(anchors) if path is not None]
-    paths = [path or () for path in anchors]
-    for before, after in pairwise([-1, *indices, len(anchors)]):
-        is_gap = after > before + 1
-        if not is_gap:
+    span_count = len(spans)
+    known_indices = [index for index, path in enumerate(known_paths) if path is not None]
+    paths = [path or () for path in known_paths]
+    for before, after in pairwise([-1, *known_indices, span_count]):
+        first_unknown = before + 1
+        if first_unknown == after:  # There is no span between two known paths.
             continue
-        left = paths[before] if before >= 0 else ()
-        right = paths[after] if after < len(anchors) else ()
-        cuts = range(before + 1, after + 1)
+        path_before = paths[before] if before >= 0 else ()
+        path_after = paths[after] if after < span_count else ()
+        # The spans before the cut belong to the path before them, and the others to the path after.
+        cuts = range(first_unknown, after + 1)
         counts: dict[int, int] = {}  # the number of live tensors, by cut
         for cut in cuts:
-            counts[cut] = live_counts[spans[cut][0]] if cut < len(spans) else live_counts[-1]
+            if cut < span_count:
+                first_unit, _ = spans[cut]
+                counts[cut] = live_counts[first_unit]
+            else:
+                counts[cut] = live_counts[-1]
         # Between two paths, the last of equally narrow cuts is taken, so that an activation after a
         # sum belongs to the block before the cut. After the last path, the first of equally narrow
         # cuts is taken.
-        order = cuts if after == len(anchors) else reversed(cuts)
-        cut = min(order, key=counts.__getitem__)
-        shared_length = len(shared_start([left, right]) or ())
-        for index in range(before + 1, after):
-            path = left if index < cut else right
+        order = cuts if after == span_count else reversed(cuts)
+        narrowest_cut = min(order, key=counts.__getitem__)
+        shared_length = len(shared_start([path_before, path_after]) or ())
+        for index in range(first_unknown, after):
+            path = path_before if index < narrowest_cut else path_after
             paths[index] = _numbered_start(path, shared_length)
     return paths
 
 
 def _numbered_start(path: Path, shared_length: int) -> Path:
-    """Return the longest proper start of a path that ends in a numbered module, such as "blocks.3".
+    """Cut a path after its last numbered module, such as the "3" in "blocks.3.attention".
 
-    If no such start has more than `shared_length` modules, return the first `shared_length`
-    modules.
+    The last name in the path does not count. The result has at least `shared_length` names.
     """
     for length in range(len(path) - 1, shared_length, -1):
-        if _ENDS_IN_NUMBER.fullmatch(path[length - 1]):
+        last_name = path[length - 1]
+        if _ENDS_IN_NUMBER.fullmatch(last_name):
             return path[:length]
     return path[:shared_length]

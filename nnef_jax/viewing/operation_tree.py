@@ -16,8 +16,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lowering.graph import Graph, Operation
-from nnef_jax.parameters.module_names import Path
+from lowering.graph import Call, Graph, Operation
+from nnef_jax.parameters.module_names import Path, shared_start
 from nnef_jax.viewing.modules import OperationUnit, find_modules, live_counts, units_of
 
 MOST = 60  # the largest number of members of a group
@@ -32,7 +32,7 @@ By = Literal["root", "module", "call", "operation", "repetition", "range"]
 
 @dataclass(eq=False)
 class Group:
-    """A group of operations and inner groups, with a label. `by` is the kind of the group."""
+    """A group of operations and inner groups, with a label. `by` tells why they form a group."""
 
     label: str
     by: By
@@ -59,14 +59,14 @@ def tree_of(graph: Graph) -> Group:
     units = units_of(graph)
     counts = live_counts(units, graph)
     find_modules(units, graph, counts)
-    members = _members_in_range(units, _keys(units), 0, len(units), 0)
-    root = Group(graph.name, "root", members, 0)
+    members = _members_in_range(units, _keys(units), start=0, end=len(units), depth=0)
+    root = Group(graph.name, "root", members, start=0)
     _Folding(counts).fold(root)
     return root
 
 
 def _keys(units: Sequence[OperationUnit]) -> list[tuple[_Key, ...]]:
-    """Return, for each unit, the modules and calls that contain it, outermost first.
+    """Return, for each unit, the keys of the modules and calls that contain it, outermost first.
 
     There are at most `_DEEPEST` keys for a unit. A call comes after the modules that contain all
     units of the call.
@@ -74,6 +74,7 @@ def _keys(units: Sequence[OperationUnit]) -> list[tuple[_Key, ...]]:
     keys: list[list[_Key]] = [[] for _ in units]
 
     def add_modules(index: int, names: Path) -> None:
+        """Add the keys of modules to the keys of the unit with an index."""
         keys[index] += [_Key("module", name, name) for name in names]
 
     def add_keys(start: int, end: int, used: int, depth: int) -> None:
@@ -81,23 +82,24 @@ def _keys(units: Sequence[OperationUnit]) -> list[tuple[_Key, ...]]:
 
         The first `used` modules of each unit's path are keys already.
         """
-        stretches = groupby(range(start, end), key=lambda i: units[i].calls[depth : depth + 1])
-        for calls, stretch in stretches:
-            indices = list(stretch)
-            if not calls or depth == _DEEPEST:
-                for i in indices:
-                    add_modules(i, units[i].path[used:])
-                continue
-            paths = [units[i].path for i in indices]
-            shared = min(map(len, paths))
-            while len({path[:shared] for path in paths}) > 1:
-                shared -= 1
-            for i in indices:
-                add_modules(i, units[i].path[used:shared])
-                keys[i].append(_Key("call", calls[0].fragment, calls[0]))
-            add_keys(indices[0], indices[-1] + 1, max(used, shared), depth + 1)
 
-    add_keys(0, len(units), 0, 0)
+        def call_at_depth(index: int) -> tuple[Call, ...]:
+            return units[index].calls[depth : depth + 1]
+
+        for calls, indices_of_call in groupby(range(start, end), key=call_at_depth):
+            indices = list(indices_of_call)
+            if not calls or depth == _DEEPEST:
+                for index in indices:
+                    add_modules(index, units[index].path[used:])
+                continue
+            (call,) = calls
+            shared_length = len(shared_start([units[index].path for index in indices]) or ())
+            for index in indices:
+                add_modules(index, units[index].path[used:shared_length])
+                keys[index].append(_Key("call", call.fragment, call))
+            add_keys(indices[0], indices[-1] + 1, max(used, shared_length), depth + 1)
+
+    add_keys(start=0, end=len(units), used=0, depth=0)
     return [tuple(unit_keys[:_DEEPEST]) for unit_keys in keys]
 
 
@@ -108,21 +110,30 @@ def _members_in_range(
     end: int,
     depth: int,
 ) -> list[Group | Operation]:
+    """Return the members of a group that contains the units from `start` to `end`.
+
+    The first `depth` keys of these units belong to the group and to the groups around it.
+    """
+
+    def key_at_depth(index: int) -> tuple[_Key, ...]:
+        return keys[index][depth : depth + 1]
+
     members: list[Group | Operation] = []
-    stretches = groupby(range(start, end), key=lambda i: keys[i][depth : depth + 1])
-    for keys_at_depth, stretch in stretches:
-        indices = list(stretch)
-        if not keys_at_depth:
-            members += [_unit_member(units[i], i) for i in indices]
+    for group_keys, indices_of_group in groupby(range(start, end), key=key_at_depth):
+        indices = list(indices_of_group)
+        if not group_keys:
+            members += [_unit_member(units[index], index) for index in indices]
             continue
-        (key,) = keys_at_depth
-        first = indices[0]
-        inner = _members_in_range(units, keys, first, indices[-1] + 1, depth + 1)
-        members.append(_unless_single(Group(key.label, key.by, inner, first)))
+        (key,) = group_keys
+        first_unit = indices[0]
+        inner_members = _members_in_range(units, keys, first_unit, indices[-1] + 1, depth + 1)
+        group = Group(key.label, key.by, inner_members, first_unit)
+        members.append(_unless_single(group))
     return members
 
 
 def _unit_member(unit: OperationUnit, index: int) -> Group | Operation:
+    """Return a unit with the index `index` as a member of a group."""
     if len(unit.operations) == 1:
         return unit.main
     by = "operation" if len(unit.operations) <= MOST else "range"
@@ -130,7 +141,10 @@ def _unit_member(unit: OperationUnit, index: int) -> Group | Operation:
 
 
 def _unless_single(group: Group) -> Group | Operation:
-    """Return a group, or, if the group has only one member, this member."""
+    """Return a group of several members unchanged, and the only member of any other group.
+
+    The member gets a label that contains the label of the group.
+    """
     if len(group.members) > 1:
         return group
     (member,) = group.members
@@ -138,8 +152,10 @@ def _unless_single(group: Group) -> Group | Operation:
         # The box of a single operation has the name of its call or module.
         return Group(member.name, "operation", [member], group.start, module=group.label)
     if member.by == "operation":
-        name = group.label if group.by == "module" else ""
-        member.module = ".".join(filter(None, (name, member.module)))
+        names = [member.module]
+        if group.by == "module":
+            names.insert(0, group.label)
+        member.module = ".".join([name for name in names if name])
     elif group.by == member.by == "module":
         member.label = f"{group.label}.{member.label}"
     elif group.by == "module":
@@ -148,7 +164,7 @@ def _unless_single(group: Group) -> Group | Operation:
 
 
 class _Folding:
-    """The folding of a tree, which makes groups until each group has a bounded number of members.
+    """Folds a tree: makes groups until each group has a bounded number of members.
 
     The innermost groups are folded first. Repeated members become groups.
     """
@@ -158,6 +174,7 @@ class _Folding:
         self.numbers: dict[object, int] = {}  # numbers of structures
 
     def fold(self, group: Group) -> None:
+        """Change a group and the groups inside it, until none of them has too many members."""
         for member in group.members:
             if isinstance(member, Group):
                 self.fold(member)
@@ -181,21 +198,31 @@ class _Folding:
         return self._number(member.kind)
 
     def _number(self, structure: object) -> int:
+        """Return the number of a structure. Equal structures have equal numbers."""
         return self.numbers.setdefault(structure, len(self.numbers))
 
     def _start_of(self, group: Group) -> Callable[[int], int]:
         """Return a function from the index of a member to the index of its first unit."""
         starts: list[int] = []
-        unit = group.start
+        next_unit = group.start
         for member in group.members:
             if isinstance(member, Group):
-                unit = member.start
-            starts.append(unit)
-            unit += _units_in(member)
-        last = len(self.live_counts) - 1  # Several operations may share a unit.
-        return lambda index: min(starts[index], last)
+                next_unit = member.start
+            starts.append(next_unit)
+            next_unit += _units_in(member)
+        last_unit = len(self.live_counts) - 1
+
+        def start_of(index: int) -> int:
+            # Several operations may share a unit, so the counted units may be too many.
+            return min(starts[index], last_unit)
+
+        return start_of
 
     def _wrap_repetitions(self, group: Group) -> None:
+        """Replace repeated members of a group by a group of them, while there are too many members.
+
+        If the repeated sequence has several members, each of its repetitions becomes a group too.
+        """
         for _ in range(MOST):
             if len(group.members) <= MOST:
                 return
@@ -213,9 +240,9 @@ class _Folding:
             wrapper = Group(_from_to(members), "repetition", members, start_of(first))
             if period > 1:
                 blocks: list[Group] = []
-                for number, i in enumerate(range(first, end, period), 1):
-                    block_members = group.members[i : i + period]
-                    block = Group(f"#{number}", "repetition", block_members, start_of(i))
+                for number, block_start in enumerate(range(first, end, period), start=1):
+                    block_members = group.members[block_start : block_start + period]
+                    block = Group(f"#{number}", "repetition", block_members, start_of(block_start))
                     self.fold(block)
                     blocks.append(block)
                 wrapper.label = f"{_size(blocks[0])} operations"
@@ -226,21 +253,22 @@ class _Folding:
     def _blocks_range(
         self, repetition: _Repetition, start_of: Callable[[int], int]
     ) -> tuple[int, int]:
-        """Return the range (first, end) of the members that the whole blocks of a repetition cover.
+        """Return the range (first, end) of the members that are in complete blocks of a repetition.
 
         A block has as many members as the period. The first block starts at the member before which
         the fewest tensors are live, but so early that at least two blocks fit.
         """
         start, period, length = repetition
-        shifts = range(min(period, length - 2 * period + 1))
-        shift = min(shifts, key=lambda i: self.live_counts[start_of(start + i)])
+        shift_count = min(period, length - 2 * period + 1)
+        live_counts = [self.live_counts[start_of(start + shift)] for shift in range(shift_count)]
+        shift = live_counts.index(min(live_counts))
         block_count = (length - shift) // period
         first = start + shift
         return first, first + block_count * period
 
 
 class _Repetition(NamedTuple):
-    """A range of members that repeats: each member equals the one that is `period` before it."""
+    """A range of members that repeats: each equals the member that is `period` places before it."""
 
     start: int
     period: int
@@ -248,29 +276,35 @@ class _Repetition(NamedTuple):
 
 
 def _longest_repetition(signatures: NDArray[np.int64]) -> _Repetition | None:
-    """Return the longest range of signatures that repeats with a period, or None."""
-    best: _Repetition | None = None
-    longest = int(len(signatures) * _SMALLEST_SHARE)
-    for period in range(1, min(len(signatures) // 2, _LONGEST_PERIOD) + 1):
+    """Return the longest range of signatures that repeats with a period, or None.
+
+    A repetition that covers only a small share of the signatures does not count.
+    """
+    longest_repetition: _Repetition | None = None
+    most_repeated = int(len(signatures) * _SMALLEST_SHARE)
+    longest_period = min(len(signatures) // 2, _LONGEST_PERIOD)
+    for period in range(1, longest_period + 1):
         is_repeated = signatures[period:] == signatures[:-period]
-        # Each stretch of True lies between a bound with an even index and the next bound.
+        # The bounds of stretches of True are the start and the end of the first one, and so on.
         (bounds,) = np.diff(is_repeated, prepend=False, append=False).nonzero()
-        lengths = bounds[1::2] - bounds[::2]
-        length = int(lengths.max(initial=0))
-        if length >= period and length > longest:
-            longest = length
-            start = int(bounds[2 * lengths.argmax()])
-            best = _Repetition(start, period, length + period)
-    return best
+        starts = bounds[::2]
+        ends = bounds[1::2]
+        lengths = ends - starts
+        repeated = int(lengths.max(initial=0))
+        if repeated >= period and repeated > most_repeated:
+            most_repeated = repeated
+            start = int(starts[lengths.argmax()])
+            longest_repetition = _Repetition(start, period, repeated + period)
+    return longest_repetition
 
 
 def _ranges(members: list[Group | Operation], start_of: Callable[[int], int]) -> list[Group]:
-    """Cut a long row of members into ranges of about equal length.
+    """Divide many members into ranges of about equal length, and return these as groups.
 
     `start_of` is a function from the index of a member to the index of its first unit.
     """
-    count = max(2, ceil(len(members) / _RANGE_LENGTH))
-    bounds = [len(members) * i // count for i in range(count + 1)]
+    range_count = max(2, ceil(len(members) / _RANGE_LENGTH))
+    bounds = [len(members) * number // range_count for number in range(range_count + 1)]
     ranges: list[Group] = []
     for start, end in pairwise(bounds):
         range_members = members[start:end]
@@ -279,10 +313,12 @@ def _ranges(members: list[Group | Operation], start_of: Callable[[int], int]) ->
 
 
 def _from_to(members: Sequence[Group | Operation]) -> str:
+    """Return the label of a group: the labels of its first and its last member."""
     return f"{_label_of(members[0])} … {_label_of(members[-1])}"
 
 
 def _label_of(member: Group | Operation) -> str:
+    """Return the label of a group, or the name of an operation."""
     return member.label if isinstance(member, Group) else member.name
 
 
@@ -292,6 +328,7 @@ def _size(member: Group | Operation) -> int:
 
 
 def _units_in(member: Group | Operation) -> int:
+    """Return the number of units in a group, or 1 for an operation, which counts as a unit."""
     if isinstance(member, Operation) or member.by == "operation":
         return 1
     return sum(map(_units_in, member.members))

@@ -70,7 +70,7 @@ def view(
     comparison: Comparison | Mapping[str, object] | None = None,
     overwrite: bool = False,
 ) -> Page:
-    """Show a network as a page: its graph, folded, with shapes, attributes, weights and work.
+    """Show the graph of a network as a page, with shapes, attributes, weights and work.
 
     >>> nnef_jax.view("net.nnef.tgz", "net.html")
     >>> nnef_jax.view(model)                         # in a notebook
@@ -79,9 +79,9 @@ def view(
         network: a model, or a source that `load` reads.
         output: the file to write. This file needs no other file, and no connection.
         profile: a result of `nnef_jax.profile`, or a dict `{"operations": [{"name": ..., "seconds":
-            ...}, ...]}`, by whose times operations are coloured.
-        comparison: a result of `nnef_jax.analysis.compare`, or its `to_dict()`, by whose errors
-            operations are coloured.
+            ...}, ...]}`. Operations are coloured by its times.
+        comparison: a result of `nnef_jax.analysis.compare`, or its `to_dict()`. Operations are
+            coloured by its errors.
         overwrite: whether an existing file is replaced; otherwise it raises FileExistsError. The
             files of the network are never replaced.
 
@@ -101,20 +101,23 @@ def view(
 def page_of(
     source: Model | Network | Source, *, profile: object = None, comparison: object = None
 ) -> Page:
-    """Return the page of a model, a network, or a source to read."""
+    """Return the page of a model, a network, or a source to read.
+
+    `profile` and `comparison` are explained at `view`.
+    """
     fields = fields_by_name(profile, comparison)
     if isinstance(source, Model):
         network = network_of(source)
-        array_of = stored_or_types(source).get
+        arrays = stored_or_types(source)
     else:
         network = source if isinstance(source, Network) else read(source, outline=True)
-        array_of = network.data.get
+        arrays = network.data
 
-    def readable(label: str) -> Any:
-        array = array_of(label)
+    def readable_array(label: str) -> Any:
+        array = arrays.get(label)
         return array if has_values(array) else None
 
-    data = page_data(network, readable, fields)
+    data = page_data(network, readable_array, fields)
     if fields and not data["coloured_by"]:
         names = listed([name[:60] for name in fields])
         message = f"the profile or comparison names no operation of '{network.graph.name:.60}'"
@@ -125,10 +128,12 @@ def page_of(
 
 @cache
 def _asset(name: str) -> str:
+    """Return the text of a file in the folder `assets`."""
     return files("nnef_jax.viewing").joinpath("assets", name).read_text(encoding="utf-8")
 
 
 def _html(data: Mapping[str, Any]) -> str:
+    """Return the page for the data of a network as HTML, with its styles and scripts."""
     dagre = _asset("dagre.min.js").replace("//# sourceMappingURL=dagre.min.js.map", "")
     notice = f"/*! @dagrejs/dagre 3.1.3\n{_asset('dagre.LICENSE')}*/\n"
     script = "\n".join(_asset(f"{name}.js") for name in _SCRIPTS)
@@ -143,14 +148,17 @@ def _html(data: Mapping[str, Any]) -> str:
         f"style-src {hashes['style']}; script-src {hashes['dagre']} {hashes['script']}"
     )
     # The text contains no <, > or &, so that names from the network cannot end the script element.
-    text = json.dumps(data, allow_nan=False, separators=(",", ":"))
+    json_text = json.dumps(data, allow_nan=False, separators=(",", ":"))
     for character in "<>&":
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    title = "".join([c if c.isprintable() else " " for c in data["name"]])
-    page = Template(_asset("page.html"))
-    fields = {"data": text, "policy": policy, "title": html.escape(title), "version": __version__}
-    return page.substitute(parts, **fields)
+        json_text = json_text.replace(character, f"\\u{ord(character):04x}")
+    title = "".join([character if character.isprintable() else " " for character in data["name"]])
+    template = Template(_asset("page.html"))
+    return template.substitute(
+        parts, data=json_text, policy=policy, title=html.escape(title), version=__version__
+    )
 
 
 def _sha256(text: str) -> str:
-    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+    """Return the sha256 of a text in base64, as a content security policy has it."""
+    digest = hashlib.sha256(text.encode()).digest()
+    return base64.b64encode(digest).decode()

@@ -14,7 +14,12 @@ def printable(line: str) -> str:
 
 
 def _escaped(character: str) -> str:
+    """Return a printable character unchanged, and another one as its escapes in JSON."""
     if character.isprintable():
         return character
-    units = character.encode("utf-16-be", "surrogatepass")
-    return "".join(f"\\u{units[i : i + 2].hex()}" for i in range(0, len(units), 2))
+    code_units = character.encode("utf-16-be", "surrogatepass")  # of two bytes each
+    escapes: list[str] = []
+    for start in range(0, len(code_units), 2):
+        code_unit = code_units[start : start + 2]
+        escapes.append(f"\\u{code_unit.hex()}")
+    return "".join(escapes)

@@ -15,8 +15,8 @@ _LISTED = 20
 def listed(names: Names) -> str:
     """Return a text that lists at most 20 names, and says how many more there are."""
     text = ", ".join(islice(names, _LISTED))
-    more = len(names) - _LISTED
-    return f"{text} and {more} more" if more > 0 else text
+    hidden_count = len(names) - _LISTED
+    return f"{text} and {hidden_count} more" if hidden_count > 0 else text
 
 
 def did_you_mean(
@@ -24,15 +24,25 @@ def did_you_mean(
 ) -> str:
     """Return a hint such as "did you mean 'relu' or 'elu'?", or '' if no name is similar.
 
-    Comparing names costs steps of the meter. Names for which the steps do not suffice are left out.
+    Args:
+        name: the unknown name.
+        names: collections of names that exist.
+        meter: a meter whose steps the comparisons cost. If the steps do not suffice for all names,
+            the remaining names are left out.
+        most: the largest number of names in the hint.
+        cutoff: the least similarity of a name in the hint, from 0 to 1.
     """
-    meter = meter or Meter()
+    if meter is None:
+        meter = Meter()
     if not meter.try_spend(sum(map(len, names))):
         return ""
     compared: list[str] = []
-    for other in chain(*names):
-        if not meter.try_spend(len(name) * len(other) // COMPARISONS_PER_STEP):
+    for candidate in chain(*names):
+        comparisons = len(name) * len(candidate)
+        if not meter.try_spend(comparisons // COMPARISONS_PER_STEP):
             break
-        compared.append(other)
+        compared.append(candidate)
     matches = difflib.get_close_matches(name, compared, n=most, cutoff=cutoff)
-    return f"did you mean {' or '.join(map(repr, matches))}?" if matches else ""
+    if not matches:
+        return ""
+    return f"did you mean {' or '.join(map(repr, matches))}?"
